@@ -1,0 +1,50 @@
+# `make` alone lists the targets.
+
+PYTHON ?= python3
+EXTRAS := gevent,fast,dev,loadtest,test
+PIP := .venv/bin/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: help install run test check loadtest constraints clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+
+install: .venv/installed ## make .venv with all that running, testing and load testing need
+
+run: install ## run everything on this machine, nothing to install first (ARGS="...")
+	.venv/bin/gateway dev $(ARGS)
+
+test: install ## install missing servers, then lint and test (ARGS="...")
+	tests/install-servers.sh
+	$(MAKE) check
+	REQUIRE_SERVERS=1 .venv/bin/python -m pytest $(ARGS)
+
+check: install ## lint
+	.venv/bin/ruff check .
+
+loadtest: install ## compare the strategies (ARGS="...")
+	tests/install-servers.sh
+	PATH="$(CURDIR)/.venv/bin:$$PATH" loadtest/run.sh $(ARGS)
+
+constraints: .venv/bin/python ## write constraints.txt anew, from the newest versions
+	rm -rf build/constraints
+	.venv/bin/python -m venv build/constraints
+	build/constraints/bin/python -m pip --disable-pip-version-check --quiet install \
+	  --upgrade --upgrade-strategy eager --editable '.[$(EXTRAS)]'
+	{ echo '# Exact versions of everything that .venv holds; written by `make constraints`.'; \
+	  build/constraints/bin/python -m pip freeze --all --exclude pip --exclude celery-gateway; \
+	} > constraints.txt
+	rm -rf build/constraints
+
+clean: ## remove what was made here, .venv included
+	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo 'Python 3.11 or newer is needed; name one with: make PYTHON=/path/to/python3' >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+
+.venv/installed: .venv/bin/python setup.cfg constraints.txt
+	$(PIP) install --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $@

@@ -1,0 +1,72 @@
+"""Health, readiness and metrics, on a port of their own.
+
+GET /healthz: 200 where every child's loop answers within a second, else 503.
+GET /readyz: 200 where any child has its broker and results and is not draining, else 503;
+    JSON: ``{"ready": true, "children": [{"pid": 7, "broker": "", "results": ""}]}``, where a
+    text says what is wrong.
+GET /metrics: Prometheus' text format, all processes added up.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+from tornado.httpserver import HTTPServer
+from tornado.web import Application, RequestHandler
+
+from gateway.metrics import expose
+
+if TYPE_CHECKING:
+    from gateway.supervisor import Supervisor
+
+
+def admin_server(supervisor: Supervisor, sockets: list[socket.socket]) -> HTTPServer:
+    """Serve the admin pages on `sockets`, which are bound and listening."""
+    to = {"supervisor": supervisor}
+    server = HTTPServer(
+        Application(
+            [("/healthz", Health, to), ("/readyz", Readiness, to), ("/metrics", Exposition, to)],
+            log_function=lambda handler: None,
+        )
+    )
+    server.add_sockets(sockets)
+    return server
+
+
+class _Page(RequestHandler):
+    def initialize(self, supervisor: Supervisor) -> None:
+        self.supervisor = supervisor
+
+
+class Health(_Page):
+    async def get(self) -> None:
+        answers = await self.supervisor.ask()
+        alive = bool(answers) and None not in answers
+        self.set_status(200 if alive else 503)
+        self.write({"healthy": alive, "children": len(answers)})
+
+
+class Readiness(_Page):
+    async def get(self) -> None:
+        children = list(self.supervisor.children)
+        answers = await self.supervisor.ask()
+        ready = not self.supervisor.draining and any(
+            checks is not None and not any(checks.values()) for checks in answers
+        )
+        self.set_status(200 if ready else 503)
+        self.write(
+            {
+                "ready": ready,
+                "children": [
+                    {"pid": child.pid, **(checks if checks is not None else {"loop": "no answer"})}
+                    for child, checks in zip(children, answers)
+                ],
+            }
+        )
+
+
+class Exposition(_Page):
+    def get(self) -> None:
+        self.set_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+        self.write(expose(self.supervisor.totals()))

@@ -1,0 +1,130 @@
+"""What the sender gets: an outcome or an error as an HTTP answer."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from datetime import date, datetime, time
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from gateway.errors import RequestError, ResultUnusable, TaskFailed
+from gateway.outcome import SUCCESS, Outcome
+
+#: The only headers a task may set (names in lower case).
+ALLOWED_HEADERS = frozenset(
+    """cache-control content-disposition content-language content-type etag expires
+    last-modified link location retry-after vary x-slack-no-retry""".split()
+)
+#: Bytes; a larger result is a mistake in the task, not an answer to a webhook.
+MAX_BODY = 16 * 1024 * 1024
+TEXT = "text/plain; charset=utf-8"
+BINARY = "application/octet-stream"
+JSON = "application/json"
+PROBLEM = "application/problem+json"
+
+# RFC 9110, 5.5: visible characters, spaces and tabs; what is more would need escaping.
+_field_value = re.compile(r"[\t\x20-\x7e]*").fullmatch
+_ENVELOPE = {"status", "headers", "body"}
+
+
+@dataclass(slots=True)
+class Answer:
+    """An HTTP answer without its framing; ``content_type`` is left out where it is empty."""
+
+    status: int
+    content_type: str
+    body: bytes
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+def of_outcome(outcome: Outcome, content_type: str = TEXT) -> Answer:
+    """Turn a final `outcome` into the answer; `content_type` is a str result's.
+
+    Raises `TaskFailed` unless the task succeeded and `ResultUnusable` where what it
+    returned cannot be sent.
+    """
+    if outcome.state != SUCCESS:
+        raise TaskFailed(f"The task failed: {outcome.error}.")
+    if outcome.error is not None:
+        raise ResultUnusable(f"The task's result cannot be read: {outcome.error}.")
+    value = outcome.value
+    if type(value) is str:
+        answer = Answer(200, content_type, value.encode("utf-8", "surrogatepass"))
+    elif isinstance(value, dict) and type(value.get("status")) is int and value.keys() <= _ENVELOPE:
+        answer = _of_envelope(value, content_type)
+    else:
+        answer = _of_value(200, value, content_type)
+    if len(answer.body) > MAX_BODY:
+        raise ResultUnusable(f"The task's result is over {MAX_BODY} bytes.")
+    return answer
+
+
+def _of_value(status: int, value: Any, content_type: str) -> Answer:
+    if isinstance(value, str):
+        return Answer(status, content_type, value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, bytes):
+        return Answer(status, BINARY, value)
+    if value is None:
+        return Answer(status, "", b"")
+    try:
+        body = json.dumps(
+            value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain
+        )
+        return Answer(status, JSON, body.encode("utf-8", "surrogatepass"))
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise ResultUnusable(f"The task's result is no JSON: {exc}.") from exc
+
+
+def _of_envelope(value: dict[str, Any], content_type: str) -> Answer:
+    status = value["status"]
+    if not 200 <= status <= 599:
+        raise ResultUnusable(f"The task returned the status {status}; 200 to 599 can be sent.")
+    answer = _of_value(status, value.get("body"), content_type)
+    headers = value.get("headers") or {}
+    if not isinstance(headers, dict):
+        raise ResultUnusable("The task returned headers that are no object.")
+    for name, text in headers.items():
+        lower = name.lower()
+        if lower not in ALLOWED_HEADERS:
+            raise ResultUnusable(f"The task returned the header {name!r}, which is not allowed.")
+        if not isinstance(text, str) or not _field_value(text):
+            raise ResultUnusable(f"The task returned a malformed value for the header {name!r}.")
+        if lower == "content-type":
+            answer.content_type = text
+        else:
+            answer.headers[name] = text
+    if status in (204, 205, 304):
+        if answer.body:
+            raise ResultUnusable(f"The task returned a body with the status {status}.")
+        answer.content_type = ""
+    return answer
+
+
+def of_error(error: RequestError, delivery_id: str = "", task_id: str = "") -> Answer:
+    """Describe `error` as RFC 9457 problem details."""
+    problem = {
+        "type": f"urn:celery-gateway:{error.type}",
+        "title": (type(error).__doc__ or "").strip(),
+        "status": error.status,
+        "detail": error.detail,
+    }
+    if delivery_id:
+        problem["delivery_id"] = delivery_id
+    if task_id:
+        problem["task_id"] = task_id
+    headers = dict(error.headers)
+    if error.retry_after is not None:
+        headers["Retry-After"] = str(error.retry_after)
+    return Answer(error.status, PROBLEM, json.dumps(problem).encode(), headers)
+
+
+def _plain(value: Any) -> Any:
+    """Give what Celery's JSON carries beyond JSON its usual textual form."""
+    if isinstance(value, (datetime, date, time)):
+        return value.isoformat()
+    if isinstance(value, (UUID, Decimal)):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} inside a JSON result")

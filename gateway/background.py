@@ -1,0 +1,35 @@
+"""Tasks that live as long as their process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Coroutine
+
+log = logging.getLogger(__name__)
+
+
+def start(work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
+    """Run `work` until it is cancelled.
+
+    Should it ever fail, a process without it would live on half dead: it drains and ends
+    instead, and its parent starts another.
+    """
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(_ended)
+    return task
+
+
+async def stop(task: asyncio.Task[None] | None) -> None:
+    """Cancel `task`, if there is one, and wait for its end."""
+    if task is not None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _ended(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        log.critical("%s ended: this process cannot go on", task.get_name(), exc_info=task.exception())
+        os.kill(os.getpid(), signal.SIGTERM)

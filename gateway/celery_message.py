@@ -1,0 +1,124 @@
+"""Celery's message protocol 2: encode a task, decode a result; no I/O.
+
+https://docs.celeryq.dev/en/stable/internals/protocol.html
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import secrets
+import socket
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import count
+from typing import Any
+
+from kombu.utils import json as kombu_json
+
+from gateway.outcome import FAILURE, FINAL, SUCCESS, Outcome
+
+CONTENT_TYPE = "application/json"
+CONTENT_ENCODING = "utf-8"
+#: What Celery puts before a task id to name its result in a key-value store.
+RESULT_KEY = "celery-task-meta-"
+
+_EMBED = b', {}, {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]'
+_ORIGIN = f"gateway-{os.getpid()}@{socket.gethostname()}"
+
+
+class TaskIds:
+    """Task ids in the form of UUIDs that share a random 64-bit prefix.
+
+    The prefix lets one pattern subscription receive every result of this process.
+    """
+
+    def __init__(self) -> None:
+        digits = secrets.token_hex(8)
+        self.prefix = f"{digits[:8]}-{digits[8:12]}-{digits[12:]}"
+        self._next = count(secrets.randbits(62)).__next__
+
+    def new(self) -> str:
+        digits = f"{self._next():016x}"
+        return f"{self.prefix}-{digits[:4]}-{digits[4:]}"
+
+
+@dataclass(slots=True)
+class Message:
+    """A task to publish on the default exchange with its queue's name as routing key.
+
+    ``expires`` is seconds since the epoch after which no worker begins the task.
+    """
+
+    task_id: str
+    task: str
+    queue: str
+    body: bytes
+    delivery: dict[str, Any]
+    persistent: bool = False
+    expires: float | None = None
+
+    def headers(self) -> dict[str, Any]:
+        """Return the protocol's headers; the reprs are empty because they cost more than
+        the rest, and ``timelimit`` is [hard, soft] in seconds."""
+        return {
+            "lang": "py",
+            "task": self.task,
+            "id": self.task_id,
+            "root_id": self.task_id,
+            "parent_id": None,
+            "group": None,
+            "shadow": None,
+            "eta": None,
+            "expires": self.expires and datetime.fromtimestamp(self.expires, UTC).isoformat(),
+            "retries": 0,
+            "timelimit": [None, None],
+            "argsrepr": "",
+            "kwargsrepr": "",
+            "origin": _ORIGIN,
+            "ignore_result": False,
+            "delivery": self.delivery,
+        }
+
+
+def encode_body(query: dict[str, str], headers: dict[str, str], body: bytes) -> bytes:
+    """Encode the call ``task(query, headers, body)``.
+
+    A body in UTF-8 becomes a str; any other travels as kombu's JSON carries bytes.
+    """
+    argument: Any
+    try:
+        argument = body.decode()
+    except UnicodeDecodeError:
+        argument = {"__type__": "base64", "__value__": base64.b64encode(body).decode()}
+    return b"[" + json.dumps((query, headers, argument)).encode() + _EMBED
+
+
+def decode_result(payload: bytes) -> Outcome | None:
+    """Decode what a worker stored or replied; None where the task has not ended yet.
+
+    Only JSON is decoded: what is anything else is an outcome that cannot be read.
+    """
+    try:
+        # Only values that JSON has no form for need kombu's slower decoder.
+        loads = kombu_json.loads if b'"__type__"' in payload else json.loads
+        meta = loads(payload)
+        state = meta["status"]
+        return decode_meta(state, meta.get("result")) if state in FINAL else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        return Outcome(SUCCESS, error=f"no JSON result ({type(exc).__name__})")
+
+
+def decode_meta(state: str, result: Any) -> Outcome:
+    """Make an outcome of a final `state` and the stored `result` (an exception, or a dict
+    that describes one, where the state is not SUCCESS)."""
+    if state == SUCCESS:
+        return Outcome(SUCCESS, result)
+    if isinstance(result, dict):
+        error = str(result.get("exc_type", "unknown"))
+    elif isinstance(result, BaseException):
+        error = type(result).__name__
+    else:
+        error = "unknown" if state == FAILURE else "TaskRevokedError"
+    return Outcome(state, error=error)

@@ -1,0 +1,126 @@
+"""One serving process: ``python -m gateway.child CONTROL-FD [gevent]``, started by the parent.
+
+The parent sends the configuration, the listening sockets' descriptors and the metrics file's
+over the control socket, then asks after the child's health. When the parent is gone, the
+child drains and ends.
+"""
+
+import sys
+
+if "gevent" in sys.argv:
+    # Before any other import: what has been imported by then stays unpatched.
+    from gevent import monkey
+
+    monkey.patch_all()
+
+import asyncio
+import json
+import logging
+import pickle
+import signal
+import socket
+import struct
+from typing import Any
+
+from gateway import log
+from gateway.celery_message import TaskIds
+from gateway.config import Config
+from gateway.metrics import Metrics
+from gateway.relay import Relay
+from gateway.server import Server
+from gateway.strategies import find
+
+logger = logging.getLogger(__name__)
+
+
+class Child:
+    """Serves until it is told to stop."""
+
+    def __init__(self, config: Config, sockets: list[socket.socket], metrics_fd: int):
+        self._config = config
+        self._sockets = sockets
+        self._stopping = asyncio.Event()
+        metrics = Metrics(metrics_fd, (route.path for route in config.routes))
+        ids = TaskIds()
+        self._strategy = find(config.strategy)(config, metrics, ids.prefix)
+        self._server = Server(config, Relay(config, self._strategy, metrics, ids), metrics)
+
+    async def run(self, control: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        reader, writer = await asyncio.open_connection(sock=control)
+        await self._strategy.start()
+        self._server.listen(self._sockets)
+        logger.info("serving with the strategy %s", self._config.strategy)
+        answering = asyncio.create_task(self._answer_parent(reader, writer))
+        await self._stopping.wait()
+        logger.info("draining")
+        await self._server.drain(self._config.grace)
+        answering.cancel()
+        await self._strategy.stop()
+        writer.close()
+
+    def _stop(self) -> None:
+        if self._stopping.is_set():
+            logger.warning("told twice to stop: ending at once")
+            raise SystemExit(1)
+        self._stopping.set()
+
+    async def _answer_parent(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Answer each line that asks with a line that tells how this child is."""
+        while await reader.readline():
+            health = {**self._strategy.checks()}
+            if self._server.draining:
+                health["draining"] = "shutting down"
+            writer.write(json.dumps(health).encode() + b"\n")
+        self._stopping.set()
+
+
+def receive(control: socket.socket) -> dict[str, Any]:
+    """Read what the parent sends first: a length and a pickle (it is our own process)."""
+    (size,) = struct.unpack("!I", _exactly(control, 4))
+    return pickle.loads(_exactly(control, size))
+
+
+def _exactly(control: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        some = control.recv(size - len(data))
+        if not some:
+            raise SystemExit("the parent is gone")
+        data += some
+    return data
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    start = receive(control)
+    config: Config = start["config"]
+    listener = log.start(config.log_format)
+
+    async def serve() -> None:
+        sockets = [socket.socket(fileno=fd) for fd in start["sockets"]]
+        await Child(config, sockets, start["metrics"]).run(control)
+
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory(config)) as runner:
+            runner.run(serve())
+    finally:
+        listener.stop()
+
+
+def _loop_factory(config: Config) -> Any:
+    if config.strategy == "gevent" or config.loop == "asyncio":
+        return None
+    try:
+        import uvloop
+    except ImportError:
+        return None  # `auto`; that an explicit `uvloop` is there was checked by the parent
+    return uvloop.new_event_loop
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""The command line: one file per command; only here is the environment read, printed, exited."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from gateway.cli import check, dev, serve, strategies
+from gateway.errors import ConfigError, GatewayError
+
+COMMANDS = {"serve": serve, "dev": dev, "check": check, "strategies": strategies}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; returns the exit code: 0 well, 1 a user's mistake, 130 interrupted."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0].startswith("-") and argv[0] not in ("-h", "--help", "--version"):
+        argv = ["serve", *argv]
+    arguments = _parser().parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except ConfigError as exc:
+        for problem in exc.problems:
+            print(f"gateway: {problem}", file=sys.stderr)
+        return 1
+    except GatewayError as exc:
+        print(f"gateway: {exc}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    from gateway import __version__
+
+    parser = argparse.ArgumentParser(
+        prog="gateway",
+        description="An HTTP-to-Celery gateway for webhooks.",
+        epilog="An option without a command means `serve`.",
+    )
+    parser.add_argument("--version", action="version", version=f"gateway {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, module in COMMANDS.items():
+        summary = (module.__doc__ or "").strip().splitlines()[0]
+        command = commands.add_parser(name, help=summary, description=summary)
+        module.options(command)
+        command.set_defaults(run=module.run)
+    return parser

@@ -1,0 +1,103 @@
+"""Serve HTTP and relay requests as Celery tasks."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import os
+import socket
+from pathlib import Path
+
+from gateway import log
+from gateway.config import Config, load
+from gateway.errors import ConfigError
+from gateway.strategies import STRATEGIES, find
+from gateway.supervisor import Supervisor, bind, bind_tcp
+
+#: The first descriptor that a service manager passes (sd_listen_fds(3)).
+_FIRST_INHERITED = 3
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--strategy", metavar="|".join(STRATEGIES), help="how results are awaited")
+    parser.add_argument("--config", metavar="FILE", type=Path, help="gateway.toml")
+    parser.add_argument("--host", help="address to listen on (127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port to listen on (8000)")
+    parser.add_argument("--uds", metavar="PATH", type=Path, help="UNIX socket, instead of a port")
+    parser.add_argument("--processes", metavar="N", type=int, help="serving processes (1)")
+    parser.add_argument("--broker", metavar="URL", dest="broker_url", help="amqp:// or amqps://")
+    parser.add_argument("--result-backend", metavar="URL", help="redis://, rediss:// or sentinel://")
+    parser.add_argument("--timeout", metavar="SECONDS", type=float, help="a request's deadline (10)")
+    parser.add_argument("--max-in-flight", metavar="N", type=int, help="per process (10000)")
+    parser.add_argument("--admin-host", metavar="HOST", help="for health and metrics (127.0.0.1)")
+    parser.add_argument("--admin-port", metavar="PORT", type=int, help="8001; 0: off")
+    parser.add_argument("--log-format", choices=("text", "json"), help="text")
+    parser.add_argument("--loop", choices=("auto", "asyncio", "uvloop"), help="auto")
+
+
+def configure(arguments: argparse.Namespace) -> Config:
+    """Load the configuration and see that what it needs is installed; raises `ConfigError`."""
+    flags = {k: v for k, v in vars(arguments).items() if k in Config.model_fields}
+    config = load(flags, os.environ, arguments.config)
+    problems = []
+    if config.strategy == "gevent":
+        # Importing it would drag gevent into the unpatched parent.
+        if importlib.util.find_spec("gevent") is None:
+            problems.append(_missing("strategy: gevent", "gevent"))
+    else:
+        find(config.strategy)
+    if config.loop == "uvloop" and importlib.util.find_spec("uvloop") is None:
+        problems.append(_missing("loop: uvloop", "fast"))
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def _missing(what: str, extra: str) -> str:
+    return f"{what} is not installed: pip install 'celery-gateway[{extra}]'"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    config = configure(arguments)
+    sockets, admin = _sockets(config)
+    listener = log.start(config.log_format)
+    try:
+        asyncio.run(_supervise(config, sockets, admin, arguments))
+    finally:
+        listener.stop()
+    return 0
+
+
+async def _supervise(
+    config: Config,
+    sockets: list[socket.socket],
+    admin: list[socket.socket],
+    arguments: argparse.Namespace,
+) -> None:
+    await Supervisor(config, sockets, admin, lambda: configure(arguments)).run()
+
+
+def _sockets(config: Config) -> tuple[list[socket.socket], list[socket.socket]]:
+    """Take the sockets that a service manager passed, or bind; and bind the admin port."""
+    try:
+        if os.environ.get("LISTEN_PID") == str(os.getpid()):
+            count = int(os.environ.get("LISTEN_FDS", "0"))
+            sockets = [socket.socket(fileno=_FIRST_INHERITED + i) for i in range(count)]
+        else:
+            sockets = bind(config)
+    except OSError as exc:
+        where = config.uds or f"{config.host}:{config.port}"
+        raise ConfigError([f"cannot listen on {where}: {exc.strerror}"]) from exc
+    if not config.admin_port:
+        return sockets, []
+    try:
+        admin = bind_tcp(config.admin_host, config.admin_port)
+        admin.listen()
+    except OSError as exc:
+        where = f"{config.admin_host}:{config.admin_port}"
+        raise ConfigError(
+            [f"cannot listen on {where}: {exc.strerror}; --admin-port chooses another, 0 none"]
+        ) from exc
+    admin.setblocking(False)
+    return sockets, [admin]

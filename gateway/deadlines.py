@@ -1,0 +1,54 @@
+"""One sweep for all deadlines of a process, instead of a timer each."""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+from typing import Protocol
+
+#: Seconds between sweeps: how late a deadline may be noticed.
+TICK = 0.05
+
+
+class Expiring(Protocol):
+    """Something that ends at ``deadline`` (monotonic seconds)."""
+
+    deadline: float
+
+    def expire(self) -> None:
+        """Called once, at most TICK seconds after the deadline."""
+
+
+class Deadlines:
+    """Call `expire` of what was added and not removed by its deadline.
+
+    Entries lie in one set a tick, so adding and removing cost the same however many wait;
+    the sweep runs only while something is waiting.
+    """
+
+    def __init__(self) -> None:
+        self._ticks: dict[int, set[Expiring]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, entry: Expiring) -> None:
+        tick = int(entry.deadline / TICK) + 1
+        waiting = self._ticks.get(tick)
+        if waiting is None:
+            waiting = self._ticks[tick] = set()
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(TICK, self._sweep)
+        waiting.add(entry)
+
+    def remove(self, entry: Expiring) -> None:
+        waiting = self._ticks.get(int(entry.deadline / TICK) + 1)
+        if waiting is not None:
+            waiting.discard(entry)
+
+    def _sweep(self) -> None:
+        now = int(monotonic() / TICK)
+        for tick in sorted(tick for tick in self._ticks if tick <= now):
+            for entry in self._ticks.pop(tick):
+                entry.expire()
+        self._timer = None
+        if self._ticks:
+            self._timer = asyncio.get_running_loop().call_later(TICK, self._sweep)

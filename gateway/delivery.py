@@ -1,0 +1,57 @@
+"""A webhook as it was received."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+
+@dataclass(slots=True)
+class Request:
+    """An HTTP request whose header and body are complete.
+
+    ``headers`` have names in lower case, repeated ones joined by ``", "``; ``body`` is
+    raw bytes; ``arrived`` is monotonic seconds, ``received_at`` seconds since the epoch.
+    """
+
+    method: str
+    path: str
+    query_string: str
+    headers: dict[str, str]
+    body: bytes
+    remote: str
+    arrived: float
+    received_at: float
+
+
+@dataclass(slots=True)
+class Delivery:
+    """A request that a route has taken: what the task gets, and what else is known of it."""
+
+    id: str
+    route: str
+    params: dict[str, str]
+    query: dict[str, str]
+    query_string: str
+    headers: dict[str, str]
+    body: bytes
+    remote: str
+    received_at: float
+    source: str = ""
+    event: str = ""
+
+    def table(self, store: bool) -> dict[str, Any]:
+        """Return the ``delivery`` message header; `store` asks the worker to store its result."""
+        return {
+            "id": self.id,
+            "source": self.source,
+            "route": self.route,
+            "event": self.event,
+            "params": self.params,
+            "query_string": self.query_string,
+            "remote": self.remote,
+            "received_at": datetime.fromtimestamp(self.received_at, UTC).isoformat(),
+            "traceparent": self.headers.get("traceparent", ""),
+            "store": store,
+        }

@@ -1,0 +1,160 @@
+"""Everything that can go wrong, once: one root, a class a cause.
+
+A class that ends a request carries the HTTP status of its answer and a stable
+``type`` that senders and dashboards may rely on; its docstring is the text that
+a sender reads when nothing more precise was given.
+"""
+
+from __future__ import annotations
+
+
+class GatewayError(Exception):
+    """Something went wrong in the gateway."""
+
+
+class ConfigError(GatewayError):
+    """The configuration cannot be used; carries every problem that was found."""
+
+    def __init__(self, problems: list[str]):
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class RequestError(GatewayError):
+    """The request cannot be answered."""
+
+    status = 500
+    type = "internal"
+    #: Seconds after which the sender may try again; None: say nothing.
+    retry_after: int | None = None
+
+    def __init__(self, detail: str | None = None, *, headers: dict[str, str] | None = None):
+        self.detail = detail or (type(self).__doc__ or "").strip()
+        self.headers = headers or {}
+        super().__init__(self.detail)
+
+
+class BadRequest(RequestError):
+    """The request is malformed."""
+
+    status, type = 400, "bad-request"
+
+
+class NotFound(RequestError):
+    """No route has this path."""
+
+    status, type = 404, "not-found"
+
+
+class MethodNotAllowed(RequestError):
+    """The route does not take this method."""
+
+    status, type = 405, "method-not-allowed"
+
+
+class BodyTooSlow(RequestError):
+    """The body did not arrive in time."""
+
+    status, type = 408, "body-too-slow"
+
+
+class BodyTooLarge(RequestError):
+    """The body is larger than this gateway accepts."""
+
+    status, type = 413, "body-too-large"
+
+
+class URITooLong(RequestError):
+    """The URI is longer than this gateway accepts."""
+
+    status, type = 414, "uri-too-long"
+
+
+class EncodingNotAccepted(RequestError):
+    """The body's Content-Encoding is not accepted; send it unencoded."""
+
+    status, type = 415, "encoding-not-accepted"
+
+
+class HeaderTooLarge(RequestError):
+    """The header is larger than this gateway accepts."""
+
+    status, type = 431, "header-too-large"
+
+
+class TaskFailed(RequestError):
+    """The task failed."""
+
+    status, type = 502, "task-failed"
+
+
+class ResultUnusable(RequestError):
+    """The task's result cannot be an HTTP answer."""
+
+    status, type = 502, "result-unusable"
+
+
+class Unavailable(RequestError):
+    """The delivery was not taken; try again."""
+
+    status, type, retry_after = 503, "unavailable", 1
+
+
+class NotConfirmed(Unavailable):
+    """The broker did not confirm the message in time."""
+
+    type = "not-confirmed"
+
+
+class Rejected(Unavailable):
+    """The broker refused the message: the queue is full."""
+
+    type = "rejected"
+
+
+class Unroutable(Unavailable):
+    """The broker has no queue for the message."""
+
+    type = "unroutable"
+
+
+class BrokerUnavailable(Unavailable):
+    """The broker cannot be reached."""
+
+    type = "broker-unavailable"
+
+
+class BrokerBlocked(Unavailable):
+    """The broker is short of memory or disk and takes no messages."""
+
+    type = "broker-blocked"
+
+
+class ResultsUnavailable(Unavailable):
+    """The result store cannot be reached."""
+
+    type = "results-unavailable"
+
+
+class Full(Unavailable):
+    """The gateway has as many requests in flight as it may."""
+
+    type = "full"
+
+
+class Draining(Unavailable):
+    """The gateway is shutting down."""
+
+    type = "draining"
+
+
+class DeadlinePassed(RequestError):
+    """The task had no result by the deadline; it may still run."""
+
+    status, type = 504, "deadline-passed"
+
+
+class ResultsLost(RequestError):
+    """The connection that the result was to come over is gone; the task may still run."""
+
+    status, type = 504, "results-lost"

@@ -1,0 +1,133 @@
+"""Counters that survive their process: a memory-mapped array a child, added up by the parent.
+
+Every child counts into a file of its own that the parent keeps open, so that what a killed
+child has counted is not lost. Exposition: https://prometheus.io/docs/instrumenting/exposition_formats/
+"""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import IO
+
+#: Upper bounds of the latency histogram (seconds).
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+STATUSES = (
+    200, 202, 204, 400, 401, 404, 405, 408, 409, 410, 413, 414, 415, 429, 431, 502, 503, 504, 0,
+)  # fmt: skip
+
+HELP = {
+    "gateway_requests_total": "Requests answered, by route and status (0: any other status).",
+    "gateway_request_seconds": "Seconds from a request's arrival to its answer.",
+    "gateway_clients_gone_total": "Requests whose client left before the answer.",
+    "gateway_messages_published_total": "Messages handed to the broker.",
+    "gateway_messages_confirmed_total": "Messages that the broker confirmed.",
+    "gateway_messages_refused_total": "Messages returned, rejected, or lost before a confirm.",
+    "gateway_results_unclaimed_total": "Results that came for nobody: late, or foreign.",
+    "gateway_broker_connections_total": "Connections to the broker that were opened.",
+    "gateway_result_connections_total": "Connections to the result store that were opened.",
+    "gateway_in_flight": "Requests under way.",
+    "gateway_connections_open": "HTTP connections open.",
+}
+_GAUGES = ("gateway_in_flight", "gateway_connections_open")
+_PLAIN = tuple(name for name in HELP if name not in _GAUGES)[2:]
+
+
+class Metrics:
+    """The counters of one process, kept in `file`; `routes` are the routes' paths.
+
+    Parent and child make the same layout from the same routes. A single writer needs
+    no lock: a reader may see a count one too low, never a torn one.
+    """
+
+    def __init__(self, file: IO[bytes] | int, routes: Iterable[str]):
+        self.series: list[tuple[str, str]] = [(name, "") for name in _GAUGES + _PLAIN]
+        self._requests: dict[tuple[str, int], int] = {}
+        for route in (*routes, ""):
+            for status in STATUSES:
+                self._requests[route, status] = len(self.series)
+                labels = f'route="{_escape(route)}",status="{status or "other"}"'
+                self.series.append(("gateway_requests_total", labels))
+        self._latency = len(self.series)
+        for bound in (*BUCKETS, "+Inf"):
+            self.series.append(("gateway_request_seconds_bucket", f'le="{bound}"'))
+        self._seconds = len(self.series)
+        self.series.append(("gateway_request_seconds_sum", ""))
+        fd = file if isinstance(file, int) else file.fileno()
+        self._map = mmap.mmap(fd, self.size(len(self.series)))
+        self._values = memoryview(self._map).cast("d")
+        self._index = {name: i for i, (name, labels) in enumerate(self.series) if not labels}
+
+    @staticmethod
+    def size(series: int) -> int:
+        return 8 * series
+
+    @classmethod
+    def create(cls, routes: Iterable[str]) -> tuple[Metrics, IO[bytes]]:
+        """Make the counters and the file they live in (inheritable by its descriptor)."""
+        routes = list(routes)
+        file = tempfile.TemporaryFile(prefix="gateway-metrics-")
+        file.truncate(cls.size(4096 + len(routes) * len(STATUSES)))
+        return cls(file, routes), file
+
+    def add(self, name: str, amount: float = 1) -> None:
+        self._values[self._index[name]] += amount
+
+    def get(self, name: str) -> float:
+        return self._values[self._index[name]]
+
+    def answered(self, route: str, status: int, seconds: float) -> None:
+        """Count an answer given `seconds` after its request arrived."""
+        at = self._requests.get((route, status))
+        values = self._values
+        values[self._requests[route, 0] if at is None else at] += 1
+        values[self._latency + bisect_left(BUCKETS, seconds)] += 1
+        values[self._seconds] += seconds
+
+    def totals(self, alive: bool = True) -> dict[tuple[str, str], float]:
+        """Return every series with its value; what is not `alive` has no gauges."""
+        return {
+            series: self._values[i]
+            for i, series in enumerate(self.series)
+            if alive or series[0] not in _GAUGES
+        }
+
+    def close(self) -> None:
+        self._values.release()
+        self._map.close()
+
+
+def add_up(parts: Iterable[dict[tuple[str, str], float]]) -> dict[tuple[str, str], float]:
+    """Add up the `totals` of several processes."""
+    total: dict[tuple[str, str], float] = {}
+    for part in parts:
+        for series, value in part.items():
+            total[series] = total.get(series, 0) + value
+    return total
+
+
+def expose(total: dict[tuple[str, str], float]) -> str:
+    """Write added-up series in Prometheus' text format; request series at zero are left out."""
+    lines = []
+    for name, text in HELP.items():
+        kind = "gauge" if name in _GAUGES else "counter" if name.endswith("_total") else "histogram"
+        lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+        if kind == "histogram":
+            count = 0.0
+            for (series, labels), value in total.items():
+                if series == f"{name}_bucket":
+                    count += value
+                    lines.append(f"{series}{{{labels}}} {count:g}")
+            lines.append(f"{name}_count {count:g}")
+            lines.append(f"{name}_sum {total.get((f'{name}_sum', ''), 0):.6f}")
+            continue
+        for (series, labels), value in total.items():
+            if series == name and (value or not labels):
+                lines.append(f"{series}{{{labels}}} {value:.15g}" if labels else f"{series} {value:.15g}")
+    return "\n".join(lines) + "\n"
+
+
+def _escape(label: str) -> str:
+    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,23 @@
+"""How a task ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+SUCCESS, FAILURE, REVOKED = "SUCCESS", "FAILURE", "REVOKED"
+#: The states after which nothing more comes; STARTED, RETRY and custom states are passed over.
+FINAL = frozenset((SUCCESS, FAILURE, REVOKED))
+
+
+@dataclass(slots=True)
+class Outcome:
+    """A task's final state.
+
+    ``value`` is what the task returned (SUCCESS); ``error`` names the exception's type
+    (FAILURE, REVOKED) or, on SUCCESS, says why the result cannot be read.
+    """
+
+    state: str
+    value: Any = None
+    error: str | None = None

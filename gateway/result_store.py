@@ -1,0 +1,121 @@
+"""The Redis where Celery's workers store results, seen from the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from urllib.parse import parse_qs, urlsplit
+
+import redis.asyncio
+from kombu.utils.url import maybe_sanitize_url
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.asyncio.retry import Retry
+from redis.exceptions import RedisError
+
+from gateway import background
+from gateway.celery_message import RESULT_KEY
+from gateway.config import Config
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT = 3.0  # seconds
+PING = 1.0  # seconds between looks at the store's health
+_MGET = 500  # keys a command: a long one would hold up the store's other clients
+
+
+def key_prefix(config: Config) -> str:
+    """Return what stands before a task id in a result's key, as Celery writes it."""
+    prefix = config.result_key_prefix
+    if prefix and prefix[-1] not in ":_-.":
+        prefix += "_"
+    return prefix + RESULT_KEY
+
+
+def connect(config: Config) -> redis.asyncio.Redis:
+    """Make a client for the store; it connects when it is first used.
+
+    It never retries by itself and has no timeout a command: who waits sets a deadline.
+    """
+    options = {
+        "socket_connect_timeout": CONNECT_TIMEOUT,
+        "socket_timeout": None,
+        "socket_keepalive": True,
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+    }
+    url = config.results
+    if url.startswith("sentinel:"):
+        return _master(url, options)
+    if url.startswith("rediss:"):
+        tls = config.tls
+        options |= {
+            "ssl_ca_certs": str(tls.ca) if tls.ca else None,
+            "ssl_certfile": str(tls.cert) if tls.cert else None,
+            "ssl_keyfile": str(tls.key) if tls.key else None,
+            "ssl_cert_reqs": "required" if tls.verify else "none",
+            "ssl_check_hostname": tls.verify,
+        }
+    return redis.asyncio.Redis.from_url(url, **options)
+
+
+def _master(url: str, options: dict) -> redis.asyncio.Redis:
+    """Find the master that ``sentinel://host:26379/0;sentinel://...?master_name=NAME`` watch."""
+    parts = [urlsplit(part) for part in url.split(";")]
+    query = {k: v[-1] for part in parts for k, v in parse_qs(part.query).items()}
+    watchers = [(part.hostname, part.port or 26379) for part in parts]
+    database = parts[0].path.strip("/") or "0"
+    sentinel = Sentinel(
+        watchers, sentinel_kwargs={"socket_timeout": CONNECT_TIMEOUT}, password=parts[0].password
+    )
+    return sentinel.master_for(query.get("master_name", "mymaster"), db=int(database), **options)
+
+
+class ResultStore:
+    """Fetches results by task id and knows whether the store answers."""
+
+    def __init__(self, config: Config):
+        self._config = config
+        self._prefix = key_prefix(config)
+        self._client: redis.asyncio.Redis | None = None
+        self._task: asyncio.Task[None] | None = None
+        #: What is wrong with the store, in words; empty when it answers.
+        self.trouble = "not connected yet"
+
+    async def start(self) -> None:
+        self._client = connect(self._config)
+        self._task = background.start(self._watch(), "result store")
+
+    async def stop(self) -> None:
+        await background.stop(self._task)
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def fetch(self, task_ids: Sequence[str]) -> list[tuple[str, bytes]]:
+        """Return those of `task_ids` that have something stored, with it.
+
+        Raises `redis.exceptions.RedisError` or OSError where the store does not answer.
+        """
+        assert self._client is not None
+        found = []
+        for i in range(0, len(task_ids), _MGET):
+            some = task_ids[i : i + _MGET]
+            values = await self._client.mget([self._prefix + task_id for task_id in some])
+            found += [(task_id, value) for task_id, value in zip(some, values) if value is not None]
+        return found
+
+    async def _watch(self) -> None:
+        assert self._client is not None
+        while True:
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT):
+                    await self._client.ping()
+                if self.trouble:
+                    log.info("connected to the result store %s", maybe_sanitize_url(self._config.results))
+                self.trouble = ""
+            except (RedisError, OSError) as exc:
+                if not self.trouble:
+                    log.warning("result store away: %s", exc)
+                self.trouble = f"{type(exc).__name__}: {exc}"
+            await asyncio.sleep(PING)

@@ -1,0 +1,18 @@
+"""Private servers on free loopback ports, for `gateway dev`, the tests and the load test alike.
+
+    with Stack() as stack:
+        broker, results = stack.rabbitmq(), stack.redis()
+        stack.worker(broker.url, results.url)
+        gateway = stack.gateway("--broker", broker.url, "--result-backend", results.url)
+
+Everything lives below one temporary directory and nothing outlives the `with` block. A server
+is ready when the method that starts it returns.
+"""
+
+from gateway.stack.loopback import free_port
+from gateway.stack.programs import ProgramMissing
+from gateway.stack.rabbitmq import RabbitMQ
+from gateway.stack.server import Server, StackError
+from gateway.stack.stack import Stack
+
+__all__ = ["ProgramMissing", "RabbitMQ", "Server", "Stack", "StackError", "free_port"]

@@ -1,0 +1,40 @@
+"""Ports of the loopback interface: find a free one, ask whether somebody answers."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from contextlib import closing, suppress
+from http.client import HTTPConnection, HTTPException
+
+
+def free_port() -> int:
+    """Return a TCP port of the loopback interface that nobody listens on.
+
+    It lies below the range for outgoing connections: from there, a client that keeps trying to
+    reach a server that is down may be given the very port as its own, connect to itself, and
+    keep the server from coming back.
+    """
+    while True:
+        port = 10_000 + secrets.randbelow(22_000)
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def accepts(port: int) -> bool:
+    """Tell whether somebody accepts TCP connections on `port`."""
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+def answers_ok(port: int, path: str) -> bool:
+    """Tell whether an HTTP server on `port` answers `GET path` with 200."""
+    with (
+        suppress(OSError, HTTPException),
+        closing(HTTPConnection("127.0.0.1", port, timeout=2)) as connection,
+    ):
+        connection.request("GET", path)
+        return connection.getresponse().status == 200
+    return False

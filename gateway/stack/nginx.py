@@ -1,0 +1,39 @@
+"""Make a private nginx of the project's own configuration."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from gateway.stack.server import StackError
+
+NGINX_CONF = Path(__file__).parents[2] / "deploy" / "nginx.conf"
+
+
+def nginx_config(home: Path, port: int, upstream_ports: Sequence[int]) -> str:
+    """Return deploy/nginx.conf with its ports replaced and all its files below `home`.
+
+    Raises StackError where the project was installed without that file.
+    """
+    if not NGINX_CONF.exists():
+        raise StackError(f"{NGINX_CONF} is missing: nginx can be started from a checkout only")
+    text = NGINX_CONF.read_text()
+    # The first upstream server, with its parameters, is the model of all.
+    server = re.compile(r"^ *server 127\.0\.0\.1:\d+([^;]*);\n", re.MULTILINE)
+    parameters = server.search(text)[1]
+    lines = "".join(f"        server 127.0.0.1:{p}{parameters};\n" for p in upstream_ports)
+    once = iter([lines])
+    text = server.sub(lambda _: next(once, ""), text)
+    text = re.sub(r"\blisten \d+", f"listen 127.0.0.1:{port}", text)
+    # Workers of another account could not reach the private directory, and only root may
+    # name one.
+    user = "user root;" if os.geteuid() == 0 else ""
+    text = re.sub(r"^user .*;", user, text, flags=re.MULTILINE)
+    for directory in ("/var/log/nginx", "/run"):
+        text = text.replace(f"{directory}/", f"{home}/")
+    # The compiled-in defaults belong to the machine's own nginx.
+    temporary = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    paths = "".join(f"    {name}_temp_path {home}/{name};\n" for name in temporary)
+    return text.replace("http {\n", f"http {{\n{paths}", 1)

@@ -1,0 +1,59 @@
+"""A private RabbitMQ node: its files, its environment, its command-line tool."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from gateway.stack.loopback import free_port
+from gateway.stack.programs import find_rabbitmq
+from gateway.stack.server import Server, StackError
+
+
+class RabbitMQ(Server):
+    """A RabbitMQ node."""
+
+    def ctl(self, *args: str) -> str:
+        """Run rabbitmqctl against this node and return what it wrote.
+
+        Raises StackError with its message when it fails.
+        """
+        argv = [find_rabbitmq("rabbitmqctl"), "-q", *args]
+        done = subprocess.run(argv, env=self.env, capture_output=True, text=True)
+        if done.returncode:
+            message = (done.stderr or done.stdout).strip()
+            raise StackError(f"rabbitmqctl {' '.join(args)}: {message}")
+        return done.stdout
+
+
+def rabbitmq_environment(home: Path, port: int, epmd_port: int) -> dict[str, str]:
+    """Return the environment of a node that shares nothing with the machine's own RabbitMQ.
+
+    Its files go below `home`, an empty directory. The Erlang cookie is `home`'s neighbour, so
+    that nodes side by side can form a cluster.
+    """
+    (home / "rabbitmq.conf").write_text(f"listeners.tcp.1 = 127.0.0.1:{port}\n")
+    for nothing in ("advanced.config", "plugins"):
+        (home / nothing).write_text("[].\n")
+    loopback = "-kernel inet_dist_use_interface {127,0,0,1}"
+    # Idle schedulers would spin before they sleep, and count as the broker's CPU.
+    no_spinning = "+sbwt none +sbwtdcpu none +sbwtdio none"
+    return {
+        "HOME": str(home.parent),
+        "ERL_EPMD_PORT": str(epmd_port),
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODENAME": f"rabbit{port}@localhost",
+        "RABBITMQ_DIST_PORT": str(free_port()),
+        "RABBITMQ_MNESIA_BASE": str(home / "data"),
+        "RABBITMQ_LOG_BASE": str(home),
+        "RABBITMQ_LOGS": "-",
+        "RABBITMQ_PID_FILE": str(home / "pid"),
+        "RABBITMQ_CONF_ENV_FILE": str(home / "absent"),
+        "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq.conf"),
+        "RABBITMQ_ADVANCED_CONFIG_FILE": str(home / "advanced.config"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "plugins"),
+        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"{loopback} {no_spinning}",
+        "RABBITMQ_CTL_ERL_ARGS": loopback,
+        # The VM then takes the start script's place, and signals reach it.
+        "RUNNING_UNDER_SYSTEMD": "true",
+    }

@@ -1,0 +1,212 @@
+"""A child process: start, stop, kill, freeze and measure it, with all that it starts itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from gateway.errors import GatewayError
+
+
+class StackError(GatewayError):
+    """A server is missing, did not start, or refused a command."""
+
+
+class Server:
+    """One running child process, in a session of its own: a terminal's Ctrl-C passes it by.
+
+    `log` is the file that keeps its output, of all its starts; `url` and `admin_url` are empty
+    where it has none.
+    """
+
+    url = ""
+    admin_url = ""
+
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        log: Path,
+        env: Mapping[str, str],
+        cwd: Path | str | None = None,
+        ready: Callable[[], bool] | str | None = None,
+        timeout: float = 60,
+        on_line: Callable[[str, str], None] | None = None,
+    ):
+        self.name = name
+        self.log = log
+        self.env = dict(env)
+        self._argv, self._cwd = list(argv), cwd
+        self._ready, self._timeout, self._on_line = ready, timeout, on_line
+        self._start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _start(self) -> None:
+        self._gone = False
+        self._log_start = self.log.stat().st_size if self.log.exists() else 0
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._argv,
+                env=self.env,
+                cwd=self._cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if self._on_line else log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._reader: threading.Thread | None = None
+        if self._on_line:
+            self._reader = threading.Thread(target=self._copy_lines, args=(self._process,))
+            self._reader.start()
+
+    def _copy_lines(self, process: subprocess.Popen[bytes]) -> None:
+        with process.stdout, self.log.open("ab", buffering=0) as log:
+            for line in process.stdout:
+                log.write(line)
+                self._on_line(self.name, line.decode(errors="replace").rstrip())
+
+    def alive(self) -> bool:
+        """Tell whether the process itself, not merely a child of it, is running."""
+        return self._process.poll() is None
+
+    def wait_ready(self, timeout: float) -> None:
+        """Wait at most `timeout` seconds until the server serves.
+
+        Raises StackError, with the end of the log, when it died or did not get there.
+        """
+        if not _poll(lambda: not self.alive() or self._is_ready(), timeout):
+            raise StackError(f"{self.name} is not ready after {timeout:g} s{self._tail()}")
+        if not self.alive():
+            self.kill()  # and have the last of its output
+            raise StackError(f"{self.name} exited with {self._process.returncode}{self._tail()}")
+
+    def _is_ready(self) -> bool:
+        if isinstance(self._ready, str):
+            return self._ready in self._read_log(self._log_start)
+        return self._ready is None or self._ready()
+
+    def output(self) -> str:
+        """Return all that it has written, over all its starts."""
+        return self._read_log(0)
+
+    def _read_log(self, offset: int) -> str:
+        with self.log.open("rb") as log:
+            log.seek(offset)
+            return log.read().decode(errors="replace")
+
+    def _tail(self) -> str:
+        return "".join(f"\n    {line}" for line in self.output().splitlines()[-20:])
+
+    def stop(self, timeout: float = 10) -> None:
+        """Ask the process to end, wait at most `timeout` seconds, then kill what is left."""
+        if self.alive():
+            self.thaw()  # a stopped process would not see the signal
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout)
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill the process and all its descendants at once; return when they are gone.
+
+        Whoever inherited a listening socket keeps the port, so all of them matter.
+        """
+        if self._gone:
+            return  # its process id may be somebody else's by now
+        family = self.pids()
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        if not _poll(lambda: not _process_table().keys() & family, 10):
+            raise StackError(f"{self.name}: some of {family} survived SIGKILL")
+        if self._reader:
+            self._reader.join()
+        self._gone = True
+
+    def freeze(self) -> None:
+        """Stop the process and its descendants (SIGSTOP) where they are, until `thaw`."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let a frozen server go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        # By group, which also has those whose parent is gone; and one by one, for those that
+        # have a group of their own, as what the Erlang VM starts.
+        for send, pid in [(os.killpg, self.pid), *((os.kill, pid) for pid in self.pids())]:
+            with suppress(ProcessLookupError):
+                send(pid, number)
+
+    def restart(self) -> None:
+        """Stop it if it runs, start it again with the same command, ports and data; wait."""
+        self.stop()
+        self._start()
+        self.wait_ready(self._timeout)
+
+    def pids(self) -> list[int]:
+        """List the process, its living descendants, and what is left of its session."""
+        table = _process_table()
+        family = [pid for pid, stat in table.items() if pid == self.pid or stat.session == self.pid]
+        for pid in family:  # grows as it goes
+            family += [p for p, stat in table.items() if stat.ppid == pid and p not in family]
+        return family
+
+    def cpu_seconds(self) -> float:
+        """Add up user and system time, in seconds, of the process and its living descendants.
+
+        A descendant that ended counts once its parent has waited for it, so the sum never falls
+        while the process lives.
+        """
+        table = _process_table()
+        return sum(table[pid].cpu_seconds for pid in self.pids() if pid in table)
+
+    def rss_bytes(self) -> int:
+        """Add up the resident memory of the same processes; shared pages count in each."""
+        table = _process_table()
+        return sum(table[pid].rss_bytes for pid in self.pids() if pid in table)
+
+
+class _Stat(NamedTuple):
+    ppid: int
+    session: int
+    cpu_seconds: float
+    rss_bytes: int
+
+
+def _process_table() -> dict[int, _Stat]:
+    """Read all living processes from /proc; nothing where there is no /proc. See proc(5)."""
+    tick, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    table = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # ended meanwhile
+            # The name stands in parentheses and may contain anything; the state is behind it.
+            state, *fields = path.read_text(errors="replace").rpartition(")")[2].split()
+            if state not in "ZX":
+                table[int(path.parent.name)] = _Stat(
+                    ppid=int(fields[0]),
+                    session=int(fields[2]),
+                    # utime, stime, cutime, cstime
+                    cpu_seconds=sum(map(int, fields[10:14])) / tick,
+                    rss_bytes=int(fields[20]) * page,
+                )
+    return table
+
+
+def _poll(condition: Callable[[], bool], timeout: float) -> bool:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True

@@ -1,0 +1,188 @@
+"""Start servers by name, and stop them all."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from gateway.stack.loopback import accepts, answers_ok, free_port
+from gateway.stack.nginx import nginx_config
+from gateway.stack.programs import find, find_embedded, find_rabbitmq
+from gateway.stack.rabbitmq import RabbitMQ, rabbitmq_environment
+from gateway.stack.server import Server, StackError
+
+# Enough to find programs and to speak the user's language; nothing that would configure a
+# server behind its caller's back.
+_INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH")
+
+# Celery logs two lines a task; this is `python -m celery` without them.
+_CELERY_WITHOUT_TASK_LOG = """\
+import logging
+for name in "celery.worker.strategy", "celery.app.trace":
+    logging.getLogger(name).setLevel("WARNING")
+from celery.__main__ import main
+main()
+"""
+
+
+class Stack:
+    """Start servers; at exit, stop them in reverse order and remove their directory.
+
+    With `on_line`, every line of output is also given to `on_line(name, line)`, in a thread for
+    each server.
+    """
+
+    def __init__(self, on_line: Callable[[str, str], None] | None = None):
+        self._on_line = on_line
+        self._names: set[str] = set()
+        self._epmd_port: int | None = None
+        self._exit = ExitStack()
+
+    def __enter__(self) -> Stack:
+        directory = tempfile.TemporaryDirectory(prefix="gateway-stack-")
+        self.directory = Path(self._exit.enter_context(directory))
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._exit.close()
+
+    def spawn(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | str | None = None,
+        ready: Callable[[], bool] | str | None = None,
+        timeout: float = 60,
+        server_class: type[Server] = Server,
+    ) -> Server:
+        """Start a process and wait until it is ready.
+
+        `ready` is polled until it is true; a string is awaited in the output. `env` is added to
+        the little that is inherited. Raises StackError, with the last 20 lines of its output,
+        when the process dies or `timeout` seconds pass.
+        """
+        numbered = (f"{name}-{n}" for n in itertools.count(2))
+        name = next(n for n in itertools.chain([name], numbered) if n not in self._names)
+        self._names.add(name)
+        inherited = {key: os.environ[key] for key in _INHERITED if key in os.environ}
+        server = server_class(
+            name,
+            argv,
+            log=self.directory / f"{name}.log",
+            env={**inherited, "PYTHONUNBUFFERED": "1", **(env or {})},
+            cwd=cwd,
+            ready=ready,
+            timeout=timeout,
+            on_line=self._on_line,
+        )
+        self._exit.callback(server.stop)
+        try:
+            server.wait_ready(timeout)
+        except StackError:
+            server.kill()
+            raise
+        return server
+
+    def rabbitmq(self) -> RabbitMQ:
+        """Start a RabbitMQ node; those of one stack can form a cluster with `ctl`."""
+        command, port = find_rabbitmq("rabbitmq-server"), free_port()
+        server = self.spawn(
+            "rabbitmq",
+            [command],
+            env=rabbitmq_environment(self._home("rabbitmq", port), port, self._epmd()),
+            ready="Server startup complete",
+            timeout=120,
+            server_class=RabbitMQ,
+        )
+        server.url = f"amqp://guest:guest@127.0.0.1:{port}//"
+        return server
+
+    def _epmd(self) -> int:
+        # A node that finds no port mapper starts one, which outlives it.
+        if self._epmd_port is None:
+            port = free_port()
+            argv = [find("epmd", "erlang-base"), "-port", str(port), "-address", "127.0.0.1"]
+            self.spawn("epmd", argv, ready=lambda: accepts(port))
+            self._epmd_port = port
+        return self._epmd_port
+
+    def redis(self, *extra_args: str) -> Server:
+        """Start a redis-server that keeps nothing on disk; `extra_args` go on its command line."""
+        return self._redis("redis", find("redis-server", "redis-server"), *extra_args)
+
+    def embedded(self) -> Server:
+        """Start the Redis-protocol server that needs no installation."""
+        return self._redis("embedded", find_embedded())
+
+    def _redis(self, name: str, command: str, *extra_args: str) -> Server:
+        port = free_port()
+        argv = [command, "--bind", "127.0.0.1", "--port", str(port), "--save", "", *extra_args]
+        server = self.spawn(name, argv, cwd=self.directory, ready="Ready to accept connections")
+        server.url = f"redis://127.0.0.1:{port}/0"
+        return server
+
+    def worker(
+        self,
+        broker: str,
+        results: str | None = None,
+        app: str = "appserver",
+        pool: str = "solo",
+        concurrency: int = 1,
+        queues: Sequence[str] = ("celery",),
+        env: Mapping[str, str] | None = None,
+        cwd: Path | str | None = None,
+        task_log: bool = True,
+    ) -> Server:
+        """Start a Celery worker; without `task_log` it keeps silent about each task."""
+        celery = ["-m", "celery"] if task_log else ["-c", _CELERY_WITHOUT_TASK_LOG]
+        node = f"worker-{secrets.token_hex(4)}@localhost"
+        argv = [sys.executable, *celery, "-A", app, "worker", "-n", node, "-l", "INFO"]
+        argv += ["-P", pool, "-c", str(concurrency), "-Q", ",".join(queues)]
+        # Events between workers, which are of no use to a lone one.
+        argv += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+        urls = {"GATEWAY_BROKER_URL": broker}
+        if results is not None:
+            urls["GATEWAY_RESULT_BACKEND"] = results
+        env = {**urls, **(env or {})}
+        return self.spawn("worker", argv, env=env, cwd=cwd, ready=f"{node} ready.")
+
+    def gateway(
+        self,
+        *args: str,
+        port: int | None = None,
+        admin_port: int | None = None,
+        env: Mapping[str, str] | None = None,
+        ready: str = "/readyz",
+    ) -> Server:
+        """Start `gateway serve` with `args`; it is ready when the admin path `ready` says 200."""
+        port, admin_port = port or free_port(), admin_port or free_port()
+        argv = [sys.executable, "-m", "gateway", "serve", "--host", "127.0.0.1"]
+        argv += ["--port", str(port), "--admin-port", str(admin_port), *args]
+        server = self.spawn("gateway", argv, env=env, ready=lambda: answers_ok(admin_port, ready))
+        server.url = f"http://127.0.0.1:{port}"
+        server.admin_url = f"http://127.0.0.1:{admin_port}"
+        return server
+
+    def nginx(self, ports: Sequence[int]) -> Server:
+        """Start nginx with deploy/nginx.conf in front of the gateways on these ports."""
+        command, port = find("nginx", "nginx"), free_port()
+        home = self._home("nginx", port)
+        config = home / "nginx.conf"
+        config.write_text(nginx_config(home, port, ports))
+        argv = [command, "-p", str(home), "-e", "stderr", "-c", str(config), "-g", "daemon off;"]
+        server = self.spawn("nginx", argv, ready=lambda: accepts(port))
+        server.url = f"http://127.0.0.1:{port}"
+        return server
+
+    def _home(self, name: str, port: int) -> Path:
+        home = self.directory / f"{name}-{port}"
+        home.mkdir()
+        return home

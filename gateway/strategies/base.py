@@ -1,0 +1,46 @@
+"""The contract of every waiting strategy."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from gateway.celery_message import Message
+from gateway.pending import Pending
+
+
+class Strategy(ABC):
+    """Publishes a task and waits for its result.
+
+    One object serves one process and runs on its asyncio loop; everything that it needs
+    is handed to its constructor, which opens nothing. An implementer's duties:
+
+    - `send` never blocks (`blocking` excepted, which is what it is there to show), and
+      raises a `RequestError` with status 503 where it is known at once that the message
+      cannot be taken.
+    - Every message is published mandatory and confirmed. An error before the confirm is
+      one with status 503; after it, 504.
+    - The pending result is told of its confirm and its end on the loop's thread. Only
+      SUCCESS, FAILURE and REVOKED end it.
+    - Waiting costs nothing that lasts: what is ended or abandoned is forgotten.
+    - A lost connection is restored without anyone's asking.
+    """
+
+    #: The name in `--strategy` and in the table of strategies.
+    name: str
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Begin to connect; servers that are away are waited for in the background."""
+
+    @abstractmethod
+    def send(self, message: Message, deadline: float) -> Pending:
+        """Publish `message` and wait for its result until `deadline` (monotonic seconds)."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Close what `start` opened; nothing is pending any more."""
+
+    @abstractmethod
+    def checks(self) -> dict[str, str]:
+        """Say for each server that it needs (``broker``, ``results``) what is wrong with it;
+        an empty text means that it is ready."""

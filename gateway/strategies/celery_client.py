@@ -1,0 +1,176 @@
+"""What the strategies built on Celery's own client share: publishing with kombu, results."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from queue import Empty, LifoQueue
+from time import monotonic
+from typing import Any
+
+import celery.exceptions
+from amqp.exceptions import MessageNacked
+from celery import Celery
+from celery.result import AsyncResult
+from kombu import Producer
+from kombu.exceptions import KombuError
+from redis.exceptions import RedisError
+
+from gateway import celery_message
+from gateway.celery_message import Message, decode_meta
+from gateway.config import Config
+from gateway.errors import BrokerUnavailable, NotConfirmed, Rejected, ResultsLost, Unroutable
+from gateway.outcome import FINAL, SUCCESS, Outcome
+
+CONNECT_TIMEOUT = 3  # seconds for TCP, TLS and AMQP together
+RESULT_TIMEOUT = 3  # seconds for one command to the result store
+
+
+class CeleryClient:
+    """A Celery app that only publishes and waits, safe to share between threads.
+
+    Each publish has a connection of its own while it lasts: Celery's pool caps concurrent
+    publishes and gives broken connections back.
+    """
+
+    def __init__(self, config: Config):
+        self._config = config
+        self._idle: LifoQueue[_Wire] = LifoQueue()
+        self.app = app = Celery("gateway", set_as_current=False)
+        app.conf.update(
+            broker_url=config.brokers,
+            broker_connection_timeout=CONNECT_TIMEOUT,
+            # Nobody would send a pooled connection's heartbeats; TCP_USER_TIMEOUT ends it.
+            broker_heartbeat=0,
+            broker_transport_options={"confirm_publish": True, "max_retries": len(config.brokers)},
+            broker_use_ssl=_ssl_options(config) if config.brokers[0].startswith("amqps:") else None,
+            result_backend=config.results,
+            result_accept_content=["json"],
+            # One backend for all threads: the first use of a thread's own costs more than a relay.
+            result_backend_thread_safe=True,
+            result_backend_transport_options={
+                "global_keyprefix": config.result_key_prefix,
+                "retry_policy": {"timeout": RESULT_TIMEOUT, "max_retries": 2},
+            },
+            redis_backend_use_ssl=_redis_ssl(config) if config.results.startswith("rediss:") else None,
+            redis_socket_connect_timeout=RESULT_TIMEOUT,
+            redis_socket_timeout=RESULT_TIMEOUT,
+            redis_max_connections=max(256, 2 * config.threads),
+        )
+
+    def subscribe(self, task_id: str) -> AsyncResult:
+        """Begin to listen for the result of a task that is published next."""
+        result = AsyncResult(task_id, app=self.app)
+        self.app.backend.on_task_call(None, task_id)
+        return result
+
+    def publish(self, message: Message) -> None:
+        """Publish `message` and wait for its confirm.
+
+        Raises a `RequestError` with status 503: it was returned, refused or not confirmed.
+        """
+        try:
+            wire = self._idle.get_nowait()
+        except Empty:
+            wire = _Wire(self.app)
+        try:
+            wire.publish(message, self._config.confirm_timeout)
+        except BaseException:
+            # py-amqp takes the late ack of a failed publish for the next one's.
+            wire.close()
+            raise
+        self._idle.put(wire)
+
+    def wait(self, result: AsyncResult, deadline: float) -> Outcome | None:
+        """Block until the task has ended or `deadline` (monotonic seconds) has passed: None.
+
+        At a deadline that has passed it is a look at what is stored. Raises `ResultsLost`
+        where the result store fails meanwhile.
+        """
+        try:
+            if (timeout := deadline - monotonic()) > 0:
+                result.get(timeout=timeout, propagate=False)
+            return outcome_of(result)
+        except celery.exceptions.TimeoutError:
+            self.forget(result)
+            return None
+        except (KombuError, UnicodeDecodeError) as exc:
+            return Outcome(SUCCESS, error=f"no JSON result ({type(exc).__name__})")
+        except (RedisError, OSError, RuntimeError) as exc:
+            raise ResultsLost from exc
+
+    def forget(self, result: AsyncResult) -> None:
+        """Stop listening; what is stored stays for whoever asks for it later."""
+        self.app.backend.remove_pending_result(result)
+
+    def close(self) -> None:
+        while True:
+            try:
+                self._idle.get_nowait().close()
+            except Empty:
+                break
+        self.app.close()
+
+
+def outcome_of(result: AsyncResult) -> Outcome | None:
+    """Return how the task ended, from what `result` has already got; None if it has not."""
+    meta = result._get_task_meta()
+    return decode_meta(meta["status"], meta.get("result")) if meta["status"] in FINAL else None
+
+
+class _Wire:
+    """One connection with a producer on it."""
+
+    def __init__(self, app: Celery):
+        self._connection = app.connection_for_write()
+        self._returned: list[str] = []
+        self._producer: Producer | None = None
+
+    def publish(self, message: Message, confirm_timeout: float) -> None:
+        connection = self._connection
+        try:
+            if self._producer is None:
+                self._producer = Producer(
+                    connection, auto_declare=False, on_return=self._on_return
+                )
+            self._producer.publish(
+                message.body,
+                exchange="",
+                routing_key=message.queue,
+                content_type=celery_message.CONTENT_TYPE,
+                content_encoding=celery_message.CONTENT_ENCODING,
+                headers=message.headers(),
+                correlation_id=message.task_id,
+                delivery_mode=2 if message.persistent else 1,
+                mandatory=True,
+                retry=False,
+                confirm_timeout=confirm_timeout,
+            )
+        except MessageNacked as exc:
+            raise Rejected from exc
+        except socket.timeout as exc:
+            raise NotConfirmed from exc
+        except connection.connection_errors + connection.channel_errors as exc:
+            raise BrokerUnavailable from exc
+        if self._returned:
+            raise Unroutable(f"The queue {message.queue} is missing.")
+
+    def close(self) -> None:
+        self._connection.release()
+
+    def _on_return(self, exc: Exception, *_message: Any) -> None:
+        self._returned.append(str(exc))
+
+
+def _ssl_options(config: Config) -> dict[str, Any]:
+    tls = config.tls
+    return {
+        "ca_certs": tls.ca and str(tls.ca),
+        "certfile": tls.cert and str(tls.cert),
+        "keyfile": tls.key and str(tls.key),
+        "cert_reqs": ssl.CERT_REQUIRED if tls.verify else ssl.CERT_NONE,
+    }
+
+
+def _redis_ssl(config: Config) -> dict[str, Any]:
+    return {f"ssl_{name}": value for name, value in _ssl_options(config).items()}

@@ -1,0 +1,47 @@
+"""What a strategy on Celery's client has beside it: the publisher that watches the broker."""
+
+from __future__ import annotations
+
+from gateway.config import Config
+from gateway.errors import BrokerBlocked, BrokerUnavailable, ResultsUnavailable
+from gateway.metrics import Metrics
+from gateway.publisher import Publisher
+from gateway.result_store import ResultStore
+from gateway.strategies.base import Strategy
+from gateway.strategies.celery_client import CeleryClient
+
+
+class CeleryStrategy(Strategy):
+    """Knows on the loop, without blocking, whether broker and results are there.
+
+    The asynchronous publisher looks at the queues and hears that the broker is blocked or
+    gone, so that nobody has to find that out by hanging.
+    """
+
+    def __init__(self, config: Config, metrics: Metrics, prefix: str):
+        self._config = config
+        self._metrics = metrics
+        self._broker = Publisher(config, metrics)
+        self._store = ResultStore(config)
+        self._client = CeleryClient(config)
+
+    async def start(self) -> None:
+        await self._broker.start()
+        await self._store.start()
+
+    async def stop(self) -> None:
+        await self._store.stop()
+        await self._broker.stop()
+        self._client.close()
+
+    def checks(self) -> dict[str, str]:
+        return {"broker": self._broker.trouble, "results": self._store.trouble}
+
+    def _admit(self) -> None:
+        """Raise what is already known to keep a message from being taken and answered."""
+        if self._broker.blocked:
+            raise BrokerBlocked
+        if self._broker.trouble:
+            raise BrokerUnavailable
+        if self._store.trouble:
+            raise ResultsUnavailable

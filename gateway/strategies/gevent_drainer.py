@@ -1,0 +1,122 @@
+"""`gevent`: Celery's gevent drainer, with a greenlet for each publish.
+
+The process has been patched before anything else was imported (see `gateway.child`), so
+that Celery chooses its gevent drainer, and kombu's sockets yield. The loop itself runs on
+gevent's hub: what a greenlet has for it must come by `call_soon_threadsafe`, or the loop
+is not woken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+
+import gevent
+from celery.result import AsyncResult
+from gevent.queue import SimpleQueue
+from redis.exceptions import RedisError
+
+from gateway.celery_message import Message
+from gateway.config import Config
+from gateway.errors import RequestError, ResultsLost
+from gateway.metrics import Metrics
+from gateway.pending import Pending
+from gateway.strategies.celery_client import CeleryClient, outcome_of
+from gateway.strategies.celery_strategy import CeleryStrategy
+
+log = logging.getLogger(__name__)
+
+PUBLISHERS = 64  # greenlets, each with a connection; waiting is not bounded by them
+
+
+class GeventDrainer(CeleryStrategy):
+    """Some greenlets publish; one, the drainer, hears all results."""
+
+    name = "gevent"
+
+    def __init__(self, config: Config, metrics: Metrics, prefix: str):
+        super().__init__(config, metrics, prefix)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._work: SimpleQueue[tuple[Callable[[Pending], None], Pending]] = SimpleQueue()
+        self._greenlets: list[gevent.Greenlet] = []
+        self._drainer: gevent.Greenlet | None = None
+        self._waiting: dict[Pending, AsyncResult] = {}
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._greenlets = [gevent.spawn(self._run) for _ in range(PUBLISHERS)]
+        await super().start()
+
+    async def stop(self) -> None:
+        gevent.killall(self._greenlets, block=False)
+        await super().stop()
+
+    def send(self, message: Message, deadline: float) -> Pending:
+        self._admit()
+        pending = Pending(message, deadline)
+        self._work.put((self._publish, pending))
+        return pending
+
+    # In the publishing greenlets ----------------------------------------------------------
+
+    def _run(self) -> None:
+        assert self._loop is not None
+        while True:
+            work, pending = self._work.get()
+            try:
+                if monotonic() < pending.deadline and not pending.ended:
+                    work(pending)
+            except RequestError as exc:
+                self._loop.call_soon_threadsafe(pending.fail, exc)
+            except (RedisError, OSError, RuntimeError) as exc:
+                log.warning("result store: %s", exc)
+                self._loop.call_soon_threadsafe(pending.fail, ResultsLost())
+
+    def _publish(self, pending: Pending) -> None:
+        assert self._loop is not None
+        self._subscribe(pending)
+        self._client.publish(pending.message)
+        self._loop.call_soon_threadsafe(pending.confirm)
+
+    def _subscribe(self, pending: Pending) -> AsyncResult:
+        result = AsyncResult(pending.message.task_id, app=self._client.app)
+        self._waiting[pending] = result
+        pending.let_go = self._let_go
+        result.then(partial(self._heard, pending))
+        drainer = self._client.app.backend.result_consumer.drainer._g
+        if drainer is not self._drainer:
+            self._drainer = drainer
+            drainer.link(self._drainer_ended)
+        return result
+
+    def _fetch(self, pending: Pending) -> None:
+        """Listen anew for a task that is already published."""
+        assert self._loop is not None
+        outcome = self._client.wait(self._subscribe(pending), 0)
+        self._loop.call_soon_threadsafe(pending.settle, outcome)
+
+    # In the drainer's greenlet ------------------------------------------------------------
+
+    def _heard(self, pending: Pending, result: AsyncResult) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(pending.settle, outcome_of(result))
+
+    def _drainer_ended(self, drainer: gevent.Greenlet) -> None:
+        """Begin anew with another client: a dead drainer stays dead, and waiters with it."""
+        if drainer is not self._drainer or drainer.exception is None:
+            return
+        log.error("Celery's drainer died, starting another: %r", drainer.exception)
+        self._drainer = None
+        self._client = CeleryClient(self._config)
+        for pending in list(self._waiting):
+            self._work.put((self._fetch, pending))
+
+    # On the loop ---------------------------------------------------------------------------
+
+    def _let_go(self, pending: Pending) -> None:
+        result = self._waiting.pop(pending, None)
+        if result is not None and pending.outcome is None:
+            gevent.spawn(self._client.forget, result)

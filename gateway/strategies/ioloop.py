@@ -1,0 +1,79 @@
+"""`ioloop`: one poller a process asks for all pending results at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from redis.exceptions import RedisError
+
+from gateway import background
+from gateway.celery_message import Message, decode_result
+from gateway.config import Config
+from gateway.errors import ResultsUnavailable
+from gateway.metrics import Metrics
+from gateway.pending import Pending
+from gateway.publishers import publisher_for
+from gateway.result_store import ResultStore
+from gateway.strategies.base import Strategy
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks: the least while results come, the most while none do.
+PAUSE = (0.001, 0.05)
+
+
+class IOLoop(Strategy):
+    """MGET of all pending keys, in a loop that slows down while nothing comes."""
+
+    name = "ioloop"
+
+    def __init__(self, config: Config, metrics: Metrics, prefix: str):
+        self._publisher = publisher_for(config, metrics)
+        self._store = ResultStore(config)
+        self._waiting: dict[str, Pending] = {}
+        self._some = asyncio.Event()
+        self._poller: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._publisher.start()
+        await self._store.start()
+        self._poller = background.start(self._poll(), "result poller")
+
+    async def stop(self) -> None:
+        await background.stop(self._poller)
+        await self._store.stop()
+        await self._publisher.stop()
+
+    def send(self, message: Message, deadline: float) -> Pending:
+        if self._store.trouble:
+            raise ResultsUnavailable
+        pending = Pending(message, deadline, self._let_go)
+        self._publisher.publish(pending)
+        self._waiting[message.task_id] = pending
+        self._some.set()
+        return pending
+
+    def checks(self) -> dict[str, str]:
+        return {"broker": self._publisher.trouble, "results": self._store.trouble}
+
+    def _let_go(self, pending: Pending) -> None:
+        self._waiting.pop(pending.message.task_id, None)
+
+    async def _poll(self) -> None:
+        pause = PAUSE[0]
+        while True:
+            if not self._waiting:
+                self._some.clear()
+                await self._some.wait()
+                pause = PAUSE[0]
+            try:
+                found = await self._store.fetch(list(self._waiting))
+            except (RedisError, OSError) as exc:
+                log.warning("cannot fetch results: %s", exc)
+                found, pause = [], 1.0
+            for task_id, payload in found:
+                if pending := self._waiting.get(task_id):
+                    pending.settle(decode_result(payload))
+            pause = PAUSE[0] if found else min(pause * 1.5, PAUSE[1])
+            await asyncio.sleep(pause)

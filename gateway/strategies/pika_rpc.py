@@ -1,0 +1,77 @@
+"""`pika`: workers reply over AMQP to one queue a process; `correlation_id` finds the waiter."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from pika.channel import Channel
+
+from gateway.celery_message import Message, decode_result
+from gateway.config import Config
+from gateway.errors import ResultsLost
+from gateway.metrics import Metrics
+from gateway.pending import Pending
+from gateway.publisher import Publisher
+from gateway.strategies.base import Strategy
+
+#: `appserver.reply_backend` replies to queues that begin so.
+REPLY_PREFIX = "gateway.reply."
+
+
+class PikaRPC(Strategy):
+    """Publish and hear replies on one channel; a reply lives no longer than the connection."""
+
+    name = "pika"
+
+    def __init__(self, config: Config, metrics: Metrics, prefix: str):
+        self._metrics = metrics
+        self._publisher = Publisher(config, metrics, self._consume, self._lost)
+        self._waiting: dict[str, Pending] = {}
+        self._reply_to = ""
+
+    async def start(self) -> None:
+        await self._publisher.start()
+
+    async def stop(self) -> None:
+        await self._publisher.stop()
+
+    def send(self, message: Message, deadline: float) -> Pending:
+        pending = Pending(message, deadline, self._let_go)
+        self._publisher.publish(pending, self._reply_to)
+        self._waiting[message.task_id] = pending
+        return pending
+
+    def checks(self) -> dict[str, str]:
+        return {"broker": self._publisher.trouble}
+
+    def _let_go(self, pending: Pending) -> None:
+        self._waiting.pop(pending.message.task_id, None)
+
+    def _consume(self, channel: Channel, ready: Callable[[], None]) -> None:
+        # A new name each time: the broker may not have noticed the old connection's end,
+        # and what is still sent to the old queue is for nobody.
+        self._reply_to = f"{REPLY_PREFIX}{secrets.token_hex(8)}"
+
+        def declared(_frame: Any) -> None:
+            channel.basic_consume(
+                self._reply_to,
+                self._on_reply,
+                auto_ack=True,
+                exclusive=True,
+                callback=lambda _frame: ready(),
+            )
+
+        channel.queue_declare(self._reply_to, exclusive=True, auto_delete=True, callback=declared)
+
+    def _on_reply(self, _channel: Channel, _method: Any, properties: Any, body: bytes) -> None:
+        pending = self._waiting.get(properties.correlation_id)
+        if pending is None:
+            self._metrics.add("gateway_results_unclaimed_total")
+        else:
+            pending.settle(decode_result(body))
+
+    def _lost(self) -> None:
+        for pending in list(self._waiting.values()):
+            pending.fail(ResultsLost())

@@ -1,0 +1,142 @@
+"""`redis`: one pattern subscription a process receives every result, pushed.
+
+Celery's worker publishes each result on the channel that is named as its key. This
+process' task ids share a prefix, so one PSUBSCRIBE receives them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from time import monotonic
+
+from redis.exceptions import RedisError
+
+from gateway import background, result_store
+from gateway.celery_message import Message, decode_result
+from gateway.config import Config
+from gateway.errors import ResultsUnavailable
+from gateway.metrics import Metrics
+from gateway.pending import Pending
+from gateway.publishers import publisher_for
+from gateway.strategies.base import Strategy
+
+log = logging.getLogger(__name__)
+
+PAUSE = 0.2  # seconds before a lost subscription is tried again
+SWEEP = 1.0  # seconds: every result that is not here by then is asked for, once
+SILENCE = 5.0  # seconds without a word, a PING's answer included, end the subscription
+
+
+class RedisPush(Strategy):
+    """Subscribe first, then fetch what may have been missed; sweep stragglers."""
+
+    name = "redis"
+
+    def __init__(self, config: Config, metrics: Metrics, prefix: str):
+        self._config = config
+        self._metrics = metrics
+        self._publisher = publisher_for(config, metrics)
+        self._store = result_store.ResultStore(config)
+        self._channels = result_store.key_prefix(config)
+        self._pattern = f"{self._channels}{prefix}*"
+        self._waiting: dict[str, Pending] = {}
+        # The ids sent since the last sweep, and those of the sweep before it.
+        self._young: list[str] = []
+        self._older: list[str] = []
+        self._heard = 0.0
+        self._trouble = "not subscribed yet"
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        await self._publisher.start()
+        await self._store.start()
+        self._tasks = [
+            background.start(self._listen(), "result subscription"),
+            background.start(self._sweep(), "result sweep"),
+        ]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            await background.stop(task)
+        await self._store.stop()
+        await self._publisher.stop()
+
+    def send(self, message: Message, deadline: float) -> Pending:
+        if self._trouble:
+            raise ResultsUnavailable
+        pending = Pending(message, deadline, self._let_go)
+        self._publisher.publish(pending)
+        self._waiting[message.task_id] = pending
+        self._young.append(message.task_id)
+        return pending
+
+    def checks(self) -> dict[str, str]:
+        return {"broker": self._publisher.trouble, "results": self._trouble}
+
+    def _let_go(self, pending: Pending) -> None:
+        self._waiting.pop(pending.message.task_id, None)
+
+    def _receive(self, task_id: str, payload: bytes) -> None:
+        pending = self._waiting.get(task_id)
+        if pending is None:
+            self._metrics.add("gateway_results_unclaimed_total")
+        else:
+            pending.settle(decode_result(payload))
+
+    async def _listen(self) -> None:
+        while True:
+            client = result_store.connect(self._config)
+            subscription = client.pubsub()
+            try:
+                await self._subscribe(subscription)
+            except (RedisError, OSError) as exc:
+                if not self._trouble:
+                    log.warning("result subscription lost: %s", exc)
+                self._trouble = f"{type(exc).__name__}: {exc}"
+            finally:
+                await asyncio.gather(subscription.aclose(), client.aclose(), return_exceptions=True)
+            await asyncio.sleep(PAUSE)
+
+    async def _subscribe(self, subscription: object) -> None:
+        """Hear results until the connection fails: raises RedisError or OSError."""
+        async with asyncio.timeout(SILENCE):
+            await subscription.psubscribe(self._pattern)
+            await subscription.parse_response()
+        if self._waiting:
+            await self._fetch(list(self._waiting))
+        log.info("subscribed to %s", self._pattern)
+        self._metrics.add("gateway_result_connections_total")
+        self._trouble, self._heard = "", monotonic()
+        skip = len(self._channels)
+        asked = False
+        while True:
+            try:
+                async with asyncio.timeout_at(asyncio.get_running_loop().time() + SILENCE):
+                    while True:
+                        kind, *rest = await subscription.parse_response()
+                        asked = False
+                        if kind == b"pmessage":
+                            self._receive(rest[1][skip:].decode(), rest[2])
+            except TimeoutError:
+                if asked:
+                    raise
+                asked = True
+                await subscription.ping()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP)
+            stragglers = [task_id for task_id in self._older if task_id in self._waiting]
+            self._older, self._young = self._young, []
+            if stragglers:
+                try:
+                    await self._fetch(stragglers)
+                except (RedisError, OSError) as exc:
+                    log.warning("cannot fetch results: %s", exc)
+
+    async def _fetch(self, task_ids: list[str]) -> None:
+        async with asyncio.timeout(SILENCE):
+            for task_id, payload in await self._store.fetch(task_ids):
+                if task_id in self._waiting:
+                    self._receive(task_id, payload)

@@ -1,0 +1,59 @@
+"""`threadpool`: `AsyncResult.get()` in a bounded pool of threads."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
+
+from gateway.celery_message import Message
+from gateway.config import Config
+from gateway.errors import RequestError
+from gateway.metrics import Metrics
+from gateway.pending import Pending
+from gateway.strategies.celery_strategy import CeleryStrategy
+
+
+class ThreadPool(CeleryStrategy):
+    """One thread publishes a message and waits for its result.
+
+    The pool's size is the in-flight limit. Time in the pool's queue counts: what no thread
+    has begun by its deadline is never published.
+    """
+
+    name = "threadpool"
+
+    def __init__(self, config: Config, metrics: Metrics, prefix: str):
+        super().__init__(config, metrics, prefix)
+        self._pool = ThreadPoolExecutor(config.threads, "waiter")
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().start()
+
+    async def stop(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        await super().stop()
+
+    def send(self, message: Message, deadline: float) -> Pending:
+        self._admit()
+        pending = Pending(message, deadline)
+        work = self._pool.submit(self._relay, pending)
+        pending.let_go = lambda _pending: work.cancel()
+        return pending
+
+    def _relay(self, pending: Pending) -> None:
+        """Publish and wait, in a thread of the pool."""
+        assert self._loop is not None
+        tell = self._loop.call_soon_threadsafe
+        if monotonic() >= pending.deadline:
+            return
+        result = self._client.subscribe(pending.message.task_id)
+        try:
+            self._client.publish(pending.message)
+            tell(pending.confirm)
+            tell(pending.settle, self._client.wait(result, pending.deadline))
+        except RequestError as exc:
+            self._client.forget(result)
+            tell(pending.fail, exc)

@@ -1,0 +1,260 @@
+"""The parent: binds, starts children, restarts and replaces them, owns the admin port.
+
+It opens nothing else: children are new Python processes, not forks of one that has loops,
+clients or threads, so each reads its code anew and gevent can patch before any import.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import pickle
+import resource
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from time import monotonic
+
+from gateway.admin import admin_server
+from gateway.config import Config
+from gateway.errors import ConfigError
+from gateway.metrics import Metrics, add_up
+
+log = logging.getLogger(__name__)
+
+BACKOFF = (0.1, 5.0)  # seconds before a dead child is started again: the first, the longest
+START_TIMEOUT = 30.0  # seconds until a new child must answer
+ASK_TIMEOUT = 1.0  # seconds a living loop needs at most
+
+
+class Process:
+    """A child as its parent sees it."""
+
+    def __init__(self, config: Config, sockets: list[socket.socket]):
+        self.config = config
+        self._sockets = sockets
+        self._asking = asyncio.Lock()
+        self.metrics, self._file = Metrics.create(route.path for route in config.routes)
+        self._child: asyncio.subprocess.Process
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter
+        self.retired = False
+        self.started = monotonic()
+
+    async def start(self) -> None:
+        ours, theirs = socket.socketpair()
+        fds = [s.fileno() for s in self._sockets]
+        argv = [sys.executable, "-m", "gateway.child", str(theirs.fileno())]
+        if self.config.strategy == "gevent":
+            argv.append("gevent")
+        with theirs:
+            self._child = await asyncio.create_subprocess_exec(
+                *argv, pass_fds=[theirs.fileno(), self._file.fileno(), *fds]
+            )
+        self._reader, self._writer = await asyncio.open_connection(sock=ours)
+        start = pickle.dumps(
+            {"config": self.config, "sockets": fds, "metrics": self._file.fileno()}
+        )
+        self._writer.write(struct.pack("!I", len(start)) + start)
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    async def ask(self, timeout: float = ASK_TIMEOUT) -> dict[str, str] | None:
+        """Return the child's own checks, or None where its loop does not answer in time."""
+        try:
+            async with asyncio.timeout(timeout), self._asking:
+                self._writer.write(b"\n")
+                line = await self._reader.readline()
+                return json.loads(line) if line else None
+        except (TimeoutError, OSError):
+            return None
+
+    async def ready(self, timeout: float = START_TIMEOUT) -> bool:
+        """Wait until the child serves and its strategy is ready, or until it is known not to be."""
+        end = monotonic() + timeout
+        checks = await self.ask(timeout)
+        while checks and any(checks.values()) and monotonic() < end:
+            await asyncio.sleep(0.05)
+            checks = await self.ask()
+        return checks is not None and not any(checks.values())
+
+    async def wait(self) -> int:
+        code = await self._child.wait()
+        self._writer.close()
+        return code
+
+    def signal(self, number: int) -> None:
+        try:
+            self._child.send_signal(number)
+        except ProcessLookupError:
+            pass  # it has just ended by itself
+
+    def close(self) -> None:
+        self.metrics.close()
+        self._file.close()
+
+
+class Supervisor:
+    """Keeps ``config.processes`` children serving on `sockets`.
+
+    `load` reads the configuration again at SIGHUP.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        sockets: list[socket.socket],
+        admin: list[socket.socket],
+        load: Callable[[], Config],
+    ):
+        self.config = config
+        self._sockets = sockets
+        self._admin = admin
+        self._load = load
+        self._keepers: dict[asyncio.Task[None], None] = {}
+        self._stopping = asyncio.Event()
+        self._reloading = asyncio.Lock()
+        #: The living children, and what the dead ones have counted.
+        self.children: list[Process] = []
+        self.gone: dict[tuple[str, str], float] = {}
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT; a second one ends everything at once."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        loop.add_signal_handler(signal.SIGHUP, lambda: self._keep(self._reload()))
+        _raise_file_limit()
+        admin = admin_server(self, self._admin) if self._admin else None
+        for _ in range(self.config.processes):
+            self._keep(self._keep_one(self.config))
+        await self._stopping.wait()
+        for child in self.children:
+            child.signal(signal.SIGTERM)
+        while self._keepers:
+            await asyncio.wait(self._keepers)
+        if admin:
+            admin.stop()
+
+    def totals(self) -> dict[tuple[str, str], float]:
+        """Add up the counters of all children, the dead ones included."""
+        return add_up([self.gone, *(child.metrics.totals() for child in self.children)])
+
+    async def ask(self) -> list[dict[str, str] | None]:
+        """Ask every child how it is, at once."""
+        return await asyncio.gather(*(child.ask() for child in self.children))
+
+    @property
+    def draining(self) -> bool:
+        return self._stopping.is_set()
+
+    def _stop(self) -> None:
+        if self._stopping.is_set():
+            log.warning("told twice to stop: ending at once")
+            for child in self.children:
+                child.signal(signal.SIGKILL)
+        self._stopping.set()
+
+    def _keep(self, work: object) -> None:
+        task = asyncio.ensure_future(work)
+        self._keepers[task] = None
+        task.add_done_callback(lambda t: self._keepers.pop(t) or t.result())
+
+    async def _keep_one(self, config: Config, first: Process | None = None) -> None:
+        """Start a child, and another whenever it dies unasked."""
+        pause = BACKOFF[0]
+        child = first
+        while not self._stopping.is_set():
+            child = child or await self._start(config)
+            code = await child.wait()
+            lived = monotonic() - child.started
+            self.children.remove(child)
+            self.gone = add_up([self.gone, child.metrics.totals(alive=False)])
+            child.close()
+            if self._stopping.is_set() or child.retired:
+                return
+            pause = BACKOFF[0] if lived > BACKOFF[1] else min(pause * 2, BACKOFF[1])
+            log.error("child %d ended with %d; another in %.1f s", child.pid, code, pause)
+            child = None
+            try:
+                await asyncio.wait_for(self._stopping.wait(), pause)
+            except TimeoutError:
+                pass
+
+    async def _start(self, config: Config) -> Process:
+        child = Process(config, self._sockets)
+        await child.start()
+        self.children.append(child)
+        if self._stopping.is_set():
+            child.signal(signal.SIGTERM)
+        return child
+
+    async def _reload(self) -> None:
+        """Replace all children one by one; a configuration that cannot be used changes nothing."""
+        async with self._reloading:
+            try:
+                config = self._load()
+            except ConfigError as exc:
+                for problem in exc.problems:
+                    log.error("not reloaded: %s", problem)
+                return
+            log.info("reloading: replacing %d children", len(self.children))
+            for name in ("host", "port", "uds", "admin_host", "admin_port"):
+                if getattr(config, name) != getattr(self.config, name):
+                    log.warning("%s changes only with a restart", name)
+            old = list(self.children)
+            for number in range(max(config.processes, len(old))):
+                if number < config.processes:
+                    child = await self._start(config)
+                    self._keep(self._keep_one(config, child))
+                    if not await child.ready():
+                        log.error("not reloaded: the new child %d is not ready", child.pid)
+                        self._retire(child)
+                        return
+                if number < len(old):
+                    self._retire(old[number])
+            self.config = config
+            log.info("reloaded")
+
+    def _retire(self, child: Process) -> None:
+        child.retired = True
+        child.signal(signal.SIGTERM)
+
+
+def bind(config: Config) -> list[socket.socket]:
+    """Bind the listening socket; raises OSError."""
+    if config.uds:
+        listener = socket.socket(socket.AF_UNIX)
+        config.uds.unlink(missing_ok=True)
+        listener.bind(str(config.uds))
+        config.uds.chmod(0o666)
+    else:
+        listener = bind_tcp(config.host, config.port)
+    listener.listen(config.backlog)
+    return [listener]
+
+
+def bind_tcp(host: str, port: int) -> socket.socket:
+    """Bind a TCP socket of the family that `host` is of; raises OSError."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _raise_file_limit() -> None:
+    """Allow as many open files as the system lets us: a request is a file."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
