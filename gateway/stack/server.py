@@ -23,7 +23,7 @@ class Server:
     """One running child process, in a session of its own: a terminal's Ctrl-C passes it by.
 
     `log` is the file that keeps its output, of all its starts; `url` and `admin_url` are empty
-    where it has none.
+    where it has none. `on_change` is told of each start, as `+PID`, and of each end, as `-PID`.
     """
 
     url = ""
@@ -40,12 +40,14 @@ class Server:
         ready: Callable[[], bool] | str | None = None,
         timeout: float = 60,
         on_line: Callable[[str, str], None] | None = None,
+        on_change: Callable[[str], None] | None = None,
     ):
         self.name = name
         self.log = log
         self.env = dict(env)
         self._argv, self._cwd = list(argv), cwd
-        self._ready, self._timeout, self._on_line = ready, timeout, on_line
+        self._ready, self._timeout = ready, timeout
+        self._on_line, self._on_change = on_line, on_change
         self._start()
 
     @property
@@ -65,6 +67,8 @@ class Server:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        if self._on_change:
+            self._on_change(f"+{self.pid}")
         self._reader: threading.Thread | None = None
         if self._on_line:
             self._reader = threading.Thread(target=self._copy_lines, args=(self._process,))
@@ -85,7 +89,7 @@ class Server:
 
         Raises StackError, with the end of the log, when it died or did not get there.
         """
-        if not _poll(lambda: not self.alive() or self._is_ready(), timeout):
+        if not poll(lambda: not self.alive() or self._is_ready(), timeout):
             raise StackError(f"{self.name} is not ready after {timeout:g} s{self._tail()}")
         if not self.alive():
             self.kill()  # and have the last of its output
@@ -110,41 +114,52 @@ class Server:
 
     def stop(self, timeout: float = 10) -> None:
         """Ask the process to end, wait at most `timeout` seconds, then kill what is left."""
+        family = self._family()
         if self.alive():
             self.thaw()  # a stopped process would not see the signal
             self._process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout)
-        self.kill()
+        self._kill(family)
 
     def kill(self) -> None:
-        """Kill the process and all its descendants at once; return when they are gone.
+        """Kill the process and all its descendants at once; return when they are gone."""
+        self._kill(self._family())
 
-        Whoever inherited a listening socket keeps the port, so all of them matter.
-        """
+    def _kill(self, family: dict[int, _Stat]) -> None:
+        # All of them, as whoever inherited a listening socket keeps the port.
+        def survivors() -> list[int]:
+            table = _process_table()
+            return [
+                pid
+                for pid, stat in family.items()
+                if pid in table and table[pid].started == stat.started and table[pid].living
+            ]
+
         if self._gone:
             return  # its process id may be somebody else's by now
-        family = self.pids()
-        self._signal(signal.SIGKILL)
+        self._signal(signal.SIGKILL, survivors())
         self._process.wait()
-        if not _poll(lambda: not _process_table().keys() & family, 10):
-            raise StackError(f"{self.name}: some of {family} survived SIGKILL")
+        if not poll(lambda: not survivors(), 10):
+            raise StackError(f"{self.name}: processes {survivors()} survived SIGKILL")
         if self._reader:
             self._reader.join()
+        if self._on_change:
+            self._on_change(f"-{self.pid}")
         self._gone = True
 
     def freeze(self) -> None:
         """Stop the process and its descendants (SIGSTOP) where they are, until `thaw`."""
-        self._signal(signal.SIGSTOP)
+        self._signal(signal.SIGSTOP, self.pids())
 
     def thaw(self) -> None:
         """Let a frozen server go on."""
-        self._signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT, self.pids())
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _signal(self, number: signal.Signals, pids: list[int]) -> None:
         # By group, which also has those whose parent is gone; and one by one, for those that
         # have a group of their own, as what the Erlang VM starts.
-        for send, pid in [(os.killpg, self.pid), *((os.kill, pid) for pid in self.pids())]:
+        for send, pid in [(os.killpg, self.pid), *((os.kill, pid) for pid in pids)]:
             with suppress(ProcessLookupError):
                 send(pid, number)
 
@@ -155,55 +170,60 @@ class Server:
         self.wait_ready(self._timeout)
 
     def pids(self) -> list[int]:
-        """List the process, its living descendants, and what is left of its session."""
+        """List the process and its descendants, as far as they are alive."""
+        return [pid for pid, stat in self._family().items() if stat.living]
+
+    def _family(self) -> dict[int, _Stat]:
+        # Who shares its session may have lost the parent that led back to it.
         table = _process_table()
-        family = [pid for pid, stat in table.items() if pid == self.pid or stat.session == self.pid]
-        for pid in family:  # grows as it goes
-            family += [p for p, stat in table.items() if stat.ppid == pid and p not in family]
-        return family
+        pids = [pid for pid, stat in table.items() if self.pid in (pid, stat.session)]
+        for pid in pids:  # grows as it goes
+            pids += [p for p, stat in table.items() if stat.ppid == pid and p not in pids]
+        return {pid: table[pid] for pid in pids}
 
     def cpu_seconds(self) -> float:
-        """Add up user and system time, in seconds, of the process and its living descendants.
+        """Add up user and system time, in seconds, of the process and its descendants.
 
-        A descendant that ended counts once its parent has waited for it, so the sum never falls
-        while the process lives.
+        What has ended counts through the parent that waited for it.
         """
-        table = _process_table()
-        return sum(table[pid].cpu_seconds for pid in self.pids() if pid in table)
+        return sum(stat.cpu_seconds for stat in self._family().values())
 
     def rss_bytes(self) -> int:
         """Add up the resident memory of the same processes; shared pages count in each."""
-        table = _process_table()
-        return sum(table[pid].rss_bytes for pid in self.pids() if pid in table)
+        return sum(stat.rss_bytes for stat in self._family().values())
 
 
 class _Stat(NamedTuple):
+    living: bool
     ppid: int
     session: int
     cpu_seconds: float
+    started: int
     rss_bytes: int
 
 
 def _process_table() -> dict[int, _Stat]:
-    """Read all living processes from /proc; nothing where there is no /proc. See proc(5)."""
+    """Read all processes from /proc; nothing where there is no /proc. See proc(5)."""
     tick, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
     table = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # ended meanwhile
             # The name stands in parentheses and may contain anything; the state is behind it.
             state, *fields = path.read_text(errors="replace").rpartition(")")[2].split()
-            if state not in "ZX":
-                table[int(path.parent.name)] = _Stat(
-                    ppid=int(fields[0]),
-                    session=int(fields[2]),
-                    # utime, stime, cutime, cstime
-                    cpu_seconds=sum(map(int, fields[10:14])) / tick,
-                    rss_bytes=int(fields[20]) * page,
-                )
+            table[int(path.parent.name)] = _Stat(
+                living=state not in "ZX",
+                ppid=int(fields[0]),
+                session=int(fields[2]),
+                # utime, stime, cutime, cstime
+                cpu_seconds=sum(map(int, fields[10:14])) / tick,
+                started=int(fields[18]),
+                rss_bytes=int(fields[20]) * page,
+            )
     return table
 
 
-def _poll(condition: Callable[[], bool], timeout: float) -> bool:
+def poll(condition: Callable[[], bool], timeout: float) -> bool:
+    """Wait until `condition` is true; return False when `timeout` seconds have passed."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from gateway.stack import reaper
 from gateway.stack.loopback import accepts, answers_ok, free_port
 from gateway.stack.nginx import nginx_config
 from gateway.stack.programs import find, find_embedded, find_rabbitmq
@@ -47,7 +49,18 @@ class Stack:
     def __enter__(self) -> Stack:
         directory = tempfile.TemporaryDirectory(prefix="gateway-stack-")
         self.directory = Path(self._exit.enter_context(directory))
+        # Should this process be killed, somebody has to know what it has started.
+        self._reaper = subprocess.Popen(
+            [sys.executable, "-I", reaper.__file__, str(self.directory)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._exit.callback(self._reaper.communicate)
         return self
+
+    def _tell_reaper(self, change: str) -> None:
+        with suppress(BrokenPipeError):
+            os.write(self._reaper.stdin.fileno(), f"{change}\n".encode())
 
     def __exit__(self, *exc_info: object) -> None:
         self._exit.close()
@@ -82,6 +95,7 @@ class Stack:
             ready=ready,
             timeout=timeout,
             on_line=self._on_line,
+            on_change=self._tell_reaper,
         )
         self._exit.callback(server.stop)
         try:

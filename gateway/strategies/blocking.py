@@ -27,9 +27,12 @@ class Blocking(CeleryStrategy):
         result = self._client.subscribe(message.task_id)
         try:
             self._client.publish(message)
-            pending.confirm()
+        except RequestError:
+            self._client.forget(result)
+            raise
+        pending.confirm()
+        try:
             pending.settle(self._client.wait(result, deadline))
         except RequestError as exc:
-            self._client.forget(result)
             pending.fail(exc)
         return pending

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import select
 import socket
 import ssl
 from queue import Empty, LifoQueue
@@ -13,14 +15,16 @@ from amqp.exceptions import MessageNacked
 from celery import Celery
 from celery.result import AsyncResult
 from kombu import Producer
-from kombu.exceptions import KombuError
+from kombu.exceptions import KombuError, OperationalError
 from redis.exceptions import RedisError
 
 from gateway import celery_message
 from gateway.celery_message import Message, decode_meta
 from gateway.config import Config
-from gateway.errors import BrokerUnavailable, NotConfirmed, Rejected, ResultsLost, Unroutable
+from gateway.errors import BrokerUnavailable, NotConfirmed, Rejected, ResultsLost, ResultsUnavailable, Unroutable
 from gateway.outcome import FINAL, SUCCESS, Outcome
+
+log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT = 3  # seconds for TCP, TLS and AMQP together
 RESULT_TIMEOUT = 3  # seconds for one command to the result store
@@ -59,20 +63,22 @@ class CeleryClient:
         )
 
     def subscribe(self, task_id: str) -> AsyncResult:
-        """Begin to listen for the result of a task that is published next."""
-        result = AsyncResult(task_id, app=self.app)
-        self.app.backend.on_task_call(None, task_id)
-        return result
+        """Begin to listen for the result of a task that is published next.
+
+        Raises `ResultsUnavailable`.
+        """
+        try:
+            self.app.backend.on_task_call(None, task_id)
+        except (RedisError, OSError, RuntimeError) as exc:
+            raise ResultsUnavailable from exc
+        return AsyncResult(task_id, app=self.app)
 
     def publish(self, message: Message) -> None:
         """Publish `message` and wait for its confirm.
 
         Raises a `RequestError` with status 503: it was returned, refused or not confirmed.
         """
-        try:
-            wire = self._idle.get_nowait()
-        except Empty:
-            wire = _Wire(self.app)
+        wire = self._wire()
         try:
             wire.publish(message, self._config.confirm_timeout)
         except BaseException:
@@ -101,7 +107,21 @@ class CeleryClient:
 
     def forget(self, result: AsyncResult) -> None:
         """Stop listening; what is stored stays for whoever asks for it later."""
-        self.app.backend.remove_pending_result(result)
+        try:
+            self.app.backend.remove_pending_result(result)
+        except (RedisError, OSError, RuntimeError) as exc:
+            # Where the subscription is gone there is nothing left to end.
+            log.info("cannot unsubscribe: %s", exc)
+
+    def _wire(self) -> _Wire:
+        while True:
+            try:
+                wire = self._idle.get_nowait()
+            except Empty:
+                return _Wire(self.app)
+            if wire.quiet():
+                return wire
+            wire.close()
 
     def close(self) -> None:
         while True:
@@ -150,13 +170,20 @@ class _Wire:
             raise Rejected from exc
         except socket.timeout as exc:
             raise NotConfirmed from exc
-        except connection.connection_errors + connection.channel_errors as exc:
+        except (OperationalError, *connection.connection_errors, *connection.channel_errors) as exc:
             raise BrokerUnavailable from exc
         if self._returned:
             raise Unroutable(f"The queue {message.queue} is missing.")
 
+    def quiet(self) -> bool:
+        """Tell whether the broker has sent nothing meanwhile, such as the connection's end."""
+        poll = select.poll()
+        poll.register(self._connection.connection.sock, select.POLLIN)
+        return not poll.poll(0)
+
     def close(self) -> None:
-        self._connection.release()
+        # Without AMQP's farewell: a broker that hangs would not return it.
+        self._connection.collect()
 
     def _on_return(self, exc: Exception, *_message: Any) -> None:
         self._returned.append(str(exc))

@@ -82,7 +82,8 @@ class GeventDrainer(CeleryStrategy):
         self._loop.call_soon_threadsafe(pending.confirm)
 
     def _subscribe(self, pending: Pending) -> AsyncResult:
-        result = AsyncResult(pending.message.task_id, app=self._client.app)
+        # The subscription before the drainer: one that finds none sleeps for a second.
+        result = self._client.subscribe(pending.message.task_id)
         self._waiting[pending] = result
         pending.let_go = self._let_go
         result.then(partial(self._heard, pending))

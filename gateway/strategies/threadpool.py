@@ -49,11 +49,14 @@ class ThreadPool(CeleryStrategy):
         tell = self._loop.call_soon_threadsafe
         if monotonic() >= pending.deadline:
             return
-        result = self._client.subscribe(pending.message.task_id)
         try:
-            self._client.publish(pending.message)
+            result = self._client.subscribe(pending.message.task_id)
+            try:
+                self._client.publish(pending.message)
+            except RequestError:
+                self._client.forget(result)
+                raise
             tell(pending.confirm)
             tell(pending.settle, self._client.wait(result, pending.deadline))
         except RequestError as exc:
-            self._client.forget(result)
             tell(pending.fail, exc)

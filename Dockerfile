@@ -1,0 +1,29 @@
+# One image for both roles:
+#     docker run IMAGE                                     a gateway
+#     docker run IMAGE celery -A appserver worker          a worker
+
+# The version that the tests run on.
+FROM python:3.11-slim AS build
+WORKDIR /src
+COPY README.md LICENSE setup.cfg pyproject.toml constraints.txt ./
+COPY gateway gateway
+COPY appserver appserver
+RUN python -m venv /opt/gateway \
+    && /opt/gateway/bin/pip install --no-cache-dir --constraint constraints.txt '.[gevent,fast]'
+
+FROM python:3.11-slim
+# A fixed number, so that volumes and security policies can name it.
+RUN useradd --system --uid 10001 --home-dir /nonexistent --shell /usr/sbin/nologin gateway
+COPY --from=build /opt/gateway /opt/gateway
+ENV PATH=/opt/gateway/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1
+USER gateway
+# Nobody but root writes here, and Celery imports from where it is started.
+WORKDIR /opt/gateway
+EXPOSE 8000
+# Liveness, not readiness: a broker that is down is no reason to replace a gateway. A container
+# in another role has no admin port, and must switch this off.
+HEALTHCHECK --interval=10s --timeout=3s --start-period=10s --retries=3 \
+    CMD ["python", "-c", "from urllib.request import urlopen as get; get('http://127.0.0.1:8001/healthz', timeout=2)"]
+CMD ["gateway", "serve", "--host", "0.0.0.0"]

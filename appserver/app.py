@@ -1,0 +1,177 @@
+"""The Celery app and its safe, fast defaults.
+
+Nothing is read from the environment before the configuration is first used, and nothing
+connects before a worker or a client does. docs/appserver.md says why each default is what it is.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from celery import Celery
+from celery.exceptions import ImproperlyConfigured
+
+from appserver.hub import PromptHub
+from appserver.queues import DeadLetters, task_queues
+
+BROKER_URL = "amqp://guest:guest@127.0.0.1:5672//"
+RESULT_BACKEND = "redis://127.0.0.1:6379/0"
+
+RESULT_EXPIRES = 300  # seconds
+BROKER_HEARTBEAT = 10  # seconds
+CONFIRM_TIMEOUT = 5.0  # seconds until a task's own publish counts as lost
+VISIBILITY_TIMEOUT = 600  # seconds until Redis, as a broker, gives a task to another worker
+PREFETCH = 16  # messages a pool process, thread or greenlet
+
+_BACKENDS = {
+    "redis": "ReplyBackend",
+    "rediss": "ReplyBackend",
+    "sentinel": "SentinelReplyBackend",
+}
+_FALSE = {"0", "false", "f", "no", "n", "off"}
+
+
+def settings(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Make the app's configuration of the gateway's own variables.
+
+    Raises ImproperlyConfigured where a URL cannot be served.
+    """
+    broker = environ.get("GATEWAY_BROKER_URL") or BROKER_URL
+    results = environ.get("GATEWAY_RESULT_BACKEND", RESULT_BACKEND)
+    return {
+        **_broker(broker, environ),
+        **_results(results, environ),
+        **_worker(environ),
+        "accept_content": ["json"],
+        "task_serializer": "json",
+        "result_serializer": "json",
+        "task_acks_late": True,
+        "task_reject_on_worker_lost": True,
+        "task_ignore_result": False,
+        "task_track_started": False,
+        "task_send_sent_event": False,
+        "task_default_queue": "celery",
+        "task_queues": task_queues(environ.get("GATEWAY_QUEUES", "")),
+    }
+
+
+def _worker(environ: Mapping[str, str]) -> dict[str, Any]:
+    chatter = environ.get("GATEWAY_WORKER_CHATTER", "0").lower() not in _FALSE
+    stock, quiet = "celery.worker.consumer:Consumer", "appserver.worker:QuietConsumer"
+    return {
+        "worker_consumer": stock if chatter else quiet,
+        "worker_send_task_events": False,
+        "worker_prefetch_multiplier": PREFETCH,
+        "worker_detect_quorum_queues": True,
+        # A task that is cut off in mid-effect has answered nobody; one that ends has.
+        "worker_cancel_long_running_tasks_on_connection_loss": False,
+        "worker_hijack_root_logger": True,
+        "worker_log_format": "%(asctime)s %(levelname)s %(processName)s %(name)s: %(message)s",
+        "worker_task_log_format": (
+            "%(asctime)s %(levelname)s %(processName)s %(task_name)s[%(task_id)s]: %(message)s"
+        ),
+    }
+
+
+def _broker(url: str, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Make the broker's settings; `url` may be a list separated by ``;`` and tried in turn."""
+    schemes = {part.partition(":")[0] for part in url.split(";")}
+    if len(schemes) > 1:
+        raise ImproperlyConfigured(
+            f"GATEWAY_BROKER_URL mixes {', '.join(sorted(schemes))}: TLS is for all or for none"
+        )
+    settings: dict[str, Any] = {
+        "broker_url": url,
+        "broker_heartbeat": BROKER_HEARTBEAT,
+        "broker_connection_retry_on_startup": True,
+        "broker_connection_max_retries": None,
+    }
+    scheme = schemes.pop()
+    if scheme == "amqps":
+        settings["broker_use_ssl"] = _amqp_tls(environ)
+    elif scheme == "rediss":
+        settings["broker_use_ssl"] = _redis_tls(environ)
+    settings["broker_transport_options"] = (
+        {"confirm_publish": True, "confirm_timeout": CONFIRM_TIMEOUT}
+        if scheme in ("amqp", "amqps")
+        else {"visibility_timeout": VISIBILITY_TIMEOUT}
+    )
+    return settings
+
+
+def _results(url: str, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Make the result backend's settings; an empty `url` means that nothing is stored."""
+    if not url:
+        return {"result_backend": "appserver.reply_backend:StorelessReplyBackend"}
+    scheme = url.partition(":")[0]
+    if scheme not in _BACKENDS:
+        raise ImproperlyConfigured(
+            f"GATEWAY_RESULT_BACKEND begins with {scheme!r}, not with {', '.join(_BACKENDS)}"
+        )
+    # Retries are Celery's own, below: its Redis backend would nest others, and not where it reads.
+    options: dict[str, Any] = {"retry_policy": {"max_retries": 0}}
+    if prefix := environ.get("GATEWAY_RESULT_KEY_PREFIX"):
+        options["global_keyprefix"] = prefix
+    if scheme == "sentinel":
+        query = parse_qs(urlsplit(url.split(";")[-1]).query)
+        options["master_name"] = query.get("master_name", ["mymaster"])[-1]
+    settings = {
+        "result_backend": f"appserver.reply_backend:{_BACKENDS[scheme]}+{url}",
+        "result_backend_transport_options": options,
+        "result_expires": RESULT_EXPIRES,
+        # About 5 s in all, so that a restarted Redis still gets the result.
+        "result_backend_always_retry": True,
+        "result_backend_max_retries": 12,
+        "result_backend_base_sleep_between_retries_ms": 100,
+        "result_backend_max_sleep_between_retries_ms": 1000,
+        "redis_socket_connect_timeout": 2.0,
+        "redis_socket_timeout": 3.0,
+        "redis_socket_keepalive": True,
+    }
+    if scheme == "rediss":
+        settings["redis_backend_use_ssl"] = _redis_tls(environ)
+    return settings
+
+
+def _verify(environ: Mapping[str, str]) -> bool:
+    return environ.get("GATEWAY_TLS_VERIFY", "1").lower() not in _FALSE
+
+
+def _amqp_tls(environ: Mapping[str, str]) -> dict[str, Any]:
+    verify = _verify(environ)
+    return {
+        "ca_certs": environ.get("GATEWAY_TLS_CA") or None,
+        "certfile": environ.get("GATEWAY_TLS_CERT") or None,
+        "keyfile": environ.get("GATEWAY_TLS_KEY") or None,
+        "cert_reqs": ssl.CERT_REQUIRED if verify else ssl.CERT_NONE,
+        # kombu fills in the URL's host where the key is there and None; py-amqp checks the
+        # certificate's name only then.
+        **({"server_hostname": None} if verify else {}),
+    }
+
+
+def _redis_tls(environ: Mapping[str, str]) -> dict[str, Any]:
+    verify = _verify(environ)
+    return {
+        "ssl_ca_certs": environ.get("GATEWAY_TLS_CA") or None,
+        "ssl_certfile": environ.get("GATEWAY_TLS_CERT") or None,
+        "ssl_keyfile": environ.get("GATEWAY_TLS_KEY") or None,
+        "ssl_cert_reqs": ssl.CERT_REQUIRED if verify else ssl.CERT_NONE,
+        "ssl_check_hostname": verify,
+    }
+
+
+# Not the process's current app: a project that only imports appserver.reply_backend has its own.
+app = Celery(
+    "appserver",
+    include=["appserver.tasks"],
+    task_cls="appserver.worker:PoisonAwareTask",
+    set_as_current=False,
+)
+app.add_defaults(lambda: settings(os.environ))
+app.steps["worker"].add(PromptHub)
+app.steps["consumer"].add(DeadLetters)

@@ -1,0 +1,32 @@
+"""A worker loop that does not sleep while it has something to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import bootsteps
+from kombu.asynchronous import Hub
+
+
+class PromptHub(bootsteps.Step):
+    """Have kombu's loop poll without waiting while callbacks are ready.
+
+    Reading goes on by a callback after each message, and so do acknowledgements. What such a
+    callback schedules is looked at only after the next poll, for which kombu 5.7 waits until
+    something else happens, up to a second: the third of three messages that came in one
+    segment, and acknowledgements that would have brought more messages, stand still so long.
+    """
+
+    requires = {"celery.worker.components:Hub"}
+
+    def create(self, worker: Any) -> None:
+        hub: Hub | None = worker.hub
+        if hub is None:  # pools that do without, as gevent's
+            return
+        fire_timers = hub.fire_timers
+
+        def poll_timeout(**kwargs: Any) -> float:
+            delay = fire_timers(**kwargs)
+            return 0 if hub._ready else delay
+
+        hub.fire_timers = poll_timeout

@@ -1,0 +1,191 @@
+"""The AMQP connection on which a worker process publishes replies.
+
+kombu's producer costs twice what all of this does, and it notices a closed socket only by
+writing to it, which loses a message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import select
+import threading
+import time
+import weakref
+from functools import lru_cache, partial
+from socket import TCP_USER_TIMEOUT
+from struct import pack
+
+import amqp
+from celery import signals
+from kombu.exceptions import OperationalError
+
+WRITE_TIMEOUT = 2.0  # seconds; a reply that takes longer is stored instead
+RETRY_AFTER = 1.0  # seconds without a new try once the broker could not be reached
+USER_TIMEOUT = 10_000  # milliseconds that written bytes may stay unacknowledged
+
+#: What goes wrong with a broker. pyamqp's AttributeError after a lost connection is not met here:
+#: a connection is dropped at its first error.
+ERRORS = (amqp.AMQPError, OperationalError, OSError)
+
+#: Class basic, the body's size, the flags of the properties that follow: content type, content
+#: encoding, delivery mode (1: transient) and correlation id.
+_HEADER = b"\0\x3c\0\0%s\xd4\0\x10application/json\x05utf-8\x01%c%s"
+
+log = logging.getLogger(__name__)
+
+
+def reply_connection(app) -> ReplyConnection:
+    """Return the one connection for replies of `app` in this process."""
+    try:
+        return app.reply_connection
+    except AttributeError:
+        # Threads that come here at once agree on the first one's.
+        return vars(app).setdefault("reply_connection", ReplyConnection(app))
+
+
+class ReplyConnection:
+    """One AMQP connection that only publishes, shared by a process's threads.
+
+    Replies are transient and unconfirmed: their requester is gone if they get lost.
+    A signal that interrupts a write leaves no half-written frame behind: the connection is closed.
+    """
+
+    def __init__(self, app):
+        self._app = app
+        self._link = self._socket = None
+        self._forget()
+        for ending in (signals.worker_process_shutdown, signals.worker_shutdown):
+            ending.connect(self.close)
+        forget = weakref.WeakMethod(self._forget)
+        os.register_at_fork(after_in_child=lambda: (method := forget()) and method())
+
+    def publish(self, reply_to: str, correlation_id: str, body: bytes) -> bool:
+        """Write a reply within about `WRITE_TIMEOUT`; tell whether it was written.
+
+        It never is while the broker blocks publishing connections, which it does in an alarm.
+        """
+        with self._lock:
+            if time.monotonic() < self._not_before:
+                return False
+            whole = False
+            try:
+                self._make_ready()
+                if not self._blocked:
+                    self._write(self._frames(reply_to, correlation_id, body))
+                whole = True
+                return not self._blocked
+            except ERRORS as exc:
+                self._not_before = max(self._not_before, time.monotonic() + RETRY_AFTER)
+                log.warning("Replies cannot be published, results are stored: %s", exc)
+                return False
+            finally:
+                if not whole:
+                    self._drop()
+
+    def close(self, **_signal: object) -> None:
+        """Close the connection properly, as a worker's end does; the next reply opens another."""
+        with self._lock:
+            link, self._link = self._link, None
+            if link is not None:
+                link.release()
+            self._drop()
+
+    def _make_ready(self) -> None:
+        # A look costs a system call; reading with no time to wait costs an exception as well.
+        if self._link is not None and self._readable(0):
+            try:
+                self._read_events()
+            except ERRORS as exc:
+                log.info("The broker closed the connection for replies: %s", exc)
+                self._drop()
+        if self._link is None:
+            self._open()
+
+    def _open(self) -> None:
+        link = self._app.connection_for_write(
+            heartbeat=0,
+            connect_timeout=WRITE_TIMEOUT,
+            transport_options={
+                "confirm_publish": False,
+                "socket_settings": {TCP_USER_TIMEOUT: USER_TIMEOUT},
+                "on_blocked": self._on_blocked,
+                "on_unblocked": self._on_unblocked,
+            },
+        )
+        if link.transport.driver_type != "amqp":
+            self._not_before = math.inf
+            raise OperationalError("the broker does not speak AMQP")
+        self._link = link
+        link.ensure_connection(
+            max_retries=max(len(link.alt), 1) - 1, interval_start=0, interval_step=0, interval_max=0
+        )
+        transport = link.connection.transport
+        self._socket = transport.sock
+        self._socket.settimeout(WRITE_TIMEOUT)
+        channel = link.connection.channel()
+        self._frames = partial(frames, channel.channel_id, link.connection.frame_max)
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        self._readable, self._write = poll.poll, transport.write
+
+    def _read_events(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            while True:
+                self._link.connection.drain_events(timeout=0)
+
+    def _on_blocked(self, reason: str) -> None:
+        log.warning("The broker blocks replies, results are stored: %s", reason)
+        self._blocked = True
+
+    def _on_unblocked(self) -> None:
+        log.info("The broker takes replies again")
+        self._blocked = False
+
+    def _drop(self) -> None:
+        if self._link is not None:
+            self._link.collect()
+        self._link = self._socket = None
+        self._blocked = False
+
+    def _forget(self) -> None:
+        # In a child after a fork, the connection and a lock that was held are its parent's: only
+        # this copy of the socket is closed, without a word to the broker and without a shutdown.
+        if self._socket is not None:
+            self._socket.close()
+        self._link = self._socket = None
+        self._blocked = False
+        self._not_before = 0.0
+        self._lock = threading.Lock()
+
+
+def frames(
+    channel_id: int, frame_max: int, reply_to: str, correlation_id: str, body: bytes
+) -> bytes:
+    """Encode a basic.publish on the default exchange, its content header and its body.
+
+    https://www.rabbitmq.com/resources/specs/amqp0-9-1.pdf, 4.2
+    """
+    correlation = correlation_id.encode()
+    header = _HEADER % (pack(">Q", len(body)), len(correlation), correlation)
+    size = frame_max - 8  # bytes: a frame's own
+    chunks = (body[at : at + size] for at in range(0, len(body), size))
+    return b"".join(
+        (
+            _method_frame(channel_id, reply_to),
+            _frame(2, channel_id, header),
+            *(_frame(3, channel_id, chunk) for chunk in chunks),
+        )
+    )
+
+
+@lru_cache(maxsize=1024)
+def _method_frame(channel_id: int, reply_to: str) -> bytes:
+    key = reply_to.encode()
+    return _frame(1, channel_id, pack(">HHHBB", 60, 40, 0, 0, len(key)) + key + b"\0")
+
+
+def _frame(kind: int, channel_id: int, payload: bytes) -> bytes:
+    return pack(">BHI", kind, channel_id, len(payload)) + payload + b"\xce"

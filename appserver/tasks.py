@@ -1,0 +1,54 @@
+"""The relay's default task, and the vocabulary of the load test.
+
+Each is called as ``task(query, headers, body)``: two dicts of strings, and the body as ``str``
+where it is UTF-8, else ``bytes``. What else is known of a delivery is in
+``self.request.headers["delivery"]`` of a bound task.
+"""
+
+from __future__ import annotations
+
+import time
+
+from appserver.app import app
+
+SLEEP = 0.05  # seconds
+LARGE = 100_000  # characters
+LARGEST = 50_000_000  # characters
+
+
+class TaskFailure(Exception):
+    """The task failed because it was asked to."""
+
+
+@app.task(name="api.core.main")
+def main(query: dict[str, str], headers: dict[str, str], body: str | bytes) -> str | bytes:
+    """Return the body. Replace this by your own code.
+
+    What a task may return, and how it is answered, is in docs/appserver.md.
+    """
+    return body
+
+
+@app.task(name="appserver.tasks.echo")
+def echo(query: dict[str, str], headers: dict[str, str], body: str | bytes) -> str | bytes:
+    """Return the body."""
+    return body
+
+
+@app.task(name="appserver.tasks.sleep")
+def sleep(query: dict[str, str], headers: dict[str, str], body: str | bytes) -> str | bytes:
+    """Return the body after ``seconds`` of the query."""
+    time.sleep(float(query.get("seconds", SLEEP)))
+    return body
+
+
+@app.task(name="appserver.tasks.fail")
+def fail(query: dict[str, str], headers: dict[str, str], body: str | bytes) -> None:
+    """Raise TaskFailure."""
+    raise TaskFailure("as asked")
+
+
+@app.task(name="appserver.tasks.large")
+def large(query: dict[str, str], headers: dict[str, str], body: str | bytes) -> str:
+    """Return as many characters as the query's ``bytes``, at most `LARGEST`."""
+    return "x" * min(int(query.get("bytes", LARGE)), LARGEST)

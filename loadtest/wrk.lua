@@ -1,0 +1,89 @@
+-- POST a distinct body each time and see that every answer is a body that is being waited for.
+--
+--   wrk ... -s wrk.lua URL -- RUN
+--
+-- RUN is a text without quotes that tells this run's bodies from any other's. Each of wrk's
+-- threads has a Lua state of its own; `setup` and `done` run in the main one. The last line of
+-- the output is a JSON object: see loadtest/wrk.py.
+
+local SIZE = 250 -- bytes of a body
+local PATIENCE = 10 -- seconds that no answer takes that is still to come
+
+local threads = {}
+
+function setup(thread)
+  table.insert(threads, thread)
+  thread:set("number", #threads)
+end
+
+-- Globals, as `done` reads them by name.
+waiting = {} -- body -> second of its request
+sent, wrong, not_2xx = 0, 0, 0
+
+function init(args)
+  local start = string.format('{"run":"%s","thread":%d,"padding":"', args[1], number)
+  local finish = '","n":%010d}'
+  local padding = string.rep("x", SIZE - #start - #string.format(finish, 0))
+  -- The number stands at the end: LuaJIT hashes a few bytes of a string only, the last ones
+  -- among them.
+  format = start .. padding .. finish
+  local model = wrk.format("POST", nil, { ["Content-Type"] = "application/json" }, string.rep("x", SIZE))
+  head = string.sub(model, 1, #model - SIZE)
+end
+
+function request()
+  sent = sent + 1
+  local body = string.format(format, sent)
+  -- wrk asks the first thread for one request more, which it only looks at.
+  if sent > 1 or number > 1 then
+    waiting[body] = os.time()
+  end
+  return head .. body
+end
+
+function response(status, headers, body)
+  if status < 200 or status > 299 then
+    not_2xx = not_2xx + 1
+  elseif waiting[body] then
+    waiting[body] = nil
+  else
+    wrong = wrong + 1
+  end
+end
+
+-- Requests are in flight when the time is up, at most one a connection, and that is no error.
+-- More than these, or one that has waited far longer than any other, will never be answered:
+-- wrk itself counts neither a connection that hangs nor one that is closed without an answer.
+local function lost(thread, connections, slowest)
+  local count, overdue, now = 0, 0, os.time()
+  for _, second in pairs(thread:get("waiting")) do
+    count = count + 1
+    if now - second > math.max(PATIENCE, 2 * slowest) then
+      overdue = overdue + 1
+    end
+  end
+  -- An answer that was no good has left its request behind.
+  local left_behind = thread:get("wrong") + thread:get("not_2xx")
+  return math.max(0, count - connections - left_behind, overdue - left_behind)
+end
+
+function done(summary, latency, requests)
+  local wrong, not_2xx, missing = 0, 0, 0
+  local connections = tonumber(os.getenv("LOADTEST_CONNECTIONS")) / #threads
+  for _, thread in ipairs(threads) do
+    wrong = wrong + thread:get("wrong")
+    not_2xx = not_2xx + thread:get("not_2xx")
+    missing = missing + lost(thread, connections, latency.max / 1e6)
+  end
+  local errors = summary.errors
+  local function ms(percent)
+    return latency:percentile(percent) / 1e3
+  end
+  io.write(string.format(
+    '{"requests":%d,"seconds":%.6f,"wrong_answers":%d,'
+      .. '"errors":{"connect":%d,"read":%d,"write":%d,"timeout":%d,"status":%d,"missing":%d},'
+      .. '"latency_ms":{"p50":%.3f,"p90":%.3f,"p99":%.3f,"p999":%.3f,"max":%.3f}}\n',
+    summary.requests, summary.duration / 1e6, wrong,
+    errors.connect, errors.read, errors.write, errors.timeout, not_2xx, missing,
+    ms(50), ms(90), ms(99), ms(99.9), latency.max / 1e3))
+end

@@ -1,0 +1,58 @@
+"""Private servers for all tests: one of a kind per session, started when first asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import pytest
+from tornado.ioloop import IOLoop
+
+from gateway.stack import ProgramMissing, RabbitMQ, Server, Stack
+
+S = TypeVar("S", bound=Server)
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[Stack]:
+    with Stack() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def rabbitmq(stack: Stack) -> RabbitMQ:
+    return _start(stack.rabbitmq)
+
+
+@pytest.fixture(scope="session")
+def redis_server(stack: Stack) -> Server:
+    return _start(stack.redis)
+
+
+@pytest.fixture(scope="session")
+def start() -> Callable[[Callable[[], S]], S]:
+    """Start what a test needs for itself, as `start(stack.redis)`."""
+    return _start
+
+
+@pytest.fixture
+def io_loop() -> Iterator[IOLoop]:
+    """The loop of a test marked `gen_test`; pytest-tornado's own warns with today's Tornado."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    io_loop = IOLoop.current()
+    yield io_loop
+    io_loop.close()
+    asyncio.set_event_loop(None)
+
+
+def _start(method: Callable[[], S]) -> S:
+    """Start a server; skip where its program is missing, but not when all tests have to run."""
+    try:
+        return method()
+    except ProgramMissing as error:
+        if os.environ.get("CI") or os.environ.get("REQUIRE_SERVERS"):
+            raise
+        pytest.skip(str(error))

@@ -1,0 +1,64 @@
+"""A Celery app that knows nothing of this project serves the strategies as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.stack import RabbitMQ, Server, Stack
+from gateway.strategies import STRATEGIES
+from tests.contract.conftest import post_all
+
+APP = """
+import os
+from celery import Celery
+
+app = Celery("x", broker=os.environ["BROKER"], backend=os.environ["BACKEND"])
+
+@app.task(name="shop.take_order")
+def take_order(query, headers, body):
+    return {"body": body, "query": query, "host": headers["host"]}
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("stock")
+    (home / "shop.py").write_text(APP)
+    for queue in ("stock-redis", "stock-rpc"):
+        (home / f"{queue}.toml").write_text(
+            f'[[routes]]\npath = "/"\ntask = "shop.take_order"\nqueue = "{queue}"\n'
+        )
+    return home
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_stock_worker_serves(
+    strategy: str, stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, home: Path
+):
+    queue, backend = (
+        ("stock-rpc", "rpc://") if strategy == "pika" else ("stock-redis", redis_server.url)
+    )
+    worker = stack.worker(
+        rabbitmq.url,
+        app="shop",
+        queues=(queue,),
+        cwd=home,
+        env={"BROKER": rabbitmq.url, "BACKEND": backend, "PYTHONPATH": str(home)},
+    )
+    gateway = stack.gateway(
+        f"--strategy={strategy}",
+        "--broker", rabbitmq.url,
+        "--result-backend", redis_server.url,
+        "--config", str(home / f"{queue}.toml"),
+    )  # fmt: skip
+
+    answers = post_all(f"{gateway.url}/?a=1&a=2", [b"%d" % n for n in range(20)], at_once=2)
+
+    host = gateway.url.removeprefix("http://")
+    assert [a.body for a in answers] == [
+        b'{"body":"%d","query":{"a":"2"},"host":"%s"}' % (n, host.encode()) for n in range(20)
+    ]
+    gateway.stop()
+    worker.stop()

@@ -1,0 +1,109 @@
+"""What every strategy owes, over real servers: the same answers for the same outcomes."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+
+from tests.contract.conftest import DEADLINE, GRACE, get, metric, post, post_all
+
+
+def problem(answer):
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    return json.loads(answer.body)
+
+
+def test_each_of_many_requests_gets_its_own_answer(gateway):
+    bodies = [b"request %d " % n + b"x" * 200 for n in range(2_000)]
+
+    answers = post_all(f"{gateway.url}/", bodies, at_once=200)
+
+    assert [a.code for a in answers] == [200] * len(bodies)
+    assert [a.body for a in answers] == bodies
+    assert metric(gateway, "gateway_in_flight") == 0
+
+
+def test_bodies_come_back_byte_for_byte(gateway):
+    text, binary = "grüße, 世界 \0 \r\n".encode(), bytes(range(256))
+
+    as_text, as_bytes = post(f"{gateway.url}/", text), post(f"{gateway.url}/", binary)
+
+    assert (as_text.code, as_text.body) == (200, text)
+    assert as_text.headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert (as_bytes.code, as_bytes.body) == (200, binary)
+    assert as_bytes.headers["Content-Type"] == "application/octet-stream"
+
+
+def test_a_large_result_is_answered_whole(gateway):
+    answer = post(f"{gateway.url}/large?bytes=1000000")
+
+    assert (answer.code, len(answer.body)) == (200, 1_000_000)
+
+
+def test_a_failed_task_is_a_502_that_names_the_exception_and_no_more(gateway):
+    answer = post(f"{gateway.url}/fail")
+
+    assert answer.code == 502
+    told = problem(answer)
+    assert told["type"] == "urn:celery-gateway:task-failed"
+    assert told["task_id"] and told["delivery_id"]
+    assert b"Traceback" not in answer.body and b".py" not in answer.body
+
+
+def test_a_task_that_no_worker_knows_is_a_502(gateway):
+    answer = post(f"{gateway.url}/unknown")
+
+    assert answer.code == 502
+    assert "NotRegistered" in problem(answer)["detail"]
+
+
+def test_a_task_slower_than_the_deadline_is_a_504_in_time(gateway):
+    began = time.monotonic()
+    answer = post(f"{gateway.url}/slow?seconds=2")
+    took = time.monotonic() - began
+
+    assert answer.code == 504
+    assert problem(answer)["task_id"]
+    assert DEADLINE <= took <= DEADLINE + GRACE
+    # and its late result is nobody else's answer
+    assert post(f"{gateway.url}/sleep?seconds=2", b"next").body == b"next"
+
+
+def test_a_missing_queue_is_a_503_from_the_mandatory_return(gateway):
+    answers = post_all(f"{gateway.url}/nowhere", [b""] * 5)
+
+    assert [a.code for a in answers] == [503] * 5
+    assert {problem(a)["type"] for a in answers} == {"urn:celery-gateway:unroutable"}
+    assert answers[0].headers["Retry-After"]
+    assert post(f"{gateway.url}/").code == 200
+
+
+def test_a_client_that_leaves_frees_its_waiter(gateway):
+    gone = metric(gateway, "gateway_clients_gone_total")
+    host, port = gateway.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(
+            b"POST /sleep?seconds=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhi"
+        )
+        # Close with a reset once the gateway has taken it.
+        while metric(gateway, "gateway_in_flight") == 0 and gateway.strategy != "blocking":
+            pass
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    answer = post(f"{gateway.url}/sleep?seconds=1", b"after")
+
+    assert (answer.code, answer.body) == (200, b"after")
+    assert metric(gateway, "gateway_in_flight") == 0
+    if gateway.strategy != "blocking":  # which sees nothing but the task it waits for
+        assert metric(gateway, "gateway_clients_gone_total") == gone + 1
+
+
+def test_it_is_ready_and_says_so(gateway):
+    answer = get(f"{gateway.admin_url}/readyz")
+
+    assert answer.code == 200
+    (child,) = json.loads(answer.body)["children"]
+    assert child.pop("pid")
+    assert set(child.values()) == {""}

@@ -1,0 +1,32 @@
+#!/bin/sh
+# Install the servers and tools that the tests and the load test start, where they are missing.
+set -eu
+
+# Servers' programs are not on everybody's PATH.
+PATH="$PATH:/usr/sbin:/usr/lib/rabbitmq/bin"
+
+missing=
+for program in rabbitmq-server redis-server nginx wrk; do  # packages of the same names
+    command -v "$program" >/dev/null || missing="$missing $program"
+done
+[ -n "$missing" ] || exit 0
+
+if [ "$(id -u)" = 0 ]; then
+    root=
+elif sudo -n true 2>/dev/null; then
+    root='sudo -n'
+else
+    root=none
+fi
+if [ "$root" = none ] || ! command -v apt-get >/dev/null; then
+    echo "please install:$missing" >&2
+    exit 1
+fi
+
+echo "installing:$missing"
+# shellcheck disable=SC2086  # both are lists of words
+{
+    $root apt-get -qq update
+    $root env DEBIAN_FRONTEND=noninteractive \
+        apt-get -qq install --yes --no-install-recommends $missing
+}

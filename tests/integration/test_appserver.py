@@ -1,0 +1,394 @@
+"""Workers answer over AMQP, store in Redis, or both, in every pool and through every ending."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+import uuid
+from functools import cache
+from pathlib import Path
+
+import pika
+import pytest
+import redis
+from celery import Celery
+
+import appserver
+
+ROOT = str(Path(appserver.__file__).parents[1])
+TIMEOUT = 20  # seconds
+CLOSED = "The broker closed the connection for replies"
+EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+
+# What a project of its own has: the backend in one line, the safe requests in another.
+SHOP = """\
+import os, signal
+import redis
+from celery import Celery
+from kombu import Exchange, Queue
+from appserver.reply_connection import reply_connection
+
+RESULTS = os.environ["GATEWAY_RESULT_BACKEND"]
+app = Celery("shop", task_cls="appserver.worker:PoisonAwareTask")
+app.conf.update(
+    broker_url=os.environ["GATEWAY_BROKER_URL"],
+    result_backend=f"appserver.reply_backend:ReplyBackend+{RESULTS}",
+    broker_heartbeat=10,
+    broker_connection_retry_on_startup=True,
+    task_acks_late=True,
+    task_reject_on_worker_lost=True,
+)
+if "QUORUM" in os.environ:
+    app.conf.task_queues = [Queue(os.environ["QUORUM"], Exchange(""), os.environ["QUORUM"],
+        queue_arguments={"x-queue-type": "quorum", "x-delivery-limit": 2,
+                         "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "shop.dead"})]
+
+@app.task
+def echo(query, headers, body):
+    return body
+
+@app.task(time_limit=1)
+def overrun(query, headers, body):
+    signal.pause()
+
+@app.task
+def die(query, headers, body):
+    redis.Redis.from_url(RESULTS).incr(body)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+@app.task
+def gate(query, headers, body):
+    redis.Redis.from_url(RESULTS).blpop(body)
+    return body
+
+@app.task(bind=True, max_retries=1)
+def again(self, query, headers, body):
+    if not self.request.retries:
+        raise self.retry(countdown=0)
+    return body
+
+@app.task(bind=True)
+def fork(self, query, headers, body):
+    pid = os.fork()
+    if not pid:
+        reply_connection(app).publish(self.request.reply_to, "from the child", b"{}")
+        reply_connection(app).close()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return body
+"""
+
+
+class Requester:
+    """A gateway reduced to publishing a task and reading its own reply queue."""
+
+    def __init__(self, url: str, queue: str):
+        # kombu writes the virtual host / as an empty path or //, pika as %2F.
+        self._connection = pika.BlockingConnection(pika.URLParameters(url.rstrip("/") + "/%2F"))
+        self._channel = self._connection.channel()
+        self.queue, self.reply_to = queue, f"gateway.reply.{uuid.uuid4()}"
+        self._channel.queue_declare(self.reply_to, exclusive=True)
+        self._replies: dict[str, tuple[pika.BasicProperties, dict]] = {}
+        self._channel.basic_consume(self.reply_to, self._on_reply, auto_ack=True)
+
+    def _on_reply(self, channel, method, properties, body):
+        self._replies[properties.correlation_id] = properties, json.loads(body)
+
+    def send(self, task, body="hello", query=None, store=False, reply_to=None, delivery=True):
+        task_id = str(uuid.uuid4())
+        headers = {"task": task, "id": task_id, "argsrepr": "", "kwargsrepr": ""}
+        if delivery:
+            headers["delivery"] = {"id": task_id, "store": store}
+        properties = pika.BasicProperties(
+            content_type="application/json",
+            content_encoding="utf-8",
+            correlation_id=task_id,
+            reply_to=reply_to or self.reply_to,
+            headers=headers,
+        )
+        message = json.dumps([[query or {}, {}, body], {}, EMBED])
+        self._channel.basic_publish("", self.queue, message.encode(), properties)
+        return task_id
+
+    def reply(self, task_id):
+        deadline = time.monotonic() + TIMEOUT
+        while task_id not in self._replies and time.monotonic() < deadline:
+            self._connection.process_data_events(0.1)
+        return self._replies.pop(task_id)
+
+    def call(self, task, body="hello", **options):
+        return self.reply(self.send(task, body, **options))[1]
+
+    def replied(self, task_id):
+        self._connection.process_data_events(0)
+        return task_id in self._replies
+
+    def close(self):
+        with contextlib.suppress(pika.exceptions.AMQPConnectionError):
+            self._connection.close()
+
+
+class Store:
+    """The Redis that workers store in."""
+
+    def __init__(self, url: str):
+        self.client = redis.Redis.from_url(url)
+
+    def now(self, task_id):
+        value = self.client.get(f"celery-task-meta-{task_id}")
+        return value and json.loads(value)
+
+    def meta(self, task_id):
+        eventually(lambda: self.now(task_id))
+        return self.now(task_id)
+
+
+def eventually(condition):
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def store(redis_server):
+    store = Store(redis_server.url)
+    yield store
+    store.client.close()
+
+
+@pytest.fixture(scope="module")
+def workers(stack, rabbitmq, redis_server, tmp_path_factory):
+    """Start a worker on a queue of its own, once for each way of starting it."""
+    directory = tmp_path_factory.mktemp("shop")
+    (directory / "shop.py").write_text(SHOP)
+
+    started = []
+
+    @cache
+    def start(app, pool, results, queue, variable):
+        queue = queue or f"test-{uuid.uuid4()}"
+        server = stack.worker(
+            rabbitmq.url,
+            redis_server.url if results is None else results,
+            app,
+            pool,
+            concurrency=2,
+            queues=[queue],
+            env={"PYTHONPATH": ROOT, **({variable: queue} if variable else {})},
+            cwd=directory,
+        )
+        started.append(server)
+        return queue, server
+
+    yield start
+    for server in started:
+        server.kill()
+
+
+@pytest.fixture
+def worker(workers, rabbitmq):
+    """Return a worker and a new requester; `variable` tells the worker its queue's name."""
+    requesters = []
+
+    def start(app="appserver", pool="solo", results=None, queue=None, variable=None):
+        queue, server = workers(app, pool, results, queue, variable)
+        requesters.append(Requester(rabbitmq.url, queue))
+        return server, requesters[-1]
+
+    yield start
+    for requester in requesters:
+        requester.close()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "solo", "threads", "gevent"])
+def test_replies_in_every_pool(worker, store, pool):
+    server, requester = worker(pool=pool)
+
+    ids = {requester.send("api.core.main", f"body {n}"): f"body {n}" for n in range(20)}
+
+    for task_id, body in ids.items():
+        properties, meta = requester.reply(task_id)
+        assert properties.content_type == "application/json"
+        assert properties.content_encoding == "utf-8"
+        assert properties.delivery_mode == 1
+        assert meta["status"] == "SUCCESS"
+        assert meta["result"] == body
+        assert meta["task_id"] == task_id
+        assert store.now(task_id) is None
+    assert "Traceback" not in server.output()
+
+
+def test_reply_has_what_the_store_has(worker, store):
+    _, requester = worker()
+    for task, body, query in [
+        ("appserver.tasks.echo", {"__type__": "base64", "__value__": "/wA="}, {}),
+        ("appserver.tasks.echo", "é\u2028", {}),
+        ("appserver.tasks.large", "", {"bytes": "400000"}),
+        ("appserver.tasks.fail", "", {}),
+    ]:
+        task_id = requester.send(task, body, query=query, store=True)
+        reply, stored = requester.reply(task_id)[1], store.meta(task_id)
+        assert reply.pop("date_done")[:10] == stored.pop("date_done")[:10]
+        assert reply == stored
+    assert reply["status"] == "FAILURE"
+    assert reply["result"]["exc_type"] == "TaskFailure"
+
+
+def test_everyone_elses_result_is_stored(worker, store):
+    server, requester = worker()
+
+    task_id = requester.send("appserver.tasks.echo", reply_to=str(uuid.uuid4()))
+
+    assert store.meta(task_id)["result"] == "hello"
+    assert not requester.replied(task_id)
+
+
+def test_request_without_headers_is_replied_and_stored(worker, store):
+    _, requester = worker()
+
+    task_id = requester.send("appserver.tasks.echo", delivery=False)
+
+    assert requester.reply(task_id)[1]["result"] == "hello"
+    assert store.meta(task_id)["result"] == "hello"
+
+
+def test_unknown_task_is_replied_and_stored(worker, store):
+    _, requester = worker()
+
+    task_id = requester.send("no.such.task")
+
+    meta = requester.reply(task_id)[1]
+    assert (meta["status"], meta["result"]["exc_type"]) == ("FAILURE", "NotRegistered")
+    assert store.meta(task_id)["result"] == meta["result"]
+
+
+def test_without_a_store_replies_remain(worker):
+    server, requester = worker(results="")
+
+    assert requester.call("appserver.tasks.echo", store=True)["result"] == "hello"
+    assert "disabled://" in server.output()
+
+
+def test_lost_store_does_not_contradict_the_reply(worker):
+    server, requester = worker(results="redis://127.0.0.1:1/0")
+
+    task_id = requester.send("appserver.tasks.echo", store=True)
+
+    assert requester.reply(task_id)[1]["status"] == "SUCCESS"
+    assert requester.call("appserver.tasks.echo")["status"] == "SUCCESS"
+    assert not requester.replied(task_id)
+    assert "was replied, but could not be stored" in server.output()
+
+
+def test_reply_survives_a_closed_connection(worker, rabbitmq):
+    server, requester = worker()
+    assert requester.call("appserver.tasks.echo")["status"] == "SUCCESS"
+
+    rabbitmq.ctl("close_all_connections", "for the test")
+
+    _, requester = worker()
+    assert requester.call("appserver.tasks.echo")["status"] == "SUCCESS"
+    assert CLOSED in server.output()
+
+
+def test_worker_on_redis_stores(stack, redis_server, store):
+    queue = f"test-{uuid.uuid4()}"
+    stack.worker(redis_server.url, redis_server.url, queues=[queue], env={"PYTHONPATH": ROOT})
+    with Celery(broker=redis_server.url, set_as_current=False) as client:
+        result = client.send_task(
+            "api.core.main", ({}, {}, "hello"), queue=queue, reply_to="gateway.reply.nobody"
+        )
+    assert store.meta(result.id)["result"] == "hello"
+
+
+def test_named_queues_are_quorum_queues_with_dead_letters(worker, rabbitmq):
+    name = f"test-{uuid.uuid4()}"
+    _, requester = worker(queue=name, variable="GATEWAY_QUEUES")
+
+    assert requester.call("appserver.tasks.echo")["result"] == "hello"
+    queues = rabbitmq.ctl("list_queues", "-q", "name", "type", "arguments")
+    line = next(line for line in queues.splitlines() if line.startswith(name))
+    assert "quorum" in line
+    assert re.search(r'"x-delivery-limit",\s*(signedint,)?\s*20', line)
+    assert "gateway.dead" in line
+    assert "gateway.dead\tquorum" in queues
+
+
+def test_own_app_replies_from_the_main_process(worker):
+    _, requester = worker("shop", pool="prefork")
+
+    meta = requester.call("shop.overrun")
+
+    assert (meta["status"], meta["result"]["exc_type"]) == ("FAILURE", "TimeLimitExceeded")
+    assert requester.call("shop.echo")["status"] == "SUCCESS"
+
+
+def test_poison_on_a_classic_queue_ends(worker, store):
+    _, requester = worker("shop", pool="prefork")
+    runs = str(uuid.uuid4())
+
+    meta = requester.call("shop.die", runs)
+
+    assert (meta["status"], meta["result"]["exc_type"]) == ("FAILURE", "WorkerLostError")
+    assert requester.call("shop.echo")["status"] == "SUCCESS"
+    assert int(store.client.get(runs)) == 2
+
+
+def test_poison_on_a_quorum_queue_is_the_queues_own_matter(worker, store, rabbitmq):
+    dead = Requester(rabbitmq.url, "shop.dead")
+    dead._channel.queue_declare("shop.dead", durable=True)
+    runs = str(uuid.uuid4())
+    _, requester = worker("shop", "prefork", variable="QUORUM")
+
+    task_id = requester.send("shop.die", runs)
+
+    eventually(lambda: dead._channel.queue_declare("shop.dead", passive=True).method.message_count)
+    _, properties, _ = dead._channel.basic_get("shop.dead", auto_ack=True)
+    assert properties.headers["id"] == task_id
+    assert int(store.client.get(runs)) == 3
+    assert not requester.replied(task_id)
+    dead.close()
+
+
+def test_retry_keeps_its_requester(worker):
+    _, requester = worker("shop")
+
+    assert requester.call("shop.again")["status"] == "SUCCESS"
+
+
+def test_fork_leaves_the_parents_connection_alone(worker):
+    server, requester = worker("shop")
+    requester.call("shop.echo")
+    before = server.output().count(CLOSED)
+
+    task_id = requester.send("shop.fork")
+
+    assert requester.reply("from the child")
+    assert requester.reply(task_id)[1]["status"] == "SUCCESS"
+    requester.call("shop.echo")
+    assert server.output().count(CLOSED) == before
+
+
+def test_alarm_moves_results_to_the_store(worker, store, rabbitmq):
+    server, requester = worker("shop")
+    requester.call("shop.echo")
+    first, second = (requester.send("shop.gate", f"{requester.queue} {n}") for n in range(2))
+    limit = "set_vm_memory_high_watermark"
+
+    rabbitmq.ctl(limit, "0")
+    try:
+        # RabbitMQ takes one more message of each connection before it blocks it.
+        store.client.lpush(f"{requester.queue} 0", "go")
+        eventually(lambda: "\tblocked" in rabbitmq.ctl("list_connections", "-q", "pid", "state"))
+        store.client.lpush(f"{requester.queue} 1", "go")
+
+        assert store.meta(second)["status"] == "SUCCESS"
+        assert "The broker blocks replies" in server.output()
+    finally:
+        rabbitmq.ctl(limit, "0.4")
+    assert requester.reply(first)[1]["status"] == "SUCCESS"
+    assert requester.call("shop.echo")["status"] == "SUCCESS"
+    assert store.now(first) is None

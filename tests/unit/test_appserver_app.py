@@ -1,0 +1,110 @@
+"""The app server's configuration follows the gateway's variables."""
+
+from __future__ import annotations
+
+import ssl
+
+import pytest
+from celery.exceptions import ImproperlyConfigured
+from kombu.serialization import dumps, loads
+
+from appserver import app as appserver
+from appserver.app import settings
+from appserver.queues import DEAD_LETTER_EXCHANGE, QUEUE_ARGUMENTS, task_queues
+from appserver.tasks import echo, fail, large, main, sleep
+
+
+def test_defaults():
+    conf = settings({})
+
+    assert conf["broker_url"] == "amqp://guest:guest@127.0.0.1:5672//"
+    assert conf["result_backend"].endswith(":ReplyBackend+redis://127.0.0.1:6379/0")
+    assert conf["broker_transport_options"]["confirm_publish"]
+    assert "broker_use_ssl" not in conf
+    assert conf["accept_content"] == ["json"]
+    assert conf["task_acks_late"] and conf["task_reject_on_worker_lost"]
+    assert conf["worker_consumer"] == "appserver.worker:QuietConsumer"
+
+
+def test_every_setting_is_one_that_celery_knows():
+    known = set(appserver.conf.defaults[-1])
+    assert set(settings({})) - known == set()
+
+
+def test_brokers_are_a_list_of_one_scheme():
+    urls = "amqp://a//;amqp://b//"
+    assert settings({"GATEWAY_BROKER_URL": urls})["broker_url"] == urls
+    with pytest.raises(ImproperlyConfigured, match="amqp, amqps"):
+        settings({"GATEWAY_BROKER_URL": "amqp://a//;amqps://b//"})
+
+
+def test_tls_is_verified_unless_switched_off():
+    urls = {
+        "GATEWAY_BROKER_URL": "amqps://host",
+        "GATEWAY_RESULT_BACKEND": "rediss://host",
+        "GATEWAY_TLS_CA": "/ca.pem",
+    }
+
+    conf = settings(urls)
+    assert conf["broker_use_ssl"]["cert_reqs"] == ssl.CERT_REQUIRED
+    assert conf["broker_use_ssl"]["ca_certs"] == "/ca.pem"
+    assert "server_hostname" in conf["broker_use_ssl"]
+    assert conf["redis_backend_use_ssl"]["ssl_cert_reqs"] == ssl.CERT_REQUIRED
+    assert conf["redis_backend_use_ssl"]["ssl_check_hostname"] is True
+
+    conf = settings({**urls, "GATEWAY_TLS_VERIFY": "false"})
+    assert conf["broker_use_ssl"]["cert_reqs"] == ssl.CERT_NONE
+    assert "server_hostname" not in conf["broker_use_ssl"]
+    assert conf["redis_backend_use_ssl"]["ssl_check_hostname"] is False
+
+
+def test_result_backends():
+    def backend(url, **more):
+        return settings({"GATEWAY_RESULT_BACKEND": url, **more})
+
+    assert backend("")["result_backend"].endswith(":StorelessReplyBackend")
+    sentinel = backend("sentinel://a:26379/0;sentinel://b:26379/0?master_name=main")
+    assert ":SentinelReplyBackend+sentinel://a" in sentinel["result_backend"]
+    assert sentinel["result_backend_transport_options"]["master_name"] == "main"
+    prefixed = backend("redis://a", GATEWAY_RESULT_KEY_PREFIX="eu")
+    assert prefixed["result_backend_transport_options"]["global_keyprefix"] == "eu"
+    with pytest.raises(ImproperlyConfigured, match="'mongodb'"):
+        backend("mongodb://host")
+
+
+def test_redis_as_broker_has_no_confirms():
+    conf = settings({"GATEWAY_BROKER_URL": "redis://host/1"})
+    assert conf["broker_transport_options"] == {"visibility_timeout": 600}
+
+
+def test_the_plain_queue_never_gets_arguments():
+    plain, wechat, github = task_queues("wechat, github,,celery,wechat")
+
+    assert (plain.name, plain.queue_arguments) == ("celery", None)
+    assert [queue.name for queue in (wechat, github)] == ["wechat", "github"]
+    assert wechat.queue_arguments == {"x-queue-type": "quorum", **QUEUE_ARGUMENTS}
+    assert wechat.queue_arguments["x-dead-letter-exchange"] == DEAD_LETTER_EXCHANGE
+
+
+def test_importing_the_app_makes_it_nobodys_current_app():
+    from celery import current_app
+
+    assert current_app.main != "appserver"
+
+
+@pytest.mark.parametrize("task", [main, echo, sleep])
+@pytest.mark.parametrize("body", ["text", b"\xff\x00", b"bytes", ""])
+def test_tasks_return_the_body_as_it_came(task, body):
+    content_type, encoding, payload = dumps([{"seconds": "0"}, {}, body], serializer="json")
+    arguments = loads(payload, content_type, encoding)
+
+    assert task(*arguments) == body
+
+
+def test_load_test_vocabulary():
+    assert large({}, {}, "") == "x" * 100_000
+    assert len(large({"bytes": "3"}, {}, "")) == 3
+    assert len(large({"bytes": "99999999"}, {}, "")) == 50_000_000
+    with pytest.raises(Exception, match="as asked"):
+        fail({}, {}, "")
+    assert main.name == "api.core.main"

@@ -1,0 +1,142 @@
+"""What is replied, what is stored, and the bytes of a reply."""
+
+from __future__ import annotations
+
+import io
+import json
+from struct import unpack
+
+import pytest
+from amqp.basic_message import Message
+from amqp.serialization import loads as amqp_loads
+from celery import Celery, states
+from celery.app.task import Context
+from celery.utils.objects import Bunch
+from kombu.exceptions import EncodeError
+
+from appserver.reply_backend import (
+    ReplyBackend,
+    SentinelReplyBackend,
+    StorelessReplyBackend,
+    encode,
+    json_result,
+    must_store,
+)
+from appserver.reply_connection import frames
+
+
+@pytest.mark.parametrize(
+    ("url", "backend"),
+    [
+        ("ReplyBackend+redis://127.0.0.1:1/3", ReplyBackend),
+        ("ReplyBackend+rediss://127.0.0.1:1/3?ssl_cert_reqs=required", ReplyBackend),
+        ("SentinelReplyBackend+sentinel://127.0.0.1:1/0;sentinel://b:2/0", SentinelReplyBackend),
+        ("StorelessReplyBackend", StorelessReplyBackend),
+    ],
+)
+def test_one_line_is_enough_in_any_app(url, backend):
+    with Celery(backend=f"appserver.reply_backend:{url}", set_as_current=False) as app:
+        assert type(app.backend) is backend
+        if backend is ReplyBackend:
+            assert app.backend.connparams["port"] == 1
+            assert app.backend.connparams["db"] == 3
+
+
+def request(**headers):
+    return Context({"id": "1", "task": "t", "reply_to": "gateway.reply.1", **headers})
+
+
+@pytest.mark.parametrize(
+    ("asked", "stored"),
+    [
+        (request(delivery={"store": True}), True),
+        (request(delivery={"store": False}), False),
+        (request(delivery={}), False),
+        (request(delivery="store"), False),
+        (request(other=1), False),
+        (request(), True),
+        (Bunch(name="unknown", reply_to="gateway.reply.1"), True),
+        (None, True),
+    ],
+)
+def test_the_request_says_whether_its_reply_is_stored_too(asked, stored):
+    assert must_store(asked) is stored
+
+
+@pytest.mark.parametrize("state", [states.STARTED, states.RETRY, "CUSTOM"])
+def test_states_on_the_way_are_neither_replied_nor_stored(state):
+    # Nothing listens at either address, so any attempt raises.
+    with Celery(
+        broker="amqp://127.0.0.1:1//",
+        backend="appserver.reply_backend:ReplyBackend+redis://127.0.0.1:1/0",
+        set_as_current=False,
+    ) as app:
+        app.backend.store_result("1", {}, state, request=request(delivery={"store": False}))
+        assert not hasattr(app, "reply_connection")
+
+
+def test_no_broker_means_not_replied(caplog):
+    with Celery(
+        broker="amqp://127.0.0.1:1//",
+        backend="appserver.reply_backend:StorelessReplyBackend",
+        set_as_current=False,
+    ) as app:
+        app.backend.store_result("1", "x", states.SUCCESS, request=request(delivery={}))
+        app.backend.store_result("2", "x", states.SUCCESS, request=request(delivery={}))
+    assert [record.message for record in caplog.records if "are stored" in record.message] == [
+        "Replies cannot be published, results are stored: [Errno 111] Connection refused"
+    ]
+
+
+def test_a_broker_without_amqp_is_asked_once():
+    with Celery(
+        broker="memory://",
+        backend="appserver.reply_backend:StorelessReplyBackend",
+        set_as_current=False,
+    ) as app:
+        app.backend.store_result("1", "x", states.SUCCESS, request=request(delivery={}))
+        assert app.reply_connection.publish("gateway.reply.1", "1", b"{}") is False
+
+
+def test_results_are_celerys_json():
+    assert json.loads(encode({"result": b"\xff"})) == {
+        "result": {"__type__": "base64", "__value__": "/w=="}
+    }
+    assert json_result(ValueError("no", object)) == {
+        "exc_type": "ValueError",
+        "exc_message": ("no", repr(object)),
+        "exc_module": "builtins",
+    }
+    with pytest.raises(EncodeError):
+        encode({"result": object()})
+
+
+@pytest.mark.parametrize("size", [0, 1, 4088, 4089, 10_000])
+def test_frames_are_what_an_amqp_client_reads(size):
+    body = b"x" * size
+
+    stream = io.BytesIO(frames(7, 4096, "gateway.reply.é", "task-1", body))
+    (kind, method), (header_kind, header), *chunks = read_frames(stream, channel_id=7)
+
+    assert (kind, method[:4]) == (1, b"\0\x3c\0\x28")
+    assert amqp_loads("Bssbb", method, 4)[0] == [0, "", "gateway.reply.é", False, False]
+    assert header_kind == 2
+    message = Message()
+    message.inbound_header(header)
+    assert message.body_size == size
+    assert message.properties == {
+        "content_type": "application/json",
+        "content_encoding": "utf-8",
+        "delivery_mode": 1,
+        "correlation_id": "task-1",
+    }
+    assert all(kind == 3 and len(chunk) <= 4096 - 8 for kind, chunk in chunks)
+    assert b"".join(chunk for _, chunk in chunks) == body
+
+
+def read_frames(stream, channel_id):
+    while head := stream.read(7):
+        kind, channel, size = unpack(">BHI", head)
+        assert channel == channel_id
+        yield kind, stream.read(size)
+        assert stream.read(1) == b"\xce"

@@ -1,0 +1,295 @@
+"""Settings: who wins, what is refused and where it stands, and secrets that stay secret."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import ssl
+from pathlib import Path
+
+import pytest
+
+from gateway.config import Config, Route, load
+from gateway.errors import ConfigError
+
+SECRET = "open-sesame"
+
+
+@pytest.fixture
+def toml(tmp_path):
+    """Write a configuration file and return its path."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "gateway.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def problems(flags=None, environ=None, path=None) -> list[str]:
+    with pytest.raises(ConfigError) as error:
+        load(flags or {}, environ or {}, path)
+    assert str(error.value) == "\n".join(error.value.problems)
+    return error.value.problems
+
+
+# Order --------------------------------------------------------------------------------
+
+
+def test_without_anything_there_is_one_unsigned_route():
+    config = load({}, {})
+
+    assert [(r.path, r.task, r.queue, r.answer) for r in config.routes] == [
+        ("/", "api.core.main", "celery", "wait")
+    ]
+    assert (config.timeout, config.confirm_timeout, config.max_in_flight) == (10, 3, 10_000)
+    assert (config.processes, config.max_body, config.max_header) == (1, 2**20, 2**14)
+    assert (config.body_timeout, config.idle_timeout, config.grace) == (10, 75, 30)
+    assert (config.host, config.port, config.backlog) == ("127.0.0.1", 8000, 4096)
+    assert (config.admin_host, config.admin_port) == ("127.0.0.1", 8001)
+    assert (config.strategy, config.log_format, config.loop) == ("redis", "text", "auto")
+
+
+def test_flag_wins_over_environment_over_file_over_default(toml):
+    path = toml("port = 3")
+    environ = {"GATEWAY_PORT": "2"}
+
+    assert load({"port": 1}, environ, path).port == 1
+    assert load({"port": None}, environ, path).port == 2
+    assert load({}, {}, path).port == 3
+    assert load({}, {}).port == 8000
+
+
+def test_environment_may_name_the_file_and_a_flag_another(toml, tmp_path):
+    environ = {"GATEWAY_CONFIG": str(toml("port = 3"))}
+    other = tmp_path / "other.toml"
+    other.write_text("port = 4")
+
+    assert load({}, environ).port == 3
+    assert load({}, environ, other).port == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("strategy", "ioloop", "ioloop"),
+        ("timeout", "2.5", 2.5),
+        ("uds", "/run/gateway.sock", Path("/run/gateway.sock")),
+        ("trusted_proxies", "10.0.0.1,10.0.0.2", ["10.0.0.1", "10.0.0.2"]),
+    ],
+)
+def test_settings_from_the_environment_are_converted(name, text, value):
+    assert getattr(load({}, {f"GATEWAY_{name.upper()}": text}), name) == value
+
+
+def test_no_result_backend_is_an_empty_text_in_the_environment():
+    assert load({"strategy": "pika"}, {"GATEWAY_RESULT_BACKEND": ""}).results == ""
+
+
+def test_tls_settings_of_file_and_environment_join(toml, tmp_path):
+    path = toml("[tls]\nverify = false")
+    ca = Path(ssl.get_default_verify_paths().cafile or path)
+
+    tls = load({}, {"GATEWAY_TLS_CA": str(ca)}, path).tls
+
+    assert (tls.ca, tls.verify) == (ca, False)
+
+
+@pytest.mark.parametrize("urls", ['"amqp://a//;amqp://b//"', '["amqp://a//", "amqp://b//"]'])
+def test_brokers_are_a_list_or_separated_as_celery_does(toml, urls):
+    config = load({}, {}, toml(f"broker_url = {urls}"))
+    assert config.brokers == ["amqp://a//", "amqp://b//"]
+    assert config.amqp
+
+
+def test_deadline_is_the_routes_or_else_the_timeout():
+    config = load({"timeout": 4}, {})
+    assert config.deadline(Route(path="/")) == 4
+    assert config.deadline(Route(path="/", deadline=2)) == 2
+
+
+def test_queue_arguments_follow_the_type():
+    assert Route(path="/").arguments() == {}
+    route = Route(path="/", queue="q", queue_type="quorum", queue_arguments={"x-delivery-limit": 3})
+    assert route.arguments() == {"x-queue-type": "quorum", "x-delivery-limit": 3}
+
+
+def test_tls_context_verifies_unless_told_not_to():
+    assert Config().tls.context().verify_mode is ssl.CERT_REQUIRED
+    lax = Config(tls={"verify": False}).tls.context()
+    assert (lax.verify_mode, lax.check_hostname) == (ssl.CERT_NONE, False)
+
+
+# Problems -----------------------------------------------------------------------------
+
+
+def test_all_problems_are_told_together_with_their_places(toml):
+    path = toml("""
+        colour = "red"
+        port = "http"
+        result_backend = { env = "NOWHERE" }
+        [[routes]]
+        path = "no-slash"
+        deadline = 0
+        [[routes]]
+        path = "/{a}/{a}"
+        colour = "blue"
+        [tls]
+        colour = "green"
+        ca = "/nowhere.pem"
+    """)
+
+    found = problems({"processes": 0}, {"GATEWAY_TIMEOUT": "-1"}, path)
+
+    for place, hint in [
+        ("colour", "there are strategy, broker_url,"),
+        ("port", "valid integer"),
+        ("result_backend", "NOWHERE is not set"),
+        ("routes[0].path", "pattern"),
+        ("routes[0].deadline", "greater than 0"),
+        ("routes[1].colour", "there are path, task,"),
+        ("tls.colour", "there are ca, cert,"),
+    ]:
+        assert any(p.startswith(f"{path}: {place}: ") and hint in p for p in found), (place, found)
+    assert any(p.startswith("--processes: processes: ") and "1" in p for p in found)
+    assert any(p.startswith("environment GATEWAY_TIMEOUT: timeout: ") for p in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('result_backend = ""\nstrategy = "ioloop"', "result_backend: "),
+        ('broker_url = "redis://h"\nstrategy = "pika"', "strategy: pika needs an AMQP broker"),
+        ('broker_url = "redis://h"\nstrategy = "gevent"', "only redis and ioloop work"),
+        ('broker_url = "redis://a;redis://b"', "broker_url: a list of brokers needs AMQP"),
+        ('strategy = "gevent"\nloop = "uvloop"', "loop: gevent runs on asyncio's own loop"),
+        ("routes = []", "routes: at least one is needed"),
+        ('[[routes]]\npath = "/{a}"\n[[routes]]\npath = "/{b}"', "routes: two take /{}"),
+        (
+            '[[routes]]\npath = "/a"\nqueue = "q"\n'
+            '[[routes]]\npath = "/b"\nqueue = "q"\nqueue_type = "quorum"',
+            "routes: the queue q is given different arguments",
+        ),
+        ('[[routes]]\npath = "/"\nqueue_type = "quorum"', "`celery` never gets arguments"),
+        ('[[routes]]\npath = "/"\nqueue_arguments = { x = 1 }', "`celery` never gets arguments"),
+        ('[[routes]]\npath = "/{a}/{a}"', "with a name of its own"),
+        ('[[routes]]\npath = "/{A}"', "each parameter is written {name}"),
+        ('[[routes]]\npath = "/"\nanswer = "maybe"', "'wait'"),
+        ('[tls]\nkey = "/dev/null"', "tls: key: "),
+        ('[tls]\nca = "/nowhere.pem"', "tls: ca: no such file: /nowhere.pem"),
+        ("timeout = 0", "timeout: Input should be greater than 0"),
+        ("max_body = -1", "max_body: "),
+        ("port = 65536", "port: "),
+        ('strategy = "magic"', "'blocking', 'threadpool', 'ioloop', 'gevent', 'pika' or 'redis'"),
+    ],
+)
+def test_what_cannot_work_is_refused(toml, text, problem):
+    (found,) = problems(path=toml(text))
+    assert problem in found
+
+
+@pytest.mark.parametrize("name", ["broker_url", "result_backend"])
+@pytest.mark.parametrize(
+    "url", ["", "localhost", "http://host", "amqp://", "redis://", "redis://h:x", "amqp://h:99999"]
+)
+def test_url_needs_a_known_scheme_a_host_and_a_port_that_can_be(toml, name, url):
+    if (name, url) == ("result_backend", ""):
+        url = "://"  # an empty one means that there is none
+    found = problems(path=toml(f'{name} = "{url}"'))
+    assert len(found) == 1
+    assert "a URL with a host is needed that begins with" in found[0]
+
+
+def test_tls_file_that_is_missing_is_told_with_its_variable():
+    (found,) = problems(environ={"GATEWAY_TLS_CA": "/nowhere.pem"})
+    assert "GATEWAY_TLS_CA" in found and "/nowhere.pem" in found
+
+
+@pytest.mark.parametrize("content", [b"port =", b"\xff"])
+def test_file_that_is_no_toml_is_one_problem(tmp_path, content):
+    path = tmp_path / "gateway.toml"
+    path.write_bytes(content)
+    assert problems(path=path)[0].startswith(f"{path}: no TOML: ")
+
+
+def test_file_that_is_missing_is_one_problem(tmp_path):
+    path = tmp_path / "absent.toml"
+    assert problems(path=path) == [f"{path}: cannot be read: No such file or directory"]
+
+
+# Secrets ------------------------------------------------------------------------------
+
+
+def test_secrets_stand_in_the_environment_in_files_or_in_place(toml, tmp_path):
+    (tmp_path / "secret").write_text("redis://:from-file@h/0\n")
+    path = toml(f"""
+        broker_url = [{{ env = "BROKER" }}, "amqp://in-place@h"]
+        result_backend = {{ file = "{tmp_path / "secret"}" }}
+    """)
+
+    config = load({}, {"BROKER": "amqp://from-env@h"}, path)
+
+    assert config.brokers == ["amqp://from-env@h", "amqp://in-place@h"]
+    assert config.results == "redis://:from-file@h/0"
+
+
+@pytest.mark.parametrize(
+    ("secret", "hint"),
+    [
+        ('{ env = "NOWHERE" }', "the environment variable NOWHERE is not set"),
+        ('{ file = "/nowhere" }', "the file /nowhere cannot be read"),
+        ('{ file = "BINARY" }', "cannot be read"),
+        ('{ file = "/a\\u0000b" }', "cannot be read"),
+        ("{ file = 5 }", "the file 5 cannot be read"),
+        ("{ env = 5 }", "5"),
+    ],
+)
+def test_secret_that_is_not_there_is_a_problem_with_its_place(toml, tmp_path, secret, hint):
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    path = toml(f"result_backend = {secret.replace('BINARY', str(tmp_path / 'binary'))}")
+
+    # The real environment is stricter than a dict: its names are texts.
+    found = problems(environ=os.environ, path=path)
+
+    assert any(p.startswith(f"{path}: result_backend: ") and hint in p for p in found), found
+
+
+def test_secrets_are_in_no_text_of_the_configuration():
+    config = load(
+        {"result_backend": f"redis://:{SECRET}@h/0"},
+        {"GATEWAY_BROKER_URL": f"amqp://u:{SECRET}@a;amqp://u:{SECRET}@b"},
+    )
+
+    texts = [repr(config), str(config), f"{config}", repr(config.broker_url), str(vars(config))]
+    texts += [config.model_dump_json(), str(config.model_dump())]
+
+    assert not any(SECRET in text for text in texts)
+    # Yet they travel to the children.
+    assert pickle.loads(pickle.dumps(config)).results == f"redis://:{SECRET}@h/0"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'broker_url = "http://{SECRET}@h"',
+        f'broker_url = ["amqp://h", 5, "{SECRET}"]',
+        f'broker_url = "amqp://u:{SECRET}@h:port"',
+        f'result_backend = "{SECRET}://h"',
+        f'result_backend = "redis://:{SECRET}@[h"',
+        f'result_backend = {{ text = "{SECRET}" }}',
+        f'result_backend = ["{SECRET}"]',
+        f'broker_url = "redis://:{SECRET}@a;redis://b"',
+        f'broker_url = "redis://:{SECRET}@a"\nstrategy = "pika"',
+        f'broker_url = "amqp://{SECRET}@h"\nport = "x"',
+        f'broker_url = "amqp://{SECRET}@h',
+    ],
+)
+def test_secrets_are_in_no_problem(toml, text):
+    with pytest.raises(ConfigError) as error:
+        load({}, {}, toml(text))
+    chain, texts = error.value, []
+    while chain:  # what a traceback would print
+        texts += [str(chain), repr(chain)]
+        chain = chain.__cause__ or (None if chain.__suppress_context__ else chain.__context__)
+    assert not any(SECRET in text for text in texts)

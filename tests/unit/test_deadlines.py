@@ -1,0 +1,102 @@
+"""One sweep ends what is overdue, once, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from time import monotonic
+
+import pytest
+
+from gateway.deadlines import TICK, Deadlines
+
+
+@dataclass(eq=False)
+class Entry:
+    deadline: float
+    ended: asyncio.Future[float] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+    def expire(self) -> None:
+        self.ended.set_result(monotonic())  # raises, should it be called twice
+
+
+@pytest.fixture
+def deadlines():
+    return Deadlines()
+
+
+def after(seconds: float) -> Entry:
+    return Entry(monotonic() + seconds)
+
+
+@pytest.mark.gen_test
+async def test_each_entry_ends_after_its_deadline_and_in_their_order(deadlines):
+    entries = [after(seconds) for seconds in (0.3, 0.0, 0.15, 0.15, -5)]
+    for entry in entries:
+        deadlines.add(entry)
+
+    ends = await asyncio.gather(*(entry.ended for entry in entries))
+
+    pairs = sorted(zip((entry.deadline for entry in entries), ends, strict=True))
+    assert all(deadline <= end for deadline, end in pairs)
+    assert [end for _, end in pairs] == sorted(ends)
+
+
+@pytest.mark.gen_test
+async def test_what_was_removed_never_ends(deadlines):
+    removed, stays = after(0), after(2 * TICK)
+    deadlines.add(removed)
+    deadlines.add(stays)
+    deadlines.remove(removed)
+    deadlines.remove(removed)
+    deadlines.remove(after(9))  # nobody knows it: nothing happens
+
+    await stays.ended
+    assert not removed.ended.done()
+
+
+@pytest.mark.gen_test
+async def test_entries_may_add_and_remove_others_while_they_end(deadlines):
+    neighbours = [after(0) for _ in range(2)]
+
+    class Ending(Entry):
+        def expire(self):
+            for entry in neighbours:  # of the same tick, perhaps ended already
+                deadlines.remove(entry)
+            deadlines.add(successor)
+            super().expire()
+
+    first, successor = Ending(neighbours[0].deadline), after(0)
+    for entry in (*neighbours, first):
+        deadlines.add(entry)
+
+    await first.ended
+    await successor.ended
+
+
+@pytest.mark.gen_test
+async def test_sweep_rests_while_nothing_waits_and_wakes_again(deadlines):
+    for _ in range(2):
+        entry = after(0)
+        deadlines.add(entry)
+        await entry.ended
+        await asyncio.sleep(0)
+        assert deadlines._timer is None
+
+
+@pytest.mark.gen_test
+async def test_an_entry_that_fails_does_not_end_the_others_wait(deadlines):
+    class Failing(Entry):
+        def expire(self):
+            raise ZeroDivisionError
+
+    told = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    failing, other = Failing(monotonic()), after(3 * TICK)
+    deadlines.add(failing)
+    deadlines.add(other)
+
+    await other.ended
+    assert isinstance(told[0]["exception"], ZeroDivisionError)
