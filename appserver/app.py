@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
-from appserver.hub import PromptHub
+from appserver.bootsteps import PromptHub, QuietTasks
 from appserver.queues import DeadLetters, task_queues
 
 BROKER_URL = "amqp://guest:guest@127.0.0.1:5672//"
@@ -173,5 +173,5 @@ app = Celery(
     set_as_current=False,
 )
 app.add_defaults(lambda: settings(os.environ))
-app.steps["worker"].add(PromptHub)
+app.steps["worker"].update((PromptHub, QuietTasks))
 app.steps["consumer"].add(DeadLetters)

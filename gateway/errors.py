@@ -142,12 +142,6 @@ class Full(Unavailable):
     type = "full"
 
 
-class Draining(Unavailable):
-    """The gateway is shutting down."""
-
-    type = "draining"
-
-
 class DeadlinePassed(RequestError):
     """The task had no result by the deadline; it may still run."""
 

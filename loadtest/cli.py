@@ -22,6 +22,9 @@ from loadtest.bench import Task
 from loadtest.experiments import EXPERIMENTS, find
 from loadtest.report import Report
 
+_OPEN_FILES = 65_536
+_MOST = 50_000  # of anything that is counted
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run an experiment and report it; returns the exit code."""
@@ -55,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _publish(report: Report, options: argparse.Namespace) -> int:
-    print(f"\n{report.table()}\n\n{report.conclusion}" if report.rows else "\nnothing measured")
+    print(f"\n{report.table()}" if report.rows else "\nnothing was measured")
     if options.json:
         options.json.write_text(json.dumps(report.document(), indent=1) + "\n")
     if options.html:
@@ -99,8 +102,8 @@ def _strategy(text: str) -> str:
 
 
 def _positive(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 100_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 to 100000")
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 to {_MOST}")
     return int(text)
 
 
@@ -122,9 +125,12 @@ def _file(text: str) -> Path:
 
 
 def _raise_open_files() -> None:
-    """Allow as many open files as may be: a connection needs one in wrk and one in the gateway."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    """Let wrk and the gateway have a file for each connection, and some."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Not a limit without end: the Erlang VM has a table of that size.
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from textwrap import fill
 from typing import Any
 
 from loadtest.bench import PROCESSES
@@ -58,41 +59,52 @@ class Report:
             "of this machine: compare within this run, not with other machines."
         )
 
-    def table(self) -> str:
-        """Return the medians of the repeats as aligned text."""
-        names = [n for n in PROCESSES if any(row["rss_mb"][n] for row in self.rows)]
-        head = ["strategy", "conns", "req/s", "(min-max)", "p50 ms", "p99 ms", "p99.9 ms", "max ms"]
-        head += [f"{name} us" for name in names]
-        head += ["gateway MB", "AMQP", "Redis", "errors", "wrong"]
-        lines = [[_cell(value) for value in _line(s, names)] for s in self.summaries()]
-        text = _align([head, *lines])
+    def notes(self) -> str:
+        """Explain the table's columns."""
         return (
-            f"{text}\n\nMedians of {self.options.get('repeats', 1)}. us: user and system CPU per "
-            "request, by process. MB: resident memory. AMQP, Redis: open connections, the "
-            f"worker's included.\n{self.shared()}"
+            f"Medians of {self.options['repeats']}; errors and wrong answers are sums. us: user "
+            "and system CPU time per request, by process. MB: resident memory. AMQP, Redis: open "
+            "connections, the worker's included."
         )
 
+    def table(self) -> str:
+        """Return the medians of the repeats as aligned text, and what they say."""
+        lines = [line_names(self.rows), *(table_line(s, self.rows) for s in self.summaries())]
+        texts = (self.notes(), self.shared(), self.conclusion)
+        return "\n\n".join([_align(lines), *(fill(text, 100) for text in texts)])
 
-def _line(summary: Summary, processes: Sequence[str]) -> list[str | float]:
+
+def _processes(rows: list[dict[str, Any]]) -> list[str]:
+    """List the kinds of processes that took part."""
+    return [name for name in PROCESSES if any(row["rss_mb"][name] for row in rows)]
+
+
+def line_names(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the heads of the columns that `table_line` fills."""
+    head = ["strategy", "conns", "req/s", "(min-max)", "p50 ms", "p99 ms", "p99.9 ms", "max ms"]
+    head += [f"{name} us" for name in _processes(rows)]
+    return [*head, "gateway MB", "AMQP", "Redis", "errors", "wrong"]
+
+
+def table_line(summary: Summary, rows: list[dict[str, Any]]) -> list[str]:
+    """Return the texts of one line of the table."""
     low, high = summary.range("rps")
     return [
         summary.strategy,
-        summary.connections,
-        summary.median("rps"),
+        f"{summary.connections:,}",
+        f"{summary.median('rps'):,.0f}",
         f"({low:,.0f}-{high:,.0f})",
-        *(summary.median("latency_ms", name) for name in ("p50", "p99", "p999", "max")),
-        *(summary.median("cpu_us_per_request", name) for name in processes),
-        summary.median("rss_mb", "gateway"),
-        *(summary.median("connections_open", name) for name in ("broker", "redis")),
-        summary.total("errors"),
-        summary.total("wrong_answers"),
+        *(_figure(summary.median("latency_ms", name)) for name in ("p50", "p99", "p999", "max")),
+        *(_figure(summary.median("cpu_us_per_request", name)) for name in _processes(rows)),
+        f"{summary.median('rss_mb', 'gateway'):,.0f}",
+        *(f"{summary.median('connections_open', name):,.0f}" for name in ("broker", "redis")),
+        f"{summary.total('errors'):,}",
+        f"{summary.total('wrong_answers'):,}",
     ]
 
 
-def _cell(value: str | float) -> str:
-    if isinstance(value, str):
-        return value
-    return f"{value:,.1f}" if isinstance(value, float) and value < 100 else f"{value:,.0f}"
+def _figure(value: float) -> str:
+    return f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def _align(lines: list[list[str]]) -> str:

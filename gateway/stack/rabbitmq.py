@@ -25,6 +25,15 @@ class RabbitMQ(Server):
             raise StackError(f"rabbitmqctl {' '.join(args)}: {message}")
         return done.stdout
 
+    def sync(self) -> None:
+        """Put the definitions of queues, exchanges and users on disk.
+
+        A node that is killed in its first seconds may have lost what was declared last, and a
+        lost queue takes its confirmed messages along: seen in 2 of 18 kills of RabbitMQ 3.10,
+        never after 3 seconds or with this.
+        """
+        self.ctl("eval", "mnesia:dump_log().")
+
 
 def rabbitmq_environment(home: Path, port: int, epmd_port: int) -> dict[str, str]:
     """Return the environment of a node that shares nothing with the machine's own RabbitMQ.

@@ -84,9 +84,9 @@ def conclude(summaries: list[Summary]) -> str:
     faulty = sorted({s.strategy for s in summaries if not s.clean})
     most = max((s.connections for s in summaries), default=0)
     clean = [s for s in summaries if s.connections == most and s.strategy not in faulty]
-    text = f"Not to be used before its errors are explained: {', '.join(faulty)}. " if faulty else ""
+    text = f"Not before their errors are explained: {', '.join(faulty)}. " if faulty else ""
     if not clean:
-        return text + "No strategy went through without an error, so there is nothing to recommend."
+        return text + "No strategy went through without an error: there is nothing to recommend."
     fastest, *others = sorted(clean, key=lambda s: -s.median("rps"))
     cheapest = min(clean, key=lambda s: s.median("cpu_us_per_request", "gateway"))
     equal = [s for s in others if s.range("rps")[1] >= fastest.range("rps")[0]]

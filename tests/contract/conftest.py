@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -47,9 +47,6 @@ queue = "a-queue-that-nobody-declares"
 declare = false
 """
 
-Post = Callable[..., HTTPResponse]
-PostAll = Callable[[Server, Sequence[bytes]], list[HTTPResponse]]
-
 
 @pytest.fixture(scope="session")
 def routes(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -92,20 +89,19 @@ def start_gateway(stack: Stack, strategy: str, broker: str, results: str, routes
 
 def post_all(url: str, bodies: Sequence[bytes], at_once: int = 200) -> list[HTTPResponse]:
     """Post each body, `at_once` of them at a time; return the answers in the same order."""
+    return post_each([(url, body) for body in bodies], at_once)
+
+
+def post_each(requests: Sequence[tuple[str, bytes]], at_once: int = 200) -> list[HTTPResponse]:
+    """The same for requests to different URLs."""
 
     async def run() -> list[HTTPResponse]:
         client = SimpleAsyncHTTPClient(force_instance=True, max_clients=at_once)
-        client.initialize(max_clients=at_once)
+        options = {"raise_error": False, "connect_timeout": 60, "request_timeout": 60}
         try:
             return await asyncio.gather(
-                *(
-                    client.fetch(
-                        url, method="POST", body=body, raise_error=False,
-                        connect_timeout=60, request_timeout=60,
-                    )
-                    for body in bodies
-                )
-            )  # fmt: skip
+                *(client.fetch(url, method="POST", body=body, **options) for url, body in requests)
+            )
         finally:
             client.close()
 

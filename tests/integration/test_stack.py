@@ -135,6 +135,7 @@ def test_durable_message_survives_kill_and_restart(rabbitmq: RabbitMQ):
         channel.queue_declare("survivor", durable=True)
         persistent = pika.BasicProperties(delivery_mode=2)
         channel.basic_publish("", "survivor", b"still here", persistent, mandatory=True)
+    rabbitmq.sync()
     pids = rabbitmq.pids()
 
     # when the whole virtual machine is killed and the node is started again,

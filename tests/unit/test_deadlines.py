@@ -33,7 +33,7 @@ def after(seconds: float) -> Entry:
 
 @pytest.mark.gen_test
 async def test_each_entry_ends_after_its_deadline_and_in_their_order(deadlines):
-    entries = [after(seconds) for seconds in (0.3, 0.0, 0.15, 0.15, -5)]
+    entries = [after(seconds) for seconds in (0.3, 0.0, 0.15, -5)]
     for entry in entries:
         deadlines.add(entry)
 

@@ -1,7 +1,8 @@
-"""A worker loop that does not sleep while it has something to do."""
+"""Steps of the worker's start: a loop that does not sleep over its work, and a quiet log."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from celery import bootsteps
@@ -30,3 +31,16 @@ class PromptHub(bootsteps.Step):
             return 0 if hub._ready else delay
 
         hub.fire_timers = poll_timeout
+
+
+class QuietTasks(bootsteps.Step):
+    """Log no line for each task, unless at the level DEBUG.
+
+    Celery's two lines a task cost more than a small task does, and the second one has the
+    result in it, which is somebody's data.
+    """
+
+    def create(self, worker: Any) -> None:
+        level = logging.INFO if logging.root.isEnabledFor(logging.DEBUG) else logging.WARNING
+        for name in ("celery.worker.strategy", "celery.app.trace"):
+            logging.getLogger(name).setLevel(level)

@@ -1,0 +1,75 @@
+"""What the documents list is what the code has."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from gateway import errors
+from gateway.cli import COMMANDS
+from gateway.config import TLS, Config, Route
+from gateway.strategies import STRATEGIES
+
+ROOT = Path(__file__).parents[2]
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text("utf-8")
+
+
+def first_cells(document: str, heading: str) -> set[str]:
+    """Return the code spans in the first column of the table under `heading`."""
+    part = document.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    cells = [line.split("|")[1] for line in part.splitlines() if line.startswith("| `")]
+    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def test_every_strategy_is_in_the_readme():
+    assert first_cells(text("README.md"), "Strategies") == set(STRATEGIES)
+
+
+@pytest.mark.parametrize(
+    ("heading", "names"),
+    [
+        ("Settings", set(Config.model_fields) - {"routes", "tls"}),
+        ("Routes", set(Route.model_fields)),
+        ("TLS", set(TLS.model_fields)),
+    ],
+)
+def test_every_setting_is_documented(heading, names):
+    assert first_cells(text("docs/configuration.md"), heading) == names
+
+
+def test_every_error_is_documented_with_its_status():
+    documented = re.findall(r"^\| (\d+) \| `([a-z-]+)` \|", text("docs/errors.md"), re.M)
+    classes = [
+        c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.RequestError)
+    ]
+    final = [c for c in classes if not c.__subclasses__() and c is not errors.RequestError]
+    assert sorted(documented) == sorted((str(c.status), c.type) for c in final)
+
+
+def test_every_command_is_mentioned():
+    mentioned = set(re.findall(r"`?gateway ([a-z]+)", text("README.md") + text("CHANGES.md")))
+    assert set(COMMANDS) <= mentioned
+
+
+@pytest.mark.parametrize(
+    "name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/appserver.md"]
+)
+def test_files_that_a_document_names_exist(name):
+    document = text(name)
+    links = re.findall(r"\]\(([^)#:]+)\)", document)
+    spans = re.findall(r"`((?:gateway|appserver|tests|docs|deploy|loadtest)/[\w./-]*)`", document)
+    assert links + spans
+    missing = [path for path in links + spans if not (ROOT / path).exists()]
+    assert missing in ([], ["docs/decisions/"])
+
+
+def test_make_lists_the_targets_that_the_documents_use():
+    targets = set(re.findall(r"^([a-z]+):.*## ", text("Makefile"), re.M))
+    used = set(re.findall(r"^make ([a-z]+)|`make ([a-z]+)", text("README.md"), re.M))
+    assert {a or b for a, b in used} <= targets

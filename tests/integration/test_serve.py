@@ -1,0 +1,528 @@
+"""`gateway serve` as its users run it: real processes, signals, brokers and result stores."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from http.client import HTTPConnection
+from urllib.parse import urlsplit
+
+import pytest
+
+from gateway.stack import RabbitMQ, Server, Stack, free_port
+from gateway.strategies import STRATEGIES
+from tests.http_client import Answer, Connection, request
+
+TIMEOUT = 20  # seconds for what takes as long as it takes
+GATEWAY = [sys.executable, "-m", "gateway"]
+#: A route whose queue nobody consumes: its requests stay under way until they end.
+NOBODY = '[[routes]]\npath = "/"\n[[routes]]\npath = "/nobody"\nqueue = "nobody"\ndeadline = {}\n'
+
+# What a service manager does (sd_listen_fds(3)): bind, pass the socket as descriptor 3, execute.
+ACTIVATE = """\
+import os, socket, sys
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+os.dup2(listener.fileno(), 3)
+os.set_inheritable(3, True)
+os.environ.update(LISTEN_FDS="1", LISTEN_PID=str(os.getpid()))
+os.execv(sys.executable, [sys.executable, "-m", "gateway", "serve", *sys.argv[2:]])
+"""
+
+
+@pytest.fixture(scope="module")
+def urls(rabbitmq: RabbitMQ, redis_server: Server) -> list[str]:
+    return ["--broker", rabbitmq.url, "--result-backend", redis_server.url]
+
+
+@pytest.fixture(scope="module")
+def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Server:
+    return stack.worker(rabbitmq.url, redis_server.url)
+
+
+@pytest.fixture
+def gateway(stack: Stack, urls: list[str]):
+    """Start gateways as `stack.gateway` does; kill them at the end."""
+    started = []
+
+    def start(*args: str, **options) -> Server:
+        started.append(stack.gateway(*urls, *args, **options))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.kill()
+
+
+@pytest.fixture
+def nobody(tmp_path):
+    """Write a configuration with a route whose requests have `deadline` seconds."""
+
+    def write(deadline: float) -> list[str]:
+        path = tmp_path / "gateway.toml"
+        path.write_text(NOBODY.format(deadline))
+        return ["--config", str(path)]
+
+    return write
+
+
+def run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    env = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ} | env
+    return subprocess.run(
+        [*GATEWAY, *args], env=env, capture_output=True, text=True, timeout=TIMEOUT
+    )
+
+
+def ask(url: str, method: str = "GET", body: bytes | None = None) -> Answer:
+    """Send one request to `url` and read the whole answer."""
+    parts = urlsplit(url)
+    connection = HTTPConnection(parts.hostname, parts.port, timeout=TIMEOUT)
+    connection.request(method, parts.path or "/", body)
+    response = connection.getresponse()
+    headers = {name.lower(): value for name, value in response.getheaders()}
+    answer = Answer(response.status, headers, response.read())
+    connection.close()
+    return answer
+
+
+def post(server: Server, body: bytes, path: str = "/") -> Answer:
+    return ask(server.url + path, "POST", body)
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for what no event tells."""
+    end = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.02)
+
+
+def children(server: Server) -> list[int]:
+    return [child["pid"] for child in readiness(server)["children"]]
+
+
+def readiness(server: Server) -> dict:
+    return json.loads(ask(f"{server.admin_url}/readyz").body)
+
+
+def is_ready(server: Server) -> bool:
+    return ask(f"{server.admin_url}/readyz").status == 200
+
+
+def metric(server: Server, series: str) -> float:
+    for line in ask(f"{server.admin_url}/metrics").body.decode().splitlines():
+        if line.startswith(f"{series} "):
+            return float(line.rpartition(" ")[2])
+    return 0
+
+
+def answered(server: Server, status: int = 200) -> float:
+    return metric(server, f'gateway_requests_total{{route="/",status="{status}"}}')
+
+
+def in_flight(server: Server) -> float:
+    return metric(server, "gateway_in_flight")
+
+
+def exit_code(server: Server) -> int:
+    """Wait for the end of a server that was told to stop."""
+    return server._process.wait(TIMEOUT)
+
+
+def port(server: Server) -> int:
+    return urlsplit(server.url).port
+
+
+# The command line -------------------------------------------------------------------------
+
+
+def test_option_without_a_command_means_serve(stack, urls, worker):
+    number, admin = free_port(), free_port()
+    options = ["--strategy=ioloop", f"--port={number}", f"--admin-port={admin}", *urls]
+    url = f"http://127.0.0.1:{admin}/readyz"
+
+    def ready() -> bool:
+        with suppress(OSError):
+            return ask(url).status == 200
+        return False
+
+    server = stack.spawn("gateway", [*GATEWAY, *options], ready=ready)
+    assert ask(f"http://127.0.0.1:{number}/", "POST", b"hello").body == b"hello"
+    assert "serving with the strategy ioloop" in server.output()
+    server.stop()
+
+
+def test_environment_configures_it_all(stack, rabbitmq, redis_server, worker):
+    env = {
+        "GATEWAY_BROKER_URL": rabbitmq.url,
+        "GATEWAY_RESULT_BACKEND": redis_server.url,
+        "GATEWAY_STRATEGY": "pika",
+        "GATEWAY_LOG_FORMAT": "json",
+        "GATEWAY_PROCESSES": "2",
+        "GATEWAY_MAX_BODY": "5",
+    }
+    server = stack.gateway(env=env)
+
+    assert post(server, b"hello").body == b"hello"
+    assert post(server, b"hello!").status == 413
+    assert len(children(server)) == 2
+    lines = [json.loads(line) for line in server.output().splitlines()]
+    assert {"serving with the strategy pika"} < {line["message"] for line in lines}
+    assert "guest:guest" not in server.output()
+    server.stop()
+
+
+def test_all_problems_are_told_and_nothing_starts(tmp_path):
+    config = tmp_path / "gateway.toml"
+    config.write_text('colour = "red"\n[[routes]]\npath = "x"\n')
+
+    done = run("serve", "--config", str(config), "--port", "70000", GATEWAY_TIMEOUT="never")
+
+    assert (done.returncode, done.stdout) == (1, "")
+    lines = done.stderr.splitlines()
+    assert len(lines) == 4 and all(line.startswith("gateway: ") for line in lines), done.stderr
+    for place in ("colour", "routes[0].path", "--port", "environment GATEWAY_TIMEOUT"):
+        assert any(place in line for line in lines), place
+
+
+@pytest.mark.parametrize("admin", [False, True])
+def test_port_in_use_is_told_in_one_line(admin):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = str(taken.getsockname()[1])
+        ports = ["--port", "0", "--admin-port", number] if admin else ["--port", number]
+        done = run("serve", *ports)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"gateway: cannot listen on 127.0.0.1:{number}: Address already in use")
+
+
+def test_unix_socket_that_cannot_be_is_told_in_one_line(tmp_path):
+    for path, hint in [("no/such/socket", "No such file"), ("x" * 200, "path too long")]:
+        done = run("serve", "--uds", str(tmp_path / path), "--admin-port", "0")
+        (line,) = done.stderr.splitlines()
+        assert done.returncode == 1 and hint in line
+
+
+def test_unix_socket_does_not_take_the_place_of_a_file(tmp_path):
+    file = tmp_path / "precious"
+    file.write_text("data")
+    done = run("serve", "--uds", str(file), "--admin-port", "0")
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+    assert file.read_text() == "data"
+
+
+def test_strategies_lists_the_table():
+    done = run("strategies")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert dict(line.split(maxsplit=1) for line in done.stdout.splitlines()) == {
+        name: summary for name, (_, summary) in STRATEGIES.items()
+    }
+
+
+def test_check_says_that_all_is_well(urls, worker):
+    done = run("check", *urls)
+    assert (done.returncode, done.stderr) == (0, "")
+    states = [line.split()[:2] for line in done.stdout.splitlines()]
+    assert states == [["ok", p] for p in ("config:", "broker", "results", "worker", "task")]
+    assert "guest:guest" not in done.stdout
+
+
+def test_check_says_what_is_missing_and_how_to_mend_it(rabbitmq, redis_server, worker, tmp_path):
+    config = tmp_path / "gateway.toml"
+    config.write_text('[[routes]]\npath = "/"\ntask = "no.such.task"\nqueue = "no-such-queue"\n')
+    dead = f"redis://:sesame@127.0.0.1:{free_port()}/0"
+
+    done = run(
+        "check", "--config", str(config), "--broker", rabbitmq.url, "--result-backend", dead
+    )
+
+    assert (done.returncode, done.stderr) == (1, "")
+    config_, broker, results, queue, task = done.stdout.splitlines()
+    assert config_.startswith("ok ") and broker.startswith("ok ")
+    assert re.match(r"FAIL +results .*GATEWAY_RESULT_BACKEND$", results)
+    assert re.match(r"FAIL +worker on the queue no-such-queue: ", queue)
+    assert re.match(r"FAIL +task no\.such\.task: .*\bapi\.core\.main\b", task)
+    assert "sesame" not in done.stdout
+
+
+def test_check_without_a_broker_ends_there():
+    done = run("check", "--broker", f"amqp://u:sesame@127.0.0.1:{free_port()}//")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert re.search(r"^FAIL +broker amqp://.*GATEWAY_BROKER_URL$", done.stdout, re.M)
+    assert "sesame" not in done.stdout
+
+
+# Sockets ----------------------------------------------------------------------------------
+
+
+def test_inherited_socket_is_served(stack, urls, worker):
+    number, admin = free_port(), free_port()
+    argv = [sys.executable, "-c", ACTIVATE, str(number), "--admin-port", str(admin), *urls]
+    # A port that is taken: had it bound one itself, it would not have started.
+    argv += ["--port", str(urlsplit(urls[1]).port)]
+    server = stack.spawn("activated", argv, ready="subscribed to")
+    assert ask(f"http://127.0.0.1:{number}/", "POST", b"hello").body == b"hello"
+    server.stop()
+
+
+def test_unix_socket_is_served_and_replaces_a_dead_one(gateway, worker, tmp_path):
+    path = tmp_path / "gateway.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+
+    gateway("--uds", str(path))
+
+    async def talk() -> Answer:
+        async with await Connection.open(path) as connection:
+            return await connection.ask(request(b"hello"))
+
+    assert asyncio.run(talk()).body == b"hello"
+
+
+def test_processes_share_the_work_and_their_counts_add_up(gateway, nobody):
+    server = gateway("--processes", "2", *nobody(0.2))
+    assert len(set(children(server))) == 2
+    until(lambda: all(child["broker"] == "" for child in readiness(server)["children"]))
+    seen, sent = set(), 0
+
+    async def some() -> list[Answer]:
+        connections = [await Connection.open(port(server)) for _ in range(20)]
+        data = request(b"x", "/nobody")
+        answers = await asyncio.gather(*(connection.ask(data) for connection in connections))
+        for connection in connections:
+            connection.writer.close()
+        return answers
+
+    # The ids that a process gives out share its prefix.
+    while len(seen) < 2 and sent < 1000:
+        for answer in asyncio.run(some()):
+            assert (answer.status, answer.type) == (504, "deadline-passed")
+            seen.add(answer.problem["task_id"][:18])
+            sent += 1
+
+    assert len(seen) == 2
+    assert metric(server, 'gateway_requests_total{route="/nobody",status="504"}') == sent
+
+
+# Children ---------------------------------------------------------------------------------
+
+
+def test_killed_child_is_replaced_and_what_it_counted_stays(gateway, worker):
+    server = gateway()
+    for _ in range(3):
+        assert post(server, b"x").status == 200
+    (old,) = children(server)
+
+    os.kill(old, signal.SIGKILL)
+
+    until(lambda: children(server) not in ([], [old]) and is_ready(server))
+    assert answered(server) == 3
+    assert post(server, b"x").status == 200
+    assert answered(server) == 4
+    assert metric(server, "gateway_broker_connections_total") == 2
+    assert metric(server, "gateway_connections_open") == 0
+
+
+def test_hangup_replaces_the_children_with_the_new_configuration(gateway, worker, tmp_path):
+    # Given a gateway with two children and a file,
+    config = tmp_path / "gateway.toml"
+    config.write_text('processes = 2\n[[routes]]\npath = "/"\n')
+    server = gateway("--config", str(config))
+    old = children(server)
+    assert post(server, b"x").status == 200
+
+    # when the file is broken, nothing changes;
+    config.write_text("processes = 0\n[[routes]]\n")
+    os.kill(server.pid, signal.SIGHUP)
+    until(lambda: server.output().count("not reloaded") == 2)
+    assert children(server) == old
+    assert post(server, b"x").status == 200
+
+    # when it is good, all are replaced, and nobody notices:
+    config.write_text('[[routes]]\npath = "/"\n[[routes]]\npath = "/new"\n')
+    os.kill(server.pid, signal.SIGHUP)
+    while "reloaded" not in server.output().splitlines()[-1]:
+        assert post(server, b"x").status == 200
+        if time.monotonic() % 1 < 0.1 and len(children(server)) == 1:
+            break
+    until(lambda: len(children(server)) == 1)
+    assert not set(children(server)) & set(old)
+    assert post(server, b"x", "/new").status == 200
+    assert post(server, b"x").status == 200
+    assert answered(server, 503) == 0
+
+
+def test_killed_childs_successor_is_not_doubled_by_a_hangup(gateway):
+    """A child that is away when the others are replaced comes back with what is new, or not."""
+    server = gateway()
+    for _ in range(3):  # each death makes the next pause longer
+        pids = children(server)
+        os.kill(pids[0], signal.SIGKILL)
+        until(lambda pids=pids: children(server) not in ([], pids))
+    pids = children(server)
+    os.kill(pids[0], signal.SIGKILL)
+    until(lambda: not children(server))
+
+    os.kill(server.pid, signal.SIGHUP)
+
+    until(lambda: server.output().rstrip().endswith("reloaded") or len(children(server)) > 1)
+    with suppress(AssertionError):  # until the pause is certainly over
+        end = time.monotonic() + 3
+        until(lambda: len(children(server)) > 1 or time.monotonic() > end)
+    assert len(children(server)) == 1
+
+
+# Stopping ---------------------------------------------------------------------------------
+
+
+def test_stopping_under_load_answers_every_request_that_was_taken(gateway, worker):
+    server = gateway("--processes", "2")
+
+    async def client(answers: list[int]) -> None:
+        """Send requests one after the other until told that this was the last one."""
+        async with await Connection.open(port(server)) as connection:
+            while True:
+                answer = await connection.ask(request(b"x"))
+                answers.append(answer.status)
+                if answer.headers.get("connection") == "close":
+                    assert await connection.at_end()
+                    return
+
+    async def load() -> list[int]:
+        answers: list[int] = []
+        clients = [asyncio.ensure_future(client(answers)) for _ in range(50)]
+        while len(answers) < 200:
+            await asyncio.sleep(0.01)
+        os.kill(server.pid, signal.SIGTERM)
+        await asyncio.gather(*clients)
+        return answers
+
+    answers = asyncio.run(asyncio.wait_for(load(), TIMEOUT))
+    assert set(answers) == {200} and len(answers) > 200
+    assert exit_code(server) == 0
+    assert "Traceback" not in server.output()
+
+
+@pytest.mark.parametrize("group", [False, True], ids=["SIGTERM", "control-c"])
+def test_request_under_way_is_answered_and_new_connections_are_refused(gateway, nobody, group):
+    server = gateway(*nobody(3))
+
+    async def talk() -> Answer:
+        async with await Connection.open(port(server)) as connection:
+            # Given a request under way,
+            connection.send(request(b"x", "/nobody"))
+            while not await asyncio.to_thread(in_flight, server):
+                await asyncio.sleep(0.01)
+            # when the gateway is told to stop, as a terminal does or a service manager,
+            if group:
+                os.killpg(server.pid, signal.SIGINT)
+            else:
+                os.kill(server.pid, signal.SIGTERM)
+            # then nobody is let in any more,
+            answer = asyncio.ensure_future(connection.answer())
+            while not answer.done():
+                try:
+                    (await Connection.open(port(server))).writer.close()
+                except ConnectionRefusedError:
+                    break
+                await asyncio.sleep(0.02)
+            assert not answer.done()
+            # and the request is answered.
+            return await answer
+
+    answer = asyncio.run(asyncio.wait_for(talk(), TIMEOUT))
+    assert (answer.status, answer.type) == (504, "deadline-passed")
+    assert exit_code(server) == 0
+    assert "Traceback" not in server.output()
+
+
+def test_second_signal_ends_at_once(gateway, nobody):
+    server = gateway(*nobody(60))
+
+    async def talk() -> None:
+        async with await Connection.open(port(server)) as connection:
+            connection.send(request(b"x", "/nobody"))
+            while not await asyncio.to_thread(in_flight, server):
+                await asyncio.sleep(0.01)
+            os.kill(server.pid, signal.SIGTERM)
+            while "draining" not in server.output():
+                await asyncio.sleep(0.01)
+            os.kill(server.pid, signal.SIGTERM)
+            with suppress(ConnectionResetError):
+                assert await connection.at_end()
+
+    asyncio.run(asyncio.wait_for(talk(), TIMEOUT))
+    exit_code(server)
+    assert "Traceback" not in server.output()
+
+
+def test_children_of_a_killed_parent_end(gateway):
+    server = gateway()
+    (child,) = children(server)
+    os.kill(server.pid, signal.SIGKILL)
+    server._process.wait()
+    until(lambda: child not in server.pids())
+
+
+# Health -----------------------------------------------------------------------------------
+
+
+def test_frozen_child_is_not_healthy_now_and_again(gateway):
+    server = gateway("--processes", "2")
+    health = f"{server.admin_url}/healthz"
+    (frozen, _) = children(server)
+    assert ask(health).status == 200
+
+    for _ in range(2):
+        os.kill(frozen, signal.SIGSTOP)
+        for _ in range(2):
+            answer = ask(health)
+            assert (answer.status, json.loads(answer.body)["healthy"]) == (503, False)
+        assert is_ready(server)  # the other one serves
+        os.kill(frozen, signal.SIGCONT)
+        until(lambda: ask(health).status == 200)
+
+
+def test_broker_that_is_away_fails_readiness_but_not_liveness(gateway, rabbitmq, worker):
+    server = gateway()
+
+    rabbitmq.ctl("stop_app")
+    try:
+        until(lambda: not is_ready(server))
+        (child,) = readiness(server)["children"]
+        assert child["broker"] and not child["results"]
+        assert ask(f"{server.admin_url}/healthz").status == 200
+        answer = post(server, b"x")
+        assert (answer.status, answer.type) == (503, "broker-unavailable")
+        assert answer.headers["retry-after"] == "1"
+        assert children(server) == [child["pid"]]
+    finally:
+        rabbitmq.ctl("start_app")
+
+    until(lambda: is_ready(server))
+    until(lambda: post(server, b"x").status == 200)  # as soon as the worker is back, too
+
+
+def test_result_store_that_is_away_fails_readiness_until_it_returns(stack, rabbitmq, start):
+    store = start(stack.redis)
+    server = stack.gateway("--broker", rabbitmq.url, "--result-backend", store.url)
+
+    store.kill()
+    until(lambda: not is_ready(server))
+    (child,) = readiness(server)["children"]
+    assert child["results"] and not child["broker"]
+    assert post(server, b"x").type == "results-unavailable"
+
+    store.restart()
+    until(lambda: is_ready(server))
+    server.stop()
+    store.stop()
