@@ -15,8 +15,20 @@ from gateway.outcome import SUCCESS, Outcome
 
 #: The only headers a task may set (names in lower case).
 ALLOWED_HEADERS = frozenset(
-    """cache-control content-disposition content-language content-type etag expires
-    last-modified link location retry-after vary x-slack-no-retry""".split()
+    [
+        "cache-control",
+        "content-disposition",
+        "content-language",
+        "content-type",
+        "etag",
+        "expires",
+        "last-modified",
+        "link",
+        "location",
+        "retry-after",
+        "vary",
+        "x-slack-no-retry",
+    ]
 )
 #: Bytes; a larger result is a mistake in the task, not an answer to a webhook.
 MAX_BODY = 16 * 1024 * 1024
@@ -51,9 +63,7 @@ def of_outcome(outcome: Outcome, content_type: str = TEXT) -> Answer:
     if outcome.error is not None:
         raise ResultUnusable(f"The task's result cannot be read: {outcome.error}.")
     value = outcome.value
-    if type(value) is str:
-        answer = Answer(200, content_type, value.encode("utf-8", "surrogatepass"))
-    elif isinstance(value, dict) and type(value.get("status")) is int and value.keys() <= _ENVELOPE:
+    if isinstance(value, dict) and value.keys() <= _ENVELOPE and _is_status(value.get("status")):
         answer = _of_envelope(value, content_type)
     else:
         answer = _of_value(200, value, content_type)
@@ -62,26 +72,31 @@ def of_outcome(outcome: Outcome, content_type: str = TEXT) -> Answer:
     return answer
 
 
+def _is_status(value: Any) -> bool:
+    """Is it a status, or the text of one, which is a mistake rather than a JSON answer?"""
+    return type(value) is int or (isinstance(value, str) and value.isdecimal())
+
+
 def _of_value(status: int, value: Any, content_type: str) -> Answer:
-    if isinstance(value, str):
-        return Answer(status, content_type, value.encode("utf-8", "surrogatepass"))
     if isinstance(value, bytes):
         return Answer(status, BINARY, value)
     if value is None:
         return Answer(status, "", b"")
     try:
+        if isinstance(value, str):
+            return Answer(status, content_type, value.encode())
         body = json.dumps(
             value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain
         )
-        return Answer(status, JSON, body.encode("utf-8", "surrogatepass"))
+        return Answer(status, JSON, body.encode())
     except (TypeError, ValueError, RecursionError) as exc:
-        raise ResultUnusable(f"The task's result is no JSON: {exc}.") from exc
+        raise ResultUnusable(f"The task's result is no text: {exc}.") from exc
 
 
 def _of_envelope(value: dict[str, Any], content_type: str) -> Answer:
     status = value["status"]
-    if not 200 <= status <= 599:
-        raise ResultUnusable(f"The task returned the status {status}; 200 to 599 can be sent.")
+    if type(status) is not int or not 200 <= status <= 599:
+        raise ResultUnusable(f"The task returned the status {status!r}; 200 to 599 can be sent.")
     answer = _of_value(status, value.get("body"), content_type)
     headers = value.get("headers") or {}
     if not isinstance(headers, dict):

@@ -31,5 +31,7 @@ async def stop(task: asyncio.Task[None] | None) -> None:
 
 def _ended(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
-        log.critical("%s ended: this process cannot go on", task.get_name(), exc_info=task.exception())
+        log.critical(
+            "%s ended: this process cannot go on", task.get_name(), exc_info=task.exception()
+        )
         os.kill(os.getpid(), signal.SIGTERM)

@@ -17,6 +17,7 @@ from typing import Any
 
 from kombu.utils import json as kombu_json
 
+from gateway.errors import BadRequest
 from gateway.outcome import FAILURE, FINAL, SUCCESS, Outcome
 
 CONTENT_TYPE = "application/json"
@@ -24,6 +25,7 @@ CONTENT_ENCODING = "utf-8"
 #: What Celery puts before a task id to name its result in a key-value store.
 RESULT_KEY = "celery-task-meta-"
 
+_TYPED = {"__type__", "__value__"}
 _EMBED = b', {}, {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]'
 _ORIGIN = f"gateway-{os.getpid()}@{socket.gethostname()}"
 
@@ -85,8 +87,11 @@ class Message:
 def encode_body(query: dict[str, str], headers: dict[str, str], body: bytes) -> bytes:
     """Encode the call ``task(query, headers, body)``.
 
-    A body in UTF-8 becomes a str; any other travels as kombu's JSON carries bytes.
+    A body in UTF-8 becomes a str; any other travels as kombu's JSON carries bytes. Raises
+    `BadRequest` for a dict that kombu would take for a typed value: no worker could decode it.
     """
+    if query.keys() == _TYPED or headers.keys() == _TYPED:
+        raise BadRequest("The names __type__ and __value__ are reserved.")
     argument: Any
     try:
         argument = body.decode()
@@ -106,8 +111,9 @@ def decode_result(payload: bytes) -> Outcome | None:
         meta = loads(payload)
         state = meta["status"]
         return decode_meta(state, meta.get("result")) if state in FINAL else None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
-        return Outcome(SUCCESS, error=f"no JSON result ({type(exc).__name__})")
+    # ArithmeticError: a Decimal's. What a task passes on may be anything that a sender made up.
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as e:
+        return Outcome(SUCCESS, error=f"no JSON result ({type(e).__name__})")
 
 
 def decode_meta(state: str, result: Any) -> Outcome:

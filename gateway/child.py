@@ -20,6 +20,7 @@ import pickle
 import signal
 import socket
 import struct
+from time import monotonic
 from typing import Any
 
 from gateway import log
@@ -50,10 +51,11 @@ class Child:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
         reader, writer = await asyncio.open_connection(sock=control)
+        answering = asyncio.create_task(self._answer_parent(reader, writer))
         await self._strategy.start()
+        await self._connected(self._config.confirm_timeout)
         self._server.listen(self._sockets)
         logger.info("serving with the strategy %s", self._config.strategy)
-        answering = asyncio.create_task(self._answer_parent(reader, writer))
         await self._stopping.wait()
         logger.info("draining")
         await self._server.drain(self._config.grace)
@@ -61,21 +63,27 @@ class Child:
         await self._strategy.stop()
         writer.close()
 
+    async def _connected(self, seconds: float) -> None:
+        """Leave new connections to siblings until they can be served, but not for ever."""
+        end = monotonic() + seconds
+        while any(self._strategy.checks().values()) and monotonic() < end:
+            if self._stopping.is_set():
+                return
+            await asyncio.sleep(0.01)
+
     def _stop(self) -> None:
-        if self._stopping.is_set():
-            logger.warning("told twice to stop: ending at once")
-            raise SystemExit(1)
+        # A terminal tells us, too, what our parent tells us: only it counts, and kills.
         self._stopping.set()
 
     async def _answer_parent(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Answer each line that asks with a line that tells how this child is."""
-        while await reader.readline():
+        while number := await reader.readline():
             health = {**self._strategy.checks()}
             if self._server.draining:
                 health["draining"] = "shutting down"
-            writer.write(json.dumps(health).encode() + b"\n")
+            writer.write(json.dumps([int(number), health]).encode() + b"\n")
         self._stopping.set()
 
 

@@ -170,7 +170,9 @@ class Config(_Model):
         if self.strategy == "gevent" and self.loop == "uvloop":
             problems.append("loop: gevent runs on asyncio's own loop; use auto or asyncio")
         paths = [_PARAM.sub("{}", route.path) for route in self.routes]
-        problems += [f"routes: two take {path}" for path in {p for p in paths if paths.count(p) > 1}]
+        problems += [
+            f"routes: two take {path}" for path in {p for p in paths if paths.count(p) > 1}
+        ]
         if not self.routes:
             problems.append("routes: at least one is needed")
         declared: dict[str, dict[str, Any]] = {}
@@ -215,12 +217,16 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | None
         values[name] = _secrets(value, f"{path}: {name}", environ, problems)
         places[name] = f"{path}: "
     for name in Config.model_fields:
-        if name not in ("tls", "routes") and (text := environ.get(_NAME + name.upper())) is not None:
+        if (
+            name not in ("tls", "routes")
+            and (text := environ.get(_NAME + name.upper())) is not None
+        ):
             values[name] = text.split(",") if name == "trusted_proxies" else text or None
             places[name] = f"environment {_NAME}{name.upper()}: "
     for name in TLS.model_fields:
         if text := environ.get(f"{_NAME}TLS_{name.upper()}"):
             values["tls"] = {**values.get("tls", {}), name: text}
+            places["tls"] = f"environment {_NAME}TLS_{name.upper()}: "
     for name, value in flags.items():
         if value is not None:
             values[name] = value
@@ -253,14 +259,14 @@ def _secrets(value: Any, place: str, environ: Mapping[str, str], problems: list[
     if not isinstance(value, dict):
         return value
     if value.keys() == {"env"}:
-        if value["env"] in environ:
+        if isinstance(value["env"], str) and value["env"] in environ:
             return environ[value["env"]]
         problems.append(f"{place}: the environment variable {value['env']} is not set")
         return ""
     if value.keys() == {"file"}:
         try:
             return Path(os.fspath(value["file"])).read_text("utf-8").strip()
-        except (OSError, TypeError) as exc:
+        except (OSError, TypeError, ValueError) as exc:  # ValueError: no UTF-8, or no path
             problems.append(f"{place}: the file {value['file']} cannot be read: {exc}")
             return ""
     return {k: _secrets(v, f"{place}.{k}", environ, problems) for k, v in value.items()}

@@ -46,9 +46,13 @@ class Deadlines:
 
     def _sweep(self) -> None:
         now = int(monotonic() / TICK)
-        for tick in sorted(tick for tick in self._ticks if tick <= now):
-            for entry in self._ticks.pop(tick):
-                entry.expire()
-        self._timer = None
-        if self._ticks:
-            self._timer = asyncio.get_running_loop().call_later(TICK, self._sweep)
+        try:
+            for tick in sorted(tick for tick in self._ticks if tick <= now):
+                entries = self._ticks[tick]
+                while entries:
+                    entries.pop().expire()
+                del self._ticks[tick]
+        finally:  # one that fails must not end the others' deadlines
+            self._timer = None
+            if self._ticks:
+                self._timer = asyncio.get_running_loop().call_later(TICK, self._sweep)

@@ -6,6 +6,7 @@ import json
 import logging
 import queue
 import sys
+from contextlib import suppress
 from logging.handlers import QueueHandler, QueueListener
 
 #: Lines that wait to be written; further ones are dropped while the reader stands still.
@@ -14,10 +15,9 @@ WAITING = 10_000
 
 class _Handler(QueueHandler):
     def enqueue(self, record: logging.LogRecord) -> None:
-        try:
+        # A full queue loses the line, on purpose: nothing waits for the log.
+        with suppress(queue.Full):
             self.queue.put_nowait(record)
-        except queue.Full:
-            pass  # the line is lost, on purpose: nothing waits for the log
 
 
 class _JSON(logging.Formatter):

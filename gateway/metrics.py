@@ -68,7 +68,7 @@ class Metrics:
     def create(cls, routes: Iterable[str]) -> tuple[Metrics, IO[bytes]]:
         """Make the counters and the file they live in (inheritable by its descriptor)."""
         routes = list(routes)
-        file = tempfile.TemporaryFile(prefix="gateway-metrics-")
+        file = tempfile.TemporaryFile(prefix="gateway-metrics-")  # noqa: SIM115 - the caller closes it
         file.truncate(cls.size(4096 + len(routes) * len(STATUSES)))
         return cls(file, routes), file
 
@@ -125,7 +125,9 @@ def expose(total: dict[tuple[str, str], float]) -> str:
             continue
         for (series, labels), value in total.items():
             if series == name and (value or not labels):
-                lines.append(f"{series}{{{labels}}} {value:.15g}" if labels else f"{series} {value:.15g}")
+                lines.append(
+                    f"{series}{{{labels}}} {value:.15g}" if labels else f"{series} {value:.15g}"
+                )
     return "\n".join(lines) + "\n"
 
 

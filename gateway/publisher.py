@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import cycle
 from time import monotonic
 from typing import Any
@@ -103,8 +104,11 @@ class Publisher:
         if self._sweeper is not None:
             self._sweeper.cancel()
         if self._connection is not None and self._connection.is_open:
+            self._trouble = "stopping"
             self._connection.close()
-            await asyncio.wait_for(self._lost.wait(), CONNECT_TIMEOUT)
+            # A frozen broker does not say goodbye: the process ends without.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._lost.wait(), CONNECT_TIMEOUT)
 
     def publish(self, pending: Pending, reply_to: str | None = None) -> None:
         """Publish ``pending.message``; its confirm or error is told to `pending`.

@@ -9,9 +9,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import redis.asyncio
 from kombu.utils.url import maybe_sanitize_url
+from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
-from redis.asyncio.retry import Retry
 from redis.exceptions import RedisError
 
 from gateway import background
@@ -102,7 +102,11 @@ class ResultStore:
         for i in range(0, len(task_ids), _MGET):
             some = task_ids[i : i + _MGET]
             values = await self._client.mget([self._prefix + task_id for task_id in some])
-            found += [(task_id, value) for task_id, value in zip(some, values) if value is not None]
+            found += [
+                (task_id, value)
+                for task_id, value in zip(some, values, strict=True)
+                if value is not None
+            ]
         return found
 
     async def _watch(self) -> None:
@@ -112,7 +116,9 @@ class ResultStore:
                 async with asyncio.timeout(CONNECT_TIMEOUT):
                     await self._client.ping()
                 if self.trouble:
-                    log.info("connected to the result store %s", maybe_sanitize_url(self._config.results))
+                    log.info(
+                        "connected to the result store %s", maybe_sanitize_url(self._config.results)
+                    )
                 self.trouble = ""
             except (RedisError, OSError) as exc:
                 if not self.trouble:

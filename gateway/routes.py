@@ -29,15 +29,16 @@ class Routes:
         params: dict[str, str] = {}
         route = self._plain.get(path)
         if route is None:
-            for pattern, route in self._patterns:
-                if match := pattern.fullmatch(path):
-                    params = match.groupdict()
-                    break
-            else:
-                raise NotFound
+            route, params = self._match(path)
         if method != "POST":
             raise MethodNotAllowed(f"Send a POST, not a {method[:20]}.", headers={"Allow": "POST"})
         return route, params
+
+    def _match(self, path: str) -> tuple[Route, dict[str, str]]:
+        for pattern, route in self._patterns:
+            if match := pattern.fullmatch(path):
+                return route, match.groupdict()
+        raise NotFound
 
 
 def _pattern(path: str) -> re.Pattern[str]:

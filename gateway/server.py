@@ -12,6 +12,7 @@ import re
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from http.client import responses
 from time import monotonic
 
@@ -52,12 +53,16 @@ log = logging.getLogger(__name__)
 LINGER = 256 * 1024
 #: Seconds that idle connections stay open while draining: nginx's upstream keepalive_timeout.
 IDLE_DRAIN = 5.0
+#: Header lines a request may have.
+MAX_HEADERS = 256
 #: Above our own limits, so that the answers are ours.
 _PARSER_HEADER = 128 * 1024
 _PARSER_BODY = 2**62
 
 # RFC 9110, 7.2; user information and paths have no place in it.
-_host = re.compile(r"[A-Za-z0-9._~%!$&'()*+,;=\-]*(:[0-9]*)?|\[[0-9A-Fa-f:.]+\](:[0-9]*)?").fullmatch
+_host = re.compile(
+    r"[A-Za-z0-9._~%!$&'()*+,;=\-]*(:[0-9]*)?|\[[0-9A-Fa-f:.]+\](:[0-9]*)?"
+).fullmatch
 
 
 class Stream(IOStream):
@@ -100,15 +105,15 @@ class Server(HTTPServerConnectionDelegate):
             listener.setblocking(False)
             asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
-    def _accept(self, listener: socket.socket) -> None:
-        # One connection a turn: whoever is busy leaves the others to its siblings.
+    def _accept(self, listener: socket.socket) -> bool:
+        """Accept one connection a turn: whoever is busy leaves the others to its siblings."""
         try:
             connection, address = listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
-            return
+            return False
         except OSError as exc:
             self._pause(listener, exc)
-            return
+            return False
         # A UNIX socket's peer is the proxy on this machine.
         remote = address[0] if connection.family != socket.AF_UNIX else "127.0.0.1"
         stream = Stream(connection, max_buffer_size=_PARSER_HEADER + self.config.max_body + LINGER)
@@ -116,6 +121,7 @@ class Server(HTTPServerConnectionDelegate):
         self._connections[server_connection] = server_connection
         self.metrics.add("gateway_connections_open")
         server_connection.start_serving(self)
+        return True
 
     def _pause(self, listener: socket.socket, exc: OSError) -> None:
         """Out of descriptors: stop asking for a moment, or the loop would spin."""
@@ -141,8 +147,14 @@ class Server(HTTPServerConnectionDelegate):
         """Stop accepting, let idle connections finish, then wait `grace` seconds at the most."""
         self.draining = True
         loop = asyncio.get_running_loop()
-        for listener in self._sockets:
+        while self._sockets:
+            listener = self._sockets.pop()
             loop.remove_reader(listener)
+            # What the kernel has accepted by now is ours to answer.
+            for _ in range(self.config.backlog):
+                if not self._accept(listener):
+                    break
+            listener.close()
         if self._connections:
             self._quiet.clear()
             end = monotonic() + grace
@@ -153,11 +165,9 @@ class Server(HTTPServerConnectionDelegate):
             await connection.close()
 
     async def _until_quiet(self, seconds: float) -> None:
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._quiet.wait()
-        except TimeoutError:
-            pass
 
     def receive(self, exchange: Exchange) -> None:
         """Watch that the body of `exchange` arrives in time."""
@@ -222,10 +232,11 @@ class Exchange(HTTPMessageDelegate):
         config = self._server.config
         if len(start_line.path) > config.max_header:
             raise URITooLong
-        size = 0
+        size = count = 0
         for name, value in headers.get_all():
             size += len(name) + len(value) + 4
-        if size > config.max_header:
+            count += 1
+        if size > config.max_header or count > MAX_HEADERS:
             raise HeaderTooLarge
         hosts = headers.get_list("Host")
         if len(hosts) != 1 and (hosts or start_line.version == "HTTP/1.1"):
@@ -233,9 +244,9 @@ class Exchange(HTTPMessageDelegate):
         if hosts and not _host(hosts[0]):
             raise BadRequest("The Host header is malformed.")
         length = headers.get("Content-Length", "")
-        if length.isdecimal() and length.isascii() and len(length) < 4_000:
-            if int(length) > config.max_body:
-                raise BodyTooLarge(f"The body is over {config.max_body} bytes.")
+        # One that is malformed is the parser's to refuse, as is one beyond any number of bytes.
+        if re.fullmatch("[0-9]{1,20}", length) and int(length) > config.max_body:
+            raise BodyTooLarge(f"The body is over {config.max_body} bytes.")
         if headers.get("Content-Encoding", "identity").lower() != "identity":
             raise EncodingNotAccepted
 
@@ -254,14 +265,17 @@ class Exchange(HTTPMessageDelegate):
     def finish(self) -> None:
         self._server.receiving.discard(self)
         if self.answered:
-            self._connection.finish()
+            self._finish(close=True)
             return
         path, _, query = self._start.path.partition("?")
         request = Request(
             method=self._start.method,
             path=path,
             query_string=query,
-            headers={name.lower(): value for name, value in self._headers.items()},
+            # RFC 9110, 5.3; Tornado joins with a bare comma.
+            headers={
+                name.lower(): ", ".join(self._headers.get_list(name)) for name in self._headers
+            },
             body=self._body[0] if len(self._body) == 1 else b"".join(self._body),
             remote=self._server.remote(self._connection.context, self._headers),
             arrived=self.arrived,
@@ -291,8 +305,9 @@ class Exchange(HTTPMessageDelegate):
 
     def respond(self, given: Answer) -> None:
         """Answer a complete request."""
-        self._write(given, close=self._server.draining)
-        self._connection.finish()
+        close = self._server.draining
+        self._write(given, close)
+        self._finish(close)
 
     def _write(self, given: Answer, close: bool) -> None:
         self.answered = True
@@ -308,6 +323,11 @@ class Exchange(HTTPMessageDelegate):
         start = ResponseStartLine("", given.status, responses.get(given.status, "Unknown"))
         body = b"" if self._start.method == "HEAD" else given.body
         self._connection.write_headers(start, headers, body)
+
+    def _finish(self, close: bool) -> None:
+        if close:  # Tornado closes by itself only what it has not read to its end
+            self._connection._disconnect_on_finish = True
+        self._connection.finish()
 
     def _close(self) -> None:
         self._server.receiving.discard(self)

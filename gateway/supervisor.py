@@ -15,7 +15,8 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from time import monotonic
 
 from gateway.admin import admin_server
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 
 BACKOFF = (0.1, 5.0)  # seconds before a dead child is started again: the first, the longest
 START_TIMEOUT = 30.0  # seconds until a new child must answer
+END_TIMEOUT = 10.0  # seconds beyond the grace period until a child that does not end is killed
 ASK_TIMEOUT = 1.0  # seconds a living loop needs at most
 
 
@@ -37,6 +39,7 @@ class Process:
         self.config = config
         self._sockets = sockets
         self._asking = asyncio.Lock()
+        self._asked = 0
         self.metrics, self._file = Metrics.create(route.path for route in config.routes)
         self._child: asyncio.subprocess.Process
         self._reader: asyncio.StreamReader
@@ -68,9 +71,13 @@ class Process:
         """Return the child's own checks, or None where its loop does not answer in time."""
         try:
             async with asyncio.timeout(timeout), self._asking:
-                self._writer.write(b"\n")
-                line = await self._reader.readline()
-                return json.loads(line) if line else None
+                self._asked += 1
+                self._writer.write(b"%d\n" % self._asked)
+                while line := await self._reader.readline():
+                    number, checks = json.loads(line)
+                    if number == self._asked:  # else it is late: nobody waits for it any more
+                        return checks
+                return None
         except (TimeoutError, OSError):
             return None
 
@@ -89,10 +96,15 @@ class Process:
         return code
 
     def signal(self, number: int) -> None:
-        try:
+        # It may just have ended by itself.
+        with suppress(ProcessLookupError):
             self._child.send_signal(number)
-        except ProcessLookupError:
-            pass  # it has just ended by itself
+
+    def end(self) -> None:
+        """Have the child drain; should it not be able to, kill it."""
+        self.signal(signal.SIGTERM)
+        patience = self.config.grace + END_TIMEOUT
+        asyncio.get_running_loop().call_later(patience, self.signal, signal.SIGKILL)
 
     def close(self) -> None:
         self.metrics.close()
@@ -116,7 +128,7 @@ class Supervisor:
         self._sockets = sockets
         self._admin = admin
         self._load = load
-        self._keepers: dict[asyncio.Task[None], None] = {}
+        self._keepers: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self._reloading = asyncio.Lock()
         #: The living children, and what the dead ones have counted.
@@ -132,10 +144,13 @@ class Supervisor:
         _raise_file_limit()
         admin = admin_server(self, self._admin) if self._admin else None
         for _ in range(self.config.processes):
-            self._keep(self._keep_one(self.config))
+            self._keep(self._keep_one())
         await self._stopping.wait()
         for child in self.children:
-            child.signal(signal.SIGTERM)
+            child.end()
+        # As the children do: who connects from now on is refused, and nobody's request is lost.
+        for listener in self._sockets:
+            listener.close()
         while self._keepers:
             await asyncio.wait(self._keepers)
         if admin:
@@ -160,17 +175,24 @@ class Supervisor:
                 child.signal(signal.SIGKILL)
         self._stopping.set()
 
-    def _keep(self, work: object) -> None:
-        task = asyncio.ensure_future(work)
-        self._keepers[task] = None
-        task.add_done_callback(lambda t: self._keepers.pop(t) or t.result())
+    def _keep(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._keepers.add(task)
+        task.add_done_callback(self._kept)
 
-    async def _keep_one(self, config: Config, first: Process | None = None) -> None:
+    def _kept(self, task: asyncio.Task[None]) -> None:
+        self._keepers.discard(task)
+        task.result()  # a bug is told by the loop
+
+    async def _keep_one(self, child: Process | None = None) -> None:
         """Start a child, and another whenever it dies unasked."""
         pause = BACKOFF[0]
-        child = first
         while not self._stopping.is_set():
-            child = child or await self._start(config)
+            if child is None:
+                async with self._reloading:  # which may have brought another in its place
+                    if self._enough():
+                        return
+                    child = await self._start(self.config)
             code = await child.wait()
             lived = monotonic() - child.started
             self.children.remove(child)
@@ -181,17 +203,18 @@ class Supervisor:
             pause = BACKOFF[0] if lived > BACKOFF[1] else min(pause * 2, BACKOFF[1])
             log.error("child %d ended with %d; another in %.1f s", child.pid, code, pause)
             child = None
-            try:
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause)
-            except TimeoutError:
-                pass
+
+    def _enough(self) -> bool:
+        return sum(not child.retired for child in self.children) >= self.config.processes
 
     async def _start(self, config: Config) -> Process:
         child = Process(config, self._sockets)
         await child.start()
         self.children.append(child)
         if self._stopping.is_set():
-            child.signal(signal.SIGTERM)
+            child.end()
         return child
 
     async def _reload(self) -> None:
@@ -209,9 +232,11 @@ class Supervisor:
                     log.warning("%s changes only with a restart", name)
             old = list(self.children)
             for number in range(max(config.processes, len(old))):
+                if self._stopping.is_set():
+                    return
                 if number < config.processes:
                     child = await self._start(config)
-                    self._keep(self._keep_one(config, child))
+                    self._keep(self._keep_one(child))
                     if not await child.ready():
                         log.error("not reloaded: the new child %d is not ready", child.pid)
                         self._retire(child)
@@ -223,15 +248,20 @@ class Supervisor:
 
     def _retire(self, child: Process) -> None:
         child.retired = True
-        child.signal(signal.SIGTERM)
+        child.end()
 
 
 def bind(config: Config) -> list[socket.socket]:
     """Bind the listening socket; raises OSError."""
     if config.uds:
         listener = socket.socket(socket.AF_UNIX)
-        config.uds.unlink(missing_ok=True)
-        listener.bind(str(config.uds))
+        if config.uds.is_socket():
+            config.uds.unlink()
+        try:
+            listener.bind(str(config.uds))
+        except OSError as exc:
+            listener.close()
+            raise OSError(exc.errno, exc.strerror or str(exc)) from exc
         config.uds.chmod(0o666)
     else:
         listener = bind_tcp(config.host, config.port)

@@ -23,6 +23,7 @@ from loadtest.experiments import EXPERIMENTS, find
 from loadtest.report import Report
 
 _OPEN_FILES = 65_536
+_REPORTED = ("strategies", "connections", "threads", "duration", "repeats")
 _MOST = 50_000  # of anything that is counted
 
 
@@ -50,10 +51,11 @@ def main(argv: list[str] | None = None) -> int:
     report.versions = {**versions, **report.versions}
     report.commit, report.machine = machine.commit(), machine.machine()
     report.options = {
-        name: value if isinstance(value, (int, list)) else str(value)
-        for name, value in vars(options).items()
-        if name not in ("experiment", "json", "html", "task")
-    } | {"task": options.task.name, "task_seconds": options.task.seconds}
+        **{name: getattr(options, name) for name in _REPORTED},
+        "task": options.task.name,
+        "task_seconds": options.task.seconds,
+        "worker_pool": ":".join(map(str, options.task.pool)),
+    }
     return _publish(report, options)
 
 

@@ -20,7 +20,7 @@ h1 { font-size: 1.6rem; margin-bottom: 0 } h2 { font-size: 1.15rem; margin: 2.2r
 .soft { color: var(--soft); font-size: .9rem } .box { background: var(--box);
   border-left: 4px solid var(--c0); padding: .8rem 1rem; border-radius: 4px }
 .bad { border-left-color: #d33 } .charts { display: grid; gap: 0 2.5rem;
-  grid-template-columns: repeat(auto-fit, minmax(26rem, 1fr)) }
+  grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)) }
 svg { width: 100%; height: auto; display: block; font: 13px system-ui, sans-serif }
 svg text { fill: var(--text) } svg .axis { stroke: var(--line) }
 svg .range { stroke: var(--text); stroke-width: 1.5 }

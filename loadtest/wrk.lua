@@ -52,30 +52,31 @@ function response(status, headers, body)
 end
 
 -- Requests are in flight when the time is up, at most one a connection, and that is no error.
--- More than these, or one that has waited far longer than any other, will never be answered:
--- wrk itself counts neither a connection that hangs nor one that is closed without an answer.
-local function lost(thread, connections, slowest)
+-- More than these, or those that have waited far longer than any that was answered, will never
+-- be answered. wrk itself does not count a connection that hangs.
+local function lost(connections, slowest)
   local count, overdue, now = 0, 0, os.time()
-  for _, second in pairs(thread:get("waiting")) do
-    count = count + 1
-    if now - second > math.max(PATIENCE, 2 * slowest) then
-      overdue = overdue + 1
+  for _, thread in ipairs(threads) do
+    for _, second in pairs(thread:get("waiting")) do
+      count = count + 1
+      if now - second > math.max(PATIENCE, 2 * slowest) then
+        overdue = overdue + 1
+      end
     end
   end
-  -- An answer that was no good has left its request behind.
-  local left_behind = thread:get("wrong") + thread:get("not_2xx")
-  return math.max(0, count - connections - left_behind, overdue - left_behind)
+  return math.max(count - connections, overdue)
 end
 
 function done(summary, latency, requests)
-  local wrong, not_2xx, missing = 0, 0, 0
-  local connections = tonumber(os.getenv("LOADTEST_CONNECTIONS")) / #threads
+  local wrong, not_2xx = 0, 0
   for _, thread in ipairs(threads) do
     wrong = wrong + thread:get("wrong")
     not_2xx = not_2xx + thread:get("not_2xx")
-    missing = missing + lost(thread, connections, latency.max / 1e6)
   end
   local errors = summary.errors
+  local missing = lost(tonumber(os.getenv("LOADTEST_CONNECTIONS")), latency.max / 1e6)
+  -- What is counted already has left its request behind as well.
+  missing = math.max(0, missing - wrong - not_2xx - errors.read - errors.write)
   local function ms(percent)
     return latency:percentile(percent) / 1e3
   end

@@ -9,6 +9,7 @@ GET /metrics: Prometheus' text format, all processes added up.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from typing import TYPE_CHECKING
 
@@ -50,7 +51,7 @@ class Health(_Page):
 class Readiness(_Page):
     async def get(self) -> None:
         children = list(self.supervisor.children)
-        answers = await self.supervisor.ask()
+        answers = await asyncio.gather(*(child.ask() for child in children))
         ready = not self.supervisor.draining and any(
             checks is not None and not any(checks.values()) for checks in answers
         )
@@ -60,7 +61,7 @@ class Readiness(_Page):
                 "ready": ready,
                 "children": [
                     {"pid": child.pid, **(checks if checks is not None else {"loop": "no answer"})}
-                    for child, checks in zip(children, answers)
+                    for child, checks in zip(children, answers, strict=True)
                 ],
             }
         )

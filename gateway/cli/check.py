@@ -90,4 +90,5 @@ def _registered(registered: dict[str, list[str]] | None, task: str) -> str:
         return "no worker answers: start one, or give it its remote control back"
     if any(task in name.split() for names in registered.values() for name in names):
         return ""
-    return f"no worker has it; they have {', '.join(sorted({n for v in registered.values() for n in v}))}"
+    others = sorted({name for names in registered.values() for name in names})
+    return f"no worker has it; they have {', '.join(others)}"

@@ -72,9 +72,7 @@ def _start(stack: Stack, arguments: argparse.Namespace) -> list:
         options += ["--strategy", arguments.strategy]
     if arguments.config:
         options += ["--config", str(arguments.config)]
-    servers.append(
-        stack.gateway(*options, port=arguments.port, admin_port=arguments.admin_port)
-    )
+    servers.append(stack.gateway(*options, port=arguments.port, admin_port=arguments.admin_port))
     return servers
 
 

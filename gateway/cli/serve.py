@@ -27,8 +27,12 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--uds", metavar="PATH", type=Path, help="UNIX socket, instead of a port")
     parser.add_argument("--processes", metavar="N", type=int, help="serving processes (1)")
     parser.add_argument("--broker", metavar="URL", dest="broker_url", help="amqp:// or amqps://")
-    parser.add_argument("--result-backend", metavar="URL", help="redis://, rediss:// or sentinel://")
-    parser.add_argument("--timeout", metavar="SECONDS", type=float, help="a request's deadline (10)")
+    parser.add_argument(
+        "--result-backend", metavar="URL", help="redis://, rediss:// or sentinel://"
+    )
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", type=float, help="a request's deadline (10)"
+    )
     parser.add_argument("--max-in-flight", metavar="N", type=int, help="per process (10000)")
     parser.add_argument("--admin-host", metavar="HOST", help="for health and metrics (127.0.0.1)")
     parser.add_argument("--admin-port", metavar="PORT", type=int, help="8001; 0: off")

@@ -29,19 +29,19 @@ class RabbitMQ(Server):
         """Put the definitions of queues, exchanges and users on disk.
 
         A node that is killed in its first seconds may have lost what was declared last, and a
-        lost queue takes its confirmed messages along: seen in 2 of 18 kills of RabbitMQ 3.10,
-        never after 3 seconds or with this.
+        lost queue takes its confirmed messages along. RabbitMQ 3.10, killed right after the
+        first declaration: 2 of 18 times; 3 seconds later: 0 of 15; after this: 0 of 36.
         """
         self.ctl("eval", "mnesia:dump_log().")
 
 
-def rabbitmq_environment(home: Path, port: int, epmd_port: int) -> dict[str, str]:
+def rabbitmq_environment(home: Path, port: int, epmd_port: int, config: str) -> dict[str, str]:
     """Return the environment of a node that shares nothing with the machine's own RabbitMQ.
 
     Its files go below `home`, an empty directory. The Erlang cookie is `home`'s neighbour, so
-    that nodes side by side can form a cluster.
+    that nodes side by side can form a cluster. `config` is more of its rabbitmq.conf.
     """
-    (home / "rabbitmq.conf").write_text(f"listeners.tcp.1 = 127.0.0.1:{port}\n")
+    (home / "rabbitmq.conf").write_text(f"listeners.tcp.1 = 127.0.0.1:{port}\n{config}")
     for nothing in ("advanced.config", "plugins"):
         (home / nothing).write_text("[].\n")
     loopback = "-kernel inet_dist_use_interface {127,0,0,1}"

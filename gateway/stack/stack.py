@@ -8,6 +8,7 @@ import secrets
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -43,6 +44,7 @@ class Stack:
     def __init__(self, on_line: Callable[[str, str], None] | None = None):
         self._on_line = on_line
         self._names: set[str] = set()
+        self._naming = threading.Lock()
         self._epmd_port: int | None = None
         self._exit = ExitStack()
 
@@ -83,8 +85,9 @@ class Stack:
         when the process dies or `timeout` seconds pass.
         """
         numbered = (f"{name}-{n}" for n in itertools.count(2))
-        name = next(n for n in itertools.chain([name], numbered) if n not in self._names)
-        self._names.add(name)
+        with self._naming:  # servers may be started by several threads
+            name = next(n for n in itertools.chain([name], numbered) if n not in self._names)
+            self._names.add(name)
         inherited = {key: os.environ[key] for key in _INHERITED if key in os.environ}
         server = server_class(
             name,
@@ -105,13 +108,16 @@ class Stack:
             raise
         return server
 
-    def rabbitmq(self) -> RabbitMQ:
-        """Start a RabbitMQ node; those of one stack can form a cluster with `ctl`."""
-        command, port = find_rabbitmq("rabbitmq-server"), free_port()
+    def rabbitmq(self, config: str = "", port: int | None = None) -> RabbitMQ:
+        """Start a RabbitMQ node; those of one stack can form a cluster with `ctl`.
+
+        `config` is more of its rabbitmq.conf.
+        """
+        command, port = find_rabbitmq("rabbitmq-server"), port or free_port()
         server = self.spawn(
             "rabbitmq",
             [command],
-            env=rabbitmq_environment(self._home("rabbitmq", port), port, self._epmd()),
+            env=rabbitmq_environment(self._home("rabbitmq", port), port, self._epmd(), config),
             ready="Server startup complete",
             timeout=120,
             server_class=RabbitMQ,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import select
-import socket
 import ssl
 from queue import Empty, LifoQueue
 from time import monotonic
@@ -21,7 +20,14 @@ from redis.exceptions import RedisError
 from gateway import celery_message
 from gateway.celery_message import Message, decode_meta
 from gateway.config import Config
-from gateway.errors import BrokerUnavailable, NotConfirmed, Rejected, ResultsLost, ResultsUnavailable, Unroutable
+from gateway.errors import (
+    BrokerUnavailable,
+    NotConfirmed,
+    Rejected,
+    ResultsLost,
+    ResultsUnavailable,
+    Unroutable,
+)
 from gateway.outcome import FINAL, SUCCESS, Outcome
 
 log = logging.getLogger(__name__)
@@ -56,7 +62,9 @@ class CeleryClient:
                 "global_keyprefix": config.result_key_prefix,
                 "retry_policy": {"timeout": RESULT_TIMEOUT, "max_retries": 2},
             },
-            redis_backend_use_ssl=_redis_ssl(config) if config.results.startswith("rediss:") else None,
+            redis_backend_use_ssl=_redis_ssl(config)
+            if config.results.startswith("rediss:")
+            else None,
             redis_socket_connect_timeout=RESULT_TIMEOUT,
             redis_socket_timeout=RESULT_TIMEOUT,
             redis_max_connections=max(256, 2 * config.threads),
@@ -150,9 +158,7 @@ class _Wire:
         connection = self._connection
         try:
             if self._producer is None:
-                self._producer = Producer(
-                    connection, auto_declare=False, on_return=self._on_return
-                )
+                self._producer = Producer(connection, auto_declare=False, on_return=self._on_return)
             self._producer.publish(
                 message.body,
                 exchange="",
@@ -168,7 +174,7 @@ class _Wire:
             )
         except MessageNacked as exc:
             raise Rejected from exc
-        except socket.timeout as exc:
+        except TimeoutError as exc:
             raise NotConfirmed from exc
         except (OperationalError, *connection.connection_errors, *connection.channel_errors) as exc:
             raise BrokerUnavailable from exc

@@ -96,10 +96,9 @@ def conclude(summaries: list[Summary]) -> str:
         f"Use {use.strategy}: at {most} connections it answers {use.median('rps'):,.0f} requests/s "
         f"(p99 {use.median('latency_ms', 'p99'):,.0f} ms)"
     )
-    slowest = others[-1] if others else None
-    if slowest and slowest is not use:
-        text += f", {use.median('rps') / max(slowest.median('rps'), 1):.1f} times "
-        text += f"what {slowest.strategy} does"
+    if others and others[-1] not in (use, *equal):
+        times = use.median("rps") / others[-1].median("rps")
+        text += f", {times:.1f} times what {others[-1].strategy} does"
     text += f", for {use.median('cpu_us_per_request', 'gateway'):,.0f} µs of gateway CPU each"
     if cheapest is not use:
         text += f" ({cheapest.strategy}: {cheapest.median('cpu_us_per_request', 'gateway'):,.0f})"

@@ -108,5 +108,3 @@ def test_without_its_result_store_a_strategy_refuses_and_pika_does_not_notice(ga
     until_ready(gateways)
 
     assert answers(gateways) == dict.fromkeys(gateways, 200)
-
-

@@ -84,9 +84,7 @@ def test_a_client_that_leaves_frees_its_waiter(gateway):
     gone = metric(gateway, "gateway_clients_gone_total")
     host, port = gateway.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as client:
-        client.sendall(
-            b"POST /sleep?seconds=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhi"
-        )
+        client.sendall(b"POST /sleep?seconds=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhi")
         # Close with a reset once the gateway has taken it.
         while metric(gateway, "gateway_in_flight") == 0 and gateway.strategy != "blocking":
             pass

@@ -46,7 +46,9 @@ def test_every_setting_is_documented(heading, names):
 def test_every_error_is_documented_with_its_status():
     documented = re.findall(r"^\| (\d+) \| `([a-z-]+)` \|", text("docs/errors.md"), re.M)
     classes = [
-        c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.RequestError)
+        c
+        for _, c in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(c, errors.RequestError)
     ]
     final = [c for c in classes if not c.__subclasses__() and c is not errors.RequestError]
     assert sorted(documented) == sorted((str(c.status), c.type) for c in final)

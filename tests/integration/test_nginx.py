@@ -34,7 +34,9 @@ def test_each_request_gets_its_own_answer_and_all_gateways_work(nginx, gateways)
     answers = post_all(f"{nginx.url}/", bodies, at_once=200)
 
     assert [a.body for a in answers] == bodies
-    done = [metric(gateway, 'gateway_requests_total{route="/",status="200"}') for gateway in gateways]
+    done = [
+        metric(gateway, 'gateway_requests_total{route="/",status="200"}') for gateway in gateways
+    ]
     assert sum(done) == len(bodies)
     assert min(done) > len(bodies) / 8, done
 

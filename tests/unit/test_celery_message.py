@@ -36,7 +36,7 @@ DELIVERY = {"id": "d", "params": {"account": "a"}, "store": False}
 def app():
     app = Celery("oracle", broker="memory://", set_as_current=False)
 
-    @app.task(name="api.core.main")
+    @app.task(name="oracle.main")
     def main(query, headers, body):
         return body
 
@@ -51,7 +51,7 @@ def backend(app, request):
 
 def message(**options) -> Message:
     body = encode_body({"q": "1"}, {"host": "h"}, b"hello")
-    return Message("id-1", "api.core.main", "celery", body, DELIVERY, **options)
+    return Message("id-1", "oracle.main", "celery", body, DELIVERY, **options)
 
 
 # Tasks ----------------------------------------------------------------------------------
@@ -114,23 +114,23 @@ def test_celery_makes_the_request_that_was_meant(app):
     request = Request(
         Delivered,
         app=app,
-        task=app.tasks["api.core.main"],
+        task=app.tasks["oracle.main"],
         headers=sent.headers(),
         decoded=True,
         body=payload,
     )
 
     # then the task is called with our arguments and knows the delivery.
-    assert (request.id, request.root_id, request.name) == ("id-1", "id-1", "api.core.main")
+    assert (request.id, request.root_id, request.name) == ("id-1", "id-1", "oracle.main")
     assert request.time_limits == [None, None]
     assert (request.eta, request.expires) == (None, None)
     assert request.request_dict["delivery"] == DELIVERY
     args, kwargs, _ = request.body
-    assert app.tasks["api.core.main"](*args, **kwargs) == "hello"
+    assert app.tasks["oracle.main"](*args, **kwargs) == "hello"
 
 
 def test_headers_are_those_that_celery_sends_itself(app):
-    theirs = app.amqp.as_task_v2("id", "api.core.main").headers
+    theirs = app.amqp.as_task_v2("id", "oracle.main").headers
     ours = message().headers()
 
     # What it has besides concerns replaced tasks, canvases and stamps.

@@ -1,0 +1,416 @@
+"""TLS with client certificates, Sentinel, a list of brokers, a prefix of keys: for all clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+from celery import Celery
+
+from appserver.app import settings
+from gateway.celery_message import Message
+from gateway.config import TLS, Config
+from gateway.errors import BrokerUnavailable, Unroutable
+from gateway.metrics import Metrics
+from gateway.publisher import Publisher
+from gateway.result_store import ResultStore
+from gateway.stack import RabbitMQ, Server, Stack, free_port
+from gateway.stack.programs import find
+from gateway.strategies import STRATEGIES
+from gateway.strategies.celery_client import CeleryClient
+from tests.contract.conftest import get, post_each
+
+TIMEOUT = 60  # seconds until something must have happened
+
+#: Those that have results from Redis.
+STORED = [name for name in STRATEGIES if name != "pika"]
+
+#: Begins with those that publish or wait differently from each other.
+DIFFERENT = ["pika", "redis", "threadpool"]
+
+PREFIX = "shop:"
+
+SHOP = f"""
+import os
+from celery import Celery
+
+app = Celery("shop", broker=os.environ["BROKER"], backend=os.environ["BACKEND"])
+app.conf.result_backend_transport_options = {{"global_keyprefix": "{PREFIX}"}}
+
+@app.task(name="shop.take_order")
+def take_order(query, headers, body):
+    return "taken: " + body
+"""
+
+T = TypeVar("T")
+Gateways = dict[str, Server]
+
+
+def together(start: Callable[[str], T], names: list[str]) -> dict[str, T]:
+    """Start what has these names at once: most of a start is waiting."""
+    with ThreadPoolExecutor(len(names)) as pool:
+        return dict(zip(names, pool.map(start, names), strict=True))
+
+
+def until(condition: Callable[[], bool], said: Callable[[], object] = lambda: "") -> None:
+    end = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < end, said()
+        time.sleep(0.05)
+
+
+def answers(gateways: Gateways, path: str = "/") -> dict[str, object]:
+    """Post to each at once; return the bodies of good answers, the status of others."""
+    found = post_each([(f"{gateway.url}{path}", b"hello") for gateway in gateways.values()])
+    return {
+        name: answer.body if answer.code == 200 else answer.code
+        for name, answer in zip(gateways, found, strict=True)
+    }
+
+
+def until_all_answer(gateways: Gateways) -> None:
+    """Wait, by asking as a sender would, until none has anything but good answers."""
+    good = dict.fromkeys(gateways, b"hello")
+    until(lambda: answers(gateways) == good, lambda: {n: tail(g) for n, g in gateways.items()})
+
+
+def tail(server: Server) -> str:
+    return server.output()[-3000:]
+
+
+def stop(*servers: Server) -> None:
+    with ThreadPoolExecutor(len(servers)) as pool:
+        list(pool.map(Server.stop, servers))
+
+
+# TLS --------------------------------------------------------------------------------------
+
+
+class Authority:
+    """Issues certificates, as PEM files in `home`."""
+
+    def __init__(self, home: Path, name: str):
+        self._home, self._ca = home, home / f"{name}.pem"
+        self._make(name, "keyUsage=critical,keyCertSign")
+
+    def _make(self, name: str, *extensions: str, signer: Path | None = None) -> tuple[Path, Path]:
+        cert, key = self._home / f"{name}.pem", self._home / f"{name}.key"
+        argv = ["openssl", "req", "-x509", "-nodes", "-days", "1", "-subj", f"/CN={name}"]
+        argv += ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+        argv += ["-out", str(cert), "-keyout", str(key)]
+        if signer:
+            argv += ["-CA", str(signer), "-CAkey", str(signer.with_suffix(".key"))]
+        for extension in extensions:
+            argv += ["-addext", extension]
+        subprocess.run(argv, check=True, capture_output=True)
+        return cert, key
+
+    def tls(self, name: str) -> TLS:
+        """Issue a certificate to 127.0.0.1 and trust its issuer."""
+        extensions = "basicConstraints=critical,CA:FALSE", "subjectAltName=IP:127.0.0.1"
+        cert, key = self._make(name, *extensions, signer=self._ca)
+        return TLS(ca=self._ca, cert=cert, key=key)
+
+
+class Certificates:
+    def __init__(self, home: Path):
+        ours = Authority(home, "ours")
+        self.server, self.client = ours.tls("server"), ours.tls("client")
+        self.stranger = Authority(home, "theirs").tls("stranger")
+        #: What a client may have got wrong.
+        self.mistakes = {
+            "a foreign CA": self.client.model_copy(update={"ca": self.stranger.ca}),
+            "no certificate": self.client.model_copy(update={"cert": None, "key": None}),
+            "a foreign certificate": self.stranger.model_copy(update={"ca": self.client.ca}),
+        }
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def broker(stack: Stack, start, certificates: Certificates) -> Iterator[RabbitMQ]:
+    """Listens in plain text too, for the tests without TLS."""
+    tls, port = certificates.server, free_port()
+    broker = start(
+        lambda: stack.rabbitmq(f"""\
+listeners.ssl.1 = 127.0.0.1:{port}
+ssl_options.cacertfile = {tls.ca}
+ssl_options.certfile = {tls.cert}
+ssl_options.keyfile = {tls.key}
+ssl_options.verify = verify_peer
+ssl_options.fail_if_no_peer_cert = true
+""")
+    )
+    broker.tls_url = f"amqps://guest:guest@127.0.0.1:{port}//"
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture(scope="module")
+def results(stack: Stack, start, certificates: Certificates) -> Iterator[Server]:
+    """The same for results."""
+    tls, port = certificates.server, free_port()
+    files = ["--tls-ca-cert-file", tls.ca, "--tls-cert-file", tls.cert, "--tls-key-file", tls.key]
+    results = start(
+        lambda: stack.redis(
+            "--tls-port", str(port), "--tls-auth-clients", "yes", *map(str, files)
+        )
+    )  # fmt: skip
+    results.tls_url = f"rediss://127.0.0.1:{port}/0"
+    yield results
+    results.stop()
+
+
+def variables(tls: TLS) -> dict[str, str]:
+    return {f"GATEWAY_TLS_{k.upper()}": str(v) for k, v in tls if v not in (None, True)}
+
+
+def test_every_strategy_answers_over_tls_with_a_client_certificate(
+    stack: Stack, broker, results, certificates, tmp_path
+):
+    tls = certificates.client
+    toml = tmp_path / "gateway.toml"
+    toml.write_text(
+        f'broker_url = "{broker.tls_url}"\nresult_backend = "{results.tls_url}"\n'
+        f'[tls]\nca = "{tls.ca}"\ncert = "{tls.cert}"\nkey = "{tls.key}"\n'
+    )
+    worker = stack.worker(broker.tls_url, results.tls_url, env=variables(tls))
+    gateways = together(lambda s: stack.gateway("--strategy", s, "--config", str(toml)), STRATEGIES)
+
+    assert answers(gateways) == dict.fromkeys(STRATEGIES, b"hello")
+
+    stop(worker, *gateways.values())
+
+
+def test_a_foreign_authority_is_named_by_the_log_and_by_readiness(
+    stack: Stack, broker, results, certificates
+):
+    env = variables(certificates.mistakes["a foreign CA"])
+    urls = "--broker", broker.tls_url, "--result-backend", results.tls_url
+
+    gateways = together(
+        lambda s: stack.gateway("--strategy", s, *urls, env=env, ready="/healthz"), DIFFERENT
+    )
+
+    for name, gateway in gateways.items():
+        places = {"broker"} if name == "pika" else {"broker", "results"}
+        until(lambda g=gateway, p=places: verify_failed(g) == p, gateway.output)
+        warnings = [line for line in gateway.output().splitlines() if "WARNING" in line]
+        for url in (broker.tls_url, results.tls_url)[: len(places)]:
+            server = f":{urlsplit(url).port}"
+            assert any(server in w and "certificate verify failed" in w for w in warnings), warnings
+    assert answers(gateways) == dict.fromkeys(gateways, 503)
+    stop(*gateways.values())
+
+
+def verify_failed(gateway: Server) -> set[str]:
+    """Tell which servers readiness names for their certificates."""
+    answer = get(f"{gateway.admin_url}/readyz")
+    assert answer.code == 503
+    (child,) = json.loads(answer.body)["children"]
+    return {place for place, text in child.items() if "certificate verify failed" in str(text)}
+
+
+MISTAKES = ["a foreign CA", "no certificate", "a foreign certificate"]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_nobody_connects_with(mistake: str, broker, results, certificates):
+    tls = certificates.mistakes[mistake]
+    assert not any(connected(tls, broker.tls_url, results.tls_url).values())
+
+
+def test_nobody_connects_to_another_than_the_certificate_names(broker, results, certificates):
+    assert not any(connected(certificates.client, *by_another_name(broker, results)).values())
+
+
+def test_who_does_not_verify_connects_to_any(broker, results, certificates):
+    tls = certificates.mistakes["a foreign CA"].model_copy(update={"verify": False})
+    assert all(connected(tls, *by_another_name(broker, results)).values())
+
+
+def by_another_name(*servers: Server) -> list[str]:
+    # To the resolver the same address, to TLS a name.
+    return [server.tls_url.replace("127.0.0.1", "127.1") for server in servers]
+
+
+def connected(tls: TLS, broker: str, results: str) -> dict[str, bool]:
+    """Tell which of the clients of gateway and worker connect."""
+    config = Config(broker_url=broker, result_backend=results, tls=tls)
+    urls = {"GATEWAY_BROKER_URL": broker, "GATEWAY_RESULT_BACKEND": results}
+    worker = Celery(set_as_current=False)
+    worker.conf.update(settings(urls | variables(tls)))
+    client = CeleryClient(config)
+    nowhere = Message(str(uuid.uuid4()), "none", "a-queue-that-nobody-declares", b"[]", {})
+    return {
+        **asyncio.run(connected_on_the_loop(config)),
+        # A message that comes back has been there.
+        "kombu": not fails(lambda: client.publish(nowhere), BrokerUnavailable, fine=Unroutable),
+        "Celery's results": not fails(client.app.backend.client.ping, redis.ConnectionError),
+        "worker": not fails(worker.connection_for_write().connect, OSError),
+        "worker's results": not fails(worker.backend.client.ping, redis.ConnectionError),
+    }
+
+
+async def connected_on_the_loop(config: Config) -> dict[str, bool]:
+    metrics, file = Metrics.create([])
+    clients = {"publisher": Publisher(config, metrics), "store": ResultStore(config)}
+    with file:
+        for client in clients.values():
+            await client.start()
+        while "not connected yet" in [client.trouble for client in clients.values()]:
+            await asyncio.sleep(0.02)
+        found = {name: not client.trouble for name, client in clients.items()}
+        for client in clients.values():
+            await client.stop()
+    return found
+
+
+def fails(call: Callable[[], object], error: type[Exception], fine: type[Exception] = ()) -> bool:
+    try:
+        call()
+    except error:
+        return True
+    except fine:
+        pass
+    return False
+
+
+# Sentinel ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def watched(stack: Stack, start) -> Iterator[SimpleNamespace]:
+    """A master with its replica, and the Sentinel that watches them."""
+    master = start(stack.redis)
+    replica = stack.redis("--replicaof", "127.0.0.1", str(port_of(master)))
+    port, conf = free_port(), stack.directory / "sentinel.conf"
+    conf.write_text(f"""\
+port {port}
+bind 127.0.0.1
+sentinel monitor gwmaster 127.0.0.1 {port_of(master)} 1
+sentinel down-after-milliseconds gwmaster 500
+sentinel failover-timeout gwmaster 5000
+""")
+    sentinel = start(
+        lambda: stack.spawn(
+            "sentinel",
+            [find("redis-server", "redis-server"), str(conf), "--sentinel"],
+            ready="+slave ",  # it has found the replica
+        )
+    )
+    # The first of two Sentinels is away.
+    url = f"sentinel://127.0.0.1:{free_port()}/0;sentinel://127.0.0.1:{port}/0?master_name=gwmaster"
+    yield SimpleNamespace(master=master, replica=replica, sentinel=sentinel, url=url)
+    stop(sentinel, replica, master)
+
+
+def port_of(server: Server) -> int:
+    return urlsplit(server.url).port
+
+
+def test_results_outlive_the_failover_of_their_master(stack: Stack, broker, watched):
+    worker = stack.worker(broker.url, watched.url)
+    urls = "--broker", broker.url, "--result-backend", watched.url
+    gateways = together(lambda s: stack.gateway("--strategy", s, *urls), STORED)
+    assert answers(gateways) == dict.fromkeys(gateways, b"hello")
+
+    watched.master.kill()
+    until(lambda: "+switch-master" in watched.sentinel.output(), watched.sentinel.output)
+
+    until_all_answer(gateways)
+    assert redis.Redis.from_url(watched.replica.url).keys("celery-task-meta-*")
+    stop(worker, *gateways.values())
+
+
+# A list of brokers, a prefix of keys --------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def dead() -> int:
+    """The port of a broker that is not there yet."""
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def listed(
+    stack: Stack, broker: RabbitMQ, results: Server, dead: int, tmp_path_factory
+) -> Iterator[Gateways]:
+    """All strategies with two brokers, the first one dead, and a prefix for their keys."""
+    brokers = [f"amqp://guest:guest@127.0.0.1:{dead}//", broker.url]
+    prefix = {"GATEWAY_RESULT_KEY_PREFIX": PREFIX}
+    home = tmp_path_factory.mktemp("shop")
+    (home / "shop.py").write_text(SHOP)
+    toml = home / "gateway.toml"
+    toml.write_text(f"""
+broker_url = {json.dumps(brokers)}
+[[routes]]
+path = "/"
+[[routes]]
+path = "/shop"
+task = "shop.take_order"
+queue = "shop"
+""")
+
+    def gateway(strategy: str) -> Server:
+        # A list from the file for some, from the command line for others.
+        flag = () if strategy in DIFFERENT else ("--broker", ";".join(brokers))
+        options = "--strategy", strategy, "--config", str(toml), "--result-backend", results.url
+        return stack.gateway(*options, *flag, env=prefix)
+
+    with ThreadPoolExecutor() as pool:
+        worker = pool.submit(stack.worker, ";".join(brokers), results.url, env=prefix)
+        shop = pool.submit(
+            stack.worker,
+            broker.url,
+            app="shop",
+            queues=["shop"],
+            cwd=home,
+            env={"BROKER": broker.url, "BACKEND": results.url, "PYTHONPATH": str(home)},
+        )
+        gateways = together(gateway, STRATEGIES)
+        workers = worker.result(), shop.result()
+    yield gateways
+    stop(*gateways.values(), *workers)
+
+
+def test_the_second_broker_serves_while_the_first_is_dead(listed):
+    assert answers(listed) == dict.fromkeys(listed, b"hello")
+
+
+def test_a_stock_worker_with_the_same_prefix_serves(listed, results):
+    stored = {name: gateway for name, gateway in listed.items() if name in STORED}
+    client = redis.Redis.from_url(results.url)
+    client.flushdb()
+
+    assert answers(stored, "/shop") == dict.fromkeys(stored, b"taken: hello")
+
+    keys = client.keys()
+    assert len(keys) == len(stored)
+    assert all(key.startswith(f"{PREFIX}celery-task-meta-".encode()) for key in keys)
+
+
+def test_the_first_broker_serves_when_the_second_has_died(listed, broker, start, stack, dead):
+    broker.ctl("stop_app")
+    assert answers(listed) == dict.fromkeys(listed, 503)
+
+    first = start(lambda: stack.rabbitmq(port=dead))
+
+    until_all_answer(listed)
+    first.stop()
+    broker.ctl("start_app")
+    until_all_answer(listed)
