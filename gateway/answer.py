@@ -90,7 +90,7 @@ def _of_value(status: int, value: Any, content_type: str) -> Answer:
         )
         return Answer(status, JSON, body.encode())
     except (TypeError, ValueError, RecursionError) as exc:
-        raise ResultUnusable(f"The task's result is no text: {exc}.") from exc
+        raise ResultUnusable(f"The task's result is no JSON: {exc}.") from exc
 
 
 def _of_envelope(value: dict[str, Any], content_type: str) -> Answer:

@@ -18,6 +18,7 @@ from typing import Any
 import pika
 from kombu.utils.url import maybe_sanitize_url, parse_url
 from pika.adapters.asyncio_connection import AsyncioConnection
+from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.channel import Channel
 
 from gateway import background, celery_message
@@ -80,6 +81,8 @@ class Publisher:
         self._on_channel = on_channel
         self._on_lost = on_lost
         self._brokers = cycle(config.brokers)
+        #: The broker that it is connected to, or was last.
+        self.url = config.brokers[0]
         self._connection: TurnConnection | None = None
         self._channel: Channel | None = None
         self._lost = asyncio.Event()
@@ -193,7 +196,7 @@ class Publisher:
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT):
                     await self._connect(url)
-            except (OSError, pika.exceptions.AMQPError, TimeoutError) as exc:
+            except (OSError, pika.exceptions.AMQPError, AMQPConnectorException) as exc:
                 self._drop(f"{maybe_sanitize_url(url)}: {_describe(exc)}")
                 log.warning("no broker at %s", self._trouble)
                 # Jitter keeps processes that lost one broker together from coming back together.
@@ -201,6 +204,7 @@ class Publisher:
                 pause = min(pause * 2, BACKOFF[1])
                 continue
             log.info("connected to the broker at %s", maybe_sanitize_url(url))
+            self.url = url
             pause = BACKOFF[0]
             await self._lost.wait()
 
@@ -342,9 +346,13 @@ def _reject(future: asyncio.Future[Any], exc: BaseException) -> None:
         future.set_exception(exc)
 
 
+def _parts(exc: BaseException) -> list[Any]:
+    return [*exc.args, *getattr(exc, "exceptions", ()), getattr(exc, "exception", None)]
+
+
 def _describe(exc: BaseException) -> str:
     """Say what happened; pika wraps the error that a person needs in others."""
-    while getattr(exc, "exceptions", None):
-        exc = exc.exceptions[-1]
+    while inner := [e for e in _parts(exc) if isinstance(e, BaseException)]:
+        exc = inner[-1]
     text = str(exc)
     return f"{type(exc).__name__}: {text}" if text else type(exc).__name__

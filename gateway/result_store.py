@@ -63,13 +63,17 @@ def connect(config: Config) -> redis.asyncio.Redis:
 def _master(url: str, options: dict) -> redis.asyncio.Redis:
     """Find the master that ``sentinel://host:26379/0;sentinel://...?master_name=NAME`` watch."""
     parts = [urlsplit(part) for part in url.split(";")]
-    query = {k: v[-1] for part in parts for k, v in parse_qs(part.query).items()}
     watchers = [(part.hostname, part.port or 26379) for part in parts]
     database = parts[0].path.strip("/") or "0"
-    sentinel = Sentinel(
-        watchers, sentinel_kwargs={"socket_timeout": CONNECT_TIMEOUT}, password=parts[0].password
-    )
-    return sentinel.master_for(query.get("master_name", "mymaster"), db=int(database), **options)
+    # One that is away is passed over at once; all of them have to fit into a caller's patience.
+    patience = {"socket_timeout": CONNECT_TIMEOUT / len(parts), "retry": options["retry"]}
+    sentinel = Sentinel(watchers, sentinel_kwargs=patience, password=parts[0].password)
+    return sentinel.master_for(master_name(url), db=int(database), **options)
+
+
+def master_name(url: str) -> str:
+    """Return the name of the master that a sentinel URL asks for."""
+    return parse_qs(urlsplit(url.split(";")[-1]).query).get("master_name", ["mymaster"])[-1]
 
 
 class ResultStore:

@@ -1,114 +1,29 @@
-"""The parent: binds, starts children, restarts and replaces them, owns the admin port.
+"""The parent: starts children, restarts and replaces them.
 
-It opens nothing else: children are new Python processes, not forks of one that has loops,
-clients or threads, so each reads its code anew and gevent can patch before any import.
+It opens nothing but the sockets it is given: children are new Python processes, not forks of one
+that has loops, clients or threads, so each reads its code anew and gevent can patch before any
+import.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import pickle
 import resource
 import signal
 import socket
-import struct
-import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from time import monotonic
 
-from gateway.admin import admin_server
 from gateway.config import Config
 from gateway.errors import ConfigError
-from gateway.metrics import Metrics, add_up
+from gateway.metrics import add_up
+from gateway.process import Process
 
 log = logging.getLogger(__name__)
 
 BACKOFF = (0.1, 5.0)  # seconds before a dead child is started again: the first, the longest
-START_TIMEOUT = 30.0  # seconds until a new child must answer
-END_TIMEOUT = 10.0  # seconds beyond the grace period until a child that does not end is killed
-ASK_TIMEOUT = 1.0  # seconds a living loop needs at most
-
-
-class Process:
-    """A child as its parent sees it."""
-
-    def __init__(self, config: Config, sockets: list[socket.socket]):
-        self.config = config
-        self._sockets = sockets
-        self._asking = asyncio.Lock()
-        self._asked = 0
-        self.metrics, self._file = Metrics.create(route.path for route in config.routes)
-        self._child: asyncio.subprocess.Process
-        self._reader: asyncio.StreamReader
-        self._writer: asyncio.StreamWriter
-        self.retired = False
-        self.started = monotonic()
-
-    async def start(self) -> None:
-        ours, theirs = socket.socketpair()
-        fds = [s.fileno() for s in self._sockets]
-        argv = [sys.executable, "-m", "gateway.child", str(theirs.fileno())]
-        if self.config.strategy == "gevent":
-            argv.append("gevent")
-        with theirs:
-            self._child = await asyncio.create_subprocess_exec(
-                *argv, pass_fds=[theirs.fileno(), self._file.fileno(), *fds]
-            )
-        self._reader, self._writer = await asyncio.open_connection(sock=ours)
-        start = pickle.dumps(
-            {"config": self.config, "sockets": fds, "metrics": self._file.fileno()}
-        )
-        self._writer.write(struct.pack("!I", len(start)) + start)
-
-    @property
-    def pid(self) -> int:
-        return self._child.pid
-
-    async def ask(self, timeout: float = ASK_TIMEOUT) -> dict[str, str] | None:
-        """Return the child's own checks, or None where its loop does not answer in time."""
-        try:
-            async with asyncio.timeout(timeout), self._asking:
-                self._asked += 1
-                self._writer.write(b"%d\n" % self._asked)
-                while line := await self._reader.readline():
-                    number, checks = json.loads(line)
-                    if number == self._asked:  # else it is late: nobody waits for it any more
-                        return checks
-                return None
-        except (TimeoutError, OSError):
-            return None
-
-    async def ready(self, timeout: float = START_TIMEOUT) -> bool:
-        """Wait until the child serves and its strategy is ready, or until it is known not to be."""
-        end = monotonic() + timeout
-        checks = await self.ask(timeout)
-        while checks and any(checks.values()) and monotonic() < end:
-            await asyncio.sleep(0.05)
-            checks = await self.ask()
-        return checks is not None and not any(checks.values())
-
-    async def wait(self) -> int:
-        code = await self._child.wait()
-        self._writer.close()
-        return code
-
-    def signal(self, number: int) -> None:
-        # It may just have ended by itself.
-        with suppress(ProcessLookupError):
-            self._child.send_signal(number)
-
-    def end(self) -> None:
-        """Have the child drain; should it not be able to, kill it."""
-        self.signal(signal.SIGTERM)
-        patience = self.config.grace + END_TIMEOUT
-        asyncio.get_running_loop().call_later(patience, self.signal, signal.SIGKILL)
-
-    def close(self) -> None:
-        self.metrics.close()
-        self._file.close()
 
 
 class Supervisor:
@@ -121,12 +36,10 @@ class Supervisor:
         self,
         config: Config,
         sockets: list[socket.socket],
-        admin: list[socket.socket],
         load: Callable[[], Config],
     ):
         self.config = config
         self._sockets = sockets
-        self._admin = admin
         self._load = load
         self._keepers: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
@@ -142,7 +55,6 @@ class Supervisor:
             loop.add_signal_handler(number, self._stop)
         loop.add_signal_handler(signal.SIGHUP, lambda: self._keep(self._reload()))
         _raise_file_limit()
-        admin = admin_server(self, self._admin) if self._admin else None
         for _ in range(self.config.processes):
             self._keep(self._keep_one())
         await self._stopping.wait()
@@ -153,8 +65,6 @@ class Supervisor:
             listener.close()
         while self._keepers:
             await asyncio.wait(self._keepers)
-        if admin:
-            admin.stop()
 
     def totals(self) -> dict[tuple[str, str], float]:
         """Add up the counters of all children, the dead ones included."""
@@ -249,39 +159,6 @@ class Supervisor:
     def _retire(self, child: Process) -> None:
         child.retired = True
         child.end()
-
-
-def bind(config: Config) -> list[socket.socket]:
-    """Bind the listening socket; raises OSError."""
-    if config.uds:
-        listener = socket.socket(socket.AF_UNIX)
-        if config.uds.is_socket():
-            config.uds.unlink()
-        try:
-            listener.bind(str(config.uds))
-        except OSError as exc:
-            listener.close()
-            raise OSError(exc.errno, exc.strerror or str(exc)) from exc
-        config.uds.chmod(0o666)
-    else:
-        listener = bind_tcp(config.host, config.port)
-    listener.listen(config.backlog)
-    return [listener]
-
-
-def bind_tcp(host: str, port: int) -> socket.socket:
-    """Bind a TCP socket of the family that `host` is of; raises OSError."""
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 def _raise_file_limit() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import redis
 
-from gateway.stack import Server, Stack
+from gateway.stack import Server, Stack, StackError
 from loadtest import client, wrk
 
 PROCESSES = ("gateway", "worker", "broker", "redis", "nginx")
@@ -74,7 +74,7 @@ class Bench:
 
     def versions(self) -> dict[str, str]:
         """Return the versions of the servers."""
-        with redis.Redis.from_url(self._redis.url) as connection:
+        with self._ask_redis() as connection:
             server = connection.info("server")
         return {
             "RabbitMQ": self._broker.ctl("version").strip(),
@@ -84,7 +84,7 @@ class Bench:
     @contextmanager
     def gateway(self, strategy: str) -> Iterator[Server]:
         """Run a gateway, and no other one: idle ones would have connections and a heartbeat."""
-        with redis.Redis.from_url(self._redis.url) as connection:
+        with self._ask_redis() as connection:
             connection.flushall()  # results of the last one, or memory would grow from run to run
         gateway = self._stack.gateway(
             *("--config", str(self._config), "--strategy", strategy),
@@ -149,6 +149,14 @@ class Bench:
     def _connections_open(self) -> dict[str, int]:
         """Count what the broker and Redis have open, the worker's connections included."""
         listed = self._broker.ctl("list_connections", "pid", "--no-table-headers")
-        with redis.Redis.from_url(self._redis.url) as connection:
+        with self._ask_redis() as connection:
             clients = connection.info("clients")["connected_clients"]
         return {"broker": len(listed.splitlines()), "redis": clients - 1}  # our own
+
+    @contextmanager
+    def _ask_redis(self) -> Iterator[redis.Redis]:
+        try:
+            with redis.Redis.from_url(self._redis.url) as connection:
+                yield connection
+        except redis.RedisError as exc:
+            raise StackError(f"Redis: {exc}") from exc

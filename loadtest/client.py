@@ -9,6 +9,9 @@ from collections import Counter
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+#: A connection that is refused or ends, and what is no HTTP.
+_BROKEN = (OSError, EOFError, ValueError, LookupError, asyncio.LimitOverrunError)
+
 _length = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE).search
 
 
@@ -56,7 +59,7 @@ async def _converse(url: str, bodies: Iterator[str], found: Counter[str]) -> Non
                 right = answer == body.encode()
                 found["right" if good and right else "wrong" if good else "not 2xx"] += 1
                 body = next(bodies, None)
-        except (OSError, EOFError):
+        except _BROKEN:
             continue
         finally:
             writer.close()

@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TYPE_CHECKING
 
 from tornado.httpserver import HTTPServer
 from tornado.web import Application, RequestHandler
 
 from gateway.metrics import expose
-
-if TYPE_CHECKING:
-    from gateway.supervisor import Supervisor
+from gateway.supervisor import Supervisor
 
 
 def admin_server(supervisor: Supervisor, sockets: list[socket.socket]) -> HTTPServer:

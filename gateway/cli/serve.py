@@ -10,10 +10,12 @@ import socket
 from pathlib import Path
 
 from gateway import log
+from gateway.admin import admin_server
 from gateway.config import Config, load
 from gateway.errors import ConfigError
+from gateway.sockets import bind, bind_tcp
 from gateway.strategies import STRATEGIES, find
-from gateway.supervisor import Supervisor, bind, bind_tcp
+from gateway.supervisor import Supervisor
 
 #: The first descriptor that a service manager passes (sd_listen_fds(3)).
 _FIRST_INHERITED = 3
@@ -79,7 +81,10 @@ async def _supervise(
     admin: list[socket.socket],
     arguments: argparse.Namespace,
 ) -> None:
-    await Supervisor(config, sockets, admin, lambda: configure(arguments)).run()
+    supervisor = Supervisor(config, sockets, lambda: configure(arguments))
+    server = admin_server(supervisor, admin)
+    await supervisor.run()
+    server.stop()
 
 
 def _sockets(config: Config) -> tuple[list[socket.socket], list[socket.socket]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import select
 import ssl
+from collections.abc import Callable
 from queue import Empty, LifoQueue
 from time import monotonic
 from typing import Any
@@ -15,11 +16,13 @@ from celery import Celery
 from celery.result import AsyncResult
 from kombu import Producer
 from kombu.exceptions import KombuError, OperationalError
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
+from redis.retry import Retry
 
 from gateway import celery_message
 from gateway.celery_message import Message, decode_meta
-from gateway.config import Config
+from gateway.config import TLS, Config
 from gateway.errors import (
     BrokerUnavailable,
     NotConfirmed,
@@ -29,6 +32,7 @@ from gateway.errors import (
     Unroutable,
 )
 from gateway.outcome import FINAL, SUCCESS, Outcome
+from gateway.result_store import master_name
 
 log = logging.getLogger(__name__)
 
@@ -40,11 +44,13 @@ class CeleryClient:
     """A Celery app that only publishes and waits, safe to share between threads.
 
     Each publish has a connection of its own while it lasts: Celery's pool caps concurrent
-    publishes and gives broken connections back.
+    publishes and gives broken connections back. It leads to the broker that `broker` names;
+    without, to the first.
     """
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, broker: Callable[[], str] | None = None):
         self._config = config
+        self._broker = broker or (lambda: config.brokers[0])
         self._idle: LifoQueue[_Wire] = LifoQueue()
         self.app = app = Celery("gateway", set_as_current=False)
         app.conf.update(
@@ -52,7 +58,7 @@ class CeleryClient:
             broker_connection_timeout=CONNECT_TIMEOUT,
             # Nobody would send a pooled connection's heartbeats; TCP_USER_TIMEOUT ends it.
             broker_heartbeat=0,
-            broker_transport_options={"confirm_publish": True, "max_retries": len(config.brokers)},
+            broker_transport_options={"confirm_publish": True, "max_retries": 0},
             broker_use_ssl=_ssl_options(config) if config.brokers[0].startswith("amqps:") else None,
             result_backend=config.results,
             result_accept_content=["json"],
@@ -61,6 +67,7 @@ class CeleryClient:
             result_backend_transport_options={
                 "global_keyprefix": config.result_key_prefix,
                 "retry_policy": {"timeout": RESULT_TIMEOUT, "max_retries": 2},
+                **_sentinel(config),
             },
             redis_backend_use_ssl=_redis_ssl(config)
             if config.results.startswith("rediss:")
@@ -122,12 +129,13 @@ class CeleryClient:
             log.info("cannot unsubscribe: %s", exc)
 
     def _wire(self) -> _Wire:
+        url = self._broker()
         while True:
             try:
                 wire = self._idle.get_nowait()
             except Empty:
-                return _Wire(self.app)
-            if wire.quiet():
+                return _Wire(self.app, url)
+            if wire.url == url and wire.quiet():
                 return wire
             wire.close()
 
@@ -149,8 +157,11 @@ def outcome_of(result: AsyncResult) -> Outcome | None:
 class _Wire:
     """One connection with a producer on it."""
 
-    def __init__(self, app: Celery):
-        self._connection = app.connection_for_write()
+    def __init__(self, app: Celery, url: str):
+        self.url = url
+        # A copy, as kombu writes the first host into it as the name to verify.
+        tls = app.conf.broker_use_ssl
+        self._connection = app.connection_for_write(url, ssl=tls and dict(tls))
         self._returned: list[str] = []
         self._producer: Producer | None = None
 
@@ -196,7 +207,16 @@ class _Wire:
 
 
 def _ssl_options(config: Config) -> dict[str, Any]:
-    tls = config.tls
+    # py-amqp checks a certificate's name only if it is given one; kombu puts the host for None.
+    return {**_files(config.tls), **({"server_hostname": None} if config.tls.verify else {})}
+
+
+def _redis_ssl(config: Config) -> dict[str, Any]:
+    options = {f"ssl_{name}": value for name, value in _files(config.tls).items()}
+    return {**options, "ssl_check_hostname": config.tls.verify}
+
+
+def _files(tls: TLS) -> dict[str, Any]:
     return {
         "ca_certs": tls.ca and str(tls.ca),
         "certfile": tls.cert and str(tls.cert),
@@ -205,5 +225,10 @@ def _ssl_options(config: Config) -> dict[str, Any]:
     }
 
 
-def _redis_ssl(config: Config) -> dict[str, Any]:
-    return {f"ssl_{name}": value for name, value in _ssl_options(config).items()}
+def _sentinel(config: Config) -> dict[str, Any]:
+    """Return what Celery does not take from a sentinel URL."""
+    if not config.results.startswith("sentinel:"):
+        return {}
+    # A Sentinel that is away is passed over, and not tried again and again.
+    patience = {"socket_timeout": RESULT_TIMEOUT, "retry": Retry(NoBackoff(), 0)}
+    return {"master_name": master_name(config.results), "sentinel_kwargs": patience}

@@ -23,7 +23,7 @@ class CeleryStrategy(Strategy):
         self._metrics = metrics
         self._broker = Publisher(config, metrics)
         self._store = ResultStore(config)
-        self._client = CeleryClient(config)
+        self._client = self._new_client()
 
     async def start(self) -> None:
         await self._broker.start()
@@ -36,6 +36,10 @@ class CeleryStrategy(Strategy):
 
     def checks(self) -> dict[str, str]:
         return {"broker": self._broker.trouble, "results": self._store.trouble}
+
+    def _new_client(self) -> CeleryClient:
+        # Publishes where the queues have been looked at, and what the watcher says is true.
+        return CeleryClient(self._config, lambda: self._broker.url)
 
     def _admit(self) -> None:
         """Raise what is already known to keep a message from being taken and answered."""

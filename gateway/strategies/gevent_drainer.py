@@ -24,7 +24,7 @@ from gateway.config import Config
 from gateway.errors import RequestError, ResultsLost
 from gateway.metrics import Metrics
 from gateway.pending import Pending
-from gateway.strategies.celery_client import CeleryClient, outcome_of
+from gateway.strategies.celery_client import outcome_of
 from gateway.strategies.celery_strategy import CeleryStrategy
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class GeventDrainer(CeleryStrategy):
             return
         log.error("Celery's drainer died, starting another: %r", drainer.exception)
         self._drainer = None
-        self._client = CeleryClient(self._config)
+        self._client = self._new_client()
         for pending in list(self._waiting):
             self._work.put((self._fetch, pending))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Set
 from typing import Any
 
 from gateway.stack import Stack, StackError
@@ -30,15 +31,18 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     progress.step("starting RabbitMQ, Redis and a Celery worker", 20)
     bench = Bench(stack, options.task, max(connections))
     report = Report("strategies", versions=bench.versions())
+    faulty: set[str] = set()
     for repeat in range(1, options.repeats + 1):
         for strategy in strategies:
             try:
-                _round(bench, strategy, repeat, options, progress, report)
+                if not _round(bench, strategy, repeat, options, progress, report):
+                    faulty.add(strategy)
             except (StackError, WrkError) as exc:
                 # The others' numbers are worth having.
+                faulty.add(strategy)
                 report.failures.append(f"{strategy}, repeat {repeat}: {exc}")
                 progress.note(f"FAILED: {exc}")
-    report.conclusion = conclude(report.summaries())
+    report.conclusion = conclude(report.summaries(), faulty)
     return report
 
 
@@ -49,8 +53,11 @@ def _round(
     options: argparse.Namespace,
     progress: Progress,
     report: Report,
-) -> None:
-    """Start one gateway, check its answers one to one, then load it."""
+) -> bool:
+    """Start one gateway, check its answers one to one, then load it.
+
+    Returns whether the check went well.
+    """
     which = f"{strategy}, repeat {repeat} of {options.repeats}"
     progress.step(f"{which}: checking {CHECKED:,} requests, {AT_ONCE} at once", _START)
     with bench.gateway(strategy) as gateway:
@@ -69,6 +76,7 @@ def _round(
                 f"{row['rps']:,.0f} req/s, p99 {row['latency_ms']['p99']:,.1f} ms, "
                 f"{row['errors']} errors, {row['wrong_answers']} wrong answers"
             )
+    return not problem
 
 
 def _problem(check: dict[str, Any]) -> str:
@@ -76,15 +84,16 @@ def _problem(check: dict[str, Any]) -> str:
     return ", ".join(f"{check[kind]} {kind.replace('_', ' ')}" for kind in kinds if check[kind])
 
 
-def conclude(summaries: list[Summary]) -> str:
-    """Say which strategy to use and why, from the medians of the runs without an error.
+def conclude(summaries: list[Summary], faulty: Set[str] = frozenset()) -> str:
+    """Say which strategy to use and why, from the medians of those without an error.
 
-    Two figures whose ranges over the repeats overlap are called equal.
+    `faulty` are those that failed beside the timed runs. Two rates whose ranges over the
+    repeats overlap are called equal.
     """
-    faulty = sorted({s.strategy for s in summaries if not s.clean})
+    faulty = faulty | {s.strategy for s in summaries if not s.clean}
     most = max((s.connections for s in summaries), default=0)
     clean = [s for s in summaries if s.connections == most and s.strategy not in faulty]
-    text = f"Not before their errors are explained: {', '.join(faulty)}. " if faulty else ""
+    text = f"Not before their errors are explained: {', '.join(sorted(faulty))}. " if faulty else ""
     if not clean:
         return text + "No strategy went through without an error: there is nothing to recommend."
     fastest, *others = sorted(clean, key=lambda s: -s.median("rps"))

@@ -22,8 +22,8 @@ from gateway.outcome import FAILURE, SUCCESS, Outcome
 from gateway.pending import Pending
 from gateway.relay import Relay
 from gateway.server import Server
+from gateway.sockets import bind
 from gateway.strategies.base import Strategy
-from gateway.supervisor import bind
 from tests.http_client import Connection, request
 
 pytestmark = pytest.mark.gen_test(timeout=10)
@@ -217,6 +217,13 @@ async def test_sender_is_the_rightmost_address_that_is_not_trusted(serve, truste
 
 
 # Refusals ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["http://x/xml?a=1", "https://x:1/xml?a=1", "http://x/?a=1"])
+async def test_absolute_form_of_a_target_is_the_same(serve, target):
+    async with await serve(arguments).open() as connection:
+        answer = await connection.ask(request(target=target))
+        assert b'"query":{"a":"1"}' in answer.body
 
 
 async def test_path_that_no_route_has_is_404(serve, client):

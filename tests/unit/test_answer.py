@@ -171,7 +171,7 @@ def test_envelope_that_cannot_be_sent_is_refused(value):
 
 
 @pytest.mark.parametrize(
-    "value", [float("nan"), [float("inf")], [b"x"], {"a": {1}}, object(), {("a",): 1}]
+    "value", [float("nan"), [float("inf")], [b"x"], {"a": {1}}, object(), {("a",): 1}, "\ud800"]
 )
 def test_what_json_cannot_say_is_refused(value):
     assert refused(value).startswith("The task's result is no JSON")
