@@ -14,6 +14,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from celery import Celery
 from celery.exceptions import ImproperlyConfigured
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from appserver.bootsteps import PromptHub, QuietTasks
 from appserver.queues import DeadLetters, task_queues
@@ -119,6 +121,8 @@ def _results(url: str, environ: Mapping[str, str]) -> dict[str, Any]:
     if scheme == "sentinel":
         query = parse_qs(urlsplit(url.split(";")[-1]).query)
         options["master_name"] = query.get("master_name", ["mymaster"])[-1]
+        # A Sentinel that is away is passed over, and not tried again and again.
+        options["sentinel_kwargs"] = {"socket_timeout": 2.0, "retry": Retry(NoBackoff(), 0)}
     settings = {
         "result_backend": f"appserver.reply_backend:{_BACKENDS[scheme]}+{url}",
         "result_backend_transport_options": options,

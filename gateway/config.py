@@ -167,6 +167,8 @@ class Config(_Model):
                 )
             if len(self.brokers) > 1:
                 problems.append("broker_url: a list of brokers needs AMQP")
+        if len({urlsplit(broker).scheme for broker in self.brokers}) > 1:
+            problems.append("broker_url: TLS is for all brokers of a list or for none")
         if self.strategy == "gevent" and self.loop == "uvloop":
             problems.append("loop: gevent runs on asyncio's own loop; use auto or asyncio")
         paths = [_PARAM.sub("{}", route.path) for route in self.routes]

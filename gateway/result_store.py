@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from urllib.parse import parse_qs, urlsplit
 
 import redis.asyncio
-from kombu.utils.url import maybe_sanitize_url
+from kombu.utils.url import maybe_sanitize_url, url_to_parts
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
@@ -62,18 +61,24 @@ def connect(config: Config) -> redis.asyncio.Redis:
 
 def _master(url: str, options: dict) -> redis.asyncio.Redis:
     """Find the master that ``sentinel://host:26379/0;sentinel://...?master_name=NAME`` watch."""
-    parts = [urlsplit(part) for part in url.split(";")]
+    parts = [url_to_parts(part) for part in url.split(";")]
     watchers = [(part.hostname, part.port or 26379) for part in parts]
-    database = parts[0].path.strip("/") or "0"
+    database = (parts[0].path or "").strip("/") or "0"
     # One that is away is passed over at once; all of them have to fit into a caller's patience.
     patience = {"socket_timeout": CONNECT_TIMEOUT / len(parts), "retry": options["retry"]}
-    sentinel = Sentinel(watchers, sentinel_kwargs=patience, password=parts[0].password)
-    return sentinel.master_for(master_name(url), db=int(database), **options)
+    account = {"username": parts[0].username, "password": parts[0].password}
+    sentinel = Sentinel(watchers, sentinel_kwargs=patience)
+    return sentinel.master_for(master_name(url), db=int(database), **account, **options)
 
 
 def master_name(url: str) -> str:
     """Return the name of the master that a sentinel URL asks for."""
-    return parse_qs(urlsplit(url.split(";")[-1]).query).get("master_name", ["mymaster"])[-1]
+    return url_to_parts(url.split(";")[-1]).query.get("master_name", "mymaster")
+
+
+def without_password(url: str) -> str:
+    """Return a store's URL as it may be shown."""
+    return ";".join(map(maybe_sanitize_url, url.split(";")))
 
 
 class ResultStore:
@@ -115,17 +120,16 @@ class ResultStore:
 
     async def _watch(self) -> None:
         assert self._client is not None
+        url = without_password(self._config.results)
         while True:
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT):
                     await self._client.ping()
                 if self.trouble:
-                    log.info(
-                        "connected to the result store %s", maybe_sanitize_url(self._config.results)
-                    )
+                    log.info("connected to the result store %s", url)
                 self.trouble = ""
             except (RedisError, OSError) as exc:
-                if not self.trouble:
-                    log.warning("result store away: %s", exc)
-                self.trouble = f"{type(exc).__name__}: {exc}"
+                if (trouble := f"{type(exc).__name__}: {exc}") != self.trouble:
+                    log.warning("no result store at %s: %s", url, trouble)
+                self.trouble = trouble
             await asyncio.sleep(PING)

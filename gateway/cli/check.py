@@ -43,7 +43,7 @@ def _checks(config: Config) -> Iterator[tuple[str, str]]:
     client = CeleryClient(config)
     connection = client.app.connection_for_write()
     try:
-        connection.ensure_connection(max_retries=1, timeout=TIMEOUT)
+        connection.ensure_connection(max_retries=len(config.brokers) - 1, timeout=TIMEOUT)
     except OperationalError as exc:
         yield (
             f"broker {maybe_sanitize_url(url)}",
@@ -52,7 +52,7 @@ def _checks(config: Config) -> Iterator[tuple[str, str]]:
         return
     yield f"broker {maybe_sanitize_url(url)}", ""
     if config.results:
-        yield f"results {maybe_sanitize_url(config.results)}", asyncio.run(_ping(config))
+        yield f"results {result_store.without_password(config.results)}", asyncio.run(_ping(config))
     if config.amqp:
         for queue in sorted({route.queue for route in config.routes}):
             yield f"worker on the queue {queue}", _consumers(connection, queue)

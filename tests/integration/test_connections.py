@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeVar
@@ -36,7 +37,7 @@ TIMEOUT = 60  # seconds until something must have happened
 #: Those that have results from Redis.
 STORED = [name for name in STRATEGIES if name != "pika"]
 
-#: Begins with those that publish or wait differently from each other.
+#: Three that publish and wait each in another way.
 DIFFERENT = ["pika", "redis", "threadpool"]
 
 PREFIX = "shop:"
@@ -252,18 +253,24 @@ def connected(tls: TLS, broker: str, results: str) -> dict[str, bool]:
     """Tell which of the clients of gateway and worker connect."""
     config = Config(broker_url=broker, result_backend=results, tls=tls)
     urls = {"GATEWAY_BROKER_URL": broker, "GATEWAY_RESULT_BACKEND": results}
-    worker = Celery(set_as_current=False)
-    worker.conf.update(settings(urls | variables(tls)))
+    app = Celery(set_as_current=False)
+    app.conf.update(settings(urls | variables(tls)))
     client = CeleryClient(config)
     nowhere = Message(str(uuid.uuid4()), "none", "a-queue-that-nobody-declares", b"[]", {})
-    return {
-        **asyncio.run(connected_on_the_loop(config)),
-        # A message that comes back has been there.
-        "kombu": not fails(lambda: client.publish(nowhere), BrokerUnavailable, fine=Unroutable),
-        "Celery's results": not fails(client.app.backend.client.ping, redis.ConnectionError),
-        "worker": not fails(worker.connection_for_write().connect, OSError),
-        "worker's results": not fails(worker.backend.client.ping, redis.ConnectionError),
-    }
+    with (
+        closing(client),
+        app.connection_for_write() as worker,
+        client.app.backend.client as client_results,
+        app.backend.client as worker_results,
+    ):
+        return {
+            **asyncio.run(connected_on_the_loop(config)),
+            # A message that comes back has been there.
+            "kombu": not fails(lambda: client.publish(nowhere), BrokerUnavailable, fine=Unroutable),
+            "Celery's results": not fails(client_results.ping, redis.ConnectionError),
+            "worker": not fails(worker.connect, OSError),
+            "worker's results": not fails(worker_results.ping, redis.ConnectionError),
+        }
 
 
 async def connected_on_the_loop(config: Config) -> dict[str, bool]:
@@ -325,8 +332,8 @@ def port_of(server: Server) -> int:
 
 def test_results_outlive_the_failover_of_their_master(stack: Stack, broker, watched):
     worker = stack.worker(broker.url, watched.url)
-    urls = "--broker", broker.url, "--result-backend", watched.url
-    gateways = together(lambda s: stack.gateway("--strategy", s, *urls), STORED)
+    options = "--broker", broker.url, "--result-backend", watched.url, "--timeout", "4"
+    gateways = together(lambda s: stack.gateway("--strategy", s, *options), STORED)
     assert answers(gateways) == dict.fromkeys(gateways, b"hello")
 
     watched.master.kill()

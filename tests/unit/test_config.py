@@ -163,6 +163,7 @@ def test_all_problems_are_told_together_with_their_places(toml):
         ('broker_url = "redis://h"\nstrategy = "pika"', "strategy: pika needs an AMQP broker"),
         ('broker_url = "redis://h"\nstrategy = "gevent"', "only redis and ioloop work"),
         ('broker_url = "redis://a;redis://b"', "broker_url: a list of brokers needs AMQP"),
+        ('broker_url = "amqp://a;amqps://b"', "broker_url: TLS is for all brokers of a list"),
         ('strategy = "gevent"\nloop = "uvloop"', "loop: gevent runs on asyncio's own loop"),
         ("routes = []", "routes: at least one is needed"),
         ('[[routes]]\npath = "/{a}"\n[[routes]]\npath = "/{b}"', "routes: two take /{}"),
