@@ -11,8 +11,9 @@ from pathlib import Path
 
 from gateway import log
 from gateway.admin import admin_server
-from gateway.config import Config, load
+from gateway.config import Config
 from gateway.errors import ConfigError
+from gateway.settings import load
 from gateway.sockets import bind, bind_tcp
 from gateway.strategies import STRATEGIES, find
 from gateway.supervisor import Supervisor

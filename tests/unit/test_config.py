@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import Config, Route, load
+from gateway.config import Config, Route
 from gateway.errors import ConfigError
+from gateway.settings import load
 
 SECRET = "open-sesame"
 

@@ -1,0 +1,104 @@
+"""Where settings come from: flags, environment, a TOML file.
+
+A value comes from a flag, else from a `GATEWAY_*` variable, else from the TOML file, else
+from its default. All problems are found before any is reported.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from gateway.config import TLS, Config, Route
+from gateway.errors import ConfigError
+
+_NAME = "GATEWAY_"
+
+
+def load(flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | None = None) -> Config:
+    """Make the configuration of `flags`, `environ` and the TOML file at `path`.
+
+    Without `path`, `GATEWAY_CONFIG` names the file; without that there is none. Flags that
+    are None were not given. Raises `ConfigError` with all problems.
+    """
+    path = path or (Path(environ["GATEWAY_CONFIG"]) if environ.get("GATEWAY_CONFIG") else None)
+    problems: list[str] = []
+    values: dict[str, Any] = {}
+    places: dict[str, str] = {}
+    for name, value in _read(path).items():
+        values[name] = _secrets(value, f"{path}: {name}", environ, problems)
+        places[name] = f"{path}: "
+    for name in Config.model_fields:
+        if (
+            name not in ("tls", "routes")
+            and (text := environ.get(_NAME + name.upper())) is not None
+        ):
+            values[name] = text.split(",") if name == "trusted_proxies" else text or None
+            places[name] = f"environment {_NAME}{name.upper()}: "
+    for name in TLS.model_fields:
+        if text := environ.get(f"{_NAME}TLS_{name.upper()}"):
+            values["tls"] = {**values.get("tls", {}), name: text}
+            places["tls"] = f"environment {_NAME}TLS_{name.upper()}: "
+    for name, value in flags.items():
+        if value is not None:
+            values[name] = value
+            places[name] = f"--{name.replace('_', '-')}: "
+    try:
+        config = Config.model_validate(values)
+    except ValidationError as exc:
+        for error in exc.errors(include_input=False, include_url=False):
+            problems += _explain(error, places)
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def _read(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as exc:
+        raise ConfigError([f"{path}: cannot be read: {exc.strerror}"]) from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError([f"{path}: no TOML: {exc}"]) from exc
+
+
+def _secrets(value: Any, place: str, environ: Mapping[str, str], problems: list[str]) -> Any:
+    """Replace ``{ env = NAME }`` and ``{ file = PATH }``, wherever they stand, by the text."""
+    if isinstance(value, list):
+        return [_secrets(v, f"{place}[{i}]", environ, problems) for i, v in enumerate(value)]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"env"}:
+        if isinstance(value["env"], str) and value["env"] in environ:
+            return environ[value["env"]]
+        problems.append(f"{place}: the environment variable {value['env']} is not set")
+        return ""
+    if value.keys() == {"file"}:
+        try:
+            return Path(os.fspath(value["file"])).read_text("utf-8").strip()
+        except (OSError, TypeError, ValueError) as exc:  # ValueError: no UTF-8, or no path
+            problems.append(f"{place}: the file {value['file']} cannot be read: {exc}")
+            return ""
+    return {k: _secrets(v, f"{place}.{k}", environ, problems) for k, v in value.items()}
+
+
+def _explain(error: Any, places: Mapping[str, str]) -> list[str]:
+    """Say where a problem is and what would be valid, a line each."""
+    where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in error["loc"]).lstrip(".")
+    place = places.get(str(error["loc"][0]), "") if error["loc"] else ""
+    if error["type"] == "extra_forbidden":
+        model = Route if "routes" in error["loc"] else TLS if "tls" in error["loc"] else Config
+        valid = ", ".join(model.model_fields)
+        return [f"{place}{where}: there is no such setting; there are {valid}"]
+    text = error["msg"].removeprefix("Value error, ")
+    lines = text.split("\n")
+    if where:
+        return [f"{place}{where}: {line}" for line in lines]
+    return [places.get(line.split(":")[0], "") + line for line in lines]
