@@ -66,9 +66,7 @@ class Bench:
         self._broker = stack.rabbitmq()
         self._redis = stack.redis()
         pool, size = task.pool
-        self._worker = stack.worker(
-            self._broker.url, self._redis.url, pool=pool, concurrency=size, task_log=False
-        )
+        self._worker = stack.worker(self._broker.url, self._redis.url, pool=pool, concurrency=size)
         self._config = stack.directory / "gateway.toml"
         self._config.write_text(_ROUTE.format(task=task.name, deadline=self._deadline))
 

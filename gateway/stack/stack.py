@@ -24,15 +24,6 @@ from gateway.stack.server import Server, StackError
 # server behind its caller's back.
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH")
 
-# Celery logs two lines a task; this is `python -m celery` without them.
-_CELERY_WITHOUT_TASK_LOG = """\
-import logging
-for name in "celery.worker.strategy", "celery.app.trace":
-    logging.getLogger(name).setLevel("WARNING")
-from celery.__main__ import main
-main()
-"""
-
 
 class Stack:
     """Start servers; at exit, stop them in reverse order and remove their directory.
@@ -159,12 +150,10 @@ class Stack:
         queues: Sequence[str] = ("celery",),
         env: Mapping[str, str] | None = None,
         cwd: Path | str | None = None,
-        task_log: bool = True,
     ) -> Server:
-        """Start a Celery worker; without `task_log` it keeps silent about each task."""
-        celery = ["-m", "celery"] if task_log else ["-c", _CELERY_WITHOUT_TASK_LOG]
+        """Start a Celery worker."""
         node = f"worker-{secrets.token_hex(4)}@localhost"
-        argv = [sys.executable, *celery, "-A", app, "worker", "-n", node, "-l", "INFO"]
+        argv = [sys.executable, "-m", "celery", "-A", app, "worker", "-n", node, "-l", "INFO"]
         argv += ["-P", pool, "-c", str(concurrency), "-Q", ",".join(queues)]
         # Events between workers, which are of no use to a lone one.
         argv += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
