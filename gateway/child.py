@@ -79,12 +79,16 @@ class Child:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Answer each line that asks with a line that tells how this child is."""
-        while number := await reader.readline():
-            health = {**self._strategy.checks()}
-            if self._server.draining:
-                health["draining"] = "shutting down"
-            writer.write(json.dumps([int(number), health]).encode() + b"\n")
-        self._stopping.set()
+        try:
+            while number := await reader.readline():
+                health = {**self._strategy.checks()}
+                if self._server.draining:
+                    health["draining"] = "shutting down"
+                writer.write(json.dumps([int(number), health]).encode() + b"\n")
+        except ConnectionError:
+            logger.warning("the parent is gone")
+        finally:
+            self._stopping.set()
 
 
 def receive(control: socket.socket) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import ssl
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -139,6 +140,11 @@ class Config(_Model):
             _check_url(url.get_secret_value(), BROKER_SCHEMES)
         return urls
 
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _networks(cls, texts: list[str]) -> list[str]:
+        return [str(ip_network(text.strip())) for text in texts]
+
     @field_validator("result_backend")
     @classmethod
     def _store(cls, url: SecretStr | None) -> SecretStr | None:
@@ -169,10 +175,11 @@ class Config(_Model):
         ]
         if not self.routes:
             problems.append("routes: at least one is needed")
-        declared: dict[str, dict[str, Any]] = {}
+        declared: dict[str, tuple[bool, dict[str, Any]]] = {}
         for route in self.routes:
-            if declared.setdefault(route.queue, route.arguments()) != route.arguments():
-                problems.append(f"routes: the queue {route.queue} is given different arguments")
+            kind = (route.declare, route.arguments())
+            if declared.setdefault(route.queue, kind) != kind:
+                problems.append(f"routes: the queue {route.queue} is declared in different ways")
         if problems:
             raise ValueError("\n".join(problems))
         return self

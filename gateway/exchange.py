@@ -7,9 +7,11 @@ is decided here. https://www.rfc-editor.org/rfc/rfc9112
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from http.client import responses
+from ipaddress import ip_address, ip_network
 from time import monotonic
 
 from tornado.http1connection import HTTP1Connection
@@ -36,9 +38,13 @@ from gateway.errors import (
 from gateway.metrics import Metrics
 from gateway.relay import Relay, Waiter
 
+log = logging.getLogger(__name__)
+
 #: Bytes of a refused body that are read and thrown away, so that the client sees the answer
 #: and not a reset.
 LINGER = 256 * 1024
+#: Seconds between looks at bodies that do not arrive.
+SWEEP = 0.5
 #: Header lines a request may have.
 MAX_HEADERS = 256
 
@@ -57,7 +63,8 @@ class Exchanges:
         self.metrics = metrics
         self.closing = False
         self.receiving: set[Exchange] = set()
-        self._trusted = frozenset(config.trusted_proxies)
+        self._networks = [ip_network(text) for text in config.trusted_proxies]
+        self._trusts: dict[str, bool] = {}
         self._sweeper: asyncio.TimerHandle | None = None
         self._date = (0, "")
 
@@ -69,23 +76,40 @@ class Exchanges:
         """Watch that the body of `exchange` arrives in time."""
         self.receiving.add(exchange)
         if self._sweeper is None:
-            self._sweeper = asyncio.get_running_loop().call_later(0.5, self._sweep)
+            self._sweeper = asyncio.get_running_loop().call_later(SWEEP, self._sweep)
 
     def _sweep(self) -> None:
         overdue = monotonic() - self.config.body_timeout
+        self._sweeper = None
         for exchange in [e for e in self.receiving if e.arrived < overdue]:
             exchange.late()
-        self._sweeper = None
         if self.receiving:
-            self._sweeper = asyncio.get_running_loop().call_later(0.5, self._sweep)
+            self._sweeper = asyncio.get_running_loop().call_later(SWEEP, self._sweep)
 
     def remote(self, peer: str, headers: HTTPHeaders) -> str:
         """Return the sender's address: a trusted proxy's word for it, else the peer's own."""
-        if peer in self._trusted:
+        if self._trusted(peer):
             for address in reversed(headers.get("X-Forwarded-For", "").split(",")):
-                if (address := address.strip()) and address not in self._trusted:
+                if (address := address.strip()) and not self._trusted(address):
                     return address
         return peer
+
+    def _trusted(self, address: str) -> bool:
+        known = self._trusts.get(address)
+        if known is None:
+            if len(self._trusts) > 1_000:  # addresses may be made up
+                self._trusts.clear()
+            known = self._trusts[address] = self._in_a_network(address)
+        return known
+
+    def _in_a_network(self, text: str) -> bool:
+        try:
+            address = ip_address(text)
+        except ValueError:
+            return False
+        # A dual-stack socket's IPv4 peers.
+        address = getattr(address, "ipv4_mapped", None) or address
+        return any(address in network for network in self._networks)
 
     def date(self) -> str:
         """Return the Date header's value; RFC 9110, 6.6.1."""
@@ -163,27 +187,35 @@ class Exchange(HTTPMessageDelegate):
         if self.answered:
             self._finish(close=True)
             return
+        try:
+            self._waiter = self._shared.relay.relay(self._request(), self.respond)
+        except Exception:
+            log.exception("a request could not be relayed")
+            self.refuse(RequestError())
+            self._finish(close=True)
+            return
+        if self._waiter is not None and not self.answered:
+            self._connection.set_close_callback(self.on_connection_close)
+
+    def _request(self) -> Request:
         target = self._start.path
         if target.startswith(("http://", "https://")):  # RFC 9112, 3.2.2: the absolute form
             target = "/" + target.split("/", 3)[3] if target.count("/") > 2 else "/"
         path, _, query = target.partition("?")
-        request = Request(
+        # RFC 9110, 5.3; Tornado joins with a bare comma.
+        headers = {name.lower(): ", ".join(self._headers.get_list(name)) for name in self._headers}
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body.clear()
+        return Request(
             method=self._start.method,
             path=path,
             query_string=query,
-            # RFC 9110, 5.3; Tornado joins with a bare comma.
-            headers={
-                name.lower(): ", ".join(self._headers.get_list(name)) for name in self._headers
-            },
-            body=self._body[0] if len(self._body) == 1 else b"".join(self._body),
+            headers=headers,
+            body=body,
             remote=self._shared.remote(self._connection.context, self._headers),
             arrived=self.arrived,
             received_at=time.time(),
         )
-        self._body.clear()
-        self._waiter = self._shared.relay.relay(request, self.respond)
-        if self._waiter is not None and not self.answered:
-            self._connection.set_close_callback(self.on_connection_close)
 
     def on_connection_close(self) -> None:
         self._shared.receiving.discard(self)

@@ -66,6 +66,8 @@ class KombuPublisher:
 
     def _publish(self, pending: Pending) -> None:
         assert self._loop is not None
+        if pending.ended:  # its sender has been told that it was not taken
+            return
         if self._producer is None:
             self._connect()
         if self._producer is None:

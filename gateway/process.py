@@ -10,6 +10,7 @@ import socket
 import struct
 import sys
 from contextlib import suppress
+from pathlib import Path
 from time import monotonic
 
 from gateway.config import Config
@@ -18,6 +19,15 @@ from gateway.metrics import Metrics
 START_TIMEOUT = 30.0  # seconds until a new child must answer
 ASK_TIMEOUT = 1.0  # seconds a living loop needs at most
 END_TIMEOUT = 10.0  # seconds beyond the grace period until a child that does not end is killed
+
+# Not `-m`, which would look into the working directory first: whoever serves there may have a
+# redis.py of their own.
+_CHILD = f"""\
+import sys
+sys.path.append({str(Path(__file__).parents[1])!r})
+from gateway.child import main
+main()
+"""
 
 
 class Process:
@@ -28,6 +38,7 @@ class Process:
         self._sockets = sockets
         self._asking = asyncio.Lock()
         self._asked = 0
+        self._answered = False
         self.metrics, self._file = Metrics.create(route.path for route in config.routes)
         self._child: asyncio.subprocess.Process
         self._reader: asyncio.StreamReader
@@ -36,15 +47,22 @@ class Process:
         self.started = monotonic()
 
     async def start(self) -> None:
+        """Start the process and hand it its configuration; raises OSError."""
         ours, theirs = socket.socketpair()
         fds = [s.fileno() for s in self._sockets]
-        argv = [sys.executable, "-m", "gateway.child", str(theirs.fileno())]
+        argv = [sys.executable, "-P", "-c", _CHILD, str(theirs.fileno())]
         if self.config.strategy == "gevent":
             argv.append("gevent")
-        with theirs:
+        try:
             self._child = await asyncio.create_subprocess_exec(
                 *argv, pass_fds=[theirs.fileno(), self._file.fileno(), *fds]
             )
+        except OSError:
+            ours.close()
+            self.close()
+            raise
+        finally:
+            theirs.close()
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
         start = pickle.dumps(
             {"config": self.config, "sockets": fds, "metrics": self._file.fileno()}
@@ -55,6 +73,11 @@ class Process:
     def pid(self) -> int:
         return self._child.pid
 
+    @property
+    def starting(self) -> bool:
+        """It has not answered yet, and need not have."""
+        return not self._answered and monotonic() - self.started < START_TIMEOUT
+
     async def ask(self, timeout: float = ASK_TIMEOUT) -> dict[str, str] | None:
         """Return the child's own checks, or None where its loop does not answer in time."""
         try:
@@ -64,6 +87,7 @@ class Process:
                 while line := await self._reader.readline():
                     number, checks = json.loads(line)
                     if number == self._asked:  # else it is late: nobody waits for it any more
+                        self._answered = True
                         return checks
                 return None
         except (TimeoutError, OSError):

@@ -11,6 +11,7 @@ import logging
 import random
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import cycle
 from time import monotonic
 from typing import Any
@@ -35,6 +36,7 @@ from gateway.pending import Pending
 
 log = logging.getLogger(__name__)
 
+PROBE = "gateway.probe"  # a routing key that no queue has
 BACKOFF = (0.1, 5.0)  # seconds between attempts: the first, the longest
 _SWEEP = 0.1  # seconds between looks at overdue confirms
 
@@ -122,17 +124,24 @@ class Publisher:
         if self._sweeper is None:
             self._sweeper = asyncio.get_running_loop().call_later(_SWEEP, self._sweep)
 
+    def probe(self) -> None:
+        """Publish to nowhere: the broker tells only connections that publish that they are
+        blocked, and when they no longer are."""
+        if not self.trouble and self._channel is not None and self._channel.is_open:
+            self._channel.basic_publish("", PROBE, b"")
+            self._tag += 1
+
     # Confirms ---------------------------------------------------------------------------
 
-    def _on_confirm(self, frame: Any) -> None:
+    def _on_confirm(self, unconfirmed: dict[int, Pending], frame: Any) -> None:
         method = frame.method
         if method.multiple:
-            tags = [tag for tag in self._unconfirmed if tag <= method.delivery_tag]
+            tags = [tag for tag in unconfirmed if tag <= method.delivery_tag]
         else:
             tags = [method.delivery_tag]
         acked = isinstance(method, pika.spec.Basic.Ack)
         for tag in tags:
-            pending = self._unconfirmed.pop(tag, None)
+            pending = unconfirmed.pop(tag, None)
             if pending is None:  # given up before
                 continue
             if not acked:
@@ -177,14 +186,17 @@ class Publisher:
             except broker.ERRORS as exc:
                 self._drop(f"{maybe_sanitize_url(url)}: {describe(exc)}")
                 log.warning("no broker at %s", self._trouble)
-                # Jitter keeps processes that lost one broker together from coming back together.
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-                pause = min(pause * 2, BACKOFF[1])
+                pause = await _pause(pause)
                 continue
             log.info("connected to the broker at %s", maybe_sanitize_url(url))
             self.url = url
-            pause = BACKOFF[0]
+            connected = monotonic()
             await self._lost.wait()
+            if monotonic() - connected > BACKOFF[1]:
+                pause = BACKOFF[0]
+                continue
+            # One that ends as soon as it begins would be tried at the rate of the requests.
+            pause = await _pause(pause)
 
     async def _connect(self, url: str) -> None:
         """Open connection and channel, look at the queues, and begin to publish."""
@@ -197,16 +209,22 @@ class Publisher:
             channel = await broker.open_channel(connection)
             channel.add_on_return_callback(self._on_return)
             channel.add_on_close_callback(self._on_channel_closed)
-            await broker.select_confirms(channel, self._on_confirm)
+            # Late confirms of an earlier channel must not be taken for this one's.
+            unconfirmed: dict[int, Pending] = {}
+            await broker.select_confirms(channel, partial(self._on_confirm, unconfirmed))
             if self._on_channel is not None:
                 consuming = asyncio.Event()
                 self._on_channel(channel, consuming.set)
                 await consuming.wait()
+            if not channel.is_open:
+                raise pika.exceptions.ChannelClosed(0, "the channel was closed at once")
         except BaseException:
+            self._connection = None  # what it still says is of no concern any more
             broker.close(connection)
             raise
         self._metrics.add("gateway_broker_connections_total")
-        self._channel, self._tag, self._trouble, self.blocked = channel, 0, "", ""
+        self._channel, self._unconfirmed, self._tag = channel, unconfirmed, 0
+        self._trouble = self.blocked = ""
 
     def _on_closed(self, connection: Any, exc: BaseException) -> None:
         if connection is self._connection:
@@ -239,3 +257,12 @@ class Publisher:
     def _on_unblocked(self, _connection: Any, _method: Any) -> None:
         log.info("the broker takes messages again")
         self.blocked = ""
+
+
+async def _pause(seconds: float) -> float:
+    """Wait about `seconds`; return the next, longer pause.
+
+    Jitter keeps processes that lost one broker together from coming back together.
+    """
+    await asyncio.sleep(seconds * random.uniform(0.5, 1.0))
+    return min(seconds * 2, BACKOFF[1])

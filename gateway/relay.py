@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from time import monotonic
 from urllib.parse import parse_qsl
@@ -19,10 +20,15 @@ from gateway.errors import (
     NotConfirmed,
     RequestError,
 )
+from gateway.log import Sparing
 from gateway.metrics import Metrics
 from gateway.pending import Pending
 from gateway.routes import Routes
 from gateway.strategies.base import Strategy
+
+log = logging.getLogger(__name__)
+# An outage fails every request: the log need not have each.
+log.addFilter(Sparing(10))
 
 Respond = Callable[[Answer], None]
 
@@ -131,13 +137,11 @@ class Waiter:
             self._relay._metrics.add("gateway_clients_gone_total")
 
     def refuse(self, error: RequestError) -> None:
-        self._answer(
-            answer.of_error(
-                error,
-                self.delivery.id if self.delivery else "",
-                self.pending.message.task_id if self.pending else "",
-            )
-        )
+        delivery = self.delivery.id if self.delivery else ""
+        task = self.pending.message.task_id if self.pending else ""
+        if error.status >= 500:
+            log.warning("%d %s: delivery %s, task %s", error.status, error.type, delivery, task)
+        self._answer(answer.of_error(error, delivery, task))
 
     def _changed(self, pending: Pending) -> None:
         """Hear of the confirm or the end of what is pending."""

@@ -124,10 +124,13 @@ class Server(HTTPServerConnectionDelegate):
             self._quiet.clear()
             end = monotonic() + grace
             await self._until_quiet(min(IDLE_DRAIN, grace))
-            while self._exchanges.under_way and monotonic() < end:
+            while (self._exchanges.under_way or self._writing()) and monotonic() < end:
                 await self._until_quiet(0.05)
         for connection in list(self._connections.values()):
             await connection.close()
+
+    def _writing(self) -> bool:
+        return any(connection.stream.writing() for connection in self._connections.values())
 
     async def _until_quiet(self, seconds: float) -> None:
         with suppress(TimeoutError):

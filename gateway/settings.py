@@ -34,20 +34,24 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | None
         values[name] = _secrets(value, f"{path}: {name}", environ, problems)
         places[name] = f"{path}: "
     for name in Config.model_fields:
-        if (
-            name not in ("tls", "routes")
-            and (text := environ.get(_NAME + name.upper())) is not None
-        ):
+        text = environ.get(_NAME + name.upper(), "")
+        # Kubernetes describes a service called `gateway` in variables such as GATEWAY_PORT.
+        if name in ("tls", "routes") or text.startswith("tcp://"):
+            continue
+        if text or (name == "result_backend" and _NAME + name.upper() in environ):
             values[name] = text.split(",") if name == "trusted_proxies" else text or None
             places[name] = f"environment {_NAME}{name.upper()}: "
     for name in TLS.model_fields:
-        if text := environ.get(f"{_NAME}TLS_{name.upper()}"):
-            values["tls"] = {**values.get("tls", {}), name: text}
+        text = environ.get(f"{_NAME}TLS_{name.upper()}", "")
+        if text and isinstance(values.setdefault("tls", {}), dict):
+            values["tls"] = {**values["tls"], name: text}
             places["tls"] = f"environment {_NAME}TLS_{name.upper()}: "
     for name, value in flags.items():
         if value is not None:
             values[name] = value
             places[name] = f"--{name.replace('_', '-')}: "
+    if flags.get("port") is not None and flags.get("uds") is None:
+        values.pop("uds", None)
     try:
         config = Config.model_validate(values)
     except ValidationError as exc:

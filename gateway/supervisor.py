@@ -70,10 +70,6 @@ class Supervisor:
         """Add up the counters of all children, the dead ones included."""
         return add_up([self.gone, *(child.metrics.totals() for child in self.children)])
 
-    async def ask(self) -> list[dict[str, str] | None]:
-        """Ask every child how it is, at once."""
-        return await asyncio.gather(*(child.ask() for child in self.children))
-
     @property
     def draining(self) -> bool:
         return self._stopping.is_set()
@@ -103,6 +99,9 @@ class Supervisor:
                     if self._enough():
                         return
                     child = await self._start(self.config)
+                if child is None:
+                    pause = await self._pause(pause)
+                    continue
             code = await child.wait()
             lived = monotonic() - child.started
             self.children.remove(child)
@@ -110,18 +109,28 @@ class Supervisor:
             child.close()
             if self._stopping.is_set() or child.retired:
                 return
-            pause = BACKOFF[0] if lived > BACKOFF[1] else min(pause * 2, BACKOFF[1])
+            if lived > BACKOFF[1]:
+                pause = BACKOFF[0]
             log.error("child %d ended with %d; another in %.1f s", child.pid, code, pause)
             child = None
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), pause)
+            pause = await self._pause(pause)
+
+    async def _pause(self, seconds: float) -> float:
+        """Wait `seconds`, or until it is time to stop; return the next, longer pause."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+        return min(seconds * 2, BACKOFF[1])
 
     def _enough(self) -> bool:
         return sum(not child.retired for child in self.children) >= self.config.processes
 
-    async def _start(self, config: Config) -> Process:
-        child = Process(config, self._sockets)
-        await child.start()
+    async def _start(self, config: Config) -> Process | None:
+        try:
+            child = Process(config, self._sockets)
+            await child.start()
+        except OSError as exc:
+            log.error("cannot start a child: %s", exc)
+            return None
         self.children.append(child)
         if self._stopping.is_set():
             child.end()
@@ -146,6 +155,8 @@ class Supervisor:
                     return
                 if number < config.processes:
                     child = await self._start(config)
+                    if child is None:
+                        return
                     self._keep(self._keep_one(child))
                     if not await child.ready():
                         log.error("not reloaded: the new child %d is not ready", child.pid)

@@ -1,6 +1,7 @@
 """Health, readiness and metrics, on a port of their own.
 
-GET /healthz: 200 where every child's loop answers within a second, else 503.
+GET /healthz: 200 where every child's loop answers within a second, those that are just being
+    started left out; else 503.
 GET /readyz: 200 where any child has its broker and results and is not draining, else 503;
     JSON: ``{"ready": true, "children": [{"pid": 7, "broker": "", "results": ""}]}``, where a
     text says what is wrong.
@@ -39,7 +40,9 @@ class _Page(RequestHandler):
 
 class Health(_Page):
     async def get(self) -> None:
-        answers = await self.supervisor.ask()
+        # One that is being started cannot answer yet, and is no reason to kill the others.
+        grown = [child for child in self.supervisor.children if not child.starting]
+        answers = await asyncio.gather(*(child.ask() for child in grown))
         alive = bool(answers) and None not in answers
         self.set_status(200 if alive else 503)
         self.write({"healthy": alive, "children": len(answers)})

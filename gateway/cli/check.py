@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def _checks(config: Config) -> Iterator[tuple[str, str]]:
     connection = client.app.connection_for_write()
     try:
         connection.ensure_connection(max_retries=len(config.brokers) - 1, timeout=TIMEOUT)
-    except OperationalError as exc:
+    except (OperationalError, *connection.connection_errors, *connection.channel_errors) as exc:
         yield (
             f"broker {maybe_sanitize_url(url)}",
             f"{exc}; start it, or set GATEWAY_BROKER_URL",
@@ -56,9 +57,12 @@ def _checks(config: Config) -> Iterator[tuple[str, str]]:
     if config.amqp:
         for queue in sorted({route.queue for route in config.routes}):
             yield f"worker on the queue {queue}", _consumers(connection, queue)
-    registered = client.app.control.inspect(timeout=TIMEOUT, connection=connection).registered()
+    workers = client.app.control.inspect(timeout=TIMEOUT, connection=connection)
+    registered = workers.registered()
     for task in sorted({route.task for route in config.routes}):
         yield f"task {task}", _registered(registered, task)
+    if config.strategy == "pika" and registered:
+        yield "replies over AMQP", _replies(workers.conf() or {})
     connection.release()
 
 
@@ -83,6 +87,18 @@ def _consumers(connection: Connection, queue: str) -> str:
     if found.consumer_count:
         return ""
     return f"nobody consumes: celery -A appserver worker -Q {queue}"
+
+
+def _replies(settings: dict[str, dict[str, object]]) -> str:
+    """Say which workers would leave `pika` without an answer."""
+    silent = [
+        worker
+        for worker, conf in settings.items()
+        if not re.search(r"reply_backend|^rpc", str(conf.get("result_backend")))
+    ]
+    if not silent:
+        return ""
+    return f"{', '.join(silent)}: needs result_backend appserver.reply_backend or rpc://"
 
 
 def _registered(registered: dict[str, list[str]] | None, task: str) -> str:

@@ -9,8 +9,10 @@ import sys
 import threading
 from pathlib import Path
 
+from gateway.settings import load
 from gateway.stack import Stack, StackError
 
+_BROKER, _RESULTS = "GATEWAY_BROKER_URL", "GATEWAY_RESULT_BACKEND"
 EMBEDDED, RABBITMQ = "embedded", "rabbitmq"
 
 
@@ -53,8 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _start(stack: Stack, arguments: argparse.Namespace) -> list:
-    wanted = arguments.broker or os.environ.get("GATEWAY_BROKER_URL") or EMBEDDED
-    results = os.environ.get("GATEWAY_RESULT_BACKEND", "")
+    wanted = arguments.broker or os.environ.get(_BROKER) or EMBEDDED
+    results = os.environ.get(_RESULTS, "")
     servers = []
     if wanted == EMBEDDED or not results:
         servers.append(stack.embedded())
@@ -66,13 +68,28 @@ def _start(stack: Stack, arguments: argparse.Namespace) -> list:
         broker = servers[-1].url
     else:
         broker = wanted
-    servers.append(stack.worker(broker, results, app=arguments.app, pool="prefork", concurrency=2))
+    flags = {"broker_url": broker, "result_backend": results, "strategy": arguments.strategy}
+    config = load(flags, os.environ, arguments.config)
+    # The worker's app, and `{ env = }` in the file, may need any of these.
+    env = {k: v for k, v in os.environ.items() if k not in (_BROKER, _RESULTS)}
+    servers.append(
+        stack.worker(
+            broker,
+            results,
+            app=arguments.app,
+            pool="prefork",
+            concurrency=2,
+            queues=sorted({route.queue for route in config.routes}),
+            env=env,
+        )
+    )
     options = ["--broker", broker, "--result-backend", results]
     if arguments.strategy:
         options += ["--strategy", arguments.strategy]
     if arguments.config:
         options += ["--config", str(arguments.config)]
-    servers.append(stack.gateway(*options, port=arguments.port, admin_port=arguments.admin_port))
+    ports = {"port": arguments.port, "admin_port": arguments.admin_port}
+    servers.append(stack.gateway(*options, **ports, env=env))
     return servers
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
+import logging
 import os
 import socket
 from pathlib import Path
@@ -17,6 +18,8 @@ from gateway.settings import load
 from gateway.sockets import bind, bind_tcp
 from gateway.strategies import STRATEGIES, find
 from gateway.supervisor import Supervisor
+
+logger = logging.getLogger(__name__)
 
 #: The first descriptor that a service manager passes (sd_listen_fds(3)).
 _FIRST_INHERITED = 3
@@ -69,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = configure(arguments)
     sockets, admin = _sockets(config)
     listener = log.start(config.log_format)
+    logger.info("listening on %s", ", ".join(str(bound.getsockname()) for bound in sockets))
     try:
         asyncio.run(_supervise(config, sockets, admin, arguments))
     finally:

@@ -26,11 +26,11 @@ class Blocking(CeleryStrategy):
         pending = Pending(message, deadline)
         result = self._client.subscribe(message.task_id)
         try:
-            self._client.publish(message)
+            self._client.publish(message, deadline)
         except RequestError:
             self._client.forget(result)
             raise
-        pending.confirm()
+        self._confirm(pending)
         try:
             pending.settle(self._client.wait(result, deadline))
         except RequestError as exc:

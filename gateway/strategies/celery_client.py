@@ -6,6 +6,7 @@ import logging
 import select
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, LifoQueue
 from time import monotonic
 from typing import Any
@@ -24,6 +25,7 @@ from gateway import celery_message
 from gateway.celery_message import Message, decode_meta
 from gateway.config import TLS, Config
 from gateway.errors import (
+    BrokerBlocked,
     BrokerUnavailable,
     NotConfirmed,
     Rejected,
@@ -45,11 +47,17 @@ class CeleryClient:
 
     Each publish has a connection of its own while it lasts: Celery's pool caps concurrent
     publishes and gives broken connections back. It leads to the broker that `broker` names;
-    without, to the first.
+    without, to the first. `doubt` is called when the broker has not confirmed.
     """
 
-    def __init__(self, config: Config, broker: Callable[[], str] | None = None):
+    def __init__(
+        self,
+        config: Config,
+        broker: Callable[[], str] | None = None,
+        doubt: Callable[[], object] = lambda: None,
+    ):
         self._config = config
+        self._doubt = doubt
         self._broker = broker or (lambda: config.brokers[0])
         self._idle: LifoQueue[_Wire] = LifoQueue()
         self.app = app = Celery("gateway", set_as_current=False)
@@ -88,33 +96,40 @@ class CeleryClient:
             raise ResultsUnavailable from exc
         return AsyncResult(task_id, app=self.app)
 
-    def publish(self, message: Message) -> None:
-        """Publish `message` and wait for its confirm.
+    def publish(self, message: Message, deadline: float) -> None:
+        """Publish `message` and wait for its confirm, until `deadline` at the latest.
 
         Raises a `RequestError` with status 503: it was returned, refused or not confirmed.
         """
         wire = self._wire()
+        patience = min(self._config.confirm_timeout, deadline - monotonic())
         try:
-            wire.publish(message, self._config.confirm_timeout)
-        except BaseException:
+            wire.publish(message, max(patience, 0.001))
+        except BaseException as exc:
             # py-amqp takes the late ack of a failed publish for the next one's.
             wire.close()
+            if isinstance(exc, (BrokerBlocked, NotConfirmed)):
+                self._doubt()
             raise
         self._idle.put(wire)
 
     def wait(self, result: AsyncResult, deadline: float) -> Outcome | None:
         """Block until the task has ended or `deadline` (monotonic seconds) has passed: None.
 
-        At a deadline that has passed it is a look at what is stored. Raises `ResultsLost`
-        where the result store fails meanwhile.
+        Raises `ResultsLost` where the result store fails meanwhile.
         """
         try:
-            if (timeout := deadline - monotonic()) > 0:
-                result.get(timeout=timeout, propagate=False)
-            return outcome_of(result)
-        except celery.exceptions.TimeoutError:
+            return self._read(lambda: _get(result, deadline))
+        finally:
             self.forget(result)
-            return None
+
+    def look(self, result: AsyncResult) -> Outcome | None:
+        """Return what is stored; raises `ResultsLost` where the store fails."""
+        return self._read(lambda: outcome_of(result))
+
+    def _read(self, read: Callable[[], Outcome | None]) -> Outcome | None:
+        try:
+            return read()
         except (KombuError, UnicodeDecodeError) as exc:
             return Outcome(SUCCESS, error=f"no JSON result ({type(exc).__name__})")
         except (RedisError, OSError, RuntimeError) as exc:
@@ -148,6 +163,13 @@ class CeleryClient:
         self.app.close()
 
 
+def _get(result: AsyncResult, deadline: float) -> Outcome | None:
+    # What came at the last moment, or while the subscription was away, is stored.
+    with suppress(celery.exceptions.TimeoutError):
+        result.get(timeout=max(deadline - monotonic(), 0), propagate=False)
+    return outcome_of(result)
+
+
 def outcome_of(result: AsyncResult) -> Outcome | None:
     """Return how the task ended, from what `result` has already got; None if it has not."""
     meta = result._get_task_meta()
@@ -161,7 +183,9 @@ class _Wire:
         self.url = url
         # A copy, as kombu writes the first host into it as the name to verify.
         tls = app.conf.broker_use_ssl
-        self._connection = app.connection_for_write(url, ssl=tls and dict(tls))
+        self._connection = app.connection_for_write(
+            url, ssl=tls and dict(tls), transport_options={"on_blocked": _blocked}
+        )
         self._returned: list[str] = []
         self._producer: Producer | None = None
 
@@ -204,6 +228,11 @@ class _Wire:
 
     def _on_return(self, exc: Exception, *_message: Any) -> None:
         self._returned.append(str(exc))
+
+
+def _blocked(reason: str, *_: Any) -> None:
+    # Heard while a confirm is waited for, which will not come.
+    raise BrokerBlocked(f"The broker takes no messages: {reason}.")
 
 
 def _ssl_options(config: Config) -> dict[str, Any]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from gateway.config import Config
 from gateway.errors import BrokerBlocked, BrokerUnavailable, ResultsUnavailable
 from gateway.metrics import Metrics
+from gateway.pending import Pending
 from gateway.publisher import Publisher
 from gateway.result_store import ResultStore
 from gateway.strategies.base import Strategy
@@ -23,9 +26,11 @@ class CeleryStrategy(Strategy):
         self._metrics = metrics
         self._broker = Publisher(config, metrics)
         self._store = ResultStore(config)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._client = self._new_client()
 
     async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
         await self._broker.start()
         await self._store.start()
 
@@ -39,7 +44,18 @@ class CeleryStrategy(Strategy):
 
     def _new_client(self) -> CeleryClient:
         # Publishes where the queues have been looked at, and what the watcher says is true.
-        return CeleryClient(self._config, lambda: self._broker.url)
+        return CeleryClient(self._config, lambda: self._broker.url, self._doubt)
+
+    def _confirm(self, pending: Pending) -> None:
+        """Tell `pending` of its confirm; called on the loop."""
+        self._metrics.add("gateway_messages_published_total")
+        self._metrics.add("gateway_messages_confirmed_total")
+        pending.confirm()
+
+    def _doubt(self) -> None:
+        """Have the watcher find out whether the broker is blocked; called in any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._broker.probe)
 
     def _admit(self) -> None:
         """Raise what is already known to keep a message from being taken and answered."""

@@ -8,7 +8,6 @@ is not woken.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +20,7 @@ from redis.exceptions import RedisError
 
 from gateway.celery_message import Message
 from gateway.config import Config
-from gateway.errors import RequestError, ResultsLost
+from gateway.errors import RequestError, ResultsLost, ResultsUnavailable, Unavailable
 from gateway.metrics import Metrics
 from gateway.pending import Pending
 from gateway.strategies.celery_client import outcome_of
@@ -39,14 +38,12 @@ class GeventDrainer(CeleryStrategy):
 
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         super().__init__(config, metrics, prefix)
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._work: SimpleQueue[tuple[Callable[[Pending], None], Pending]] = SimpleQueue()
         self._greenlets: list[gevent.Greenlet] = []
         self._drainer: gevent.Greenlet | None = None
         self._waiting: dict[Pending, AsyncResult] = {}
 
     async def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
         self._greenlets = [gevent.spawn(self._run) for _ in range(PUBLISHERS)]
         await super().start()
 
@@ -66,27 +63,39 @@ class GeventDrainer(CeleryStrategy):
         assert self._loop is not None
         while True:
             work, pending = self._work.get()
+            error: RequestError | None = None
             try:
                 if monotonic() < pending.deadline and not pending.ended:
                     work(pending)
             except RequestError as exc:
-                self._loop.call_soon_threadsafe(pending.fail, exc)
-            except (RedisError, OSError, RuntimeError) as exc:
-                log.warning("result store: %s", exc)
-                self._loop.call_soon_threadsafe(pending.fail, ResultsLost())
+                # Whatever fails after the confirm leaves the task to run.
+                lost = pending.confirmed and exc.status == Unavailable.status
+                error = ResultsLost() if lost else exc
+            except Exception:
+                log.exception("a task could not be relayed")
+                error = RequestError()
+            if error is not None:
+                self._loop.call_soon_threadsafe(pending.fail, error)
 
     def _publish(self, pending: Pending) -> None:
         assert self._loop is not None
-        self._subscribe(pending)
-        self._client.publish(pending.message)
-        self._loop.call_soon_threadsafe(pending.confirm)
+        if self._subscribe(pending) is not None:
+            self._client.publish(pending.message, pending.deadline)
+            self._loop.call_soon_threadsafe(self._confirm, pending)
 
-    def _subscribe(self, pending: Pending) -> AsyncResult:
+    def _subscribe(self, pending: Pending) -> AsyncResult | None:
+        """Listen for the result; None where nobody waits for it any more."""
         # The subscription before the drainer: one that finds none sleeps for a second.
         result = self._client.subscribe(pending.message.task_id)
+        if pending.ended:
+            self._client.forget(result)
+            return None
         self._waiting[pending] = result
         pending.let_go = self._let_go
-        result.then(partial(self._heard, pending))
+        try:
+            result.then(partial(self._heard, pending))
+        except (RedisError, OSError, RuntimeError) as exc:
+            raise ResultsUnavailable from exc
         drainer = self._client.app.backend.result_consumer.drainer._g
         if drainer is not self._drainer:
             self._drainer = drainer
@@ -96,8 +105,11 @@ class GeventDrainer(CeleryStrategy):
     def _fetch(self, pending: Pending) -> None:
         """Listen anew for a task that is already published."""
         assert self._loop is not None
-        outcome = self._client.wait(self._subscribe(pending), 0)
-        self._loop.call_soon_threadsafe(pending.settle, outcome)
+        result = self._subscribe(pending)
+        outcome = result and self._client.look(result)
+        if outcome:
+            self._client.forget(result)
+            self._loop.call_soon_threadsafe(pending.settle, outcome)
 
     # In the drainer's greenlet ------------------------------------------------------------
 
@@ -111,6 +123,7 @@ class GeventDrainer(CeleryStrategy):
             return
         log.error("Celery's drainer died, starting another: %r", drainer.exception)
         self._drainer = None
+        self._client.close()
         self._client = self._new_client()
         for pending in list(self._waiting):
             self._work.put((self._fetch, pending))

@@ -14,7 +14,7 @@ from gateway.errors import ResultsUnavailable
 from gateway.metrics import Metrics
 from gateway.pending import Pending
 from gateway.publishers import publisher_for
-from gateway.result_store import ResultStore
+from gateway.result_store import CONNECT_TIMEOUT, ResultStore
 from gateway.strategies.base import Strategy
 
 log = logging.getLogger(__name__)
@@ -68,12 +68,17 @@ class IOLoop(Strategy):
                 await self._some.wait()
                 pause = PAUSE[0]
             try:
-                found = await self._store.fetch(list(self._waiting))
+                async with asyncio.timeout(CONNECT_TIMEOUT):
+                    found = await self._store.fetch(list(self._waiting))
             except (RedisError, OSError) as exc:
                 log.warning("cannot fetch results: %s", exc)
-                found, pause = [], 1.0
+                found, pause = [], PAUSE[1]
+                await asyncio.sleep(1)
+            waiting = len(self._waiting)
             for task_id, payload in found:
                 if pending := self._waiting.get(task_id):
                     pending.settle(decode_result(payload))
-            pause = PAUSE[0] if found else min(pause * 1.5, PAUSE[1])
+            if len(self._waiting) < waiting:
+                pause = PAUSE[0]
             await asyncio.sleep(pause)
+            pause = min(pause * 1.5, PAUSE[1])

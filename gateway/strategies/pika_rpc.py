@@ -54,6 +54,11 @@ class PikaRPC(Strategy):
         # and what is still sent to the old queue is for nobody.
         self._reply_to = f"{REPLY_PREFIX}{secrets.token_hex(8)}"
 
+        # Somebody has deleted the queue: without it every answer would be lost in silence.
+        channel.add_on_cancel_callback(
+            lambda _frame: channel.connection.close(reply_text="the reply queue is gone")
+        )
+
         def declared(_frame: Any) -> None:
             channel.basic_consume(
                 self._reply_to,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from time import monotonic
 
 from redis.exceptions import RedisError
 
@@ -44,7 +43,6 @@ class RedisPush(Strategy):
         # The ids sent since the last sweep, and those of the sweep before it.
         self._young: list[str] = []
         self._older: list[str] = []
-        self._heard = 0.0
         self._trouble = "not subscribed yet"
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -107,12 +105,12 @@ class RedisPush(Strategy):
             await self._fetch(list(self._waiting))
         log.info("subscribed to %s", self._pattern)
         self._metrics.add("gateway_result_connections_total")
-        self._trouble, self._heard = "", monotonic()
+        self._trouble = ""
         skip = len(self._channels)
         asked = False
         while True:
             try:
-                async with asyncio.timeout_at(asyncio.get_running_loop().time() + SILENCE):
+                async with asyncio.timeout(SILENCE):
                     while True:
                         kind, *rest = await subscription.parse_response()
                         asked = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 
@@ -13,12 +13,15 @@ from gateway.metrics import Metrics
 from gateway.pending import Pending
 from gateway.strategies.celery_strategy import CeleryStrategy
 
+log = logging.getLogger(__name__)
+
 
 class ThreadPool(CeleryStrategy):
     """One thread publishes a message and waits for its result.
 
     The pool's size is the in-flight limit. Time in the pool's queue counts: what no thread
-    has begun by its deadline is never published.
+    has begun by its deadline is never published. A thread whose client has left waits on,
+    until its deadline.
     """
 
     name = "threadpool"
@@ -26,11 +29,6 @@ class ThreadPool(CeleryStrategy):
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         super().__init__(config, metrics, prefix)
         self._pool = ThreadPoolExecutor(config.threads, "waiter")
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    async def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        await super().start()
 
     async def stop(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -52,11 +50,14 @@ class ThreadPool(CeleryStrategy):
         try:
             result = self._client.subscribe(pending.message.task_id)
             try:
-                self._client.publish(pending.message)
+                self._client.publish(pending.message, pending.deadline)
             except RequestError:
                 self._client.forget(result)
                 raise
-            tell(pending.confirm)
+            tell(self._confirm, pending)
             tell(pending.settle, self._client.wait(result, pending.deadline))
         except RequestError as exc:
             tell(pending.fail, exc)
+        except Exception:
+            log.exception("a task could not be relayed")
+            tell(pending.fail, RequestError())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,11 @@ def get(url: str) -> HTTPResponse:
             client.close()
 
     return asyncio.run(run())
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Look again and again, for a minute at the most."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)

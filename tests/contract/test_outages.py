@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from gateway.stack import RabbitMQ, Server, Stack
 from gateway.strategies import STRATEGIES
-from tests.contract.conftest import GRACE, get, post, post_each, start_gateway
+from tests.contract.conftest import GRACE, get, metric, post, post_each, start_gateway, until
 
+CONFIRMED = "gateway_messages_confirmed_total"
+CONNECTED = "gateway_broker_connections_total"
 TIMEOUT = 10.0  # seconds: the gateways' default deadline
 
 
@@ -31,7 +34,7 @@ def results(stack: Stack, start) -> Server:
 @pytest.fixture(scope="module")
 def gateways(stack: Stack, broker: RabbitMQ, results: Server, routes) -> dict[str, Server]:
     """All six, beside each other, over servers that these tests break."""
-    worker = stack.worker(broker.url, results.url)
+    worker = stack.worker(broker.url, results.url, pool="threads", concurrency=8)
     gateways = {
         name: start_gateway(stack, name, broker.url, results.url, routes) for name in STRATEGIES
     }
@@ -49,10 +52,8 @@ def answers(gateways: dict[str, Server]) -> dict[str, int]:
 
 
 def until_ready(gateways: dict[str, Server]) -> None:
-    end = time.monotonic() + 60
     for gateway in gateways.values():
-        while get(f"{gateway.admin_url}/readyz").code != 200:
-            assert time.monotonic() < end, (gateway.name, gateway.output()[-2000:])
+        until(lambda g=gateway: get(f"{g.admin_url}/readyz").code == 200)
 
 
 def test_a_killed_broker_is_503_and_its_return_is_noticed(gateways, broker):
@@ -83,7 +84,9 @@ def test_a_memory_alarm_is_a_503_for_new_requests(gateways, broker):
     try:
         # The broker tells a connection that it is blocked when that next publishes.
         answers(gateways)
-        assert answers(gateways) == dict.fromkeys(gateways, 503)
+        for name, gateway in gateways.items():
+            refused = post(f"{gateway.url}/")
+            assert json.loads(refused.body)["type"] == "urn:celery-gateway:broker-blocked", name
     finally:
         broker.ctl("set_vm_memory_high_watermark", "0.4")
     until_ready(gateways)
@@ -91,20 +94,32 @@ def test_a_memory_alarm_is_a_503_for_new_requests(gateways, broker):
 
 
 def test_connections_closed_by_force_come_back(gateways, broker):
+    before = {g: metric(g, CONNECTED) for g in gateways.values()}
     broker.ctl("close_all_connections", "maintenance")
+    until(lambda: all(metric(g, CONNECTED) > before[g] for g in gateways.values()))
     until_ready(gateways)
 
     assert answers(gateways) == dict.fromkeys(gateways, 200)
 
 
 def test_without_its_result_store_a_strategy_refuses_and_pika_does_not_notice(gateways, results):
-    results.kill()
-    # Before the worker has anything to store that it would wait for the store with.
-    assert post(f"{gateways['pika'].url}/").code == 200
     others = {name: gateway for name, gateway in gateways.items() if name != "pika"}
-    assert set(answers(others).values()) <= {503, 504}
+    patient = {name: gateway for name, gateway in others.items() if name != "blocking"}
+    with ThreadPoolExecutor() as waiting:
+        # Given a confirmed request in each,
+        urls = [(f"{g.url}/sleep?seconds=3", b"hi") for g in patient.values()]
+        before = {g: metric(g, CONFIRMED) for g in patient.values()}
+        under_way = waiting.submit(post_each, urls)
+        until(lambda: all(metric(g, CONFIRMED) > before[g] for g in patient.values()))
+        # when the store goes,
+        results.kill()
+        # then new requests are refused, or lost where that was not known yet,
+        assert post(f"{gateways['pika'].url}/").code == 200
+        assert set(answers(others).values()) <= {503, 504}
+        # and what was confirmed may still run, which a 503 would deny.
+        assert [answer.code for answer in under_way.result()] == [504] * len(patient)
+    assert set(answers(others).values()) == {503}
 
     results.restart()
     until_ready(gateways)
-
-    assert answers(gateways) == dict.fromkeys(gateways, 200)
+    until(lambda: answers(gateways) == dict.fromkeys(gateways, 200))

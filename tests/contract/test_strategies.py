@@ -7,7 +7,7 @@ import socket
 import struct
 import time
 
-from tests.contract.conftest import DEADLINE, GRACE, get, metric, post, post_all
+from tests.contract.conftest import DEADLINE, GRACE, get, metric, post, post_all, until
 
 
 def problem(answer):
@@ -86,8 +86,8 @@ def test_a_client_that_leaves_frees_its_waiter(gateway):
     with socket.create_connection((host, int(port))) as client:
         client.sendall(b"POST /sleep?seconds=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhi")
         # Close with a reset once the gateway has taken it.
-        while metric(gateway, "gateway_in_flight") == 0 and gateway.strategy != "blocking":
-            pass
+        if gateway.strategy != "blocking":
+            until(lambda: metric(gateway, "gateway_in_flight") == 1)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     answer = post(f"{gateway.url}/sleep?seconds=1", b"after")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import select
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,27 @@ def test_one_command_and_the_printed_curl_line(broker):
     assert "Traceback" not in seen + rest
     # The README shows the very line that is printed, on the default port.
     assert re.sub(r":\d+/", ":8000/", line) in text("README.md")
+
+
+def test_dev_serves_a_file_with_a_queue_and_a_variable_of_ones_own(tmp_path):
+    port, file = str(free_port()), tmp_path / "gateway.toml"
+    file.write_text('[[routes]]\npath = "/x"\nqueue = "mine"\ntask = { env = "TASK" }\n')
+    command = [sys.executable, "-m", "gateway", "dev", "--port", port, "--config", str(file)]
+    dev = subprocess.Popen(
+        [*command, "--admin-port", str(free_port())],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "TASK": "appserver.tasks.echo"},
+    )
+    try:
+        output_until(dev, "Ctrl-C stops everything")
+        url = f"http://127.0.0.1:{port}/x"
+        assert urllib.request.urlopen(url, data=b"hello", timeout=30).read() == b"hello"
+        dev.send_signal(signal.SIGINT)
+        dev.communicate(timeout=60)
+    finally:
+        dev.kill()
+        dev.wait()
 
 
 def test_the_commands_of_the_readme_exist():
