@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from gateway import errors
 from gateway.cli import COMMANDS
 from gateway.config import TLS, Config, Route
 from gateway.strategies import STRATEGIES
+from loadtest.summary import summarize
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,8 +69,26 @@ def test_files_that_a_document_names_exist(name):
     links = re.findall(r"\]\(([^)#:]+)\)", document)
     spans = re.findall(r"`((?:gateway|appserver|tests|docs|deploy|loadtest)/[\w./-]*)`", document)
     assert links + spans
-    missing = [path for path in links + spans if not (ROOT / path).exists()]
-    assert missing in ([], ["docs/decisions/"])
+    assert [path for path in links + spans if not (ROOT / path).exists()] == []
+
+
+def test_the_readme_shows_the_committed_report():
+    report = json.loads(text("docs/reports/strategies.json"))
+    shown = text("README.md").split("<!-- strategies -->")[1].split("<!-- /strategies -->")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in shown.splitlines() if line]
+    figures = {
+        (s.strategy, f"{s.connections:,}"): [
+            f"{s.median('rps'):,.0f}",
+            f"{s.median('latency_ms', 'p50'):,.0f}",
+            f"{s.median('latency_ms', 'p99'):,.0f}",
+            f"{s.median('cpu_us_per_request', 'gateway'):,.0f}",
+            f"{s.median('cpu_us_per_request', 'worker'):,.0f}",
+            f"{s.total('errors') + s.total('wrong_answers'):,}",
+        ]
+        for s in summarize(report["rows"])
+    }
+    in_table = {(row[0].strip("`"), row[1]): row[2:] for row in rows if row[:1] and "`" in row[0]}
+    assert in_table == figures
 
 
 def test_make_lists_the_targets_that_the_documents_use():
