@@ -143,7 +143,10 @@ class Config(_Model):
     @field_validator("trusted_proxies")
     @classmethod
     def _networks(cls, texts: list[str]) -> list[str]:
-        return [str(ip_network(text.strip())) for text in texts]
+        texts = [text.strip() for text in texts]
+        for text in texts:
+            ip_network(text)
+        return texts
 
     @field_validator("result_backend")
     @classmethod

@@ -232,7 +232,7 @@ class Exchange(HTTPMessageDelegate):
     def refuse(self, error: RequestError) -> None:
         """Answer before the body is read; the connection ends with it."""
         self._shared.metrics.answered("", error.status, monotonic() - self.arrived)
-        self._write(answer.of_error(error), close=True)
+        self._write(answer.of_error(error, self._shared.relay.delivery_id()), close=True)
 
     def respond(self, given: Answer) -> None:
         """Answer a complete request."""

@@ -63,7 +63,7 @@ class Relay:
             waiter.deadline = request.arrived + self._config.deadline(waiter.route)
             waiter.delivery = self._deliver(request, waiter.route, params)
             waiter.pending = self._strategy.send(
-                self._message(waiter.delivery, waiter.route, waiter.deadline), waiter.deadline
+                self._message(waiter.delivery, waiter.route), waiter.deadline
             )
         except RequestError as error:
             waiter.refuse(error)
@@ -71,13 +71,17 @@ class Relay:
         waiter.wait()
         return waiter
 
+    def delivery_id(self) -> str:
+        """Return a new delivery id; what is refused has one, too, for whoever looks into it."""
+        return self._ids.new()
+
     def _admit(self) -> None:
         if self.in_flight >= self._config.max_in_flight:
             raise Full
 
     def _deliver(self, request: Request, route: Route, params: dict[str, str]) -> Delivery:
         return Delivery(
-            id=self._ids.new(),
+            id=self.delivery_id(),
             route=route.path,
             params=params,
             query=parse_query(request.query_string),
@@ -88,7 +92,7 @@ class Relay:
             received_at=request.received_at,
         )
 
-    def _message(self, delivery: Delivery, route: Route, deadline: float) -> Message:
+    def _message(self, delivery: Delivery, route: Route) -> Message:
         return Message(
             task_id=self._ids.new(),
             task=route.task,
@@ -137,7 +141,7 @@ class Waiter:
             self._relay._metrics.add("gateway_clients_gone_total")
 
     def refuse(self, error: RequestError) -> None:
-        delivery = self.delivery.id if self.delivery else ""
+        delivery = self.delivery.id if self.delivery else self._relay.delivery_id()
         task = self.pending.message.task_id if self.pending else ""
         if error.status >= 500:
             log.warning("%d %s: delivery %s, task %s", error.status, error.type, delivery, task)

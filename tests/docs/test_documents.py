@@ -66,7 +66,7 @@ def test_every_command_is_mentioned():
 )
 def test_files_that_a_document_names_exist(name):
     document = text(name)
-    links = re.findall(r"\]\(([^)#:]+)\)", document)
+    links = [(ROOT / name).parent / link for link in re.findall(r"\]\(([^)#:]+)\)", document)]
     spans = re.findall(r"`((?:gateway|appserver|tests|docs|deploy|loadtest)/[\w./-]*)`", document)
     assert links + spans
     assert [path for path in links + spans if not (ROOT / path).exists()] == []

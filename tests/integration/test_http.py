@@ -208,6 +208,7 @@ async def test_unix_socket_serves_and_its_peer_is_the_local_proxy(serve, tmp_pat
         (["127.0.0.1"], ["X-Forwarded-For: 6.6.6.6", "X-Forwarded-For: 192.0.2.1"], "192.0.2.1"),
         (["127.0.0.1", "10.0.0.1"], ["X-Forwarded-For: 6.6.6.6,192.0.2.1,10.0.0.1"], "192.0.2.1"),
         (["127.0.0.1", "10.0.0.1"], ["X-Forwarded-For: 10.0.0.1, "], "127.0.0.1"),
+        (["127.0.0.0/8", "10.0.0.0/8"], ["X-Forwarded-For: 192.0.2.1, 10.9.8.7"], "192.0.2.1"),
     ],
 )
 async def test_sender_is_the_rightmost_address_that_is_not_trusted(serve, trusted, lines, remote):

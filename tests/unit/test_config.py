@@ -171,7 +171,7 @@ def test_all_problems_are_told_together_with_their_places(toml):
         (
             '[[routes]]\npath = "/a"\nqueue = "q"\n'
             '[[routes]]\npath = "/b"\nqueue = "q"\nqueue_type = "quorum"',
-            "routes: the queue q is given different arguments",
+            "routes: the queue q is declared in different ways",
         ),
         ('[[routes]]\npath = "/"\nqueue_type = "quorum"', "`celery` never gets arguments"),
         ('[[routes]]\npath = "/"\nqueue_arguments = { x = 1 }', "`celery` never gets arguments"),
