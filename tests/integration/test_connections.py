@@ -266,7 +266,11 @@ def connected(tls: TLS, broker: str, results: str) -> dict[str, bool]:
         return {
             **asyncio.run(connected_on_the_loop(config)),
             # A message that comes back has been there.
-            "kombu": not fails(lambda: client.publish(nowhere), BrokerUnavailable, fine=Unroutable),
+            "kombu": not fails(
+                lambda: client.publish(nowhere, time.monotonic() + 10),
+                BrokerUnavailable,
+                fine=Unroutable,
+            ),
             "Celery's results": not fails(client_results.ping, redis.ConnectionError),
             "worker": not fails(worker.connect, OSError),
             "worker's results": not fails(worker_results.ping, redis.ConnectionError),
