@@ -8,6 +8,7 @@ where it is UTF-8, else ``bytes``. What else is known of a delivery is in
 from __future__ import annotations
 
 import time
+from xml.etree import ElementTree
 
 from appserver.app import app
 
@@ -33,6 +34,12 @@ def main(query: dict[str, str], headers: dict[str, str], body: str | bytes) -> s
 def echo(query: dict[str, str], headers: dict[str, str], body: str | bytes) -> str | bytes:
     """Return the body."""
     return body
+
+
+@app.task(name="appserver.tasks.reply")
+def reply(query: dict[str, str], headers: dict[str, str], body: str) -> str:
+    """Answer a WeChat message with its own text: what `gateway dev` shows."""
+    return f"You said: {ElementTree.fromstring(body).findtext('Content', 'nothing')}"
 
 
 @app.task(name="appserver.tasks.sleep")

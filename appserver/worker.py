@@ -7,7 +7,7 @@ from functools import partial
 from billiard.einfo import ExceptionWithTraceback
 from celery import Task, signals
 from celery.exceptions import WorkerLostError
-from celery.worker.consumer import Consumer
+from celery.worker.consumer import Consumer, delayed_delivery
 from celery.worker.request import Request
 
 RECONNECT_INTERVAL_MAX = 5  # seconds
@@ -67,12 +67,33 @@ class PoisonAwareTask(Task):
     Request = f"{__name__}:{PoisonAwareRequest.__qualname__}"
 
 
+class DelayedDelivery(delayed_delivery.DelayedDelivery):
+    """Declare what delays tasks, where queues are quorum queues, on the connected node only.
+
+    The nodes of one list are one cluster. Celery declares on each of the list, and tries a node
+    that is away for 17 s before the worker begins to consume.
+    """
+
+    def start(self, c):
+        self._connected = c.connection.as_uri(include_password=True)
+        super().start(c)
+
+    def _validate_broker_urls(self, broker_urls):
+        return {self._connected}
+
+
 class QuietConsumer(Consumer):
     """A consumer that neither listens to other workers nor tells them of itself.
 
     Gossip, mingle and event heartbeats cost a connection, messages for every worker from every
     worker, and a second at start. The broker's own heartbeat stays.
     """
+
+    class Blueprint(Consumer.Blueprint):
+        default_steps = [
+            DelayedDelivery if "delayed_delivery" in step else step
+            for step in Consumer.Blueprint.default_steps
+        ]
 
     def __init__(self, *args, worker_options=None, **kwargs):
         quiet = dict.fromkeys(("without_gossip", "without_mingle", "without_heartbeat"), True)

@@ -118,6 +118,13 @@ def _of_envelope(value: dict[str, Any], content_type: str) -> Answer:
     return answer
 
 
+def of_acceptance(delivery_id: str, task_id: str, location: str) -> Answer:
+    """Say that a delivery is taken; its result will be at `location`, where that is not empty."""
+    ids = {"delivery_id": delivery_id, "task_id": task_id}
+    headers = {"Location": location} if location else {}
+    return Answer(202, JSON, json.dumps(ids).encode(), headers)
+
+
 def of_error(error: RequestError, delivery_id: str = "", task_id: str = "") -> Answer:
     """Describe `error` as RFC 9457 problem details."""
     problem = {

@@ -105,13 +105,14 @@ async def select_confirms(channel: Channel, on_confirm: Callable[[Any], None]) -
 
 async def look_at_queues(connection: AsyncioConnection, routes: Sequence[Route]) -> None:
     """Declare each route's queue that is missing, unless the route says ``declare = false``."""
-    for route in {route.queue: route for route in routes}.values():
-        if await _declare(connection, route.queue, passive=True):
+    declared = {queue: route for route in routes for queue in route.queue_names}
+    for queue, route in declared.items():
+        if await _declare(connection, queue, passive=True):
             continue
         if not route.declare:
-            log.warning("the queue %s is missing and not ours to declare", route.queue)
-        elif await _declare(connection, route.queue, arguments=route.arguments()):
-            log.info("declared the queue %s", route.queue)
+            log.warning("the queue %s is missing and not ours to declare", queue)
+        elif await _declare(connection, queue, arguments=route.arguments()):
+            log.info("declared the queue %s", queue)
 
 
 async def _declare(

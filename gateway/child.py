@@ -16,6 +16,7 @@ if "gevent" in sys.argv:
 import asyncio
 import json
 import logging
+import os
 import pickle
 import signal
 import socket
@@ -26,6 +27,7 @@ from typing import Any
 from gateway import log
 from gateway.celery_message import TaskIds
 from gateway.config import Config
+from gateway.failpoints import Failpoint
 from gateway.metrics import Metrics
 from gateway.relay import Relay
 from gateway.server import Server
@@ -41,10 +43,12 @@ class Child:
         self._config = config
         self._sockets = sockets
         self._stopping = asyncio.Event()
-        metrics = Metrics(metrics_fd, (route.path for route in config.routes))
+        metrics = Metrics(metrics_fd, config.paths)
         ids = TaskIds()
-        self._strategy = find(config.strategy)(config, metrics, ids.prefix)
-        self._server = Server(config, Relay(config, self._strategy, metrics, ids), metrics)
+        strategy = find(config.strategy)(config, metrics, ids.prefix)
+        failpoint = Failpoint(os.environ.get("GATEWAY_FAILPOINT", ""))
+        self._relay = Relay(config, strategy, metrics, ids, failpoint)
+        self._server = Server(config, self._relay, metrics)
 
     async def run(self, control: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -52,7 +56,7 @@ class Child:
             loop.add_signal_handler(number, self._stop)
         reader, writer = await asyncio.open_connection(sock=control)
         answering = asyncio.create_task(self._answer_parent(reader, writer))
-        await self._strategy.start()
+        await self._relay.start()
         await self._connected(self._config.confirm_timeout)
         self._server.listen(self._sockets)
         logger.info("serving with the strategy %s", self._config.strategy)
@@ -60,13 +64,13 @@ class Child:
         logger.info("draining")
         await self._server.drain(self._config.grace)
         answering.cancel()
-        await self._strategy.stop()
+        await self._relay.stop()
         writer.close()
 
     async def _connected(self, seconds: float) -> None:
         """Leave new connections to siblings until they can be served, but not for ever."""
         end = monotonic() + seconds
-        while any(self._strategy.checks().values()) and monotonic() < end:
+        while any(self._relay.checks().values()) and monotonic() < end:
             if self._stopping.is_set():
                 return
             await asyncio.sleep(0.01)
@@ -81,7 +85,7 @@ class Child:
         """Answer each line that asks with a line that tells how this child is."""
         try:
             while number := await reader.readline():
-                health = {**self._strategy.checks()}
+                health = self._relay.checks()
                 if self._server.draining:
                     health["draining"] = "shutting down"
                 writer.write(json.dumps([int(number), health]).encode() + b"\n")

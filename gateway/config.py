@@ -1,30 +1,34 @@
-"""Every setting and route, validated once.
+"""Every setting, validated once.
 
-Where the values come from is `settings.py`'s matter; the defaults stand here.
+Where the values come from is `settings.py`'s matter, what cannot work together `consistency.py`'s;
+the defaults stand here.
 """
 
 from __future__ import annotations
 
-import re
-import ssl
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     SecretStr,
+    SerializeAsAny,
+    ValidationError,
     field_validator,
-    model_validator,
 )
 
+from gateway.answer import TEXT
+from gateway.model import Model, Seconds
+from gateway.route import RESULTS, Route
+from gateway.sources import SCHEMES, find
+from gateway.sources.base import Options
+from gateway.tls import TLS
+
 BROKER_SCHEMES = ("amqp", "amqps", "redis", "rediss")
-RESULT_SCHEMES = ("redis", "rediss", "sentinel")
-_PARAM = re.compile(r"\{([a-z_][a-z0-9_]*)\}")
+STORE_SCHEMES = ("redis", "rediss", "sentinel")
 
 
 def _listed(value: Any) -> Any:
@@ -34,75 +38,7 @@ def _listed(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
-
-
-class Route(_Model):
-    """One path and the task that its requests become."""
-
-    path: str = Field(pattern=r"^/[^\s?#]*$")
-    task: str = Field("api.core.main", min_length=1)
-    queue: str = Field("celery", min_length=1, max_length=255)
-    answer: Literal["wait"] = "wait"
-    deadline: Seconds | None = None
-    content_type: str = Field("text/plain; charset=utf-8", pattern=r"^[\x20-\x7e]+$")
-    durable: bool = False
-    declare: bool = True
-    queue_type: Literal["classic", "quorum"] = "classic"
-    queue_arguments: dict[str, str | int | bool] = {}
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Route:
-        params = _PARAM.findall(self.path)
-        if len(set(params)) != len(params) or "{" in _PARAM.sub("", self.path):
-            raise ValueError("path: each parameter is written {name}, with a name of its own")
-        if self.queue == "celery" and (self.queue_type != "classic" or self.queue_arguments):
-            raise ValueError(
-                "queue: `celery` never gets arguments, Celery declares it without; "
-                "give the queue another name"
-            )
-        return self
-
-    def arguments(self) -> dict[str, str | int | bool]:
-        """Return the arguments its queue is declared with."""
-        kind = {} if self.queue_type == "classic" else {"x-queue-type": self.queue_type}
-        return {**kind, **self.queue_arguments}
-
-
-class TLS(_Model):
-    """For amqps:// and rediss://: paths of PEM files."""
-
-    ca: Path | None = None
-    cert: Path | None = None
-    key: Path | None = None
-    verify: bool = True
-
-    @model_validator(mode="after")
-    def _readable(self) -> TLS:
-        for name in ("ca", "cert", "key"):
-            path = getattr(self, name)
-            if path is not None and not path.is_file():
-                raise ValueError(f"{name}: no such file: {path}")
-        if self.key and not self.cert:
-            raise ValueError("key: needs cert beside it")
-        return self
-
-    def context(self) -> ssl.SSLContext:
-        """Return the client's TLS context."""
-        context = ssl.create_default_context(cafile=self.ca)
-        if self.cert:
-            context.load_cert_chain(self.cert, self.key)
-        if not self.verify:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        return context
-
-
-class Config(_Model):
+class Config(Model):
     """The settings of a gateway; times in seconds, sizes in bytes, limits per process."""
 
     strategy: Literal["blocking", "threadpool", "ioloop", "gevent", "pika", "redis"] = "redis"
@@ -111,6 +47,12 @@ class Config(_Model):
     ]
     result_backend: SecretStr | None = SecretStr("redis://127.0.0.1:6379/0")
     result_key_prefix: str = ""
+    result_expires: Seconds = 300.0
+    state_url: SecretStr | None = None
+    without_state: Literal["refuse", "relay"] = "refuse"
+    idempotency_window: float = Field(86_400.0, gt=0, le=30 * 86_400)
+    public_url: str | None = Field(None, pattern=r"^https?://[^\s?#]*[^\s?#/]$")
+    secret_key: SecretStr | None = Field(None, min_length=16)
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65_535)
     uds: Path | None = None
@@ -120,6 +62,7 @@ class Config(_Model):
     timeout: Seconds = 10.0
     confirm_timeout: Seconds = 3.0
     max_in_flight: int = Field(10_000, ge=1)
+    max_in_flight_bytes: int = Field(256 * 1024 * 1024, ge=1)
     threads: int = Field(64, ge=1, le=1_000)
     max_body: int = Field(1024 * 1024, ge=0, le=128 * 1024 * 1024)
     max_header: int = Field(16 * 1024, ge=256, le=64 * 1024)
@@ -131,6 +74,7 @@ class Config(_Model):
     log_format: Literal["text", "json"] = "text"
     loop: Literal["auto", "asyncio", "uvloop"] = "auto"
     tls: TLS = TLS()
+    sources: dict[str, SerializeAsAny[Options]] = {}
     routes: list[Route] = [Route(path="/")]
 
     @field_validator("broker_url")
@@ -148,44 +92,39 @@ class Config(_Model):
             ip_network(text)
         return texts
 
-    @field_validator("result_backend")
+    @field_validator("result_backend", "state_url", mode="before")
+    @classmethod
+    def _none(cls, url: Any) -> Any:
+        return None if url == "" else url
+
+    @field_validator("result_backend", "state_url")
     @classmethod
     def _store(cls, url: SecretStr | None) -> SecretStr | None:
         if url is not None:
-            _check_url(url.get_secret_value(), RESULT_SCHEMES)
+            _check_url(url.get_secret_value(), STORE_SCHEMES)
         return url
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Config:
-        problems = []
-        if not self.results and self.strategy != "pika":
-            problems.append(f"result_backend: {self.strategy} needs one; only pika does without")
-        if not self.amqp:
-            if self.strategy not in ("redis", "ioloop"):
-                problems.append(
-                    f"strategy: {self.strategy} needs an AMQP broker; "
-                    "with a Redis broker only redis and ioloop work"
-                )
-            if len(self.brokers) > 1:
-                problems.append("broker_url: a list of brokers needs AMQP")
-        if len({urlsplit(broker).scheme for broker in self.brokers}) > 1:
-            problems.append("broker_url: TLS is for all brokers of a list or for none")
-        if self.strategy == "gevent" and self.loop == "uvloop":
-            problems.append("loop: gevent runs on asyncio's own loop; use auto or asyncio")
-        paths = [_PARAM.sub("{}", route.path) for route in self.routes]
-        problems += [
-            f"routes: two take {path}" for path in {p for p in paths if paths.count(p) > 1}
-        ]
-        if not self.routes:
-            problems.append("routes: at least one is needed")
-        declared: dict[str, tuple[bool, dict[str, Any]]] = {}
-        for route in self.routes:
-            kind = (route.declare, route.arguments())
-            if declared.setdefault(route.queue, kind) != kind:
-                problems.append(f"routes: the queue {route.queue} is declared in different ways")
+    @field_validator("sources", mode="before")
+    @classmethod
+    def _schemes(cls, values: Any) -> Any:
+        """Have each source's own scheme say what it may be told."""
+        if not isinstance(values, dict):
+            return values
+        found, problems = {}, []
+        for name, value in values.items():
+            scheme = value.get("scheme") if isinstance(value, dict) else None
+            if isinstance(value, Options):
+                found[name] = value
+            elif scheme not in SCHEMES:
+                problems.append(f"{name}.scheme: needed; one of {', '.join(sorted(SCHEMES))}")
+            else:
+                try:
+                    found[name] = find(scheme).Options.model_validate(value)
+                except ValidationError as exc:
+                    problems += explain(exc, find(scheme).Options, f"{name}.")
         if problems:
             raise ValueError("\n".join(problems))
-        return self
+        return found
 
     @property
     def brokers(self) -> list[str]:
@@ -198,13 +137,75 @@ class Config(_Model):
         return self.result_backend.get_secret_value() if self.result_backend else ""
 
     @property
+    def state(self) -> str:
+        """The URL of the Redis where claims live; empty where there is none."""
+        return self.state_url.get_secret_value() if self.state_url else self.results
+
+    @property
     def amqp(self) -> bool:
         """Is the broker an AMQP one (and not the Redis that `gateway dev` embeds)?"""
         return urlsplit(self.brokers[0]).scheme.startswith("amqp")
 
+    @property
+    def paths(self) -> list[str]:
+        """The paths of routes and results, as requests are counted by."""
+        return [*dict.fromkeys(route.path for route in self.routes), RESULTS]
+
+    @property
+    def queues(self) -> list[str]:
+        """The queues that messages may go to."""
+        return sorted({queue for route in self.routes for queue in route.queue_names})
+
+    # What a route says, or else its source, or else the settings ----------------------------
+
     def deadline(self, route: Route) -> float:
         """Return the seconds that a request on `route` has."""
-        return route.deadline or self.timeout
+        return route.deadline or (route.source and self._habits(route).deadline) or self.timeout
+
+    def tries(self, route: Route) -> int:
+        """Return how often the sender tries, where later tries may get the answer."""
+        if not (self.amqp and self.joins(route)):
+            return 1
+        return route.tries or (self._habits(route).tries if route.source else 1)
+
+    def retry_after(self, route: Route) -> float:
+        """Return the seconds between the sender's tries."""
+        return route.retry_after or (self._habits(route).retry_after if route.source else 0.0)
+
+    def fallback(self, route: Route) -> str | None:
+        """Return the body that says "taken" without a result; None: an empty 202."""
+        if route.fallback is not None:
+            return route.fallback
+        return self._habits(route).fallback if route.source else None
+
+    def content_type(self, route: Route) -> str:
+        """Return the content type of a task's str."""
+        return route.content_type or (self._habits(route).content_type if route.source else TEXT)
+
+    def joins(self, route: Route) -> bool:
+        """Can a request on `route` be known to be a try of another's delivery?"""
+        if route.idempotency == "auto":
+            return route.source is not None and self._habits(route).identifies
+        return route.idempotency != "none"
+
+    def _habits(self, route: Route) -> Any:
+        return find(self.sources[route.source].scheme)
+
+
+def explain(error: ValidationError, model: type[Model], place: str = "") -> list[str]:
+    """Say of each problem with a `model` where it is and what would be valid, a line each."""
+    lines = []
+    for detail in error.errors(include_input=False, include_url=False):
+        loc = detail["loc"]
+        where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in loc).lstrip(".")
+        text = detail["msg"].removeprefix("Value error, ")
+        if detail["type"] == "extra_forbidden":
+            known = {"routes": Route, "tls": TLS}.get(str(loc[0]), model)
+            text = f"there is no such setting; there are {', '.join(known.model_fields)}"
+        # A source's problems name their places themselves.
+        where += "." if where == "sources" else ": " if where else ""
+        lines += [f"{place}{where}{line}" for line in text.split("\n")]
+    return lines
 
 
 def _check_url(url: str, schemes: tuple[str, ...]) -> None:

@@ -40,6 +40,12 @@ class BadRequest(RequestError):
     status, type = 400, "bad-request"
 
 
+class Unverified(RequestError):
+    """The signature is missing, wrong, or out of time."""
+
+    status, type = 401, "unverified"
+
+
 class NotFound(RequestError):
     """No route has this path."""
 
@@ -56,6 +62,18 @@ class BodyTooSlow(RequestError):
     """The body did not arrive in time."""
 
     status, type = 408, "body-too-slow"
+
+
+class KeyConflict(RequestError):
+    """This idempotency key was used with another body."""
+
+    status, type = 409, "key-conflict"
+
+
+class ResultExpired(RequestError):
+    """The result was kept for a while and is gone."""
+
+    status, type = 410, "result-expired"
 
 
 class BodyTooLarge(RequestError):
@@ -80,6 +98,16 @@ class HeaderTooLarge(RequestError):
     """The header is larger than this gateway accepts."""
 
     status, type = 431, "header-too-large"
+
+
+class TooMany(RequestError):
+    """This source's rate is spent."""
+
+    status, type = 429, "too-many"
+
+    def __init__(self, detail: str | None = None, *, after: int = 1):
+        super().__init__(detail)
+        self.retry_after = after
 
 
 class TaskFailed(RequestError):
@@ -136,8 +164,14 @@ class ResultsUnavailable(Unavailable):
     type = "results-unavailable"
 
 
+class StateUnavailable(Unavailable):
+    """The store of claims cannot be reached, and a delivery must not be taken twice."""
+
+    type = "state-unavailable"
+
+
 class Full(Unavailable):
-    """The gateway has as many requests in flight as it may."""
+    """The gateway has as many requests, or bytes of them, in flight as it may."""
 
     type = "full"
 

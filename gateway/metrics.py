@@ -21,6 +21,7 @@ STATUSES = (
 HELP = {
     "gateway_requests_total": "Requests answered, by route and status (0: any other status).",
     "gateway_request_seconds": "Seconds from a request's arrival to its answer.",
+    "gateway_events_unrouted_total": "Verified deliveries whose event no route takes.",
     "gateway_clients_gone_total": "Requests whose client left before the answer.",
     "gateway_messages_published_total": "Messages handed to the broker.",
     "gateway_messages_confirmed_total": "Messages that the broker confirmed.",

@@ -39,7 +39,7 @@ class Process:
         self._asking = asyncio.Lock()
         self._asked = 0
         self._answered = False
-        self.metrics, self._file = Metrics.create(route.path for route in config.routes)
+        self.metrics, self._file = Metrics.create(config.paths)
         self._child: asyncio.subprocess.Process
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter

@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from time import monotonic
+import asyncio
 from urllib.parse import parse_qsl
 
-from gateway import answer
-from gateway.answer import Answer
+from gateway import preferences, result_store
+from gateway.batches import Batches
 from gateway.celery_message import Message, TaskIds, encode_body
-from gateway.config import Config, Route
+from gateway.config import Config
 from gateway.deadlines import Deadlines
 from gateway.delivery import Delivery, Request
-from gateway.errors import (
-    BadRequest,
-    DeadlinePassed,
-    Full,
-    NotConfirmed,
-    RequestError,
-)
-from gateway.log import Sparing
+from gateway.errors import BadRequest, MethodNotAllowed, RequestError
+from gateway.failpoints import Failpoint
+from gateway.idempotency import Idempotency
+from gateway.limits import Limits
 from gateway.metrics import Metrics
-from gateway.pending import Pending
-from gateway.routes import Routes
+from gateway.results import Results
+from gateway.route import RESULTS
+from gateway.routes import Endpoint, Routes
 from gateway.strategies.base import Strategy
-
-log = logging.getLogger(__name__)
-# An outage fails every request: the log need not have each.
-log.addFilter(Sparing(10))
-
-Respond = Callable[[Answer], None]
+from gateway.waiter import Respond, Waiter
 
 #: Query parameters a URL may have: more is an attack on the parser.
 MAX_PARAMETERS = 256
@@ -42,14 +32,62 @@ class Relay:
     `ids` are the task ids whose results `strategy` hears.
     """
 
-    def __init__(self, config: Config, strategy: Strategy, metrics: Metrics, ids: TaskIds):
+    def __init__(
+        self,
+        config: Config,
+        strategy: Strategy,
+        metrics: Metrics,
+        ids: TaskIds,
+        failpoint: Failpoint | None = None,
+    ):
+        failpoint = failpoint or Failpoint()
         self._config = config
         self._strategy = strategy
-        self._metrics = metrics
         self._ids = ids
-        self._routes = Routes(config.routes)
-        self._deadlines = Deadlines()
-        self.in_flight = 0
+        self._routes = Routes(config)
+        joined = any(config.joins(route) for route in config.routes)
+        self._store = (
+            Batches(lambda: result_store.connect(config), "looks at results")
+            if config.results and (joined or config.secret_key)
+            else None
+        )
+        self._idempotency = (
+            Idempotency(config, strategy, self._store, failpoint) if joined else None
+        )
+        self._looking: set[asyncio.Task[None]] = set()
+        # What its waiters need.
+        self.metrics = metrics
+        self.failpoint = failpoint
+        self.claims = self._idempotency and self._idempotency.claims
+        self.deadlines = Deadlines()
+        self.limits = Limits(config)
+        self.results = Results(config, self._store)
+
+    async def start(self) -> None:
+        """Begin to connect to broker and stores."""
+        await self._strategy.start()
+        if self._store is not None:
+            await self._store.start()
+        if self._idempotency is not None:
+            await self._idempotency.start()
+
+    async def stop(self) -> None:
+        if self._idempotency is not None:
+            await self._idempotency.stop()
+        if self._store is not None:
+            await self._store.stop()
+        await self._strategy.stop()
+
+    def checks(self) -> dict[str, str]:
+        """Say for each server that requests go through what is wrong with it."""
+        checks = self._strategy.checks()
+        if self._idempotency is not None:
+            checks["state"] = self._idempotency.trouble
+        return checks
+
+    @property
+    def in_flight(self) -> int:
+        return self.limits.in_flight
 
     def relay(self, request: Request, respond: Respond) -> Waiter | None:
         """Take `request` all the way; `respond` is called once, at once or later.
@@ -58,15 +96,39 @@ class Relay:
         """
         waiter = Waiter(self, request, respond)
         try:
-            self._admit()
-            waiter.route, params = self._routes.find(request.method, request.path)
-            waiter.deadline = request.arrived + self._config.deadline(waiter.route)
-            waiter.delivery = self._deliver(request, waiter.route, params)
-            waiter.pending = self._strategy.send(
-                self._message(waiter.delivery, waiter.route), waiter.deadline
-            )
+            self.limits.admit(len(request.body))
+            if request.path.startswith(RESULTS):
+                self._look(waiter)
+                return waiter
+            endpoint, params = self._routes.find(request.path)
+            waiter.path = endpoint.path
+            verified = waiter.verified = endpoint.verify(request)
+            if verified.challenge is not None:
+                waiter.give(verified.challenge)
+                return None
+            target = waiter.target = endpoint.target(verified.event)
+            if target is None:
+                self.metrics.add("gateway_events_unrouted_total")
+                waiter.give(endpoint.unrouted())
+                return None
+            endpoint.limits.admit()
+            waiter.source_limits = endpoint.limits
+            waiter.deadline = request.arrived + target.deadline
+            waiter.mode = target.answer
+            if target.prefer and "prefer" in request.headers:
+                self._prefer(waiter)
+            waiter.delivery = self._deliver(waiter, endpoint, params)
+            message = self._message(waiter)
+            if identity := target.identity(waiter.delivery, verified):
+                self._idempotency.relay(waiter, message, identity)
+            elif waiter.mode == "accept":
+                waiter.follow(self._strategy.publish(message, waiter.deadline))
+            else:
+                waiter.follow(self._strategy.send(message, waiter.deadline))
         except RequestError as error:
             waiter.refuse(error)
+            return None
+        if waiter.respond is None:  # `blocking` has everything at once
             return None
         waiter.wait()
         return waiter
@@ -75,104 +137,64 @@ class Relay:
         """Return a new delivery id; what is refused has one, too, for whoever looks into it."""
         return self._ids.new()
 
-    def _admit(self) -> None:
-        if self.in_flight >= self._config.max_in_flight:
-            raise Full
+    def _prefer(self, waiter: Waiter) -> None:
+        preference = preferences.read(waiter.request.headers["prefer"])
+        if preference is not None:
+            waiter.mode = preference.answer
+            waiter.applied = preference.applied
+            if preference.wait is not None:
+                latest = waiter.request.arrived + preference.wait
+                waiter.deadline = min(waiter.deadline, latest)
 
-    def _deliver(self, request: Request, route: Route, params: dict[str, str]) -> Delivery:
+    def _deliver(self, waiter: Waiter, endpoint: Endpoint, params: dict[str, str]) -> Delivery:
+        request = waiter.request
         return Delivery(
             id=self.delivery_id(),
-            route=route.path,
+            source=endpoint.name,
+            route=endpoint.path,
+            event=waiter.verified.event,
             params=params,
             query=parse_query(request.query_string),
             query_string=request.query_string,
-            headers=request.headers,
-            body=request.body,
+            headers=endpoint.headers(request),
+            body=waiter.verified.body,
             remote=request.remote,
             received_at=request.received_at,
         )
 
-    def _message(self, delivery: Delivery, route: Route) -> Message:
+    def _message(self, waiter: Waiter) -> Message:
+        delivery, target = waiter.delivery, waiter.target
+        later = target.identified or waiter.mode != "wait"
         return Message(
             task_id=self._ids.new(),
-            task=route.task,
-            queue=route.queue,
+            task=target.route.task,
+            queue=target.queue_of(delivery),
             body=encode_body(delivery.query, delivery.headers, delivery.body),
-            delivery=delivery.table(store=False),
-            persistent=route.durable,
-            # Nobody waits for it any longer then: a worker need not begin it.
-            expires=delivery.received_at + self._config.deadline(route) + 1,
+            delivery=delivery.table(store=later),
+            # Where a 2xx may come before the result, or a retry may join, it has to last.
+            persistent=later or target.route.durable,
+            # Else nobody waits for it after its deadline: a worker need not begin it.
+            expires=None if later else delivery.received_at + target.deadline + 1,
         )
 
+    def _look(self, waiter: Waiter) -> None:
+        """Answer for a result's URL."""
+        request = waiter.request
+        if request.method != "GET":
+            raise MethodNotAllowed("Send a GET.", headers={"Allow": "GET"})
+        waiter.path = RESULTS
+        waiter.deadline = request.arrived + self._config.timeout
 
-class Waiter:
-    """One request that is under way: it is answered once, by whatever comes first."""
-
-    __slots__ = ("_relay", "deadline", "delivery", "pending", "request", "respond", "route")
-
-    def __init__(self, relay: Relay, request: Request, respond: Respond):
-        self._relay = relay
-        self.request = request
-        self.respond: Respond | None = respond
-        self.route: Route | None = None
-        self.delivery: Delivery | None = None
-        self.pending: Pending | None = None
-        self.deadline = 0.0
-
-    def wait(self) -> None:
-        relay = self._relay
-        relay.in_flight += 1
-        relay._metrics.add("gateway_in_flight")
-        relay._deadlines.add(self)
-        self.pending.watch(self._changed)
-
-    def expire(self) -> None:
-        """End at the deadline, whatever is missing."""
-        self.pending.abandon()
-        self._leave()
-        self.refuse(DeadlinePassed() if self.pending.confirmed else NotConfirmed())
-
-    def cancel(self) -> None:
-        """The sender has gone: the task still runs, nobody waits."""
-        if self.respond is not None:
-            self.respond = None
-            self.pending.abandon()
-            self._leave()
-            self._relay._metrics.add("gateway_clients_gone_total")
-
-    def refuse(self, error: RequestError) -> None:
-        delivery = self.delivery.id if self.delivery else self._relay.delivery_id()
-        task = self.pending.message.task_id if self.pending else ""
-        if error.status >= 500:
-            log.warning("%d %s: delivery %s, task %s", error.status, error.type, delivery, task)
-        self._answer(answer.of_error(error, delivery, task))
-
-    def _changed(self, pending: Pending) -> None:
-        """Hear of the confirm or the end of what is pending."""
-        if pending.outcome is not None:
-            self._leave()
+        async def look() -> None:
             try:
-                self._answer(answer.of_outcome(pending.outcome, self.route.content_type))
+                waiter.give(await self.results.look(request.path))
             except RequestError as error:
-                self.refuse(error)
-        elif pending.error is not None:
-            self._leave()
-            self.refuse(pending.error)
+                waiter.refuse(error)
 
-    def _leave(self) -> None:
-        relay = self._relay
-        relay.in_flight -= 1
-        relay._metrics.add("gateway_in_flight", -1)
-        relay._deadlines.remove(self)
-
-    def _answer(self, given: Answer) -> None:
-        respond, self.respond = self.respond, None
-        self._relay._metrics.answered(
-            self.route.path if self.route else "",
-            given.status,
-            monotonic() - self.request.arrived,
-        )
-        respond(given)
+        waiter.wait()
+        task = asyncio.create_task(look())
+        self._looking.add(task)
+        task.add_done_callback(self._looking.discard)
 
 
 def parse_query(text: str) -> dict[str, str]:

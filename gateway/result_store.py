@@ -32,8 +32,8 @@ def key_prefix(config: Config) -> str:
     return prefix + RESULT_KEY
 
 
-def connect(config: Config) -> redis.asyncio.Redis:
-    """Make a client for the store; it connects when it is first used.
+def connect(config: Config, url: str = "") -> redis.asyncio.Redis:
+    """Make a client for the Redis at `url`, or else the result store; it connects when used.
 
     It never retries by itself and has no timeout a command: who waits sets a deadline.
     """
@@ -44,7 +44,7 @@ def connect(config: Config) -> redis.asyncio.Redis:
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,
     }
-    url = config.results
+    url = url or config.results
     if url.startswith("sentinel:"):
         return _master(url, options)
     if url.startswith("rediss:"):

@@ -1,48 +1,168 @@
-"""From a path to the route that takes it."""
+"""From a path to who may call it, and from an event to the task it becomes."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
+from fnmatch import fnmatchcase
 from urllib.parse import unquote_to_bytes
 
-from gateway.config import Route
+from gateway import places
+from gateway.answer import Answer
+from gateway.config import Config
+from gateway.delivery import Delivery, Request
 from gateway.errors import BadRequest, MethodNotAllowed, NotFound
+from gateway.limits import SourceLimits
+from gateway.route import PARAM, Route
+from gateway.sources import find
+from gateway.sources.base import Source, Verified
 
-_PARAM = re.compile(r"\{(\w+)\}")
+#: Request headers that are between sender and gateway, on a route with a source.
+_PRIVATE = frozenset(["authorization", "cookie"])
+
+
+class Target:
+    """A route with its source's habits filled in; seconds where nothing else is said."""
+
+    __slots__ = (
+        "answer", "content_type", "deadline", "fallback", "hold", "identified",
+        "queue_of", "route", "source", "tries", "_key",
+    )  # fmt: skip
+
+    def __init__(self, route: Route, config: Config, source: Source | None):
+        self.route = route
+        self.source = source
+        self.answer = route.answer
+        self.deadline = config.deadline(route)
+        self.tries = config.tries(route)
+        #: From the first try's arrival to the last one's.
+        self.hold = (self.tries - 1) * config.retry_after(route)
+        self.fallback = config.fallback(route)
+        self.content_type = config.content_type(route)
+        self.identified = config.joins(route)
+        self._key = places.finder(route.idempotency) if route.takes_chosen_keys else None
+        self.queue_of: Callable[[Delivery], str] = (
+            places.chooser(route.ordering_key, route.queues)
+            if route.queues
+            else lambda _delivery: route.queue
+        )
+
+    @property
+    def prefer(self) -> bool:
+        return self.route.prefer
+
+    def identity(self, delivery: Delivery, verified: Verified) -> str:
+        """Return what all tries of `delivery` have in common, and no other has; empty: nothing.
+
+        Raises `BadRequest` where the operator's key is missing.
+        """
+        if not self.identified:
+            return ""
+        own = self._key(delivery) if self._key else verified.identity
+        if not own:
+            return ""
+        params = sorted(delivery.params.items())
+        return json.dumps([delivery.source, delivery.route, params, verified.account, own])
+
+
+class Endpoint:
+    """A path: its source, and the targets of its events."""
+
+    def __init__(
+        self, path: str, name: str, source: Source | None, limits: SourceLimits, some: list[Target]
+    ):
+        self.path = path
+        self.name = name
+        self.source = source
+        self.limits = limits
+        self._any = some[-1] if some[-1].route.events is None else None
+        self._by_event = [target for target in some if target.route.events is not None]
+        self._kept = frozenset(h.lower() for h in source.options.pass_headers) if source else None
+
+    def verify(self, request: Request) -> Verified:
+        """Return what `request` says; a handshake is a challenge. Raises `RequestError`."""
+        source = self.source
+        if request.method == "POST":
+            return source.verify(request) if source else Verified(request.body)
+        if source is not None and source.handshakes:
+            if request.method == "GET":
+                return Verified(b"", challenge=source.handshake(request))
+            raise MethodNotAllowed("Send a GET or a POST.", headers={"Allow": "GET, POST"})
+        raise MethodNotAllowed(
+            f"Send a POST, not a {request.method[:20]}.", headers={"Allow": "POST"}
+        )
+
+    def target(self, event: str) -> Target | None:
+        """Return where deliveries of `event` go; None: nowhere."""
+        for target in self._by_event:
+            if any(fnmatchcase(event, pattern) for pattern in target.route.events):
+                return target
+        return self._any
+
+    def unrouted(self) -> Answer:
+        """Return the answer for an event that no route takes."""
+        source = self.source
+        if source.options.unrouted is None and source.fallback is not None:
+            return Answer(200, source.content_type, source.fallback.encode())
+        return Answer(source.options.unrouted or 204, "", b"")
+
+    def headers(self, request: Request) -> dict[str, str]:
+        """Return the headers that the task gets."""
+        if self.source is None:
+            return request.headers
+        secret = self.source.secret_headers
+        return {
+            name: value
+            for name, value in request.headers.items()
+            if name in self._kept
+            or not (name in _PRIVATE or name in secret or name.startswith("proxy-"))
+        }
 
 
 class Routes:
-    """Routes without parameters are looked up, the others tried in the order of the file."""
+    """Paths without parameters are looked up, the others tried in the order of the file."""
 
-    def __init__(self, routes: Sequence[Route]):
-        self._plain = {route.path: route for route in routes if "{" not in route.path}
-        self._patterns = [(_pattern(route.path), route) for route in routes if "{" in route.path]
+    def __init__(self, config: Config):
+        sources = {
+            name: find(options.scheme)(options, config.public_url or "")
+            for name, options in config.sources.items()
+        }
+        limits = {name: SourceLimits(source.options) for name, source in sources.items()}
+        routes: dict[str, list[Route]] = {}
+        for route in config.routes:
+            routes.setdefault(route.path, []).append(route)
+        self._plain: dict[str, Endpoint] = {}
+        self._patterns: list[tuple[re.Pattern[str], Endpoint]] = []
+        for path, some in routes.items():
+            name = some[0].source or ""
+            source = sources.get(name)
+            targets = [Target(route, config, source) for route in some]
+            spent = limits.get(name) or SourceLimits(None)
+            endpoint = Endpoint(path, name, source, spent, targets)
+            if "{" in path:
+                self._patterns.append((_pattern(path), endpoint))
+            else:
+                self._plain[path] = endpoint
 
-    def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
-        """Return the route and the parameters in the path.
+    def find(self, path: str) -> tuple[Endpoint, dict[str, str]]:
+        """Return the endpoint and the parameters in the path.
 
-        Raises `NotFound`, `MethodNotAllowed` or, where the path is no text, `BadRequest`.
+        Raises `NotFound` or, where the path is no text, `BadRequest`.
         """
         if "%" in path:
             path = _decode(path)
-        params: dict[str, str] = {}
-        route = self._plain.get(path)
-        if route is None:
-            route, params = self._match(path)
-        if method != "POST":
-            raise MethodNotAllowed(f"Send a POST, not a {method[:20]}.", headers={"Allow": "POST"})
-        return route, params
-
-    def _match(self, path: str) -> tuple[Route, dict[str, str]]:
-        for pattern, route in self._patterns:
+        endpoint = self._plain.get(path)
+        if endpoint is not None:
+            return endpoint, {}
+        for pattern, endpoint in self._patterns:
             if match := pattern.fullmatch(path):
-                return route, match.groupdict()
+                return endpoint, match.groupdict()
         raise NotFound
 
 
 def _pattern(path: str) -> re.Pattern[str]:
-    pieces = _PARAM.split(path)
+    pieces = PARAM.split(path)
     return re.compile(
         "".join(f"(?P<{p}>[^/]+)" if i % 2 else re.escape(p) for i, p in enumerate(pieces))
     )

@@ -7,6 +7,7 @@ from its default. All problems are found before any is reported.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,8 +15,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gateway.config import TLS, Config, Route
+from gateway import consistency
+from gateway.config import Config, explain
 from gateway.errors import ConfigError
+from gateway.tls import TLS
 
 _NAME = "GATEWAY_"
 
@@ -36,10 +39,10 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | None
     for name in Config.model_fields:
         text = environ.get(_NAME + name.upper(), "")
         # Kubernetes describes a service called `gateway` in variables such as GATEWAY_PORT.
-        if name in ("tls", "routes") or text.startswith("tcp://"):
+        if name in ("tls", "sources", "routes") or text.startswith("tcp://"):
             continue
         if text or (name == "result_backend" and _NAME + name.upper() in environ):
-            values[name] = text.split(",") if name == "trusted_proxies" else text or None
+            values[name] = text.split(",") if name == "trusted_proxies" else text
             places[name] = f"environment {_NAME}{name.upper()}: "
     for name in TLS.model_fields:
         text = environ.get(f"{_NAME}TLS_{name.upper()}", "")
@@ -54,9 +57,12 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | None
         values.pop("uds", None)
     try:
         config = Config.model_validate(values)
+        found = consistency.problems(config)
     except ValidationError as exc:
-        for error in exc.errors(include_input=False, include_url=False):
-            problems += _explain(error, places)
+        found = explain(exc, Config)
+    for line in found:
+        setting = re.split(r"[:.\[]", line)[0]
+        problems.append(places.get(setting, "") + line)
     if problems:
         raise ConfigError(problems)
     return config
@@ -91,18 +97,3 @@ def _secrets(value: Any, place: str, environ: Mapping[str, str], problems: list[
             problems.append(f"{place}: the file {value['file']} cannot be read: {exc}")
             return ""
     return {k: _secrets(v, f"{place}.{k}", environ, problems) for k, v in value.items()}
-
-
-def _explain(error: Any, places: Mapping[str, str]) -> list[str]:
-    """Say where a problem is and what would be valid, a line each."""
-    where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in error["loc"]).lstrip(".")
-    place = places.get(str(error["loc"][0]), "") if error["loc"] else ""
-    if error["type"] == "extra_forbidden":
-        model = Route if "routes" in error["loc"] else TLS if "tls" in error["loc"] else Config
-        valid = ", ".join(model.model_fields)
-        return [f"{place}{where}: there is no such setting; there are {valid}"]
-    text = error["msg"].removeprefix("Value error, ")
-    lines = text.split("\n")
-    if where:
-        return [f"{place}{where}: {line}" for line in lines]
-    return [places.get(line.split(":")[0], "") + line for line in lines]

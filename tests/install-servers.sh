@@ -6,7 +6,7 @@ set -eu
 PATH="$PATH:/usr/sbin:/usr/lib/rabbitmq/bin"
 
 missing=
-for program in rabbitmq-server redis-server nginx wrk; do  # packages of the same names
+for program in rabbitmq-server redis-server nginx wrk faketime; do  # packages of the same names
     command -v "$program" >/dev/null || missing="$missing $program"
 done
 [ -n "$missing" ] || exit 0

@@ -5,10 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 
-from gateway.cli import check, dev, serve, strategies
+from gateway.cli import check, dev, send, serve, strategies
 from gateway.errors import ConfigError, GatewayError
 
-COMMANDS = {"serve": serve, "dev": dev, "check": check, "strategies": strategies}
+COMMANDS = {
+    "serve": serve,
+    "dev": dev,
+    "check": check,
+    "send": send,
+    "strategies": strategies,
+}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 from gateway import result_store
 from gateway.cli.serve import configure
 from gateway.config import Config
+from gateway.sources import find
 from gateway.strategies.celery_client import CeleryClient
 
 TIMEOUT = 3.0  # seconds for one answer
@@ -40,6 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _checks(config: Config) -> Iterator[tuple[str, str]]:
     """Yield what was looked at, and what is wrong with it and how to mend it."""
+    for name in config.sources:
+        yield f"source {name}{_protection(config, name)}", ""
     url = config.brokers[0]
     client = CeleryClient(config)
     connection = client.app.connection_for_write()
@@ -55,15 +58,30 @@ def _checks(config: Config) -> Iterator[tuple[str, str]]:
     if config.results:
         yield f"results {result_store.without_password(config.results)}", asyncio.run(_ping(config))
     if config.amqp:
-        for queue in sorted({route.queue for route in config.routes}):
+        for queue in config.queues:
             yield f"worker on the queue {queue}", _consumers(connection, queue)
     workers = client.app.control.inspect(timeout=TIMEOUT, connection=connection)
     registered = workers.registered()
     for task in sorted({route.task for route in config.routes}):
         yield f"task {task}", _registered(registered, task)
     if config.strategy == "pika" and registered:
-        yield "replies over AMQP", _replies(workers.conf() or {})
+        settings = workers.conf() or {}
+        yield "replies over AMQP", _replies(settings)
+        if any(config.joins(r) or r.answer != "wait" or r.prefer for r in config.routes):
+            yield "results stored beside", _stores(settings)
     connection.release()
+
+
+def _protection(config: Config, name: str) -> str:
+    """Say what the source's signature leaves open, where it is less than usual."""
+    options = config.sources[name]
+    source = find(options.scheme)(options, config.public_url or "")
+    notes = []
+    if not source.covers_body:
+        notes.append("the body is not signed: who sees a request can send another with its proof")
+    if options.tolerance == 0:
+        notes.append("tolerance 0: a recorded request stays good until the secret is changed")
+    return "".join(f"; {note}" for note in notes).replace(";", ":", 1)
 
 
 async def _ping(config: Config) -> str:
@@ -99,6 +117,20 @@ def _replies(settings: dict[str, dict[str, object]]) -> str:
     if not silent:
         return ""
     return f"{', '.join(silent)}: needs result_backend appserver.reply_backend or rpc://"
+
+
+def _stores(settings: dict[str, dict[str, object]]) -> str:
+    """Say which workers keep nothing for who joins, or asks later."""
+    keepers = re.compile(r"^(?!rpc|disabled)(?!.*Storeless)").match
+    forgetful = [
+        worker for worker, conf in settings.items() if not keepers(str(conf.get("result_backend")))
+    ]
+    if not forgetful:
+        return ""
+    return (
+        f"{', '.join(forgetful)}: stores nothing, and routes with an identity or a later answer "
+        "need it; set result_backend appserver.reply_backend:ReplyBackend+redis://..."
+    )
 
 
 def _registered(registered: dict[str, list[str]] | None, task: str) -> str:

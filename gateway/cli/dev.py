@@ -4,16 +4,41 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import signal
 import sys
 import threading
+import time
+import tomllib
+from contextlib import suppress
 from pathlib import Path
 
+from gateway.cli.samples import sample
+from gateway.cli.send import curl_line, signed_request
+from gateway.config import Config
 from gateway.settings import load
-from gateway.stack import Stack, StackError
+from gateway.sources import find
+from gateway.sources.base import Draft
+from gateway.stack import Server, Stack, StackError
 
 _BROKER, _RESULTS = "GATEWAY_BROKER_URL", "GATEWAY_RESULT_BACKEND"
 EMBEDDED, RABBITMQ = "embedded", "rabbitmq"
+
+# What is served without a file. The printed message is good for a day.
+_DEMO = """\
+[sources.wechat]
+scheme = "wechat"
+secrets = "demo-token"
+tolerance = 86400
+
+[[routes]]
+path = "/"
+
+[[routes]]
+path = "/wechat"
+source = "wechat"
+task = "appserver.tasks.reply"
+"""
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -42,8 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, interrupt)
     signal.signal(signal.SIGCHLD, lambda *_: woken.set())
     with Stack(on_line=_print_line) as stack:
-        servers = _start(stack, arguments)
-        print(_welcome(arguments.port, arguments.admin_port), flush=True)
+        servers, welcome = _start(stack, arguments)
+        print(welcome, flush=True)
         while not interrupted.is_set():
             woken.wait()
             woken.clear()
@@ -54,24 +79,16 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _start(stack: Stack, arguments: argparse.Namespace) -> list:
-    wanted = arguments.broker or os.environ.get(_BROKER) or EMBEDDED
-    results = os.environ.get(_RESULTS, "")
-    servers = []
-    if wanted == EMBEDDED or not results:
-        servers.append(stack.embedded())
-        results = results or servers[0].url
-    if wanted == EMBEDDED:
-        broker = servers[0].url
-    elif wanted == RABBITMQ:
-        servers.append(stack.rabbitmq())
-        broker = servers[-1].url
-    else:
-        broker = wanted
-    flags = {"broker_url": broker, "result_backend": results, "strategy": arguments.strategy}
-    config = load(flags, os.environ, arguments.config)
+def _start(stack: Stack, arguments: argparse.Namespace) -> tuple[list[Server], str]:
+    """Start everything; return the servers and what to tell the user."""
+    broker, results, servers = _start_servers(stack, arguments)
+    path, demo = _file(stack, arguments)
     # The worker's app, and `{ env = }` in the file, may need any of these.
-    env = {k: v for k, v in os.environ.items() if k not in (_BROKER, _RESULTS)}
+    env = {**_made_up(path, arguments.port), **os.environ}
+    for name in (_BROKER, _RESULTS):
+        env.pop(name, None)
+    flags = {"broker_url": broker, "result_backend": results, "strategy": arguments.strategy}
+    config = load(flags, env, path)
     servers.append(
         stack.worker(
             broker,
@@ -79,18 +96,55 @@ def _start(stack: Stack, arguments: argparse.Namespace) -> list:
             app=arguments.app,
             pool="prefork",
             concurrency=2,
-            queues=sorted({route.queue for route in config.routes}),
+            queues=config.queues,
             env=env,
         )
     )
     options = ["--broker", broker, "--result-backend", results]
     if arguments.strategy:
         options += ["--strategy", arguments.strategy]
-    if arguments.config:
-        options += ["--config", str(arguments.config)]
+    if path:
+        options += ["--config", str(path)]
     ports = {"port": arguments.port, "admin_port": arguments.admin_port}
     servers.append(stack.gateway(*options, **ports, env=env))
-    return servers
+    return servers, _welcome(config, demo, **ports)
+
+
+def _start_servers(stack: Stack, arguments: argparse.Namespace) -> tuple[str, str, list[Server]]:
+    """Return the URLs of broker and result store, and the servers that were started for them."""
+    wanted = arguments.broker or os.environ.get(_BROKER) or EMBEDDED
+    results = os.environ.get(_RESULTS, "")
+    servers = []
+    if wanted == EMBEDDED or not results:
+        servers.append(stack.embedded())
+        results = results or servers[0].url
+    if wanted == EMBEDDED:
+        return servers[0].url, results, servers
+    if wanted == RABBITMQ:
+        servers.append(stack.rabbitmq())
+        return servers[-1].url, results, servers
+    return wanted, results, servers
+
+
+def _file(stack: Stack, arguments: argparse.Namespace) -> tuple[Path | None, bool]:
+    """Return the configuration's file, and whether it is the demo's, which needs our worker."""
+    if path := arguments.config or os.environ.get("GATEWAY_CONFIG"):
+        return Path(path), False
+    if arguments.app != "appserver":
+        return None, False
+    path = stack.directory / "gateway.toml"
+    path.write_text(_DEMO)
+    return path, True
+
+
+def _made_up(path: Path | None, port: int) -> dict[str, str]:
+    """Return variables for what result URLs need, unless the file at `path` has it."""
+    made_up = {"public_url": f"http://127.0.0.1:{port}", "secret_key": secrets.token_hex(16)}
+    # What is wrong with the file is told when it is loaded.
+    with suppress(OSError, ValueError):
+        for name in tomllib.loads(path.read_text("utf-8")) if path else ():
+            made_up.pop(name, None)
+    return {f"GATEWAY_{name.upper()}": value for name, value in made_up.items()}
 
 
 def _print_line(name: str, line: str) -> None:
@@ -98,11 +152,20 @@ def _print_line(name: str, line: str) -> None:
     sys.stdout.flush()
 
 
-def _welcome(port: int, admin_port: int) -> str:
-    return f"""
-Ready. A POST is relayed as the task api.core.main, which answers with the body:
+def _welcome(config: Config, demo: bool, port: int, admin_port: int) -> str:
+    url = f"http://127.0.0.1:{port}"
+    lines = ["", "Ready. A POST is relayed as a task, which answers it."]
+    if any(route.path == "/" and not route.source for route in config.routes):
+        lines += ["The default task answers with the body:", "", f"    curl --data 'hello' {url}/"]
+    if demo:
+        lines += ["", "A message as WeChat sends it, signed, good for a day:", ""]
+        lines += [f"    {_message(config, f'{url}/wechat')}"]
+    lines += ["", f"Health and metrics: http://127.0.0.1:{admin_port}/readyz and /metrics."]
+    return "\n".join([*lines, "Ctrl-C stops everything.", ""])
 
-    curl --data 'hello' http://127.0.0.1:{port}/
 
-Health and metrics: http://127.0.0.1:{admin_port}/readyz and /metrics. Ctrl-C stops everything.
-"""
+def _message(config: Config, url: str) -> str:
+    options = config.sources["wechat"]
+    now = time.time()
+    _, body = sample(options.scheme, "", str(secrets.randbelow(10**15)), now)
+    return curl_line(signed_request(find(options.scheme)(options), Draft(body, url, now)))

@@ -73,6 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
     sockets, admin = _sockets(config)
     listener = log.start(config.log_format)
     logger.info("listening on %s", ", ".join(str(bound.getsockname()) for bound in sockets))
+    for name, source in config.sources.items():
+        if source.tolerance == 0:
+            logger.warning("source %s: tolerance 0, a recorded request stays good", name)
     try:
         asyncio.run(_supervise(config, sockets, admin, arguments))
     finally:

@@ -10,20 +10,39 @@ from gateway.stack.programs import find_rabbitmq
 from gateway.stack.server import Server, StackError
 
 
+_CTL_TIMEOUT = 60  # seconds for one command
+
+
 class RabbitMQ(Server):
     """A RabbitMQ node."""
+
+    @property
+    def node(self) -> str:
+        """Its name among Erlang's nodes."""
+        return self.env["RABBITMQ_NODENAME"]
 
     def ctl(self, *args: str) -> str:
         """Run rabbitmqctl against this node and return what it wrote.
 
-        Raises StackError with its message when it fails.
+        Raises StackError with its message when it fails, or does not end.
         """
         argv = [find_rabbitmq("rabbitmqctl"), "-q", *args]
-        done = subprocess.run(argv, env=self.env, capture_output=True, text=True)
+        command = f"rabbitmqctl {' '.join(args)}"
+        try:
+            done = subprocess.run(
+                argv, env=self.env, capture_output=True, text=True, timeout=_CTL_TIMEOUT
+            )
+        except subprocess.TimeoutExpired as exc:
+            raise StackError(f"{command}: no answer in {_CTL_TIMEOUT} s") from exc
         if done.returncode:
-            message = (done.stderr or done.stdout).strip()
-            raise StackError(f"rabbitmqctl {' '.join(args)}: {message}")
+            raise StackError(f"{command}: {(done.stderr or done.stdout).strip()}")
         return done.stdout
+
+    def join(self, other: RabbitMQ) -> None:
+        """Make this node one of `other`'s cluster; it forgets what it had."""
+        self.ctl("stop_app")
+        self.ctl("join_cluster", other.node)
+        self.ctl("start_app")
 
     def sync(self) -> None:
         """Put the definitions of queues, exchanges and users on disk.

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -115,6 +116,14 @@ class Stack:
         )
         server.url = f"amqp://guest:guest@127.0.0.1:{port}//"
         return server
+
+    def rabbitmq_cluster(self, nodes: int = 3) -> list[RabbitMQ]:
+        """Start so many RabbitMQ nodes and make one cluster of them."""
+        self._epmd()  # one for all
+        with ThreadPoolExecutor(nodes) as threads:
+            first, *others = threads.map(lambda _: self.rabbitmq(), range(nodes))
+            list(threads.map(lambda node: node.join(first), others))
+        return [first, *others]
 
     def _epmd(self) -> int:
         # A node that finds no port mapper starts one, which outlives it.

@@ -5,7 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from gateway.celery_message import Message
+from gateway.kombu_publisher import KombuPublisher
 from gateway.pending import Pending
+from gateway.publisher import Publisher
 
 
 class Strategy(ABC):
@@ -27,6 +29,7 @@ class Strategy(ABC):
 
     #: The name in `--strategy` and in the table of strategies.
     name: str
+    _publisher: Publisher | KombuPublisher
 
     @abstractmethod
     async def start(self) -> None:
@@ -35,6 +38,12 @@ class Strategy(ABC):
     @abstractmethod
     def send(self, message: Message, deadline: float) -> Pending:
         """Publish `message` and wait for its result until `deadline` (monotonic seconds)."""
+
+    def publish(self, message: Message, deadline: float) -> Pending:
+        """Publish `message` through the asynchronous publisher and wait for its confirm only."""
+        pending = Pending(message, deadline)
+        self._publisher.publish(pending)
+        return pending
 
     @abstractmethod
     async def stop(self) -> None:

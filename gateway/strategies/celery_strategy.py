@@ -24,27 +24,27 @@ class CeleryStrategy(Strategy):
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         self._config = config
         self._metrics = metrics
-        self._broker = Publisher(config, metrics)
+        self._publisher = Publisher(config, metrics)
         self._store = ResultStore(config)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._client = self._new_client()
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        await self._broker.start()
+        await self._publisher.start()
         await self._store.start()
 
     async def stop(self) -> None:
         await self._store.stop()
-        await self._broker.stop()
+        await self._publisher.stop()
         self._client.close()
 
     def checks(self) -> dict[str, str]:
-        return {"broker": self._broker.trouble, "results": self._store.trouble}
+        return {"broker": self._publisher.trouble, "results": self._store.trouble}
 
     def _new_client(self) -> CeleryClient:
         # Publishes where the queues have been looked at, and what the watcher says is true.
-        return CeleryClient(self._config, lambda: self._broker.url, self._doubt)
+        return CeleryClient(self._config, lambda: self._publisher.url, self._doubt)
 
     def _confirm(self, pending: Pending) -> None:
         """Tell `pending` of its confirm; called on the loop."""
@@ -55,13 +55,13 @@ class CeleryStrategy(Strategy):
     def _doubt(self) -> None:
         """Have the watcher find out whether the broker is blocked; called in any thread."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._broker.probe)
+            self._loop.call_soon_threadsafe(self._publisher.probe)
 
     def _admit(self) -> None:
         """Raise what is already known to keep a message from being taken and answered."""
-        if self._broker.blocked:
+        if self._publisher.blocked:
             raise BrokerBlocked
-        if self._broker.trouble:
+        if self._publisher.trouble:
             raise BrokerUnavailable
         if self._store.trouble:
             raise ResultsUnavailable

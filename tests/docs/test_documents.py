@@ -11,8 +11,11 @@ import pytest
 
 from gateway import errors
 from gateway.cli import COMMANDS
-from gateway.config import TLS, Config, Route
+from gateway.config import Config
+from gateway.route import Route
+from gateway.sources.base import Options
 from gateway.strategies import STRATEGIES
+from gateway.tls import TLS
 from loadtest.summary import summarize
 
 ROOT = Path(__file__).parents[2]
@@ -36,8 +39,9 @@ def test_every_strategy_is_in_the_readme():
 @pytest.mark.parametrize(
     ("heading", "names"),
     [
-        ("Settings", set(Config.model_fields) - {"routes", "tls"}),
+        ("Settings", set(Config.model_fields) - {"routes", "sources", "tls"}),
         ("Routes", set(Route.model_fields)),
+        ("Sources", set(Options.model_fields)),
         ("TLS", set(TLS.model_fields)),
     ],
 )

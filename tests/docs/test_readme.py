@@ -11,9 +11,12 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
+from gateway.settings import load
+from gateway.sources import SCHEMES
 from gateway.stack import free_port
 from tests.docs.test_documents import ROOT, text
 
@@ -31,11 +34,31 @@ def output_until(process: subprocess.Popen, wanted: str) -> str:
     return seen
 
 
+def commands() -> list[str]:
+    """Return the README's commands for a shell, but for `make`'s."""
+    blocks = re.findall(r"```sh\n(.*?)\n```", text("README.md"), re.S)
+    return [block for block in blocks if not block.startswith("make ")]
+
+
+def shell(command: str) -> str:
+    """Run `command` in the checkout; return what it prints."""
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def volatile(line: str) -> str:
+    """Return a printed line as the README shows it."""
+    line = re.sub(r"127\.0\.0\.1:\d+/", "127.0.0.1:8000/", line)
+    return re.sub(r"(?<=<xml>).*(?=</xml>)|(?<==)[0-9a-f]+(?=[&'])", "...", line)
+
+
 @pytest.mark.parametrize("broker", ["embedded", "rabbitmq"])
-def test_one_command_and_the_printed_curl_line(broker):
+def test_one_command_and_the_printed_curl_lines(broker):
     """`make run` is `gateway dev`; free ports stand in for 8000 and 8001."""
     assert ".venv/bin/gateway dev" in text("Makefile")
-    ports = ["--port", str(free_port()), "--admin-port", str(free_port())]
+    port = free_port()
+    ports = ["--port", str(port), "--admin-port", str(free_port())]
     dev = subprocess.Popen(
         [sys.executable, "-m", "gateway", "dev", "--broker", broker, *ports],
         stdout=subprocess.PIPE,
@@ -44,19 +67,41 @@ def test_one_command_and_the_printed_curl_line(broker):
     )
     try:
         seen = output_until(dev, "Ctrl-C stops everything")
-        (line,) = re.findall(r"^    (curl .*)$", seen, re.M)
-        answer = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=30)
-        assert answer.stdout == "hello"
+        plain, wechat = re.findall(r"^    (curl .*)$", seen, re.M)
+        assert shell(plain) == "hello"
+        reply = ElementTree.fromstring(shell(wechat))
+        hello, sent = (shell(line.replace(":8000/", f":{port}/")) for line in commands())
         dev.send_signal(signal.SIGINT)
         rest = dev.communicate(timeout=60)[0].decode()
     finally:
         dev.kill()
         dev.wait()
 
+    # A passive reply, to whom the message came from.
+    found = {element.tag: element.text for element in reply}
+    message = dict(re.findall(r"<(\w+)><!\[CDATA\[(.*?)]]></", wechat))
+    assert found["ToUserName"] == message["FromUserName"] != message["ToUserName"]
+    assert found["FromUserName"] == message["ToUserName"]
+    assert found["Content"] == "You said: hello"
+    assert hello == "hello"
+    assert sent.startswith("200 OK\n") and "You said: hello" in sent
     assert dev.returncode == 0
     assert "Traceback" not in seen + rest
-    # The README shows the very line that is printed, on the default port.
-    assert re.sub(r":\d+/", ":8000/", line) in text("README.md")
+    # The README shows the very lines that are printed, on the default port.
+    assert volatile(plain) == commands()[0]
+    assert f"\n    {volatile(wechat)}\n" in text("README.md")
+
+
+def test_the_schemes_and_the_routes_of_the_readme(tmp_path):
+    """Every block of a configuration can be loaded; every scheme is named."""
+    section = text("README.md").split("\n## Sources\n")[1].split("\n## ")[0]
+    names = re.findall(r"`([a-z]+)`", section.split("The schemes are ")[1].split("\n[docs")[0])
+    assert names == sorted(SCHEMES)
+    secret, file = tmp_path / "shopify-old", tmp_path / "gateway.toml"
+    secret.write_text("a secret")
+    for block in re.findall(r"```toml\n(.*?)```", text("README.md"), re.S):
+        file.write_text(block.replace("/run/secrets/shopify-old", str(secret)))
+        assert load({}, {"SHOPIFY_SECRET": "another"}, file).routes
 
 
 def test_dev_serves_a_file_with_a_queue_and_a_variable_of_ones_own(tmp_path):

@@ -149,7 +149,7 @@ def test_all_problems_are_told_together_with_their_places(toml):
         ("result_backend", "NOWHERE is not set"),
         ("routes[0].path", "pattern"),
         ("routes[0].deadline", "greater than 0"),
-        ("routes[1].colour", "there are path, task,"),
+        ("routes[1].colour", "there are path, source,"),
         ("tls.colour", "there are ca, cert,"),
     ]:
         assert any(p.startswith(f"{path}: {place}: ") and hint in p for p in found), (place, found)
@@ -167,7 +167,10 @@ def test_all_problems_are_told_together_with_their_places(toml):
         ('broker_url = "amqp://a;amqps://b"', "broker_url: TLS is for all brokers of a list"),
         ('strategy = "gevent"\nloop = "uvloop"', "loop: gevent runs on asyncio's own loop"),
         ("routes = []", "routes: at least one is needed"),
-        ('[[routes]]\npath = "/{a}"\n[[routes]]\npath = "/{b}"', "routes: two take /{}"),
+        (
+            '[[routes]]\npath = "/{a}"\n[[routes]]\npath = "/{b}"',
+            "routes[1].path: a route before it",
+        ),
         (
             '[[routes]]\npath = "/a"\nqueue = "q"\n'
             '[[routes]]\npath = "/b"\nqueue = "q"\nqueue_type = "quorum"',
@@ -178,6 +181,51 @@ def test_all_problems_are_told_together_with_their_places(toml):
         ('[[routes]]\npath = "/{a}/{a}"', "with a name of its own"),
         ('[[routes]]\npath = "/{A}"', "each parameter is written {name}"),
         ('[[routes]]\npath = "/"\nanswer = "maybe"', "'wait'"),
+        ('[[routes]]\npath = "/results/x"', "/results/ is reserved for results"),
+        (
+            '[[routes]]\npath = "/"\nsource = "x"',
+            "routes[0].source: no such source; [sources] has none",
+        ),
+        ('[[routes]]\npath = "/"\nevents = ["x"]', "events: only a source knows the event"),
+        ('[[routes]]\npath = "/"\nanswer = "accept"', "needs secret_key and public_url"),
+        ('[[routes]]\npath = "/"\nprefer = true', "needs secret_key and public_url"),
+        ('[[routes]]\npath = "/"\ntries = 3', "tries: who tries again is known by an identity"),
+        ('[[routes]]\npath = "/"\nqueues = ["a", "b"]', "ordering_key: goes together with queues"),
+        ('[[routes]]\npath = "/"\nqueues = ["a", "a"]\nordering_key = "json:/x"', "named once"),
+        (
+            '[[routes]]\npath = "/"\nqueues = ["a", "b"]\nordering_key = "param:x"',
+            "the path has no parameter x",
+        ),
+        ('[[routes]]\npath = "/"\nidempotency = "header:"', "idempotency: "),
+        (
+            'strategy = "pika"\nresult_backend = ""\n'
+            'state_url = "redis://h"\n[[routes]]\npath = "/"\nidempotency = "header:X-Id"',
+            "whoever joins reads the result from result_backend",
+        ),
+        ('public_url = "hooks.example.com"', "public_url: "),
+        ('secret_key = "short"', "secret_key: "),
+        (
+            '[sources.x]\nscheme = "magic"\nsecrets = "s"',
+            "sources.x.scheme: needed; one of dingtalk",
+        ),
+        ('[sources.x]\nsecrets = "s"', "sources.x.scheme: needed; one of dingtalk"),
+        ('[sources.x]\nscheme = "github"', "sources.x.secrets: Field required"),
+        ('[sources.x]\nscheme = "github"\nsecrets = []', "sources.x.secrets: "),
+        ('[sources.x]\nscheme = "github"\nsecrets = [""]', "an empty secret verifies nothing"),
+        (
+            '[sources.x]\nscheme = "github"\nsecrets = "s"\ncolour = 1',
+            "sources.x.colour: there is no such setting; there are scheme, secrets,",
+        ),
+        (
+            '[sources.x]\nscheme = "twilio"\nsecrets = "s"\n[[routes]]\npath = "/"\nsource = "x"',
+            "routes[0].source: signs the URL; set public_url",
+        ),
+        (
+            '[sources.x]\nscheme = "github"\nsecrets = "s"\n'
+            '[[routes]]\npath = "/"\nsource = "x"\n[[routes]]\npath = "/"\nevents = ["push"]\n'
+            'source = "x"',
+            "a route before it takes all of /",
+        ),
         ('[tls]\nkey = "/dev/null"', "tls: key: "),
         ('[tls]\nca = "/nowhere.pem"', "tls: ca: no such file: /nowhere.pem"),
         ("timeout = 0", "timeout: Input should be greater than 0"),
@@ -285,6 +333,11 @@ def test_secrets_are_in_no_text_of_the_configuration():
         f'broker_url = "redis://:{SECRET}@a"\nstrategy = "pika"',
         f'broker_url = "amqp://{SECRET}@h"\nport = "x"',
         f'broker_url = "amqp://{SECRET}@h',
+        f'state_url = "{SECRET}"',
+        f'secret_key = ["{SECRET}"]',
+        f'[sources.x]\nscheme = "{SECRET}"',
+        f'[sources.x]\nscheme = "github"\nsecrets = [["{SECRET}"]]',
+        f'[sources.x]\nscheme = "standard"\nsecrets = "whsec_{SECRET}!"',
     ],
 )
 def test_secrets_are_in_no_problem(toml, text):

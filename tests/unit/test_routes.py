@@ -6,20 +6,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config import Route
+from gateway.config import Config, Route
+from gateway.delivery import Request
 from gateway.errors import BadRequest, MethodNotAllowed, NotFound
 from gateway.routes import Routes
 
-ROUTES = Routes(
-    [
-        Route(path="/"),
-        Route(path="/wechat/{account}"),
-        Route(path="/wechat/main"),
-        Route(path="/wechat/{account}/{event}.json"),
-        Route(path="/a.b"),
-        Route(path="/größe"),
-        Route(path="/{anything}"),
-    ]
+
+def routes(*some: Route, **settings: object) -> Routes:
+    return Routes(Config(routes=list(some), **settings))
+
+
+def request(method: str = "POST", **headers: str) -> Request:
+    return Request(method, "/", "", headers, b"{}", "127.0.0.1", 0.0, 0.0)
+
+
+ROUTES = routes(
+    Route(path="/"),
+    Route(path="/wechat/{account}"),
+    Route(path="/wechat/main"),
+    Route(path="/wechat/{account}/{event}.json"),
+    Route(path="/a.b"),
+    Route(path="/größe"),
+    Route(path="/{anything}"),
 )
 
 
@@ -44,7 +52,7 @@ ROUTES = Routes(
     ],
 )
 def test_path_finds_its_route_and_parameters(path, route, params):
-    found, got = ROUTES.find("POST", path)
+    found, got = ROUTES.find(path)
     assert (found.path, got) == (route, params)
 
 
@@ -53,36 +61,90 @@ def test_path_finds_its_route_and_parameters(path, route, params):
 )
 def test_path_that_no_route_has(path):
     with pytest.raises(NotFound):
-        ROUTES.find("POST", path)
+        ROUTES.find(path)
 
 
 @pytest.mark.parametrize("path", ["/%00", "/a%0Ab", "/%7F", "/%ff", "/%c3", "/%ED%A0%80"])
 def test_path_that_is_no_text_is_malformed(path):
     with pytest.raises(BadRequest):
-        ROUTES.find("POST", path)
+        ROUTES.find(path)
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "TRACE", "post", "X" * 1000])
 def test_other_methods_are_told_what_is_allowed(method):
     with pytest.raises(MethodNotAllowed) as error:
-        ROUTES.find(method, "/")
+        ROUTES.find("/")[0].verify(request(method))
     assert error.value.headers == {"Allow": "POST"}
     assert len(error.value.detail) < 60
-    with pytest.raises(NotFound):
-        ROUTES.find(method, "/no/such")
 
 
 def test_routes_with_parameters_are_tried_in_the_order_of_the_file():
     first, second = Route(path="/{a}/x"), Route(path="/y/{b}")
-    assert Routes([first, second]).find("POST", "/y/x")[0] is first
-    assert Routes([second, first]).find("POST", "/y/x")[0] is second
+    assert routes(first, second).find("/y/x")[0].path == first.path
+    assert routes(second, first).find("/y/x")[0].path == second.path
 
 
 @given(st.text(st.characters(exclude_characters="%", exclude_categories=["Cc", "Cs"])))
 def test_no_path_reaches_a_route_that_it_does_not_spell(text):
-    routes = Routes([Route(path="/hook.{name}")])
+    hooks = routes(Route(path="/hook.{name}"))
     try:
-        _, params = routes.find("POST", text)
+        _, params = hooks.find(text)
     except NotFound:
         return
     assert text == f"/hook.{params['name']}" and "/" not in params["name"]
+
+
+# Sources and events --------------------------------------------------------------------
+
+GITHUB = {"scheme": "github", "secrets": "s3cret", "pass_headers": ["Authorization"]}
+SOURCES = {"forge": GITHUB, "chat": {"scheme": "meta", "secrets": "s", "verify_token": "t"}}
+
+
+def test_first_route_that_names_the_event_takes_it():
+    some = [
+        Route(path="/", source="forge", events=["push", "issues.*"], task="first"),
+        Route(path="/", source="forge", events=["issues.opened", "star"], task="second"),
+        Route(path="/", source="forge", task="rest"),
+    ]
+    endpoint, _ = routes(*some, sources=SOURCES).find("/")
+    tasks = {
+        event: endpoint.target(event).route.task
+        for event in ("push", "issues.opened", "star", "issues", "")
+    }
+    assert tasks == {
+        "push": "first", "issues.opened": "first", "star": "second", "issues": "rest", "": "rest",
+    }  # fmt: skip
+
+
+def test_event_that_no_route_takes_has_no_target():
+    endpoint, _ = routes(Route(path="/", source="forge", events=["push"]), sources=SOURCES).find(
+        "/"
+    )
+    assert endpoint.target("issues") is None
+    assert endpoint.unrouted().status == 204
+
+
+def test_task_gets_no_secrets_but_those_it_asks_for():
+    endpoint, _ = routes(Route(path="/", source="forge"), sources=SOURCES).find("/")
+    given = {
+        "authorization": "Basic x",
+        "cookie": "a=b",
+        "proxy-authorization": "Basic y",
+        "x-hub-signature-256": "sha256=0",
+        "x-github-event": "push",
+    }
+    assert endpoint.headers(request(**given)) == {
+        "authorization": "Basic x",
+        "x-github-event": "push",
+    }
+    plain, _ = routes(Route(path="/")).find("/")
+    assert plain.headers(request(**given)) == given
+
+
+def test_get_is_for_the_handshakes_of_sources_that_have_one():
+    hook, _ = routes(Route(path="/", source="forge"), sources=SOURCES).find("/")
+    chat, _ = routes(Route(path="/", source="chat"), sources=SOURCES).find("/")
+    for endpoint, method, allowed in [(hook, "GET", "POST"), (chat, "PUT", "GET, POST")]:
+        with pytest.raises(MethodNotAllowed) as error:
+            endpoint.verify(request(method))
+        assert error.value.headers == {"Allow": allowed}

@@ -1,0 +1,238 @@
+"""Claims on deliveries, in Redis: who runs one, under which task id, and what came of it.
+
+    (none) -> publishing -> confirmed -> done
+                  |             |
+                  +-> (none)    +-> (none)      released: the next try runs anew
+
+*publishing* is a lease that is renewed while the message waits for its confirm: once it has
+lapsed, whoever comes next publishes again, under the same task id. It lapses at once where nobody
+knows whether the broker has taken the message. *confirmed* is waited for as long as a result is
+kept. *done* has the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import logging
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from gateway import background, claim_scripts, result_store
+from gateway.answer import Answer
+from gateway.batches import Batches
+from gateway.config import Config
+from gateway.errors import KeyConflict, StateUnavailable
+from gateway.log import Sparing
+
+log = logging.getLogger(__name__)
+log.addFilter(Sparing(10))
+
+MINE, LAPSED, PUBLISHING, CONFIRMED, DONE = "mine", "lapsed", "publishing", "confirmed", "done"
+RELEASED, FAILED = "released", "failed"
+
+_KEY = "gateway:claim:"
+#: Where those who joined a task hear that its claim was confirmed, done or released.
+_CHANNEL = "gateway:claimed:"
+_RENEWAL = 1.0  # seconds between renewals of a lease
+#: Seconds for which a write is tried again, and for which a failure is remembered at least: a
+#: late confirm must not bring back what has failed.
+_INSIST, _REMEMBER = 10.0, 20.0
+
+
+@dataclass(slots=True)
+class Claim:
+    """A claim as it was found.
+
+    ``state`` is `MINE`, `LAPSED` (and ours now), `PUBLISHING`, `CONFIRMED` or `DONE`, which has
+    the ``answer``. ``owner`` names the try that looked, ``span`` is how long it and the sender's
+    other tries take, ``age`` how long ago the first came, ``lease`` how long the state is to last.
+    All of these are seconds.
+    """
+
+    key: str
+    owner: str
+    span: float
+    state: str
+    task_id: str
+    digest: str
+    age: float = 0.0
+    tries: int = 1
+    lease: float = 0.0
+    answer: Answer | None = None
+
+    @property
+    def ours(self) -> bool:
+        """Is it for this try to publish, and to say what came of it?"""
+        return self.state in (MINE, LAPSED)
+
+    @property
+    def channel(self) -> str:
+        """The channel on which the claim's next states are told."""
+        return _CHANNEL + self.task_id
+
+
+class Claims:
+    """The store of claims at `Config.state`.
+
+    What is written of a claim is written in the background, in order: nobody waits for it.
+    """
+
+    def __init__(self, config: Config):
+        self._redis = Batches(lambda: result_store.connect(config, config.state), "claims")
+        self._lease = config.confirm_timeout + 1 + _standstill(config)
+        self._window = _ms(config.idempotency_window)
+        self._kept = _ms(config.result_expires)
+        self._life = max(self._window, _ms(self._lease) + self._kept)
+        # Those that wait for their confirm, and until when (monotonic seconds).
+        self._leased: dict[str, tuple[Claim, float]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._redis.start()
+        self._task = background.start(self._renew(), "claim renewal")
+
+    async def stop(self) -> None:
+        await background.stop(self._task)
+        await self._redis.stop()
+
+    async def take(
+        self,
+        identity: str,
+        digest: str,
+        task_id: str,
+        *,
+        span: float = 0.0,
+        again: bool = False,
+        strict: bool = False,
+        rerun: bool = True,
+    ) -> Claim:
+        """Claim the delivery known by `identity`, or return whose it is.
+
+        `again` is another look of the same try, which is not counted. `strict` refuses another
+        body; `rerun` has it run again where its result has expired and nobody had seen it.
+        Raises `KeyConflict` and `StateUnavailable`.
+        """
+        key = _KEY + hashlib.sha256(identity.encode()).hexdigest()
+        flags = [1 - again, int(strict), int(rerun)]
+        args = [task_id, digest, _ms(self._lease), self._life, *flags, _ms(span)]
+        try:
+            reply = await self._redis.run("EVAL", claim_scripts.TAKE, 1, key, *args)
+        except (RedisError, OSError) as exc:
+            # Should it have been taken all the same, it is nobody's.
+            self.release(Claim(key, task_id, span, MINE, task_id, digest), certain=True)
+            raise StateUnavailable from exc
+        state, task, known, age, tries, lease, answer = reply
+        if state == b"conflict":
+            raise KeyConflict
+        return Claim(
+            key, task_id, span, state.decode(), task.decode(), known.decode(), int(age) / 1000,
+            int(tries), int(lease) / 1000, _load(answer) if answer else None,
+        )  # fmt: skip
+
+    async def state(self, claim: Claim) -> tuple[str, str]:
+        """Return what has become of `claim`, and with `FAILED` the exception.
+
+        `RELEASED`: it is another's or nobody's, or anybody's to publish. Raises
+        `StateUnavailable`.
+        """
+        try:
+            state, task, till, failed = await self._redis.run(
+                "HMGET", claim.key, "state", "task", "until", "failed"
+            )
+        except (RedisError, OSError) as exc:
+            raise StateUnavailable from exc
+        failed_task, _, error = (failed or b"").decode().partition(":")
+        if failed_task == claim.task_id:
+            return FAILED, error
+        if task != claim.task_id.encode() or till == b"0":
+            return RELEASED, ""
+        return state.decode(), ""
+
+    def hold(self, claim: Claim, until: float) -> None:
+        """Renew the lease until the claim is confirmed or released, or `until` (monotonic)."""
+        self._leased[claim.owner] = (claim, until)
+
+    def confirm(self, claim: Claim) -> None:
+        """Write that the broker has taken the message."""
+        args = [claim.task_id, claim.digest, self._life, self._kept, claim.channel]
+        self._write(claim_scripts.CONFIRM, claim, args)
+
+    def finish(self, claim: Claim, given: Answer) -> None:
+        """Write the final answer, which every later try gets."""
+        args = [claim.task_id, claim.digest, self._window, _dump(given), claim.channel]
+        self._write(claim_scripts.FINISH, claim, args)
+
+    def fail(self, claim: Claim, error: str) -> None:
+        """Write that the task has failed: whoever waits hears of it, the next try runs anew."""
+        text = error.encode(errors="replace")
+        args = [claim.task_id, text, _ms(_REMEMBER), _ms(claim.span), claim.channel]
+        self._write(claim_scripts.FAIL, claim, args)
+
+    def release(self, claim: Claim, certain: bool) -> None:
+        """Write that publishing came to nothing: the next try publishes.
+
+        Unless it is `certain` that the broker has not taken the message, it does so under the
+        same task id.
+        """
+        args = [claim.owner, int(certain), _ms(claim.span), claim.channel]
+        self._write(claim_scripts.RELEASE, claim, args)
+
+    def _write(self, script: str, claim: Claim, args: list[Any], since: float = 0.0) -> None:
+        self._leased.pop(claim.owner, None)
+        since = since or monotonic()
+
+        def written(reply: asyncio.Future[Any]) -> None:
+            if reply.cancelled() or (exc := reply.exception()) is None:
+                return
+            log.warning("a claim could not be written: %s", exc)
+            if monotonic() - since < _INSIST:
+                again = partial(self._write, script, claim, args, since)
+                asyncio.get_running_loop().call_later(_RENEWAL, again)
+
+        self._redis.run("EVAL", script, 1, claim.key, *args).add_done_callback(written)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(_RENEWAL)
+            now = monotonic()
+            self._leased = {k: held for k, held in self._leased.items() if now < held[1]}
+            for owner, (claim, _) in self._leased.items():
+                args = [owner, _ms(self._lease)]
+                renewed = self._redis.run("EVAL", claim_scripts.RENEW, 1, claim.key, *args)
+                renewed.add_done_callback(_missed)
+
+
+def _missed(renewal: asyncio.Future[Any]) -> None:
+    if not renewal.cancelled() and (exc := renewal.exception()) is not None:
+        log.warning("a claim could not be renewed: %s", exc)
+
+
+def _standstill(config: Config) -> float:
+    """Return for how many seconds the process may tell nobody of a confirm it has, or renew."""
+    if config.strategy != "blocking":
+        return 0.0
+    return max(
+        config.deadline(route) + (config.tries(route) - 1) * config.retry_after(route)
+        for route in config.routes
+    )
+
+
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000)
+
+
+def _dump(given: Answer) -> str:
+    body = base64.b64encode(given.body).decode()
+    return json.dumps([given.status, given.content_type, body, given.headers])
+
+
+def _load(text: bytes) -> Answer:
+    status, content_type, body, headers = json.loads(text)
+    return Answer(status, content_type, base64.b64decode(body), headers)

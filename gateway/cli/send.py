@@ -1,0 +1,257 @@
+"""Sign, and where its scheme does so encrypt, a webhook as its sender would; send it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import shlex
+import sys
+import time
+from base64 import b64encode
+from collections.abc import Mapping
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlencode, urlsplit
+
+from pydantic import ValidationError
+
+from gateway.answer import JSON
+from gateway.cli.samples import sample
+from gateway.config import explain
+from gateway.delivery import Request
+from gateway.errors import BadRequest, ConfigError, GatewayError, Unverified
+from gateway.settings import load
+from gateway.sources import SCHEMES, find
+from gateway.sources.base import Draft, Signed, Source
+from gateway.sources.wechat_crypto import CryptoOptions, MessageCrypto
+from gateway.sources.wechat_message import XML, Message
+
+TIMEOUT = 60.0  # seconds for the whole answer
+FORM = "application/x-www-form-urlencoded"
+#: Answer headers that tell nothing.
+_DULL = {"date", "server", "connection", "keep-alive", "content-length", "transfer-encoding"}
+
+
+class Outgoing(NamedTuple):
+    """A request as it goes out."""
+
+    url: str
+    headers: dict[str, str]
+    body: bytes
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL", help="where to")
+    parser.add_argument(
+        "--as",
+        dest="name",
+        metavar="NAME",
+        required=True,
+        help=f"a source of the configuration, or a scheme: {', '.join(sorted(SCHEMES))}",
+    )
+    parser.add_argument("--config", metavar="FILE", type=Path, help="gateway.toml")
+    parser.add_argument(
+        "--secret",
+        metavar="S",
+        help="instead of the source's own; `env:NAME`, here and below: a variable's value. "
+        "Where the secret is a public key: the private one",
+    )
+    parser.add_argument("--aes-key", metavar="KEY", help="the EncodingAESKey")
+    parser.add_argument("--receive-id", metavar="ID", help="the app id or corp id")
+    parser.add_argument(
+        "--option",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="any other of the scheme's options",
+    )
+    parser.add_argument("--event", metavar="E", default="", help="the event's name")
+    parser.add_argument("--id", dest="identity", metavar="ID", help="what identifies the delivery")
+    parser.add_argument("--data", metavar="TEXT|@FILE|-", help="the body (a sample)")
+    parser.add_argument("--curl", action="store_true", help="print a curl line, send nothing")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    source = _source(arguments)
+    outgoing = _outgoing(source, arguments)
+    if arguments.curl:
+        print(curl_line(outgoing))
+        return 0
+    return _send(outgoing, source)
+
+
+def signed_request(source: Source, draft: Draft) -> Outgoing:
+    """Sign `draft` with `source`. Raises `GatewayError` where that cannot be."""
+    try:
+        signed = source.sign(draft)
+    except BadRequest as exc:
+        raise GatewayError(f"the body cannot be signed: {exc}") from exc
+    parts = urlsplit(draft.url)
+    query = "&".join(filter(None, [parts.query, urlencode(signed.query)]))
+    headers = {"content-type": _content_type(signed), **signed.headers}
+    return Outgoing(parts._replace(query=query).geturl(), headers, signed.body)
+
+
+def curl_line(outgoing: Outgoing) -> str:
+    """Return the shell command that sends it."""
+    headers = [f"-H {shlex.quote(f'{name}: {value}')}" for name, value in outgoing.headers.items()]
+    try:
+        text = outgoing.body.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:  # what no argument may have
+        before = f"echo {b64encode(outgoing.body).decode()} | base64 -d | "
+        body = "--data-binary @-"
+    else:
+        before, body = "", f"--data-raw {shlex.quote(text)}"
+    return f"{before}{' '.join(['curl', *headers, body, shlex.quote(outgoing.url)])}"
+
+
+def _source(arguments: argparse.Namespace) -> Source:
+    config = load({}, os.environ, arguments.config)
+    name = arguments.name
+    if name not in config.sources and name not in SCHEMES:
+        known = ", ".join([*config.sources, *sorted(SCHEMES)])
+        raise ConfigError([f"--as: {name} is neither a source nor a scheme; there are {known}"])
+    values = _given(arguments, os.environ)
+    if name in config.sources:
+        own = config.sources[name]
+        values = {**own.model_dump(exclude_unset=True), **values}
+    elif "secrets" not in values:
+        raise ConfigError([f"--secret: {name} needs it; --secret env:NAME takes it from NAME"])
+    scheme = find(values.setdefault("scheme", name))
+    try:
+        chosen = scheme.Options.model_validate(values)
+    except ValidationError as exc:
+        raise ConfigError(explain(exc, scheme.Options, f"{name}: ")) from exc
+    parts = urlsplit(arguments.url)
+    return scheme(chosen, config.public_url or f"{parts.scheme}://{parts.netloc}")
+
+
+def _given(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the source's options that were given here."""
+    pairs = {
+        "secrets": arguments.secret,
+        "aes_key": arguments.aes_key,
+        "receive_id": arguments.receive_id,
+    }
+    for text in arguments.option:
+        key, equals, pairs[key] = text.partition("=")
+        if not equals:
+            raise ConfigError([f"--option: {text} is no KEY=VALUE"])
+    values = {}
+    for key, text in pairs.items():
+        if text is not None and text.startswith("env:"):
+            variable = text.removeprefix("env:")
+            if variable not in environ:
+                raise ConfigError([f"{key}: the environment variable {variable} is not set"])
+            text = environ[variable]
+        if text is not None:
+            values[key] = text
+    return values
+
+
+def _outgoing(source: Source, arguments: argparse.Namespace) -> Outgoing:
+    now = time.time()
+    identity = arguments.identity or str(secrets.randbelow(10**15))
+    event = arguments.event
+    if arguments.data is None:
+        event, body = sample(source.options.scheme, event, identity, now)
+    else:
+        body = _read(arguments.data)
+    url = _checked(arguments.url)
+    outgoing = signed_request(source, Draft(body, url, now, event, identity))
+    if arguments.secret is None:
+        _verify(source, outgoing, now)
+    return outgoing
+
+
+def _checked(text: str) -> str:
+    """Return the URL with a path. Raises `ConfigError` unless it can be sent to."""
+    try:
+        parts = urlsplit(text)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts._replace(path=parts.path or "/", fragment="").geturl()
+    except ValueError as exc:
+        raise ConfigError([f"URL: {text}: {exc}"]) from exc
+    raise ConfigError([f"URL: {text} does not begin with http:// or https:// and a host"])
+
+
+def _read(text: str) -> bytes:
+    if text == "-":
+        return sys.stdin.buffer.read()
+    if not text.startswith("@"):
+        return text.encode()
+    try:
+        return Path(text[1:]).read_bytes()
+    except OSError as exc:
+        raise ConfigError([f"--data: {text[1:]} cannot be read: {exc.strerror}"]) from exc
+
+
+def _verify(source: Source, outgoing: Outgoing, now: float) -> None:
+    """Raise `ConfigError` where the source's own secret cannot sign: a public key."""
+    parts = urlsplit(outgoing.url)
+    headers = {name.lower(): value for name, value in outgoing.headers.items()}
+    try:
+        source.verify(
+            Request("POST", parts.path, parts.query, headers, outgoing.body, "", 0.0, now)
+        )
+    except Unverified as exc:
+        raise ConfigError(
+            ["--secret: the source has the sender's public key only; the private one is needed"]
+        ) from exc
+    except BadRequest:
+        pass  # what is malformed may be sent to see it refused
+
+
+def _content_type(signed: Signed) -> str:
+    return {b"{": JSON, b"[": JSON, b"<": XML}.get(signed.body[:1], FORM)
+
+
+def _send(outgoing: Outgoing, source: Source) -> int:
+    parts = urlsplit(outgoing.url)
+    connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    connection = connect(parts.hostname, parts.port, timeout=TIMEOUT)
+    target = f"{parts.path}?{parts.query}" if parts.query else parts.path
+    try:
+        connection.request("POST", target, outgoing.body, outgoing.headers)
+        response = connection.getresponse()
+        body = response.read()
+    except (OSError, HTTPException, ValueError) as exc:  # ValueError: no header can have this
+        reason = getattr(exc, "strerror", None) or str(exc) or type(exc).__name__
+        raise GatewayError(f"{parts.netloc}: {reason}") from exc
+    finally:
+        connection.close()
+    print(f"{response.status} {response.reason}")
+    for name, value in response.getheaders():
+        if name.lower() not in _DULL:
+            print(f"{name}: {value}")
+    opened = _opened(body, source)
+    if opened is not None:
+        print("(decrypted)")
+    print(f"\n{(body if opened is None else opened).decode(errors='replace')}")
+    return 0 if 200 <= response.status < 300 else 1
+
+
+def _opened(body: bytes, source: Source) -> bytes | None:
+    """Return what an encrypted reply says; None where it is not encrypted.
+
+    Raises `GatewayError` where its signature is wrong.
+    """
+    if not isinstance(source.options, CryptoOptions) or not source.options.aes_key:
+        return None
+    try:
+        reply = Message.read(body)
+    except BadRequest:
+        return None
+    if not reply.get("encrypt"):
+        return None
+    query = {"timestamp": reply.get("timestamp"), "nonce": reply.get("nonce")}
+    given = reply.get("msgsignature") or reply.get("msg_signature")
+    try:
+        opened = MessageCrypto(source.options).open(given, query, reply.get("encrypt"))
+    except Unverified as exc:
+        raise GatewayError("the reply's signature, or what it encrypts, is wrong") from exc
+    return opened.message

@@ -1,0 +1,155 @@
+"""A delivery is taken once: whoever comes first runs it, the others join and get its answer.
+
+                    take the claim
+      mine ──> publish, wait as the strategy does
+      lapsed ──> publish again under the claim's task id, wait as those who join
+      publishing, confirmed ──> join: wait for that task's stored result
+      done ──> the stored answer
+
+A claim that is released while somebody waits on it is taken again, by one of those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from gateway import claims
+from gateway.batches import Batches
+from gateway.celery_message import Message
+from gateway.claims import Claim, Claims
+from gateway.config import Config
+from gateway.errors import RequestError, StateUnavailable
+from gateway.failpoints import CLAIMED, PUBLISHED, Failpoint
+from gateway.joins import Joins
+from gateway.outcome import SUCCESS
+from gateway.pending import Pending
+from gateway.strategies.base import Strategy
+from gateway.waiter import Waiter
+
+log = logging.getLogger(__name__)
+
+
+class Idempotency:
+    """Takes deliveries that say which one they are; `results` reads the result store."""
+
+    def __init__(self, config: Config, strategy: Strategy, results: Batches, failpoint: Failpoint):
+        self.claims = Claims(config)
+        self._joins = Joins(config, self.claims, results)
+        self._strategy = strategy
+        self._failpoint = failpoint
+        self._refuse = config.without_state == "refuse"
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        await self.claims.start()
+        await self._joins.start()
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._joins.stop()
+        await self.claims.stop()
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with the store of claims, in words; empty when it answers."""
+        return self._joins.trouble
+
+    def relay(self, waiter: Waiter, message: Message, identity: str) -> None:
+        """Have `waiter` answered by the one run of the delivery that `identity` names."""
+        task = asyncio.create_task(self._relay(waiter, message, identity))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _relay(self, waiter: Waiter, message: Message, identity: str) -> None:
+        try:
+            again = False
+            while not await self._try(waiter, message, identity, again):
+                again = True
+        except RequestError as error:
+            waiter.refuse(error)
+        except Exception:
+            log.exception("a delivery could not be relayed")
+            waiter.refuse(RequestError())
+
+    async def _try(self, waiter: Waiter, message: Message, identity: str, again: bool) -> bool:
+        """Take the claim and go its way; tell whether `waiter` needs no other try."""
+        target = waiter.target
+        try:
+            claim = await self.claims.take(
+                identity,
+                hashlib.sha256(waiter.delivery.body).hexdigest(),
+                message.task_id,
+                span=target.hold + target.deadline if target.tries > 1 else 0.0,
+                again=again,
+                strict=target.route.takes_chosen_keys,
+                # Without a result all others can say that the delivery is taken.
+                rerun=waiter.mode == "wait",
+            )
+        except StateUnavailable:
+            if self._refuse:
+                raise
+            waiter.claim = None
+            waiter.follow(self._send(waiter, message))
+            return True
+        waiter.join(claim, again)
+        if claim.answer is not None:
+            waiter.give_again(claim.answer)
+            return True
+        if claim.state == claims.MINE:
+            self._failpoint.reach(CLAIMED)
+            waiter.follow(self._publish(claim, waiter, lambda: self._send(waiter, message)))
+            return True
+        message = replace(message, task_id=claim.task_id)
+        pending = await self._resume(claim, waiter, message)
+        return pending is not None and await self._joins.wait(claim, pending)
+
+    async def _resume(self, claim: Claim, waiter: Waiter, message: Message) -> Pending | None:
+        """Have `waiter` follow the task of a claim that is there; None: that has failed before."""
+        pending = Pending(message, waiter.deadline)
+        if waiter.gone and not claim.ours:
+            pending.abandon()
+            return pending
+        expired = claim.state == claims.CONFIRMED and claim.lease < 0
+        accepted = claim.state == claims.CONFIRMED and waiter.mode == "accept"
+        outcome = None
+        if claim.ours or expired or accepted:
+            # It may have ended while nobody waited for it.
+            outcome = await self._joins.stored(claim)
+            if outcome is not None and outcome.state != SUCCESS:
+                self.claims.fail(claim, outcome.error or "")
+                return None
+        if outcome is not None:
+            pending.settle(outcome)
+        elif claim.ours:
+            pending = self._publish(
+                claim, waiter, lambda: self._strategy.publish(message, waiter.deadline)
+            )
+        elif claim.state == claims.CONFIRMED:
+            pending.confirm()
+        waiter.follow(pending)
+        if expired and outcome is None:
+            waiter.expire()
+        return pending
+
+    def _send(self, waiter: Waiter, message: Message) -> Pending:
+        send = self._strategy.publish if waiter.mode == "accept" else self._strategy.send
+        return send(message, waiter.deadline)
+
+    def _publish(self, claim: Claim, waiter: Waiter, publish: Callable[[], Pending]) -> Pending:
+        """Publish for a claim that is ours, which is released where that fails at once."""
+        try:
+            pending = publish()
+        except RequestError as error:
+            waiter.unpublished(error)
+            raise
+        self.claims.hold(claim, waiter.deadline)
+        # After what this turn of the loop has written.
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, self._failpoint.reach, PUBLISHED)
+        return pending

@@ -1,0 +1,65 @@
+"""How much may be under way, and how fast one source may send."""
+
+from __future__ import annotations
+
+import math
+from time import monotonic
+
+from gateway.config import Config
+from gateway.errors import Full, TooMany
+from gateway.sources.base import Options
+
+#: Seconds until there is room again, when what is under way is the limit.
+_SOON = 1
+
+
+class Limits:
+    """Counts what is under way in this process, and its bytes."""
+
+    def __init__(self, config: Config):
+        self._most = config.max_in_flight
+        self._most_bytes = config.max_in_flight_bytes
+        self._bytes = 0
+        self.in_flight = 0
+
+    def admit(self, size: int) -> None:
+        """Raise `Full` where a request with a body of `size` bytes is one too many."""
+        if self.in_flight >= self._most or self._bytes + size > self._most_bytes:
+            raise Full
+
+    def enter(self, size: int) -> None:
+        self.in_flight += 1
+        self._bytes += size
+
+    def leave(self, size: int) -> None:
+        self.in_flight -= 1
+        self._bytes -= size
+
+
+class SourceLimits:
+    """A token bucket and a count for one path's source, in one process.
+
+    The bucket holds one second's worth, at least one delivery. Only verified deliveries are
+    counted, so that nobody else can spend a sender's rate.
+    """
+
+    def __init__(self, options: Options | None):
+        self._rate = options.rate if options else None
+        self._most = options.max_in_flight if options else None
+        self._size = max(self._rate or 1.0, 1.0)
+        self._tokens = self._size
+        self._filled = monotonic()
+        self.in_flight = 0
+
+    def admit(self) -> None:
+        """Count a verified delivery; raises `TooMany` where it is one too many."""
+        if self._most is not None and self.in_flight >= self._most:
+            raise TooMany("This source has as many deliveries under way as it may.", after=_SOON)
+        if self._rate is None:
+            return
+        now = monotonic()
+        self._tokens = min(self._size, self._tokens + (now - self._filled) * self._rate)
+        self._filled = now
+        if self._tokens < 1:
+            raise TooMany(after=math.ceil((1 - self._tokens) / self._rate))
+        self._tokens -= 1

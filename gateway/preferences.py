@@ -1,0 +1,37 @@
+"""What a sender prefers: https://www.rfc-editor.org/rfc/rfc7240"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_wait = re.compile(r'wait\s*=\s*"?(\d{1,5})"?').fullmatch
+
+
+@dataclass(slots=True, frozen=True)
+class Preference:
+    """``answer`` is the mode asked for, ``wait`` the seconds; ``applied`` is the answer's
+    Preference-Applied."""
+
+    answer: str
+    wait: float | None
+    applied: str
+
+
+def read(header: str) -> Preference | None:
+    """Return what a Prefer header asks for; None where nothing that is known.
+
+    What cannot be understood is ignored, as the RFC demands.
+    """
+    wait, respond_async = None, False
+    for part in header.split(","):
+        part = part.split(";")[0].strip().lower()
+        if part == "respond-async":
+            respond_async = True
+        elif (found := _wait(part)) and wait is None:
+            wait = int(found[1])
+    if wait:
+        return Preference("wait-then-accept", float(wait), f"wait={wait}")
+    if respond_async or wait == 0:
+        return Preference("accept", None, "respond-async" if respond_async else "wait=0")
+    return None

@@ -1,0 +1,81 @@
+"""A route: which requests it takes, the task they become, and how they are answered."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from gateway.model import Model, Seconds
+
+PARAM = re.compile(r"\{([a-z_][a-z0-9_]*)\}")
+#: The path below which results lie; no route may take it.
+RESULTS = "/results/"
+
+#: Where a value of a request stands: a header, or a place in its JSON (RFC 6901).
+_PLACE = r"(header:[!#$%&'*+\-.^_`|~0-9A-Za-z]+|json:(/[^\r\n]*)?)"
+Queue = Annotated[str, Field(min_length=1, max_length=255)]
+
+
+class Route(Model):
+    """One path, or some events of the source on it, and the task that they become."""
+
+    path: str = Field(pattern=r"^/[^\s?#]*$")
+    source: str | None = None
+    events: list[str] | None = Field(None, min_length=1)
+    task: str = Field("api.core.main", min_length=1)
+    queue: Queue = "celery"
+    queues: list[Queue] | None = Field(None, min_length=2)
+    ordering_key: str | None = Field(None, pattern=f"^({_PLACE}|param:[a-z0-9_]+)$")
+    answer: Literal["wait", "accept", "wait-then-accept"] = "wait"
+    deadline: Seconds | None = None
+    tries: int | None = Field(None, ge=1, le=100)
+    retry_after: Seconds | None = None
+    fallback: str | None = None
+    prefer: bool = False
+    idempotency: str = Field("auto", pattern=f"^(auto|none|{_PLACE})$")
+    content_type: str | None = Field(None, pattern=r"^[\x20-\x7e]+$")
+    durable: bool = False
+    declare: bool = True
+    queue_type: Literal["classic", "quorum"] = "classic"
+    queue_arguments: dict[str, str | int | bool] = {}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Route:
+        params = PARAM.findall(self.path)
+        if len(set(params)) != len(params) or "{" in PARAM.sub("", self.path):
+            raise ValueError("path: each parameter is written {name}, with a name of its own")
+        if self.path.startswith(RESULTS):
+            raise ValueError(f"path: {RESULTS} is reserved for results")
+        if "celery" in self.queue_names and (self.queue_type != "classic" or self.queue_arguments):
+            raise ValueError(
+                "queue: `celery` never gets arguments, Celery declares it without; "
+                "give the queue another name"
+            )
+        if (self.queues is None) != (self.ordering_key is None):
+            raise ValueError("ordering_key: goes together with queues, a list of two or more")
+        if self.queues and len(set(self.queues)) != len(self.queues):
+            raise ValueError("queues: each is named once")
+        if (self.ordering_key or "").startswith("param:"):
+            name = self.ordering_key.removeprefix("param:")
+            if name not in params:
+                raise ValueError(f"ordering_key: the path has no parameter {name}")
+        if self.events is not None and self.source is None:
+            raise ValueError("events: only a source knows the event; name it in `source`")
+        return self
+
+    @property
+    def queue_names(self) -> list[str]:
+        """The queues that its messages may go to."""
+        return self.queues or [self.queue]
+
+    @property
+    def takes_chosen_keys(self) -> bool:
+        """Did the operator, not the sender's scheme, choose what identifies a delivery?"""
+        return self.idempotency.startswith(("header:", "json:"))
+
+    def arguments(self) -> dict[str, str | int | bool]:
+        """Return the arguments its queues are declared with."""
+        kind = {} if self.queue_type == "classic" else {"x-queue-type": self.queue_type}
+        return {**kind, **self.queue_arguments}

@@ -1,0 +1,103 @@
+"""Discord's interactions and webhook events.
+
+https://docs.discord.com/developers/interactions/overview
+https://docs.discord.com/developers/events/webhook-events
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pydantic import SecretStr, field_validator
+
+from gateway.answer import JSON, Answer
+from gateway.delivery import Request
+from gateway.errors import Unverified
+from gateway.sources import base
+from gateway.sources.base import Draft, Signed, Source, Verified
+from gateway.sources.ed25519 import public_key, sign, verifies
+from gateway.sources.envelopes import read_json
+from gateway.sources.fields import name
+from gateway.sources.signatures import check_time, digest, header, raw
+
+SIGNATURE = "x-signature-ed25519"
+TIMESTAMP = "x-signature-timestamp"
+INTERACTIONS = {
+    1: "PING",
+    2: "APPLICATION_COMMAND",
+    3: "MESSAGE_COMPONENT",
+    4: "APPLICATION_COMMAND_AUTOCOMPLETE",
+    5: "MODAL_SUBMIT",
+}
+
+_public_key = re.compile(r"[0-9a-fA-F]{64}").fullmatch
+# One spelling only, so that no other passes for the signature.
+_signature = re.compile(r"[0-9a-f]{128}").fullmatch
+
+
+class Options(base.Options):
+    """Its secrets are public keys, as the developer portal shows them."""
+
+    @field_validator("secrets")
+    @classmethod
+    def _keys(cls, secrets: list[SecretStr]) -> list[SecretStr]:
+        if not all(_public_key(secret.get_secret_value()) for secret in secrets):
+            raise ValueError("Discord's public key is 64 hexadecimal digits")
+        return secrets
+
+
+class Discord(Source):
+    """Signs the time and the body, with Ed25519.
+
+    The event is the interaction's type by its name in Discord's documentation, as
+    ``APPLICATION_COMMAND``, or the webhook event's ``type``. The JSON's ``id`` identifies an
+    interaction; an event has none: the body's digest does. Both kinds of PING are answered.
+    """
+
+    Options = Options
+    deadline = 2.5
+    secret_headers = frozenset([SIGNATURE])
+
+    def __init__(self, options: Options, public_url: str = ""):
+        super().__init__(options, public_url)
+        self._keys = [
+            public_key(bytes.fromhex(secret.get_secret_value())) for secret in options.secrets
+        ]
+
+    def verify(self, request: Request) -> Verified:
+        timestamp = header(request, TIMESTAMP)
+        check_time(timestamp, request.received_at, self.options.tolerance)
+        given = header(request, SIGNATURE)
+        if not _signature(given):
+            raise Unverified("The signature is not 128 hexadecimal digits.")
+        signed, signature = raw(timestamp) + request.body, bytes.fromhex(given)
+        if not any(verifies(key, signature, signed) for key in self._keys):
+            raise Unverified("The signature does not match.")
+        return _read(request.body)
+
+    def sign(self, draft: Draft) -> Signed:
+        seed = bytes.fromhex(self.options.secrets[0].get_secret_value())
+        timestamp = str(int(draft.now))
+        signature = sign(seed, timestamp.encode() + draft.body).hex()
+        return Signed(draft.body, {TIMESTAMP: timestamp, SIGNATURE: signature})
+
+
+def _read(body: bytes) -> Verified:
+    message = read_json(body)
+    kind, inner = message.get("type"), message.get("event")
+    if isinstance(inner, dict):
+        return Verified(body, digest(body), name(inner.get("type")))
+    return Verified(
+        body,
+        name(message.get("id")),
+        INTERACTIONS.get(kind, name(kind)) if type(kind) is int else "",
+        challenge=_pong(kind),
+    )
+
+
+def _pong(kind: Any) -> Answer | None:
+    """Answer an interaction's PING with PONG, and a webhook event's with 204."""
+    if kind == 1:
+        return Answer(200, JSON, b'{"type":1}')
+    return Answer(204, JSON, b"") if kind == 0 else None

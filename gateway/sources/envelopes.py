@@ -1,0 +1,110 @@
+"""What senders wrap messages in, read with care: a query string, JSON, flat XML.
+
+Senders are not trusted before their signature is, and some envelopes have to be read to find
+it. So all of this is strict, bounded, and fails with nothing but `BadRequest`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+from urllib.parse import parse_qsl
+from xml.parsers import expat
+
+from gateway.errors import BadRequest
+
+MAX_PARAMETERS = 100
+#: Elements inside each other, and elements in all: far above what any sender has.
+MAX_DEPTH = 32
+MAX_ELEMENTS = 4_096
+
+
+def read_query(text: str) -> dict[str, str]:
+    """Return the parameters in a query string; the last value of a name wins.
+
+    What is no UTF-8 is replaced: it then fails whatever signature covers it.
+    Raises `BadRequest` where there are too many.
+    """
+    try:
+        return dict(
+            parse_qsl(text, keep_blank_values=True, errors="replace", max_num_fields=MAX_PARAMETERS)
+        )
+    except ValueError as exc:
+        raise BadRequest(f"The query string has more than {MAX_PARAMETERS} parameters.") from exc
+
+
+def read_json(body: bytes) -> dict[str, Any]:
+    """Return the JSON object in `body`, which has to be UTF-8.
+
+    Raises `BadRequest` for anything else, also for NaN, for text that is no Unicode (lone
+    surrogates), and for what is too deep or has too many digits for Python.
+    https://www.rfc-editor.org/rfc/rfc8259
+    """
+    try:
+        text = body.decode()
+        value = json.loads(text, parse_constant=_no_constant)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as exc:
+        raise BadRequest("The JSON cannot be read.") from exc
+    if not isinstance(value, dict):
+        raise BadRequest("The JSON is no object.")
+    return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def read_xml(body: bytes) -> dict[str, str]:
+    """Return the text of each element right below the root, which has to be UTF-8.
+
+    The first of a name counts; an element with elements inside has only the text around them.
+    Raises `BadRequest` for anything else, also for a DTD, which every entity needs.
+    """
+    return _Fields().read(body)
+
+
+class _Fields:
+    """Collects what stands at depth two, and refuses what is too deep or too much."""
+
+    def __init__(self) -> None:
+        self._fields: dict[str, str] = {}
+        self._depth = self._elements = 0
+        self._text: list[str] = []
+
+    def read(self, body: bytes) -> dict[str, str]:
+        # expat takes UTF-16 for what it is, whatever it was told; markup in it has NULs.
+        if b"\0" in body:
+            raise BadRequest("The XML is not UTF-8.")
+        parser = expat.ParserCreate("utf-8")
+        parser.buffer_text = True
+        parser.StartDoctypeDeclHandler = self._doctype
+        parser.StartElementHandler = self._start
+        parser.EndElementHandler = self._end
+        parser.CharacterDataHandler = self._characters
+        try:
+            parser.Parse(body, True)
+        except expat.ExpatError as exc:
+            raise BadRequest("The XML cannot be read.") from exc
+        return self._fields
+
+    def _doctype(self, *_declaration: Any) -> NoReturn:
+        raise BadRequest("The XML has a DTD.")
+
+    def _start(self, _name: str, _attributes: dict[str, str]) -> None:
+        self._depth += 1
+        self._elements += 1
+        if self._depth > MAX_DEPTH or self._elements > MAX_ELEMENTS:
+            raise BadRequest("The XML is too deep or has too many elements.")
+        if self._depth == 2:
+            self._text.clear()
+
+    def _characters(self, text: str) -> None:
+        if self._depth == 2:
+            self._text.append(text)
+
+    def _end(self, name: str) -> None:
+        if self._depth == 2:
+            self._fields.setdefault(name, "".join(self._text))
+        self._depth -= 1

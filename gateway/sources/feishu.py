@@ -1,0 +1,150 @@
+"""Feishu, elsewhere called Lark.
+
+https://open.feishu.cn/document/server-docs/event-subscription-guide/overview
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from hashlib import sha256
+from hmac import compare_digest
+from secrets import token_bytes, token_hex
+
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CBC
+from pydantic import Field, SecretStr
+
+from gateway.answer import JSON, Answer
+from gateway.delivery import Request
+from gateway.errors import RequestError, Unverified
+from gateway.sources import base
+from gateway.sources.base import Draft, Signed, Source, Verified
+from gateway.sources.envelopes import read_json
+from gateway.sources.fields import at, name
+from gateway.sources.signatures import check, check_time, digest, header, raw, secrets
+
+SIGNATURE = "x-lark-signature"
+TIMESTAMP = "x-lark-request-timestamp"
+NONCE = "x-lark-request-nonce"
+_BLOCK = 16
+
+
+class Options(base.Options):
+    """Its secrets are encrypt keys."""
+
+    #: The app's Verification Token, which every event and challenge then has to have.
+    verification_token: SecretStr | None = Field(None, min_length=1)
+
+
+class Feishu(Source):
+    """Signs the body and encrypts the event in it, in schema 2.0 or 1.0.
+
+    ``event_id`` or ``uuid`` identifies an event, else all that it says.
+
+    A `url_verification` may come without a signature. It is then answered if one of the encrypt
+    keys decrypts it and it has the verification token, where that is configured; the answer
+    repeats what it says and has no other effect. Anything else without a signature gets the
+    same 401, whatever was wrong with it.
+    """
+
+    Options = Options
+    deadline = 2.5
+    fallback = ""
+    secret_headers = frozenset([SIGNATURE])
+
+    def __init__(self, options: Options, public_url: str = ""):
+        super().__init__(options, public_url)
+        self._keys = secrets(options)
+
+    def verify(self, request: Request) -> Verified:
+        if SIGNATURE not in request.headers:
+            return self._unsigned(request.body)
+        timestamp = header(request, TIMESTAMP)
+        check_time(timestamp, request.received_at, self.options.tolerance)
+        given, signed = raw(header(request, SIGNATURE)), raw(timestamp + header(request, NONCE))
+        for key in self._keys:
+            if compare_digest(_proof(key, signed, request.body), given):
+                plain = _decrypt(request.body, key)
+                if not _is_padded(plain):
+                    raise Unverified("The event cannot be decrypted.")
+                return self._read(_unpad(plain))
+        raise Unverified("The signature does not match.")
+
+    def _unsigned(self, body: bytes) -> Verified:
+        for key in self._keys:
+            try:
+                # Not even the time may tell whether the padding was right: it is not looked at.
+                verified = self._read(_unpad(_decrypt(body, key)))
+            except RequestError:
+                continue
+            if verified.challenge is not None:
+                return verified
+        raise Unverified(f"The header {SIGNATURE} is missing.")
+
+    def _read(self, message: bytes) -> Verified:
+        event = read_json(message)
+        if self.options.verification_token is not None:
+            expected = self.options.verification_token.get_secret_value().encode()
+            given = at(event, ["header", "token"]) or event.get("token")
+            check([name(given).encode()], [expected])
+        kind = event.get("type")
+        challenge = None
+        if kind == "url_verification":
+            text = json.dumps({"challenge": name(event.get("challenge"))})
+            challenge = Answer(200, JSON, text.encode())
+        else:
+            kind = at(event, ["header", "event_type"]) or at(event, ["event", "type"])
+        identity = at(event, ["header", "event_id"]) or event.get("uuid")
+        return Verified(
+            message,
+            identity=name(identity) or digest(message),
+            event=name(kind),
+            account=name(at(event, ["header", "app_id"]) or at(event, ["event", "app_id"])),
+            challenge=challenge,
+        )
+
+    def sign(self, draft: Draft) -> Signed:
+        key, timestamp, nonce = self._keys[0], str(int(draft.now)), token_hex(8)
+        body = json.dumps({"encrypt": _encrypt(draft.body, key)}).encode()
+        proof = _proof(key, (timestamp + nonce).encode(), body).decode()
+        headers = {TIMESTAMP: timestamp, NONCE: nonce, SIGNATURE: proof}
+        return Signed(body, {"content-type": JSON, **headers})
+
+
+def _proof(key: bytes, signed: bytes, body: bytes) -> bytes:
+    return sha256(signed + key + body).hexdigest().encode()
+
+
+def _cipher(key: bytes, iv: bytes) -> Cipher[CBC]:
+    return Cipher(AES(sha256(key).digest()), CBC(iv))
+
+
+def _encrypt(message: bytes, key: bytes) -> str:
+    iv, missing = token_bytes(_BLOCK), _BLOCK - len(message) % _BLOCK
+    encryptor = _cipher(key, iv).encryptor()
+    sealed = encryptor.update(message + bytes([missing]) * missing) + encryptor.finalize()
+    return b64encode(iv + sealed).decode()
+
+
+def _decrypt(body: bytes, key: bytes) -> bytes:
+    """Return the padded event in `body`. Raises `Unverified`; `BadRequest` for what is no JSON."""
+    encrypted = read_json(body).get("encrypt")
+    if not isinstance(encrypted, str):
+        raise Unverified("The event is not encrypted.")
+    try:
+        sealed = b64decode(encrypted, validate=True)
+        decryptor = _cipher(key, sealed[:_BLOCK]).decryptor()
+        return decryptor.update(sealed[_BLOCK:]) + decryptor.finalize()
+    except ValueError as exc:
+        raise Unverified("The event cannot be decrypted.") from exc
+
+
+def _is_padded(plain: bytes) -> bool:
+    last = plain[-1:]
+    return b"\0" < last <= bytes([_BLOCK]) and plain.endswith(last * last[0])
+
+
+def _unpad(plain: bytes) -> bytes:
+    return plain[: len(plain) - int.from_bytes(plain[-1:])]

@@ -1,0 +1,65 @@
+"""The little that a scheme wants from a verified body: a form's fields, places in JSON, names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from gateway.errors import BadRequest
+from gateway.sources.envelopes import read_json
+
+#: Characters that an identity or an event's name may have.
+MAX_NAME = 1_000
+#: Fields that a form may have: more is an attack on the parser.
+MAX_FIELDS = 1_000
+
+
+def read_if_json(body: bytes) -> dict[str, Any]:
+    """Return the JSON object in `body`; whatever else it is counts as an empty one."""
+    try:
+        return read_json(body)
+    except BadRequest:
+        return {}
+
+
+def read_form(body: bytes) -> list[tuple[bytes, bytes]]:
+    """Return the fields of application/x-www-form-urlencoded in their order, as bytes.
+
+    https://url.spec.whatwg.org/#urlencoded-parsing. Raises `BadRequest` where they are too many.
+    """
+    if body.count(b"&") >= MAX_FIELDS:
+        raise BadRequest(f"The form has over {MAX_FIELDS} fields.")
+    fields = [field.partition(b"=") for field in body.replace(b"+", b" ").split(b"&") if field]
+    return [(unquote_to_bytes(key), unquote_to_bytes(value)) for key, _, value in fields]
+
+
+def name(value: Any) -> str:
+    """Return what stands for an identity or an event: a string's or an integer's text.
+
+    Whatever else it is counts as none. Raises `BadRequest` where it is too long.
+    """
+    if type(value) is int:
+        value = str(value)
+    if not isinstance(value, str):
+        return ""
+    if len(value) > MAX_NAME:
+        raise BadRequest(f"An id or a type in the body is over {MAX_NAME} characters.")
+    return value
+
+
+def pointer(text: str) -> list[str]:
+    """Return a JSON pointer's tokens. https://www.rfc-editor.org/rfc/rfc6901"""
+    return [token.replace("~1", "/").replace("~0", "~") for token in text.split("/")[1:]]
+
+
+def at(value: Any, tokens: Sequence[str]) -> Any:
+    """Return what a JSON pointer's tokens lead to in `value`, None where they lead nowhere."""
+    for token in tokens:
+        if isinstance(value, dict):
+            value = value.get(token)
+        elif isinstance(value, list) and token.isdecimal() and len(token) < 10:
+            value = value[int(token)] if int(token) < len(value) else None
+        else:
+            return None
+    return value

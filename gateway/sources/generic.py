@@ -1,0 +1,140 @@
+"""An HMAC in a header, for senders that have no scheme of their own here."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from binascii import hexlify
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+from uuid import uuid4
+
+from pydantic import Field, model_validator
+
+from gateway.delivery import Request
+from gateway.sources import base
+from gateway.sources.base import Draft, Signed, Verified
+from gateway.sources.envelopes import read_json
+from gateway.sources.fields import at, name, pointer
+from gateway.sources.hmac_source import HMACSource
+from gateway.sources.signatures import check_time, header, raw
+
+_TOKEN = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"  # RFC 9110, 5.1
+_placeholder = re.compile(r"\{(body|timestamp|id)\}")
+
+HeaderName = Annotated[str, Field(pattern=f"^{_TOKEN}$")]
+#: A header, or a place in a JSON body.
+Place = Annotated[str, Field(pattern=rf"^(header:{_TOKEN}|json:(/[^\r\n]*)?)$")]
+
+
+class Options(base.Options):
+    """What is signed, how, and where it stands; header names in any case."""
+
+    header: HeaderName
+    algorithm: Literal["sha1", "sha256", "sha512"] = "sha256"
+    encoding: Literal["hex", "base64"] = "hex"
+    #: What the header has before the signature.
+    prefix: str = Field("", pattern=r"^[\x20-\x7e]*$")
+    #: ``{body}``, ``{timestamp}`` and ``{id}`` with text around and between them.
+    signed: str = "{body}"
+    #: Has seconds since the epoch.
+    timestamp_header: HeaderName | None = None
+    #: Has the id; it identifies the delivery unless `identity` says what does.
+    id_header: HeaderName | None = None
+    identity: Place | None = None
+    event: Place | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Options:
+        names = _placeholder.findall(self.signed)
+        problems = []
+        if not names or re.search(r"[{}]", _placeholder.sub("", self.signed)):
+            problems.append("signed: a text with {body}, {timestamp} or {id}, and no other braces")
+        if ("timestamp" in names) != (self.timestamp_header is not None):
+            problems.append("timestamp_header: goes together with {timestamp} in signed")
+        if "id" in names and self.id_header is None:
+            problems.append("id_header: needed for {id} in signed")
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+
+class GenericHMAC(HMACSource):
+    """Signs what the option `signed` says.
+
+    A header is signed only where `signed` names it: the event, or an identity that is not
+    ``{id}``, may stand in one that is not.
+    """
+
+    Options = Options
+
+    def __init__(self, options: Options, public_url: str = ""):
+        self.header = options.header.lower()
+        self.secret_headers = frozenset([self.header])
+        self.algorithm = options.algorithm
+        self.encode = {"hex": hexlify, "base64": b64encode}[options.encoding]
+        self.prefix = options.prefix.encode()
+        super().__init__(options, public_url)
+        # Texts and placeholders take turns, a text first.
+        self._parts = _placeholder.split(options.signed)
+        self._timestamp_header = (options.timestamp_header or "").lower()
+        self._id_header = (options.id_header or "").lower()
+        id_place = f"header:{self._id_header}" if self._id_header else None
+        self._identity_place = options.identity or id_place
+        self._read_identity = _reader(self._identity_place)
+        self._read_event = _reader(options.event)
+        self._reads_json = any(
+            (place or "").startswith("json:") for place in (options.identity, options.event)
+        )
+
+    @property
+    def covers_body(self) -> bool:
+        return "{body}" in self.options.signed
+
+    def verify(self, request: Request) -> Verified:
+        timestamp = identity = ""
+        if self._timestamp_header:
+            timestamp = header(request, self._timestamp_header)
+            check_time(timestamp, request.received_at, self.options.tolerance)
+        if "id" in self._parts[1::2]:
+            identity = header(request, self._id_header)
+        self.check(request, *self._signed(request.body, timestamp, identity))
+        message = read_json(request.body) if self._reads_json else None
+        return Verified(
+            request.body,
+            self._read_identity(request.headers, message),
+            self._read_event(request.headers, message),
+        )
+
+    def sign(self, draft: Draft) -> Signed:
+        headers = {}
+        timestamp, identity = str(int(draft.now)), draft.identity or uuid4().hex
+        if self._timestamp_header:
+            headers[self._timestamp_header] = timestamp
+        if self._id_header:
+            headers[self._id_header] = identity
+        for place, value in (
+            (self._identity_place, draft.identity),
+            (self.options.event, draft.event),
+        ):
+            if value and place and place.startswith("header:"):
+                headers[place.removeprefix("header:").lower()] = value
+        signed = self._signed(draft.body, timestamp, identity)
+        return Signed(draft.body, {**headers, **self.signature(*signed)})
+
+    def _signed(self, body: bytes, timestamp: str, identity: str) -> list[bytes]:
+        values = {"body": body, "timestamp": raw(timestamp), "id": raw(identity)}
+        return [
+            values[part] if i % 2 else part.encode() for i, part in enumerate(self._parts) if part
+        ]
+
+
+def _reader(place: str | None) -> Callable[[dict[str, str], Any], str]:
+    """Return the function from headers and JSON to what stands at `place`; empty: nothing."""
+    kind, _, where = (place or "").partition(":")
+    if kind == "header":
+        return lambda headers, _message: headers.get(where.lower(), "")
+    if kind == "json":
+        tokens = pointer(where)
+        return lambda _headers, message: name(at(message, tokens))
+    return lambda _headers, _message: ""

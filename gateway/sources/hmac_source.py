@@ -1,0 +1,40 @@
+"""The family of senders that put an HMAC into one header."""
+
+from __future__ import annotations
+
+import hmac
+from binascii import hexlify
+from collections.abc import Callable
+from typing import ClassVar
+
+from gateway.delivery import Request
+from gateway.sources.base import Options, Source
+from gateway.sources.signatures import check, header, mac, raw, secrets
+
+
+class HMACSource(Source):
+    """Sends ``prefix + encode(HMAC(secret, what is signed))`` in the header named `header`.
+
+    A scheme says what is signed by what it gives to `check` and to `signature`.
+    """
+
+    header: ClassVar[str]
+    algorithm: ClassVar[str] = "sha256"
+    prefix: ClassVar[bytes] = b""
+    encode: ClassVar[Callable[[bytes], bytes]] = staticmethod(hexlify)
+
+    def __init__(self, options: Options, public_url: str = ""):
+        super().__init__(options, public_url)
+        self._keys = [hmac.new(key, digestmod=self.algorithm) for key in secrets(options)]
+
+    def check(self, request: Request, *signed: bytes) -> None:
+        """Raise `Unverified` unless one of the secrets made the header's signature."""
+        given = raw(header(request, self.header))
+        check([given], (self._signature(key, signed) for key in self._keys))
+
+    def signature(self, *signed: bytes) -> dict[str, str]:
+        """Return the header that the sender makes with the first secret."""
+        return {self.header: self._signature(self._keys[0], signed).decode()}
+
+    def _signature(self, key: hmac.HMAC, signed: tuple[bytes, ...]) -> bytes:
+        return self.prefix + self.encode(mac(key, signed))

@@ -1,0 +1,81 @@
+"""Meta: Facebook, Instagram, Messenger, WhatsApp.
+
+https://developers.facebook.com/docs/graph-api/webhooks/getting-started
+"""
+
+from __future__ import annotations
+
+from pydantic import Field, SecretStr
+
+from gateway.answer import TEXT, Answer
+from gateway.delivery import Request
+from gateway.errors import MethodNotAllowed, Unverified
+from gateway.sources import base
+from gateway.sources.base import Draft, Signed, Verified
+from gateway.sources.envelopes import read_query
+from gateway.sources.fields import name, read_if_json
+from gateway.sources.hmac_source import HMACSource
+from gateway.sources.signatures import check, digest
+
+
+class Options(base.Options):
+    """Its secrets are app secrets."""
+
+    #: What the app's dashboard was given; None: there is no handshake.
+    verify_token: SecretStr | None = Field(None, min_length=1)
+
+
+class Meta(HMACSource):
+    """Signs the body.
+
+    The event is the JSON's ``object`` and, where its changes are all of one, their ``field``,
+    as in ``page.feed``. Nothing but the body itself identifies a delivery: its digest does.
+    """
+
+    Options = Options
+    header = "x-hub-signature-256"
+    prefix = b"sha256="
+    deadline = 4.5
+    fallback = ""
+    secret_headers = frozenset([header, "x-hub-signature"])
+    handshakes = True
+
+    def handshake(self, request: Request) -> Answer:
+        if self.options.verify_token is None:
+            raise MethodNotAllowed(
+                "This source has no verify_token for the handshake.", headers={"Allow": "POST"}
+            )
+        query = read_query(request.query_string)
+        token = self.options.verify_token.get_secret_value().encode()
+        check([query.get("hub.verify_token", "").encode()], [token])
+        challenge = query.get("hub.challenge", "")
+        if query.get("hub.mode") != "subscribe" or not challenge:
+            raise Unverified("A handshake has hub.mode=subscribe and a hub.challenge.")
+        return Answer(200, TEXT, challenge.encode())
+
+    def verify(self, request: Request) -> Verified:
+        self.check(request, request.body)
+        return Verified(request.body, digest(request.body), _event(request.body))
+
+    def sign(self, draft: Draft) -> Signed:
+        return Signed(draft.body, self.signature(draft.body))
+
+
+def _event(body: bytes) -> str:
+    message = read_if_json(body)
+    event = name(message.get("object"))
+    fields = {name(change.get("field")) for change in _changes(message)}
+    field = fields.pop() if len(fields) == 1 else ""
+    return f"{event}.{field}" if field else event
+
+
+def _changes(message: dict) -> list[dict]:
+    return [
+        change
+        for entry in _objects(message.get("entry"))
+        for change in _objects(entry.get("changes"))
+    ]
+
+
+def _objects(value: object) -> list[dict]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []

@@ -1,0 +1,39 @@
+"""Shopify. https://shopify.dev/docs/apps/build/webhooks/subscribe/https"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+
+from gateway.delivery import Request
+from gateway.sources.base import Draft, Signed, Verified
+from gateway.sources.hmac_source import HMACSource
+
+
+class Shopify(HMACSource):
+    """Signs the body.
+
+    Not signed: the headers. The event is ``X-Shopify-Topic``, as ``orders/create``;
+    ``X-Shopify-Event-Id`` identifies the delivery.
+    """
+
+    header = "x-shopify-hmac-sha256"
+    encode = staticmethod(b64encode)
+    deadline = 4.5
+    secret_headers = frozenset([header])
+
+    def verify(self, request: Request) -> Verified:
+        self.check(request, request.body)
+        headers = request.headers
+        return Verified(
+            request.body,
+            headers.get("x-shopify-event-id", ""),
+            headers.get("x-shopify-topic", ""),
+        )
+
+    def sign(self, draft: Draft) -> Signed:
+        headers = self.signature(draft.body)
+        if draft.event:
+            headers["x-shopify-topic"] = draft.event
+        if draft.identity:
+            headers["x-shopify-event-id"] = draft.identity
+        return Signed(draft.body, headers)

@@ -1,0 +1,154 @@
+"""Standard Webhooks, also as Svix and GitLab's signing token send them.
+
+https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
+"""
+
+from __future__ import annotations
+
+import hmac
+from abc import ABC, abstractmethod
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+from uuid import uuid4
+
+from pydantic import SecretStr, field_validator
+
+from gateway.delivery import Request
+from gateway.errors import Unverified
+from gateway.sources import base, ed25519
+from gateway.sources.base import Draft, Signed, Source, Verified
+from gateway.sources.fields import name, read_if_json
+from gateway.sources.signatures import check_time, header, mac, raw
+
+PUBLIC = "whpk_"
+VALID = (
+    "a Standard Webhooks secret is base64, `whsec_` before it or not, "
+    "or `whpk_` and the base64 of an Ed25519 key's 32 bytes"
+)
+#: Signatures that are looked at: while keys are changed there are two, and each costs CPU.
+MAX_SIGNATURES = 10
+
+
+class Key(ABC):
+    """What verifies one version of signature, and makes it."""
+
+    version: bytes
+
+    @abstractmethod
+    def verifies(self, given: Sequence[bytes], signed: bytes) -> bool:
+        """Is one of the signatures, each with its version, ours?"""
+
+    @abstractmethod
+    def sign(self, signed: bytes) -> bytes:
+        """Return the signature with its version."""
+
+
+class SharedKey(Key):
+    """HMAC-SHA256."""
+
+    def __init__(self, key: bytes):
+        self._key = hmac.new(key, digestmod="sha256")
+
+    def verifies(self, given: Sequence[bytes], signed: bytes) -> bool:
+        expected = self.sign(signed)
+        return any(hmac.compare_digest(signature, expected) for signature in given)
+
+    def sign(self, signed: bytes) -> bytes:
+        return b"v1," + b64encode(mac(self._key, [signed]))
+
+
+class PublicKey(Key):
+    """Ed25519; to sign, the key is taken for the private one."""
+
+    def __init__(self, key: bytes):
+        self._seed = key
+        self._key = ed25519.public_key(key)
+
+    def verifies(self, given: Sequence[bytes], signed: bytes) -> bool:
+        return any(
+            ed25519.verifies(self._key, signature, signed)
+            for signature in map(_signature, given)
+            if signature
+        )
+
+    def sign(self, signed: bytes) -> bytes:
+        return b"v1a," + b64encode(ed25519.sign(self._seed, signed))
+
+
+class Options(base.Options):
+    """Its secrets are the sender's: ``whsec_...``, or a public key, ``whpk_...``."""
+
+    @field_validator("secrets")
+    @classmethod
+    def _keys(cls, secrets: list[SecretStr]) -> list[SecretStr]:
+        for secret in secrets:
+            try:
+                _key(secret.get_secret_value())
+            except ValueError:
+                raise ValueError(VALID) from None
+        return secrets
+
+
+class Standard(Source):
+    """Signs the id, the time and the body.
+
+    The event is the JSON's ``type`` where the body is JSON and has one; ``webhook-id``
+    identifies the delivery.
+    """
+
+    Options = Options
+    deadline = 14.0
+    secret_headers = frozenset(["webhook-signature", "svix-signature"])
+
+    def __init__(self, options: Options, public_url: str = ""):
+        super().__init__(options, public_url)
+        self._keys = [_key(secret.get_secret_value()) for secret in options.secrets]
+
+    def verify(self, request: Request) -> Verified:
+        prefix = "svix" if "svix-id" in request.headers else "webhook"
+        identity = header(request, f"{prefix}-id")
+        timestamp = header(request, f"{prefix}-timestamp")
+        check_time(timestamp, request.received_at, self.options.tolerance)
+        given = raw(header(request, f"{prefix}-signature")).split(b" ")[:MAX_SIGNATURES]
+        signed = b"%b.%b.%b" % (raw(identity), raw(timestamp), request.body)
+        if not any(key.verifies(given, signed) for key in self._keys):
+            raise Unverified("The signature does not match.")
+        return Verified(request.body, identity, name(read_if_json(request.body).get("type")))
+
+    def sign(self, draft: Draft) -> Signed:
+        identity = draft.identity or f"msg_{uuid4().hex}"
+        timestamp = str(int(draft.now))
+        signed = b"%b.%b.%b" % (raw(identity), timestamp.encode(), draft.body)
+        headers = {
+            "webhook-id": identity,
+            "webhook-timestamp": timestamp,
+            "webhook-signature": self._keys[0].sign(signed).decode(),
+        }
+        return Signed(draft.body, headers)
+
+
+def _key(secret: str) -> Key:
+    """Return the key that `secret` spells. Raises ValueError."""
+    if secret.startswith(PUBLIC):
+        return PublicKey(_base64(secret.removeprefix(PUBLIC)))
+    return SharedKey(_base64(secret.removeprefix("whsec_")))
+
+
+def _base64(text: str) -> bytes:
+    """Decode, padded or not. Raises ValueError, also where it is nothing."""
+    key = b64decode(text + "=" * (-len(text) % 4), validate=True)
+    if not key:
+        raise ValueError("empty")
+    return key
+
+
+def _signature(given: bytes) -> bytes:
+    """Return the bytes of an Ed25519 signature; none where it is none, or oddly spelled."""
+    version, _, text = given.partition(b",")
+    if version != b"v1a" or len(text) != 88:
+        return b""
+    try:
+        signature = b64decode(text, validate=True)
+    except ValueError:
+        return b""
+    return signature if b64encode(signature) == text else b""

@@ -1,0 +1,40 @@
+"""Stripe. https://docs.stripe.com/webhooks#verify-manually"""
+
+from __future__ import annotations
+
+from gateway.delivery import Request
+from gateway.errors import Unverified
+from gateway.sources.base import Draft, Signed, Verified
+from gateway.sources.envelopes import read_json
+from gateway.sources.fields import name
+from gateway.sources.hmac_source import HMACSource
+from gateway.sources.signatures import check, check_time, header, mac, raw
+
+
+class Stripe(HMACSource):
+    """Signs the time and the body; while a secret is changed, once with each.
+
+    The event is the JSON's ``type``; its ``id`` identifies the delivery.
+    """
+
+    header = "stripe-signature"
+    deadline = 9.0
+    secret_headers = frozenset([header])
+
+    def verify(self, request: Request) -> Verified:
+        # t=1700000000,v1=<hex>,v1=<hex>,v0=<hex>: of other versions nothing is taken.
+        fields = [field.partition("=") for field in header(request, self.header).split(",")]
+        times = [value for key, _, value in fields if key == "t"]
+        if len(times) != 1:
+            raise Unverified(f"The header {self.header} needs one t.")
+        check_time(times[0], request.received_at, self.options.tolerance)
+        signed = (times[0].encode(), b".", request.body)
+        given = [raw(value) for key, _, value in fields if key == "v1"]
+        check(given, (self.encode(mac(key, signed)) for key in self._keys))
+        event = read_json(request.body)
+        return Verified(request.body, name(event.get("id")), name(event.get("type")))
+
+    def sign(self, draft: Draft) -> Signed:
+        timestamp = str(int(draft.now))
+        signature = self.signature(timestamp.encode(), b".", draft.body)[self.header]
+        return Signed(draft.body, {self.header: f"t={timestamp},v1={signature}"})

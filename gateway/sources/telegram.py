@@ -1,0 +1,49 @@
+"""Telegram's bots. https://core.telegram.org/bots/api#setwebhook"""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import SecretStr, field_validator
+
+from gateway.delivery import Request
+from gateway.sources import base
+from gateway.sources.base import Draft, Signed, Verified
+from gateway.sources.bearer import BearerSource
+from gateway.sources.envelopes import read_json
+from gateway.sources.fields import name
+
+_token = re.compile(r"[A-Za-z0-9_-]{1,256}").fullmatch
+
+
+class Options(base.Options):
+    """Its secrets are what setWebhook was given as ``secret_token``."""
+
+    @field_validator("secrets")
+    @classmethod
+    def _tokens(cls, secrets: list[SecretStr]) -> list[SecretStr]:
+        if not all(_token(secret.get_secret_value()) for secret in secrets):
+            raise ValueError("Telegram takes 1 to 256 letters, digits, `_` and `-` for a secret")
+        return secrets
+
+
+class Telegram(BearerSource):
+    """Signs nothing: ``X-Telegram-Bot-Api-Secret-Token`` is the secret.
+
+    The event is the update's kind, as ``message``; the JSON's ``update_id`` identifies it.
+    """
+
+    Options = Options
+    header = "x-telegram-bot-api-secret-token"
+    deadline = 55.0
+    secret_headers = frozenset([header])
+
+    def verify(self, request: Request) -> Verified:
+        self.check(request)
+        update = read_json(request.body)
+        # An update has its id and, at the most, one other field.
+        kind = next((key for key in update if key != "update_id"), "")
+        return Verified(request.body, name(update.get("update_id")), name(kind))
+
+    def sign(self, draft: Draft) -> Signed:
+        return Signed(draft.body, self.token())

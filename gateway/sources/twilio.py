@@ -1,0 +1,102 @@
+"""Twilio. https://www.twilio.com/docs/usage/webhooks/webhooks-security"""
+
+from __future__ import annotations
+
+import hmac
+from base64 import b64encode
+from hashlib import sha256
+from urllib.parse import urlsplit
+
+from gateway.delivery import Request
+from gateway.sources.base import Draft, Options, Signed, Source, Verified
+from gateway.sources.fields import name, read_form
+from gateway.sources.signatures import check, header, mac, raw, secrets
+
+SIGNATURE = "x-twilio-signature"
+#: Names the algorithm where the secret is a key made for webhooks and not the account's token;
+#: https://www.twilio.com/docs/usage/webhooks/webhook-shared-keys
+SETTINGS = "x-twilio-webhooks-signature-settings"
+IDENTITY = "i-twilio-idempotency-token"
+BODY_HASH = "bodySHA256"
+ALGORITHMS = {"HMAC_SHA1": "sha1", "HMAC_SHA256": "sha256"}
+STATUS = (b"MessageStatus", b"CallStatus")
+
+
+class Twilio(Source):
+    """Signs the public URL and a form's fields; of any other body the digest in the URL.
+
+    Not signed: the headers, the order of a form's fields. The event is a form's
+    ``MessageStatus`` or ``CallStatus``; ``I-Twilio-Idempotency-Token`` identifies the delivery.
+    """
+
+    deadline = 14.0
+    #: No instruction, in Twilio's markup.
+    fallback = "<Response/>"
+    content_type = "text/xml"
+    secret_headers = frozenset([SIGNATURE])
+    needs_public_url = True
+
+    def __init__(self, options: Options, public_url: str = ""):
+        super().__init__(options, public_url)
+        self._keys = {
+            label: [hmac.new(key, digestmod=algorithm) for key in secrets(options)]
+            for label, algorithm in ALGORITHMS.items()
+        }
+        self._urls = _with_and_without_port(public_url.rstrip("/"))
+
+    def verify(self, request: Request) -> Verified:
+        given = raw(header(request, SIGNATURE))
+        keys = self._keys.get(_algorithm(request.headers.get(SETTINGS, "")), [])
+        fields: list[tuple[bytes, bytes]] = []
+        digest = _body_hash(request.query_string)
+        if digest is None:
+            fields = read_form(request.body)
+        else:
+            check([raw(digest)], [sha256(request.body).hexdigest().encode()])
+        rest = _signed(request.path, request.query_string, fields)
+        expected = (b64encode(mac(key, [url, rest])) for key in keys for url in self._urls)
+        check([given], expected)
+        status = next((value for key, value in fields if key in STATUS), b"")
+        identity = request.headers.get(IDENTITY, "")
+        return Verified(request.body, identity, name(status.decode(errors="replace")))
+
+    def sign(self, draft: Draft) -> Signed:
+        url = urlsplit(draft.url)
+        query, added, fields = url.query, {}, []
+        if draft.body[:1] in (b"{", b"["):
+            added[BODY_HASH] = sha256(draft.body).hexdigest()
+            query += f"{'&' if query else ''}{BODY_HASH}={added[BODY_HASH]}"
+        else:
+            fields = read_form(draft.body)
+        signed = [self._urls[0], _signed(url.path or "/", query, fields)]
+        headers = {SIGNATURE: b64encode(mac(self._keys["HMAC_SHA1"][0], signed)).decode()}
+        if draft.identity:
+            headers[IDENTITY] = draft.identity
+        return Signed(draft.body, headers, added)
+
+
+def _signed(path: str, query: str, fields: list[tuple[bytes, bytes]]) -> bytes:
+    """Return what is signed after the URL's host: a repeated field counts once for each value."""
+    target = raw(f"{path}?{query}" if query else path)
+    return target + b"".join(key + value for key, value in sorted(set(fields)))
+
+
+def _body_hash(query: str) -> str | None:
+    fields = (field.partition("=") for field in query.split("&"))
+    return next((value for key, _, value in fields if key == BODY_HASH), None)
+
+
+def _algorithm(settings: str) -> str:
+    fields = (field.strip().partition("=") for field in settings.split(","))
+    given = (value.upper() for key, _, value in fields if key == "algorithm" and value)
+    return next(given, "HMAC_SHA1")
+
+
+def _with_and_without_port(url: str) -> list[bytes]:
+    """Return the URL and its twin: Twilio signs now the one, now the other."""
+    parts = urlsplit(url)
+    if parts.port is not None:
+        netloc = parts.netloc.rpartition(":")[0]
+    else:
+        netloc = f"{parts.netloc}:{80 if parts.scheme == 'http' else 443}"
+    return [raw(url), raw(parts._replace(netloc=netloc).geturl())]

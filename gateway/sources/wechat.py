@@ -1,0 +1,125 @@
+"""WeChat: official accounts, mini programs, third-party platforms.
+
+https://developers.weixin.qq.com/doc/offiaccount/Basic_Information/Access_Overview.html
+https://developers.weixin.qq.com/doc/oplatform/developers/dev/push/encryption.html
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gateway.answer import JSON, TEXT, Answer
+from gateway.delivery import Request
+from gateway.errors import Unverified
+from gateway.sources import wechat_crypto
+from gateway.sources.base import Draft, Signed, Source, Verified
+from gateway.sources.wechat_crypto import CryptoOptions, MessageCrypto, Opened, Sealed
+from gateway.sources.wechat_message import XML, Message, looks_like_json, passive_reply, render
+
+
+class Options(CryptoOptions):
+    """Its secrets are tokens, and `receive_id` is the app id."""
+
+    #: Take plain messages beside encrypted ones, as while switching from one to the other.
+    plain: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class Context:
+    """What a reply needs to know: the message, and, where it was encrypted, how."""
+
+    message: Message
+    opened: Opened | None
+
+
+class WeChat(Source):
+    """Signs the message, if it is encrypted. There are three modes:
+
+    - Safe: the message is encrypted, and ``msg_signature`` covers it. With an `aes_key` all
+      messages have to be like that, unless `plain` is set.
+    - Plain, without an `aes_key`: ``signature`` covers the time, but not the body.
+    - Compatible: both beside each other; only what was encrypted is believed.
+
+    ``signature`` comes in every mode, and is checked before the body is read; where it is left
+    out the body is read first, to find what ``msg_signature`` covers.
+
+    The event is the MsgType, or of events ``event.`` and the Event, all in lower case. A
+    message is identified by its MsgId with the account and, in WeCom, the agent; an event by
+    all that it says.
+    """
+
+    Options = Options
+    deadline = 4.5
+    tries = 3
+    retry_after = 5.0
+    fallback = "success"
+    content_type = XML
+    handshakes = True
+
+    def __init__(self, options: CryptoOptions, public_url: str = ""):
+        super().__init__(options, public_url)
+        self._crypto = MessageCrypto(options)
+
+    @property
+    def covers_body(self) -> bool:
+        return bool(self._crypto.keys) and not self.options.plain
+
+    def handshake(self, request: Request) -> Answer:
+        query = self._crypto.parameters(request)
+        self._crypto.signed(query.get("signature", ""), query)
+        return Answer(200, TEXT, query.get("echostr", "").encode())
+
+    def verify(self, request: Request) -> Verified:
+        query = self._crypto.parameters(request)
+        if "signature" in query or "msg_signature" not in query:
+            self._crypto.signed(query.get("signature", ""), query)
+        message, body, opened = Message.read(request.body), request.body, None
+        encrypted = message.get("encrypt")
+        if encrypted and self._crypto.keys:
+            opened = self._crypto.open(query.get("msg_signature", ""), query, encrypted)
+            message, body = Message.read(opened.message), opened.message
+        elif encrypted:
+            raise Unverified("The message is encrypted; the source has no aes_key.")
+        elif self.covers_body or "signature" not in query:
+            raise Unverified("The message is not encrypted.")
+        return Verified(
+            body,
+            identity=message.identity(body),
+            event=message.event,
+            account=(opened and opened.receive_id) or message.get("tousername"),
+            context=Context(message, opened),
+        )
+
+    def reply(self, answer: Answer, verified: Verified, now: float) -> Answer:
+        if answer.body in (b"", b"success"):
+            return replace(answer, content_type=TEXT if answer.body else "")
+        message, opened = verified.context.message, verified.context.opened
+        body = passive_reply(answer, message, now)
+        if opened is not None:
+            sealed = wechat_crypto.seal(replace(opened, message=body), str(int(now)))
+            body = render(self._reply(sealed, message.is_json), message.is_json)
+        return replace(answer, content_type=JSON if message.is_json else XML, body=body)
+
+    def _reply(self, sealed: Sealed, as_json: bool) -> dict[str, Any]:
+        """Return an encrypted reply's fields."""
+        return {
+            "Encrypt": sealed.encrypted,
+            "MsgSignature": sealed.signature,
+            "TimeStamp": int(sealed.timestamp),
+            "Nonce": sealed.nonce,
+        }
+
+    def sign(self, draft: Draft) -> Signed:
+        as_json = looks_like_json(draft.body)
+        headers = {"content-type": JSON if as_json else XML}
+        timestamp, nonce = str(int(draft.now)), wechat_crypto.new_nonce()
+        body, safe = draft.body, {}
+        if self._crypto.keys:
+            sealed = self._crypto.seal(draft.body, timestamp)
+            nonce = sealed.nonce
+            safe = {"encrypt_type": "aes", "msg_signature": sealed.signature}
+            body = render({"Encrypt": sealed.encrypted}, as_json)
+        signature = wechat_crypto.signature(self._crypto.tokens[0], timestamp, nonce)
+        query = {"signature": signature, "timestamp": timestamp, "nonce": nonce, **safe}
+        return Signed(body, headers, query)

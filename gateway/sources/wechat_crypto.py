@@ -1,0 +1,176 @@
+"""WeChat's message encryption, which WeCom and DingTalk share.
+
+    signature    SHA-1, in hex, of token, timestamp, nonce and cipher text: sorted and joined
+    key          base64 of the EncodingAESKey and "=", 32 bytes
+    cipher text  base64 of AES-256-CBC with the key's first 16 bytes as IV, padded as PKCS#7
+                 does, but to 32 bytes
+    plain text   16 random bytes, the message's length (4 bytes, big endian), the message, and
+                 the receive id: whom it is for
+
+The signature covers the cipher text and is checked first, and whatever fails after it fails in
+one way: nobody learns from the answer what was wrong with a cipher text.
+
+https://developers.weixin.qq.com/doc/oplatform/developers/dev/push/encryption.html
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode, b64encode
+from dataclasses import dataclass, field
+from hashlib import sha1
+from hmac import compare_digest
+from secrets import randbelow, token_bytes
+from typing import Annotated
+
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CBC
+from pydantic import BeforeValidator, SecretStr, field_validator, model_validator
+
+from gateway.delivery import Request
+from gateway.errors import Unverified
+from gateway.sources.base import Options, listed
+from gateway.sources.envelopes import read_query
+from gateway.sources.signatures import check_time
+
+_BLOCK = 32
+_encoding_aes_key = re.compile(r"[A-Za-z0-9+/]{43}").fullmatch
+
+
+class CryptoOptions(Options):
+    """What `MessageCrypto` needs; ``secrets`` are tokens, and any goes with any key."""
+
+    #: EncodingAESKeys: any of them decrypts, so that one can be changed for another.
+    aes_key: Annotated[list[SecretStr], BeforeValidator(listed)] = []
+    #: Whose messages are taken ("": those that name nobody; "*": anybody's).
+    receive_id: Annotated[list[str], BeforeValidator(listed)] = []
+
+    @field_validator("aes_key")
+    @classmethod
+    def _of_43(cls, keys: list[SecretStr]) -> list[SecretStr]:
+        if not all(_encoding_aes_key(key.get_secret_value()) for key in keys):
+            raise ValueError("an EncodingAESKey has 43 characters: letters, digits, + and /")
+        return keys
+
+    @model_validator(mode="after")
+    def _for_somebody(self) -> CryptoOptions:
+        if self.aes_key and not self.receive_id:
+            raise ValueError('receive_id: aes_key needs it beside it; "*" takes anybody\'s')
+        return self
+
+
+@dataclass(slots=True, frozen=True)
+class Opened:
+    """A message in plain text, whom it is for, and what it was or is to be sealed with."""
+
+    message: bytes = field(repr=False)
+    receive_id: str
+    token: str = field(repr=False)
+    key: bytes = field(repr=False)
+
+
+@dataclass(slots=True, frozen=True)
+class Sealed:
+    """An encrypted message with its signature."""
+
+    encrypted: str
+    signature: str
+    timestamp: str
+    nonce: str
+
+
+class MessageCrypto:
+    """Verifies and decrypts with any of the configured tokens and keys.
+
+    `milliseconds` says that timestamps may be so long: since nothing separates the parts that
+    are signed, each form that is taken is one more way to divide them anew.
+    """
+
+    def __init__(self, options: CryptoOptions, milliseconds: bool = False):
+        self._milliseconds = milliseconds
+        self._tolerance = options.tolerance
+        self._receive_ids = options.receive_id
+        self.tokens = [token.get_secret_value() for token in options.secrets]
+        self.keys = [b64decode(key.get_secret_value() + "=") for key in options.aes_key]
+
+    def parameters(self, request: Request) -> dict[str, str]:
+        """Return the query's parameters, a timely ``timestamp`` and a ``nonce`` among them.
+
+        Raises `Unverified`; `BadRequest` where there are too many parameters.
+        """
+        query = read_query(request.query_string)
+        if "nonce" not in query:
+            raise Unverified("The parameter nonce is missing.")
+        timestamp = query.get("timestamp", "")
+        if self._milliseconds and len(timestamp) > 11:
+            timestamp = timestamp[:-3]
+        check_time(timestamp, request.received_at, self._tolerance)
+        return query
+
+    def signed(self, given: str, query: dict[str, str], *more: str) -> str:
+        """Return the token whose signature of the query and of `more` was `given`.
+
+        Raises `Unverified`.
+        """
+        for token in self.tokens:
+            expected = signature(token, query["timestamp"], query["nonce"], *more)
+            if compare_digest(expected.encode(), given.encode()):
+                return token
+        raise Unverified("The signature does not match.")
+
+    def open(self, given: str, query: dict[str, str], encrypted: str) -> Opened:
+        """Verify the signature `given`, then decrypt. Raises `Unverified`."""
+        token = self.signed(given, query, encrypted)
+        for key in self.keys:
+            plain = decrypt(encrypted, key)
+            if plain is not None and (plain[1] in self._receive_ids or "*" in self._receive_ids):
+                return Opened(*plain, token, key)
+        raise Unverified("The message cannot be decrypted.")
+
+    def seal(self, message: bytes, timestamp: str) -> Sealed:
+        """Encrypt and sign as the sender would: with what is configured first."""
+        receive_id = self._receive_ids[0].replace("*", "")
+        return seal(Opened(message, receive_id, self.tokens[0], self.keys[0]), timestamp)
+
+
+def signature(*parts: str) -> str:
+    """Return the hex SHA-1 of `parts`, sorted and joined."""
+    return sha1("".join(sorted(parts)).encode()).hexdigest()
+
+
+def new_nonce() -> str:
+    """Return ten random digits."""
+    return f"{randbelow(10**10):010}"
+
+
+def seal(opened: Opened, timestamp: str) -> Sealed:
+    """Encrypt and sign: the opposite of `MessageCrypto.open`."""
+    encrypted, nonce = encrypt(opened.message, opened.receive_id, opened.key), new_nonce()
+    proof = signature(opened.token, timestamp, nonce, encrypted)
+    return Sealed(encrypted, proof, timestamp, nonce)
+
+
+def encrypt(message: bytes, receive_id: str, key: bytes, random: bytes | None = None) -> str:
+    """Return the base64 cipher text; `random` are 16 bytes, fresh ones if not given."""
+    random = token_bytes(16) if random is None else random
+    plain = random + len(message).to_bytes(4, "big") + message + receive_id.encode()
+    missing = _BLOCK - len(plain) % _BLOCK
+    encryptor = Cipher(AES(key), CBC(key[:16])).encryptor()
+    sealed = encryptor.update(plain + bytes([missing]) * missing) + encryptor.finalize()
+    return b64encode(sealed).decode()
+
+
+def decrypt(encrypted: str, key: bytes) -> tuple[bytes, str] | None:
+    """Return the message and the receive id; None, whatever is wrong."""
+    try:
+        decryptor = Cipher(AES(key), CBC(key[:16])).decryptor()
+        plain = decryptor.update(b64decode(encrypted, validate=True)) + decryptor.finalize()
+        padding = plain[-1:] * int.from_bytes(plain[-1:])
+        content = plain.removesuffix(padding)
+        end = 20 + int.from_bytes(content[16:20])
+        if content == plain or len(padding) > _BLOCK or end > len(content):
+            return None
+        return content[20:end], content[end:].decode()
+    except ValueError:
+        return None

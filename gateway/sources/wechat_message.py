@@ -1,0 +1,130 @@
+"""WeChat's messages, as XML or JSON, and the passive replies to them.
+
+https://developers.weixin.qq.com/doc/offiaccount/Message_Management/Receiving_standard_messages.html
+https://developers.weixin.qq.com/doc/offiaccount/Message_Management/Passive_user_reply_message.html
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.answer import JSON, Answer
+from gateway.errors import BadRequest, ResultUnusable
+from gateway.sources.envelopes import read_json, read_xml
+from gateway.sources.fields import name
+from gateway.sources.signatures import digest
+
+XML = "text/xml"
+#: Elements inside each other in a reply: the root, `Articles`, `item`, `Title`.
+_MAX_DEPTH = 4
+_tag = re.compile(r"[A-Za-z_][A-Za-z0-9_]*").fullmatch
+# What https://www.w3.org/TR/xml/#charsets leaves out.
+_no_xml = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+@dataclass(slots=True, frozen=True)
+class Message:
+    """A message's top-level texts and numbers, by name in lower case."""
+
+    fields: dict[str, str] = field(repr=False)
+    is_json: bool
+
+    @classmethod
+    def read(cls, body: bytes) -> Message:
+        """Read `body`, which is a JSON object or XML. Raises `BadRequest`."""
+        if is_json := looks_like_json(body):
+            found = {k: str(v) for k, v in read_json(body).items() if isinstance(v, (str, int))}
+        else:
+            found = read_xml(body)
+        return cls({key.lower(): text for key, text in found.items()}, is_json)
+
+    def get(self, key: str) -> str:
+        return self.fields.get(key, "")
+
+    @property
+    def event(self) -> str:
+        """What kind it is: a MsgType such as ``text``, or ``event.subscribe``."""
+        kind = name(self.get("msgtype") or self.get("infotype")).lower()
+        event = name(self.get("event")).lower()
+        return f"{kind}.{event}" if kind == "event" and event else kind
+
+    def identity(self, body: bytes) -> str:
+        """Return what each try of the message has in common.
+
+        A message has its MsgId. An event has none, and who sent it when is not enough: events
+        of one second may differ in what only the event's own fields say (two members changed,
+        both by `sys`). Each try repeats the event, so it is known by all that it says.
+        """
+        if self.get("msgid") and self.get("msgtype").lower() != "event":
+            return name(":".join(map(self.get, ("tousername", "agentid", "msgid"))))
+        return digest(body)
+
+
+def looks_like_json(body: bytes) -> bool:
+    """Is it an object, and not XML?"""
+    return body.lstrip()[:1] == b"{"
+
+
+def passive_reply(answer: Answer, message: Message, now: float) -> bytes:
+    """Return a task's answer to `message` as a passive reply in the message's own form.
+
+    What is one already stays as it is. An object with a MsgType is one but for the names and
+    the time, which are filled in; any other text is one of the type `text`. Raises
+    `ResultUnusable`.
+    """
+    try:
+        text = answer.body.decode()
+    except UnicodeDecodeError as exc:
+        raise ResultUnusable("A passive reply has to be UTF-8.") from exc
+    if not message.is_json and text.lstrip().startswith("<xml"):
+        return answer.body
+    reply = None
+    if message.is_json or answer.content_type == JSON:
+        reply = _object(answer.body)
+    if reply is None:
+        reply = {"MsgType": "text", "Content": text}
+    elif message.is_json and ("MsgType" not in reply or "ToUserName" in reply):
+        return answer.body
+    elif "MsgType" not in reply:
+        raise ResultUnusable("An object without MsgType is no passive reply.")
+    people = {"ToUserName": message.get("fromusername"), "FromUserName": message.get("tousername")}
+    return render({**people, "CreateTime": int(now), **reply}, message.is_json)
+
+
+def render(fields: dict[str, Any], as_json: bool) -> bytes:
+    """Return `fields` as a JSON object or as XML, where a list's entries are elements `item`.
+
+    Raises `ResultUnusable` for what XML has no form for.
+    """
+    if as_json:
+        return json.dumps(fields, ensure_ascii=False).encode()
+    return _element("xml", fields, _MAX_DEPTH).encode()
+
+
+def _object(body: bytes) -> dict[str, Any] | None:
+    try:
+        return read_json(body)
+    except BadRequest:
+        return None
+
+
+def _element(tag: str, value: Any, depth: int) -> str:
+    if not depth or not _tag(tag):
+        raise ResultUnusable("A passive reply has names that XML has not, or is too deep.")
+    if isinstance(value, dict):
+        inner = "".join(_element(key, each, depth - 1) for key, each in value.items())
+    elif isinstance(value, list):
+        inner = "".join(_element("item", each, depth - 1) for each in value)
+    elif isinstance(value, (int, float)):
+        inner = str(value)
+    else:
+        inner = _cdata(value or "")
+    return f"<{tag}>{inner}</{tag}>"
+
+
+def _cdata(text: str) -> str:
+    text = _no_xml.sub("\ufffd", text).replace("]]>", "]]]]><![CDATA[>")
+    return f"<![CDATA[{text}]]>"

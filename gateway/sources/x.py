@@ -1,0 +1,50 @@
+"""X, formerly Twitter. https://docs.x.com/x-api/webhooks/quickstart"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64encode
+
+from gateway.answer import JSON, Answer
+from gateway.delivery import Request
+from gateway.errors import Unverified
+from gateway.sources.base import Draft, Signed, Verified
+from gateway.sources.envelopes import read_query
+from gateway.sources.hmac_source import HMACSource
+from gateway.sources.signatures import digest, raw
+
+# The handshake signs whatever it is asked to, with the key that signs bodies: what it signs
+# must never pass for a body, which is a JSON object.
+_token = re.compile(rb"[A-Za-z0-9._~+/=-]{1,512}").fullmatch
+
+
+class X(HMACSource):
+    """Signs the body; a body that might as well be a handshake's token is refused.
+
+    There is no event. Nothing but the body itself identifies a delivery: its digest does.
+    """
+
+    header = "x-twitter-webhooks-signature"
+    prefix = b"sha256="
+    encode = staticmethod(b64encode)
+    deadline = 9.0
+    fallback = ""
+    secret_headers = frozenset([header])
+    handshakes = True
+
+    def handshake(self, request: Request) -> Answer:
+        token = raw(read_query(request.query_string).get("crc_token", ""))
+        if not _token(token):
+            raise Unverified("A handshake has a crc_token.")
+        body = json.dumps({"response_token": self.signature(token)[self.header]})
+        return Answer(200, JSON, body.encode())
+
+    def verify(self, request: Request) -> Verified:
+        self.check(request, request.body)
+        if _token(request.body):
+            raise Unverified("The body may be a handshake's token.")
+        return Verified(request.body, digest(request.body))
+
+    def sign(self, draft: Draft) -> Signed:
+        return Signed(draft.body, self.signature(draft.body))

@@ -1,0 +1,39 @@
+"""TLS towards broker and stores."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from pydantic import model_validator
+
+from gateway.model import Model
+
+
+class TLS(Model):
+    """For amqps:// and rediss://: paths of PEM files."""
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    verify: bool = True
+
+    @model_validator(mode="after")
+    def _readable(self) -> TLS:
+        for name in ("ca", "cert", "key"):
+            path = getattr(self, name)
+            if path is not None and not path.is_file():
+                raise ValueError(f"{name}: no such file: {path}")
+        if self.key and not self.cert:
+            raise ValueError("key: needs cert beside it")
+        return self
+
+    def context(self) -> ssl.SSLContext:
+        """Return the client's TLS context."""
+        context = ssl.create_default_context(cafile=self.ca)
+        if self.cert:
+            context.load_cert_chain(self.cert, self.key)
+        if not self.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context

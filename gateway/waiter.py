@@ -1,0 +1,245 @@
+"""One request that is under way, and what it is answered with."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from time import monotonic
+from typing import Protocol
+
+from gateway import answer
+from gateway.answer import Answer
+from gateway.claims import Claim, Claims
+from gateway.deadlines import Deadlines
+from gateway.delivery import Delivery, Request
+from gateway.errors import (
+    DeadlinePassed,
+    NotConfirmed,
+    Rejected,
+    RequestError,
+    StateUnavailable,
+    Unroutable,
+)
+from gateway.failpoints import CONFIRMED, Failpoint
+from gateway.limits import Limits, SourceLimits
+from gateway.log import Sparing
+from gateway.metrics import Metrics
+from gateway.outcome import SUCCESS, Outcome
+from gateway.pending import Pending
+from gateway.results import Results
+from gateway.routes import Target
+from gateway.sources.base import Verified
+
+log = logging.getLogger(__name__)
+# An outage fails every request: the log need not have each.
+log.addFilter(Sparing(10))
+
+Respond = Callable[[Answer], None]
+
+
+class Desk(Protocol):
+    """What all waiters of a process share."""
+
+    limits: Limits
+    metrics: Metrics
+    deadlines: Deadlines
+    claims: Claims | None
+    results: Results
+    failpoint: Failpoint
+
+    def delivery_id(self) -> str:
+        """Return a new delivery id; what is refused has one, too, for whoever looks into it."""
+
+
+class Waiter:
+    """Answers its request once, with whatever comes first: outcome, error, confirm, deadline."""
+
+    __slots__ = (
+        "_desk", "_waiting", "applied", "claim", "deadline", "delivery", "mode", "pending",
+        "request", "respond", "source_limits", "target", "task_id", "verified", "path",
+    )  # fmt: skip
+
+    def __init__(self, desk: Desk, request: Request, respond: Respond):
+        self._desk = desk
+        self._waiting = False
+        self.request = request
+        self.respond: Respond | None = respond
+        self.path = ""
+        self.mode = "wait"
+        self.applied = ""
+        self.task_id = ""
+        self.deadline = 0.0
+        self.target: Target | None = None
+        self.verified: Verified | None = None
+        self.delivery: Delivery | None = None
+        self.pending: Pending | None = None
+        self.claim: Claim | None = None
+        self.source_limits: SourceLimits | None = None
+
+    def wait(self) -> None:
+        """Count as under way, until `deadline` at the latest."""
+        desk = self._desk
+        self._waiting = True
+        desk.limits.enter(len(self.request.body))
+        if self.source_limits is not None:
+            self.source_limits.in_flight += 1
+        desk.metrics.add("gateway_in_flight")
+        desk.deadlines.add(self)
+
+    def follow(self, pending: Pending) -> None:
+        """Be answered by what becomes of `pending`."""
+        self.pending = pending
+        self.task_id = pending.message.task_id
+        pending.watch(self._changed)
+
+    def move(self, deadline: float) -> None:
+        """Wait until another `deadline`."""
+        if self._waiting:
+            self._desk.deadlines.remove(self)
+            self.deadline = deadline
+            self._desk.deadlines.add(self)
+
+    @property
+    def gone(self) -> bool:
+        """Is nobody there to be answered, as the sender has left or has been answered?"""
+        return self.respond is None
+
+    def join(self, claim: Claim, again: bool = False) -> None:
+        """Stand by the run of the delivery that `claim` names; `again`: by another than before.
+
+        Of several tries all but the last are held until the moment at which the last one
+        should end, so that whichever the sender still listens to gets the answer.
+        """
+        self.claim = claim
+        self.task_id = claim.task_id
+        if claim.tries < self.target.tries and not again:
+            first = self.request.arrived - claim.age
+            self.move(first + self.target.hold + self.target.deadline)
+
+    def expire(self) -> None:
+        """End at the deadline, whatever is missing."""
+        pending = self.pending
+        if pending is None:
+            self.refuse(StateUnavailable())
+        elif not pending.confirmed:
+            pending.abandon()
+            error = NotConfirmed()
+            self.unpublished(error)
+            self.refuse(error)
+        else:
+            pending.abandon()
+            if self.mode == "wait-then-accept":
+                self._accept()
+            else:
+                self.refuse(DeadlinePassed())
+
+    def cancel(self) -> None:
+        """The sender has gone: the task still runs, nobody waits."""
+        if self.gone:
+            return
+        self.respond = None
+        self._leave()
+        self._desk.metrics.add("gateway_clients_gone_total")
+        # A claim has to be told of the confirm, or the next try would publish again.
+        unclaimed = self.claim is None or not self.claim.ours
+        if self.pending is not None and (unclaimed or self.pending.confirmed):
+            self.pending.abandon()
+
+    def refuse(self, error: RequestError) -> None:
+        delivery = self.delivery.id if self.delivery else self._desk.delivery_id()
+        if error.status >= 500:
+            ids = (delivery, self.task_id)
+            log.warning("%d %s: delivery %s, task %s", error.status, error.type, *ids)
+        self.give(answer.of_error(error, delivery, self.task_id))
+
+    def give(self, given: Answer) -> None:
+        """Answer, unless the sender has gone."""
+        self._leave()
+        respond, self.respond = self.respond, None
+        if respond is not None:
+            if self.applied:
+                given.headers["Preference-Applied"] = self.applied
+            self._desk.metrics.answered(self.path, given.status, monotonic() - self.request.arrived)
+            respond(given)
+
+    def give_result(self, given: Answer) -> None:
+        """Answer with a task's, in the form that the sender wants."""
+        source = self.target.source
+        if source is not None and given.status < 300:
+            try:
+                given = source.reply(given, self.verified, time.time())
+            except RequestError as error:
+                self.refuse(error)
+                return
+        self.give(given)
+
+    def give_again(self, given: Answer) -> None:
+        """Answer with a task's, or with its acceptance where that is all the sender gets."""
+        if self.mode == "accept":
+            self._accept()
+        else:
+            self.give_result(given)
+
+    def unpublished(self, error: RequestError) -> None:
+        """Let the next try publish, as the message of this one was not confirmed."""
+        if self.claim is not None and self.claim.ours:
+            # Whatever else it was, the broker may have taken the message.
+            certain = isinstance(error, (Rejected, Unroutable))
+            self._desk.claims.release(self.claim, certain)
+
+    def _changed(self, pending: Pending) -> None:
+        """Hear of the confirm or the end of what is pending."""
+        if pending.outcome is not None:
+            self._end(pending.outcome)
+        elif pending.error is not None:
+            if not pending.confirmed:
+                self.unpublished(pending.error)
+            if pending.confirmed and self.mode == "wait-then-accept":
+                self._accept()
+            else:
+                self.refuse(pending.error)
+        else:
+            self._desk.failpoint.reach(CONFIRMED)
+            if self.claim is not None and self.claim.ours:
+                self._desk.claims.confirm(self.claim)
+            if self.gone:
+                pending.abandon()
+            elif self.mode == "accept":
+                pending.abandon()
+                self._accept()
+
+    def _end(self, outcome: Outcome) -> None:
+        claim, claims = self.claim, self._desk.claims
+        try:
+            given = answer.of_outcome(outcome, self.target.content_type)
+        except RequestError as error:
+            if claim is not None and outcome.state != SUCCESS:
+                claims.fail(claim, outcome.error or "")
+            elif claim is not None:
+                claims.confirm(claim)
+            self.refuse(error)
+        else:
+            if claim is not None:
+                claims.finish(claim, given)
+            self.give_again(given)
+
+    def _accept(self) -> None:
+        """Say that the message is taken: its result is not there yet."""
+        target = self.target
+        if self.mode == "wait-then-accept" and target.fallback is not None:
+            self.give_result(Answer(200, target.content_type, target.fallback.encode()))
+            return
+        age = self.claim.age if self.claim is not None else 0.0
+        location = self._desk.results.location(self.task_id, self.path, age)
+        self.give(answer.of_acceptance(self.delivery.id, self.task_id, location))
+
+    def _leave(self) -> None:
+        if self._waiting:
+            self._waiting = False
+            desk = self._desk
+            desk.limits.leave(len(self.request.body))
+            if self.source_limits is not None:
+                self.source_limits.in_flight -= 1
+            desk.metrics.add("gateway_in_flight", -1)
+            desk.deadlines.remove(self)

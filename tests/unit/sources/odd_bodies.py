@@ -1,0 +1,77 @@
+"""Bodies that no envelope may have, and good ones spoilt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hypothesis import strategies as st
+
+MEGABYTE = 1024 * 1024
+
+ODD_JSON = {
+    "empty": b"",
+    "5,000 lists deep": b'{"a":' + b"[" * 5_000 + b"]" * 5_000 + b"}",
+    "5,000 objects deep": b'{"a":' * 5_000 + b"1" + b"}" * 5_000,
+    "1 MB deep": b"[" * MEGABYTE,
+    "5,000 digits": b'{"a":' + b"9" * 5_000 + b"}",
+    "NaN": b'{"a":NaN}',
+    "Infinity": b'{"a":[Infinity]}',
+    "-Infinity": b'{"a":-Infinity}',
+    "a lone surrogate": rb'{"a":"\ud800"}',
+    "a lone surrogate in capitals": rb'{"a":"\uD800"}',
+    "a lone surrogate as a name": rb'{"a":{"\udfff":1}}',
+    "surrogates the wrong way round": rb'{"a":"\ude00\ud83d"}',
+    "UTF-8 with a BOM": b'\xef\xbb\xbf{"a":1}',
+    "UTF-16": '{"a":1}'.encode("utf-16"),
+    "UTF-16 without a BOM": '{"a":1}'.encode("utf-16-le"),
+    "UTF-32": '{"a":1}'.encode("utf-32-be"),
+    "bad UTF-8": b'{"a":"\xff"}',
+    "surrogates in UTF-8": b'{"a":"\xed\xa0\x80"}',
+    "a list": b"[{}]",
+    "a number": b"1",
+    "null": b"null",
+    "cut off": b'{"a":1',
+    "more behind it": b'{"a":1}{}',
+    "a NUL behind it": b'{"a":1}\0',
+    "a line feed in a string": b'{"a":"\n"}',
+}
+
+ODD_XML = {
+    "empty": b"",
+    "only space": b" \n",
+    "1 MB of nesting": b"<a>" * (MEGABYTE // 3),
+    "1 MB of nesting, closed": b"<a>" * (MEGABYTE // 7) + b"</a>" * (MEGABYTE // 7),
+    "1 MB of elements": b"<x>" + b"<a/>" * (MEGABYTE // 4) + b"</x>",
+    "a DTD": b"<!DOCTYPE xml><xml><a>1</a></xml>",
+    "a DTD elsewhere": b'<!DOCTYPE xml SYSTEM "file:///etc/passwd"><xml><a>1</a></xml>',
+    "an entity": b'<!DOCTYPE x [<!ENTITY e "1">]><x><a>&e;</a></x>',
+    "an external entity": b'<!DOCTYPE x [<!ENTITY e SYSTEM "/etc/passwd">]><x><a>&e;</a></x>',
+    "entities of entities": b'<!DOCTYPE x [<!ENTITY a "ha"><!ENTITY b "&a;&a;">]><x><a>&b;</a></x>',
+    "an unknown entity": b"<xml><a>&e;</a></xml>",
+    "UTF-16": "<xml><a>1</a></xml>".encode("utf-16"),
+    "UTF-16 without a BOM": "<xml><a>1</a></xml>".encode("utf-16-le"),
+    "UTF-32": "<xml><a>1</a></xml>".encode("utf-32"),
+    "UTF-7, declared": b'<?xml version="1.0" encoding="utf-7"?><x><a>+ADw-\xff</a></x>',
+    "GBK, declared": '<?xml version="1.0" encoding="gbk"?><x><a>您</a></x>'.encode("gbk"),
+    "bad UTF-8": b"<xml><a>\xff</a></xml>",
+    "surrogates in UTF-8": b"<xml><a>\xed\xa0\x80</a></xml>",
+    "a surrogate by number": b"<xml><a>&#xd800;</a></xml>",
+    "NUL": b"<xml><a>\0</a></xml>",
+    "NUL by number": b"<xml><a>&#0;</a></xml>",
+    "a control character": b"<xml><a>\x08</a></xml>",
+    "cut off": b"<xml><a>1</a>",
+    "closed crosswise": b"<xml><a>1</xml></a>",
+    "two roots": b"<xml/><xml/>",
+    "an attribute twice": b"<xml><a b='1' b='2'/></xml>",
+    "JSON": b'{"a":1}',
+}
+
+
+@st.composite
+def spoilt(draw: Callable, bodies: st.SearchStrategy[bytes]) -> bytes:
+    """Bytes with some of them replaced, left out or put in."""
+    body = bytearray(draw(bodies))
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(body)))
+        body[at : at + draw(st.integers(0, 3))] = draw(st.binary(max_size=3))
+    return bytes(body)

@@ -1,0 +1,49 @@
+"""The two ends of each scheme's example, and the requests between them."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from gateway.delivery import Request
+from gateway.sources import find
+from gateway.sources.base import Draft, Signed, Source
+from tests.unit.sources.examples import EXAMPLES, NOW
+
+URL = "https://hooks.example.com/in/one?a=b"
+PUBLIC_URL = "https://hooks.example.com"
+
+
+def sender(scheme: str, **changes: Any) -> Source:
+    """Return the sending end with the example's options, changed."""
+    found = find(scheme)
+    values = {"scheme": scheme, **EXAMPLES[scheme].options, **changes}
+    return found(found.Options.model_validate(values), PUBLIC_URL)
+
+
+def receiver(scheme: str, **changes: Any) -> Source:
+    """Return the receiving end with the example's options, changed."""
+    return sender(scheme, **{**(EXAMPLES[scheme].receiver or {}), **changes})
+
+
+def send(scheme: str, body: bytes | None = None, at: float = NOW, **changes: Any) -> Request:
+    """Return the request, received now, with the example's body or another, signed then."""
+    example = EXAMPLES[scheme]
+    body = example.body if body is None else body
+    draft = Draft(body, URL, at, example.event, example.identity)
+    return received(sender(scheme, **changes).sign(draft))
+
+
+def received(signed: Signed, url: str = URL) -> Request:
+    """Return `signed` as it arrives now."""
+    parts = urlsplit(url)
+    return Request(
+        method="POST",
+        path=parts.path,
+        query_string="&".join(filter(None, [parts.query, urlencode(signed.query)])),
+        headers={key.lower(): value for key, value in signed.headers.items()},
+        body=signed.body,
+        remote="192.0.2.1",
+        arrived=0.0,
+        received_at=NOW,
+    )

@@ -1,0 +1,182 @@
+"""What `gateway.sources.base.Source` promises, of every scheme in the table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from gateway.delivery import Request
+from gateway.errors import BadRequest, Unverified
+from gateway.sources import SCHEMES, find
+from tests.unit.sources.examples import EXAMPLES, NOW, cases
+from tests.unit.sources.sending import PUBLIC_URL, receiver, send, sender
+
+every_scheme = pytest.mark.parametrize("scheme", sorted(SCHEMES))
+timed = pytest.mark.parametrize("scheme", sorted(s for s in EXAMPLES if EXAMPLES[s].timed))
+
+
+def changed(request: Request, name: str, value: str | None) -> Request:
+    """Return `request` with the header or the query parameter `name` changed, or without it."""
+    if name in request.headers:
+        headers = {**request.headers, name: value}
+        if value is None:
+            del headers[name]
+        return replace(request, headers=headers)
+    fields = [field.partition("=") for field in request.query_string.split("&")]
+    fields = [(k, "=", value if k == name else v) for k, _, v in fields]
+    query = "&".join("".join(field) for field in fields if field[2] is not None)
+    return replace(request, query_string=query)
+
+
+def other(character: str) -> str:
+    """Return another one, which may stand in all encodings but is never the same in any."""
+    return "b" if character in "aA" else "a"
+
+
+# What is signed -----------------------------------------------------------------------------
+
+
+def test_every_scheme_has_an_example():
+    assert sorted(EXAMPLES) == sorted(SCHEMES)
+
+
+@every_scheme
+def test_what_a_sender_signs_is_verified(scheme):
+    example = EXAMPLES[scheme]
+    verified = receiver(scheme).verify(send(scheme))
+    assert verified.body == example.body
+    assert (verified.event, verified.identity) == (example.event, example.identity)
+    assert verified.challenge is None
+
+
+@every_scheme
+@cases
+@given(data=st.data())
+def test_any_body_comes_through_as_it_was_sent(scheme, data):
+    body = data.draw(EXAMPLES[scheme].bodies)
+    assert receiver(scheme).verify(send(scheme, body)).body == body
+
+
+@every_scheme
+def test_a_second_try_has_the_same_identity_and_another_delivery_none_of_it(scheme):
+    source = receiver(scheme)
+    first, second = (source.verify(send(scheme, at=NOW - before)) for before in (5, 0))
+    assert first.identity == second.identity != ""
+
+
+@every_scheme
+def test_any_of_several_secrets_verifies(scheme):
+    example = EXAMPLES[scheme]
+    secret = (example.receiver or example.options)["secrets"]
+    for secrets in ([secret, example.other_secret], [example.other_secret, secret]):
+        assert receiver(scheme, secrets=secrets).verify(send(scheme)).body == example.body
+
+
+@every_scheme
+def test_another_secret_does_not_verify(scheme):
+    source = receiver(scheme, secrets=EXAMPLES[scheme].other_secret)
+    with pytest.raises(Unverified):
+        source.verify(send(scheme))
+
+
+@every_scheme
+@pytest.mark.parametrize("value", [None, "", " ", "a", "ÿ" * 40, "a" * 16_000])
+def test_no_proof_or_no_such_proof_is_unverified(scheme, value):
+    with pytest.raises(Unverified):
+        receiver(scheme).verify(changed(send(scheme), EXAMPLES[scheme].proof, value))
+
+
+@every_scheme
+def test_each_character_of_the_proof_counts(scheme):
+    source, request, name = receiver(scheme), send(scheme), EXAMPLES[scheme].proof
+    query = dict(field.split("=", 1) for field in request.query_string.split("&"))
+    proof = request.headers.get(name) or query[name]
+    for i, character in enumerate(proof):
+        for by in (other(character), character.swapcase(), "", "é"):
+            if by != character:
+                with pytest.raises(Unverified):
+                    source.verify(changed(request, name, proof[:i] + by + proof[i + 1 :]))
+
+
+@every_scheme
+def test_each_byte_of_a_covered_body_counts(scheme):
+    source, request = receiver(scheme), send(scheme)
+    if not source.covers_body:
+        assert source.verify(replace(request, body=request.body + b" ")).body != request.body
+        return
+    for i, byte in enumerate(request.body):
+        body = request.body[:i] + bytes([byte ^ 1]) + request.body[i + 1 :]
+        with pytest.raises((Unverified, BadRequest)):
+            source.verify(replace(request, body=body))
+
+
+# Time ---------------------------------------------------------------------------------------
+
+
+@timed
+@pytest.mark.parametrize("off", [-302, 302, -(10**9), 10**9])
+def test_a_proof_from_another_time_is_unverified(scheme, off):
+    request = send(scheme, at=NOW + off)
+    with pytest.raises(Unverified):
+        receiver(scheme).verify(request)
+    body = receiver(scheme, tolerance=0).verify(request).body
+    assert body == EXAMPLES[scheme].body
+
+
+@timed
+@pytest.mark.parametrize("off", [-299, 299])
+def test_clocks_may_differ_by_the_tolerance(scheme, off):
+    receiver(scheme).verify(send(scheme, at=NOW + off))
+    with pytest.raises(Unverified):
+        receiver(scheme, tolerance=298).verify(send(scheme, at=NOW + off))
+
+
+# Secrets ------------------------------------------------------------------------------------
+
+
+@every_scheme
+def test_what_proves_a_request_is_kept_from_the_task(scheme):
+    request, proof = send(scheme), EXAMPLES[scheme].proof
+    assert proof in receiver(scheme).secret_headers or proof not in request.headers
+    assert all(name == name.lower() for name in receiver(scheme).secret_headers)
+
+
+@every_scheme
+@pytest.mark.parametrize("secrets", [[], "", [""], ["", "x"], None])
+def test_no_secret_is_a_configuration_error(scheme, secrets):
+    with pytest.raises(ValidationError):
+        sender(scheme, secrets=secrets)
+
+
+@every_scheme
+def test_secrets_do_not_show(scheme):
+    secret = EXAMPLES[scheme].options["secrets"]
+    options = sender(scheme).options
+    assert secret not in f"{options!r}{options}{options.model_dump()}{options.model_dump_json()}"
+    with pytest.raises(ValidationError) as error:
+        sender(scheme, secrets=[secret, ""], tolerance=-1, nonsense=secret)
+    assert secret not in str(error.value)
+
+
+# Habits -------------------------------------------------------------------------------------
+
+
+@every_scheme
+def test_habits_are_those_of_a_sender(scheme):
+    found = find(scheme)
+    assert found.deadline is None or 0.5 <= found.deadline <= 60
+    assert (found.deadline is None) == (scheme == "hmac")
+    assert found.tries >= 1
+    assert (found.tries > 1) == (found.retry_after > 0)
+    assert found.fallback is None or isinstance(found.fallback, str)
+    assert found(sender(scheme).options, PUBLIC_URL).public_url == PUBLIC_URL
+
+
+@every_scheme
+def test_its_documentation_says_what_is_signed(scheme):
+    assert "ign" in find(scheme).__doc__
+    assert find(scheme).__doc__.splitlines()[0].endswith((".", ":", ","))

@@ -1,0 +1,208 @@
+"""DingTalk's events, against its own vectors and wechatpy's crypto."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from wechatpy.crypto import WeChatCrypto
+
+from gateway.answer import Answer
+from gateway.errors import BadRequest, Unverified
+from tests.unit.sources.examples import NOW, cases
+from tests.unit.sources.messages import aes_keys, changes, post, said, send, source, texts, tokens
+from tests.unit.sources.odd_bodies import ODD_JSON, spoilt
+
+# From the tests of https://github.com/open-dingtalk/DingTalk-Callback-Crypto
+SUITE = {
+    "secrets": "123456",
+    "aes_key": "4g5j64qlyl3zvetqxz5jiocdr586fn2zvjpa8zls3ij",
+    "receive_id": "suite4xxxxxxxxxxxxxxx",
+}
+SUITE_QUERY = {
+    "signature": "5a65ceeef9aab2d149439f82dc191dd6c5cbe2c0",
+    "timestamp": "1445827045067",
+    "nonce": "nEXhMP4r",
+}
+SUITE_ENCRYPT = (
+    "1a3NBxmCFwkCJvfoQ7WhJHB+iX3qHPsc9JbaDznE1i03peOk1LaOQoRz3+nlyGNhwmwJ3vDMG+OzrHMeiZI7gTRWVdUB"
+    "mfxjZ8Ej23JVYa9VrYeJ5as7XM/ZpulX8NEQis44w53h1qAgnC3PRzM7Zc/D6Ibr0rgUathB6zRHP8PYrfgnNOS9PhSB"
+    "dHlegK+AGGanfwjXuQ9+0pZcy0w9lQ=="
+)
+CORP = {
+    "secrets": "mryue",
+    "aes_key": "Yue0EfdN5900c1ce5cf6A152c63DDe1808a60c5ecd7",
+    "receive_id": "ding6ccabc44d2c8d38b",
+}
+CORP_QUERY = {
+    "msg_signature": "03044561471240d4a14bb09372dfcfd4fd0e40cb",
+    "timestamp": "1608001896814",
+    "nonce": "WL4PK6yA",
+}
+CORP_ENCRYPT = (
+    "0vJiX6vliEpwG3U45CtXqi+m8PXbQRARJ8p8BbDuD1EMTDf0jKpQ79QS93qEk7XHpP6u+oTTrd15NRPvNvmBKyDCYxxO"
+    "K+HZeKju4yhELOFchzNukR+t8SB/qk4ROMu3"
+)
+VECTORS = {
+    "suite": (SUITE, SUITE_QUERY, SUITE_ENCRYPT, "LPIdSnlF"),
+    "corp": (CORP, CORP_QUERY, CORP_ENCRYPT, "success"),
+}
+EVENT = b'{"EventType":"user_add_org","TimeStamp":43535463645,"UserId":["efefef"],"CorpId":"corp"}'
+
+
+def dingtalk(**options):
+    return source("dingtalk", **{**SUITE, **options})
+
+
+def envelope(encrypted: str) -> bytes:
+    return json.dumps({"encrypt": encrypted}).encode()
+
+
+def opened(answer: Answer, options: dict = SUITE) -> str:
+    """Return what `answer` says, as the sender reads it."""
+    assert (answer.status, answer.content_type) == (200, "application/json")
+    fields = json.loads(answer.body)
+    assert sorted(fields) == ["encrypt", "msg_signature", "nonce", "timeStamp"]
+    crypto = WeChatCrypto(options["secrets"], options["aes_key"], options["receive_id"])
+    return crypto.decrypt_message(
+        {"Encrypt": fields["encrypt"]},
+        fields["msg_signature"],
+        fields["timeStamp"],
+        fields["nonce"],
+    )
+
+
+@pytest.mark.parametrize("vector", VECTORS.values(), ids=VECTORS)
+def test_the_published_checks_are_answered_at_once(vector):
+    options, query, encrypted, word = vector
+    at = int(query["timestamp"]) / 1000
+    verified = dingtalk(**options).verify(post(query, envelope(encrypted), at))
+    assert verified.event == json.loads(verified.body)["EventType"]
+    assert verified.event.startswith("check_")
+    assert verified.account == options["receive_id"]
+    assert opened(verified.challenge, options) == word
+
+
+@pytest.mark.parametrize("vector", VECTORS.values(), ids=VECTORS)
+def test_each_character_of_the_published_checks_counts(vector):
+    options, query, encrypted, _ = vector
+    at, receiver = int(query["timestamp"]) / 1000, dingtalk(**options)
+    for name, value in query.items():
+        for changed in changes(value):
+            with pytest.raises(Unverified):
+                receiver.verify(post({**query, name: changed}, envelope(encrypted), at))
+        lacking = {key: value for key, value in query.items() if key != name}
+        with pytest.raises(Unverified):
+            receiver.verify(post(lacking, envelope(encrypted), at))
+    for changed in changes(encrypted):
+        with pytest.raises(Unverified):
+            receiver.verify(post(query, envelope(changed), at))
+    for name in ("secrets", "receive_id"):
+        for changed in changes(options[name]):
+            with pytest.raises(Unverified):
+                other = dingtalk(**{**options, name: changed})
+                other.verify(post(query, envelope(encrypted), at))
+    for i, character in enumerate(options["aes_key"]):
+        by = "z" if character.isdigit() else "0"
+        key = options["aes_key"][:i] + by + options["aes_key"][i + 1 :]
+        with pytest.raises(Unverified):
+            dingtalk(**{**options, "aes_key": key}).verify(post(query, envelope(encrypted), at))
+
+
+def test_both_names_of_the_signature_count():
+    request = send(dingtalk(), EVENT)
+    both = request.query_string + "&signature=" + request.query_string.split("=")[1].split("&")[0]
+    assert dingtalk().verify(replace(request, query_string=both)).body == EVENT
+    with pytest.raises(Unverified):
+        dingtalk().verify(replace(request, query_string=both[:-1] + "x"))
+
+
+def test_an_event_is_known_by_its_id_or_by_all_that_it_says():
+    def identity(body):
+        return dingtalk().verify(send(dingtalk(), body)).identity
+
+    assert identity(b'{"eventId":"e1","EventType":"a"}') == "e1"
+    assert identity(b'{"eventId":7}') == "7"
+    assert identity(EVENT) == identity(EVENT) == hashlib.sha256(EVENT).hexdigest()
+    assert identity(EVENT + b" ") != identity(EVENT)
+
+
+def test_timestamps_are_seconds_or_milliseconds():
+    crypto = WeChatCrypto(SUITE["secrets"], SUITE["aes_key"], SUITE["receive_id"])
+    for time, off in ((NOW, 0), (NOW * 1000, 0), (NOW, 301), (NOW * 1000, -301)):
+        text = crypto.encrypt_message(EVENT.decode(), "n", str(int(time)))
+        encrypted, proof = (part.split("]]>")[0] for part in text.split("CDATA[")[1:3])
+        query = {"msg_signature": proof, "timestamp": str(int(time)), "nonce": "n"}
+        request = post(query, envelope(encrypted), NOW + off)
+        assert dingtalk(tolerance=0).verify(request).body == EVENT
+        if off:
+            with pytest.raises(Unverified):
+                dingtalk().verify(request)
+        else:
+            assert dingtalk().verify(request).event == "user_add_org"
+
+
+@pytest.mark.parametrize("result", ["success", "", None, "hi", {"a": 1}, b"\xff"])
+def test_whatever_the_task_returns_an_event_is_answered_by_success(result):
+    verified = dingtalk().verify(send(dingtalk(), EVENT))
+    assert verified.challenge is None
+    assert opened(dingtalk().reply(said(result), verified, NOW)) == "success"
+
+
+@cases
+@given(
+    st.lists(tokens, min_size=1, max_size=3, unique=True),
+    st.lists(aes_keys, min_size=1, max_size=3, unique_by=lambda key: key[:42]),
+    texts,
+    st.data(),
+)
+def test_any_token_goes_with_any_key_and_the_reply_with_both(secrets, keys, text, data):
+    token, key = data.draw(st.sampled_from(secrets)), data.draw(st.sampled_from(keys))
+    body = json.dumps({"EventType": text}).encode()
+    receiver = dingtalk(secrets=secrets, aes_key=keys)
+    verified = receiver.verify(send(dingtalk(secrets=token, aes_key=key), body))
+    assert (verified.body, verified.event) == (body, text)
+    sender = {**SUITE, "secrets": token, "aes_key": key}
+    assert opened(receiver.reply(said("hi"), verified, NOW), sender) == "success"
+
+
+@pytest.mark.parametrize("body", ODD_JSON.values(), ids=ODD_JSON)
+def test_what_cannot_be_read_is_a_bad_request(body):
+    request = send(dingtalk(), EVENT)
+    with pytest.raises(BadRequest):
+        dingtalk().verify(replace(request, body=body))
+    with pytest.raises(BadRequest):
+        dingtalk().verify(send(dingtalk(), body))
+
+
+@pytest.mark.parametrize("body", [EVENT, b"{}", b'{"encrypt":1}', b'{"encrypt":null}'])
+def test_what_is_not_encrypted_is_unverified(body):
+    assert dingtalk().covers_body
+    with pytest.raises(Unverified):
+        dingtalk().verify(replace(send(dingtalk(), EVENT), body=body))
+
+
+@cases
+@given(
+    st.text(max_size=80) | st.dictionaries(st.sampled_from([*SUITE_QUERY]), st.text(max_size=20)),
+    spoilt(st.just(envelope(SUITE_ENCRYPT))),
+)
+def test_what_nobody_signed_is_refused(query, body):
+    at = int(SUITE_QUERY["timestamp"]) / 1000
+    with pytest.raises((BadRequest, Unverified)):
+        dingtalk().verify(post(query, body, at))
+    try:
+        verified = dingtalk().verify(post(SUITE_QUERY, body, at))
+    except (BadRequest, Unverified):
+        return
+    assert verified.account == SUITE["receive_id"]
+
+
+def test_an_aes_key_needs_a_receive_id_beside_it():
+    with pytest.raises(ValidationError, match="receive_id"):
+        source("dingtalk", secrets="t", aes_key="A" * 43)

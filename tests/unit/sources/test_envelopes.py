@@ -1,0 +1,126 @@
+"""Envelopes: what is read, and what is refused with 400 and nothing else."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import xmltodict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import BadRequest
+from gateway.sources.envelopes import (
+    MAX_DEPTH,
+    MAX_ELEMENTS,
+    MAX_PARAMETERS,
+    read_json,
+    read_query,
+    read_xml,
+)
+from tests.unit.sources.examples import cases
+from tests.unit.sources.messages import texts
+from tests.unit.sources.odd_bodies import ODD_JSON, ODD_XML, spoilt
+
+
+@pytest.mark.parametrize("body", ODD_JSON.values(), ids=ODD_JSON)
+def test_odd_json_is_refused(body):
+    with pytest.raises(BadRequest):
+        read_json(body)
+
+
+def test_digits_are_limited_by_python():
+    # What "5,000 digits" relies on: whoever lifts it has chosen to wait for int().
+    assert 0 < sys.get_int_max_str_digits() < 5_000
+
+
+@pytest.mark.parametrize("body", ODD_XML.values(), ids=ODD_XML)
+def test_odd_xml_is_refused(body):
+    with pytest.raises(BadRequest):
+        read_xml(body)
+
+
+def test_xml_may_be_as_deep_and_have_as_many_elements_as_allowed():
+    deep = b"<a>" * MAX_DEPTH + b"</a>" * MAX_DEPTH
+    many = b"<x>" + b"<a/>" * (MAX_ELEMENTS - 1) + b"</x>"
+    assert read_xml(deep) == read_xml(many) == {"a": ""}
+    for body in (b"<a>" + deep + b"</a>", many.replace(b"<x>", b"<x><a/>")):
+        with pytest.raises(BadRequest):
+            read_xml(body)
+
+
+def test_only_the_text_right_below_the_root_is_read():
+    body = (
+        b"<xml>x<a>1</a><b>2<c>3</c>4</b><a>5</a><d><![CDATA[<a>]]>&amp;&#65;</d><e f='6'/></xml>"
+    )
+    assert read_xml(body) == {"a": "1", "b": "24", "d": "<a>&A", "e": ""}
+
+
+def test_xml_may_say_that_it_is_utf_8():
+    body = '\ufeff<?xml version="1.0" encoding="UTF-8"?><xml><a>ä</a></xml>'.encode()
+    assert read_xml(body) == {"a": "ä"}
+
+
+def test_too_many_parameters_are_refused():
+    assert read_query("&".join(["a=1"] * MAX_PARAMETERS)) == {"a": "1"}
+    with pytest.raises(BadRequest):
+        read_query("&".join(["a=1"] * (MAX_PARAMETERS + 1)))
+
+
+def test_the_last_parameter_of_a_name_wins_and_bad_utf_8_is_replaced():
+    assert read_query("a=1&b=&a=2%20+&c=%ff&%fe=x") == {
+        "a": "2  ", "b": "", "c": "\ufffd", "\ufffd": "x",
+    }  # fmt: skip
+
+
+leaves = st.none() | st.booleans() | st.integers() | st.text(max_size=20) | st.floats(-1e9, 1e9)
+names = st.text(max_size=9)
+values = leaves | st.lists(leaves, max_size=3) | st.dictionaries(names, leaves, max_size=3)
+objects = st.dictionaries(names, values, max_size=4)
+
+
+@cases
+@given(objects, st.booleans())
+def test_json_is_read_as_it_was_written(value, ascii):
+    assert read_json(json.dumps(value, ensure_ascii=ascii).encode()) == value
+
+
+@cases
+@given(st.dictionaries(st.from_regex("[A-Za-z_]{1,9}", fullmatch=True), texts))
+def test_xml_is_read_as_it_was_written(fields):
+    body = xmltodict.unparse({"xml": fields})
+    assert read_xml(body.encode()) == fields
+
+
+json_bytes = objects.map(lambda value: json.dumps(value).encode())
+xml_bytes = st.dictionaries(st.from_regex("[A-Za-z]{1,9}", fullmatch=True), texts).map(
+    lambda fields: xmltodict.unparse({"xml": fields}).encode()
+)
+
+
+@cases
+@given(st.binary(max_size=300) | spoilt(json_bytes))
+def test_nothing_but_bad_request_comes_of_json(body):
+    try:
+        value = read_json(body)
+    except BadRequest:
+        return
+    assert type(value) is dict
+    json.dumps(value, ensure_ascii=False).encode()
+
+
+@cases
+@given(st.binary(max_size=300) | spoilt(xml_bytes))
+def test_nothing_but_bad_request_comes_of_xml(body):
+    try:
+        fields = read_xml(body)
+    except BadRequest:
+        return
+    "".join(f"{key}{text}" for key, text in fields.items()).encode()
+
+
+@cases
+@given(st.text(max_size=200) | st.text("a=&%+;f8 ", max_size=100))
+def test_nothing_but_bad_request_comes_of_a_query(text):
+    assert all("".join(pair).encode() is not None for pair in read_query(text).items())

@@ -1,0 +1,179 @@
+"""Feishu: its signatures, and its encryption against its own vector and openssl."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import BadRequest, Unverified
+from gateway.sources.feishu import NONCE, SIGNATURE, TIMESTAMP
+from tests.unit.sources.examples import NOW, cases
+from tests.unit.sources.feishu_requests import (
+    CHALLENGE,
+    EVENT,
+    KEY,
+    OLD,
+    dump,
+    encrypted,
+    feishu,
+    openssl,
+    signed,
+)
+from tests.unit.sources.messages import VECTORS, changes, post, said, send, texts
+from tests.unit.sources.odd_bodies import ODD_JSON, spoilt
+
+
+def test_the_published_cipher_text_is_decrypted():
+    # "hello world" under "test key", as in the documentation; it is no JSON, nor signed.
+    body = b'{"encrypt":"P37w+VZImNgPEO1RBhJ6RtKl7n6zymIbEG1pReEzghk="}'
+    with pytest.raises(BadRequest):
+        feishu(secrets="test key").verify(signed(body, "test key"))
+    with pytest.raises(Unverified):
+        feishu(secrets="test keY").verify(signed(body, "test key"))
+    sealed = base64.b64decode(json.loads(body)["encrypt"])
+    assert openssl("test key", sealed[:16], sealed[16:], "-d") == b"hello world"
+
+
+def test_the_derived_signature_is_ours():
+    vector = VECTORS["feishu-signature"]
+    body, key = vector["body"].encode(), vector["encrypt_key"]
+    request = signed(body, key, vector["timestamp"], vector["nonce"])
+    assert request.headers[SIGNATURE] == vector["signature"]
+    # Past the signature, "x" cannot be decrypted; before it, whatever is wrong.
+    at = replace(request, received_at=float(vector["timestamp"]))
+    with pytest.raises(Unverified, match="decrypted"):
+        feishu(secrets=key).verify(at)
+    with pytest.raises(Unverified, match="signature"):
+        feishu(secrets=key).verify(replace(at, body=body + b" "))
+
+
+@pytest.mark.parametrize(
+    ("event", "identity", "kind", "account"),
+    [
+        (EVENT, EVENT["header"]["event_id"], "contact.user_group.created_v3", "cli_xxxxxxxx"),
+        (OLD, OLD["uuid"], "app_ticket", "cli_xxx"),
+    ],
+    ids=["2.0", "1.0"],
+)
+def test_an_event_is_decrypted(event, identity, kind, account):
+    verified = feishu().verify(signed(encrypted(dump(event))))
+    assert verified.body == dump(event)
+    assert (verified.identity, verified.event, verified.account) == (identity, kind, account)
+    assert verified.challenge is None
+    assert feishu().covers_body
+
+
+def test_each_byte_and_each_character_counts():
+    request = signed(encrypted(dump(OLD)))
+    for i, byte in enumerate(request.body):
+        body = request.body[:i] + bytes([byte ^ 1]) + request.body[i + 1 :]
+        with pytest.raises(Unverified):
+            feishu().verify(replace(request, body=body))
+    for name, value in request.headers.items():
+        lacking = {key: text for key, text in request.headers.items() if key != name}
+        for changed in ({**request.headers, name: text} for text in changes(value)):
+            with pytest.raises(Unverified):
+                feishu().verify(replace(request, headers=changed))
+        with pytest.raises(Unverified):
+            feishu().verify(replace(request, headers=lacking))
+    for key in changes(KEY):
+        with pytest.raises(Unverified):
+            feishu(secrets=key).verify(request)
+
+
+def test_any_of_the_keys_verifies():
+    for secrets in ([KEY, "other"], ["other", KEY]):
+        assert feishu(secrets=secrets).verify(signed(encrypted(dump(OLD)))).body == dump(OLD)
+
+
+def test_signed_by_one_key_and_encrypted_by_another_is_nothing():
+    with pytest.raises((BadRequest, Unverified)):
+        feishu(secrets=[KEY, "other"]).verify(signed(encrypted(dump(OLD), "other")))
+
+
+@pytest.mark.parametrize("body", ODD_JSON.values(), ids=ODD_JSON)
+def test_what_cannot_be_read_is_a_bad_request_if_it_is_signed(body):
+    for request in (signed(body), send(feishu(), body)):
+        with pytest.raises(BadRequest):
+            feishu().verify(request)
+        unsigned = {k: v for k, v in request.headers.items() if k != SIGNATURE}
+        for headers in (unsigned, {**request.headers, SIGNATURE: "0" * 64}):
+            with pytest.raises(Unverified):
+                feishu().verify(replace(request, headers=headers))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [dump(EVENT), dump(CHALLENGE), b"{}", b'{"encrypt":1}', b'{"encrypt":""}', b'{"encrypt":"x"}',
+     b'{"encrypt":"AAAA"}', b'{"encrypt":"%s"}' % (b"A" * 64), b'{"encrypt":"\xc3\xbc"}'],
+)  # fmt: skip
+def test_what_is_not_encrypted_is_unverified(body):
+    with pytest.raises(Unverified):
+        feishu().verify(signed(body))
+    with pytest.raises(Unverified):
+        feishu().verify(post("", body))
+
+
+@pytest.mark.parametrize(
+    "ending", [b"", b"\0", b"\x11" * 17, b"\x02", b"\x01\x03\x03", b"\xff" * 16]
+)
+def test_odd_padding_is_unverified_behind_a_signature(ending):
+    plain = dump(CHALLENGE).ljust(256 - len(ending)) + ending
+    iv = bytes(16)
+    sealed = base64.b64encode(iv + openssl(KEY, iv, plain, "-nopad")).decode()
+    with pytest.raises(Unverified, match="decrypted"):
+        feishu().verify(signed(json.dumps({"encrypt": sealed}).encode()))
+
+
+@cases
+@given(texts, texts.filter(bool), st.binary(min_size=16, max_size=16))
+def test_what_openssl_encrypts_is_decrypted(text, key, iv):
+    message = dump({"event": {"type": text}})
+    verified = feishu(secrets=key).verify(signed(encrypted(message, key, iv), key))
+    assert (verified.body, verified.event) == (message, text)
+
+
+@cases
+@given(st.binary(max_size=100), texts.filter(bool))
+def test_what_we_encrypt_is_decrypted_by_openssl(message, key):
+    request = send(feishu(secrets=key), message)
+    sealed = base64.b64decode(json.loads(request.body)["encrypt"])
+    assert openssl(key, sealed[:16], sealed[16:], "-d") == message
+    time, nonce = request.headers[TIMESTAMP], request.headers[NONCE]
+    assert signed(request.body, key, time, nonce).headers == {
+        name: request.headers[name] for name in (TIMESTAMP, NONCE, SIGNATURE)
+    }
+
+
+def test_the_answer_is_what_the_task_returns():
+    verified = feishu().verify(signed(encrypted(dump(EVENT))))
+    answer = said({"toast": {"type": "info"}})
+    assert feishu().reply(answer, verified, NOW) is answer
+
+
+@cases
+@given(spoilt(st.just(encrypted(dump(CHALLENGE)))), st.booleans())
+def test_spoilt_requests_are_refused_or_are_a_challenge(body, with_signature):
+    request = signed(body) if with_signature else post("", body)
+    try:
+        verified = feishu().verify(request)
+    except (BadRequest, Unverified) as error:
+        assert with_signature or type(error) is Unverified
+        return
+    assert with_signature or verified.challenge is not None
+
+
+@cases
+@given(spoilt(st.sampled_from([dump(EVENT), dump(OLD), dump(CHALLENGE)])))
+def test_spoilt_events_in_a_right_envelope_are_refused_or_passed_on(body):
+    try:
+        verified = feishu().verify(send(feishu(), body))
+    except BadRequest:
+        return
+    assert verified.body == body
+    f"{verified.identity}{verified.event}{verified.account}".encode()

@@ -1,0 +1,146 @@
+"""The scheme that the operator describes."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from gateway.errors import BadRequest, Unverified
+from gateway.sources import find
+from gateway.sources.base import Draft, Signed, Source
+from tests.unit.sources.examples import NOW, cases
+from tests.unit.sources.sending import URL, received
+
+
+def source(**options) -> Source:
+    found = find("hmac")
+    values = {"scheme": "hmac", "secrets": "key", "header": "X-Signature", **options}
+    return found(found.Options.model_validate(values))
+
+
+def problem(**options) -> str:
+    with pytest.raises(ValidationError) as error:
+        source(**options)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("algorithm", ["sha1", "sha256", "sha512"])
+@pytest.mark.parametrize("encoding", ["hex", "base64"])
+@pytest.mark.parametrize("prefix", ["", "sha256=", "HMAC "])
+@cases
+@given(
+    secret=st.text(st.characters(codec="utf-8"), min_size=1, max_size=150),
+    body=st.binary(max_size=300),
+    identity=st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=1),
+)
+def test_it_is_what_it_says(algorithm, encoding, prefix, secret, body, identity):
+    described = source(
+        secrets=secret,
+        algorithm=algorithm,
+        encoding=encoding,
+        prefix=prefix,
+        signed="v0:{timestamp}:{id}:größe:{body}",
+        timestamp_header="X-Time",
+        id_header="X-Id",
+    )
+    message = f"v0:{int(NOW)}:{identity}:größe:".encode() + body
+    mac = hmac.digest(secret.encode(), message, getattr(hashlib, algorithm))
+    text = mac.hex() if encoding == "hex" else base64.b64encode(mac).decode()
+    headers = {"x-time": str(int(NOW)), "x-id": identity, "x-signature": prefix + text}
+    assert described.sign(Draft(body, URL, NOW, identity=identity)).headers == headers
+    request = received(Signed(body, headers))
+    assert described.verify(request).identity == identity
+    for name, value in headers.items():
+        with pytest.raises(Unverified):
+            described.verify(replace(request, headers={**headers, name: value + "0"}))
+
+
+@pytest.mark.parametrize(
+    ("signed", "more", "message"),
+    [
+        ("{body}", {}, b"BODY"),
+        ("{timestamp}{body}", {"timestamp_header": "t"}, b"1800000000BODY"),
+        ("{body}.{body}", {}, b"BODY.BODY"),
+        ("{id}\n{timestamp}", {"timestamp_header": "t", "id_header": "i"}, b"one\n1800000000"),
+    ],
+)
+def test_templates(signed, more, message):
+    described = source(signed=signed, **more)
+    expected = hmac.new(b"key", message, hashlib.sha256).hexdigest()
+    draft = Draft(b"BODY", URL, NOW, identity="one")
+    assert described.sign(draft).headers["x-signature"] == expected
+    assert described.covers_body == ("{body}" in signed)
+    assert described.verify(received(described.sign(draft))).body == b"BODY"
+
+
+@pytest.mark.parametrize(
+    "signed",
+    ["", "body", "{body", "{body}}", "{nonce}{body}", "{}", "{body!r}", "{body.__class__}"],
+)
+def test_templates_without_sense(signed):
+    assert "{body}, {timestamp} or {id}" in problem(signed=signed)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"signed": "{timestamp}.{body}"}, "timestamp_header: goes together with {timestamp}"),
+        ({"timestamp_header": "X-Time"}, "timestamp_header: goes together with {timestamp}"),
+        ({"signed": "{id}.{body}"}, "id_header: needed for {id}"),
+        ({"algorithm": "md5"}, "algorithm"),
+        ({"encoding": "base32"}, "encoding"),
+        ({"header": "X Signature"}, "header"),
+        ({"header": ""}, "header"),
+        ({"prefix": "ä"}, "prefix"),
+        ({"event": "X-Event"}, "event"),
+        ({"event": "json:type"}, "event"),
+        ({"identity": "param:x"}, "identity"),
+        ({"id_header": "X\nId"}, "id_header"),
+    ],
+)
+def test_options_that_cannot_be(options, text):
+    assert text in problem(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "body", "expected"),
+    [
+        ({}, b"no JSON", ("", "")),
+        ({"id_header": "X-Id"}, b"no JSON", ("i1", "")),
+        ({"identity": "header:X-ID", "event": "header:x-event"}, b"no JSON", ("i1", "e1")),
+        ({"id_header": "X-Id", "identity": "json:/id"}, b'{"id":7}', ("7", "")),
+        ({"event": "json:/a/1/b~1c"}, b'{"a":[0,{"b/c":"x"}]}', ("", "x")),
+        ({"event": "json:/"}, b'{"":"x"}', ("", "x")),
+        ({"event": "json:/a~01"}, b'{"a~1":"x"}', ("", "x")),
+        ({"event": "json:"}, b'{"":"x"}', ("", "")),
+        ({"event": "json:/a/2"}, b'{"a":[0]}', ("", "")),
+        ({"event": "json:/a/-1"}, b'{"a":[0]}', ("", "")),
+        ({"event": "json:/a/99999999999"}, b'{"a":[0]}', ("", "")),
+        ({"event": "json:/a/b"}, b'{"a":"text"}', ("", "")),
+        ({"event": "json:/a"}, b'{"a":null}', ("", "")),
+        ({"event": "header:X-None"}, b"", ("", "")),
+    ],
+)
+def test_identity_and_event_stand_where_the_options_say(options, body, expected):
+    described = source(**options)
+    signed = described.sign(Draft(body, URL, NOW))
+    headers = {**signed.headers, "X-Id": "i1", "X-Event": "e1"}
+    verified = described.verify(received(Signed(body, headers)))
+    assert (verified.identity, verified.event) == expected
+
+
+def test_a_place_in_json_needs_json():
+    described = source(event="json:/type")
+    with pytest.raises(BadRequest):
+        described.verify(received(described.sign(Draft(b"no JSON", URL, NOW))))
+
+
+def test_its_header_is_kept_from_the_task():
+    assert source(header="X-Any").secret_headers == {"x-any"}

@@ -1,0 +1,206 @@
+"""The schemes against the senders' own libraries, both ways, on random messages.
+
+Where a sender has no library, against a few lines that follow its documentation.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+import standardwebhooks
+from hypothesis import given
+from hypothesis import strategies as st
+from nacl.encoding import HexEncoder
+from nacl.exceptions import BadSignatureError
+from nacl.signing import SigningKey, VerifyKey
+from slack_sdk.signature import SignatureVerifier
+from stripe import SignatureVerificationError, WebhookSignature
+
+from gateway.errors import BadRequest, Unverified
+from gateway.sources.base import Draft, Signed, Source
+from tests.unit.sources.examples import NOW, cases, public
+from tests.unit.sources.sending import URL, received, sender
+
+secrets = st.text(st.characters(codec="utf-8", exclude_categories=["C"]), min_size=1, max_size=40)
+keys = st.binary(min_size=1, max_size=80)
+seeds = st.binary(min_size=32, max_size=32)
+texts = st.text(max_size=300)
+# Whatever it is, these senders send an object.
+objects = texts.map(lambda text: "{" + text)
+ids = st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=1, max_size=40)
+times = st.integers(int(NOW) - 299, int(NOW) + 299)
+
+
+def accepted(scheme: str, source: Source, signed: Signed) -> None:
+    """The request is verified, though its JSON may not be readable."""
+    request = received(signed)
+    try:
+        source.verify(request)
+    except BadRequest:
+        assert scheme in ("discord", "slack", "stripe")
+    for body in (request.body + b"\0", request.body[1:], b"x" + request.body):
+        if body != request.body:
+            with pytest.raises(Unverified):
+                source.verify(replace(request, body=body))
+
+
+# standardwebhooks ---------------------------------------------------------------------------
+
+
+@cases
+@given(keys, ids, times, texts)
+def test_standard_webhooks_verifies_what_its_library_signs(key, identity, time, body):
+    secret = "whsec_" + base64.b64encode(key).decode()
+    at = datetime.fromtimestamp(time, UTC)
+    signature = standardwebhooks.Webhook(secret).sign(identity, at, body)
+    headers = {
+        "webhook-id": identity,
+        "webhook-timestamp": str(time),
+        "webhook-signature": f"v1,AAAA v2,BBBB {signature}",
+    }
+    accepted("standard", sender("standard", secrets=secret), Signed(body.encode(), headers))
+
+
+@cases
+@given(keys, ids, texts)
+def test_standard_webhooks_library_verifies_what_we_sign(key, identity, body):
+    secret = base64.b64encode(key).decode()
+    now = datetime.now(UTC).timestamp()
+    source = sender("standard", secrets=secret)
+    signed = source.sign(Draft(body.encode(), URL, now, identity=identity))
+    library = standardwebhooks.Webhook(secret)
+    library.verify(signed.body, signed.headers, json_parse=False)
+    with pytest.raises(standardwebhooks.WebhookVerificationError):
+        library.verify(signed.body + b" ", signed.headers, json_parse=False)
+
+
+@cases
+@given(seeds, ids, times, st.binary(max_size=300))
+def test_standard_webhooks_v1a_agrees_with_libsodium(seed, identity, time, body):
+    key = SigningKey(seed)
+    source = sender("standard", secrets="whpk_" + base64.b64encode(public(seed)).decode())
+    message = f"{identity}.{time}.".encode() + body
+    headers = {
+        "svix-id": identity,
+        "svix-timestamp": str(time),
+        "svix-signature": "v1a," + base64.b64encode(key.sign(message).signature).decode(),
+    }
+    accepted("standard", source, Signed(body, headers))
+    ours = sender("standard", secrets="whpk_" + base64.b64encode(seed).decode())
+    signed = ours.sign(Draft(body, URL, time, identity=identity))
+    version, _, signature = signed.headers["webhook-signature"].partition(",")
+    assert version == "v1a"
+    key.verify_key.verify(message, base64.b64decode(signature))
+
+
+# stripe -------------------------------------------------------------------------------------
+
+
+@cases
+@given(secrets, times, objects)
+def test_stripe_verifies_what_its_library_signs(secret, time, body):
+    header = WebhookSignature.generate_signature_header(body, secret, time)
+    signed = Signed(body.encode(), {"Stripe-Signature": f"{header},v1={'0' * 64},v0=abc"})
+    accepted("stripe", sender("stripe", secrets=secret), signed)
+
+
+@cases
+@given(secrets.filter(str.strip), times, objects)
+def test_stripes_library_verifies_what_we_sign(secret, time, body):
+    signed = sender("stripe", secrets=secret).sign(Draft(body.encode(), URL, time))
+    header = signed.headers["stripe-signature"]
+    assert WebhookSignature.verify_header(signed.body, header, secret)
+    with pytest.raises(SignatureVerificationError):
+        WebhookSignature.verify_header(signed.body + b" ", header, secret)
+
+
+# slack_sdk ----------------------------------------------------------------------------------
+
+
+class Clock:
+    def now(self) -> float:
+        return NOW
+
+
+@cases
+@given(secrets.filter(str.strip), times, objects)
+def test_slack_agrees_with_its_library(secret, time, body):
+    library = SignatureVerifier(secret, Clock())
+    source = sender("slack", secrets=secret)
+    headers = {
+        "X-Slack-Request-Timestamp": str(time),
+        "X-Slack-Signature": library.generate_signature(timestamp=str(time), body=body),
+    }
+    accepted("slack", source, Signed(body.encode(), headers))
+    signed = source.sign(Draft(body.encode(), URL, time))
+    assert library.is_valid_request(signed.body, signed.headers)
+    assert not library.is_valid_request(signed.body + b" ", signed.headers)
+
+
+# PyNaCl -------------------------------------------------------------------------------------
+
+
+@cases
+@given(seeds, times, objects)
+def test_discord_agrees_with_libsodium(seed, time, body):
+    message = f"{time}{body}".encode()
+    key = SigningKey(seed)
+    headers = {
+        "X-Signature-Ed25519": key.sign(message, HexEncoder).signature.decode(),
+        "X-Signature-Timestamp": str(time),
+    }
+    source = sender("discord", secrets=public(seed).hex())
+    accepted("discord", source, Signed(body.encode(), headers))
+    signed = sender("discord", secrets=seed.hex()).sign(Draft(body.encode(), URL, time))
+    signature = bytes.fromhex(signed.headers["x-signature-ed25519"])
+    VerifyKey(public(seed)).verify(message, signature)
+    with pytest.raises(BadSignatureError):
+        VerifyKey(public(seed)).verify(message + b" ", signature)
+
+
+# Documentation ------------------------------------------------------------------------------
+
+
+def as_documented(scheme: str, secret: str, body: bytes) -> dict[str, str]:
+    """Return the header that the sender's documentation has one compute."""
+    mac = hmac.new(secret.encode(), body, hashlib.sha256)
+    in_base64 = base64.b64encode(mac.digest()).decode()
+    return {
+        "github": {"X-Hub-Signature-256": "sha256=" + mac.hexdigest()},
+        "meta": {"X-Hub-Signature-256": "sha256=" + mac.hexdigest()},
+        "shopify": {"X-Shopify-Hmac-Sha256": in_base64},
+        "x": {"x-twitter-webhooks-signature": "sha256=" + in_base64},
+    }[scheme]
+
+
+@pytest.mark.parametrize("scheme", ["github", "meta", "shopify", "x"])
+@cases
+@given(secret=secrets, body=st.binary(max_size=300).map(lambda body: b"{" + body))
+def test_signatures_of_the_body_are_as_documented(scheme, secret, body):
+    source, headers = sender(scheme, secrets=secret), as_documented(scheme, secret, body)
+    accepted(scheme, source, Signed(body, headers))
+    signed = source.sign(Draft(body, URL, NOW)).headers
+    assert signed == {name.lower(): value for name, value in headers.items()}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "header"),
+    [("gitlab", "X-Gitlab-Token"), ("telegram", "X-Telegram-Bot-Api-Secret-Token")],
+)
+@cases
+@given(data=st.data())
+def test_tokens_are_sent_as_documented(scheme, header, data):
+    secret = data.draw(
+        secrets if scheme == "gitlab" else st.from_regex(r"[A-Za-z0-9_-]{1,256}", fullmatch=True)
+    )
+    on_the_wire = secret.encode().decode("latin-1")
+    source = sender(scheme, secrets=secret)
+    assert source.verify(received(Signed(b"{}", {header: on_the_wire}))).body == b"{}"
+    assert source.sign(Draft(b"{}", URL, NOW)).headers == {header.lower(): on_the_wire}
+    with pytest.raises(Unverified):
+        source.verify(received(Signed(b"{}", {header: on_the_wire + "-"})))

@@ -1,0 +1,236 @@
+"""WeChat: its published requests, and its three modes."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from gateway.answer import Answer
+from gateway.errors import BadRequest, Unverified
+from gateway.sources.wechat_crypto import signature
+from tests.unit.sources.examples import cases
+from tests.unit.sources.messages import (
+    SAFE,
+    SECURE,
+    VECTORS,
+    changes,
+    get,
+    post,
+    safe,
+    send,
+    source,
+    text_message,
+    xml,
+)
+from tests.unit.sources.odd_bodies import spoilt
+
+#: The parameters of the published requests; others come along.
+GET, PLAIN = (
+    {name: VECTORS[vector][name] for name in ("signature", "timestamp", "nonce")}
+    for vector in ("wechat-get", "wechat-plain-post")
+)
+POST = {
+    **{name: SECURE[name] for name in ("signature", "timestamp", "nonce", "msg_signature")},
+    "encrypt_type": "aes",
+    "openid": "o9AgO5Kd5ggOC-bXrbNODIiE3bGY",
+}
+BODY = json.dumps({"ToUserName": "gh_97417a04a28d", "Encrypt": SECURE["encrypt"]}).encode()
+AT = float(SECURE["timestamp"])
+
+
+# The published requests ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{"secrets": "AAAAA"}, SAFE], ids=["plain", "safe"])
+def test_the_handshake_is_answered_by_its_echostr(options):
+    echostr = VECTORS["wechat-get"]["echostr"]
+    request = get({**GET, "echostr": echostr, "openid": "o"}, float(GET["timestamp"]))
+    answer = source("wechat", **options).handshake(request)
+    assert answer == Answer(200, "text/plain; charset=utf-8", echostr.encode())
+
+
+def test_each_character_of_a_handshake_counts():
+    for name, value in GET.items():
+        for changed in changes(value):
+            with pytest.raises(Unverified):
+                query = {**GET, name: changed, "echostr": "1"}
+                source("wechat", secrets="AAAAA").handshake(get(query, float(GET["timestamp"])))
+
+
+@pytest.mark.parametrize("name", GET)
+def test_a_handshake_and_a_message_lack_nothing(name):
+    query = {key: value for key, value in GET.items() if key != name}
+    plain = source("wechat", secrets="AAAAA")
+    with pytest.raises(Unverified):
+        plain.handshake(get(query, float(GET["timestamp"])))
+    with pytest.raises(Unverified):
+        plain.verify(post(query, xml(**text_message()), float(GET["timestamp"])))
+
+
+def test_the_plain_message_is_verified_and_its_body_is_not():
+    at, body = float(PLAIN["timestamp"]), xml(**text_message())
+    plain = source("wechat", secrets="AAAAA")
+    assert plain.verify(post({**PLAIN, "openid": "o"}, body, at)).body == body
+    assert not plain.covers_body
+    for name, value in PLAIN.items():
+        for changed in changes(value):
+            with pytest.raises(Unverified):
+                plain.verify(post({**PLAIN, name: changed}, body, at))
+
+
+def test_the_secure_message_is_decrypted():
+    verified = safe().verify(post(POST, BODY, AT))
+    assert safe().covers_body
+    assert verified.body.decode() == SECURE["plain"]["msg"]
+    assert (verified.event, verified.account) == ("event.debug_demo", "wxba5fad812f8e6fb9")
+    assert verified.challenge is None
+
+
+def test_each_character_of_a_secure_message_counts():
+    for name in ("signature", "timestamp", "nonce", "msg_signature"):
+        for changed in changes(POST[name]):
+            with pytest.raises(Unverified):
+                safe().verify(post({**POST, name: changed}, BODY, AT))
+    for changed in changes(SECURE["encrypt"]):
+        with pytest.raises(Unverified):
+            safe().verify(post(POST, json.dumps({"Encrypt": changed}).encode(), AT))
+
+
+def test_each_character_of_the_token_the_key_and_the_receive_id_counts():
+    for name in ("secrets", "receive_id"):
+        for changed in changes(SAFE[name]):
+            with pytest.raises(Unverified):
+                safe(**{name: changed or "?"}).verify(post(POST, BODY, AT))
+    for i, by in product(range(43), "Eb7+"):
+        # Two bits of the 43rd character are not the key's: A, B, C and D are one key.
+        with pytest.raises(Unverified):
+            safe(aes_key="A" * i + by + "A" * (42 - i)).verify(post(POST, BODY, AT))
+
+
+@pytest.mark.parametrize("off", [-301, 301])
+def test_another_time_is_unverified(off):
+    with pytest.raises(Unverified):
+        safe().verify(post(POST, BODY, AT + off))
+    assert safe(tolerance=0).verify(post(POST, BODY, AT + off)).identity
+
+
+# Modes --------------------------------------------------------------------------------------
+
+
+def test_a_secure_message_may_lack_the_signature_that_is_not_its_own():
+    query = {key: value for key, value in POST.items() if key != "signature"}
+    assert safe().verify(post(query, BODY, AT)).account == SAFE["receive_id"]
+
+
+@pytest.mark.parametrize("dropped", ["msg_signature", "signature msg_signature"])
+def test_a_secure_message_has_its_own_signature(dropped):
+    query = {key: value for key, value in POST.items() if key not in dropped.split()}
+    with pytest.raises(Unverified):
+        safe().verify(post(query, BODY, AT))
+    with pytest.raises(Unverified):
+        safe(plain=True).verify(post(query, BODY, AT))
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_of_a_compatible_message_only_what_was_encrypted_is_believed(plain):
+    forged = text_message(Content="forged", ToUserName="gh_forged", MsgId=1)
+    body = json.dumps({**forged, "Encrypt": SECURE["encrypt"]}).encode()
+    verified = safe(plain=plain).verify(post(POST, body, AT))
+    assert verified == safe().verify(post(POST, BODY, AT))
+
+
+def test_with_a_key_a_plain_message_is_refused_unless_plain_is_set():
+    body = xml(**text_message())
+    request = send(source("wechat", secrets="AAAAA"), body)
+    with pytest.raises(Unverified, match="not encrypted"):
+        safe().verify(request)
+
+    both = safe(plain=True)
+    assert both.verify(request).body == body
+    assert both.verify(send(safe(), body)).body == body
+    assert not both.covers_body
+
+
+def test_a_plain_message_needs_the_signature_that_is_its_own():
+    request = send(safe(), xml(**text_message()))
+    query = "&".join(p for p in request.query_string.split("&") if not p.startswith("signature"))
+    body = xml(**text_message(Content="forged"))
+    with pytest.raises(Unverified):
+        safe(plain=True).verify(replace(request, query_string=query, body=body))
+
+
+def test_without_a_key_an_encrypted_message_is_refused():
+    plain = source("wechat", secrets="AAAAA")
+    compatible = {**text_message(), "Encrypt": SECURE["encrypt"]}
+    for body in (BODY, json.dumps(compatible).encode(), xml(**compatible)):
+        with pytest.raises(Unverified, match="aes_key"):
+            plain.verify(post(POST, body, AT))
+
+
+def test_the_receive_id_is_one_of_the_configured_or_anybodys():
+    request = post(POST, BODY, AT)
+    for receive_id in (["wx0", "wxba5fad812f8e6fb9"], "*", ["wx0", "*"]):
+        assert safe(receive_id=receive_id).verify(request).account == "wxba5fad812f8e6fb9"
+    for receive_id in ("", "wx0", "wxba5fad812f8e6fb", "wxba5fad812f8e6fb9 "):
+        with pytest.raises(Unverified):
+            safe(receive_id=receive_id).verify(request)
+
+
+def test_what_cannot_be_decrypted_is_refused_in_one_way():
+    """Whatever is wrong behind a right signature: no oracle."""
+    sealed = b64decode(SECURE["encrypt"])
+    bodies = [sealed[:16], sealed[:-16], sealed[:-1], sealed[:-1] + b"\0", sealed[16:], b"", b"x"]
+    details = set()
+    for body in bodies:
+        encrypted = b64encode(body).decode()
+        proof = signature("AAAAA", POST["timestamp"], POST["nonce"], encrypted)
+        with pytest.raises(Unverified) as error:
+            query = {**POST, "msg_signature": proof}
+            safe().verify(post(query, xml(Encrypt=encrypted), AT))
+        details.add(error.value.detail)
+    with pytest.raises(Unverified) as error:
+        safe(receive_id="wx0").verify(post(POST, BODY, AT))
+    # An empty Encrypt is none at all.
+    assert len({*details, error.value.detail} - {"The message is not encrypted."}) == 1
+
+
+@pytest.mark.parametrize("options", [{"aes_key": "A" * 42}, {"plain": "maybe"}, {"nonsense": 1}])
+def test_wrong_options_are_refused(options):
+    with pytest.raises(ValidationError):
+        safe(**options)
+
+
+# Nothing but 400 and 401 --------------------------------------------------------------------
+
+queries = st.text(max_size=80) | st.dictionaries(
+    st.sampled_from([*POST, "echostr"]), st.sampled_from([*POST.values(), "", "ü", "17e9"])
+)
+
+
+@cases
+@given(
+    queries, spoilt(st.sampled_from([BODY, xml(**text_message()), xml(Encrypt=SECURE["encrypt"])]))
+)
+def test_spoilt_requests_are_refused_or_say_what_they_said(query, body):
+    expected = safe().verify(post(POST, BODY, AT))
+    for receiver in (safe(), safe(plain=True), source("wechat", secrets="AAAAA")):
+        for request in (post(query, body, AT), post(POST, body, AT)):
+            try:
+                verified = receiver.verify(request)
+            except (BadRequest, Unverified):
+                continue
+            assert not receiver.covers_body or verified == replace(
+                expected, context=verified.context
+            )
+        try:
+            receiver.handshake(get(query, AT))
+        except (BadRequest, Unverified):
+            continue
+        assert query == {**query, **{name: POST[name] for name in GET}}

@@ -1,0 +1,190 @@
+"""WeCom: everything is encrypted, also the handshake; against wechatpy in both directions."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from dataclasses import replace
+
+import pytest
+import xmltodict
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from wechatpy.enterprise.crypto import WeChatCrypto
+from wechatpy.replies import deserialize_reply
+
+from gateway.answer import Answer
+from gateway.errors import BadRequest, Unverified
+from gateway.sources.base import Draft
+from gateway.sources.wechat_crypto import Opened, seal, signature
+from tests.unit.sources.examples import NOW, cases
+from tests.unit.sources.messages import (
+    changes,
+    get,
+    post,
+    said,
+    send,
+    source,
+    text_message,
+    texts,
+    xml,
+)
+from tests.unit.sources.odd_bodies import spoilt
+
+OPTIONS = {
+    "secrets": "QDG6eK",
+    "aes_key": "jWmYm7qr5nMoAUwZRjGtBxmz3KA1tkAj3ykkR6q2B2C",
+    "receive_id": "wx5823bf96d3bd56c7",
+}
+MESSAGE = text_message(ToUserName="wx5823bf96d3bd56c7", FromUserName="mycreate", AgentID=218)
+TIME = str(int(NOW))
+
+
+def wecom(**options):
+    return source("wecom", **{**OPTIONS, **options})
+
+
+def library(receive_id=OPTIONS["receive_id"]):
+    return WeChatCrypto(OPTIONS["secrets"], OPTIONS["aes_key"], receive_id)
+
+
+def sealed(message: bytes, receive_id: str = OPTIONS["receive_id"]) -> dict[str, str]:
+    """Return the parameters of a handshake that says `message`."""
+    key = b64decode(OPTIONS["aes_key"] + "=")
+    found = seal(Opened(message, receive_id, OPTIONS["secrets"], key), TIME)
+    query = {"msg_signature": found.signature, "timestamp": TIME, "nonce": found.nonce}
+    return {**query, "echostr": found.encrypted}
+
+
+# Handshake ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("echostr", [b"1616140317555161061", b'\xef\xbb\xbf"x"\r\n', b"", b"\xff"])
+def test_the_handshake_is_answered_by_exactly_what_was_encrypted(echostr):
+    answer = wecom().handshake(get({**sealed(echostr), "more": "1"}))
+    assert answer == Answer(200, "text/plain; charset=utf-8", echostr)
+
+
+def test_each_character_of_a_handshake_counts():
+    query = sealed(b"1616140317555161061")
+    for name, value in query.items():
+        for changed in (*changes(value), None):
+            with pytest.raises(Unverified):
+                spoiled = {**query, name: changed}
+                wecom().handshake(get({k: v for k, v in spoiled.items() if v is not None}))
+
+
+def test_wechats_handshake_is_not_wecoms():
+    query = {"timestamp": TIME, "nonce": "1", "echostr": "x"}
+    with pytest.raises(Unverified):
+        wecom().handshake(get({**query, "signature": signature("QDG6eK", TIME, "1")}))
+
+
+def test_a_handshake_may_come_from_any_of_the_receive_ids():
+    several = wecom(receive_id=["wx5823bf96d3bd56c7", "suite"])
+    assert several.handshake(get(sealed(b"1", "suite"))).body == b"1"
+    for receive_id in ("", "other"):
+        with pytest.raises(Unverified):
+            several.handshake(get(sealed(b"1", receive_id)))
+
+
+@cases
+@given(texts)
+def test_the_handshake_is_wechatpys(text):
+    query = sealed(text.encode())
+    parts = [query[name] for name in ("msg_signature", "timestamp", "nonce", "echostr")]
+    assert library().check_signature(*parts).encode() == wecom().handshake(get(query)).body
+
+
+# Messages -----------------------------------------------------------------------------------
+
+
+def test_a_message_is_known_by_its_agent_too():
+    verified = wecom().verify(send(wecom(), xml(**MESSAGE)))
+    assert verified.identity == "wx5823bf96d3bd56c7:218:5993973467416297472"
+    assert (verified.event, verified.account) == ("text", "wx5823bf96d3bd56c7")
+    other = wecom().verify(send(wecom(), xml(**{**MESSAGE, "AgentID": 219})))
+    assert other.identity != verified.identity
+
+
+def test_a_plain_message_is_never_taken():
+    assert wecom().covers_body
+    plain = source("wechat", secrets=OPTIONS["secrets"])
+    for body in (xml(**MESSAGE), json.dumps(MESSAGE).encode()):
+        with pytest.raises(Unverified):
+            wecom().verify(send(plain, body))
+    for options in ({"plain": True}, {"aes_key": []}, {"receive_id": []}):
+        with pytest.raises(ValidationError):
+            wecom(**options)
+
+
+def test_a_message_has_no_signature_but_its_own():
+    assert sorted(wecom().sign(Draft(b"<xml/>", "", NOW)).query) == [
+        "msg_signature",
+        "nonce",
+        "timestamp",
+    ]
+    request = send(wecom(), xml(**MESSAGE))
+    query = request.query_string.replace("msg_signature", "signature")
+    with pytest.raises(Unverified):
+        wecom().verify(replace(request, query_string=query))
+
+
+@cases
+@given(texts, st.text("0123456789", min_size=1, max_size=10))
+def test_we_verify_what_wechatpy_encrypts_and_it_reads_our_reply(text, nonce):
+    message = xml(**{**MESSAGE, "Content": text.replace("]]>", "")})
+    body = library().encrypt_message(message.decode(), nonce, TIME)
+    query = {
+        "msg_signature": xmltodict.parse(body)["xml"]["MsgSignature"],
+        "timestamp": TIME,
+        "nonce": nonce,
+    }
+
+    verified = wecom().verify(post(query, body.encode()))
+    assert verified.body == message
+
+    answer = wecom().reply(said("hi"), verified, NOW)
+    fields = xmltodict.parse(answer.body)["xml"]
+    reply = library().decrypt_message(
+        answer.body.decode(), fields["MsgSignature"], fields["TimeStamp"], fields["Nonce"]
+    )
+    assert answer.content_type == "text/xml"
+    assert (deserialize_reply(reply).content, deserialize_reply(reply).target) == ("hi", "mycreate")
+
+
+def test_an_intelligent_robot_speaks_json_and_names_nobody():
+    """https://developer.work.weixin.qq.com/document/path/101033"""
+    robot = wecom(receive_id="")
+    message = b'{"msgid":"CAIQ16","aibotid":"AIBOT","from":{"userid":"u"},"msgtype":"text"}'
+    sign = sealed(message, "")
+    body = json.dumps({"encrypt": sign.pop("echostr")}).encode()
+
+    verified = robot.verify(post(sign, body))
+    assert (verified.body, verified.event, verified.account) == (message, "text", "")
+    assert verified.identity == "::CAIQ16"
+
+    own = {"msgtype": "stream", "stream": {"id": "1", "finish": True, "content": "hi"}}
+    answer = robot.reply(said(own), verified, NOW)
+    fields = json.loads(answer.body)
+    assert sorted(fields) == ["encrypt", "msgsignature", "nonce", "timestamp"]
+    reply = library("").decrypt_message(
+        {"Encrypt": fields["encrypt"]},
+        fields["msgsignature"],
+        str(fields["timestamp"]),
+        fields["nonce"],
+    )
+    assert (answer.content_type, json.loads(reply)) == ("application/json", own)
+
+
+@cases
+@given(
+    st.text(max_size=80) | st.dictionaries(st.sampled_from([*sealed(b"")]), st.text(max_size=20)),
+    spoilt(st.sampled_from([xml(**MESSAGE), xml(Encrypt="x" * 64), b'{"encrypt":"AAAA"}'])),
+)
+def test_what_nobody_signed_is_refused(query, body):
+    with pytest.raises((BadRequest, Unverified)):
+        wecom().verify(post(query, body))
+    with pytest.raises((BadRequest, Unverified)):
+        wecom().handshake(get(query))
