@@ -2,9 +2,10 @@
 
 PYTHON ?= python3
 EXTRAS := gevent,fast,dev,loadtest,test
+MINUTES := 10
 PIP := .venv/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help install run test check loadtest constraints clean
+.PHONY: help install run test check fuzz loadtest faults constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -22,9 +23,22 @@ test: install ## install missing servers, then lint and test (ARGS="...")
 check: install ## lint
 	.venv/bin/ruff check .
 
+fuzz: install ## mutate what senders send, for MINUTES=10
+	@end=$$(( $$(date +%s) + 60 * $(MINUTES) )); \
+	while [ $$(date +%s) -lt $$end ]; do \
+	  .venv/bin/python -m pytest -q -p no:cacheprovider --hypothesis-profile=thorough \
+	    --hypothesis-seed=$$(date +%N) tests/unit/sources/test_odd_requests.py \
+	    tests/unit/sources/test_feishu.py tests/unit/sources/test_wechat_crypto.py \
+	    tests/unit/sources/test_envelopes.py || exit 1; \
+	done
+
 loadtest: install ## compare the strategies (ARGS="...")
 	tests/install-servers.sh
 	PATH="$(CURDIR)/.venv/bin:$$PATH" loadtest/run.sh $(ARGS)
+
+faults: install ## break everything around the gateway, 45 minutes (ARGS="--rows 1,3 --resume")
+	tests/install-servers.sh
+	.venv/bin/python -m tests.faults $(ARGS)
 
 constraints: .venv/bin/python ## write constraints.txt anew, from the newest versions
 	rm -rf build/constraints

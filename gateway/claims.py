@@ -13,11 +13,8 @@ kept. *done* has the answer.
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
-import json
 import logging
-from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -27,6 +24,7 @@ from redis.exceptions import RedisError
 from gateway import background, claim_scripts, result_store
 from gateway.answer import Answer
 from gateway.batches import Batches
+from gateway.claim import FAILED, MINE, RELEASED, Claim, dump, load
 from gateway.config import Config
 from gateway.errors import KeyConflict, StateUnavailable
 from gateway.log import Sparing
@@ -34,48 +32,11 @@ from gateway.log import Sparing
 log = logging.getLogger(__name__)
 log.addFilter(Sparing(10))
 
-MINE, LAPSED, PUBLISHING, CONFIRMED, DONE = "mine", "lapsed", "publishing", "confirmed", "done"
-RELEASED, FAILED = "released", "failed"
-
 _KEY = "gateway:claim:"
-#: Where those who joined a task hear that its claim was confirmed, done or released.
-_CHANNEL = "gateway:claimed:"
 _RENEWAL = 1.0  # seconds between renewals of a lease
 #: Seconds for which a write is tried again, and for which a failure is remembered at least: a
 #: late confirm must not bring back what has failed.
 _INSIST, _REMEMBER = 10.0, 20.0
-
-
-@dataclass(slots=True)
-class Claim:
-    """A claim as it was found.
-
-    ``state`` is `MINE`, `LAPSED` (and ours now), `PUBLISHING`, `CONFIRMED` or `DONE`, which has
-    the ``answer``. ``owner`` names the try that looked, ``span`` is how long it and the sender's
-    other tries take, ``age`` how long ago the first came, ``lease`` how long the state is to last.
-    All of these are seconds.
-    """
-
-    key: str
-    owner: str
-    span: float
-    state: str
-    task_id: str
-    digest: str
-    age: float = 0.0
-    tries: int = 1
-    lease: float = 0.0
-    answer: Answer | None = None
-
-    @property
-    def ours(self) -> bool:
-        """Is it for this try to publish, and to say what came of it?"""
-        return self.state in (MINE, LAPSED)
-
-    @property
-    def channel(self) -> str:
-        """The channel on which the claim's next states are told."""
-        return _CHANNEL + self.task_id
 
 
 class Claims:
@@ -125,6 +86,7 @@ class Claims:
         try:
             reply = await self._redis.run("EVAL", claim_scripts.TAKE, 1, key, *args)
         except (RedisError, OSError) as exc:
+            log.warning("a claim could not be taken: %s", exc)
             # Should it have been taken all the same, it is nobody's.
             self.release(Claim(key, task_id, span, MINE, task_id, digest), certain=True)
             raise StateUnavailable from exc
@@ -133,7 +95,7 @@ class Claims:
             raise KeyConflict
         return Claim(
             key, task_id, span, state.decode(), task.decode(), known.decode(), int(age) / 1000,
-            int(tries), int(lease) / 1000, _load(answer) if answer else None,
+            int(tries), int(lease) / 1000, load(answer) if answer else None,
         )  # fmt: skip
 
     async def state(self, claim: Claim) -> tuple[str, str]:
@@ -166,7 +128,7 @@ class Claims:
 
     def finish(self, claim: Claim, given: Answer) -> None:
         """Write the final answer, which every later try gets."""
-        args = [claim.task_id, claim.digest, self._window, _dump(given), claim.channel]
+        args = [claim.task_id, claim.digest, self._window, dump(given), claim.channel]
         self._write(claim_scripts.FINISH, claim, args)
 
     def fail(self, claim: Claim, error: str) -> None:
@@ -226,13 +188,3 @@ def _standstill(config: Config) -> float:
 
 def _ms(seconds: float) -> int:
     return int(seconds * 1000)
-
-
-def _dump(given: Answer) -> str:
-    body = base64.b64encode(given.body).decode()
-    return json.dumps([given.status, given.content_type, body, given.headers])
-
-
-def _load(text: bytes) -> Answer:
-    status, content_type, body, headers = json.loads(text)
-    return Answer(status, content_type, base64.b64decode(body), headers)

@@ -78,6 +78,8 @@ def _of_route(config: Config, route: Route) -> list[str]:
         problems.append("idempotency: claims need state_url, or a result_backend in Redis")
     if config.joins(route) and not config.results:
         problems.append("idempotency: whoever joins reads the result from result_backend")
+    if config.joins(route) and config.tries(route) > 1 and not config.retry_after(route):
+        problems.append("retry_after: needed with tries: the seconds between them")
     if (route.tries or 1) > 1 and not config.joins(route):
         problems.append("tries: who tries again is known by an identity; set idempotency")
     return problems

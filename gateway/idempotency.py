@@ -17,10 +17,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from gateway import claims
 from gateway.batches import Batches
 from gateway.celery_message import Message
-from gateway.claims import Claim, Claims
+from gateway.claim import CONFIRMED, MINE, Claim
+from gateway.claims import Claims
 from gateway.config import Config
 from gateway.errors import RequestError, StateUnavailable
 from gateway.failpoints import CLAIMED, PUBLISHED, Failpoint
@@ -57,8 +57,8 @@ class Idempotency:
 
     @property
     def trouble(self) -> str:
-        """What is wrong with the store of claims, in words; empty when it answers."""
-        return self._joins.trouble
+        """What keeps deliveries from being taken, in words; empty when nothing does."""
+        return self._joins.trouble if self._refuse else ""
 
     def relay(self, waiter: Waiter, message: Message, identity: str) -> None:
         """Have `waiter` answered by the one run of the delivery that `identity` names."""
@@ -101,7 +101,7 @@ class Idempotency:
         if claim.answer is not None:
             waiter.give_again(claim.answer)
             return True
-        if claim.state == claims.MINE:
+        if claim.state == MINE:
             self._failpoint.reach(CLAIMED)
             waiter.follow(self._publish(claim, waiter, lambda: self._send(waiter, message)))
             return True
@@ -115,8 +115,8 @@ class Idempotency:
         if waiter.gone and not claim.ours:
             pending.abandon()
             return pending
-        expired = claim.state == claims.CONFIRMED and claim.lease < 0
-        accepted = claim.state == claims.CONFIRMED and waiter.mode == "accept"
+        expired = claim.state == CONFIRMED and claim.lease < 0
+        accepted = claim.state == CONFIRMED and waiter.mode == "accept"
         outcome = None
         if claim.ours or expired or accepted:
             # It may have ended while nobody waited for it.
@@ -130,10 +130,10 @@ class Idempotency:
             pending = self._publish(
                 claim, waiter, lambda: self._strategy.publish(message, waiter.deadline)
             )
-        elif claim.state == claims.CONFIRMED:
+        elif claim.state == CONFIRMED:
             pending.confirm()
         waiter.follow(pending)
-        if expired and outcome is None:
+        if expired and not pending.ended:
             waiter.expire()
         return pending
 

@@ -8,10 +8,11 @@ from time import monotonic
 
 from redis.exceptions import RedisError
 
-from gateway import claims, result_store
+from gateway import result_store
 from gateway.batches import Batches
 from gateway.celery_message import decode_result
-from gateway.claims import Claim, Claims
+from gateway.claim import CONFIRMED, DONE, FAILED, PUBLISHING, RELEASED, Claim
+from gateway.claims import Claims
 from gateway.config import Config
 from gateway.errors import StateUnavailable
 from gateway.log import Sparing
@@ -77,7 +78,7 @@ class Joins:
                 pending.settle(decode_result(payload))
 
         def hear_claim(state: bytes | None) -> None:
-            if state == claims.CONFIRMED.encode():
+            if state == CONFIRMED.encode():
                 pending.confirm()
             woken.set()
 
@@ -101,9 +102,9 @@ class Joins:
         while not pending.ended:
             woken.clear()
             state = await self._look(claim, pending)
-            publishing = state == claims.PUBLISHING
+            publishing = state == PUBLISHING
             lapsed = publishing and not claim.ours and monotonic() >= lapse
-            if lapsed or state in (claims.RELEASED, claims.DONE):
+            if lapsed or state in (RELEASED, DONE):
                 if pending.ended:
                     break
                 pending.abandon()
@@ -127,8 +128,8 @@ class Joins:
             state, error = await self._claims.state(claim)
         except StateUnavailable:
             return ""
-        if state == claims.FAILED:
+        if state == FAILED:
             pending.settle(Outcome(FAILURE, error=error))
-        elif state == claims.CONFIRMED:
+        elif state == CONFIRMED:
             pending.confirm()
         return state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from gateway.delivery import Delivery
 from gateway.errors import BadRequest
 from gateway.sources.envelopes import read_json
+
+_index = re.compile("0|[1-9][0-9]{0,8}").fullmatch
 
 #: Characters of a value: a longer one identifies nothing, it fills a store.
 MAX_LENGTH = 1_024
@@ -61,7 +64,7 @@ def _json(delivery: Delivery, pointer: str) -> str:
         token = token.replace("~1", "/").replace("~0", "~")
         if isinstance(value, dict):
             value = value.get(token)
-        elif isinstance(value, list) and token.isdecimal() and int(token) < len(value):
+        elif isinstance(value, list) and _index(token) and int(token) < len(value):
             value = value[int(token)]
         else:
             return ""

@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_wait = re.compile(r'wait\s*=\s*"?(\d{1,5})"?').fullmatch
+MAX_LENGTH = 1_000  # characters
+
+_wait = re.compile(r'wait\s*=\s*"?([0-9]{1,5})"?').fullmatch
+# What stands between commas, those in quoted strings left alone.
+_parts = re.compile(r'(?:"(?:\\.|[^"\\])*"|[^,"])+').findall
 
 
 @dataclass(slots=True, frozen=True)
@@ -21,10 +25,12 @@ class Preference:
 def read(header: str) -> Preference | None:
     """Return what a Prefer header asks for; None where nothing that is known.
 
-    What cannot be understood is ignored, as the RFC demands.
+    What cannot be understood is ignored, as the RFC demands, and so is what is too long.
     """
+    if len(header) > MAX_LENGTH:
+        return None
     wait, respond_async = None, False
-    for part in header.split(","):
+    for part in _parts(header):
         part = part.split(";")[0].strip().lower()
         if part == "respond-async":
             respond_async = True

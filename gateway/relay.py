@@ -109,7 +109,7 @@ class Relay:
             target = waiter.target = endpoint.target(verified.event)
             if target is None:
                 self.metrics.add("gateway_events_unrouted_total")
-                waiter.give(endpoint.unrouted())
+                waiter.give(endpoint.unrouted(verified))
                 return None
             endpoint.limits.admit()
             waiter.source_limits = endpoint.limits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from urllib.parse import unquote_to_bytes
@@ -100,12 +101,13 @@ class Endpoint:
                 return target
         return self._any
 
-    def unrouted(self) -> Answer:
+    def unrouted(self, verified: Verified) -> Answer:
         """Return the answer for an event that no route takes."""
         source = self.source
-        if source.options.unrouted is None and source.fallback is not None:
-            return Answer(200, source.content_type, source.fallback.encode())
-        return Answer(source.options.unrouted or 204, "", b"")
+        if source.options.unrouted is not None or source.fallback is None:
+            return Answer(source.options.unrouted or 204, "", b"")
+        taken = Answer(200, source.content_type, source.fallback.encode())
+        return source.reply(taken, verified, time.time())
 
     def headers(self, request: Request) -> dict[str, str]:
         """Return the headers that the task gets."""

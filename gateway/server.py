@@ -9,41 +9,27 @@ from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic
 
-from tornado.http1connection import (
-    HTTP1Connection,
-    HTTP1ConnectionParameters,
-    HTTP1ServerConnection,
-)
-from tornado.httputil import HTTPServerConnectionDelegate
-from tornado.iostream import IOStream
+from tornado.http1connection import HTTP1ConnectionParameters
+from tornado.iostream import StreamClosedError
 
 from gateway.config import Config
-from gateway.exchange import LINGER, Exchange, Exchanges
+from gateway.exchange import Exchange, Exchanges
+from gateway.http1 import Connection
 from gateway.metrics import Metrics
 from gateway.relay import Relay
+from gateway.stream import Stream
 
 log = logging.getLogger(__name__)
 
 #: Seconds that idle connections stay open while draining: nginx's upstream keepalive_timeout.
 IDLE_DRAIN = 5.0
-#: Above our own limits, so that the answers are ours.
-_PARSER_HEADER = 128 * 1024
+#: Seconds between looks at connections that are past their deadline.
+SWEEP = 0.5
+#: Above our own limit, so that the answer is ours.
 _PARSER_BODY = 2**62
 
 
-class Stream(IOStream):
-    """Sends at once, always: toggling TCP_NODELAY costs two system calls an answer."""
-
-    def __init__(self, connection: socket.socket, max_buffer_size: int):
-        if connection.family != socket.AF_UNIX:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        super().__init__(connection, max_buffer_size=max_buffer_size)
-
-    def set_nodelay(self, value: bool) -> None:
-        pass
-
-
-class Server(HTTPServerConnectionDelegate):
+class Server:
     """Accepts connections on inherited sockets and hands complete requests to the relay."""
 
     def __init__(self, config: Config, relay: Relay, metrics: Metrics):
@@ -51,12 +37,13 @@ class Server(HTTPServerConnectionDelegate):
         self._metrics = metrics
         self._exchanges = Exchanges(config, relay, metrics)
         self._sockets: list[socket.socket] = []
-        self._connections: dict[object, HTTP1ServerConnection] = {}
+        self._streams: dict[Stream, asyncio.Task[None]] = {}
         self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._sweeper: asyncio.TimerHandle | None = None
         self._parameters = HTTP1ConnectionParameters(
-            max_header_size=_PARSER_HEADER,
+            max_header_size=config.max_header,
             max_body_size=_PARSER_BODY,
-            header_timeout=config.idle_timeout,
         )
 
     @property
@@ -79,14 +66,51 @@ class Server(HTTPServerConnectionDelegate):
         except OSError as exc:
             self._pause(listener, exc)
             return False
-        # A UNIX socket's peer is the proxy on this machine.
-        remote = address[0] if connection.family != socket.AF_UNIX else "127.0.0.1"
-        stream = Stream(connection, max_buffer_size=_PARSER_HEADER + self._config.max_body + LINGER)
-        server_connection = HTTP1ServerConnection(stream, self._parameters, remote)
-        self._connections[server_connection] = server_connection
+        if connection.family == socket.AF_UNIX:
+            remote = "127.0.0.1"  # the proxy on this machine
+        else:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            remote = address[0]
+        stream = Stream(self._config.idle_timeout, self._config.body_timeout, self._lost)
+        self._streams[stream] = asyncio.create_task(self._serve(stream, connection, remote))
+        self._quiet.clear()
         self._metrics.add("gateway_connections_open")
-        server_connection.start_serving(self)
+        if self._sweeper is None:
+            self._sweeper = asyncio.get_running_loop().call_later(SWEEP, self._sweep)
         return True
+
+    async def _serve(self, stream: Stream, connection: socket.socket, remote: str) -> None:
+        """Answer one request of a connection after the other."""
+        try:
+            loop = asyncio.get_running_loop()
+            await loop.connect_accepted_socket(lambda: stream, connection)
+            while not stream.closed():
+                message = Connection(stream, self._parameters, remote)
+                stream.receiver = exchange = Exchange(self._exchanges, stream, message)
+                await message.read_response(exchange)
+                await stream.flushed()
+        except StreamClosedError:
+            pass
+        finally:
+            stream.close()
+            stream.receiver = None  # and it knows the stream: a circle
+            if not stream.connected:
+                connection.close()
+                self._lost(stream)
+
+    def _lost(self, stream: Stream) -> None:
+        del self._streams[stream]
+        self._metrics.add("gateway_connections_open", -1)
+        if not self._streams:
+            self._quiet.set()
+
+    def _sweep(self) -> None:
+        now = monotonic()
+        for stream in [stream for stream in self._streams if stream.deadline < now]:
+            stream.expire()
+        self._sweeper = None
+        if self._streams:
+            self._sweeper = asyncio.get_running_loop().call_later(SWEEP, self._sweep)
 
     def _pause(self, listener: socket.socket, exc: OSError) -> None:
         """Out of descriptors: stop asking for a moment, or the loop would spin."""
@@ -98,15 +122,6 @@ class Server(HTTPServerConnectionDelegate):
     def _resume(self, listener: socket.socket) -> None:
         if not self.draining:
             asyncio.get_running_loop().add_reader(listener, self._accept, listener)
-
-    def start_request(self, server_conn: object, request_conn: HTTP1Connection) -> Exchange:
-        return Exchange(self._exchanges, request_conn)
-
-    def on_close(self, server_conn: object) -> None:
-        self._connections.pop(server_conn, None)
-        self._metrics.add("gateway_connections_open", -1)
-        if not self._connections:
-            self._quiet.set()
 
     async def drain(self, grace: float) -> None:
         """Stop accepting, let idle connections finish, then wait `grace` seconds at the most."""
@@ -120,17 +135,13 @@ class Server(HTTPServerConnectionDelegate):
                 if not self._accept(listener):
                     break
             listener.close()
-        if self._connections:
-            self._quiet.clear()
-            end = monotonic() + grace
-            await self._until_quiet(min(IDLE_DRAIN, grace))
-            while (self._exchanges.under_way or self._writing()) and monotonic() < end:
-                await self._until_quiet(0.05)
-        for connection in list(self._connections.values()):
-            await connection.close()
-
-    def _writing(self) -> bool:
-        return any(connection.stream.writing() for connection in self._connections.values())
+        end = monotonic() + grace
+        await self._until_quiet(min(IDLE_DRAIN, grace))
+        while any(stream.busy for stream in self._streams) and monotonic() < end:
+            await self._until_quiet(0.05)
+        for stream in list(self._streams):
+            stream.abort()
+        await self._quiet.wait()
 
     async def _until_quiet(self, seconds: float) -> None:
         with suppress(TimeoutError):

@@ -6,13 +6,12 @@ import logging
 import time
 from collections.abc import Callable
 from time import monotonic
-from typing import Protocol
 
 from gateway import answer
 from gateway.answer import Answer
-from gateway.claims import Claim, Claims
-from gateway.deadlines import Deadlines
+from gateway.claim import Claim
 from gateway.delivery import Delivery, Request
+from gateway.desk import Desk
 from gateway.errors import (
     DeadlinePassed,
     NotConfirmed,
@@ -21,13 +20,11 @@ from gateway.errors import (
     StateUnavailable,
     Unroutable,
 )
-from gateway.failpoints import CONFIRMED, Failpoint
-from gateway.limits import Limits, SourceLimits
+from gateway.failpoints import CONFIRMED
+from gateway.limits import SourceLimits
 from gateway.log import Sparing
-from gateway.metrics import Metrics
 from gateway.outcome import SUCCESS, Outcome
 from gateway.pending import Pending
-from gateway.results import Results
 from gateway.routes import Target
 from gateway.sources.base import Verified
 
@@ -36,20 +33,6 @@ log = logging.getLogger(__name__)
 log.addFilter(Sparing(10))
 
 Respond = Callable[[Answer], None]
-
-
-class Desk(Protocol):
-    """What all waiters of a process share."""
-
-    limits: Limits
-    metrics: Metrics
-    deadlines: Deadlines
-    claims: Claims | None
-    results: Results
-    failpoint: Failpoint
-
-    def delivery_id(self) -> str:
-        """Return a new delivery id; what is refused has one, too, for whoever looks into it."""
 
 
 class Waiter:
@@ -227,7 +210,9 @@ class Waiter:
     def _accept(self) -> None:
         """Say that the message is taken: its result is not there yet."""
         target = self.target
-        if self.mode == "wait-then-accept" and target.fallback is not None:
+        # A sender whose way of saying so is not a 202 would take that for a failure.
+        own_way = target.source is not None and not self.applied
+        if target.fallback is not None and (own_way or self.mode == "wait-then-accept"):
             self.give_result(Answer(200, target.content_type, target.fallback.encode()))
             return
         age = self.claim.age if self.claim is not None else 0.0

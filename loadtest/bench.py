@@ -1,160 +1,216 @@
-"""The servers of a load test, one gateway at a time in front of them, and one measurement."""
+"""The servers of a load test, and whatever stands in front of them, one at a time."""
 
 from __future__ import annotations
 
-import math
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import redis
 
-from gateway.stack import Server, Stack, StackError
-from loadtest import client, wrk
-
-PROCESSES = ("gateway", "worker", "broker", "redis", "nginx")
-CHECKED = 2_000  # requests that are compared one to one
-AT_ONCE = 200
+from gateway.stack import Server, Stack, StackError, free_port
+from gateway.stack.loopback import accepts
+from gateway.stack.nginx import nginx_config
+from gateway.stack.programs import find
+from loadtest.envelope import PLAIN, Envelope
+from loadtest.machine import ROOT
 
 _ROUTE = """\
 [[routes]]
-path = "/"
-task = "{task}"
+path = "/{name}"
+task = "appserver.tasks.{name}"
 deadline = {deadline}
+
 """
 
 
 @dataclass(frozen=True)
-class Task:
-    """What the worker does with each request; it answers with the body after `seconds`."""
+class Front:
+    """Where requests go: a server's address and a path, and how a body travels.
 
-    name: str
-    seconds: float = 0.0
+    `servers` are the processes that take part in answering, by their kind (`table.PROCESSES`).
+    """
 
-    @classmethod
-    def parse(cls, text: str) -> Task:
-        """Read ``echo`` or ``sleep:SECONDS``; raises ValueError."""
-        if text == "echo":
-            return cls("appserver.tasks.echo")
-        kind, _, seconds = text.partition(":")
-        if kind != "sleep" or not 0 < float(seconds) <= 10:
-            raise ValueError(text)
-        return cls("appserver.tasks.sleep", float(seconds))
+    address: str
+    servers: dict[str, Server] = field(default_factory=dict)
+    path: str = "/echo"
+    envelope: Envelope = PLAIN
 
     @property
-    def path(self) -> str:
-        return f"/?seconds={self.seconds:g}" if self.seconds else "/"
+    def url(self) -> str:
+        return self.address + self.path
 
-    @property
-    def pool(self) -> tuple[str, int]:
-        """The worker's pool and its size: one task at a time, or as many as may sleep at once."""
-        return ("threads", 128) if self.seconds else ("solo", 1)
+    def at(self, path: str) -> Front:
+        return replace(self, path=path)
 
-    def deadline(self, connections: int) -> float:
-        """Return a deadline in seconds that even a strategy that works one by one can keep."""
-        return 30 + 2 * connections * self.seconds
+    def output(self) -> str:
+        """Return what the HTTP server and the workers have written."""
+        return "".join(self.servers[n].output() for n in ("gateway", "worker") if n in self.servers)
 
 
 class Bench:
-    """A private RabbitMQ, Redis and Celery worker; gateways are started in front of them."""
+    """A private RabbitMQ and Redis, and workers and HTTP servers beside them.
 
-    def __init__(self, stack: Stack, task: Task, connections: int):
+    `deadline` is that of a gateway's requests, in seconds. All that a context manager has
+    started is stopped again at its end: what is idle would have connections and heartbeats.
+    """
+
+    def __init__(self, stack: Stack, deadline: float = 30.0):
+        print("starting RabbitMQ and Redis", flush=True)
         self._stack = stack
-        self._task = task
-        self._deadline = task.deadline(max(connections, AT_ONCE))
-        self._broker = stack.rabbitmq()
-        self._redis = stack.redis()
-        pool, size = task.pool
-        self._worker = stack.worker(self._broker.url, self._redis.url, pool=pool, concurrency=size)
+        self.deadline = deadline
+        self.broker = stack.rabbitmq()
+        self.redis = stack.redis()
+        self.servers: dict[str, Server] = {"broker": self.broker, "redis": self.redis}
         self._config = stack.directory / "gateway.toml"
-        self._config.write_text(_ROUTE.format(task=task.name, deadline=self._deadline))
+        routes = (_ROUTE.format(name=name, deadline=deadline) for name in ("echo", "sleep"))
+        self._config.write_text("".join(routes))
+
+    @property
+    def _urls(self) -> dict[str, str]:
+        return {"GATEWAY_BROKER_URL": self.broker.url, "GATEWAY_RESULT_BACKEND": self.redis.url}
 
     def versions(self) -> dict[str, str]:
         """Return the versions of the servers."""
-        with self._ask_redis() as connection:
+        with self.ask_redis() as connection:
             server = connection.info("server")
         return {
-            "RabbitMQ": self._broker.ctl("version").strip(),
+            "RabbitMQ": self.broker.ctl("version").strip(),
             "Redis": server["redis_version"],
         }
 
     @contextmanager
-    def gateway(self, strategy: str) -> Iterator[Server]:
-        """Run a gateway, and no other one: idle ones would have connections and a heartbeat."""
-        with self._ask_redis() as connection:
-            connection.flushall()  # results of the last one, or memory would grow from run to run
+    def worker(self, pool: str = "solo", size: int = 1, count: int = 1) -> Iterator[None]:
+        """Run `count` Celery workers, each with `size` processes, threads or greenlets."""
+        workers = [
+            self._stack.worker(self.broker.url, self.redis.url, pool=pool, concurrency=size)
+            for _ in range(count)
+        ]
+        with self._beside(workers):
+            yield
+
+    @contextmanager
+    def stand_in(self, seconds: float, announce: int = 0) -> Iterator[Server]:
+        """Run a stand-in for workers that answers every task after `seconds`."""
+        options = ["--seconds", str(seconds), "--announce", str(announce)]
+        worker = self._python("stand-in", "loadtest.servers.worker", *options, ready="ready")
+        with self._beside([worker]):
+            yield worker
+
+    @contextmanager
+    def _beside(self, workers: list[Server]) -> Iterator[None]:
+        self.servers = {**self.servers, "worker": _Group(workers)}
+        try:
+            yield
+        finally:
+            del self.servers["worker"]
+            for worker in workers:
+                worker.stop()
+
+    @contextmanager
+    def gateway(self, strategy: str, *options: str, path: str = "/echo") -> Iterator[Front]:
+        """Run a gateway; `options` are those of its command line."""
+        self._forget_results()
         gateway = self._stack.gateway(
             *("--config", str(self._config), "--strategy", strategy),
-            *("--broker", self._broker.url, "--result-backend", self._redis.url),
-            *("--timeout", str(self._deadline)),
+            *("--broker", self.broker.url, "--result-backend", self.redis.url),
+            *("--timeout", str(self.deadline)),
+            *options,
         )
-        try:
-            yield gateway
-        finally:
-            gateway.stop()
+        with _until_stopped(gateway):
+            yield Front(gateway.url, {"gateway": gateway, **self.servers}, path)
 
-    def check(self, gateway: Server) -> dict[str, int]:
-        """Compare `CHECKED` requests one to one, which warms up everything as well."""
-        # Twice what a strategy needs that has one task run at a time.
-        timeout = 60 + 2 * CHECKED * self._task.seconds
-        return client.check(gateway.url + self._task.path, CHECKED, AT_ONCE, timeout)
+    @contextmanager
+    def alone(self, seconds: float, *options: str) -> Iterator[Front]:
+        """Run Tornado alone: it answers after `seconds` itself."""
+        port = free_port()
+        options = ("--port", str(port), "--seconds", str(seconds), *options)
+        server = self._python("tornado", "loadtest.servers.alone", *options, ready=port)
+        with _until_stopped(server):
+            yield Front(f"http://127.0.0.1:{port}", {"gateway": server})
 
-    def measure(
-        self, gateway: Server, connections: int, threads: int, duration: int
-    ) -> dict[str, Any]:
-        """Load `gateway` for `duration` seconds and return a row's figures.
+    @contextmanager
+    def other(self, name: str, command: str, path: str, envelope: Envelope) -> Iterator[Front]:
+        """Run another product between HTTP and Celery: ``python -m`` and `command`."""
+        self._forget_results()
+        port = free_port()
+        module, *options = command.split()
+        server = self._python(name, module, *options, f"--port={port}", ready=port)
+        with _until_stopped(server):
+            address = f"http://127.0.0.1:{port}"
+            yield Front(address, {"gateway": server, **self.servers}, path, envelope)
 
-        `errors` is the sum of `errors_by_kind`; CPU is user and system time; what has no process
-        here counts 0. Raises `WrkError`, and `StackError` where a server refuses to be asked.
-        """
-        servers = {
-            "gateway": gateway,
-            "worker": self._worker,
-            "broker": self._broker,
-            "redis": self._redis,
-        }
-        before = {name: server.cpu_seconds() for name, server in servers.items()}
-        url = gateway.url + self._task.path
-        found = wrk.run(url, connections, threads, duration, self._deadline + 5)
-        after = {name: server.cpu_seconds() for name, server in servers.items()}
-        rss = {name: server.rss_bytes() for name, server in servers.items()}
-        row = {
-            "connections": connections,
-            "requests": found["requests"],
-            "rps": round(found["requests"] / found["seconds"], 1),
-            "errors": sum(found["errors"].values()),
-            "errors_by_kind": found["errors"],
-            "wrong_answers": found["wrong_answers"],
-            "latency_ms": found["latency_ms"],
-            "cpu_us_per_request": {
-                name: round((after[name] - before[name]) * 1e6 / max(found["requests"], 1), 1)
-                if name in servers
-                else 0.0
-                for name in PROCESSES
-            },
-            "rss_mb": {name: round(rss.get(name, 0) / 2**20, 1) for name in PROCESSES},
-            "connections_open": self._connections_open(),
-        }
-        # The worker's queue holds what was in flight; behind it, this one finds it empty.
-        last = client.check(url, 1, 1, math.ceil(self._deadline) + 5)
-        row["errors_by_kind"]["missing"] += last["missing"]
-        row["errors_by_kind"]["status"] += last["not_2xx"]
-        row["wrong_answers"] += last["wrong_answers"]
-        row["errors"] += last["missing"] + last["not_2xx"]
-        return row
+    @contextmanager
+    def nginx(self, upstream: str, front: Front) -> Iterator[Front]:
+        """Run nginx with the project's configuration before `front`, which it finds at
+        `upstream`, in nginx's own words."""
+        port = free_port()
+        home = self._stack.directory / f"nginx-{port}"
+        home.mkdir()
+        config = home / "nginx.conf"
+        # Any port, which is then replaced.
+        text = nginx_config(home, port, [1], {})
+        config.write_text(text.replace("server 127.0.0.1:1 ", f"server {upstream} "))
+        argv = [find("nginx", "nginx"), "-p", str(home), "-e", "stderr", "-c", str(config)]
+        server = self._stack.spawn(
+            "nginx", [*argv, "-g", "daemon off;"], ready=lambda: accepts(port)
+        )
+        with _until_stopped(server):
+            servers = {**front.servers, "nginx": server}
+            yield replace(front, address=f"http://127.0.0.1:{port}", servers=servers)
 
-    def _connections_open(self) -> dict[str, int]:
+    def _python(self, name: str, module: str, *options: str, ready: str | int) -> Server:
+        path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
+        return self._stack.spawn(
+            name,
+            [sys.executable, "-m", module, *options],
+            env={**self._urls, "PYTHONPATH": path, "FLOWER_UNAUTHENTICATED_API": "true"},
+            ready=ready if isinstance(ready, str) else lambda: accepts(ready),
+        )
+
+    def connections_open(self) -> dict[str, int]:
         """Count what the broker and Redis have open, the worker's connections included."""
-        listed = self._broker.ctl("list_connections", "pid", "--no-table-headers")
-        with self._ask_redis() as connection:
+        listed = self.broker.ctl("list_connections", "pid", "--no-table-headers")
+        with self.ask_redis() as connection:
             clients = connection.info("clients")["connected_clients"]
         return {"broker": len(listed.splitlines()), "redis": clients - 1}  # our own
 
+    def _forget_results(self) -> None:
+        # Those of the last one, or Redis would grow from run to run.
+        with self.ask_redis() as connection:
+            connection.flushall()
+
     @contextmanager
-    def _ask_redis(self) -> Iterator[redis.Redis]:
+    def ask_redis(self) -> Iterator[redis.Redis]:
+        """Connect to Redis; raises StackError where it does not answer."""
         try:
-            with redis.Redis.from_url(self._redis.url) as connection:
+            with redis.Redis.from_url(self.redis.url) as connection:
                 yield connection
         except redis.RedisError as exc:
             raise StackError(f"Redis: {exc}") from exc
+
+
+@contextmanager
+def _until_stopped(server: Server) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        server.stop()
+
+
+class _Group:
+    """Several servers of a kind, measured as one."""
+
+    def __init__(self, servers: list[Server]):
+        self._servers = servers
+
+    def cpu_seconds(self) -> float:
+        return sum(server.cpu_seconds() for server in self._servers)
+
+    def rss_bytes(self) -> int:
+        return sum(server.rss_bytes() for server in self._servers)
+
+    def output(self) -> str:
+        return "".join(server.output() for server in self._servers)

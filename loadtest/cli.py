@@ -17,19 +17,29 @@ from pathlib import Path
 from gateway.errors import GatewayError
 from gateway.stack import Stack
 from gateway.strategies import STRATEGIES
-from loadtest import machine, page
-from loadtest.bench import Task
+from loadtest import machine, page, wrk
 from loadtest.experiments import EXPERIMENTS, find
 from loadtest.report import Report
+from loadtest.tasks import Task
 
 _OPEN_FILES = 65_536
-_REPORTED = ("strategies", "connections", "threads", "duration", "repeats")
 _MOST = 50_000  # of anything that is counted
+
+#: What an experiment may have other defaults of.
+_DEFAULTS = {
+    "strategies": list(STRATEGIES),
+    "connections": [64, 1000],
+    "threads": 4,
+    "duration": 10,
+    "repeats": 5,
+    "requests": 10_000,
+    "task": Task(),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run an experiment and report it; returns the exit code."""
-    options = _parser().parse_intermixed_args(argv)
+    options = parse(argv)
     if options.experiment not in EXPERIMENTS:
         there = ", ".join(EXPERIMENTS)
         print(f"loadtest: no experiment {options.experiment!r}; there is: {there}", file=sys.stderr)
@@ -38,33 +48,47 @@ def main(argv: list[str] | None = None) -> int:
         signal.signal(number, _interrupt)
     _raise_open_files()
     try:
-        # First, as it sees whether wrk is there.
-        versions = machine.versions()
+        wrk.program()  # before anything is started
         with Stack() as stack:
-            report = find(options.experiment)(options, stack)
+            report = measure(options, stack)
     except GatewayError as exc:
         print(f"loadtest: {exc}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("loadtest: interrupted, everything is stopped", file=sys.stderr)
         return 130
-    report.versions = {**versions, **report.versions}
+    return publish(report, options)
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Parse the command line; None: an experiment has its own default. Exits where it is wrong."""
+    return _parser().parse_intermixed_args(argv)
+
+
+def measure(options: argparse.Namespace, stack: Stack) -> Report:
+    """Run the experiment that `options` name, with servers that `stack` starts."""
+    experiment = find(options.experiment)
+    chosen = {name: value for name in _DEFAULTS if (value := getattr(options, name)) is not None}
+    used = {**_DEFAULTS, **experiment.DEFAULTS, **chosen}
+    report = experiment.run(argparse.Namespace(**used), stack)
+    report.versions = {**machine.versions(), **report.versions}
     report.commit, report.machine = machine.commit(), machine.machine()
-    report.options = {
-        **{name: getattr(options, name) for name in _REPORTED},
-        "task": options.task.name,
-        "task_seconds": options.task.seconds,
-        "worker_pool": ":".join(map(str, options.task.pool)),
-    }
-    return _publish(report, options)
+    del used["task"]  # only some have one, and say so themselves
+    report.options = {**used, **report.options}
+    return report
 
 
-def _publish(report: Report, options: argparse.Namespace) -> int:
-    print(f"\n{report.table()}" if report.rows else "\nnothing was measured")
+def publish(report: Report, options: argparse.Namespace) -> int:
+    """Print `report` and write the files that `options` name; returns the exit code."""
+    print(f"\n{report.text()}" if report.rows else "\nnothing was measured")
     if options.json:
         options.json.write_text(json.dumps(report.document(), indent=1) + "\n")
     if options.html:
         options.html.write_text(page.render(report), encoding="utf-8")
+    if options.plots:
+        for plot in report.plots:
+            file = options.plots / f"{report.experiment}-{plot.name}.svg"
+            file.write_text(plot.svg(standalone=True) + "\n", encoding="utf-8")
     problems = report.problems()
     for problem in problems:
         print(f"loadtest: {problem}", file=sys.stderr)
@@ -75,18 +99,21 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="loadtest/run.sh",
         description="Load the gateway on this machine, and see that every answer is right.",
-        epilog="; ".join(f"{name}: {summary}" for name, (_, summary) in EXPERIMENTS.items()),
+        epilog="Without an option each experiment has its own default; docs/performance.md tells.",
     )
     option = parser.add_argument
-    option("experiment", nargs="?", default="strategies", help="what to compare (strategies)")
-    option("--strategies", type=_list_of(_strategy), default=list(STRATEGIES), metavar="A,B")
-    option("--connections", type=_list_of(_positive), default=[64, 1000], metavar="64,1000")
-    option("--threads", type=_positive, default=4, metavar="N", help="wrk's (4)")
-    option("--duration", type=_positive, default=30, metavar="SECONDS", help="of a timed run (30)")
-    option("--repeats", type=_positive, default=3, metavar="N", help="timed runs of each (3)")
-    option("--task", type=_task, default="echo", help="echo or sleep:SECONDS (echo)")
+    listed = "; ".join(f"{name}: {summary}" for name, summary in EXPERIMENTS.items())
+    option("experiment", nargs="?", default="strategies", help=f"what to compare: {listed}")
+    option("--strategies", type=_list_of(_strategy), metavar="A,B")
+    option("--connections", type=_list_of(_positive), metavar="64,1000")
+    option("--threads", type=_positive, metavar="N", help="wrk's")
+    option("--duration", type=_positive, metavar="SECONDS", help="of a timed run")
+    option("--repeats", type=_positive, metavar="N", help="runs of each, in turn")
+    option("--requests", type=_positive, metavar="N", help="of a run that is not timed")
+    option("--task", type=_task, help="echo or sleep:SECONDS")
     option("--json", type=_file, metavar="FILE", help="write all figures there")
     option("--html", type=_file, metavar="FILE", help="write a page with pictures there")
+    option("--plots", type=_directory, metavar="DIRECTORY", help="write plots as SVG there")
     return parser
 
 
@@ -124,6 +151,12 @@ def _file(text: str) -> Path:
     if path.is_dir() or not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} cannot be written there")
     return path
+
+
+def _directory(text: str) -> Path:
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is no directory")
+    return Path(text)
 
 
 def _raise_open_files() -> None:

@@ -1,77 +1,116 @@
-"""A client beside wrk, which knows for each single request what its answer has to be."""
+"""Clients beside wrk, which know for each single request what its answer has to be."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
-from collections import Counter
+import socket
 from collections.abc import Iterator
+from time import monotonic
+from typing import Any
 from urllib.parse import urlsplit
 
-#: A connection that is refused or ends, and what is no HTTP.
-_BROKEN = (OSError, EOFError, ValueError, LookupError, asyncio.LimitOverrunError)
+from loadtest.connection import Connection, Tally
+from loadtest.envelope import PLAIN, Envelope
 
-_length = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE).search
+_RECEIVE = 65_536  # bytes
 
 
-def check(url: str, requests: int, at_once: int, timeout: float) -> dict[str, int]:
+def check(
+    url: str, requests: int, at_once: int, timeout: float, envelope: Envelope = PLAIN
+) -> dict[str, int]:
     """Send `requests` POSTs over `at_once` connections and compare each answer with its request.
 
     The task has to answer with the body it was given. Returns the number of `requests`,
     `wrong_answers`, those `not_2xx`, and those `missing`: not answered when their connection
     ended, or after `timeout` seconds for all.
     """
-    return asyncio.run(_check(url, requests, at_once, timeout))
-
-
-async def _check(url: str, requests: int, at_once: int, timeout: float) -> dict[str, int]:
-    # Characters of every width in UTF-8, so that a change of encoding would show.
-    bodies = iter([f'{{"n": {n}, "ä€😀": "{secrets.token_hex(100)}"}}' for n in range(requests)])
-    found: Counter[str] = Counter()
-    try:
-        async with asyncio.timeout(timeout), asyncio.TaskGroup() as connections:
-            for _ in range(at_once):
-                connections.create_task(_converse(url, bodies, found))
-    except TimeoutError:
-        pass  # what was not found is missing
+    tally = asyncio.run(_check(url, requests, at_once, timeout, envelope))
     return {
         "requests": requests,
-        "wrong_answers": found["wrong"],
-        "not_2xx": found["not 2xx"],
-        "missing": requests - found.total(),
+        "wrong_answers": tally.wrong,
+        "not_2xx": tally.errors["status"],
+        "missing": requests - tally.answered,
     }
 
 
-async def _converse(url: str, bodies: Iterator[str], found: Counter[str]) -> None:
+async def _check(
+    url: str, requests: int, at_once: int, timeout: float, envelope: Envelope
+) -> Tally:
+    # Characters of every width in UTF-8, so that a change of encoding would show.
+    texts = (f'{{"n": {n}, "ä€😀": "{secrets.token_hex(100)}"}}' for n in range(requests))
+    bodies = map(str.encode, texts)
+    tally = Tally(envelope)
+    try:
+        async with asyncio.timeout(timeout), asyncio.TaskGroup() as connections:
+            for _ in range(at_once):
+                connections.create_task(_converse(url, bodies, tally, envelope))
+    except TimeoutError:
+        pass  # what was not found is missing
+    return tally
+
+
+async def _converse(url: str, bodies: Iterator[bytes], tally: Tally, envelope: Envelope) -> None:
     """Send one body after the other; open another connection where one ends."""
-    target = urlsplit(url)
-    for first in bodies:
-        body: str | None = first
-        try:
-            reader, writer = await asyncio.open_connection(target.hostname, target.port)
-        except OSError:
-            continue
-        try:
-            while body is not None:
-                status, answer = await _exchange(reader, writer, url, body.encode())
-                good = 200 <= status <= 299
-                right = answer == body.encode()
-                found["right" if good and right else "wrong" if good else "not 2xx"] += 1
-                body = next(bodies, None)
-        except _BROKEN:
-            continue
-        finally:
-            writer.close()
+    connection: Connection | None = None
+    try:
+        for body in bodies:
+            if connection is None or connection.closed:
+                try:
+                    connection = await Connection.open(url)
+                except OSError:
+                    continue
+            since, done = monotonic(), asyncio.Event()
+
+            def answered(status: int, answer: bytes) -> None:
+                tally.count(since, body, status, answer)  # noqa: B023
+                done.set()  # noqa: B023
+
+            connection.post(envelope.wrap(body), answered)
+            await done.wait()
+    finally:
+        if connection is not None:
+            connection.close()
 
 
-async def _exchange(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, url: str, body: bytes
-) -> tuple[int, bytes]:
+def one_by_one(url: str, requests: int, timeout: float) -> dict[str, Any]:
+    """Send `requests` POSTs over one connection, each after the other's answer.
+
+    Returns what `wrk.run` does. There is no loop in between: what it costs to send and to
+    receive is what `amqp.Requester` pays for its round trips, too. An answer that does not come
+    within `timeout` seconds ends the run.
+    """
     target = urlsplit(url)
-    path = (target.path or "/") + (f"?{target.query}" if target.query else "")
-    head = f"POST {path} HTTP/1.1\r\nHost: {target.netloc}\r\nContent-Length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
-    head = await reader.readuntil(b"\r\n\r\n")
-    length = _length(head)
-    return int(head.split(None, 2)[1]), await reader.readexactly(int(length[1]) if length else 0)
+    tally, begin = Tally(), monotonic()
+    padding = "x" * 200
+    with socket.create_connection((target.hostname, target.port), timeout) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        head = f"POST {target.path or '/'} HTTP/1.1\r\nHost: {target.netloc}\r\n"
+        for n in range(requests):
+            body = f'{{"padding":"{padding}","n":{n:010}}}'.encode()
+            message = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+            tally.sent += 1
+            since = monotonic()
+            try:
+                connection.sendall(message)
+                status, answer = _read_answer(connection)
+            except TimeoutError:
+                break
+            tally.count(since, body, status, answer)
+            if not status:
+                break
+    return tally.figures(monotonic() - begin)
+
+
+def _read_answer(connection: socket.socket) -> tuple[int, bytes]:
+    received = b""
+    while True:
+        some = connection.recv(_RECEIVE)
+        if not some:
+            return 0, b""
+        received += some
+        head, found, answer = received.partition(b"\r\n\r\n")
+        if found:
+            length = int(head.lower().partition(b"\r\ncontent-length:")[2].split(b"\r\n")[0] or 0)
+            if len(answer) >= length:
+                return int(head[9:12]), answer[:length]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import platform
 import re
+import resource
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from time import monotonic
 
 from loadtest import wrk
 
@@ -21,6 +23,9 @@ PACKAGES = {
     "tornado": "tornado",
     "gevent": "gevent",
     "uvloop": "uvloop",
+    "flower": "flower",
+    "fastapi": "fastapi",
+    "uvicorn": "uvicorn",
 }
 
 
@@ -62,6 +67,40 @@ def machine() -> dict[str, str | int]:
         "memory_mb": int(memory[1]) // 1024 if memory else 0,
         "kernel": f"{platform.system()} {platform.release()}",
     }
+
+
+class Cores:
+    """Counts what all cores do from its making on; see proc_stat(5)."""
+
+    def __init__(self) -> None:
+        self._begin = monotonic()
+        self._before, self._stolen = _core_seconds()
+
+    def shares(self, ours: float) -> dict[str, float]:
+        """Return what the cores were busy with, in per cent of all of them: anything at all;
+        what is not `ours`, in seconds of CPU time; and what another machine had of them."""
+        busy, stolen = _core_seconds()
+        whole = (monotonic() - self._begin) * len(os.sched_getaffinity(0)) / 100
+        busy, stolen = busy - self._before, stolen - self._stolen
+        return {
+            "busy_percent": round(busy / whole, 1),
+            "others_percent": round(max(0.0, busy - ours) / whole, 1),
+            "stolen_percent": round(stolen / whole, 1),
+        }
+
+
+def own_cpu_seconds() -> float:
+    """Return the CPU time of this process and of its children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def _core_seconds() -> tuple[float, float]:
+    """Return the seconds that all cores were busy, and those that were stolen from them."""
+    fields = [int(field) for field in _read("/proc/stat").partition("\n")[0].split()[1:]]
+    user, nice, system, _idle, _waiting, irq, softirq, stolen, *_ = fields or [0] * 8
+    tick = os.sysconf("SC_CLK_TCK")
+    return (user + nice + system + irq + softirq) / tick, stolen / tick
 
 
 def _read(path: str) -> str:

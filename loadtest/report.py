@@ -1,4 +1,4 @@
-"""What a load test found: as a table for the terminal, as JSON, as a page."""
+"""What a load test found: as a table for the terminal, and as JSON. `page` draws it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,29 @@ from dataclasses import dataclass, field
 from textwrap import fill
 from typing import Any
 
-from loadtest.bench import PROCESSES
-from loadtest.summary import Summary, summarize
+from loadtest import table, targets
+from loadtest.plot import Plot
+from loadtest.summary import Row, Summary, case_of, summarize
+from loadtest.table import Column
+from loadtest.targets import Target
 
 _CHECK_KINDS = ("wrong_answers", "not_2xx", "missing")
+
+#: Title, what is better, and where a row has the figure.
+CHARTS = [
+    ("Requests per second", "longer is better", ("rps",)),
+    ("Gateway CPU per request, µs", "shorter is better", ("cpu_us_per_request", "gateway")),
+    ("Median latency, ms", "shorter is better", ("latency_ms", "p50")),
+    ("99th percentile of latency, ms", "shorter is better", ("latency_ms", "p99")),
+]
 
 
 @dataclass
 class Report:
     """Fills while an experiment runs.
 
-    `rows` are the timed runs, one per strategy, number of connections and repeat; `checks` the
-    comparisons one to one; `failures` say what could not be measured.
+    `rows` are the measurements, one per strategy, case and repeat; `checks` the comparisons one
+    to one; `failures` say what could not be measured; `remarks` what a reader has to know.
     """
 
     experiment: str
@@ -26,10 +37,16 @@ class Report:
     commit: str = ""
     machine: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
     checks: list[dict[str, Any]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    targets: list[Target] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     conclusion: str = ""
+    #: How it is shown; not in the JSON file.
+    columns: list[Column] = field(default_factory=list)
+    charts: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=lambda: list(CHARTS))
+    plots: list[Plot] = field(default_factory=list)
 
     def summaries(self) -> list[Summary]:
         return summarize(self.rows)
@@ -38,19 +55,35 @@ class Report:
         """List all that was wrong, missing or not 2xx; empty after a clean experiment."""
         found = list(self.failures)
         for check in self.checks:
-            if bad := _counted(check, _CHECK_KINDS):
+            if bad := counted(check, _CHECK_KINDS):
                 found.append(f"{_name(check)}, one to one: {bad} of {check['requests']:,}")
         for row in self.rows:
             kinds = {**row["errors_by_kind"], "wrong_answers": row["wrong_answers"]}
-            if bad := _counted(kinds, kinds):
-                found.append(f"{_name(row)}, {row['connections']} connections: {bad}")
+            if bad := counted(kinds, list(kinds)):
+                found.append(f"{_name(row)}, {case_of(row)}: {bad}")
             if not row["requests"]:
-                found.append(f"{_name(row)}, {row['connections']} connections: no answer at all")
+                found.append(f"{_name(row)}, {case_of(row)}: no answer at all")
         return found
+
+    def judge(self, *found: Target) -> None:
+        """Add the figures that were measured, and say which of their bounds are kept."""
+        self.targets += [target for target in found if target.values]
+        self.conclusion = " ".join(
+            f"{word.capitalize()}: {', '.join(f'{t.name} {t.line()[1]}' for t in those)}."
+            for word in ("reached", "missed")
+            if (those := [t for t in self.targets if t.verdict == word])
+        )
 
     def document(self) -> dict[str, Any]:
         """Return what goes into the JSON file."""
-        return {**vars(self), "problems": self.problems()}
+        hidden = ("columns", "charts", "plots")
+        shown = {name: value for name, value in vars(self).items() if name not in hidden}
+        return {
+            **shown,
+            "targets": [target.document() for target in self.targets],
+            "problems": self.problems(),
+            "shown": {"targets": self.target_lines(), "table": self.lines()},
+        }
 
     def shared(self) -> str:
         """Say what absolute numbers depend on."""
@@ -63,64 +96,31 @@ class Report:
         """Explain the table's columns."""
         return (
             f"Medians of {self.options['repeats']}; errors and wrong answers are sums. us: user "
-            "and system CPU time per request, by process. MB: resident memory. AMQP, Redis: open "
-            "connections, the worker's included."
+            "and system CPU time per request, by process (gateway: whatever answers HTTP). MB: "
+            "resident memory. AMQP, Redis: open connections, the worker's included. others: what "
+            "all cores spent on anything but the load test and its servers."
         )
 
-    def table(self) -> str:
+    def lines(self) -> list[list[str]]:
+        """Return the table's head and lines."""
+        return table.lines(self.rows, self.columns or table.standard(self.rows))
+
+    def target_lines(self) -> list[list[str]]:
+        return [targets.HEAD, *(target.line() for target in self.targets)]
+
+    def text(self) -> str:
         """Return the medians of the repeats as aligned text, and what they say."""
-        lines = [line_names(self.rows), *(table_line(s, self.rows) for s in self.summaries())]
-        texts = (self.notes(), self.shared(), self.conclusion)
-        return "\n\n".join([_align(lines), *(fill(text, 100) for text in texts)])
+        blocks = [table.align(self.lines())]
+        if self.targets:
+            blocks.append(table.align(self.target_lines(), left=1))
+        texts = (*self.remarks, self.notes(), self.shared(), self.conclusion)
+        return "\n\n".join([*blocks, *(fill(text, 100) for text in texts if text)])
 
 
-def _processes(rows: list[dict[str, Any]]) -> list[str]:
-    """List the kinds of processes that took part."""
-    return [name for name in PROCESSES if any(row["rss_mb"][name] for row in rows)]
-
-
-def line_names(rows: list[dict[str, Any]]) -> list[str]:
-    """Return the heads of the columns that `table_line` fills."""
-    head = ["strategy", "conns", "req/s", "(min-max)", "p50 ms", "p99 ms", "p99.9 ms", "max ms"]
-    head += [f"{name} us" for name in _processes(rows)]
-    return [*head, "gateway MB", "AMQP", "Redis", "errors", "wrong"]
-
-
-def table_line(summary: Summary, rows: list[dict[str, Any]]) -> list[str]:
-    """Return the texts of one line of the table."""
-    low, high = summary.range("rps")
-    return [
-        summary.strategy,
-        f"{summary.connections:,}",
-        f"{summary.median('rps'):,.0f}",
-        f"({low:,.0f}-{high:,.0f})",
-        *(_figure(summary.median("latency_ms", name)) for name in ("p50", "p99", "p999", "max")),
-        *(_figure(summary.median("cpu_us_per_request", name)) for name in _processes(rows)),
-        f"{summary.median('rss_mb', 'gateway'):,.0f}",
-        *(f"{summary.median('connections_open', name):,.0f}" for name in ("broker", "redis")),
-        f"{summary.total('errors'):,}",
-        f"{summary.total('wrong_answers'):,}",
-    ]
-
-
-def _figure(value: float) -> str:
-    return f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
-
-
-def _align(lines: list[list[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+def counted(counts: dict[str, Any], kinds: Sequence[str] = _CHECK_KINDS) -> str:
+    """Say how many there are of each of `kinds`; empty where there are none."""
+    return ", ".join(f"{counts[kind]:,} {kind.replace('_', ' ')}" for kind in kinds if counts[kind])
 
 
 def _name(row: dict[str, Any]) -> str:
     return f"{row['strategy']}, repeat {row['repeat']}"
-
-
-def _counted(counts: dict[str, Any], kinds: Sequence[str]) -> str:
-    return ", ".join(f"{counts[kind]:,} {kind.replace('_', ' ')}" for kind in kinds if counts[kind])

@@ -1,4 +1,4 @@
-"""Put a strategy's repeats together: the median, and between what the repeats lay."""
+"""Put the repeats of a measurement together: the median, and between what the repeats lay."""
 
 from __future__ import annotations
 
@@ -7,24 +7,27 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+Row = dict[str, Any]
+
+#: Percentiles of a row's ``latency_ms``; its ``max`` is beside them.
+PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
+
 
 @dataclass(frozen=True)
 class Summary:
-    """All repeats of one strategy at one number of connections."""
+    """All repeats of one strategy in one case."""
 
     strategy: str
-    connections: int
-    rows: list[dict[str, Any]]
+    case: str
+    rows: list[Row]
+
+    @property
+    def connections(self) -> int:
+        return self.rows[0]["connections"]
 
     def values(self, *path: str) -> list[float]:
-        """Return a figure of every repeat, as `values("latency_ms", "p99")`."""
-        found = []
-        for row in self.rows:
-            value: Any = row
-            for name in path:
-                value = value[name]
-            found.append(value)
-        return found
+        """Return a figure of every repeat that has it, as `values("latency_ms", "p99")`."""
+        return [value for row in self.rows if (value := figure(row, path)) is not None]
 
     def median(self, *path: str) -> float:
         return median(self.values(*path))
@@ -43,12 +46,38 @@ class Summary:
         return answered and not self.total("errors") and not self.total("wrong_answers")
 
 
-def summarize(rows: Iterable[dict[str, Any]]) -> list[Summary]:
-    """Group `rows` by number of connections and strategy, in the order they first appear."""
-    groups: dict[tuple[int, str], list[dict[str, Any]]] = {}
+def figure(row: Row, path: Iterable[str]) -> Any:
+    """Return what `row` has at `path`, None where it has nothing."""
+    value: Any = row
+    for name in path:
+        value = value.get(name)
+        if value is None:
+            return None
+    return value
+
+
+def case_of(row: Row) -> str:
+    """Return what tells `row` from its strategy's other rows: the connections, where nothing is
+    said."""
+    return row.get("case") or f"{row['connections']:,} connections"
+
+
+def summarize(rows: Iterable[Row]) -> list[Summary]:
+    """Group `rows` by case and strategy, both in the order in which they first appear."""
+    groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        groups.setdefault((row["connections"], row["strategy"]), []).append(row)
+        groups.setdefault((case_of(row), row["strategy"]), []).append(row)
+    order = {case: n for n, case in enumerate(dict.fromkeys(case for case, _ in groups))}
     return [
-        Summary(strategy, connections, group)
-        for (connections, strategy), group in sorted(groups.items(), key=lambda item: item[0][0])
+        Summary(strategy, case, group)
+        for (case, strategy), group in sorted(groups.items(), key=lambda item: order[item[0][0]])
     ]
+
+
+def latency(seconds: Iterable[float]) -> dict[str, float]:
+    """Return a row's ``latency_ms`` of single latencies; nothing where there is none."""
+    ordered = sorted(seconds)
+    if not ordered:
+        return {}
+    found = {name: ordered[int((len(ordered) - 1) * q)] for name, q in PERCENTILES.items()}
+    return {name: round(value * 1e3, 3) for name, value in {**found, "max": ordered[-1]}.items()}

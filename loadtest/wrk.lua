@@ -1,8 +1,9 @@
 -- POST a distinct body each time and see that every answer is a body that is being waited for.
 --
---   wrk ... -s wrk.lua URL -- RUN
+--   wrk ... -s wrk.lua URL -- RUN ENVELOPE
 --
--- RUN is a text without quotes that tells this run's bodies from any other's. Each of wrk's
+-- RUN is a text without quotes that tells this run's bodies from any other's; ENVELOPE is `plain`
+-- or `flower`: how a body travels, see loadtest/envelope.py. Each of wrk's
 -- threads has a Lua state of its own; `setup` and `done` run in the main one. The last line of
 -- the output is a JSON object: see loadtest/wrk.py.
 
@@ -20,15 +21,36 @@ end
 waiting = {} -- body -> second of its request
 sent, wrong, not_2xx = 0, 0, 0
 
+-- Envelopes: what is sent of a body, and the body in an answer (nil: none is there).
+local function plain(body)
+  return body
+end
+
+local function to_flower(body)
+  return '{"args":[{},{},"' .. string.gsub(body, '"', '\\"') .. '"]}'
+end
+
+local function from_flower(answer)
+  local result = string.match(answer, '"result": "(.-[^\\])"')
+  if result and string.find(answer, '"state": "SUCCESS"', 1, true) then
+    return (string.gsub(result, '\\"', '"'))
+  end
+end
+
 function init(args)
+  wrap, unwrap = plain, plain
+  if args[2] == "flower" then
+    wrap, unwrap = to_flower, from_flower
+  end
   local start = string.format('{"run":"%s","thread":%d,"padding":"', args[1], number)
   local finish = '","n":%010d}'
   local padding = string.rep("x", SIZE - #start - #string.format(finish, 0))
   -- The number stands at the end: LuaJIT hashes a few bytes of a string only, the last ones
   -- among them.
   format = start .. padding .. finish
-  local model = wrk.format("POST", nil, { ["Content-Type"] = "application/json" }, string.rep("x", SIZE))
-  head = string.sub(model, 1, #model - SIZE)
+  local size = #wrap(string.format(format, 0))
+  local model = wrk.format("POST", nil, { ["Content-Type"] = "application/json" }, string.rep("x", size))
+  head = string.sub(model, 1, #model - size)
 end
 
 function request()
@@ -38,14 +60,17 @@ function request()
   if sent > 1 or number > 1 then
     waiting[body] = os.time()
   end
-  return head .. body
+  return head .. wrap(body)
 end
 
 function response(status, headers, body)
   if status < 200 or status > 299 then
     not_2xx = not_2xx + 1
-  elseif waiting[body] then
-    waiting[body] = nil
+    return
+  end
+  local answer = unwrap(body)
+  if answer and waiting[answer] then
+    waiting[answer] = nil
   else
     wrong = wrong + 1
   end

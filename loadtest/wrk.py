@@ -11,6 +11,7 @@ from typing import Any
 
 from gateway.errors import GatewayError
 from gateway.stack.programs import find
+from loadtest.envelope import PLAIN, Envelope
 
 SCRIPT = Path(__file__).with_name("wrk.lua")
 
@@ -27,7 +28,14 @@ def program() -> str:
     return find("wrk", "wrk")
 
 
-def run(url: str, connections: int, threads: int, duration: int, timeout: float) -> dict[str, Any]:
+def run(
+    url: str,
+    connections: int,
+    threads: int,
+    duration: int,
+    timeout: float,
+    envelope: Envelope = PLAIN,
+) -> dict[str, Any]:
     """Load `url` for `duration` seconds and return what wrk.lua prints.
 
     That is `requests` (answers of any kind), `seconds`, `wrong_answers`, `errors` by kind and
@@ -38,7 +46,8 @@ def run(url: str, connections: int, threads: int, duration: int, timeout: float)
     # wrk gives each thread the same number of connections, and leaves out the remainder.
     threads = max(n for n in range(1, threads + 1) if connections % n == 0)
     argv = [program(), f"-t{threads}", f"-c{connections}", f"-d{duration}s"]
-    argv += ["--timeout", f"{timeout:.0f}s", "-s", str(SCRIPT), url, "--", secrets.token_hex(4)]
+    argv += ["--timeout", f"{timeout:.0f}s", "-s", str(SCRIPT), url]
+    argv += ["--", secrets.token_hex(4), envelope.name]
     env = {**os.environ, "LOADTEST_CONNECTIONS": str(connections)}
     try:
         done = subprocess.run(

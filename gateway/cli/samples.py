@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 
 class Sample(NamedTuple):
-    """``body`` has the placeholders ``$id``, ``$time`` (seconds since the epoch), ``$event``,
-    and ``$kind`` and ``$action``: what stands before and after the event's first dot."""
+    """``body`` has the placeholders ``$id``, ``$time`` (seconds since the epoch), ``$token`` (a
+    secret that some senders write into the body), ``$event``, and ``$kind`` and ``$action``:
+    what stands before and after the event's first dot."""
 
     event: str
     body: str
@@ -25,14 +26,17 @@ SAMPLES = {
         "user_add_org",
         '{"EventType":"$event","eventId":"$id","TimeStamp":$time,"UserId":["manager1"]}',
     ),
+    "dingtalk text": Sample(
+        "text", '{"msgtype":"text","msgId":"$id","text":{"content":"hello"},"robotCode":"robot"}'
+    ),
     "discord": Sample(
         "APPLICATION_COMMAND",
         '{"id":"$id","type":2,"version":1,"data":{"id":"1","type":1,"name":"hello"}}',
     ),
     "feishu": Sample(
         "im.message.receive_v1",
-        '{"schema":"2.0","header":{"event_id":"$id","event_type":"$event","create_time":"$time"},'
-        '"event":{"message":{"message_type":"text"}}}',
+        '{"schema":"2.0","header":{"event_id":"$id","event_type":"$event","create_time":"$time",'
+        '"token":"$token"},"event":{"message":{"message_type":"text"}}}',
     ),
     "github": Sample(
         "issues.opened", '{"action":"$action","issue":{"id":$id,"number":1,"title":"hello"}}'
@@ -71,11 +75,15 @@ SAMPLES["wecom"] = SAMPLES["wechat"]
 SAMPLES["wecom event"] = SAMPLES["wechat event"]
 
 
-def sample(scheme: str, event: str, identity: str, now: float) -> tuple[str, bytes]:
+def sample(
+    scheme: str, event: str, identity: str, now: float, token: str = ""
+) -> tuple[str, bytes]:
     """Return an event (`event`, unless that is empty) and the body of a delivery of it."""
     found = SAMPLES[scheme]
     event = event or found.event
     kind, _, action = event.partition(".")
     found = SAMPLES.get(f"{scheme} {kind}", found)
-    values = {"event": event, "kind": kind, "action": action, "id": identity, "time": int(now)}
-    return event, Template(found.body).substitute(values).encode()
+    body = Template(found.body).substitute(
+        event=event, kind=kind, action=action, id=identity, time=int(now), token=token
+    )
+    return event, body.encode()

@@ -44,7 +44,7 @@ class GitHub(HMACSource):
 def _read_action(body: bytes) -> str:
     """Return the payload's action, also where it was sent as a form; empty where it has none."""
     if body.startswith(b"payload="):
-        body = read_form(body)[0][1]
+        body = read_form(body)[0][1].encode("latin-1")
     if found := _action(body):
         return found[1].decode()
     return name(read_if_json(body).get("action")) if b'"action"' in body else ""

@@ -7,7 +7,7 @@ from gateway.delivery import Request
 from gateway.errors import BadRequest
 from gateway.sources.base import Draft, Signed, Verified
 from gateway.sources.envelopes import read_json
-from gateway.sources.fields import name, read_form
+from gateway.sources.fields import name, read_form, utf8
 from gateway.sources.hmac_source import HMACSource
 from gateway.sources.signatures import check_time, header, raw
 
@@ -55,10 +55,11 @@ def _of_json(body: bytes) -> Verified:
 
 def _of_form(body: bytes) -> Verified:
     fields = dict(read_form(body))
-    if b"payload" in fields:
-        return Verified(body, event=name(read_json(fields[b"payload"]).get("type")))
-    if b"ssl_check" in fields:  # looks at the certificate, wants a 200
+    if "payload" in fields:
+        payload = read_json(fields["payload"].encode("latin-1"))
+        return Verified(body, event=name(payload.get("type")))
+    if "ssl_check" in fields:  # looks at the certificate, wants a 200
         return Verified(body, event="ssl_check", challenge=Answer(200, "", b""))
-    if b"command" not in fields:
+    if "command" not in fields:
         raise BadRequest("The body is neither an event nor an interaction nor a command.")
-    return Verified(body, event=name(fields[b"command"].decode(errors="replace")))
+    return Verified(body, event=name(utf8(fields["command"])))

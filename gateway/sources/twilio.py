@@ -8,8 +8,9 @@ from hashlib import sha256
 from urllib.parse import urlsplit
 
 from gateway.delivery import Request
+from gateway.errors import BadRequest, Unverified
 from gateway.sources.base import Draft, Options, Signed, Source, Verified
-from gateway.sources.fields import name, read_form
+from gateway.sources.fields import name, read_form, utf8
 from gateway.sources.signatures import check, header, mac, raw, secrets
 
 SIGNATURE = "x-twilio-signature"
@@ -19,7 +20,7 @@ SETTINGS = "x-twilio-webhooks-signature-settings"
 IDENTITY = "i-twilio-idempotency-token"
 BODY_HASH = "bodySHA256"
 ALGORITHMS = {"HMAC_SHA1": "sha1", "HMAC_SHA256": "sha256"}
-STATUS = (b"MessageStatus", b"CallStatus")
+STATUS = ("MessageStatus", "CallStatus")
 
 
 class Twilio(Source):
@@ -46,19 +47,17 @@ class Twilio(Source):
 
     def verify(self, request: Request) -> Verified:
         given = raw(header(request, SIGNATURE))
-        keys = self._keys.get(_algorithm(request.headers.get(SETTINGS, "")), [])
-        fields: list[tuple[bytes, bytes]] = []
+        keys = self._keys.get(_algorithm(request.headers.get(SETTINGS)), [])
         digest = _body_hash(request.query_string)
         if digest is None:
-            fields = read_form(request.body)
+            fields = _read_form(request.body)
         else:
+            fields = []
             check([raw(digest)], [sha256(request.body).hexdigest().encode()])
         rest = _signed(request.path, request.query_string, fields)
-        expected = (b64encode(mac(key, [url, rest])) for key in keys for url in self._urls)
-        check([given], expected)
-        status = next((value for key, value in fields if key in STATUS), b"")
-        identity = request.headers.get(IDENTITY, "")
-        return Verified(request.body, identity, name(status.decode(errors="replace")))
+        check([given], (b64encode(mac(key, [url, rest])) for key in keys for url in self._urls))
+        status = next((value for key, value in fields if key in STATUS), "")
+        return Verified(request.body, request.headers.get(IDENTITY, ""), name(utf8(status)))
 
     def sign(self, draft: Draft) -> Signed:
         url = urlsplit(draft.url)
@@ -75,18 +74,30 @@ class Twilio(Source):
         return Signed(draft.body, headers, added)
 
 
-def _signed(path: str, query: str, fields: list[tuple[bytes, bytes]]) -> bytes:
+def _read_form(body: bytes) -> list[tuple[str, str]]:
+    try:
+        return read_form(body)
+    except BadRequest as exc:  # what cannot be read cannot have been signed
+        raise Unverified("The form cannot be read.") from exc
+
+
+def _signed(path: str, query: str, fields: list[tuple[str, str]]) -> bytes:
     """Return what is signed after the URL's host: a repeated field counts once for each value."""
-    target = raw(f"{path}?{query}" if query else path)
-    return target + b"".join(key + value for key, value in sorted(set(fields)))
+    texts = [f"{path}?{query}" if query else path]
+    texts += [key + value for key, value in sorted(set(fields))]
+    return raw("".join(texts))
 
 
 def _body_hash(query: str) -> str | None:
+    if BODY_HASH not in query:
+        return None
     fields = (field.partition("=") for field in query.split("&"))
     return next((value for key, _, value in fields if key == BODY_HASH), None)
 
 
-def _algorithm(settings: str) -> str:
+def _algorithm(settings: str | None) -> str:
+    if not settings:
+        return "HMAC_SHA1"
     fields = (field.strip().partition("=") for field in settings.split(","))
     given = (value.upper() for key, _, value in fields if key == "algorithm" and value)
     return next(given, "HMAC_SHA1")

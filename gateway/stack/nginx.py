@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gateway.stack.server import StackError
@@ -12,10 +12,13 @@ from gateway.stack.server import StackError
 NGINX_CONF = Path(__file__).parents[2] / "deploy" / "nginx.conf"
 
 
-def nginx_config(home: Path, port: int, upstream_ports: Sequence[int]) -> str:
+def nginx_config(
+    home: Path, port: int, upstream_ports: Sequence[int], directives: Mapping[str, str]
+) -> str:
     """Return deploy/nginx.conf with its ports replaced and all its files below `home`.
 
-    Raises StackError where the project was installed without that file.
+    `directives` that stand there get other values. Raises StackError where the project was
+    installed without that file.
     """
     if not NGINX_CONF.exists():
         raise StackError(f"{NGINX_CONF} is missing: nginx can be started from a checkout only")
@@ -27,6 +30,8 @@ def nginx_config(home: Path, port: int, upstream_ports: Sequence[int]) -> str:
     once = iter([lines])
     text = server.sub(lambda _: next(once, ""), text)
     text = re.sub(r"\blisten \d+", f"listen 127.0.0.1:{port}", text)
+    for name, value in directives.items():
+        text = re.sub(rf"^( *{name}) [^;]*;", rf"\1 {value};", text, flags=re.MULTILINE)
     # Workers of another account could not reach the private directory, and only root may
     # name one.
     user = "user root;" if os.geteuid() == 0 else ""

@@ -9,7 +9,6 @@ from gateway.stack.loopback import free_port
 from gateway.stack.programs import find_rabbitmq
 from gateway.stack.server import Server, StackError
 
-
 _CTL_TIMEOUT = 60  # seconds for one command
 
 

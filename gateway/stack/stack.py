@@ -15,6 +15,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from gateway.stack import reaper
+from gateway.stack.clock import Clock
 from gateway.stack.loopback import accepts, answers_ok, free_port
 from gateway.stack.nginx import nginx_config
 from gateway.stack.programs import find, find_embedded, find_rabbitmq
@@ -179,26 +180,37 @@ class Stack:
         admin_port: int | None = None,
         env: Mapping[str, str] | None = None,
         ready: str = "/readyz",
+        wrapper: Sequence[str] = (),
     ) -> Server:
-        """Start `gateway serve` with `args`; it is ready when the admin path `ready` says 200."""
+        """Start `gateway serve` with `args`; it is ready when the admin path `ready` says 200.
+
+        `wrapper` is a command that executes the one that follows it.
+        """
         port, admin_port = port or free_port(), admin_port or free_port()
-        argv = [sys.executable, "-m", "gateway", "serve", "--host", "127.0.0.1"]
+        argv = [*wrapper, sys.executable, "-m", "gateway", "serve", "--host", "127.0.0.1"]
         argv += ["--port", str(port), "--admin-port", str(admin_port), *args]
         server = self.spawn("gateway", argv, env=env, ready=lambda: answers_ok(admin_port, ready))
         server.url = f"http://127.0.0.1:{port}"
         server.admin_url = f"http://127.0.0.1:{admin_port}"
         return server
 
-    def nginx(self, ports: Sequence[int]) -> Server:
-        """Start nginx with deploy/nginx.conf in front of the gateways on these ports."""
+    def nginx(self, ports: Sequence[int], **directives: str) -> Server:
+        """Start nginx with deploy/nginx.conf in front of the gateways on these ports.
+
+        `directives` that stand there get other values.
+        """
         command, port = find("nginx", "nginx"), free_port()
         home = self._home("nginx", port)
         config = home / "nginx.conf"
-        config.write_text(nginx_config(home, port, ports))
+        config.write_text(nginx_config(home, port, ports, directives))
         argv = [command, "-p", str(home), "-e", "stderr", "-c", str(config), "-g", "daemon off;"]
         server = self.spawn("nginx", argv, ready=lambda: accepts(port))
         server.url = f"http://127.0.0.1:{port}"
         return server
+
+    def clock(self) -> Clock:
+        """Make a clock that can be stepped, for who is started with its `env`."""
+        return Clock(self.directory / f"clock-{secrets.token_hex(4)}")
 
     def _home(self, name: str, port: int) -> Path:
         home = self.directory / f"{name}-{port}"

@@ -1,20 +1,32 @@
 """The experiments: a file each, a line in this table, one contract.
 
-A module has `run(options, stack) -> Report`; `options` are what `loadtest.cli` parses.
+A module has `run(options, stack) -> Report`, where `options` are what `loadtest.cli` parses, and
+`DEFAULTS` for the options that it wants other defaults of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
+from types import ModuleType
 
-#: Name -> where it is, and what it compares in a line.
+#: Name -> what it compares, in a line. The module has the same name.
 EXPERIMENTS = {
-    "strategies": ("strategies:run", "the gateway's strategies, each in front of the same worker"),
+    "strategies": "the gateway's strategies, each in front of the same worker",
+    "cost": "a relayed request with Tornado alone, a reply with a task that ignores its result",
+    "peers": "the gateway with Flower, FastAPI + Celery, and AMQP without HTTP",
+    "slow": "tasks of 50 ms with those that take no time",
+    "waiting": "thousands of requests that wait for 10 seconds in one process",
+    "alone": "one connection's latency with an AMQP round trip without HTTP",
+    "openloop": "latencies at constant rates, counted from when a request was due",
+    "growth": "CPU per request over the rate, and over the time that tasks take",
+    "pools": "the worker's pools: solo, prefork, threads, gevent",
+    "consumers": "direct reply-to with a reply queue, and one worker with two",
+    "transports": "a connection of one's own with nginx in between, over TCP and a UNIX socket",
+    "loops": "asyncio's event loop with uvloop",
 }
 
 
-def find(name: str) -> Callable:
+def find(name: str) -> ModuleType:
     """Import the experiment called `name`; raises KeyError where there is none."""
-    module, _, attribute = EXPERIMENTS[name][0].partition(":")
-    return getattr(import_module(f"loadtest.experiments.{module}"), attribute)
+    EXPERIMENTS[name]
+    return import_module(f"loadtest.experiments.{name}")

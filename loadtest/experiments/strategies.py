@@ -4,84 +4,40 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Set
-from typing import Any
+from functools import partial
 
-from gateway.stack import Stack, StackError
-from loadtest.bench import AT_ONCE, CHECKED, Bench
-from loadtest.progress import Progress
+from gateway.stack import Stack
+from loadtest.bench import Bench
+from loadtest.load import closed
 from loadtest.report import Report
 from loadtest.summary import Summary
-from loadtest.wrk import WrkError
+from loadtest.trials import AT_ONCE, Trial, alternate
 
 #: All others work with any Celery worker.
 NEEDS_REPLY_BACKEND = {"pika"}
 
-# What a step takes beside the load itself, in seconds: for the estimate only.
-_START, _AROUND = 8, 4
+DEFAULTS = {"duration": 30, "repeats": 3}
 
 
 def run(options: argparse.Namespace, stack: Stack) -> Report:
-    """Measure every strategy at every number of connections, `options.repeats` times.
-
-    The order is A B C A B C, so that what changes on the machine meanwhile hits all of them.
-    """
-    strategies, connections = options.strategies, options.connections
-    a_round = _START + len(connections) * (options.duration + _AROUND)
-    progress = Progress(20 + options.repeats * len(strategies) * a_round)
-    progress.step("starting RabbitMQ, Redis and a Celery worker", 20)
-    bench = Bench(stack, options.task, max(connections))
+    """Measure every strategy at every number of connections, `options.repeats` times."""
+    task, connections = options.task, options.connections
+    bench = Bench(stack, task.deadline(max(*connections, AT_ONCE)))
     report = Report("strategies", versions=bench.versions())
-    faulty: set[str] = set()
-    for repeat in range(1, options.repeats + 1):
-        for strategy in strategies:
-            try:
-                if not _round(bench, strategy, repeat, options, progress, report):
-                    faulty.add(strategy)
-            except (StackError, WrkError) as exc:
-                # The others' numbers are worth having.
-                faulty.add(strategy)
-                report.failures.append(f"{strategy}, repeat {repeat}: {exc}")
-                progress.note(f"FAILED: {exc}")
+    report.options = {
+        "task": task.name,
+        "task_seconds": task.seconds,
+        "worker_pool": ":".join(map(str, task.pool)),
+    }
+    loads = [closed(bench, n, options.duration, options.threads) for n in connections]
+    trials = [
+        Trial(strategy, partial(bench.gateway, strategy, path=task.path), loads)
+        for strategy in options.strategies
+    ]
+    with bench.worker(*task.pool):
+        faulty = alternate(trials, options.repeats, report)
     report.conclusion = conclude(report.summaries(), faulty)
     return report
-
-
-def _round(
-    bench: Bench,
-    strategy: str,
-    repeat: int,
-    options: argparse.Namespace,
-    progress: Progress,
-    report: Report,
-) -> bool:
-    """Start one gateway, check its answers one to one, then load it.
-
-    Returns whether the check went well.
-    """
-    which = f"{strategy}, repeat {repeat} of {options.repeats}"
-    progress.step(f"{which}: checking {CHECKED:,} requests, {AT_ONCE} at once", _START)
-    with bench.gateway(strategy) as gateway:
-        check = {"strategy": strategy, "repeat": repeat, **bench.check(gateway)}
-        report.checks.append(check)
-        if problem := _problem(check):
-            progress.note(f"FAILED: {problem}")
-        for connections in options.connections:
-            progress.step(
-                f"{which}: {connections} connections for {options.duration} s",
-                options.duration + _AROUND,
-            )
-            row = bench.measure(gateway, connections, options.threads, options.duration)
-            report.rows.append({"strategy": strategy, "repeat": repeat, **row})
-            progress.note(
-                f"{row['rps']:,.0f} req/s, p99 {row['latency_ms']['p99']:,.1f} ms, "
-                f"{row['errors']} errors, {row['wrong_answers']} wrong answers"
-            )
-    return not problem
-
-
-def _problem(check: dict[str, Any]) -> str:
-    kinds = ("wrong_answers", "not_2xx", "missing")
-    return ", ".join(f"{check[kind]} {kind.replace('_', ' ')}" for kind in kinds if check[kind])
 
 
 def conclude(summaries: list[Summary], faulty: Set[str] = frozenset()) -> str:

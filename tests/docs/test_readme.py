@@ -106,7 +106,12 @@ def test_the_schemes_and_the_routes_of_the_readme(tmp_path):
 
 def test_dev_serves_a_file_with_a_queue_and_a_variable_of_ones_own(tmp_path):
     port, file = str(free_port()), tmp_path / "gateway.toml"
-    file.write_text('[[routes]]\npath = "/x"\nqueue = "mine"\ntask = { env = "TASK" }\n')
+    file.write_text(
+        '[[routes]]\npath = "/x"\nqueue = "mine"\ntask = { env = "TASK" }\n'
+        # It signs the URL: dev makes up the public one where the file has none.
+        '[[routes]]\npath = "/y"\nsource = "y"\n'
+        '[sources.y]\nscheme = "twilio"\nsecrets = "a secret"\n'
+    )
     command = [sys.executable, "-m", "gateway", "dev", "--port", port, "--config", str(file)]
     dev = subprocess.Popen(
         [*command, "--admin-port", str(free_port())],

@@ -10,23 +10,56 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 
 import pytest
 
+from gateway.stack import Stack
 from gateway.stack.programs import find, find_rabbitmq
-from loadtest import client, wrk
+from loadtest import cli, client, crowd, figures, openloop, trials, wrk
+from loadtest.amqp import Requester
+from loadtest.bench import Bench, Front
+from loadtest.driver import tasks
+from loadtest.experiments import EXPERIMENTS, growth, pools
+from loadtest.experiments.openloop import see_that_schedules_were_kept
 from loadtest.experiments.strategies import conclude
+from loadtest.report import Report
 from loadtest.summary import summarize
+from loadtest.targets import Target, ratios
 
 RUN = Path(__file__).parents[2] / "loadtest" / "run.sh"
 PROCESSES = {"gateway", "worker", "broker", "redis", "nginx"}
 SHORT = ["--connections", "8", "--threads", "2", "--duration", "1"]
+
+# What each experiment measures, shortly: its options, its strategies and how many bounds it judges.
+HERE = "--repeats 1 --duration 1 --threads 2 --strategies"
+BRIEFLY = {
+    "cost": (
+        f"{HERE} pika --connections 8 --requests 600",
+        "pika tornado tornado-below reply store ignore_result",
+        2,
+    ),
+    "peers": (f"{HERE} pika --connections 8", "pika flower fastapi amqp", 2),
+    "slow": (f"{HERE} redis,blocking --connections 16", "redis blocking", 2),
+    "waiting": (
+        f"{HERE} redis --connections 40 --task sleep:2",
+        "redis tornado tornado-below",
+        2,
+    ),
+    "alone": (f"{HERE} pika,redis --requests 100", "pika redis amqp,_pika amqp,_frames", 2),
+    "openloop": (f"{HERE} redis --connections 8", "redis", 0),
+    "growth": (f"{HERE} pika,threadpool", "pika threadpool", 2),
+    "pools": (f"{HERE} redis --connections 8", "redis", 0),
+    "consumers": (f"{HERE} pika --connections 8", "direct_reply-to reply_queue", 0),
+    "transports": (f"{HERE} pika --connections 8", "pika", 0),
+    "loops": (f"{HERE} pika --connections 8", "pika", 0),
+}
 
 # A Celery app whose echo is right but for every 10th time. Its prefetch is large, as a stock
 # worker sleeps over the acknowledgements of a small one.
@@ -96,17 +129,18 @@ def check_report(report: dict) -> None:
     named = "python celery kombu pika redis-py tornado gevent RabbitMQ Redis wrk"
     assert report["versions"].keys() >= set(named.split())
     assert report["versions"]["Redis"].split(".")[0].isdecimal()
+    assert report["options"]["task"] == "appserver.tasks.echo"
     assert report["machine"].keys() == {"cores", "cpu", "memory_mb", "kernel"}
     assert report["problems"] == []
     order = [(row["repeat"], row["strategy"]) for row in report["rows"]]
     assert order == [(1, "redis"), (1, "ioloop"), (2, "redis"), (2, "ioloop")]
     assert [check["requests"] for check in report["checks"]] == [2_000] * 4
     for row in report["rows"]:
+        assert row["connections"] == 8
         check_row(row)
 
 
 def check_row(row: dict) -> None:
-    assert row["connections"] == 8
     assert row["errors"] == row["wrong_answers"] == 0
     assert 0.5 < row["requests"] / row["rps"] < 3  # seconds
     latency = [row["latency_ms"][name] for name in ("p50", "p90", "p99", "p999", "max")]
@@ -137,10 +171,57 @@ def test_faulty_task_fails_the_run(programs: None, tmp_path: Path):
     assert "nothing to recommend" in report["conclusion"]
 
 
+@pytest.fixture(scope="module")
+def servers(start: Callable) -> Iterator[Stack]:
+    """A stack whose RabbitMQ and Redis are started once, for all experiments."""
+    start(lambda: find("wrk", "wrk"))
+    start(lambda: find("nginx", "nginx"))
+    with Stack() as stack:
+        rabbitmq, redis = start(stack.rabbitmq), start(stack.redis)
+        stack.rabbitmq, stack.redis = lambda: rabbitmq, lambda: redis
+        yield stack
+
+
+def test_every_experiment_is_tested():
+    assert BRIEFLY.keys() == EXPERIMENTS.keys() - {"strategies"}
+
+
+@pytest.mark.parametrize("name", BRIEFLY)
+def test_experiment_measures_judges_and_shows(
+    servers: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    line, strategies, bounds = BRIEFLY[name]
+    files = "--json", f"{tmp_path}/report.json", "--html", f"{tmp_path}/report.html"
+    options = cli.parse([name, *line.split(), *files, "--plots", str(tmp_path)])
+    monkeypatch.setattr(trials, "CHECKED", 100)
+    for figure, short in (("RATES", (50, 100)), ("CONTRAST", (50,)), ("TIMES", (0.01, 0.1))):
+        monkeypatch.setattr(growth, figure, short)
+    monkeypatch.setattr(pools, "POOLS", {"solo": 1, "threads": 2})
+
+    report = cli.measure(options, servers)
+
+    assert cli.publish(report, options) == 0
+    found = json.loads((tmp_path / "report.json").read_text())
+    assert {row["strategy"].replace(" ", "_") for row in found["rows"]} == set(strategies.split())
+    for row in found["rows"]:
+        assert row["requests"] > 0
+        assert row["errors"] == row["wrong_answers"] == 0
+    assert any(row["cpu_us_per_request"]["worker"] for row in found["rows"])
+    assert all(check["requests"] for check in found["checks"])
+    judged = [target for target in found["targets"] if target["reached"] is not None]
+    assert len(judged) == bounds
+    assert all(len(target["values"]) == 1 for target in found["targets"])
+    html = (tmp_path / "report.html").read_text()
+    assert "<svg" in html and not re.search(r"https?:|src=|href=|url\(|<script", html)
+    plots = {path.name for path in tmp_path.glob("*.svg")}
+    assert plots == ({"growth-rate.svg", "growth-time.svg"} if name == "growth" else set())
+
+
 @contextmanager
 def server(fault: str) -> Iterator[str]:
     """Answer POSTs with their bodies, but every 50th as `fault` says; give the URL."""
     requests, bodies = count(1), [b""]
+    going_on = Lock()
 
     class Echo(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -151,6 +232,9 @@ def server(fault: str) -> Iterator[str]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             bodies.append(body)
             status, faulty = 200, next(requests) % 50 == 0
+            if fault == "pause":
+                with going_on:
+                    time.sleep(PAUSE if faulty else 0)
             if faulty and fault == "close":
                 self.close_connection = True
                 return
@@ -180,6 +264,7 @@ def server(fault: str) -> Iterator[str]:
             thread.join()
 
 
+PAUSE = 0.5  # seconds
 FAULTS = {
     "none": (set(), set()),
     "other": ({"wrong_answers"}, {"wrong_answers"}),
@@ -196,27 +281,111 @@ def test_wrk_and_the_client_find_each_kind_of_fault(programs: None, fault: str):
     with server(fault) as url:
         loaded = wrk.run(url, connections=8, threads=3, duration=1, timeout=5)
         checked = client.check(url, requests=500, at_once=20, timeout=30)
+        scheduled = openloop.constant(url, rate=500, seconds=1, timeout=10)
 
     assert loaded["requests"] > 100
-    counts = {"wrong_answers": loaded["wrong_answers"], **loaded["errors"]}
-    found = {kind for kind, number in counts.items() if number}
-    assert found <= in_wrk and bool(found) == bool(in_wrk)
+    for result in (loaded, scheduled):
+        counts = {"wrong_answers": result["wrong_answers"], **result["errors"]}
+        found = {kind for kind, number in counts.items() if number}
+        assert found <= in_wrk and bool(found) == bool(in_wrk)
     assert {kind for kind, number in checked.items() if number} - {"requests"} == in_client
     assert sum(checked.values()) - checked["requests"] in ((10,) if in_client else (0,))
 
 
-def test_client_gives_up_what_is_never_answered():
+def test_clients_give_up_what_is_never_answered():
     # Given a socket that takes connections and says nothing,
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
         checked = client.check(url, requests=5, at_once=2, timeout=0.2)
+        asked = client.one_by_one(url, requests=5, timeout=0.2)
+        scheduled = openloop.constant(url, rate=50, seconds=0.1, timeout=0.2)
     assert checked == {"requests": 5, "wrong_answers": 0, "not_2xx": 0, "missing": 5}
+    assert (asked["requests"], asked["errors"]["missing"]) == (0, 1)
+    assert (scheduled["requests"], scheduled["errors"]["missing"]) == (0, 5)
+
+
+def test_open_loop_counts_what_was_due_while_the_server_stood_still():
+    with server("pause") as url:
+        found = openloop.constant(url, rate=100, seconds=1, timeout=10)
+    # Two pauses, in which a hundred requests became due; a closed loop would have seen two.
+    assert found["errors"] == dict.fromkeys(found["errors"], 0)
+    assert found["requests"] == 100
+    assert found["latency_ms"]["p90"] > PAUSE * 1e3 / 2
+    assert found["schedule"]["sent"] > 90
+
+
+def test_clients_without_http_find_wrong_and_missing_results(servers: Stack, tmp_path: Path):
+    # Given a worker that answers now with another task's body, now not at all,
+    (tmp_path / "faulty.py").write_text(FAULTY_APP)
+    bench = Bench(servers)
+    results = f"appserver.reply_backend:ReplyBackend+{bench.redis.url}"
+    worker = servers.worker(bench.broker.url, results, app="faulty", cwd=tmp_path)
+    try:
+        for way in ("reply", "store"):
+            # when its tasks are counted,
+            row = tasks(bench, way, 100).measure(Front("", {"worker": worker}))
+
+            # then both kinds are found, and not taken for missing ones.
+            assert (row["requests"], row["wrong_answers"], row["errors"]) == (100, 10, 0)
+    finally:
+        worker.stop()
+
+    # And with no worker at all, everything is missing.
+    with Requester(bench.broker.url, timeout=0.2) as requester:
+        found = requester.round_trips(3, requests=5)
+    assert (found["requests"], found["errors"]["missing"]) == (0, 3)
+    bench.broker.ctl("purge_queue", "celery")
+
+
+def test_what_was_not_held_at_once_is_no_measurement(servers: Stack):
+    bench = Bench(servers)
+    with (
+        bench.alone(0.05, "--announce", "9") as front,
+        pytest.raises(crowd.NotHeld, match="8 requests were not held at once: 8 answers"),
+    ):
+        crowd.hold(front, 8, seconds=0.05, timeout=5)
+
+
+def test_a_schedule_that_was_not_kept_fails_the_run():
+    schedule = {"rate": 100.0, "sent": 98.0}
+    report = Report("openloop", rows=[{**row("redis", 98), "repeat": 1, "schedule": schedule}])
+    see_that_schedules_were_kept(report)
+    (failure,) = report.problems()
+    assert (
+        failure
+        == "redis, repeat 1, 64 connections: the client sent 98.0 a second where 100.0 were due"
+    )
+
+
+def test_ratios_are_of_rows_of_the_same_repeat():
+    # Given two strategies' rates, of which the machine's mood changes both,
+    rates = {("a", 1): 100, ("b", 1): 50, ("a", 2): 300, ("b", 2): 100, ("b", 3): 70, ("a", 4): 9}
+    rows = [{**row(name, rps), "repeat": n} for (name, n), rps in rates.items()]
+    case = "64 connections"
+
+    # when one is divided by the other,
+    values = ratios(rows, ("rps",), ("a", case), ("b", case))
+
+    # then only what was measured in the same round is compared, and a median is judged.
+    assert values == [2, 3]
+    verdicts = [Target("", values, **bound).verdict for bound in (
+        {"at_least": 2.5}, {"at_least": 2.6}, {"at_most": 2.5}, {"at_most": 2.4}, {},
+    )]  # fmt: skip
+    assert verdicts == ["reached", "missed", "reached", "missed", "-"]
+
+
+def test_the_document_shows_the_committed_reports():
+    document = figures.DOCUMENT.read_text("utf-8")
+    assert figures.fill(document) == document
+    shown = set(re.findall(r"<!-- (\w+) targets -->", document))
+    assert shown == EXPERIMENTS.keys() - {"strategies"}
 
 
 def row(strategy: str, rps: float, errors: int = 0) -> dict:
     return {
         "strategy": strategy, "connections": 64, "requests": 1000, "rps": rps, "errors": errors,
         "wrong_answers": 0, "latency_ms": {"p99": 5.0}, "cpu_us_per_request": {"gateway": 100.0},
+        "errors_by_kind": {},
     }  # fmt: skip
 
 
@@ -239,11 +408,12 @@ def test_conclusion_follows_from_the_numbers(rows: list[dict], faulty: set, begi
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["cost"], r"loadtest: no experiment 'cost'; there is: strategies\n"),
+        (["dance"], r"loadtest: no experiment 'dance'; there is: strategies, cost, .*\n"),
         (["--strategies", "carrier-pigeon"], r"(?s).*no strategy 'carrier-pigeon'; there are .*"),
         (["--connections", "0"], r"(?s).*'0' is no whole number from 1 to .*"),
         (["--task", "dance"], r"(?s).*'dance' is neither echo nor sleep:SECONDS.*"),
         (["--json", "nowhere/report.json"], r"(?s).*'nowhere/report.json' cannot be written.*"),
+        (["--plots", "nowhere"], r"(?s).*'nowhere' is no directory.*"),
     ],
 )
 def test_mistakes_in_options_are_told_at_once(tmp_path: Path, args: list[str], says: str):

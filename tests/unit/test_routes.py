@@ -10,6 +10,7 @@ from gateway.config import Config, Route
 from gateway.delivery import Request
 from gateway.errors import BadRequest, MethodNotAllowed, NotFound
 from gateway.routes import Routes
+from gateway.sources.base import Verified
 
 
 def routes(*some: Route, **settings: object) -> Routes:
@@ -121,7 +122,7 @@ def test_event_that_no_route_takes_has_no_target():
         "/"
     )
     assert endpoint.target("issues") is None
-    assert endpoint.unrouted().status == 204
+    assert endpoint.unrouted(Verified(b"{}")).status == 204
 
 
 def test_task_gets_no_secrets_but_those_it_asks_for():

@@ -197,6 +197,8 @@ EXAMPLES = {
         event="ringing",
         identity="bd1d7a9e-9f5c-4ac4-9d2c-b9c8d6a5a8b5",
         proof="x-twilio-signature",
+        bodies=st.dictionaries(st.text(), st.text()).map(lambda d: urlencode(d).encode())
+        | objects(),
     ),
     "wechat": Example(
         options={"secrets": "AAAAA", "aes_key": "A" * 43, "receive_id": "wxba5fad812f8e6fb9"},

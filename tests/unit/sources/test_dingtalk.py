@@ -14,6 +14,7 @@ from wechatpy.crypto import WeChatCrypto
 
 from gateway.answer import Answer
 from gateway.errors import BadRequest, Unverified
+from gateway.sources.base import Draft
 from tests.unit.sources.examples import NOW, cases
 from tests.unit.sources.messages import aes_keys, changes, post, said, send, source, texts, tokens
 from tests.unit.sources.odd_bodies import ODD_JSON, spoilt
@@ -115,11 +116,14 @@ def test_each_character_of_the_published_checks_counts(vector):
 
 
 def test_both_names_of_the_signature_count():
-    request = send(dingtalk(), EVENT)
-    both = request.query_string + "&signature=" + request.query_string.split("=")[1].split("&")[0]
-    assert dingtalk().verify(replace(request, query_string=both)).body == EVENT
-    with pytest.raises(Unverified):
-        dingtalk().verify(replace(request, query_string=both[:-1] + "x"))
+    sign = dingtalk().sign(Draft(EVENT, "", NOW))
+    proof = sign.query["msg_signature"]
+    both = {**sign.query, "signature": proof}
+    assert dingtalk().verify(post(both, sign.body)).body == EVENT
+    for name in ("signature", "msg_signature"):
+        for changed in changes(proof):
+            with pytest.raises(Unverified):
+                dingtalk().verify(post({**both, name: changed}, sign.body))
 
 
 def test_an_event_is_known_by_its_id_or_by_all_that_it_says():

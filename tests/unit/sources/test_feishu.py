@@ -86,6 +86,18 @@ def test_each_byte_and_each_character_counts():
             feishu(secrets=key).verify(request)
 
 
+@pytest.mark.parametrize("off", [-301, 301])
+def test_another_time_is_unverified(off):
+    request = replace(signed(encrypted(dump(OLD))), received_at=NOW + off)
+    with pytest.raises(Unverified):
+        feishu().verify(request)
+    assert feishu(tolerance=0).verify(request).identity == OLD["uuid"]
+
+
+def test_no_two_cipher_texts_are_alike():
+    assert len({send(feishu(), b"{}").body for _ in range(100)}) == 100
+
+
 def test_any_of_the_keys_verifies():
     for secrets in ([KEY, "other"], ["other", KEY]):
         assert feishu(secrets=secrets).verify(signed(encrypted(dump(OLD)))).body == dump(OLD)

@@ -53,6 +53,7 @@ ODD_BODIES = {
     "a number": b"1",
     "cut off": b'{"id":"1","type"',
     "other types": b'{"id":{},"type":[],"event":[],"event_id":true,"update_id":null,"entry":{}}',
+    "texts for objects": b'{"id":"1","type":1,"event":"x","entry":"x","header":"x","challenge":3}',
     "odd entries": b'{"object":[],"entry":[1,{"changes":3},{"changes":[1,{"field":{}}]}]}',
     "a long name": b'{"id":"%b","type":"%b"}' % (b"x" * 9_000, b"x" * 9_000),
     "many fields": b"a=1&" * 5_000,

@@ -46,6 +46,11 @@ def test_a_secret_of_no_use_is_refused_with_what_would_be_valid(scheme, secret, 
     assert secret not in text
 
 
+@pytest.mark.parametrize("secret", ["whsec_", "whpk_", "whsec_==", "whsec_ "])
+def test_a_prefix_alone_is_no_key(secret):
+    assert "base64" in refused("standard", secrets=secret)
+
+
 def test_meta_has_no_empty_verify_token():
     assert "verify_token" in refused("meta", verify_token="")
 
@@ -66,6 +71,26 @@ def test_standard_takes_shared_and_public_keys_side_by_side():
     source = receiver("standard", secrets=[shared, *keys])
     for secret in (shared, "whpk_" + encode(seed).decode()):
         assert source.verify(send("standard", secrets=secret))
+
+
+def test_a_public_keys_signature_has_one_spelling():
+    seed = base64.b64encode(bytes(32)).decode()
+    key = base64.b64encode(public(bytes(32))).decode()
+    source, request = (
+        receiver("standard", secrets=f"whpk_{key}"),
+        send("standard", secrets=f"whpk_{seed}"),
+    )
+    assert source.verify(request)
+    signature = request.headers["webhook-signature"]
+    assert signature[-3] in "AQgw"  # the next ones differ in bits that no byte has
+    for spelled in (
+        signature[:-3] + chr(ord(signature[-3]) + 1) + "==",
+        signature[:-1],
+        signature + "=",
+    ):
+        headers = {**request.headers, "webhook-signature": spelled}
+        with pytest.raises(Unverified):
+            source.verify(replace(request, headers=headers))
 
 
 @pytest.mark.parametrize("count", [9, 10])
@@ -156,3 +181,9 @@ def test_twilio_signs_the_body_that_is_no_form_through_the_url():
 def test_twilio_reads_a_thousand_fields():
     body = b"&".join(b"a=%d" % i for i in range(1_000))
     assert receiver("twilio").verify(send("twilio", body)).body == body
+
+
+@pytest.mark.parametrize("body", [b"a=%", b"a=%z0", b"%4", b"a=1&b=%u0126", b"a=1&" * 1_001])
+def test_twilio_signs_no_form_that_cannot_be_read(body):
+    with pytest.raises(Unverified):
+        receiver("twilio").verify(replace(send("twilio"), body=body))

@@ -121,6 +121,14 @@ def test_another_time_is_unverified(off):
     assert safe(tolerance=0).verify(post(POST, BODY, AT + off)).identity
 
 
+def test_a_timestamp_is_in_seconds():
+    time = POST["timestamp"] + "000"
+    query = {"timestamp": time, "nonce": "1", "signature": signature("AAAAA", time, "1")}
+    for at in (AT, AT * 1000):
+        with pytest.raises(Unverified):
+            source("wechat", secrets="AAAAA").verify(post(query, b"<xml/>", at))
+
+
 # Modes --------------------------------------------------------------------------------------
 
 
@@ -136,6 +144,15 @@ def test_a_secure_message_has_its_own_signature(dropped):
         safe().verify(post(query, BODY, AT))
     with pytest.raises(Unverified):
         safe(plain=True).verify(post(query, BODY, AT))
+
+
+@pytest.mark.parametrize("body", [BODY, b"", b"<xml>", b"{"])
+def test_without_any_signature_nothing_is_read(body):
+    query = {"timestamp": POST["timestamp"], "nonce": "1"}
+    for receiver in (safe(), safe(plain=True), source("wechat", secrets="AAAAA")):
+        for request in (post("", body, AT), post(query, body, AT)):
+            with pytest.raises(Unverified):
+                receiver.verify(request)
 
 
 @pytest.mark.parametrize("plain", [False, True])
@@ -181,6 +198,7 @@ def test_the_receive_id_is_one_of_the_configured_or_anybodys():
     for receive_id in ("", "wx0", "wxba5fad812f8e6fb", "wxba5fad812f8e6fb9 "):
         with pytest.raises(Unverified):
             safe(receive_id=receive_id).verify(request)
+    assert safe(receive_id="").verify(send(safe(receive_id="*"), b"{}")).body == b"{}"
 
 
 def test_what_cannot_be_decrypted_is_refused_in_one_way():

@@ -157,6 +157,12 @@ def test_odd_cipher_text_is_none(text):
     assert decrypt(text, KEY) is None
 
 
+def test_no_other_text_is_the_same_cipher_text():
+    text = encrypt(b"hallo", "wx", KEY)
+    for other in (text + "\n", " " + text, text[:8] + "!" + text[8:], text + "=", text + "AAAA"):
+        assert decrypt(other, KEY) is None
+
+
 @cases
 @given(st.text(max_size=200) | st.binary(max_size=200).map(lambda b: b64encode(b).decode()))
 def test_whatever_comes_is_decrypted_or_is_none(text):

@@ -34,6 +34,9 @@ def test_a_message_is_known_by_its_msg_id_and_account():
     assert verified.identity == "gh_7f083739789a::5993973467416297472"
     assert (verified.event, verified.account) == ("text", "gh_7f083739789a")
     assert known(**text_message(Content="other")).identity == verified.identity
+    receiver = source("wechat", secrets="t")
+    in_json = receiver.verify(send(receiver, json.dumps(text_message()).encode()))
+    assert in_json.identity == verified.identity
     for field in ({"MsgId": 1}, {"ToUserName": "gh_other"}):
         assert known(**text_message(**field)).identity != verified.identity
 

@@ -42,7 +42,7 @@ def reply(receiver, result, message=None, as_json=False):
         return answer.content_type, answer.body
     fields = json.loads(answer.body) if as_json else xmltodict.parse(answer.body)["xml"]
     assert sorted(fields) == ["Encrypt", "MsgSignature", "Nonce", "TimeStamp"]
-    assert str(fields["TimeStamp"]) == "1800000000"
+    assert fields["TimeStamp"] == (1_800_000_000 if as_json else "1800000000")
     crypto = WeChatCrypto(SAFE["secrets"], SAFE["aes_key"], SAFE["receive_id"])
     text = crypto.decrypt_message(
         fields, fields["MsgSignature"], str(fields["TimeStamp"]), fields["Nonce"]
@@ -101,6 +101,12 @@ def test_any_other_text_is_text(receiver, as_json, text):
     if not text.startswith("<xml"):
         _, body = reply(receiver, text)
         assert xmltodict.parse(body, strip_whitespace=False)["xml"]["Content"] == text
+
+
+@in_each_mode
+def test_text_that_looks_like_an_object_is_text_where_the_message_is_xml(receiver):
+    text = '{"MsgType":"text","Content":"typed by somebody"}'
+    assert deserialize_reply(reply(receiver, text)[1].decode()).content == text
 
 
 @in_each_mode

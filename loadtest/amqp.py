@@ -1,0 +1,208 @@
+"""Celery tasks over a bare AMQP connection, without HTTP: the floor below every gateway.
+
+A message is a template with the number of its task in it, and a reply is found by walking over
+the frames: what is measured is the broker and the worker, and hardly this client.
+
+https://www.rabbitmq.com/resources/specs/amqp0-9-1.pdf, 2.3.5 and 4.2
+https://docs.celeryq.dev/en/stable/internals/protocol.html
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from struct import unpack_from
+from time import monotonic
+from typing import Any
+
+import pika
+from kombu import Connection
+from pika.frame import Body, Header, Method
+
+from gateway.errors import GatewayError
+from loadtest.connection import KINDS
+from loadtest.summary import latency
+
+DIRECT = "amq.rabbitmq.reply-to"
+SIZE = 250  # bytes of the body that a task is given
+_RECEIVE = 262_144  # bytes
+_METHOD, _BODY = 1, 3  # kinds of frames
+_DELIVER = (60, 60)  # class basic, method deliver
+
+_NUMBER = "##########"  # stands where a task's number comes
+_EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+_HTTP_HEADERS = {
+    "host": "127.0.0.1:8000",
+    "content-type": "application/json",
+    "content-length": str(SIZE),
+}
+
+
+class BrokerError(GatewayError):
+    """The broker closed the channel, or said something that nobody asked for."""
+
+
+class Requester:
+    """Publishes echo tasks and receives their replies, on one channel of one connection.
+
+    Replies come to an exclusive queue or, where `direct`, without any queue. Messages are
+    transient and not confirmed. `timeout` is how many seconds the broker may be silent.
+    """
+
+    def __init__(self, url: str, *, timeout: float = 30, direct: bool = False):
+        self._link = Connection(url, heartbeat=0)
+        self._link.connect()
+        channel = self._link.channel()
+        self._channel = channel.channel_id
+        self._reply_to = DIRECT if direct else f"gateway.reply.{secrets.token_hex(8)}"
+        if not direct:
+            channel.queue_declare(self._reply_to, exclusive=True, auto_delete=True)
+        channel.basic_consume(self._reply_to, no_ack=True)
+        self._socket = self._link.connection.transport.sock
+        self._socket.settimeout(timeout)
+        self._buffer = bytearray()
+        self._next = 0
+        #: What all task ids begin with.
+        self.prefix = f"{secrets.token_hex(8)}-"
+
+    def __enter__(self) -> Requester:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._link.collect()
+
+    def body(self, number: int) -> str:
+        """Return the body that the task with this number is given, and has to answer with."""
+        return self._body(f"{number:010}")
+
+    def _body(self, number: str) -> str:
+        start = f'{{"run":"{self.prefix}","padding":"'
+        finish = f'","n":{number}}}'
+        return start + "x" * (SIZE - len(start) - len(finish)) + finish
+
+    def template(self, *, reply: bool = True, ignore_result: bool = False) -> list[bytes]:
+        """Return the pieces of a message between which `publish` puts the task's number."""
+        task_id = self.prefix + _NUMBER
+        payload = call(self._body(_NUMBER))
+        properties = task_properties(task_id, self._reply_to if reply else None, ignore_result)
+        publish = pika.spec.Basic.Publish(exchange="", routing_key="celery")
+        frames = (
+            Method(self._channel, publish),
+            Header(self._channel, len(payload), properties),
+            Body(self._channel, payload),
+        )
+        return b"".join(frame.marshal() for frame in frames).split(_NUMBER.encode())
+
+    def publish(self, template: list[bytes], count: int) -> range:
+        """Publish `count` tasks in one write; returns their numbers, which are new."""
+        numbers = range(self._next, self._next + count)
+        self._next += count
+        self._socket.sendall(b"".join((b"%010d" % n).join(template) for n in numbers))
+        return numbers
+
+    def receive(self) -> list[bytes]:
+        """Wait for replies and return their bodies, each of which is one frame.
+
+        Raises TimeoutError, OSError, and `BrokerError` where it is no reply that comes.
+        """
+        some = self._socket.recv(_RECEIVE)
+        if not some:
+            raise BrokerError("the broker closed the connection")
+        buffer, bodies, at = self._buffer, [], 0
+        buffer += some
+        while len(buffer) - at >= 8:
+            kind, _, size = unpack_from(">BHI", buffer, at)
+            end = at + 8 + size
+            if end > len(buffer):
+                break
+            if kind == _BODY:
+                bodies.append(bytes(buffer[at + 7 : end - 1]))
+            elif kind == _METHOD and unpack_from(">HH", buffer, at + 7) != _DELIVER:
+                raise BrokerError(f"not a delivery: {bytes(buffer[at + 7 : end])!r}")
+            at = end
+        del buffer[:at]
+        return bodies
+
+    def answers(self, number: int, reply: bytes) -> bool:
+        """Is `reply` what the task with this number had to answer?"""
+        meta = json.loads(reply)
+        return meta["status"] == "SUCCESS" and meta["result"] == self.body(number)
+
+    def number(self, reply: bytes) -> int | None:
+        """Return the number of the task that `reply` names; None where it is none of ours."""
+        task_id = str(json.loads(reply).get("task_id"))
+        digits = task_id.removeprefix(self.prefix)
+        return int(digits) if digits != task_id and digits.isdecimal() else None
+
+    def round_trips(
+        self, window: int, *, requests: int | None = None, seconds: float = 0
+    ) -> dict[str, Any]:
+        """Keep `window` tasks in flight, for so many `requests` or `seconds`.
+
+        Returns what `wrk.run` does. What has no answer when the broker falls silent is missing.
+        """
+        template = self.template()
+        begin = monotonic()
+        most = requests if requests is not None else 1 << 40
+        waiting = dict.fromkeys(self.publish(template, min(window, most)), begin)
+        left = most - len(waiting)
+        latencies: list[float] = []
+        wrong = 0
+        while waiting:
+            try:
+                replies = self.receive()
+            except TimeoutError:
+                break
+            now = monotonic()
+            for reply in replies:
+                number = self.number(reply)
+                since = waiting.pop(number, None)
+                if since is None or not self.answers(number, reply):
+                    wrong += 1
+                if since is not None:
+                    latencies.append(now - since)
+            if seconds and now - begin >= seconds:
+                left = 0
+            if more := min(len(replies), left):
+                left -= more
+                waiting.update(dict.fromkeys(self.publish(template, more), monotonic()))
+        return {
+            "requests": len(latencies),
+            "seconds": monotonic() - begin,
+            "wrong_answers": wrong,
+            "errors": {**dict.fromkeys(KINDS, 0), "missing": len(waiting)},
+            "latency_ms": latency(latencies),
+        }
+
+
+def call(body: str) -> bytes:
+    """Encode the call of a task with `body`."""
+    return json.dumps([[{}, _HTTP_HEADERS, body], {}, _EMBED]).encode()
+
+
+def task_properties(
+    task_id: str, reply_to: str | None, ignore_result: bool = False
+) -> pika.BasicProperties:
+    """Return the properties of an echo task's message, with what the gateway says in them."""
+    return pika.BasicProperties(
+        content_type="application/json",
+        content_encoding="utf-8",
+        headers=_headers(task_id, ignore_result),
+        delivery_mode=1,
+        correlation_id=task_id,
+        reply_to=reply_to,
+    )
+
+
+def _headers(task_id: str, ignore_result: bool) -> dict[str, Any]:
+    delivery = {
+        "id": task_id, "source": "", "route": "/echo", "event": "", "params": {},
+        "query_string": "", "remote": "127.0.0.1", "received_at": "2025-01-01T00:00:00+00:00",
+        "traceparent": "", "store": False,
+    }  # fmt: skip
+    return {
+        "lang": "py", "task": "appserver.tasks.echo", "id": task_id, "root_id": task_id,
+        "parent_id": None, "group": None, "shadow": None, "eta": None, "expires": None,
+        "retries": 0, "timelimit": [None, None], "argsrepr": "", "kwargsrepr": "",
+        "origin": "loadtest", "ignore_result": ignore_result, "delivery": delivery,
+    }  # fmt: skip

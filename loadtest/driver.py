@@ -1,0 +1,112 @@
+"""Give the worker tasks without any gateway: to be replied, to be stored, to be ignored."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any
+
+from celery import Celery
+from kombu import pools
+
+from loadtest.amqp import Requester
+from loadtest.bench import Bench, Front
+from loadtest.connection import KINDS
+from loadtest.load import Load, take
+from loadtest.summary import Row
+
+#: Name -> what is said of the result in the task's message.
+WAYS = {"reply": {}, "store": {"reply": False}, "ignore_result": {"ignore_result": True}}
+WARM_UP = 2_000  # tasks
+
+_AT_ONCE = 500  # messages in a write
+_KEY = "celery-task-meta-"  # what Celery puts before a task's id
+
+
+def tasks(bench: Bench, way: str, number: int) -> Load:
+    """Have the worker run `number` tasks that wait for it in its queue."""
+
+    def measure(front: Front) -> Row:
+        with Requester(bench.broker.url) as requester:
+            requester.round_trips(64, requests=min(number, WARM_UP))
+            before = _ran(bench)
+            row = take(bench, front, 1, lambda: _run(bench, requester, way, number))
+            # With the one that is behind the last of those that do not answer.
+            expected = number + (way != "reply")
+            not_run = abs(expected - (_ran(bench) - before))
+        row["errors_by_kind"]["missing"] += not_run
+        row["errors"] += not_run
+        return row
+
+    return Load(f"{number:,} tasks", 8 + number / 1_500, measure)
+
+
+def _run(bench: Bench, requester: Requester, way: str, number: int) -> dict[str, Any]:
+    """Publish and wait; returns what `wrk.run` does, but for latencies."""
+    begin = monotonic()
+    template = requester.template(**WAYS[way])
+    missing: set[int] = set()
+    last: set[int] = set()
+    for at in range(0, number, _AT_ONCE):
+        missing.update(requester.publish(template, min(_AT_ONCE, number - at)))
+    if way == "reply":
+        wrong = _replies(requester, missing)
+    else:
+        # A queue is first in, first out, and the worker runs one task at a time.
+        last = set(requester.publish(requester.template(), 1))
+        wrong = _replies(requester, last)
+    seconds = monotonic() - begin
+    if way == "store":
+        wrong += _stored(bench, requester, missing)
+    elif way == "ignore_result":
+        wrong += _nothing_stored(bench)
+        missing = set()
+    return {
+        "requests": number - len(missing),
+        "seconds": seconds,
+        "wrong_answers": wrong,
+        "errors": {**dict.fromkeys(KINDS, 0), "missing": len(missing | last)},
+        "latency_ms": {},
+    }
+
+
+def _replies(requester: Requester, missing: set[int]) -> int:
+    """Take replies until none is `missing` or the broker falls silent; count the wrong ones."""
+    wrong = 0
+    while missing:
+        try:
+            replies = requester.receive()
+        except TimeoutError:
+            break
+        for reply in replies:
+            number = requester.number(reply)
+            wrong += number not in missing or not requester.answers(number, reply)
+            missing.discard(number)
+    return wrong
+
+
+def _stored(bench: Bench, requester: Requester, missing: set[int]) -> int:
+    """Take from `missing` what is in Redis; count what is wrong there."""
+    numbers, wrong = sorted(missing), 0
+    keys = [f"{_KEY}{requester.prefix}{number:010}" for number in numbers]
+    with bench.ask_redis() as connection:
+        for number, result in zip(numbers, connection.mget(keys), strict=True):
+            if result is not None:
+                missing.discard(number)
+                wrong += not requester.answers(number, result)
+        connection.flushall()
+    return wrong
+
+
+def _nothing_stored(bench: Bench) -> int:
+    with bench.ask_redis() as connection:
+        return connection.dbsize()
+
+
+def _ran(bench: Bench) -> int:
+    """Ask the worker how many tasks it has run."""
+    app = Celery(broker=bench.broker.url)
+    try:
+        inspected = app.control.inspect(timeout=10, limit=1).stats() or {}
+    finally:
+        pools.reset()  # where Celery has left its connection
+    return sum(sum(stats["total"].values()) for stats in inspected.values())

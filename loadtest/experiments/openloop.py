@@ -1,0 +1,89 @@
+"""Latencies at constant rates: what senders see who do not wait for each other."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+
+from gateway.stack import Stack
+from loadtest import table
+from loadtest.bench import Bench
+from loadtest.load import closed, constant
+from loadtest.report import Report
+from loadtest.summary import case_of
+from loadtest.table import Column
+from loadtest.targets import Target, figures
+from loadtest.trials import Trial, alternate
+
+DEFAULTS = {"strategies": ["pika", "redis"], "connections": [64]}
+
+SHARES = {"30 %": 0.3, "60 %": 0.6, "80 %": 0.8}
+CEILING = "ceiling"
+#: A client that sends less than this share of what was due has measured something else.
+KEPT = 0.99
+
+
+def run(options: argparse.Namespace, stack: Stack) -> Report:
+    """Find each strategy's ceiling with wrk, then send at shares of it."""
+    bench = Bench(stack)
+    report = Report("openloop", versions=bench.versions())
+
+    def rate(name: str, share: float) -> Callable[[], float]:
+        # Of all ceilings so far: one round's may have been disturbed.
+        return lambda: share * median(figures(report.rows, name, ("rps",), CEILING))
+
+    (connections,) = options.connections[:1]
+    with bench.worker():
+        trials = [
+            Trial(
+                name,
+                partial(bench.gateway, name),
+                [
+                    closed(bench, connections, options.duration, options.threads, case=CEILING),
+                    *(
+                        constant(bench, rate(name, share), options.duration, case)
+                        for case, share in SHARES.items()
+                    ),
+                ],
+            )
+            for name in options.strategies
+        ]
+        alternate(trials, options.repeats, report)
+    see_that_schedules_were_kept(report)
+    for name in options.strategies:
+        for case in SHARES:
+            values = figures(report.rows, name, ("latency_ms", "p99"), case)
+            report.judge(Target(f"p99 at {case}, {name}", values, " ms"))
+    report.columns = [
+        Column("rate", ("schedule", "rate")),
+        Column("sent/s", ("schedule", "sent")),
+        table.REQUESTS,
+        Column("p50 ms", ("latency_ms", "p50"), spread=True),
+        Column("p90 ms", ("latency_ms", "p90")),
+        *table.LATENCIES[1:],
+        Column("late p50", ("schedule", "late_ms", "p50")),
+        Column("late p99", ("schedule", "late_ms", "p99")),
+        Column("late max", ("schedule", "late_ms", "max")),
+        Column("client us", ("schedule", "client_cpu_us")),
+        Column("gateway us", ("cpu_us_per_request", "gateway")),
+        *table.FAULTS,
+    ]
+    report.remarks = [
+        f"Ceiling: wrk with {connections} connections. Rates are shares of the median of the "
+        "ceilings measured so far. Latencies count from when a request was due, not from when it "
+        "was sent; late: how long after it was due the client sent it, in ms.",
+    ]
+    return report
+
+
+def see_that_schedules_were_kept(report: Report) -> None:
+    """Add a failure for each row whose client could not send what was due."""
+    for row in report.rows:
+        schedule = row.get("schedule")
+        if schedule and schedule["sent"] < KEPT * schedule["rate"]:
+            report.failures.append(
+                f"{row['strategy']}, repeat {row['repeat']}, {case_of(row)}: the client sent "
+                f"{schedule['sent']:,} a second where {schedule['rate']:,} were due"
+            )

@@ -1,0 +1,77 @@
+"""Compare the gateway with what else stands between HTTP and Celery, and with no HTTP at all."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import nullcontext
+from functools import partial
+
+from gateway.stack import Stack
+from loadtest.amqp import Requester
+from loadtest.bench import Bench, Front
+from loadtest.envelope import FLOWER, PLAIN
+from loadtest.load import AROUND, Load, closed, take
+from loadtest.report import Report
+from loadtest.summary import Row
+from loadtest.targets import Target, ratios
+from loadtest.trials import Trial, alternate
+
+DEFAULTS = {"strategies": ["pika", "redis"]}
+
+_FLOWER = "celery -A loadtest.servers.stock flower --address=127.0.0.1 --enable_events=False"
+_FASTAPI = "uvicorn loadtest.servers.web:app --no-access-log --log-level=warning"
+#: Name -> `python -m` what, the path, how a body travels.
+PEERS = {
+    "flower": (_FLOWER, "/api/task/apply/appserver.tasks.echo", FLOWER),
+    "fastapi": (_FASTAPI, "/", PLAIN),
+}
+
+
+def run(options: argparse.Namespace, stack: Stack) -> Report:
+    """Load all in turn; the worker, its broker and its Redis are the same."""
+    bench = Bench(stack)
+    report = Report("peers", versions=bench.versions())
+    loads = [closed(bench, n, options.duration, options.threads) for n in options.connections]
+    with bench.worker():
+        nothing = partial(nullcontext, Front("", dict(bench.servers)))
+        floor = [_bare(bench, n, options.duration) for n in options.connections]
+        trials = [
+            *(Trial(name, partial(bench.gateway, name), loads) for name in options.strategies),
+            *(
+                Trial(name, partial(bench.other, name, *peer), loads)
+                for name, peer in PEERS.items()
+            ),
+            Trial("amqp", nothing, floor, checked=0),
+        ]
+        alternate(trials, options.repeats, report)
+    for case in (load.case for load in loads):
+        best = _best(report, options.strategies, case)
+        for peer, bounds in (*((p, {"at_least": 4, "aim": 6}) for p in PEERS), ("amqp", {})):
+            values = ratios(report.rows, ("rps",), (best, case), (peer, case))
+            report.judge(Target(f"req/s, {best} / {peer}, {case}", values, **bounds))
+    report.remarks = [
+        "flower: /api/task/apply with its events off, publishes persistent and unconfirmed. "
+        "fastapi: apply_async and get() in the thread pool, uvicorn, persistent and unconfirmed. "
+        "amqp: a client without HTTP, exclusive reply queue, transient and unconfirmed: the floor. "
+        "The gateway's messages are mandatory and confirmed, transient.",
+    ]
+    return report
+
+
+def _bare(bench: Bench, window: int, duration: int) -> Load:
+    """Keep `window` tasks in flight over one AMQP connection."""
+
+    def measure(front: Front) -> Row:
+        with Requester(bench.broker.url) as requester:
+            requester.round_trips(window, requests=1_000)
+            return take(
+                bench, front, window, lambda: requester.round_trips(window, seconds=duration)
+            )
+
+    return Load(f"{window:,} connections", duration + AROUND, measure)
+
+
+def _best(report: Report, strategies: list[str], case: str) -> str:
+    """Return the strategy with the highest rate."""
+    rates = {s.strategy: s.median("rps") for s in report.summaries() if s.case == case}
+    return max(strategies, key=lambda name: rates.get(name, 0))

@@ -1,0 +1,68 @@
+"""Do tasks that take their time slow the gateway down? 50 ms beside tasks that take none."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+
+from gateway.stack import Stack
+from loadtest.bench import Bench
+from loadtest.load import closed
+from loadtest.report import Report
+from loadtest.targets import Target, figures, ratios
+from loadtest.tasks import Task
+from loadtest.trials import Trial, alternate
+
+DEFAULTS = {"strategies": ["pika", "redis", "blocking"], "connections": [256]}
+
+SECONDS = 0.05
+#: Enough for all connections' tasks to sleep at once, of the cheapest kind.
+POOL = "threads"
+# Waits for one task at a time: more connections would only wait longer.
+_BLOCKING = 8
+_CHECKED = 400
+
+
+def run(options: argparse.Namespace, stack: Stack) -> Report:
+    """Load each strategy with both tasks, in front of the same worker and its one pool."""
+    connections = options.connections[0]
+    slow = Task(SECONDS)
+    bench = Bench(stack, slow.deadline(_CHECKED))
+    report = Report("slow", versions=bench.versions())
+    report.options = {"worker_pool": f"{POOL}:{connections}", "task_seconds": SECONDS}
+    cases = {f"{task.seconds * 1e3:g} ms": task for task in (Task(), slow)}
+    with bench.worker(POOL, connections):
+        trials = [
+            Trial(
+                name,
+                partial(bench.gateway, name),
+                [
+                    closed(
+                        bench,
+                        _BLOCKING if name == "blocking" else connections,
+                        options.duration,
+                        options.threads,
+                        task.path,
+                        case,
+                    )
+                    for case, task in cases.items()
+                ],
+                checked=_CHECKED,
+            )
+            for name in options.strategies
+        ]
+        alternate(trials, options.repeats, report)
+    fast_case, slow_case = cases
+    for name in options.strategies:
+        bounds = ({}, {}) if name == "blocking" else ({"at_least": 0.8}, {"at_least": 1_200})
+        share = ratios(report.rows, ("rps",), (name, slow_case), (name, fast_case))
+        rate = figures(report.rows, name, ("rps",), slow_case)
+        report.judge(
+            Target(f"req/s of {slow_case} / {fast_case}, {name}", share, **bounds[0]),
+            Target(f"req/s of {slow_case}, {name}", rate, **bounds[1]),
+        )
+    report.remarks = [
+        f"One worker with a {POOL} pool of {connections:,} for both tasks, {connections:,} "
+        f"connections (blocking: {_BLOCKING}).",
+    ]
+    return report

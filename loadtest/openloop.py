@@ -1,0 +1,158 @@
+"""A client that sends at a constant rate, whatever the answers do.
+
+A latency counts from the moment when its request was due: a server that stands still for a
+second makes every request late that was due in it, also those that could not be sent. wrk waits
+for an answer before it sends again, and sees one slow request where a thousand would have been.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import secrets
+import select
+import selectors
+from collections import deque
+from time import monotonic
+from typing import Any
+
+from loadtest.connection import Connection, Tally
+from loadtest.machine import own_cpu_seconds
+from loadtest.summary import latency
+
+_SIZE = 250  # bytes of a body
+_OPEN = 32  # connections that are open before the first request
+_MOST = 10_000
+_LEAD = 0.05  # seconds before the first request is due
+
+
+def constant(url: str, rate: float, seconds: float, timeout: float) -> dict[str, Any]:
+    """POST `rate` distinct bodies a second to `url` for `seconds`, then wait for the rest.
+
+    Returns what `wrk.run` does, and `schedule`: the `rate` that was asked for, what was `sent`
+    a second, `late_ms` (how long after it was due each request was sent), the most
+    `connections` open, and `client_cpu_us` per request. What is not answered `timeout` seconds
+    after the last was due is missing.
+    """
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(_Precise())) as runner:
+        gc.collect()
+        gc.disable()
+        try:
+            return runner.run(_Schedule(url, rate, seconds).run(timeout))
+        finally:
+            gc.enable()
+
+
+class _Precise(selectors.EpollSelector):
+    """Waits for less than a millisecond where it has to, which epoll_wait(2) cannot."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None or timeout > 0:
+            select.select([self], [], [], timeout)
+        return super().select(0)
+
+
+class _Schedule:
+    def __init__(self, url: str, rate: float, seconds: float):
+        self._url = url
+        self._rate = rate
+        self._seconds = seconds
+        self._total = max(1, round(rate * seconds))
+        run = secrets.token_hex(4)
+        self._body = f'{{"run":"{run}","padding":"{"x" * (_SIZE - 50)}","n":%010d}}'.encode()
+        self._tally = Tally()
+        self._late: list[float] = []
+        self._all: list[Connection] = []
+        self._idle: list[Connection] = []
+        self._due: deque[tuple[float, bytes]] = deque()  # what waits for a connection
+        self._open = 0
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._next = 0
+        self._begin = self._last = 0.0
+        self._done = asyncio.Event()
+
+    async def run(self, timeout: float) -> dict[str, Any]:
+        for _ in range(_OPEN):
+            self._connect()
+        await asyncio.gather(*self._connecting)
+        cpu = own_cpu_seconds()
+        self._begin = self._last = monotonic() + _LEAD
+        self._tick()
+        try:
+            async with asyncio.timeout(_LEAD + self._seconds + timeout):
+                await self._done.wait()
+        except TimeoutError:
+            pass  # what has no answer is missing
+        took = monotonic() - self._begin
+        cpu = own_cpu_seconds() - cpu
+        for task in self._connecting:
+            task.cancel()
+        for connection in self._all:
+            connection.close()
+        self._tally.sent = self._total
+        found = self._tally.figures(max(took, self._seconds))
+        late = latency(self._late)
+        found["schedule"] = {
+            "rate": round(self._rate, 1),
+            "sent": round(len(self._late) / max(self._seconds, self._last - self._begin), 1),
+            "late_ms": late,
+            "connections": self._open,
+            "client_cpu_us": round(cpu * 1e6 / self._total, 1),
+        }
+        return found
+
+    def _tick(self) -> None:
+        """Send all that is due."""
+        now = monotonic()
+        while self._next < self._total:
+            due = self._begin + self._next / self._rate
+            if due > now:
+                asyncio.get_running_loop().call_at(due, self._tick)
+                return
+            body = self._body % self._next
+            self._next += 1
+            if self._idle:
+                self._send(self._idle.pop(), due, body)
+            else:
+                self._due.append((due, body))
+                if self._open < _MOST:
+                    self._connect()
+
+    def _send(self, connection: Connection, due: float, body: bytes) -> None:
+        self._last = monotonic()
+        self._late.append(self._last - due)
+
+        def answered(status: int, answer: bytes) -> None:
+            self._tally.count(due, body, status, answer)
+            if connection.closed:
+                self._open -= 1
+                if self._due:
+                    self._connect()
+            else:
+                self._take(connection)
+            if len(self._tally.seconds) == self._total:
+                self._done.set()
+
+        connection.post(body, answered)
+
+    def _take(self, connection: Connection) -> None:
+        if self._due:
+            self._send(connection, *self._due.popleft())
+        else:
+            self._idle.append(connection)
+
+    def _connect(self) -> None:
+        self._open += 1
+        task = asyncio.get_running_loop().create_task(self._connected())
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def _connected(self) -> None:
+        try:
+            connection = await Connection.open(self._url)
+        except OSError:
+            self._open -= 1
+            self._tally.errors["connect"] += 1
+        else:
+            self._all.append(connection)
+            self._take(connection)

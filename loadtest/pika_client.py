@@ -1,0 +1,102 @@
+"""Round trips over AMQP with pika and nothing else, as one would write them in a hurry."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from time import monotonic
+from typing import Any
+
+import pika
+from kombu.utils.url import parse_url
+from pika.adapters.asyncio_connection import AsyncioConnection
+from pika.channel import Channel
+
+from loadtest.amqp import SIZE, call, task_properties
+from loadtest.connection import KINDS
+from loadtest.summary import latency
+
+try:  # the gateway's own choice
+    from uvloop import new_event_loop
+except ImportError:
+    new_event_loop = None
+
+
+def one_by_one(url: str, requests: int, timeout: float) -> dict[str, Any]:
+    """Publish `requests` echo tasks, each after the reply to the one before it.
+
+    Returns what `wrk.run` does. What has no reply `timeout` seconds after the start, and so many
+    more as a slow round trip takes, is missing.
+    """
+    trips = _RoundTrips(url, requests)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(trips.run(timeout + requests * 0.1))
+    return {
+        "requests": len(trips.seconds),
+        "seconds": trips.took,
+        "wrong_answers": trips.wrong,
+        "errors": {**dict.fromkeys(KINDS, 0), "missing": int(len(trips.seconds) < requests)},
+        "latency_ms": latency(trips.seconds),
+    }
+
+
+class _RoundTrips:
+    def __init__(self, url: str, requests: int):
+        parts = parse_url(url)
+        self._parameters = pika.ConnectionParameters(
+            host=parts["hostname"],
+            port=parts["port"],
+            virtual_host=parts["virtual_host"],
+            credentials=pika.PlainCredentials(parts["userid"], parts["password"]),
+        )
+        self._requests = requests
+        self._reply_to = f"gateway.reply.{secrets.token_hex(8)}"
+        self._channel: Channel | None = None
+        self._done = asyncio.Event()
+        self._sent = 0.0
+        self._body = ""
+        self.seconds: list[float] = []
+        self.wrong = 0
+        self.took = 0.0
+
+    async def run(self, timeout: float) -> None:
+        begin = monotonic()
+        connection = AsyncioConnection(self._parameters, on_open_callback=self._connected)
+        try:
+            async with asyncio.timeout(timeout):
+                await self._done.wait()
+        except TimeoutError:
+            pass  # the one that is under way is missing
+        self.took = monotonic() - begin
+        connection.close()
+
+    def _connected(self, connection: AsyncioConnection) -> None:
+        connection.channel(on_open_callback=self._opened)
+
+    def _opened(self, channel: Channel) -> None:
+        self._channel = channel
+        channel.queue_declare(self._reply_to, exclusive=True, callback=self._declared)
+
+    def _declared(self, _frame: object) -> None:
+        self._channel.basic_consume(
+            self._reply_to, self._replied, auto_ack=True, callback=lambda _frame: self._publish()
+        )
+
+    def _publish(self) -> None:
+        task_id = f"{self._reply_to}-{len(self.seconds)}"
+        self._body = f"{task_id}{'x' * (SIZE - len(task_id))}"
+        properties = task_properties(task_id, self._reply_to)
+        self._sent = monotonic()
+        self._channel.basic_publish("", "celery", call(self._body), properties)
+
+    def _replied(
+        self, _channel: Channel, _method: object, _properties: object, reply: bytes
+    ) -> None:
+        self.seconds.append(monotonic() - self._sent)
+        meta = json.loads(reply)
+        self.wrong += meta["status"] != "SUCCESS" or meta["result"] != self._body
+        if len(self.seconds) < self._requests:
+            self._publish()
+        else:
+            self._done.set()

@@ -1,0 +1,96 @@
+"""Measure several servers in turn, again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from gateway.errors import GatewayError
+from loadtest import client
+from loadtest.bench import Front
+from loadtest.load import Load
+from loadtest.progress import Progress
+from loadtest.report import Report, counted
+from loadtest.summary import Row
+
+CHECKED = 2_000  # requests that are compared one to one
+AT_ONCE = 200
+
+_START = 8  # seconds to start a server and to check it, for the estimate only
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A server that is started alone, and its measurements.
+
+    `checked` requests (`CHECKED`) are compared one to one first, which warms up everything as well;
+    `seconds_each` is what one of them takes where one is answered at a time.
+    """
+
+    strategy: str
+    start: Callable[[], AbstractContextManager[Front]]
+    loads: Sequence[Load]
+    checked: int | None = None
+    seconds_each: float = 0.0
+
+
+def alternate(trials: Sequence[Trial], repeats: int, report: Report) -> set[str]:
+    """Fill `report` by all `trials`, `repeats` times.
+
+    The order is A B C A B C, so that what changes on the machine meanwhile hits all of them.
+    Returns the strategies of which something beside the measurements themselves went wrong.
+    """
+    a_round = sum(_START + sum(load.seconds for load in trial.loads) for trial in trials)
+    progress = Progress(repeats * a_round)
+    faulty: set[str] = set()
+    for repeat in range(1, repeats + 1):
+        for trial in trials:
+            try:
+                if not _run(trial, repeat, repeats, report, progress):
+                    faulty.add(trial.strategy)
+            except GatewayError as exc:
+                # The others' numbers are worth having.
+                faulty.add(trial.strategy)
+                report.failures.append(f"{trial.strategy}, repeat {repeat}: {exc}")
+                progress.note(f"FAILED: {exc}")
+    return faulty
+
+
+def _run(trial: Trial, repeat: int, repeats: int, report: Report, progress: Progress) -> bool:
+    """Start one server, check its answers one to one, then load it.
+
+    Returns whether the check went well.
+    """
+    which = f"{trial.strategy}, repeat {repeat} of {repeats}"
+    problem = ""
+    progress.step(f"{which}: starting", _START)
+    with trial.start() as front:
+        if requests := CHECKED if trial.checked is None else trial.checked:
+            # Twice what a strategy needs that has one task run at a time.
+            timeout = 60 + 2 * requests * trial.seconds_each
+            counts = client.check(front.url, requests, AT_ONCE, timeout, front.envelope)
+            report.checks.append({"strategy": trial.strategy, "repeat": repeat, **counts})
+            if problem := counted(counts):
+                progress.note(f"FAILED: {problem}")
+        for load in trial.loads:
+            progress.step(f"{which}: {load.case}", load.seconds)
+            found = load.measure(front)
+            row = {"strategy": trial.strategy, "repeat": repeat, "case": load.case, **found}
+            report.rows.append(row)
+            progress.note(_in_short(row))
+    return not problem
+
+
+def _in_short(row: Row) -> str:
+    latency = "".join(
+        f", {name} {row['latency_ms'].get(name, 0):,.1f} ms" for name in ("p50", "p99")
+    )
+    cpu = "".join(
+        f", {name} {value:,.0f} us" for name, value in row["cpu_us_per_request"].items() if value
+    )
+    return (
+        f"{row['rps']:,.0f} req/s{latency if row['latency_ms'] else ''}{cpu}, "
+        f"others {row['cores']['others_percent']:.0f} %, "
+        f"{row['errors']} errors, {row['wrong_answers']} wrong answers"
+    )

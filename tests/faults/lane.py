@@ -1,0 +1,227 @@
+"""One strategy's share of a row: a gateway, a worker, a queue, a sender."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic, sleep
+
+from gateway.stack import Server, Stack
+from gateway.stack.server import poll
+from tests.faults import oracle
+from tests.faults.client import Sender
+from tests.faults.oracle import Execution, Remains, Result, Window
+from tests.faults.tasks import EXECUTED
+
+ROOT = Path(__file__).parents[2]
+SECRET = "whsec_" + "ZmF1bHRz" * 4
+DRAINED = 30.0  # seconds until what was accepted must have been executed
+
+CONFIG = """\
+timeout = {deadline}
+secret_key = "of the fault matrix only"
+public_url = "http://127.0.0.1:8000"
+
+[[routes]]
+path = "/echo"
+task = "faults.run"
+{queue}
+
+[[routes]]
+path = "/accept"
+answer = "accept"
+task = "faults.run"
+{queue}
+
+[[routes]]
+path = "/once"
+idempotency = "header:X-Delivery"
+task = "faults.run"
+{queue}
+
+# Served by the row itself, in a worker's place.
+[[routes]]
+path = "/forged"
+queue = "{name}-forged"
+
+[[routes]]
+path = "/nowhere"
+queue = "{name}-nowhere"
+declare = false
+
+[[routes]]
+path = "/signed"
+source = "signed"
+task = "faults.run"
+{queue}
+
+[sources.signed]
+scheme = "standard"
+secrets = ["{secret}"]
+"""
+QUORUM = """\
+queue_type = "quorum"
+queue_arguments = { x-dead-letter-exchange = "gateway.dead", x-delivery-limit = 20 }
+"""
+
+
+class Lane:
+    """A strategy with a queue and a worker of its own, so that none waits for another's faults."""
+
+    def __init__(
+        self,
+        stack: Stack,
+        name: str,
+        strategy: str,
+        broker: str,
+        results: str,
+        deadline: float,
+        quorum: bool = False,
+        label: str = "",
+    ):
+        self.label = label
+        self.stack, self.queue, self.strategy = stack, f"faults-{name}", strategy
+        self.broker, self.results = broker, results
+        self.deadline, self.quorum = deadline, quorum
+        self.directory = stack.directory / self.queue
+        self.directory.mkdir()
+        self.config = self.directory / "gateway.toml"
+        queue = f'queue = "{self.queue}"\n' + (QUORUM if quorum else "")
+        self.config.write_text(
+            CONFIG.format(deadline=deadline, queue=queue, name=self.queue, secret=SECRET)
+        )
+        self.gateways: list[Server] = []
+        self.workers: list[Server] = []
+        self.sender: Sender | None = None
+        self.excused: set[str] = set()
+        self.problems: list[str] = []
+        self.notes: dict[str, float] = {}
+        self.before: Remains | None = None
+        self.window = Window(0, 0)
+
+    @property
+    def gateway(self) -> Server:
+        return self.gateways[0]
+
+    @property
+    def worker(self) -> Server:
+        return self.workers[0]
+
+    def start_worker(self, broker: str = "", concurrency: int = 4) -> Server:
+        """Start a worker of this lane's queue."""
+        env = {"FAULTS_DIRECTORY": str(self.directory)}
+        if self.quorum:
+            env["GATEWAY_QUEUES"] = self.queue
+        worker = self.stack.worker(
+            broker or self.broker,
+            self.results,
+            app="tests.faults.tasks",
+            pool="prefork",
+            concurrency=concurrency,
+            queues=(self.queue,),
+            env=env,
+            cwd=ROOT,
+        )
+        self.workers.append(worker)
+        return worker
+
+    def start_gateway(self, *options: str, **more: object) -> Server:
+        """Start a gateway that serves this lane's routes; `more` is `Stack.gateway`'s."""
+        gateway = self.stack.gateway(
+            f"--strategy={self.strategy}",
+            f"--broker={self.broker}",
+            f"--result-backend={self.results}",
+            f"--config={self.config}",
+            *options,
+            **more,
+        )
+        self.gateways.append(gateway)
+        return gateway
+
+    def expect(self, holds: object, otherwise: str) -> None:
+        """Note a problem of this row and strategy unless `holds`."""
+        if not holds:
+            self.problems.append(otherwise)
+
+    # What it shows ------------------------------------------------------------------------
+
+    def executions(self) -> list[Execution]:
+        return oracle.executions(self.directory / EXECUTED)
+
+    def executed(self) -> set[str]:
+        return {one.id for one in self.executions()}
+
+    def drain(self) -> None:
+        """Wait until everything acknowledged is executed and nothing more is, but not for ever."""
+        acknowledged = {s.id for s in self.sender.sent if s.good} - self.excused
+        poll(lambda: acknowledged <= self.executed(), DRAINED)
+        count, end = -1, monotonic() + DRAINED
+        while count != (count := len(self.executions())) and monotonic() < end:
+            sleep(1)
+
+    def checks(self) -> list[dict]:
+        """Return what each child of the gateways says of itself."""
+        return [
+            child
+            for gateway in self.gateways
+            for child in json.loads(ask(f"{gateway.admin_url}/readyz") or "{}").get("children", [])
+        ]
+
+    def metric(self, name: str) -> float:
+        """Return the sum of a metric's series, over all gateways."""
+        text = "".join(ask(f"{gateway.admin_url}/metrics") for gateway in self.gateways)
+        lines = [line for line in text.splitlines() if line.startswith(name)]
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    def remains(self) -> Remains:
+        """Say what the gateway's serving processes hold."""
+        pids = sorted(child["pid"] for child in self.checks())
+        page = os.sysconf("SC_PAGE_SIZE")
+        statm = [Path(f"/proc/{pid}/statm").read_text().split() for pid in pids]
+        return Remains(
+            pids,
+            descriptors=sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids),
+            memory=sum(int(fields[1]) * page for fields in statm),
+            in_flight=self.metric("gateway_in_flight"),
+            connections=self.metric("gateway_connections_open"),
+        )
+
+    def quiet(self) -> bool:
+        names = ("gateway_in_flight", "gateway_connections_open")
+        return not any(self.metric(name) for name in names)
+
+    def judge(
+        self, result: Result, statuses: frozenset[int | str], again: bool, same: bool
+    ) -> None:
+        """Add everything that this lane has shown to `result`."""
+        window = replace(self.window, statuses=statuses, again=again)
+        result.problems += self.problems
+        result.notes |= self.notes
+        sent, done = self.sender.sent, self.executions()
+        oracle.judge(result, sent, done, window, self.deadline, self.excused)
+        if self.before is not None:
+            poll(self.quiet, 5)
+            oracle.judge_remains(result, self.before, self.remains(), same)
+        for gateway in self.gateways:
+            if "Traceback" in gateway.output():
+                result.problems.append("the gateway logged a traceback")
+
+    def stop(self) -> None:
+        for server in (*self.gateways, *self.workers):
+            server.kill()
+
+
+def ask(url: str) -> str:
+    """Return the body of a GET, whatever its status; nothing where nobody answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.read().decode()
+    except OSError:
+        return ""

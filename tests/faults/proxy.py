@@ -1,0 +1,124 @@
+"""A TCP proxy that stalls, resets, and slows down what passes through it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+from contextlib import suppress
+from time import monotonic
+
+from gateway.stack import free_port
+
+_CHUNK = 16 * 1024
+_QUEUED = 8  # chunks on their way in one direction: what a link's buffers hold
+_RESET = struct.pack("ii", 1, 0)
+
+
+class Link:
+    """One direction of the link, which all connections share."""
+
+    def __init__(self) -> None:
+        self.bytes_per_second = 0.0  # 0: no limit
+        self.delay = 0.0  # seconds
+        self._free = 0.0
+
+    def arrival(self, size: int) -> float:
+        """Return when so many bytes that are sent now arrive, after all that were sent before."""
+        now = monotonic()
+        if self.bytes_per_second:
+            self._free = max(self._free, now) + size / self.bytes_per_second
+            now = self._free
+        return now + self.delay
+
+
+class Proxy:
+    """Stands on a port of its own in front of `target`, another port of this machine."""
+
+    def __init__(self, target: int):
+        self.port, self._target = free_port(), target
+        self._links = (Link(), Link())
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._loop = asyncio.new_event_loop()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        listening = asyncio.start_server(self._accept, "127.0.0.1", self.port)
+        self._server = asyncio.run_coroutine_threadsafe(listening, self._loop).result(10)
+
+    def stall(self) -> None:
+        """Let nothing pass, in either direction, and tell nobody."""
+        self._loop.call_soon_threadsafe(self._flowing.clear)
+
+    def resume(self) -> None:
+        self._loop.call_soon_threadsafe(self._flowing.set)
+
+    def slow(self, bits_per_second: float, delay: float) -> None:
+        """Limit both directions, and have everything arrive `delay` seconds later."""
+        for link in self._links:
+            link.bytes_per_second, link.delay = bits_per_second / 8, delay
+
+    def reset(self) -> None:
+        """End every connection with a reset on both sides."""
+        self._loop.call_soon_threadsafe(self._reset)
+
+    def _reset(self) -> None:
+        for writer in list(self._writers):
+            option = (socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            writer.get_extra_info("socket").setsockopt(*option)
+            writer.transport.abort()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._writers |= {writer, far_writer}
+        await asyncio.gather(
+            self._carry(reader, far_writer, self._links[0]),
+            self._carry(far_reader, writer, self._links[1]),
+        )
+        self._writers -= {writer, far_writer}
+
+    async def _carry(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, link: Link
+    ) -> None:
+        queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_QUEUED)
+        delivering = asyncio.create_task(self._deliver(queue, writer))
+        with suppress(OSError):
+            while data := await reader.read(_CHUNK):
+                await queue.put((link.arrival(len(data)), data))
+        await queue.put((0, b""))
+        await delivering
+
+    async def _deliver(
+        self, queue: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter
+    ) -> None:
+        broken = False
+        while True:
+            arrival, data = await queue.get()
+            if not data:
+                break
+            await asyncio.sleep(arrival - monotonic())
+            await self._flowing.wait()
+            if not broken:
+                writer.write(data)
+                try:
+                    await writer.drain()
+                except OSError:
+                    broken = True  # what is still on its way is lost, but has to be fetched
+        writer.close()
+
+    def close(self) -> None:
+        async def close() -> None:
+            self._server.close()
+            self._flowing.set()
+            self._reset()
+            await asyncio.sleep(0.1)
+
+        asyncio.run_coroutine_threadsafe(close(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)

@@ -1,0 +1,176 @@
+"""Rows 1-8: what a broker may do."""
+
+from __future__ import annotations
+
+import time
+from time import monotonic
+
+from tests.faults.lane import Lane
+from tests.faults.trial import Trial, channel
+
+PROMPT = 0.5  # seconds in which a broker that is known to be away is answered for
+#: Some tasks take their time, so that something is under way whenever the fault comes.
+BOTH = ("/echo", "/echo?seconds=0.05", "/echo", "/accept?seconds=0.02")
+
+
+def killed(trial: Trial) -> None:
+    """kill -9 of the Erlang VM under load, 5 s, restart."""
+    trial.open(targets=BOTH)
+    trial.broker.sync()
+    with trial.load(), trial.fault():
+        trial.broker.kill()
+        down = monotonic()
+        trial.pause(5, short=2)
+        up = monotonic()
+        trial.broker.restart()
+    for lane in trial.lanes:
+        expect_prompt(lane, down + 0.5, up)
+
+
+def frozen(trial: Trial) -> None:
+    """SIGSTOP for 30 s, past the heartbeat's timeout."""
+    trial.open(targets=BOTH)
+    trial.broker.sync()
+    with trial.load(), trial.fault():
+        trial.broker.freeze()
+        try:
+            time.sleep(30)
+        finally:
+            trial.broker.thaw()
+
+
+def memory_alarm(trial: Trial) -> None:
+    """Every publishing connection is blocked; results go on through Redis."""
+    _alarm(trial, ("set_vm_memory_high_watermark", "0"), ("set_vm_memory_high_watermark", "0.4"))
+
+
+def disk_alarm(trial: Trial) -> None:
+    _alarm(trial, ("set_disk_free_limit", "999GB"), ("set_disk_free_limit", "50MB"))
+
+
+def _alarm(trial: Trial, on: tuple[str, ...], off: tuple[str, ...]) -> None:
+    trial.open(targets=BOTH)
+    with trial.load():
+        # Given a task that ends in the alarm, in each lane whose loop is not held up by it,
+        waiting = {
+            lane.strategy: trial.client.start_soon(lane.sender.send("/echo?seconds=4"))
+            for lane in trial.lanes
+            if lane.strategy != "blocking"
+        }
+        time.sleep(0.5)
+        with trial.fault():
+            trial.broker.ctl(*on)
+            alarmed = monotonic()
+            trial.pause(8, short=6)
+            cleared = monotonic()
+            trial.broker.ctl(*off)
+    for lane in trial.lanes:
+        # then its result comes through Redis, which `pika` does not read,
+        if lane.strategy in waiting:
+            status = waiting[lane.strategy]().status
+            wanted = 504 if lane.strategy == "pika" else 200
+            lane.expect(status == wanted, f"a result in the alarm: {status}, not {wanted}")
+        # and new requests are refused at once when the broker has said that it is blocked.
+        expect_prompt(lane, alarmed + 4, cleared)
+
+
+def queue_full(trial: Trial) -> None:
+    """A length limit with reject-publish, and a worker that stands still."""
+    trial.open(targets=BOTH)
+    with trial.load():
+        before = {lane: published(lane) for lane in trial.lanes}
+        with trial.fault():
+            for lane in trial.lanes:
+                lane.worker.freeze()
+            policy = '{"max-length": 20, "overflow": "reject-publish"}'
+            trial.broker.ctl("set_policy", "full", "^faults-", policy, "--apply-to", "queues")
+            time.sleep(10)
+            trial.broker.ctl("clear_policy", "full")
+            for lane in trial.lanes:
+                lane.worker.thaw()
+    for lane in trial.lanes:
+        sent = [one for one in lane.sender.sent if one.at >= lane.window.began - 1]
+        tried = published(lane) - before[lane]
+        lane.expect(tried <= len(sent) + 300, f"{tried:g} publishes for {len(sent)} requests")
+        refused = [one for one in sent if one.status == 503]
+        lane.expect(refused, "nobody was refused")
+
+
+def published(lane: Lane) -> float:
+    return lane.metric("gateway_messages_published_total")
+
+
+def queue_missing(trial: Trial) -> None:
+    """Deleted while no worker is there to declare it anew."""
+    trial.open()
+    with trial.load(), trial.fault():
+        for lane in trial.lanes:
+            lane.worker.freeze()
+        with channel(trial.broker) as amqp:
+            for lane in trial.lanes:
+                amqp.queue_delete(lane.queue)
+        deleted = monotonic()
+        trial.pause(6, short=2)
+        back = monotonic()
+        for lane in trial.lanes:
+            lane.worker.thaw()
+    for lane in trial.lanes:
+        answered = {s.status for s in lane.sender.sent if deleted <= s.at and s.answered < back}
+        lane.expect(answered == {503}, f"without the queue: {answered}")
+
+
+def permission_revoked(trial: Trial) -> None:
+    """The gateway's account, not the workers', loses all its permissions."""
+    trial.broker.ctl("add_user", "gateway", "gateway")
+    trial.at_exit(lambda: trial.broker.ctl("delete_user", "gateway"))
+    grant = ("set_permissions", "gateway", ".*", ".*", ".*")
+    trial.broker.ctl(*grant)
+    own = trial.broker.url.replace("guest:guest", "gateway:gateway")
+    trial.open(broker=own, worker_broker=trial.broker.url, targets=BOTH)
+    with trial.load():
+        attempts = {lane: connections(lane) for lane in trial.lanes}
+        with trial.fault():
+            trial.broker.ctl("clear_permissions", "gateway")
+            # What was allowed once is remembered by a channel.
+            trial.broker.ctl("close_all_user_connections", "gateway", "revoked")
+            time.sleep(10)
+            trial.broker.ctl(*grant)
+    for lane in trial.lanes:
+        more = connections(lane) - attempts[lane]
+        lane.expect(more <= 20, f"{more:g} connections")
+
+
+def connections(lane: Lane) -> float:
+    return lane.metric("gateway_broker_connections_total")
+
+
+def connections_closed(trial: Trial) -> None:
+    """All of them, the workers' too, five times."""
+    trial.open(targets=BOTH)
+    closed = []
+    with trial.load(), trial.fault():
+        for _ in range(5):
+            began = monotonic()
+            trial.broker.ctl("close_all_connections", "maintenance")
+            closed.append((began, monotonic()))
+            time.sleep(max(0, began + 5 - monotonic()))
+    for lane in trial.lanes:
+        bystanders = [
+            one
+            for one in lane.sender.sent
+            if one.status == 503
+            and not any(one.at < end + 1 and one.answered > begin for begin, end in closed)
+        ]
+        lane.expect(not bystanders, f"{len(bystanders)} got a 503 between the closings")
+
+
+def expect_prompt(lane: Lane, since: float, until: float) -> None:
+    """Expect a 503, and that at once, for everything sent in this time."""
+    sent = [one for one in lane.sender.sent if since <= one.at <= until - PROMPT]
+    slow = [one for one in sent if one.status != 503 or one.answered - one.at > PROMPT]
+    lane.expect(sent, "nobody asked meanwhile")
+    lane.expect(
+        not slow,
+        f"{len(slow)} of {len(sent)} were not refused at once: "
+        f"{[(s.path, s.status, round(s.answered - s.at, 2)) for s in slow[:4]]}",
+    )

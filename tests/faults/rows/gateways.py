@@ -1,0 +1,145 @@
+"""Rows 22-26: gateways killed, restarted, rolled over, frozen."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from time import monotonic
+
+from gateway.stack.server import poll
+from tests.faults.client import RESET
+from tests.faults.lane import Lane
+from tests.faults.trial import Trial, port_of
+
+CRASHES = 5  # at each place
+PATIENCE = 20.0  # seconds in which a sender's retries must succeed
+RELOADS = 20
+ROUNDS = 5  # of restarts of four services in turn
+SERVICES = 4
+
+
+def killed_after_the_confirm(trial: Trial) -> None:
+    """kill -9 when the broker has confirmed and nobody has been answered."""
+    _crash(trial, "confirmed")
+
+
+def killed_before_the_confirm(trial: Trial) -> None:
+    """kill -9 when nothing is published, and when nothing is confirmed."""
+    _crash(trial, "claimed", "published")
+
+
+def _crash(trial: Trial, *places: str) -> None:
+    for place in places:
+        for strategy in trial.strategies:
+            trial.lane(strategy, label=place)
+
+    def start(lane: Lane) -> None:
+        lane.start_worker()
+        armed = lane.directory / "armed"
+        lane.start_gateway(env={"GATEWAY_FAILPOINT": f"{lane.label}:{armed}"})
+        trial.send_to(lane, port_of(lane.gateway))
+
+    trial.each(start)
+    with trial.fault():
+        for number in trial.times(CRASHES, short=1):
+            # A name that no other row has claimed.
+            trial.each(lambda lane, n=number: _crash_once(trial, lane, f"{lane.queue}-{n}"))
+
+
+def _crash_once(trial: Trial, lane: Lane, identity: str) -> None:
+    """Send a delivery that kills the gateway; try again until it is answered."""
+    (lane.directory / "armed").touch()
+
+    def send():
+        header = f"X-Delivery: {identity}"
+        return trial.client.run(lane.sender.send("/once", header, body=identity))
+
+    first = send()
+    lane.expect(first.status == RESET, f"{identity} did not kill it: {first.status}")
+    end = monotonic() + PATIENCE
+    while not (again := send()).good and monotonic() < end:
+        time.sleep(0.5)
+    answered = round(again.answered - first.answered, 1)
+    lane.notes["slowest_retry"] = max(lane.notes.get("slowest_retry", 0), answered)
+    lane.expect(again.good, f"{identity} was never answered: {again.status}")
+
+
+def restarted(trial: Trial) -> None:
+    """kill -9 of the serving process while it waits for results, which then are nobody's."""
+    trial.open(targets=("/echo", "/echo?seconds=0.05"))
+    with trial.load(), trial.fault():
+        for _ in range(3):
+            for lane in trial.lanes:
+                for child in lane.checks():
+                    os.kill(child["pid"], signal.SIGKILL)
+            time.sleep(6)
+
+
+def rolled(trial: Trial) -> None:
+    """Behind nginx: SIGHUP of a parent with four children, SIGTERM of four services in turn."""
+    parents = [trial.lane(strategy, label="SIGHUP") for strategy in trial.strategies]
+    services = [trial.lane(strategy, label="SIGTERM in turn") for strategy in trial.strategies]
+
+    def start_parent(lane: Lane) -> None:
+        lane.start_worker()
+        lane.start_gateway(f"--processes={SERVICES}")
+        _behind_nginx(trial, lane)
+
+    def reload(lane: Lane) -> None:
+        for number in trial.times(RELOADS, short=1):
+            os.kill(lane.gateway.pid, signal.SIGHUP)
+            done = poll(lambda n=number: _reloads(lane) > n, 60)
+            lane.expect(done, f"reload {number + 1} did not end")
+        lane.before = None  # other processes, and more than there were: four instead of one
+
+    def restart(lane: Lane) -> None:
+        for _ in trial.times(ROUNDS, short=1):
+            for gateway in lane.gateways:
+                gateway.stop(timeout=45)
+                gateway.restart()
+        lane.before = None
+
+    trial.each(start_parent, parents)
+    with trial.load(parents), trial.fault():
+        trial.each(reload, parents)
+    trial.each(lambda lane: start_services(trial, lane), services)
+    with trial.load(services), trial.fault():
+        trial.each(restart, services)
+
+
+def _reloads(lane: Lane) -> int:
+    return lane.gateway.output().count("supervisor: reloaded")
+
+
+def start_services(trial: Trial, lane: Lane, **directives: str) -> None:
+    """Start a worker, four gateways and nginx in front of them."""
+    lane.start_worker()
+    for _ in range(SERVICES):
+        lane.start_gateway()
+    _behind_nginx(trial, lane, **directives)
+
+
+def _behind_nginx(trial: Trial, lane: Lane, **directives: str) -> None:
+    nginx = trial.stack.nginx([port_of(gateway) for gateway in lane.gateways], **directives)
+    trial.at_exit(nginx.kill)
+    trial.send_to(lane, port_of(nginx))
+
+
+def frozen(trial: Trial) -> None:
+    """SIGSTOP of one of four gateways; nginx is told to wait for an answer for 5 s only."""
+    for strategy in trial.strategies:
+        trial.lane(strategy)
+    trial.each(lambda lane: start_services(trial, lane, proxy_read_timeout="5s"))
+    with trial.load(), trial.fault():
+        for lane in trial.lanes:
+            lane.gateway.freeze()
+        time.sleep(10)
+        for lane in trial.lanes:
+            lane.gateway.thaw()
+    for lane in trial.lanes:
+        during = [s for s in lane.sender.sent if lane.window.began <= s.at < lane.window.ended]
+        timed_out = sum(one.status == 504 for one in during)
+        lane.notes["timed_out"] = timed_out
+        lane.expect(timed_out, "nobody met the frozen gateway")
+        lane.expect(timed_out < len(during) / 4, f"{timed_out} of {len(during)} timed out")

@@ -1,0 +1,88 @@
+"""Rows 9-11: what a network and a cluster may do."""
+
+from __future__ import annotations
+
+import time
+from time import monotonic
+
+from gateway.stack import RabbitMQ
+from tests.faults.lane import Lane
+from tests.faults.proxy import Proxy
+from tests.faults.rows.brokers import BOTH, expect_prompt
+from tests.faults.trial import Trial, port_of
+
+HEARTBEAT = 30  # seconds after which a silent broker must have been given up: twice 10 + 5
+IN_FLIGHT = 200
+SLOW = (1_000_000, 0.2)  # bit/s, seconds
+
+
+def _proxied(trial: Trial) -> tuple[Proxy, str]:
+    """Return a proxy in front of the broker, and the broker's URL by way of it."""
+    port = port_of(trial.broker)
+    proxy = Proxy(port)
+    trial.at_exit(proxy.close)
+    return proxy, trial.broker.url.replace(f":{port}/", f":{proxy.port}/")
+
+
+def cut(trial: Trial) -> None:
+    """Nothing passes for 34 s, neither gateways' nor workers'; then five resets."""
+    proxy, url = _proxied(trial)
+    trial.open(broker=url, targets=BOTH)
+    with trial.load(), trial.fault():
+        proxy.stall()
+        stalled = monotonic()
+        time.sleep(HEARTBEAT + 4)
+        resumed = monotonic()
+        proxy.resume()
+        time.sleep(5)
+        for _ in range(5):
+            proxy.reset()
+            time.sleep(1)
+    for lane in trial.lanes:
+        expect_prompt(lane, stalled + HEARTBEAT, resumed)
+
+
+def slow(trial: Trial) -> None:
+    """Ten times what the link between gateway and broker bears."""
+    proxy, url = _proxied(trial)
+    options = ("--max-in-flight", str(IN_FLIGHT))
+    trial.open(*options, broker=url, worker_broker=trial.broker.url, padding=10_000)
+    most: dict[Lane, float] = dict.fromkeys(trial.lanes, 0)
+    memory: dict[Lane, int] = dict.fromkeys(trial.lanes, 0)
+    with trial.load(), trial.fault():
+        proxy.slow(*SLOW)
+        end = monotonic() + 20
+        while monotonic() < end:
+            for lane in trial.lanes:
+                now = lane.remains()
+                most[lane] = max(most[lane], now.in_flight)
+                memory[lane] = max(memory[lane], now.memory)
+            time.sleep(0.5)
+        proxy.slow(0, 0)
+    for lane in trial.lanes:
+        lane.expect(most[lane] <= IN_FLIGHT, f"{most[lane]:g} requests in flight")
+        lane.notes["peak_memory_mb_more"] = (memory[lane] - lane.before.memory) // 2**20
+
+
+def leader_killed(trial: Trial) -> None:
+    """kill -9 of the node that leads every queue and that the gateways are connected to."""
+    nodes = trial.stack.rabbitmq_cluster(3)
+    for node in nodes:
+        trial.at_exit(node.kill)
+    urls = ";".join(node.url for node in nodes)
+    trial.open(broker=urls, quorum=True, targets=BOTH, rate=50)
+    leaders = nodes[0].ctl("list_queues", "name", "leader").splitlines()
+    with trial.load():
+        leader = _leader(nodes, leaders, trial.lanes[0].queue)
+        with trial.fault():
+            leader.kill()
+        # The gap ends without it; its return is not to be noticed at all.
+        time.sleep(15)
+        leader.restart()
+        time.sleep(5)
+
+
+def _leader(nodes: list[RabbitMQ], leaders: list[str], queue: str) -> RabbitMQ:
+    (name,) = [line.split()[1] for line in leaders if line.split()[:1] == [queue]]
+    (leader,) = [node for node in nodes if node.node == name]
+    return leader

@@ -1,0 +1,80 @@
+"""Rows 18-21: what the result store may do."""
+
+from __future__ import annotations
+
+import time
+from time import monotonic
+
+from redis import Redis
+
+from tests.faults.lane import ask
+from tests.faults.rows.brokers import BOTH
+from tests.faults.trial import Trial
+
+
+def killed(trial: Trial) -> None:
+    """kill -9, 3 s, an empty restart."""
+    trial.open(targets=("/echo", "/echo?seconds=0.05"))
+    with trial.load(), trial.fault():
+        trial.results.kill()
+        trial.pause(3, short=1)
+        trial.results.restart()
+    _expect_unnoticed(trial, "pika")
+
+
+def frozen(trial: Trial) -> None:
+    """CLIENT PAUSE for 10 s."""
+    trial.open(targets=BOTH, rate=50)
+    healthy = []
+    with trial.load(), trial.fault():
+        with Redis.from_url(trial.results.url) as redis:
+            redis.execute_command("CLIENT", "PAUSE", "10000")
+        end = monotonic() + 10
+        while monotonic() < end:
+            healthy += [(lane, "true" in ask(_health(lane))) for lane in trial.lanes]
+            time.sleep(0.5)
+    for lane in trial.lanes:
+        sick = [one for one, well in healthy if one is lane and not well]
+        lane.expect(not sick, "the loop stood still")
+        accepts = [one for one in lane.sender.sent if one.path == "/accept"]
+        slow = [one for one in accepts if not one.good or one.answered - one.at > 1]
+        lane.expect(not slow, f"{len(slow)} of {len(accepts)} were not accepted at once")
+
+
+def _health(lane) -> str:
+    return f"{lane.gateway.admin_url}/healthz"
+
+
+def subscriptions_cut(trial: Trial) -> None:
+    """CLIENT KILL TYPE pubsub, ten times in a row."""
+    trial.open(targets=BOTH)
+    killed = 0
+    with trial.load(), trial.fault(), Redis.from_url(trial.results.url) as redis:
+        for _ in trial.times(10, short=3):
+            killed += redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+            time.sleep(1)
+    for lane in trial.lanes:
+        if lane.strategy == "redis":
+            lane.expect(killed >= 3, f"only {killed} subscriptions were cut")
+
+
+def full(trial: Trial) -> None:
+    """maxmemory 1mb, noeviction: no result can be stored."""
+    trial.open(targets=("/echo",), rate=50)
+    with trial.load(), trial.fault(), Redis.from_url(trial.results.url) as redis:
+        redis.config_set("maxmemory-policy", "noeviction")
+        redis.config_set("maxmemory", "1mb")
+        time.sleep(10)
+        redis.config_set("maxmemory", "0")
+    _expect_unnoticed(trial, "pika")
+    for lane in trial.lanes:
+        if lane.strategy != "pika":
+            seen = "OutOfMemoryError" in lane.worker.output()
+            lane.expect(seen, "the worker does not say what is wrong")
+
+
+def _expect_unnoticed(trial: Trial, strategy: str) -> None:
+    for lane in trial.lanes:
+        if lane.strategy == strategy:
+            bad = [one for one in lane.sender.sent if not one.good]
+            lane.expect(not bad, f"{len(bad)} requests noticed")

@@ -1,0 +1,75 @@
+"""Rows 27 and 31: senders that leave, and senders that repeat themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from typing import Any
+
+from gateway.stack.server import poll
+from tests.faults.client import Sent
+from tests.faults.lane import Lane
+from tests.faults.trial import Trial, port_of
+from tests.http_client import request
+
+LEAVING = 40  # senders at once
+ROUNDS, TIMES = 20, 100  # deliveries, and how often each is sent
+GONE = "gateway_clients_gone_total"
+_RESET = struct.pack("ii", 1, 0)
+
+
+def gone(trial: Trial) -> None:
+    """Senders reset their connections while they wait."""
+    trial.open()
+    with trial.load(), trial.fault():
+        trial.each(_leave)
+
+
+def _leave(lane: Lane) -> None:
+    blocking = lane.strategy == "blocking"  # which sees nothing but the task it waits for
+    number = 5 if blocking else LEAVING
+    before = lane.metric(GONE)
+    names = [f"gone-{n}" for n in range(number)]
+    connections = []
+    for name in names:
+        connection = socket.create_connection(("127.0.0.1", port_of(lane.gateway)))
+        connection.sendall(request(name.encode(), "/echo?seconds=0.4"))
+        connections.append(connection)
+    if not blocking:
+        met = poll(lambda: lane.metric("gateway_in_flight") >= number, 5)
+        lane.expect(met, "they were not all under way at once")
+    for connection in connections:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        connection.close()
+    ran = poll(lambda: set(names) <= lane.executed(), 20)
+    if not blocking:
+        left = lane.metric(GONE) - before
+        lane.expect(left >= number / 2, f"only {left:g} of {number} were seen to leave")
+        lane.expect(ran, f"not executed: {sorted(set(names) - lane.executed())[:5]}")
+
+
+def repeated(trial: Trial) -> None:
+    """One delivery 100 times at once to four processes, 20 such deliveries."""
+    trial.open("--processes=4")
+    with trial.fault():
+        trial.each(lambda lane: _repeat(trial, lane))
+
+
+def _repeat(trial: Trial, lane: Lane) -> None:
+    for number in range(ROUNDS):
+        answers = trial.client.run(_at_once(lane, f"{lane.queue}-{number}"))
+        told = {(one.status, one.body) for one in answers}
+        lane.expect(len(told) == 1, f"delivery {number} got {sorted(map(str, told))[:3]}")
+    trial.client.run(lane.sender.close())
+    poll(lane.quiet, 5)
+    attempts: dict[str, int] = {}
+    for one in lane.executions():
+        attempts[one.id] = attempts.get(one.id, 0) + 1
+    lane.expect(len(attempts) == ROUNDS, f"{len(attempts)} effects of {ROUNDS} deliveries")
+
+
+async def _at_once(lane: Lane, identity: str) -> list[Sent]:
+    header = f"X-Delivery: {identity}"
+    sends: list[Any] = [lane.sender.send("/once", header, body=identity) for _ in range(TIMES)]
+    return await asyncio.gather(*sends)

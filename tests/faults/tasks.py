@@ -1,0 +1,52 @@
+"""The app server with one more task, which notes each of its executions before it ends.
+
+``celery -A tests.faults.tasks worker`` writes below the directory FAULTS_DIRECTORY.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from appserver.app import app
+
+EXECUTED = "executed.jsonl"
+_APPEND = os.O_CREAT | os.O_WRONLY | os.O_APPEND
+
+
+@app.task(name="faults.run", bind=True)
+def run(self, query: dict[str, str], headers: dict[str, str], body: str) -> str:
+    """Take effect, note it on disk, return the body, whose first word is the request's id.
+
+    Query: ``seconds`` to sleep before the effect; ``die``: kill the own process after the effect
+    and before the acknowledgement, ``once`` or ``always``.
+    """
+    time.sleep(float(query.get("seconds", 0)))
+    directory = Path(os.environ["FAULTS_DIRECTORY"])
+    attempt = take_effect(directory, self.request.id)
+    execution = {
+        "id": body.partition(" ")[0],
+        "attempt": attempt,
+        "task": self.request.id,
+        "redelivered": bool(self.request.delivery_info.get("redelivered")),
+    }
+    with open(directory / EXECUTED, "ab", buffering=0, opener=_open) as file:
+        file.write(json.dumps(execution).encode() + b"\n")
+        os.fsync(file)
+    if query.get("die") == "always" or (query.get("die") == "once" and attempt == 1):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return body
+
+
+def take_effect(directory: Path, key: str) -> int:
+    """Make the file that is the effect of `key`, once; return how often it has been asked for."""
+    with open(directory / key, "ab", buffering=0, opener=_open) as file:
+        file.write(b".")
+        return file.tell()
+
+
+def _open(path: str, _flags: int) -> int:
+    return os.open(path, _APPEND, 0o600)

@@ -1,0 +1,40 @@
+"""The short form of the rows that most often go wrong; `make faults` runs all, at length."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.stack import Stack
+from tests.faults import rows
+from tests.faults.report import line
+from tests.faults.rows import ROWS, TWO
+from tests.faults.trial import SHORT, Servers
+
+ROLLED = 25
+SHORT_ROWS = {1, 3, 6, 12, 18, 20, 22, ROLLED}
+
+
+@pytest.fixture(scope="module")
+def servers(stack: Stack, start) -> Servers:
+    """Servers of their own, as these tests break them."""
+    servers = Servers(stack)
+    start(lambda: servers.broker)
+    start(lambda: servers.results)
+    yield servers
+    servers.discard()
+
+
+@pytest.mark.parametrize("number", sorted(SHORT_ROWS - {ROLLED}))
+def test_nothing_that_was_acknowledged_is_lost(servers: Servers, number: int):
+    results = rows.run(ROWS[number], servers, TWO, SHORT)
+
+    assert [result.strategy for result in results] == list(TWO)
+    assert all(result.holds for result in results), "\n".join(map(line, results))
+
+
+def test_a_rolling_restart_behind_nginx_costs_no_request(servers: Servers):
+    results = rows.run(ROWS[ROLLED], servers, ("pika",), SHORT)
+
+    assert [result.label for result in results] == ["SIGHUP", "SIGTERM in turn"]
+    assert all(result.holds for result in results), "\n".join(map(line, results))
+    assert [set(result.statuses) for result in results] == [{"200"}, {"200"}]

@@ -1,0 +1,118 @@
+"""What the rows break things with does what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+import pytest
+
+from gateway.stack import RabbitMQ, Server, Stack
+from tests.faults.proxy import Proxy
+from tests.faults.trial import port_of
+
+
+@pytest.fixture
+def proxy(redis_server: Server) -> Proxy:
+    proxy = Proxy(port_of(redis_server))
+    yield proxy
+    proxy.close()
+
+
+def talk(conversation) -> None:
+    asyncio.run(asyncio.wait_for(conversation, 20))
+
+
+def test_a_proxy_stalls_and_goes_on(proxy: Proxy):
+    async def conversation() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(b"PING\r\n")
+        assert await reader.readline() == b"+PONG\r\n"
+
+        proxy.stall()
+        writer.write(b"PING\r\n")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(answer := reader_task(reader)), 0.5)
+
+        proxy.resume()
+        assert await answer == b"+PONG\r\n"
+        writer.close()
+
+    talk(conversation())
+
+
+def reader_task(reader: asyncio.StreamReader) -> asyncio.Task[bytes]:
+    return asyncio.ensure_future(reader.readline())
+
+
+def test_a_proxy_resets(proxy: Proxy):
+    async def conversation() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(b"PING\r\n")
+        await reader.readline()
+
+        proxy.reset()
+        with pytest.raises(ConnectionResetError):
+            await reader.readline()
+        writer.close()
+
+    talk(conversation())
+
+
+def test_a_proxy_is_as_slow_as_told(proxy: Proxy):
+    async def conversation() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        proxy.slow(bits_per_second=800_000, delay=0.2)
+        began = time.monotonic()
+        value = b"x" * 50_000
+        writer.write(b"SET slow %b\r\nGET slow\r\n" % value)
+        assert await reader.readline() == b"+OK\r\n"
+        await reader.readexactly(len(b"$50000\r\n") + len(value))
+        # 0.2 s there and back, and 0.5 s for 50 KB each way
+        assert time.monotonic() - began >= 0.9
+        writer.close()
+
+    talk(conversation())
+
+
+def test_a_clock_steps_for_whoever_goes_by_it_and_for_nobody_else(stack: Stack):
+    clock = stack.clock()
+    code = (
+        "import sys, time\nfor _ in sys.stdin: print(time.time(), time.monotonic(), flush=True)\n"
+    )
+
+    async def conversation() -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            code,
+            env=clock.env,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        for step in (0, 600, -600):
+            clock.step(step)
+            process.stdin.write(b"\n")
+            wall, monotonic = map(float, (await process.stdout.readline()).split())
+            assert abs(wall - step - time.time()) < 2
+            assert abs(monotonic - time.monotonic()) < 2
+        process.stdin.close()
+        await process.wait()
+
+    talk(conversation())
+
+
+def test_a_worker_of_quorum_queues_does_without_a_node_of_its_list(
+    stack: Stack, rabbitmq: RabbitMQ, redis_server: Server
+):
+    """Celery's own tries to declare there for 17 s before it consumes."""
+    away = rabbitmq.url.replace(f":{port_of(rabbitmq)}/", ":1/")
+    worker = stack.worker(
+        f"{rabbitmq.url};{away}",
+        redis_server.url,
+        queues=("listed",),
+        env={"GATEWAY_QUEUES": "listed"},
+    )
+    worker.stop()
+    assert "delayed delivery" not in worker.output().lower()

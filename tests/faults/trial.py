@@ -1,0 +1,269 @@
+"""One row being run: its servers, its lanes, its load, the window of its fault."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import amqp
+
+from gateway.stack import RabbitMQ, Server, Stack
+from gateway.stack.server import poll
+from tests.faults.client import EXTRA, Client, Sender
+from tests.faults.lane import Lane
+from tests.faults.oracle import RECOVERY, Result, Window
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much every row does."""
+
+    requests: int = 2_000  # of each lane under load, at least
+    warm: float = 3.0  # seconds of load before the fault
+    steady: float = 3.0  # seconds of good answers after which it has recovered
+    burst: int = 150  # requests at once before anything is measured: pools are full then
+    short: bool = False
+
+
+WHOLE = Size()
+SHORT = Size(requests=400, warm=1.0, steady=1.5, burst=50, short=True)
+
+_numbers = itertools.count(1)
+
+
+class Servers:
+    """The broker and the result store, kept from row to row until a row spoils them."""
+
+    def __init__(self, stack: Stack):
+        self.stack = stack
+        self._broker: RabbitMQ | None = None
+        self._results: Server | None = None
+
+    @property
+    def broker(self) -> RabbitMQ:
+        if self._broker is None:
+            self._broker = self.stack.rabbitmq()
+        return self._broker
+
+    @property
+    def results(self) -> Server:
+        if self._results is None:
+            self._results = self.stack.redis()
+        return self._results
+
+    def discard(self) -> None:
+        """Forget both: the next row gets new ones."""
+        for server in (self._broker, self._results):
+            if server is not None:
+                server.kill()
+        self._broker = self._results = None
+
+
+class Trial:
+    """A row's run over some strategies, side by side; `deadline` is its requests' (seconds)."""
+
+    def __init__(
+        self,
+        servers: Servers,
+        strategies: Sequence[str],
+        deadline: float = 8.0,
+        size: Size = WHOLE,
+    ):
+        self.servers, self.stack = servers, servers.stack
+        self.strategies, self.deadline, self.size = list(strategies), deadline, size
+        self.number = next(_numbers)
+        self.client = Client()
+        self.lanes: list[Lane] = []
+        self.loaded: list[Lane] = []
+        self._closing: list[Callable[[], object]] = [self.client.close]
+
+    @property
+    def broker(self) -> RabbitMQ:
+        return self.servers.broker
+
+    @property
+    def results(self) -> Server:
+        return self.servers.results
+
+    # Servers ------------------------------------------------------------------------------
+
+    def open(
+        self,
+        *options: str,
+        broker: str = "",
+        worker_broker: str = "",
+        results: str = "",
+        quorum: bool = False,
+        concurrency: int = 4,
+        env: dict[str, str] | None = None,
+        **sender: object,
+    ) -> None:
+        """Start a lane for each strategy: worker, gateway with `options` and `env`, sender.
+
+        `broker` and `worker_broker` are URLs where they are not the usual broker's.
+        """
+        for strategy in self.strategies:
+            self.lane(strategy, broker=broker, results=results, quorum=quorum)
+
+        def start(lane: Lane) -> None:
+            lane.start_worker(worker_broker, concurrency)
+            lane.start_gateway(*options, env=env)
+            self.send_to(lane, port_of(lane.gateway), **sender)
+
+        self.each(start)
+
+    def lane(
+        self,
+        strategy: str,
+        broker: str = "",
+        results: str = "",
+        quorum: bool = False,
+        label: str = "",
+    ) -> Lane:
+        """Make a lane in which nothing runs yet; `label` tells it from others of the strategy."""
+        lane = Lane(
+            self.stack,
+            f"{self.number}-{len(self.lanes)}-{strategy}",
+            strategy,
+            broker or self.broker.url,
+            results or self.results.url,
+            self.deadline,
+            quorum,
+            label,
+        )
+        self.lanes.append(lane)
+        return lane
+
+    def send_to(self, lane: Lane, port: int, **options: object) -> None:
+        """Give `lane` a sender to `port`; without another rate, one that two cores bear."""
+        options.setdefault("rate", 100 if len(self.lanes) <= 2 else 50)
+        if lane.strategy == "blocking":  # whose requests wait for each other
+            options["most"] = 1
+            targets = options.get("targets", ())
+            options["targets"] = tuple(t for t in targets if "?" not in t) or ("/echo",)
+        log = lane.directory / "sent.jsonl"
+        lane.sender = Sender(lane.strategy, port, log, patience=self.deadline, **options)
+
+    def each(self, work: Callable[[Lane], T], lanes: Sequence[Lane] | None = None) -> list[T]:
+        """Do something for every lane at the same time."""
+        lanes = self.lanes if lanes is None else lanes
+        with ThreadPoolExecutor(len(lanes)) as threads:
+            return list(threads.map(work, lanes))
+
+    def at_exit(self, close: Callable[[], object]) -> None:
+        self._closing.append(close)
+
+    # Load ---------------------------------------------------------------------------------
+
+    def warm(self, lanes: Sequence[Lane]) -> None:
+        """Fill the gateways' pools, and see what they hold when nothing is under way."""
+
+        def warm(lane: Lane) -> None:
+            self.client.run(
+                lane.sender.burst(self.size.burst, "/echo?seconds=0.02"), self.deadline + 60
+            )
+            self.client.run(lane.sender.close())
+            poll(lane.quiet, 5)
+            lane.before = lane.remains()
+
+        self.each(warm, lanes)
+
+    @contextmanager
+    def load(self, lanes: Sequence[Lane] | None = None) -> Iterator[None]:
+        """Send while the block breaks things, until all is well again and enough was sent."""
+        self.loaded = list(lanes or self.lanes)
+        self.warm(self.loaded)
+        self.client.start([lane.sender for lane in self.loaded])
+        try:
+            time.sleep(self.size.warm)
+            yield
+            self._recover()
+            poll(lambda: all(len(x.sender.sent) >= self.size.requests for x in self.loaded), 90)
+        finally:
+            self.client.stop(self.deadline + EXTRA + 10)
+        for lane in self.loaded:
+            self.client.run(lane.sender.close())
+
+    @contextmanager
+    def fault(self) -> Iterator[None]:
+        """Mark the block as the fault's time, of all lanes under load."""
+        began = monotonic()
+        yield
+        window = Window(began, monotonic())
+        for lane in self.loaded or self.lanes:
+            lane.window = window
+
+    def pause(self, seconds: float, short: float) -> None:
+        """Let the fault last so many seconds, or `short` in the short form."""
+        time.sleep(short if self.size.short else seconds)
+
+    def times(self, times: int, short: int) -> range:
+        """Count to `times`, or to `short` in the short form."""
+        return range(short if self.size.short else times)
+
+    def _recover(self) -> None:
+        """Wait until every lane has served everything for a while, or ought to have."""
+
+        def steady(lane: Lane) -> bool:
+            since = max(lane.window.ended, monotonic() - self.size.steady)
+            sent = [one for one in lane.sender.sent[-1000:] if one.at >= since]
+            answered = [one for one in sent if one.answered]
+            return len(answered) >= 20 and all(one.good for one in answered)
+
+        time.sleep(self.size.steady)
+        poll(lambda: all(map(steady, self.loaded)), RECOVERY + self.deadline + 3)
+
+    # The end ------------------------------------------------------------------------------
+
+    def judge(self, row: int, title: str, statuses, again: bool, same: bool) -> list[Result]:
+        """Have the oracle judge every lane."""
+        self.each(Lane.drain)
+        results = []
+        for lane in self.lanes:
+            results.append(result := Result(row, title, lane.strategy, lane.label))
+            lane.judge(result, frozenset(statuses), again, same)
+        return results
+
+    def keep_logs(self, directory: Path) -> None:
+        """Copy what everybody has logged to `directory`, in the place of what is there."""
+        shutil.rmtree(directory, ignore_errors=True)
+        for lane in self.lanes:
+            to = directory / lane.queue
+            to.mkdir(parents=True)
+            files = [lane.directory / name for name in ("sent.jsonl", "executed.jsonl")]
+            logs = [server.log for server in (*lane.gateways, *lane.workers)]
+            for file in (*files, *logs):
+                if file.exists():
+                    shutil.copy(file, to)
+
+    def close(self) -> None:
+        """Stop what this row has started."""
+        for lane in self.lanes:
+            if lane.sender is not None:
+                self.client.run(lane.sender.close())
+            lane.stop()
+        while self._closing:
+            self._closing.pop()()
+
+
+@contextmanager
+def channel(broker: Server) -> Iterator[amqp.Channel]:
+    """Open a channel to `broker` for what a row does itself."""
+    with amqp.Connection(f"127.0.0.1:{port_of(broker)}") as connection:
+        yield connection.channel()
+
+
+def port_of(server: Server) -> int:
+    """Return the port of a server's URL."""
+    return urlsplit(server.url).port

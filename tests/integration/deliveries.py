@@ -1,0 +1,161 @@
+"""What the tests of deliveries share: a worker that counts, gateways, a client that hangs up."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+import urllib.request
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from gateway.stack import RabbitMQ, Server, Stack
+from tests.faults.oracle import Execution, executions
+from tests.faults.tasks import EXECUTED
+from tests.http_client import Answer, Connection, request
+
+ROOT = Path(__file__).parents[2]
+#: What a route with answers by URL needs.
+URLS = """
+secret_key = "of these tests only"
+public_url = "https://hooks.example.com"
+"""
+#: A route whose deliveries are known by a header, and whose task notes each execution.
+KEYED = """
+[[routes]]
+path = "/keyed"
+task = "faults.run"
+idempotency = "header:Idempotency-Key"
+"""
+
+
+class Servers:
+    """A broker and a result store, a worker on them that notes each execution, gateways.
+
+    What it starts is stopped by `stop`.
+    """
+
+    def __init__(
+        self,
+        stack: Stack,
+        broker: RabbitMQ,
+        results: Server,
+        queues: Sequence[str] = ("celery",),
+        concurrency: int = 4,
+    ):
+        self.stack, self.broker, self.results = stack, broker, results
+        self.directory = stack.directory / f"deliveries-{time.monotonic_ns()}"
+        self.directory.mkdir()
+        self._started: list[Server] = []
+        self.worker = self.start_worker(queues, concurrency)
+
+    def start_worker(self, queues: Sequence[str] = ("celery",), concurrency: int = 4) -> Server:
+        worker = self.stack.worker(
+            self.broker.url,
+            self.results.url,
+            app="tests.faults.tasks",
+            pool="prefork" if concurrency > 1 else "solo",
+            concurrency=concurrency,
+            queues=queues,
+            env={"FAULTS_DIRECTORY": str(self.directory)},
+            cwd=ROOT,
+        )
+        self._started.append(worker)
+        return worker
+
+    def gateway(self, strategy: str, config: str, *args: str, **options: Any) -> Server:
+        path = self.directory / f"{time.monotonic_ns()}.toml"
+        path.write_text(config)
+        urls = ["--broker", self.broker.url, "--result-backend", self.results.url]
+        gateway = self.stack.gateway(
+            f"--strategy={strategy}", *urls, "--config", str(path), *args, **options
+        )
+        self._started.append(gateway)
+        return gateway
+
+    def nginx(self, *gateways: Server) -> Server:
+        nginx = self.stack.nginx([port(gateway) for gateway in gateways])
+        self._started.append(nginx)
+        return nginx
+
+    def executions(self, some: str) -> list[Execution]:
+        """Return the executions for deliveries whose body begins with `some`."""
+        return [one for one in executions(self.directory / EXECUTED) if one.id.startswith(some)]
+
+    def stop(self) -> None:
+        while self._started:
+            self._started.pop().stop()
+
+
+def port(server: Server) -> int:
+    return int(server.url.rpartition(":")[2])
+
+
+async def send(
+    server: Server,
+    target: str,
+    body: str,
+    *headers: str,
+    patience: float = 60,
+    method: str = "POST",
+) -> Answer | None:
+    """Send a request on a new connection; None: hung up after `patience` seconds."""
+    async with await Connection.open(port(server)) as connection:
+        try:
+            async with asyncio.timeout(patience):
+                return await connection.ask(request(body.encode(), target, *headers, method=method))
+        except TimeoutError:
+            return None
+
+
+async def deliver(server: Server, key: str, seconds: float = 0, **options: Any) -> Answer | None:
+    """Send a delivery known as `key` to the route `KEYED`; its task takes `seconds`."""
+    target = f"/keyed?seconds={seconds}"
+    return await send(server, target, key, f"Idempotency-Key: {key}", **options)
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(work)
+
+
+async def gather(*work: Coroutine[Any, Any, Any]) -> list[Any]:
+    return await asyncio.gather(*work)
+
+
+async def until(condition: Callable[[], object], timeout: float = 60, pause: float = 0.02) -> None:
+    """Look again and again, without holding up the loop; all in seconds."""
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end
+        await asyncio.sleep(pause)
+
+
+def metric(gateway: Server, name: str) -> float:
+    """Return the sum of a metric's series; holds up the loop for a moment."""
+    with urllib.request.urlopen(f"{gateway.admin_url}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+
+def claim(server: Server, body: str) -> dict[bytes, bytes]:
+    """Return the claim on the delivery with `body` in a Redis; empty: there is none."""
+    digest = hashlib.sha256(body.encode()).hexdigest().encode()
+    with redis.Redis.from_url(server.url) as client:
+        some = [client.hgetall(key) for key in client.keys("gateway:claim:*")]
+    return next((one for one in some if one.get(b"digest") == digest), {})
+
+
+def expired(server: Server, body: str) -> bool:
+    """Tell whether the claim's lease, or the time that its result is kept, is over."""
+    with redis.Redis.from_url(server.url) as client:
+        return int(claim(server, body)[b"until"]) < (client.time()[0] - 1) * 1000
+
+
+def channels(server: Server) -> list[bytes]:
+    """Return the channels that somebody listens to for the sake of a single delivery."""
+    with redis.Redis.from_url(server.url) as client:
+        some = client.pubsub_channels("gateway:claimed:*")
+        return some + client.pubsub_channels("celery-task-meta-*")

@@ -1,0 +1,335 @@
+"""Accepting without a result, results by URL, and what a sender prefers.
+
+ACCEPT_SECONDS and ACCEPT_RATE say how long and how fast (a second) deliveries are accepted while
+the broker is killed and restarted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections import Counter
+from time import monotonic
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+
+from gateway.stack import RabbitMQ, Server, Stack
+from gateway.strategies import STRATEGIES
+from tests.http_client import Answer, Connection, request
+from tests.integration.deliveries import (
+    URLS,
+    Servers,
+    claim,
+    expired,
+    gather,
+    metric,
+    port,
+    run,
+    send,
+    until,
+)
+
+SECONDS = float(os.environ.get("ACCEPT_SECONDS", "10"))
+RATE = float(os.environ.get("ACCEPT_RATE", "200"))
+
+CONFIG = (
+    URLS
+    + """
+timeout = 5
+
+[[routes]]
+path = "/accept"
+answer = "accept"
+task = "faults.run"
+
+[[routes]]
+path = "/accept-once"
+answer = "accept"
+task = "faults.run"
+idempotency = "header:Idempotency-Key"
+
+[[routes]]
+path = "/wait"
+task = "faults.run"
+prefer = true
+deadline = 2
+content_type = "application/xml"
+
+[[routes]]
+path = "/unmoved"
+task = "faults.run"
+
+[[routes]]
+path = "/later"
+answer = "wait-then-accept"
+task = "faults.run"
+deadline = 0.5
+
+[[routes]]
+path = "/fallback"
+answer = "wait-then-accept"
+task = "faults.run"
+deadline = 0.5
+fallback = "success"
+content_type = "text/xml"
+
+[[routes]]
+path = "/fails"
+answer = "accept"
+task = "appserver.tasks.fail"
+
+[[routes]]
+path = "/nowhere"
+answer = "accept"
+task = "faults.run"
+queue = "a-queue-that-nobody-makes"
+declare = false
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Servers:
+    servers = Servers(stack, rabbitmq, redis_server)
+    yield servers
+    servers.stop()
+
+
+@pytest.fixture(scope="module", params=STRATEGIES)
+def gateway(request: pytest.FixtureRequest, servers: Servers) -> Server:
+    gateway = servers.gateway(request.param, CONFIG)
+    gateway.name = request.param
+    yield gateway
+    assert metric(gateway, "gateway_in_flight") == 0
+    gateway.stop()
+
+
+@pytest.fixture(scope="module")
+def one(servers: Servers) -> Server:
+    """A gateway for what does not depend on the strategy."""
+    gateway = servers.gateway("pika", CONFIG)
+    yield gateway
+    gateway.stop()
+
+
+async def result(gateway: Server, answer: Answer) -> Answer:
+    """Ask at the answer's Location until there is a result."""
+    while True:
+        found = await send(gateway, urlsplit(answer.headers["location"]).path, "", method="GET")
+        if found.status != 202:
+            return found
+        assert (found.body, found.headers["retry-after"]) == (b"", "1")
+        await asyncio.sleep(0.05)
+
+
+def test_accepted_at_once_with_the_result_to_come(servers, gateway):
+    body = f"accepted-{gateway.name}"
+
+    async def accept() -> tuple[Answer, float, Answer]:
+        began = monotonic()
+        answer = await send(gateway, "/accept?seconds=0.7", body)
+        return answer, monotonic() - began, await result(gateway, answer)
+
+    answer, seconds, found = run(accept())
+
+    assert (answer.status, answer.headers["content-type"]) == (202, "application/json")
+    assert answer.headers["location"].startswith("https://hooks.example.com/results/")
+    assert seconds < 0.7
+    assert (found.status, found.body) == (200, body.encode())
+    assert len(servers.executions(body)) == 1
+
+
+def test_what_no_queue_takes_is_not_accepted(gateway):
+    assert run(send(gateway, "/nowhere", "x")).type == "unroutable"
+
+
+def test_a_result_in_time_is_the_answer_a_later_one_is_at_its_location(servers, gateway):
+    body = f"later-{gateway.name}"
+
+    soon = run(send(gateway, "/later?seconds=0", f"soon-{body}"))
+    later = run(send(gateway, "/later?seconds=1.2", body))
+    fallback = run(send(gateway, "/fallback?seconds=1.2", f"fallback-{body}"))
+
+    assert (soon.status, soon.body.decode()) == (200, f"soon-{body}")
+    assert later.status == 202
+    assert (fallback.status, fallback.body) == (200, b"success")
+    assert fallback.headers["content-type"] == "text/xml"
+    assert run(result(gateway, later)).body == body.encode()
+    run(until(lambda: servers.executions(f"fallback-{body}")))
+
+
+def test_an_accepted_delivery_is_accepted_again_and_runs_once(servers, gateway):
+    body = f"once-{gateway.name}"
+    key = f"Idempotency-Key: {body}"
+
+    copies = run(gather(*(send(gateway, "/accept-once?seconds=0.3", body, key) for _ in range(20))))
+    found = [run(result(gateway, copy)) for copy in copies]
+    later = run(send(gateway, "/accept-once", body, key))
+
+    assert {a.status for a in [*copies, later]} == {202}
+    assert {(a.status, a.body) for a in found} == {(200, body.encode())}
+    assert run(result(gateway, later)).body == body.encode()
+    assert len(servers.executions(body)) == 1
+
+
+def test_an_accepted_delivery_is_not_run_again_when_its_result_has_gone(servers):
+    config = CONFIG.replace("timeout = 5", "timeout = 5\nresult_expires = 1")
+    gateway = servers.gateway("redis", config)
+    key = "Idempotency-Key: gone"
+    first = run(send(gateway, "/accept-once", "gone", key))
+    run(until(lambda: servers.executions("gone")))
+    location = urlsplit(first.headers["location"]).path
+
+    async def expire() -> None:
+        while (await send(gateway, location, "", method="GET")).status != 410:
+            await asyncio.sleep(0.05)
+
+    run(expire())
+    run(until(lambda: expired(servers.results, "gone")))
+    (execution,) = servers.executions("gone")
+    with redis.Redis.from_url(servers.results.url) as client:
+        client.delete(f"celery-task-meta-{execution.task}")
+
+    again = run(send(gateway, "/accept-once", "gone", key))
+
+    assert again.status == 202
+    assert run(result(gateway, again)).type == "result-expired"
+    # Nobody took it over.
+    assert claim(servers.results, "gone")[b"owner"] == execution.task.encode()
+    assert len(servers.executions("gone")) == 1
+    gateway.stop()
+
+
+def test_a_failed_task_is_told_of_at_its_location(one):
+    answer = run(send(one, "/fails", "x"))
+
+    found = run(result(one, answer))
+
+    assert answer.status == 202
+    assert found.type == "task-failed"
+    assert "TaskFailure" in found.problem["detail"]
+
+
+@pytest.mark.parametrize(
+    ("preference", "status", "applied"),
+    [
+        ("respond-async", 202, "respond-async"),
+        ("wait=1", 202, "wait=1"),
+        ("respond-async, wait=1", 202, "wait=1"),
+        ("wait=30", 202, "wait=30"),
+        ("handling=lenient", 504, None),
+        ("wait=soon", 504, None),
+    ],
+)
+def test_a_sender_may_prefer_not_to_wait(one, preference, status, applied):
+    began = monotonic()
+    answer = run(send(one, "/wait?seconds=2.4", preference, f"Prefer: {preference}"))
+    seconds = monotonic() - began
+
+    assert answer.status == status
+    assert answer.headers.get("preference-applied") == applied
+    if status == 202:
+        # The route's own deadline is the longest that it waits.
+        waited = {"respond-async": 0, "wait=1": 1, "wait=30": 2}[applied]
+        assert waited - 0.1 <= seconds <= waited + 0.5
+    if applied == "respond-async":
+        found = run(result(one, answer))
+        assert (found.body.decode(), found.headers["content-type"]) == (
+            preference, "application/xml"
+        )  # fmt: skip
+
+
+def test_a_route_that_does_not_heed_preferences_waits(one):
+    answer = run(send(one, "/unmoved?seconds=0.2", "unmoved", "Prefer: respond-async"))
+    assert (answer.status, answer.body) == (200, b"unmoved")
+    assert "preference-applied" not in answer.headers
+
+
+def test_what_is_no_url_of_a_result_finds_nothing(servers, one):
+    answer = run(send(one, "/accept", "secret"))
+    run(result(one, answer))
+    path = urlsplit(answer.headers["location"]).path
+    token = path.removeprefix("/results/")
+    foreign = servers.gateway("pika", CONFIG.replace("of these tests only", "of somebody else"))
+
+    async def ask(paths: list[str]) -> Counter[tuple[int, bytes]]:
+        async with await Connection.open(port(one)) as connection:
+            answers = [await connection.ask(request(b"", p, method="GET")) for p in paths]
+        assert not any(b"secret" in a.body for a in answers)
+        return Counter(a.status for a in answers)
+
+    random = [f"/results/{secrets.token_urlsafe(44)}" for _ in range(1_000)]
+    changed = [
+        f"/results/{token[:n]}{'A' if token[n] != 'A' else 'B'}{token[n + 1 :]}"
+        for n in range(len(token))
+    ]
+    cut = [f"/results/{token[:n]}" for n in range(len(token))] + [path + "A", path + "/", path[:-1]]
+
+    assert run(ask(random)) == {404: 1_000}
+    assert run(ask(changed)) == {404: len(changed)}
+    assert run(ask(cut)) == {404: len(cut)}
+    assert run(send(foreign, path, "", method="GET")).status == 404
+    assert run(send(one, path, "", method="POST")).status == 405
+    assert run(send(one, path, "", method="GET")).body == b"secret"
+    foreign.stop()
+
+
+def test_many_who_ask_at_once_are_answered_over_few_connections(servers, one):
+    answer = run(send(one, "/accept", "asked for"))
+    run(result(one, answer))
+    path = urlsplit(answer.headers["location"]).path
+
+    found = run(gather(*(send(one, path, "", method="GET") for _ in range(500))))
+
+    assert {(a.status, a.body) for a in found} == {(200, b"asked for")}
+
+
+def test_everything_accepted_is_executed_though_the_broker_is_killed(
+    stack, redis_server, start, record_property
+):
+    broker = start(stack.rabbitmq)
+    broker.sync()
+    servers = Servers(stack, broker, redis_server, concurrency=2)
+    gateway = servers.gateway("redis", CONFIG)
+    statuses: dict[str, int] = {}
+
+    async def accept(slot: int, slots: int) -> None:
+        """Send every so-and-so-manyth delivery at its time, on one connection."""
+        connection = await Connection.open(port(gateway))
+        for number in range(slot, int(RATE * SECONDS), slots):
+            await asyncio.sleep(began + number / RATE - monotonic())
+            body = f"{number:07}"
+            answer = await connection.ask(request(body.encode(), "/accept"))
+            statuses[body] = answer.status
+        connection.writer.close()
+
+    async def kill_in_the_middle() -> None:
+        await asyncio.sleep(SECONDS / 3)
+        await asyncio.to_thread(broker.kill)
+        await asyncio.to_thread(broker.restart)
+
+    async def both() -> None:
+        await asyncio.gather(kill_in_the_middle(), *(accept(n, 100) for n in range(100)))
+
+    began = monotonic() + 1
+    run(both())
+
+    accepted = {body for body, status in statuses.items() if status == 202}
+    assert set(statuses.values()) == {202, 503}
+    assert len(statuses) == int(RATE * SECONDS)
+
+    def missing() -> set[str]:
+        return accepted - {one.id for one in servers.executions("")}
+
+    run(until(lambda: not missing(), timeout=60 + 3 * SECONDS, pause=1))
+    record_property("statuses", dict(Counter(statuses.values())))
+    record_property("executed", len(servers.executions("")))
+    tasks: dict[str, set[str]] = {}
+    for one in servers.executions(""):
+        tasks.setdefault(one.id, set()).add(one.task)
+    assert max(len(ids) for ids in tasks.values()) == 1
+    servers.stop()
+    broker.stop()

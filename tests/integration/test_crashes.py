@@ -1,0 +1,105 @@
+"""A process that is killed between two steps loses no delivery, and its retry makes no other task.
+
+KILLS says how often each is done.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gateway.failpoints import CLAIMED, CONFIRMED, PUBLISHED
+from gateway.stack import RabbitMQ, Server, Stack
+from gateway.stack.loopback import answers_ok
+from tests.integration.deliveries import KEYED, Servers, deliver, expired, gather, run, until
+
+KILLS = int(os.environ.get("KILLS", "5"))
+#: The lease lapses 1.5 s after a process is gone.
+CONFIG = "confirm_timeout = 0.5\n" + KEYED
+
+
+@pytest.fixture(scope="module")
+def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Servers:
+    servers = Servers(stack, rabbitmq, redis_server)
+    yield servers
+    servers.stop()
+
+
+async def deliver_to_the_doomed(gateway: Server, key: str) -> None:
+    """Send a delivery that is answered by the end of the connection."""
+    with pytest.raises((EOFError, ConnectionError)):
+        # Quick tasks may have ended before the broker confirms: it has to write to disk first.
+        await deliver(gateway, key, seconds=0.3)
+
+
+@pytest.mark.parametrize("strategy", ["pika", "redis"])
+@pytest.mark.parametrize("name", [CLAIMED, PUBLISHED, CONFIRMED])
+def test_a_retry_elsewhere_is_answered_by_one_task(
+    servers, tmp_path, record_property, strategy, name
+):
+    armed: Path = tmp_path / "armed"
+    doomed = servers.gateway(strategy, CONFIG, env={"GATEWAY_FAILPOINT": f"{name}:{armed}"})
+    other = servers.gateway(strategy, CONFIG)
+    again = 0
+
+    for n in range(KILLS):
+        key = f"{name}-{strategy}-{n:04}"
+        armed.touch()
+        run(deliver_to_the_doomed(doomed, key))
+        assert not armed.exists()
+        if name == CONFIRMED and n == 0:
+            # Whoever finds the lease lapsed looks for a result first.
+            run(until(lambda key=key: expired(servers.results, key)))
+        # Its parent starts another, which has no part in this.
+        tries = run(gather(deliver(other, key), deliver(other, key)))
+        assert [(a.status, a.body) for a in tries] == [(200, key.encode())] * 2
+        executions = servers.executions(key)
+        assert len({one.task for one in executions}) == 1
+        # The effect is that of the first execution; the task's id is its unique key.
+        assert [one.attempt for one in executions] == list(range(1, len(executions) + 1))
+        again += len(executions) - 1
+        run(until(lambda: ready(doomed)))
+
+    record_property("executed_again", again)
+    if name == CONFIRMED:
+        # The result was there before the lease had lapsed: nobody published again.
+        assert again == 0
+    doomed.stop()
+    other.stop()
+
+
+def ready(gateway: Server) -> bool:
+    return answers_ok(int(gateway.admin_url.rpartition(":")[2]), "/readyz")
+
+
+@pytest.fixture(scope="module")
+def frozen(stack: Stack, start) -> RabbitMQ:
+    """A broker of one's own, as it is stopped."""
+    broker = start(stack.rabbitmq)
+    yield broker
+    broker.stop()
+
+
+@pytest.mark.parametrize("strategy", ["pika", "gevent"])
+def test_what_was_not_confirmed_is_published_again_under_the_same_id(
+    stack, redis_server, frozen, strategy
+):
+    servers = Servers(stack, frozen, redis_server)
+    gateway = servers.gateway(strategy, CONFIG)
+    keys = [f"frozen-{strategy}-{n}" for n in range(10)]
+    # Who publishes by kombu has to have a connection.
+    assert run(deliver(gateway, f"before-{strategy}")).status == 200
+
+    frozen.freeze()
+    refused = run(gather(*(deliver(gateway, key) for key in keys)))
+    frozen.thaw()
+    run(until(lambda: ready(gateway)))
+    answers = run(gather(*(deliver(gateway, key) for key in keys)))
+
+    assert {a.status for a in refused} == {503}
+    assert [a.body.decode() for a in answers] == keys
+    for key in keys:
+        assert len({one.task for one in servers.executions(key)}) == 1
+    servers.stop()

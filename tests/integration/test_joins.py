@@ -1,0 +1,129 @@
+"""Those that wait for a task that somebody else runs, on a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import redis
+
+from gateway import result_store
+from gateway.answer import Answer
+from gateway.batches import Batches
+from gateway.celery_message import RESULT_KEY, Message
+from gateway.claim import Claim
+from gateway.claims import Claims
+from gateway.config import Config
+from gateway.joins import Joins
+from gateway.outcome import FAILURE, SUCCESS
+from gateway.pending import Pending
+from gateway.stack import Server
+from tests.integration.deliveries import channels, until
+
+RESULT = json.dumps({"status": "SUCCESS", "result": "done"})
+
+
+class Waiting:
+    """One that has joined the task of another, who owns the claim."""
+
+    def __init__(self, claims: Claims, joins: Joins, owned: Claim, joined: Claim):
+        self.claims, self.owned = claims, owned
+        message = Message(joined.task_id, "task", "queue", b"", {})
+        self.pending = Pending(message, 0.0)
+        self.waiting = asyncio.create_task(joins.wait(joined, self.pending))
+
+
+@pytest.fixture
+def joined(redis_server: Server) -> Callable[[Callable[[Waiting], Awaitable[Any]]], None]:
+    config = Config(result_backend=redis_server.url)
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.flushdb()
+
+    async def run(work: Callable[[Waiting], Awaitable[Any]]) -> None:
+        claims = Claims(config)
+        results = Batches(lambda: result_store.connect(config), "results")
+        joins = Joins(config, claims, results)
+        for opened in (claims, results, joins):
+            await opened.start()
+        try:
+            await until(lambda: not joins.trouble)
+            owned = await claims.take("x", "digest", "task-1")
+            waiting = Waiting(claims, joins, owned, await claims.take("x", "digest", "task-2"))
+            await until(lambda: len(channels(redis_server)) == 2)
+            await work(waiting)
+            await until(lambda: channels(redis_server) == [])
+        finally:
+            for opened in (joins, results, claims):
+                await opened.stop()
+
+    return lambda work: asyncio.run(asyncio.wait_for(run(work), 30))
+
+
+def test_a_result_is_heard(joined, redis_server):
+    async def work(one: Waiting) -> None:
+        with redis.Redis.from_url(redis_server.url) as client:
+            client.publish(f"{RESULT_KEY}task-1", RESULT)
+        assert await one.waiting
+        assert (one.pending.outcome.state, one.pending.outcome.value) == (SUCCESS, "done")
+
+    joined(work)
+
+
+def test_a_result_that_was_stored_in_silence_is_found(joined, redis_server):
+    async def work(one: Waiting) -> None:
+        with redis.Redis.from_url(redis_server.url) as client:
+            client.set(f"{RESULT_KEY}task-1", RESULT)
+        assert await one.waiting
+        assert one.pending.outcome.value == "done"
+
+    joined(work)
+
+
+def test_a_failure_is_heard_of_though_it_was_not_stored(joined):
+    async def work(one: Waiting) -> None:
+        one.claims.fail(one.owned, "ValueError")
+        assert await one.waiting
+        assert (one.pending.outcome.state, one.pending.outcome.error) == (FAILURE, "ValueError")
+
+    joined(work)
+
+
+def test_a_confirm_is_heard_of_and_waiting_goes_on(joined):
+    async def work(one: Waiting) -> None:
+        one.claims.confirm(one.owned)
+        await until(lambda: one.pending.confirmed)
+        assert not one.waiting.done()
+        one.pending.abandon()
+        assert await one.waiting
+
+    joined(work)
+
+
+@pytest.mark.parametrize("certain", [True, False])
+def test_a_claim_that_was_released_has_to_be_taken_again(joined, certain):
+    async def work(one: Waiting) -> None:
+        one.claims.release(one.owned, certain)
+        assert not await one.waiting
+        assert one.pending.ended and one.pending.outcome is None
+
+    joined(work)
+
+
+def test_a_claim_with_an_answer_has_to_be_taken_again(joined):
+    async def work(one: Waiting) -> None:
+        one.claims.finish(one.owned, Answer(200, "", b"done"))
+        assert not await one.waiting
+
+    joined(work)
+
+
+def test_a_lease_that_lapses_in_silence_is_noticed(joined, redis_server):
+    async def work(one: Waiting) -> None:
+        assert not await one.waiting
+        with redis.Redis.from_url(redis_server.url) as client:
+            assert client.hget(one.owned.key, "state") == b"publishing"
+
+    joined(work)

@@ -1,0 +1,216 @@
+"""`gateway send` over every source of docs/sources.md, and what `gateway check` says of sources."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gateway.cli import main
+from gateway.sources import SCHEMES
+from gateway.stack import RabbitMQ, Server, Stack, free_port
+from tests.docs.test_sources_doc import SECRET, SECTIONS, environment
+from tests.integration.senders import ENCRYPTION
+from tests.integration.senders import SECRET as OTHER_SECRET
+from tests.integration.webhooks import start_worker, toml
+
+#: Seed and public key of RFC 8032, 7.1, test 1.
+SEED = "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60"
+PUBLIC = "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a"
+#: The sources whose answers are encrypted.
+ENCRYPTED = {"dingtalk", "wechat", "wecom"}
+
+
+@pytest.fixture(scope="module")
+def documented(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """All blocks of the document in one file, and the variables that it needs."""
+    directory = tmp_path_factory.mktemp("documented")
+    blocks = [b for s in SECTIONS.values() for b in re.findall(r"```toml\n(.*?)```", s, re.S)]
+    text = "\n".join(sorted(blocks, key=lambda block: not block.startswith("public_url")))
+    (directory / "secret").write_text("an old one")
+    text = re.sub(r'file = "[^"]+"', f'file = "{directory}/secret"', text)
+    (directory / "gateway.toml").write_text(text)
+    return directory / "gateway.toml", environment(text) | {"DISCORD_PUBLIC_KEY": PUBLIC}
+
+
+@pytest.fixture(scope="module")
+def gateway(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, documented) -> Iterator[Server]:
+    worker = start_worker(stack, rabbitmq, redis_server)
+    file, env = documented
+    urls = ("--broker", rabbitmq.url, "--result-backend", redis_server.url)
+    gateway = stack.gateway("--strategy=pika", *urls, "--config", str(file), env=env)
+    yield gateway
+    gateway.kill()
+    worker.kill()
+
+
+@pytest.fixture
+def send(documented, gateway, monkeypatch, capsys):
+    """Run `gateway send` to a path; return the exit code, standard output and error."""
+    file, env = documented
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+
+    def run(path: str, *args: str) -> SimpleNamespace:
+        code = main(["send", "--config", str(file), *args, gateway.url + path])
+        return SimpleNamespace(code=code, **capsys.readouterr()._asdict())
+
+    return run
+
+
+# Sending ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+def test_every_documented_source_takes_what_is_sent_as_it(send, scheme):
+    name = "partner" if scheme == "hmac" else scheme
+    args = ["--event", "fork"] if scheme == "github" else []  # one that goes to our worker
+    args += ["--secret", SEED] if scheme == "discord" else []
+
+    sent = send(f"/{name}", "--as", name, *args)
+
+    assert (sent.code, sent.err) == (0, ""), sent.out
+    head, _, body = sent.out.partition("\n\n")
+    assert head.startswith("200 OK\nContent-Type: ")
+    assert ("(decrypted)" in head) == (scheme in ENCRYPTED)
+    assert (body == "success\n") == (scheme == "dingtalk")
+    assert body.strip()
+
+
+def test_a_scheme_goes_with_a_secret_from_the_environment(send, monkeypatch):
+    monkeypatch.setenv("MINE", SECRET)
+    sent = send("/slack", "--as", "slack", "--secret", "env:MINE", "--event", "message")
+    assert (sent.code, sent.err) == (0, "")
+    assert '"type":"message"' in sent.out
+    monkeypatch.setenv("MINE", "another")
+    sent = send("/slack", "--as", "slack", "--secret", "env:MINE")
+    assert (sent.code, sent.err) == (1, "")
+    assert sent.out.startswith("401 Unauthorized\n") and "urn:celery-gateway:unverified" in sent.out
+
+
+def test_one_id_is_one_delivery(send):
+    first, second = (
+        send("/shopify", "--as", "shopify", "--id", "7", "--data", f'{{"n":{n}}}').out
+        for n in (1, 2)
+    )
+    assert first.endswith('\n\n{"n":1}\n')
+    assert second == first
+
+
+def test_the_body_may_come_from_anywhere(send, tmp_path, monkeypatch):
+    file = tmp_path / "body"
+    file.write_bytes(b"from a file")
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"from a pipe")))
+    for data, body in [("a text", "a text"), (f"@{file}", "from a file"), ("-", "from a pipe")]:
+        assert send("/x", "--as", "x", "--data", f"{data}").out.endswith(f"\n\n{body}\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("github", '{"it\'s": "$HOME `date` \\\\ \\"",\n"ß": 1}'),
+        ("twilio", "Body=it%27s&CallStatus=busy"),
+        ("standard", b"@no file\n"),
+        ("standard", b"\0\xff'\n\"$HOME"),
+    ],
+)
+def test_the_curl_line_sends_the_same(send, tmp_path, name, data):
+    file = tmp_path / "body"
+    file.write_bytes(data if isinstance(data, bytes) else data.encode())
+
+    sent = send(f"/{name}?a=b", "--as", name, "--data", f"@{file}", "--curl", "--event", "fork")
+
+    assert (sent.code, sent.err) == (0, "")
+    done = subprocess.run(["sh", "-c", sent.out.replace("curl ", "curl -sS ")], capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, file.read_bytes(), b"")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--as", "nobody"], "nobody is neither a source nor a scheme"),
+        (["--as", "hmac"], "--secret: hmac needs it"),
+        (["--as", "hmac", "--secret", "env:UNSET"], "the environment variable UNSET is not set"),
+        (["--as", "hmac", "--secret", SECRET], "hmac: header: "),
+        (["--as", "github", "--secret", ""], "github: secrets: "),
+        (["--as", "github", "--option", "rate"], "--option: rate is no KEY=VALUE"),
+        (["--as", "github", "--option", "colour=red"], "colour: there is no such setting"),
+        (["--as", "wechat", "--aes-key", SECRET], "wechat: aes_key: an EncodingAESKey has 43"),
+        (["--as", "github", "--data", "@/no/such/file"], "--data: /no/such/file cannot be read"),
+        (["--as", "twilio", "--data", "a&" * 2000], "the body cannot be signed: "),
+        (["--as", "github", "--id", "€\r"], "127.0.0.1:"),
+        (["--as", "github", "--config", "/no/such/file"], "/no/such/file: cannot be read"),
+    ],
+)
+def test_what_cannot_be_sent_is_told_in_one_line(send, args, words):
+    sent = send("/", *args)
+    assert (sent.code, sent.out) == (1, "")
+    (line,) = sent.err.splitlines()
+    assert line.startswith("gateway: ") and words in line
+    assert SECRET not in line
+
+
+def test_a_note_says_why_the_source_will_refuse_it(send):
+    for args, reason in [(["discord"], "--secret"), (["stripe", "--data", "no JSON"], "JSON")]:
+        sent = send(f"/{args[0]}", "--as", *args)
+        assert sent.code == 1 and sent.out.startswith("40")
+        (line,) = sent.err.splitlines()
+        assert line.startswith("gateway: the source will refuse this: ") and reason in line
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("localhost:8000/", "does not begin with http:// or https:// and a host"),
+        ("http://[::1/", "URL: http://[::1/: "),
+        ("http://127.0.0.1:99999/", "URL: http://127.0.0.1:99999/: "),
+        (f"http://127.0.0.1:{free_port()}/", "Connection refused"),
+        ("http://no-such-host.invalid/", "no-such-host.invalid: "),
+    ],
+)
+def test_a_url_that_cannot_be_sent_to_is_told_in_one_line(capsys, url, words):
+    assert main(["send", "--as", "github", "--secret", SECRET, url]) == 1
+    out, err = capsys.readouterr()
+    (line,) = err.splitlines()
+    assert out == "" and line.startswith("gateway: ") and words in line
+
+
+# Checking -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stores", [True, False])
+def test_check_says_what_sources_leave_open_and_who_cannot_store(
+    stack, rabbitmq, redis_server, tmp_path, capsys, monkeypatch, stores
+):
+    # Given sources of all kinds, and a worker that may store nothing,
+    sources = {
+        "plain": {"scheme": "wechat", "secrets": OTHER_SECRET, "tolerance": 0},
+        "safe": {"scheme": "wechat", **ENCRYPTION},
+        "robot": {"scheme": "dingtalk", "secrets": OTHER_SECRET},
+        "stripe": {"scheme": "stripe", "secrets": OTHER_SECRET, "tolerance": 0},
+    }
+    file = tmp_path / "gateway.toml"
+    file.write_text(toml(sources, [{"path": f"/{name}", "source": name} for name in sources]))
+    worker = stack.worker(rabbitmq.url, redis_server.url if stores else "")
+
+    code = main(
+        ["check", "--strategy", "pika", "--config", str(file)]
+        + ["--broker", rabbitmq.url, "--result-backend", redis_server.url]
+    )
+
+    worker.kill()
+    lines = dict(re.findall(r"^(?:ok|FAIL) +(.*?)(?:: (.*))?$", capsys.readouterr().out, re.M))
+    body, clock = "the body is not signed: ", "tolerance 0: "
+    assert lines["source safe"] == ""
+    assert body in lines["source plain"] and clock in lines["source plain"]
+    assert body in lines["source robot"] and clock not in lines["source robot"]
+    assert body not in lines["source stripe"] and clock in lines["source stripe"]
+    assert ("stores nothing" in lines["results stored beside"]) == (not stores)
+    assert lines["replies over AMQP"] == ""
+    assert code == (0 if stores else 1)
+    assert OTHER_SECRET not in str(lines)

@@ -1,0 +1,165 @@
+"""The senders' own examples through nginx, on the day they were made, and each byte changed."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from gateway.stack import RabbitMQ, Server, Stack
+from gateway.stack.programs import find
+from tests.contract.conftest import metric
+from tests.http_client import Answer
+from tests.integration.vectors import FOUND, MORE_WRONG, VECTORS, Vector
+from tests.integration.webhooks import Call, ask, ask_all, others, toml
+
+ALL = [*VECTORS, *MORE_WRONG]
+PUBLISHED = "gateway_messages_published_total"
+
+
+def each(vectors: list[Vector]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("vector", vectors, ids=lambda vector: vector.name)
+
+
+class Clock:
+    """The wall clock of a gateway, which stands still until it is set."""
+
+    def __init__(self, file: Path):
+        self._file = file
+        self.set(1_700_000_000)
+        # The wrapper knows where its library is. No process but the gateway's gets it.
+        asked = [find("faketime", "faketime"), "-f", "+0", "printenv", "LD_PRELOAD"]
+        library = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+        self.env = {
+            "LD_PRELOAD": library,
+            "FAKETIME_TIMESTAMP_FILE": str(file),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "TZ": "UTC",
+        }
+
+    def set(self, seconds: float) -> None:
+        self._file.write_text(f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}\n")
+
+
+class Gateway:
+    """A gateway with each vector's source on a route of its own; `nginx` is in front of it."""
+
+    def __init__(self, stack: Stack, start, urls: list[str], file: Path, wrong: bool):
+        sources = {
+            v.name: {"scheme": v.scheme, **v.options, **(v.wrong if wrong else {})} for v in ALL
+        }
+        routes = [{"path": v.route, "source": v.name} for v in ALL]
+        public = 'public_url = "https://mycompany.com"\n\n'
+        file.write_text(public + toml(sources, routes))
+        self.clock = start(lambda: Clock(file.with_suffix(".clock")))
+        self.server = stack.gateway(*urls, "--config", str(file), env=self.clock.env)
+        port = int(self.server.url.rpartition(":")[2])
+        self.nginx = start(lambda: stack.nginx([port]))
+
+    def ask_all(self, vector: Vector, calls: list[Call]) -> list[Answer]:
+        if vector.at:
+            self.clock.set(vector.at)
+        return ask_all(self.nginx, calls)
+
+    def kill(self) -> None:
+        self.nginx.kill()
+        self.server.kill()
+
+
+@pytest.fixture(scope="module")
+def gateways(
+    stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, start, tmp_path_factory
+) -> Iterator[list[Gateway]]:
+    """Two that differ in their secrets only: the second one's are wrong."""
+    urls = ["--strategy=pika", "--broker", rabbitmq.url, "--result-backend", redis_server.url]
+    worker = stack.worker(rabbitmq.url, redis_server.url)
+    files = [tmp_path_factory.mktemp("vectors") / f"{name}.toml" for name in ("right", "wrong")]
+    gateways = [
+        Gateway(stack, start, urls, file, wrong)
+        for file, wrong in zip(files, (False, True), strict=True)
+    ]
+    yield gateways
+    for server in (*gateways, worker):
+        server.kill()
+
+
+@pytest.fixture
+def gateway(gateways) -> Gateway:
+    return gateways[0]
+
+
+@pytest.fixture
+def wrong(gateways) -> Gateway:
+    return gateways[1]
+
+
+def test_no_vector_is_left_out():
+    used = {name for v in VECTORS for name in FOUND if v.name.startswith(name)}
+    used |= {"standard-webhooks-v1", "twilio-form", "feishu-signature", "ed25519-rfc8032-key1"}
+    assert used == set(FOUND)
+
+
+@each(VECTORS)
+def test_it_is_taken_and_answered(gateway, vector):
+    (answer,) = gateway.ask_all(vector, [vector.call])
+    assert answer.status == vector.status, answer.body
+    expected = vector.body if vector.expected is None else vector.expected
+    assert vector.read(answer.body) == expected
+
+
+@each([vector for vector in VECTORS if vector.at])
+def test_it_is_good_for_five_minutes_before_and_after(gateway, vector):
+    for seconds, status in [(-301, 401), (-300, vector.status), (300, vector.status), (301, 401)]:
+        gateway.clock.set(vector.at + seconds)
+        answer = ask(gateway.nginx, vector.call)
+        assert answer.status == status, seconds
+        assert status == 200 or (b"cannot be decrypted" in answer.body) == (abs(seconds) == 300)
+
+
+@each(VECTORS)
+def test_each_byte_of_what_is_signed_counts(gateway, vector):
+    published = metric(gateway.server, PUBLISHED)
+
+    answers = gateway.ask_all(vector, calls := list(changed(vector)))
+
+    assert len(calls) > 40
+    for call, answer in zip(calls, answers, strict=True):
+        assert (answer.status, answer.type) == (401, "unverified"), call
+        assert b"decrypted" not in answer.body, call
+    assert metric(gateway.server, PUBLISHED) == published
+
+
+@each(ALL)
+def test_another_secret_takes_it_for_forged(wrong, vector):
+    published = metric(wrong.server, PUBLISHED)
+
+    (answer,) = wrong.ask_all(vector, [vector.call])
+
+    assert (answer.status, answer.type) == (401, "unverified")
+    assert metric(wrong.server, PUBLISHED) == published
+
+
+def changed(vector: Vector) -> Iterator[Call]:
+    """Yield the call with each byte of what is signed, and of its signature, changed."""
+    call = vector.call
+    for name, value in vector.headers.items():
+        yield from (call.with_header(name, text) for text in others(value))
+    for name, value in vector.query.items():
+        yield from (call.with_parameter(name, text) for text in others(value))
+    if vector.path:
+        for text in others(vector.path[1:]):
+            yield replace(call, path=f"/{text}")
+        for name in vector.query:
+            for text in others(name):
+                query = {text if key == name else key: v for key, v in vector.query.items()}
+                yield replace(call, query=query)
+    covered = vector.body if vector.covered is None else vector.covered
+    start = vector.body.index(covered)
+    for i in range(start, start + len(covered)):
+        for by in {vector.body[i] ^ 1, vector.body[i] ^ 2}:
+            yield replace(call, body=vector.body[:i] + bytes([by]) + vector.body[i + 1 :])

@@ -1,0 +1,138 @@
+"""Channels that come and go on a connection that comes and goes, with a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+import redis
+
+from gateway import result_store
+from gateway.config import Config
+from gateway.stack import Server
+from gateway.subscription import Subscription
+from tests.integration.deliveries import until
+
+STEPS = 60  # turns of the loop: more than connecting takes
+
+
+@pytest.fixture
+def client(redis_server: Server) -> redis.Redis:
+    with redis.Redis.from_url(redis_server.url) as client:
+        yield client
+
+
+@pytest.fixture
+def heard(redis_server: Server) -> Callable[[Callable[[Subscription], Awaitable[None]]], None]:
+    config = Config(result_backend=redis_server.url)
+
+    async def run(work: Callable[[Subscription], Awaitable[None]]) -> None:
+        subscription = Subscription(lambda: result_store.connect(config), "test")
+        await subscription.start()
+        try:
+            await work(subscription)
+        finally:
+            await subscription.stop()
+
+    return lambda work: asyncio.run(asyncio.wait_for(run(work), 60))
+
+
+def test_what_is_published_after_add_has_returned_is_heard(heard, client):
+    async def work(subscription: Subscription) -> None:
+        await until(lambda: not subscription.trouble)
+        for n in range(100):
+            got: list[bytes | None] = []
+            await subscription.add(f"channel-{n}", got.append)
+            client.publish(f"channel-{n}", b"message")
+            await until(lambda got=got: got)
+            assert got == [b"message"]
+            await subscription.remove(f"channel-{n}", got.append)
+        await until(lambda: client.pubsub_channels("channel-*") == [])
+
+    heard(work)
+
+
+def test_add_waits_until_redis_has_heard_of_it(heard, redis_server):
+    async def work(subscription: Subscription) -> None:
+        await until(lambda: not subscription.trouble)
+        redis_server.freeze()
+        adding = asyncio.create_task(subscription.add("slow", lambda _message: None))
+        await asyncio.sleep(0.2)
+        assert not adding.done()
+        redis_server.thaw()
+        await adding
+
+    heard(work)
+
+
+@pytest.mark.parametrize("steps", range(0, STEPS, 3))
+def test_a_channel_added_at_any_moment_of_connecting_is_heard(heard, client, steps):
+    async def work(subscription: Subscription) -> None:
+        got: list[bytes | None] = []
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        await subscription.add("early", got.append)
+        await until(lambda: client.pubsub_numsub("early") == [(b"early", 1)])
+        client.publish("early", b"message")
+        await until(lambda: b"message" in got)
+        # Whoever comes second does not wait for a confirm that has been.
+        await subscription.add("early", lambda _message: None)
+
+    heard(work)
+
+
+@pytest.mark.parametrize("steps", range(0, STEPS, 3))
+def test_a_channel_removed_at_any_moment_of_connecting_is_forgotten(heard, client, steps):
+    async def work(subscription: Subscription) -> None:
+        def hear(_message: bytes | None) -> None:
+            pass
+
+        # While the connection is away, adding returns at once.
+        await subscription.add("removed", hear)
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        await subscription.remove("removed", hear)
+        await until(lambda: not subscription.trouble)
+        await until(lambda: client.pubsub_numsub("removed") == [(b"removed", 0)])
+
+    heard(work)
+
+
+def test_after_a_cut_everyone_is_told_and_hears_again(heard, client):
+    async def work(subscription: Subscription) -> None:
+        await until(lambda: not subscription.trouble)
+        got: dict[int, list[bytes | None]] = {n: [] for n in range(50)}
+        await asyncio.gather(*(subscription.add(f"cut-{n}", got[n].append) for n in got))
+
+        client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+
+        await until(lambda: all(some == [None] for some in got.values()))
+        for n in got:
+            client.publish(f"cut-{n}", b"message")
+        await until(lambda: all(some == [None, b"message"] for some in got.values()))
+        for n, some in got.items():
+            await subscription.remove(f"cut-{n}", some.append)
+        await until(lambda: client.pubsub_channels("cut-*") == [])
+
+    heard(work)
+
+
+def test_what_comes_and_goes_leaves_nothing_behind(heard, client):
+    async def work(subscription: Subscription) -> None:
+        await until(lambda: not subscription.trouble)
+
+        async def come_and_go(n: int) -> None:
+            def hear(_message: bytes | None) -> None:
+                pass
+
+            for _ in range(20):
+                await subscription.add(f"busy-{n % 5}", hear)
+                await subscription.remove(f"busy-{n % 5}", hear)
+
+        await asyncio.gather(*(come_and_go(n) for n in range(50)))
+        await until(lambda: client.pubsub_channels("busy-*") == [])
+        pubsub = subscription._pubsub
+        assert not (pubsub.channels or pubsub.pending_unsubscribe_channels)
+
+    heard(work)

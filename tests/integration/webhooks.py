@@ -1,0 +1,90 @@
+"""What the tests of sources share: requests over a connection, configurations, a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from gateway.stack import RabbitMQ, Server, Stack
+from tests.http_client import Answer, Connection, request
+
+ROOT = Path(__file__).parents[2]
+TASKS = "tests.integration.webhook_tasks"
+
+
+def start_worker(
+    stack: Stack, rabbitmq: RabbitMQ, redis: Server, queues: Sequence[str] = ("celery",)
+) -> Server:
+    """Start a worker that has the tasks of `TASKS` beside its own."""
+    return stack.worker(rabbitmq.url, redis.url, app=TASKS, queues=queues, cwd=ROOT)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A sender's request; ``query`` is what it adds to the URL of the route `path`."""
+
+    path: str
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict)
+    method: str = "POST"
+
+    @property
+    def target(self) -> str:
+        return f"{self.path}?{urlencode(self.query)}" if self.query else self.path
+
+    def encode(self) -> bytes:
+        lines = [f"{name}: {value}" for name, value in self.headers.items()]
+        return request(self.body, self.target, *lines, method=self.method)
+
+    def with_header(self, name: str, value: str) -> Call:
+        return replace(self, headers={**self.headers, name: value})
+
+    def with_parameter(self, name: str, value: str) -> Call:
+        return replace(self, query={**self.query, name: value})
+
+
+def ask_all(server: Server, calls: Iterable[Call]) -> list[Answer]:
+    """Send `calls` one after the other, over connections that are kept alive."""
+
+    async def ask() -> list[Answer]:
+        answers = []
+        remaining = iter(calls)
+        while some := [call for _, call in zip(range(500), remaining, strict=False)]:
+            async with await Connection.open(urlsplit(server.url).port) as connection:
+                answers += [await connection.ask(call.encode()) for call in some]
+        return answers
+
+    return asyncio.run(ask())
+
+
+def ask(server: Server, call: Call) -> Answer:
+    (answer,) = ask_all(server, [call])
+    return answer
+
+
+def other(character: str) -> str:
+    """Return another character, which is good wherever the first one is."""
+    return "1" if character == "0" else "0" if character.isdigit() else "bc"[character == "b"]
+
+
+def others(text: str) -> Iterator[str]:
+    """Yield `text` with each character changed, and with each letter in the other case."""
+    for i, character in enumerate(text):
+        for by in {other(character), character.swapcase()} - {character}:
+            yield text[:i] + by + text[i + 1 :]
+
+
+def toml(sources: Mapping[str, Mapping[str, Any]], routes: Iterable[Mapping[str, Any]]) -> str:
+    """Write a configuration: JSON's texts, numbers, booleans and lists are TOML's as well."""
+    tables = [(f"[sources.{name}]", options) for name, options in sources.items()]
+    tables += [("[[routes]]", route) for route in routes]
+    return "".join(
+        "\n".join([head, *(f"{key} = {json.dumps(value)}" for key, value in table.items()), "", ""])
+        for head, table in tables
+    )

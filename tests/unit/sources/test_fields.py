@@ -1,0 +1,74 @@
+"""The forms and JSON places that schemes read."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qsl, urlencode
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gateway.errors import BadRequest
+from gateway.sources.fields import MAX_FIELDS, MAX_NAME, at, name, pointer, read_form, utf8
+from tests.unit.sources.examples import cases
+
+escapes = st.sampled_from(["%26", "%3D", "%3d", "%25", "%5c", "%00", "%C4%A6", "\\", "\\x41", "+"])
+raw = st.binary(max_size=5).filter(lambda text: b"%" not in text).map(lambda b: b.decode("latin-1"))
+forms = st.lists(escapes | raw | st.sampled_from("&=")).map(lambda parts: "".join(parts))
+
+
+@cases
+@given(forms)
+@example(r"a=\u0126\u013d\N{BULLET}\\x26&\=1&==2&&=&b&%C4%A6=%C4%BD")
+def test_a_form_is_read_as_the_standard_library_does(form):
+    fields = parse_qsl(form, keep_blank_values=True, encoding="latin-1")
+    assert read_form(form.encode("latin-1")) == fields
+
+
+@cases
+@given(st.lists(st.tuples(st.text(), st.text()).filter(any)))
+def test_what_was_meant_is_utf8(fields):
+    form = urlencode(fields).encode()
+    assert [(utf8(key), utf8(value)) for key, value in read_form(form)] == fields
+
+
+@pytest.mark.parametrize(
+    "form", [b"%", b"a=%", b"a=%4", b"a=%4&b", b"%zz", b"%u0126", b"%%41", b"%\n41"]
+)
+def test_a_percent_sign_begins_an_escape(form):
+    with pytest.raises(BadRequest):
+        read_form(form)
+
+
+def test_a_form_may_have_so_many_fields():
+    assert len(read_form(b"&".join([b"a"] * MAX_FIELDS))) == MAX_FIELDS
+    with pytest.raises(BadRequest):
+        read_form(b"&" * MAX_FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [("a", "a"), (0, "0"), (-7, "-7"), ("", ""), (None, ""), (True, ""), (1.5, ""), (["a"], "")],
+)
+def test_texts_and_integers_are_names(value, text):
+    assert name(value) == text
+
+
+@pytest.mark.parametrize("value", ["x" * (MAX_NAME + 1), 10**MAX_NAME])
+def test_names_are_not_long(value):
+    assert name("x" * MAX_NAME)
+    with pytest.raises(BadRequest):
+        name(value)
+
+
+def test_the_pointers_of_the_rfc():
+    # https://www.rfc-editor.org/rfc/rfc6901#section-5
+    document = {"foo": ["bar", "baz"], "": 0, "a/b": 1, "c%d": 2, "m~n": 8, " ": 7}
+    expected = {"": document, "/foo": ["bar", "baz"], "/foo/0": "bar", "/": 0, "/a~1b": 1}
+    expected |= {"/c%d": 2, "/m~0n": 8, "/ ": 7}
+    assert {text: at(document, pointer(text)) for text in expected} == expected
+
+
+@pytest.mark.parametrize("text", ["/none", "/foo/2", "/foo/-", "/foo/٣", "/foo/bar", "/foo/0/x"])
+def test_a_pointer_to_nothing(text):
+    assert at({"foo": ["bar", "baz"]}, pointer(text)) is None

@@ -1,0 +1,21 @@
+"""The benchmark of verification: every scheme, and deliveries that are verified."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.sources import SCHEMES
+from loadtest.verification import ROWS, SIZE, request, source
+
+NOW = 1_800_000_000.0
+
+
+def test_every_scheme_is_measured():
+    assert {row.scheme for row in ROWS} == set(SCHEMES)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_what_is_measured_is_verified_and_has_the_size(row):
+    verified = source(row.scheme, row.options).verify(request(row, NOW))
+    assert len(verified.body) == SIZE
+    assert verified.challenge is None
