@@ -9,10 +9,10 @@ from typing import Any
 
 import pika
 from kombu.utils.url import parse_url
-from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.channel import Channel
 
+from gateway.amqp_connection import TurnConnection
 from gateway.config import TLS, Route
 
 log = logging.getLogger(__name__)
@@ -23,35 +23,22 @@ CONNECT_TIMEOUT = 5  # seconds for TCP, TLS, AMQP and the queues together
 ERRORS = (OSError, pika.exceptions.AMQPError, AMQPConnectorException)
 
 
-class TurnConnection(AsyncioConnection):
-    """Sends what one turn of the loop has written with one system call, not one a frame."""
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        self._turn: list[bytes] = []
-        super().__init__(*args, **kwargs)
-
-    def _adapter_emit_data(self, data: bytes) -> None:
-        if not self._turn:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._turn.append(data)
-
-    def _flush(self) -> None:
-        data = b"".join(self._turn)
-        self._turn.clear()
-        if self._transport is not None:
-            super()._adapter_emit_data(data)
-
-
 async def open_connection(
-    url: str, tls: TLS, on_closed: Callable[[Any, BaseException], None]
+    url: str,
+    tls: TLS,
+    on_closed: Callable[[Any, BaseException], None],
+    busy: Callable[[], bool],
 ) -> TurnConnection:
     """Connect to the broker at `url`; `on_closed` hears of the end of what was opened.
+
+    While `busy` says so, it is read less often.
 
     Raises one of `ERRORS`.
     """
     opened = asyncio.get_running_loop().create_future()
     connection = TurnConnection(
         _parameters(url, tls),
+        busy,
         on_open_callback=lambda c: _resolve(opened, c),
         on_open_error_callback=lambda c, exc: _reject(opened, exc),
         on_close_callback=on_closed,
@@ -88,7 +75,7 @@ def _parameters(url: str, tls: TLS) -> pika.ConnectionParameters:
     )
 
 
-async def open_channel(connection: AsyncioConnection) -> Channel:
+async def open_channel(connection: TurnConnection) -> Channel:
     """Open a channel; raises pika's AMQPError where the connection goes meanwhile."""
     opened = asyncio.get_running_loop().create_future()
     channel = connection.channel(on_open_callback=lambda c: _resolve(opened, c))
@@ -96,14 +83,14 @@ async def open_channel(connection: AsyncioConnection) -> Channel:
     return await opened
 
 
-async def select_confirms(channel: Channel, on_confirm: Callable[[Any], None]) -> None:
-    """Have the broker confirm what is published on `channel`."""
+async def select_confirms(channel: Channel) -> None:
+    """Have the broker confirm what is published on `channel`; the scanner hears it, not pika."""
     selected = asyncio.get_running_loop().create_future()
-    channel.confirm_delivery(on_confirm, callback=lambda frame: _resolve(selected, frame))
+    channel.confirm_delivery(lambda _: None, callback=lambda frame: _resolve(selected, frame))
     await selected
 
 
-async def look_at_queues(connection: AsyncioConnection, routes: Sequence[Route]) -> None:
+async def look_at_queues(connection: TurnConnection, routes: Sequence[Route]) -> None:
     """Declare each route's queue that is missing, unless the route says ``declare = false``."""
     declared = {queue: route for route in routes for queue in route.queue_names}
     for queue, route in declared.items():
@@ -116,7 +103,7 @@ async def look_at_queues(connection: AsyncioConnection, routes: Sequence[Route])
 
 
 async def _declare(
-    connection: AsyncioConnection, queue: str, passive: bool = False, arguments: Any = None
+    connection: TurnConnection, queue: str, passive: bool = False, arguments: Any = None
 ) -> bool:
     """Declare `queue` durable on a channel of its own, which a refusal closes."""
     channel = await open_channel(connection)

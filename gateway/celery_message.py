@@ -62,26 +62,44 @@ class Message:
     expires: float | None = None
 
     def headers(self) -> dict[str, Any]:
-        """Return the protocol's headers; the reprs are empty because they cost more than
-        the rest, and ``timelimit`` is [hard, soft] in seconds."""
+        """Return the protocol's headers."""
+        return {**common_headers(self.task), **self.own_headers()}
+
+    def own_headers(self) -> dict[str, Any]:
+        """Return the headers in which messages for one task differ."""
+        expires = self.expires
         return {
-            "lang": "py",
-            "task": self.task,
             "id": self.task_id,
             "root_id": self.task_id,
-            "parent_id": None,
-            "group": None,
-            "shadow": None,
-            "eta": None,
-            "expires": self.expires and datetime.fromtimestamp(self.expires, UTC).isoformat(),
-            "retries": 0,
-            "timelimit": [None, None],
-            "argsrepr": "",
-            "kwargsrepr": "",
-            "origin": _ORIGIN,
-            "ignore_result": False,
+            "expires": expires if expires is None else _iso(expires),
             "delivery": self.delivery,
         }
+
+
+def common_headers(task: str) -> dict[str, Any]:
+    """Return the headers that all messages for `task` have.
+
+    The reprs are empty because they cost more than the rest; ``timelimit`` is [hard, soft] in
+    seconds.
+    """
+    return {
+        "lang": "py",
+        "task": task,
+        "parent_id": None,
+        "group": None,
+        "shadow": None,
+        "eta": None,
+        "retries": 0,
+        "timelimit": [None, None],
+        "argsrepr": "",
+        "kwargsrepr": "",
+        "origin": _ORIGIN,
+        "ignore_result": False,
+    }
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
 def encode_body(query: dict[str, str], headers: dict[str, str], body: bytes) -> bytes:

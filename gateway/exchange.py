@@ -109,6 +109,8 @@ class Exchange(HTTPMessageDelegate):
         self._body.append(chunk)
 
     def finish(self) -> None:
+        if self.answered:  # it was late, by a turn of the loop
+            return
         self._stream.deadline = math.inf  # the relay has its own
         try:
             request = self._request()
@@ -120,8 +122,7 @@ class Exchange(HTTPMessageDelegate):
             waiter = self._shared.relay.relay(request, self.respond)
         except Exception:
             log.exception("a request could not be relayed")
-            if not self.answered:
-                self.refuse(RequestError())
+            self.refuse(RequestError())
             self._connection.end(True)
             return
         if waiter is not None and not self.answered:
@@ -160,12 +161,15 @@ class Exchange(HTTPMessageDelegate):
 
     def late(self) -> None:
         """End a request that does not arrive in time."""
-        part = "header" if self._start is None else "body"
-        self._stream.refuse(Refused(BodyTooSlow(f"The {part} did not arrive in time.")))
+        if not self.answered:
+            part = "header" if self._start is None else "body"
+            self._stream.refuse(Refused(BodyTooSlow(f"The {part} did not arrive in time.")))
         self._stream.close()
 
     def refuse(self, error: RequestError) -> None:
         """Answer before the request is read to its end; the connection ends with it."""
+        if self.answered:
+            return
         seconds = monotonic() - self.arrived if self.arrived else 0.0
         self._shared.metrics.answered("", error.status, seconds)
         self._write(answer.of_error(error, self._shared.relay.delivery_id()), "close")
@@ -203,6 +207,8 @@ def _check(start_line: RequestStartLine, headers: Headers, config: Config) -> No
     version = start_line.version
     if version not in _VERSIONS:
         raise BadRequest(f"{version} is not spoken here.")
+    if not start_line.path.isascii():  # RFC 3986, 2
+        raise BadRequest("The target has bytes that no URI has.")
     host = dict.get(headers, "host")
     if host is None:
         if version == "HTTP/1.1":

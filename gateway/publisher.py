@@ -1,7 +1,7 @@
 """The asynchronous AMQP publisher: one connection a process, every message confirmed.
 
-pika runs the connection; this class restores it, looks after the routes' queues, and turns
-acks, nacks, returns and losses into the ends of `Pending` messages.
+pika runs the connection; this class restores it, looks after the routes' queues, and writes
+messages past pika, by templates.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from contextlib import suppress
-from functools import partial
 from itertools import cycle
 from time import monotonic
 from typing import Any
@@ -20,17 +19,16 @@ import pika
 from kombu.utils.url import maybe_sanitize_url
 from pika.channel import Channel
 
-from gateway import background, broker, celery_message
+from gateway import background, broker
+from gateway.amqp_connection import TurnConnection
+from gateway.amqp_frames import Template, fields
+from gateway.amqp_scanner import Scanner
 from gateway.broker import describe
+from gateway.celery_message import CONTENT_ENCODING, CONTENT_TYPE, Message, common_headers
+from gateway.coalescing import MANY
 from gateway.config import Config
-from gateway.errors import (
-    BrokerBlocked,
-    BrokerUnavailable,
-    NotConfirmed,
-    Rejected,
-    RequestError,
-    Unroutable,
-)
+from gateway.confirms import Confirms
+from gateway.errors import BrokerBlocked, BrokerUnavailable
 from gateway.metrics import Metrics
 from gateway.pending import Pending
 
@@ -44,35 +42,36 @@ _SWEEP = 0.1  # seconds between looks at overdue confirms
 class Publisher:
     """Publishes to the default exchange: mandatory, confirmed, never twice.
 
-    `on_channel` is called with each new channel before anything is published on it, so that
-    a reply consumer stands on the same one; it calls back when it is ready. `on_lost` is
-    called when the connection has gone.
+    `on_channel` is called with each new channel and its scanner before anything is published on
+    it, so that a reply consumer stands on the same one; it calls back when it is ready. `on_lost`
+    is called when the connection has gone. `waiting` are those whose results the strategy awaits.
     """
 
     def __init__(
         self,
         config: Config,
         metrics: Metrics,
-        on_channel: Callable[[Channel, Callable[[], None]], None] | None = None,
+        on_channel: Callable[[Channel, Scanner, Callable[[], None]], None] | None = None,
         on_lost: Callable[[], None] | None = None,
+        waiting: Sized = (),
     ):
         self._config = config
         self._metrics = metrics
         self._on_channel = on_channel
         self._on_lost = on_lost
+        self._waiting = waiting
         self._brokers = cycle(config.brokers)
         #: The broker that it is connected to, or was last.
         self.url = config.brokers[0]
-        self._connection: broker.TurnConnection | None = None
+        self._connection: TurnConnection | None = None
         self._channel: Channel | None = None
         self._lost = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._trouble = "not connected yet"
         self.blocked = ""
-        self._tag = 0
-        self._unconfirmed: dict[int, Pending] = {}
-        self._returned: set[str] = set()
+        self._confirms = Confirms(metrics)
+        self._templates: dict[tuple[str, str, bool, str | None], Template] = {}
 
     @property
     def trouble(self) -> str:
@@ -103,74 +102,45 @@ class Publisher:
         if self.blocked:
             raise BrokerBlocked
         message = pending.message
-        self._channel.basic_publish(
-            "",
-            message.queue,
-            message.body,
-            pika.BasicProperties(
-                content_type=celery_message.CONTENT_TYPE,
-                content_encoding=celery_message.CONTENT_ENCODING,
-                correlation_id=message.task_id,
-                reply_to=reply_to,
-                delivery_mode=2 if message.persistent else 1,
-                headers=message.headers(),
-            ),
-            mandatory=True,
+        key = message.task, message.queue, message.persistent, reply_to
+        template = self._templates.get(key)
+        if template is None:
+            template = self._templates[key] = self._template(message, reply_to)
+        self._connection.send(
+            template.message(message.task_id, fields(message.own_headers()), message.body)
         )
         pending.sent = monotonic()
-        self._tag += 1
-        self._unconfirmed[self._tag] = pending
+        self._confirms.add(pending)
         self._metrics.add("gateway_messages_published_total")
         if self._sweeper is None:
             self._sweeper = asyncio.get_running_loop().call_later(_SWEEP, self._sweep)
+
+    def _template(self, message: Message, reply_to: str | None) -> Template:
+        return Template(
+            self._channel.channel_number,
+            self._connection.params.frame_max,
+            message.queue,
+            content_type=CONTENT_TYPE,
+            content_encoding=CONTENT_ENCODING,
+            delivery_mode=2 if message.persistent else 1,
+            reply_to=reply_to,
+            headers=common_headers(message.task),
+        )
+
+    def _busy(self) -> bool:
+        return max(len(self._waiting), len(self._confirms)) >= MANY
 
     def probe(self) -> None:
         """Publish to nowhere: the broker tells only connections that publish that they are
         blocked, and when they no longer are."""
         if not self.trouble and self._channel is not None and self._channel.is_open:
             self._channel.basic_publish("", PROBE, b"")
-            self._tag += 1
-
-    # Confirms ---------------------------------------------------------------------------
-
-    def _on_confirm(self, unconfirmed: dict[int, Pending], frame: Any) -> None:
-        method = frame.method
-        if method.multiple:
-            tags = [tag for tag in unconfirmed if tag <= method.delivery_tag]
-        else:
-            tags = [method.delivery_tag]
-        acked = isinstance(method, pika.spec.Basic.Ack)
-        for tag in tags:
-            pending = unconfirmed.pop(tag, None)
-            if pending is None:  # given up before
-                continue
-            if not acked:
-                self._refuse(pending, Rejected())
-            elif self._returned and pending.message.task_id in self._returned:
-                self._returned.discard(pending.message.task_id)
-                self._refuse(pending, Unroutable(f"The queue {pending.message.queue} is missing."))
-            else:
-                self._metrics.add("gateway_messages_confirmed_total")
-                pending.confirm()
-
-    def _on_return(self, _channel: Channel, method: Any, properties: Any, _body: bytes) -> None:
-        # The return comes before the ack of the same message.
-        self._returned.add(properties.correlation_id)
-        log.warning("message returned: %s (queue %s)", method.reply_text, method.routing_key)
-
-    def _refuse(self, pending: Pending, error: RequestError) -> None:
-        self._metrics.add("gateway_messages_refused_total")
-        pending.fail(error)
+            self._confirms.skip()
 
     def _sweep(self) -> None:
-        overdue = monotonic() - self._config.confirm_timeout
-        for tag, pending in list(self._unconfirmed.items()):
-            if pending.sent > overdue:
-                break
-            del self._unconfirmed[tag]
-            self._refuse(pending, NotConfirmed())
+        self._confirms.give_up(monotonic() - self._config.confirm_timeout)
         self._sweeper = None
-        if self._unconfirmed:
+        if self._confirms:
             self._sweeper = asyncio.get_running_loop().call_later(_SWEEP, self._sweep)
 
     # Connection -------------------------------------------------------------------------
@@ -200,21 +170,24 @@ class Publisher:
 
     async def _connect(self, url: str) -> None:
         """Open connection and channel, look at the queues, and begin to publish."""
-        connection = await broker.open_connection(url, self._config.tls, self._on_closed)
+        connection = await broker.open_connection(
+            url, self._config.tls, self._on_closed, self._busy
+        )
         self._connection = connection
         try:
             connection.add_on_connection_blocked_callback(self._on_blocked)
             connection.add_on_connection_unblocked_callback(self._on_unblocked)
             await broker.look_at_queues(connection, self._config.routes)
             channel = await broker.open_channel(connection)
-            channel.add_on_return_callback(self._on_return)
-            channel.add_on_close_callback(self._on_channel_closed)
             # Late confirms of an earlier channel must not be taken for this one's.
-            unconfirmed: dict[int, Pending] = {}
-            await broker.select_confirms(channel, partial(self._on_confirm, unconfirmed))
+            confirms = Confirms(self._metrics)
+            scanner = connection.scan(channel.channel_number, confirms.confirm)
+            channel.add_on_return_callback(confirms.on_return)
+            channel.add_on_close_callback(self._on_channel_closed)
+            await broker.select_confirms(channel)
             if self._on_channel is not None:
                 consuming = asyncio.Event()
-                self._on_channel(channel, consuming.set)
+                self._on_channel(channel, scanner, consuming.set)
                 await consuming.wait()
             if not channel.is_open:
                 raise pika.exceptions.ChannelClosed(0, "the channel was closed at once")
@@ -223,7 +196,7 @@ class Publisher:
             broker.close(connection)
             raise
         self._metrics.add("gateway_broker_connections_total")
-        self._channel, self._unconfirmed, self._tag = channel, unconfirmed, 0
+        self._channel, self._confirms, self._templates = channel, confirms, {}
         self._trouble = self.blocked = ""
 
     def _on_closed(self, connection: Any, exc: BaseException) -> None:
@@ -242,10 +215,7 @@ class Publisher:
     def _drop(self, trouble: str) -> None:
         """Give up the connection: nothing unconfirmed on it will ever be confirmed."""
         self._trouble, self._channel = trouble, None
-        lost, self._unconfirmed = self._unconfirmed, {}
-        self._returned.clear()
-        for pending in lost.values():
-            self._refuse(pending, BrokerUnavailable("The connection to the broker was lost."))
+        self._confirms.fail(BrokerUnavailable("The connection to the broker was lost."))
         if self._on_lost is not None:
             self._on_lost()
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
+
 from gateway.config import Config
 from gateway.kombu_publisher import KombuPublisher
 from gateway.metrics import Metrics
 from gateway.publisher import Publisher
 
 
-def publisher_for(config: Config, metrics: Metrics) -> Publisher | KombuPublisher:
+def publisher_for(
+    config: Config, metrics: Metrics, waiting: Sized = ()
+) -> Publisher | KombuPublisher:
     """Make an AMQP publisher, or kombu's for the embedded server of `gateway dev`."""
-    return (Publisher if config.amqp else KombuPublisher)(config, metrics)
+    if config.amqp:
+        return Publisher(config, metrics, waiting=waiting)
+    return KombuPublisher(config, metrics)

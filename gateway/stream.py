@@ -128,7 +128,7 @@ class Stream(ReadBuffer, asyncio.Protocol):
         return self._transport.get_write_buffer_size() > 0
 
     def send(self, data: bytes) -> None:
-        if not self._transport.is_closing():
+        if not (self._closed or self._transport.is_closing()):
             self._transport.write(data)
 
     def refuse(self, reason: BaseException | None) -> None:

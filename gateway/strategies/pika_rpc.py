@@ -8,6 +8,7 @@ from typing import Any
 
 from pika.channel import Channel
 
+from gateway.amqp_scanner import Scanner
 from gateway.celery_message import Message, decode_result
 from gateway.config import Config
 from gateway.errors import ResultsLost
@@ -18,6 +19,7 @@ from gateway.strategies.base import Strategy
 
 #: `appserver.reply_backend` replies to queues that begin so.
 REPLY_PREFIX = "gateway.reply."
+CONSUMER = "gateway"  # its tag, which only its channel knows
 
 
 class PikaRPC(Strategy):
@@ -27,8 +29,8 @@ class PikaRPC(Strategy):
 
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         self._metrics = metrics
-        self._publisher = Publisher(config, metrics, self._consume, self._lost)
         self._waiting: dict[str, Pending] = {}
+        self._publisher = Publisher(config, metrics, self._consume, self._lost, self._waiting)
         self._reply_to = ""
 
     async def start(self) -> None:
@@ -49,7 +51,7 @@ class PikaRPC(Strategy):
     def _let_go(self, pending: Pending) -> None:
         self._waiting.pop(pending.message.task_id, None)
 
-    def _consume(self, channel: Channel, ready: Callable[[], None]) -> None:
+    def _consume(self, channel: Channel, scanner: Scanner, ready: Callable[[], None]) -> None:
         # A new name each time: the broker may not have noticed the old connection's end,
         # and what is still sent to the old queue is for nobody.
         self._reply_to = f"{REPLY_PREFIX}{secrets.token_hex(8)}"
@@ -60,18 +62,20 @@ class PikaRPC(Strategy):
         )
 
         def declared(_frame: Any) -> None:
+            scanner.consume(CONSUMER, self._on_reply)
             channel.basic_consume(
                 self._reply_to,
-                self._on_reply,
+                lambda *_: None,  # the scanner hears it, not pika
                 auto_ack=True,
                 exclusive=True,
+                consumer_tag=CONSUMER,
                 callback=lambda _frame: ready(),
             )
 
         channel.queue_declare(self._reply_to, exclusive=True, auto_delete=True, callback=declared)
 
-    def _on_reply(self, _channel: Channel, _method: Any, properties: Any, body: bytes) -> None:
-        pending = self._waiting.get(properties.correlation_id)
+    def _on_reply(self, correlation_id: str, body: bytes) -> None:
+        pending = self._waiting.get(correlation_id)
         if pending is None:
             self._metrics.add("gateway_results_unclaimed_total")
         else:

@@ -18,13 +18,13 @@ from gateway.errors import ResultsUnavailable
 from gateway.metrics import Metrics
 from gateway.pending import Pending
 from gateway.publishers import publisher_for
+from gateway.result_channel import SILENCE, ResultChannel
 from gateway.strategies.base import Strategy
 
 log = logging.getLogger(__name__)
 
 PAUSE = 0.2  # seconds before a lost subscription is tried again
 SWEEP = 1.0  # seconds: every result that is not here by then is asked for, once
-SILENCE = 5.0  # seconds without a word, a PING's answer included, end the subscription
 
 
 class RedisPush(Strategy):
@@ -35,11 +35,12 @@ class RedisPush(Strategy):
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         self._config = config
         self._metrics = metrics
-        self._publisher = publisher_for(config, metrics)
-        self._store = result_store.ResultStore(config)
-        self._channels = result_store.key_prefix(config)
-        self._pattern = f"{self._channels}{prefix}*"
         self._waiting: dict[str, Pending] = {}
+        self._publisher = publisher_for(config, metrics, self._waiting)
+        self._store = result_store.ResultStore(config)
+        channels = result_store.key_prefix(config)
+        self._skip = len(channels.encode())
+        self._pattern = f"{channels}{prefix}*"
         # The ids sent since the last sweep, and those of the sweep before it.
         self._young: list[str] = []
         self._older: list[str] = []
@@ -85,42 +86,24 @@ class RedisPush(Strategy):
     async def _listen(self) -> None:
         while True:
             client = result_store.connect(self._config)
-            subscription = client.pubsub()
             try:
-                await self._subscribe(subscription)
+                async with ResultChannel(
+                    client, self._pattern, self._hear, self._waiting
+                ) as channel:
+                    if self._waiting:
+                        await self._fetch(list(self._waiting))
+                    log.info("subscribed to %s", self._pattern)
+                    self._metrics.add("gateway_result_connections_total")
+                    self._trouble = ""
+                    await channel.watch()
             except (RedisError, OSError) as exc:
                 if not self._trouble:
                     log.warning("result subscription lost: %s", exc)
                 self._trouble = f"{type(exc).__name__}: {exc}"
-            finally:
-                await asyncio.gather(subscription.aclose(), client.aclose(), return_exceptions=True)
             await asyncio.sleep(PAUSE)
 
-    async def _subscribe(self, subscription: object) -> None:
-        """Hear results until the connection fails: raises RedisError or OSError."""
-        async with asyncio.timeout(SILENCE):
-            await subscription.psubscribe(self._pattern)
-            await subscription.parse_response()
-        if self._waiting:
-            await self._fetch(list(self._waiting))
-        log.info("subscribed to %s", self._pattern)
-        self._metrics.add("gateway_result_connections_total")
-        self._trouble = ""
-        skip = len(self._channels)
-        asked = False
-        while True:
-            try:
-                async with asyncio.timeout(SILENCE):
-                    while True:
-                        kind, *rest = await subscription.parse_response()
-                        asked = False
-                        if kind == b"pmessage":
-                            self._receive(rest[1][skip:].decode(), rest[2])
-            except TimeoutError:
-                if asked:
-                    raise
-                asked = True
-                await subscription.ping()
+    def _hear(self, channel: bytes, payload: bytes) -> None:
+        self._receive(channel[self._skip :].decode(), payload)
 
     async def _sweep(self) -> None:
         while True:

@@ -51,9 +51,9 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
             report.judge(Target(f"req/s, {best} / {peer}, {case}", values, **bounds))
     report.remarks = [
         "flower: /api/task/apply with its events off, publishes persistent and unconfirmed. "
-        "fastapi: apply_async and get() in the thread pool, uvicorn, persistent and unconfirmed. "
-        "amqp: a client without HTTP, exclusive reply queue, transient and unconfirmed: the floor. "
-        "The gateway's messages are mandatory and confirmed, transient.",
+        "fastapi: apply_async and get() in the thread pool, uvicorn on uvloop, persistent and "
+        "unconfirmed. amqp: a client without HTTP, exclusive reply queue, transient and "
+        "unconfirmed: the floor. The gateway's messages are mandatory and confirmed, transient.",
     ]
     return report
 

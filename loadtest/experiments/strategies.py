@@ -31,7 +31,12 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     }
     loads = [closed(bench, n, options.duration, options.threads) for n in connections]
     trials = [
-        Trial(strategy, partial(bench.gateway, strategy, path=task.path), loads)
+        Trial(
+            strategy,
+            partial(bench.gateway, strategy, path=task.path),
+            loads,
+            seconds_each=task.seconds,
+        )
         for strategy in options.strategies
     ]
     with bench.worker(*task.pool):

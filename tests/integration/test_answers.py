@@ -308,8 +308,12 @@ def test_everything_accepted_is_executed_though_the_broker_is_killed(
 
     async def kill_in_the_middle() -> None:
         await asyncio.sleep(SECONDS / 3)
+        # Some messages have to lie in the queue when it happens.
+        servers.worker.freeze()
+        await asyncio.sleep(1)
         await asyncio.to_thread(broker.kill)
         await asyncio.to_thread(broker.restart)
+        servers.worker.thaw()
 
     async def both() -> None:
         await asyncio.gather(kill_in_the_middle(), *(accept(n, 100) for n in range(100)))

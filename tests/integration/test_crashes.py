@@ -13,7 +13,7 @@ import pytest
 from gateway.failpoints import CLAIMED, CONFIRMED, PUBLISHED
 from gateway.stack import RabbitMQ, Server, Stack
 from gateway.stack.loopback import answers_ok
-from tests.integration.deliveries import KEYED, Servers, deliver, expired, gather, run, until
+from tests.integration.deliveries import KEYED, Servers, claim, deliver, expired, gather, run, until
 
 KILLS = int(os.environ.get("KILLS", "5"))
 #: The lease lapses 1.5 s after a process is gone.
@@ -102,4 +102,21 @@ def test_what_was_not_confirmed_is_published_again_under_the_same_id(
     assert [a.body.decode() for a in answers] == keys
     for key in keys:
         assert len({one.task for one in servers.executions(key)}) == 1
+    servers.stop()
+
+
+def test_a_sender_that_leaves_before_the_confirm_has_delivered(stack, redis_server, frozen):
+    servers = Servers(stack, frozen, redis_server)
+    gateway = servers.gateway("pika", KEYED)
+
+    frozen.freeze()
+    left = run(deliver(gateway, "left", patience=0.3))
+    frozen.thaw()
+    run(until(lambda: servers.executions("left")))
+
+    assert left is None
+    # Nobody has to wait until the lease lapses, and to look.
+    run(until(lambda: claim(servers.results, "left")[b"state"] == b"confirmed"))
+    assert run(deliver(gateway, "left")).body == b"left"
+    assert len(servers.executions("left")) == 1
     servers.stop()

@@ -39,7 +39,7 @@ def judge(start, config: Path) -> None:
 @pytest.mark.parametrize("ports", [[10001], [10001, 10002, 10003, 10004, 10005]])
 def test_nginx_accepts_the_configuration_for_any_number_of_gateways(start, tmp_path, ports):
     config = tmp_path / "nginx.conf"
-    config.write_text(nginx_config(tmp_path, 10000, ports))
+    config.write_text(nginx_config(tmp_path, 10000, ports, {}))
     assert re.findall(r"^ *server 127\.0\.0\.1:(\d+)", config.read_text(), re.M) == list(
         map(str, ports)
     )
@@ -68,7 +68,7 @@ def test_nginx_accepts_the_configuration_that_compose_makes(start, tmp_path, mon
     edited, config = tmp_path / "edited.conf", tmp_path / "nginx.conf"
     edited.write_text(text.replace("server gateway:8000", "server 127.0.0.1:8000"))
     monkeypatch.setattr("gateway.stack.nginx.NGINX_CONF", edited)
-    config.write_text(nginx_config(tmp_path, 10000, [10001]))
+    config.write_text(nginx_config(tmp_path, 10000, [10001], {}))
     judge(start, config)
 
 

@@ -5,118 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import email.utils
-import socket
+import gzip
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-import uvloop
 from kombu.utils.json import loads
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError
 from tornado.ioloop import IOLoop
 
-from gateway.celery_message import Message, TaskIds
-from gateway.config import Config
-from gateway.errors import BrokerBlocked, Rejected
-from gateway.metrics import Metrics
-from gateway.outcome import FAILURE, SUCCESS, Outcome
-from gateway.pending import Pending
-from gateway.relay import Relay
-from gateway.server import Server
-from gateway.sockets import bind
-from gateway.strategies.base import Strategy
-from tests.http_client import Connection, request
+from tests.http_client import request
+from tests.integration.in_memory import LOOPS, Start, arguments, running, serving
+
+CHUNKED = b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 pytestmark = pytest.mark.gen_test(timeout=10)
 
-ROUTES = [{"path": "/"}, {"path": "/hooks/{account}"}, {"path": "/xml", "content_type": "text/xml"}]
 
-
-def echo(message: Message) -> Outcome:
-    return Outcome(SUCCESS, loads(message.body)[0][2])
-
-
-def arguments(message: Message) -> Outcome:
-    """Answer what the task was called with: the query, the headers and the delivery."""
-    query, headers, _ = loads(message.body)[0]
-    return Outcome(SUCCESS, {"query": query, "headers": headers, "delivery": message.delivery})
-
-
-class InMemory(Strategy):
-    """Runs `task` on each message at once; without one, whoever takes it from `sent` ends it."""
-
-    name = "in-memory"
-
-    def __init__(self, task: Callable[[Message], Outcome] | None):
-        self.task = task
-        self.sent: asyncio.Queue[Pending] = asyncio.Queue()
-        self.freed: asyncio.Queue[Pending] = asyncio.Queue()
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
-    def checks(self) -> dict[str, str]:
-        return {}
-
-    def send(self, message: Message, deadline: float) -> Pending:
-        pending = Pending(message, deadline, self.freed.put_nowait)
-        self.sent.put_nowait(pending)
-        if self.task is not None:
-            pending.settle(self.task(message))
-        return pending
-
-
-class Gateway:
-    """A serving process without its process."""
-
-    def __init__(self, strategy: Strategy, settings: dict):
-        config = Config(**{"port": 0, "routes": ROUTES, **settings})
-        self.strategy = strategy
-        self.metrics, self._file = Metrics.create(route.path for route in config.routes)
-        self.relay = Relay(config, strategy, self.metrics, TaskIds())
-        self.server = Server(config, self.relay, self.metrics)
-        (self._listener,) = bind(config)
-        self.address = config.uds or self._listener.getsockname()[1]
-        self.server.listen([self._listener])
-
-    async def open(self) -> Connection:
-        return await Connection.open(self.address)
-
-    async def close(self) -> None:
-        await self.server.drain(0)
-        self._listener.close()
-        self.metrics.close()
-        self._file.close()
-
-
-def counted(gateway: Gateway, status: int) -> float:
-    """Return how many requests that no route has taken were answered with `status`."""
-    labels = f'route="",status="{status}"'
-    return gateway.metrics.totals()["gateway_requests_total", labels]
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
+@pytest.fixture(params=LOOPS)
 def io_loop(request: pytest.FixtureRequest) -> Iterator[IOLoop]:
-    """Each of the loops that gateways run on: connections are their transports."""
-    loop = uvloop.new_event_loop() if request.param == "uvloop" else asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    io_loop = IOLoop.current()
-    yield io_loop
-    io_loop.close()
-    asyncio.set_event_loop(None)
+    with running(request.param) as io_loop:
+        yield io_loop
 
 
 @pytest.fixture
-def serve(io_loop: IOLoop) -> Iterator[Callable[..., Gateway]]:
-    """Start a gateway whose tasks are run by `task`."""
-    with contextlib.ExitStack() as opened:
-
-        def start(task: Callable[[Message], Outcome] | None = echo, **settings) -> Gateway:
-            gateway = Gateway(InMemory(task), settings)
-            opened.callback(lambda: io_loop.run_sync(gateway.close))
-            return gateway
-
+def serve(io_loop: IOLoop) -> Iterator[Start]:
+    with serving(io_loop) as start:
         yield start
 
 
@@ -145,6 +59,47 @@ async def test_chunked_body_is_put_together(serve, client):
     url = f"http://127.0.0.1:{serve().address}/"
     response = await client.fetch(url, method="POST", body_producer=produce)
     assert response.body == b"a" * 100_000 + b"b" + b"c" * 100_000
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        request(b"hello", "/", "X-One: 1"),
+        CHUNKED + b"3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n",
+        b"\r\n" + request(b"hello"),
+    ],
+    ids=["length", "chunked", "empty line before"],
+)
+async def test_request_may_come_byte_by_byte(serve, data):
+    async with await serve().open() as connection:
+        for at in range(len(data)):
+            connection.send(data[at : at + 1])
+            await asyncio.sleep(0)
+        assert (await connection.answer()).body == b"hello"
+
+
+@pytest.mark.parametrize("coding", ["gzip", "GZIP", "x-gzip"])
+async def test_compressed_body_is_decompressed(serve, coding):
+    async with await serve(arguments).open() as connection:
+        body = gzip.compress(b"x" * 100_000)
+        answer = await connection.ask(request(body, "/", f"Content-Encoding: {coding}", "X: 1"))
+    assert loads(answer.body)["headers"] == {"host": "gateway", "x": "1"}
+    async with await serve().open() as connection:
+        answer = await connection.ask(request(body, "/", f"Content-Encoding: {coding}"))
+    assert answer.body == b"x" * 100_000
+
+
+async def test_compressed_body_that_cannot_be_read_leaves_the_connection_open(serve):
+    gateway = serve(max_body=1_000)
+    async with await gateway.open() as connection:
+        for body, status in [(b"hello", 400), (gzip.compress(b"x" * 1_001), 413)]:
+            answer = await connection.ask(request(body, "/", "Content-Encoding: gzip"))
+            assert answer.status == status and answer.problem
+            assert gateway.counted(status) == 1
+        assert gateway.strategy.sent.empty()
+        assert (
+            await connection.ask(request(b"next", "/", "Content-Encoding: identity"))
+        ).status == 200
 
 
 async def test_route_gives_its_content_type_and_date_is_now(serve):
@@ -270,6 +225,8 @@ async def test_other_methods_are_405_and_the_connection_lives_on(serve, method):
         (request(target="/%ff"), 400, "bad-request"),
         (request(target="/?q=%ff"), 400, "bad-request"),
         (request(target="/?" + "q&" * 300), 400, "bad-request"),
+        (request(target="/\xff"), 400, "bad-request"),
+        (request(target="/?q=\xc3\xbc"), 400, "bad-request"),
         (request(host="a/b@c"), 400, "bad-request"),
         (request(host="a b"), 400, "bad-request"),
         (request(b"", "/", "Host: other"), 400, "bad-request"),
@@ -302,6 +259,11 @@ async def test_request_that_cannot_be_taken_is_told_why_and_never_published(
         b"NONSENSE\r\n\r\n",
         b"POST / HTTP/2.0\r\nHost: h\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"POST / HTTP/1.9\r\nHost: h\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
+        b"POST / HTTP/1.1\nHost: h\n\n",
+        b"POST / HTTP/1.1\r\nHost: h\n\r\n",
+        b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         b"POST / HTTP/1.1\r\nHost: h\r\nno colon\r\n\r\n",
         b"POST / HTTP/1.1\r\nHost: h\r\nX Y: 1\r\n\r\n",
         b"POST / HTTP/1.1\r\nHost: h\r\nX: a\r\n folded\r\n\r\n",
@@ -311,15 +273,34 @@ async def test_request_that_cannot_be_taken_is_told_why_and_never_published(
         request(b"x", "/", "Content-Length: 2"),
         *(
             f"POST / HTTP/1.1\r\nHost: h\r\nContent-Length{value}\r\n\r\n1234567".encode()
-            for value in (": +7", ": -1", ": 0x7", ": 0_7", " : 7", f": {'9' * 5_000}", ": 7, 8")
+            for value in (
+                ": +7",
+                ": -1",
+                ": 0x7",
+                ": 0_7",
+                " : 7",
+                f": {'9' * 5_000}",
+                ": 7, 8",
+                ": 7, 7",
+                ":",
+            )
         ),
         *(
             b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: " + value + b"\r\n\r\n0\r\n\r\n"
             for value in (b"xchunked", b"\xa0chunked", b"gzip, chunked", b"chunked, chunked")
         ),
         *(
-            b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n" + body
-            for body in (b"0x1\r\na\r\n0\r\n\r\n", b"-1\r\n", b"1\r\nab\r\n0\r\n\r\n", b"x\r\n")
+            CHUNKED + body
+            for body in (
+                b"0x1\r\na\r\n0\r\n\r\n",
+                b"-1\r\n",
+                b"1\r\nab\r\n0\r\n\r\n",
+                b"x\r\n",
+                b"1\na\r\n0\r\n\r\n",
+                b"1" * 100,
+                b"f" * 16 + b"\r\n",
+                b"0\r\nX: 1\r\n\r\n",
+            )  # fmt: skip
         ),
     ],
     ids=lambda data: repr(data[-40:]),
@@ -332,7 +313,7 @@ async def test_malformed_http_is_400_closed_and_never_published(serve, data):
         assert answer.headers["connection"] == "close" and answer.headers["date"]
         assert await connection.at_end()
     assert gateway.strategy.sent.empty()
-    assert counted(gateway, 400) == 1
+    assert gateway.counted(400) == 1
 
 
 @pytest.mark.parametrize(
@@ -360,7 +341,7 @@ async def test_length_at_the_limit_is_taken_and_expect_is_continued(serve):
 async def test_chunks_over_the_limit_are_413(serve):
     gateway = serve(max_body=1000)
     async with await gateway.open() as connection:
-        connection.send(b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n")
+        connection.send(CHUNKED)
         connection.send(b"258\r\n" + b"x" * 600 + b"\r\n")
         answer = await connection.ask(b"258\r\n" + b"x" * 600 + b"\r\n")
         assert (answer.status, answer.type) == (413, "body-too-large")
@@ -381,261 +362,17 @@ async def test_endless_body_is_cut_off_after_the_413(serve):
                 await asyncio.sleep(0)
 
 
+async def test_sender_of_a_body_that_is_too_large_can_send_it_all_and_sees_the_answer(serve):
+    async with await serve(max_body=1000).open() as connection:
+        connection.send(request(b"x" * 3_000_000))
+        await connection.writer.drain()
+        assert (await connection.answer()).status == 413
+        assert await connection.at_end()
+
+
 async def test_refused_request_ends_its_connection(serve):
     async with await serve().open() as connection:
         connection.send(request(b"{}", "/", "Content-Encoding: br") + request(b"smuggled"))
         answer = await connection.answer()
         assert (answer.status, answer.headers["connection"]) == (415, "close")
         assert await connection.at_end()
-
-
-async def test_dripping_body_is_408(serve):
-    gateway = serve(body_timeout=0.2)
-    async with await gateway.open() as connection:
-        connection.send(request(b"").replace(b": 0", b": 1000"))
-        answer = asyncio.ensure_future(connection.answer())
-        while not answer.done():
-            connection.send(b"x")
-            await asyncio.wait([answer], timeout=0.05)
-        assert (answer.result().status, answer.result().type) == (408, "body-too-slow")
-        with contextlib.suppress(ConnectionResetError):  # of the drops that crossed the answer
-            assert await connection.at_end()
-    assert gateway.strategy.sent.empty()
-
-
-async def test_idle_connection_is_closed(serve):
-    async with await serve(idle_timeout=0.2).open() as connection:
-        assert (await connection.ask(request(b"x"))).status == 200
-        assert await connection.at_end()
-
-
-async def test_short_body_then_end_is_never_published(serve):
-    gateway = serve()
-    async with await gateway.open() as connection:
-        connection.send(request(b"abc").replace(b": 3", b": 4"))
-        connection.writer.write_eof()
-        await connection.reader.read()
-    assert gateway.strategy.sent.empty()
-
-
-# Connections ------------------------------------------------------------------------------
-
-
-async def test_pipelined_requests_are_answered_in_order(serve):
-    gateway = serve(None)
-    async with await gateway.open() as connection:
-        connection.send(request(b"1") + request(b"2") + request(b"3", "/no"))
-        for number in (b"1", b"2"):
-            pending = await gateway.strategy.sent.get()
-            assert gateway.strategy.sent.empty()  # one at a time
-            assert loads(pending.message.body)[0][2] == number.decode()
-            pending.settle(echo(pending.message))
-            assert (await connection.answer()).body == number
-        assert (await connection.answer()).status == 404
-
-
-async def test_connection_is_kept_or_closed_as_asked(serve):
-    gateway = serve()
-    async with await gateway.open() as connection:
-        for number in range(3):
-            answer = await connection.ask(request(b"%d" % number))
-            assert answer.body == b"%d" % number and "connection" not in answer.headers
-        answer = await connection.ask(request(b"last", "/", "Connection: close"))
-        assert answer.headers["connection"] == "close"
-        assert await connection.at_end()
-    async with await gateway.open() as connection:
-        answer = await connection.ask(b"POST / HTTP/1.0\r\nContent-Length: 1\r\n\r\nx")
-        assert answer.body == b"x"
-        assert await connection.at_end()
-
-
-async def test_open_connections_are_counted(serve):
-    gateway = serve()
-    async with await gateway.open() as connection:
-        await connection.ask(request())
-        assert gateway.metrics.get("gateway_connections_open") == 1
-        await connection.ask(request(b"", "/", "Connection: close"))
-        await connection.at_end()
-    assert gateway.metrics.get("gateway_connections_open") == 0
-
-
-# Waiting ----------------------------------------------------------------------------------
-
-
-async def test_answer_without_a_result_is_504_at_the_deadline(serve):
-    gateway = serve(None, timeout=0.2)
-    async with await gateway.open() as connection:
-        connection.send(request(b"x"))
-        pending = await gateway.strategy.sent.get()
-        pending.confirm()
-        answer = await connection.answer()
-        assert time.monotonic() < pending.deadline + 0.5
-
-        assert (answer.status, answer.type) == (504, "deadline-passed")
-        assert answer.problem["task_id"] == pending.message.task_id
-        assert answer.problem["delivery_id"] == pending.message.delivery["id"]
-        assert "retry-after" not in answer.headers
-
-        # What comes later is for nobody, and the connection lives on.
-        pending.settle(echo(pending.message))
-        assert (await connection.ask(request(target="/no"))).status == 404
-    assert await gateway.strategy.freed.get() is pending
-    assert gateway.relay.in_flight == 0
-
-
-async def test_without_a_confirm_it_is_503(serve):
-    async with await serve(None, timeout=0.2).open() as connection:
-        answer = await connection.ask(request(b"x"))
-    assert (answer.status, answer.type) == (503, "not-confirmed")
-    assert answer.headers["retry-after"] == "1"
-    assert answer.problem["delivery_id"] and answer.problem["task_id"]
-
-
-async def test_result_before_its_confirm_is_the_answer(serve):
-    gateway = serve(None)
-    async with await gateway.open() as connection:
-        connection.send(request(b"x"))
-        pending = await gateway.strategy.sent.get()
-        pending.settle(None)  # STARTED, say
-        pending.settle(Outcome(SUCCESS, "first"))
-        pending.confirm()
-        pending.fail(Rejected())
-        assert (await connection.answer()).body == b"first"
-    assert gateway.relay.in_flight == 0
-
-
-async def test_refused_message_is_503_with_its_own_type(serve):
-    gateway = serve(None)
-    async with await gateway.open() as connection:
-        connection.send(request(b"x"))
-        (await gateway.strategy.sent.get()).fail(Rejected())
-        answer = await connection.answer()
-    assert (answer.status, answer.type) == (503, "rejected")
-    assert answer.headers["retry-after"] == "1"
-
-
-async def test_strategy_that_cannot_take_it_is_503_at_once(serve):
-    def blocked(message: Message) -> Outcome:
-        raise BrokerBlocked
-
-    gateway = serve(blocked)
-    async with await gateway.open() as connection:
-        answer = await connection.ask(request(b"x"))
-    assert (answer.status, answer.type) == (503, "broker-blocked")
-    assert answer.problem["delivery_id"] and "task_id" not in answer.problem
-    assert gateway.relay.in_flight == 0
-
-
-async def test_failed_task_and_unusable_result_are_502(serve):
-    for outcome, kind in [
-        (Outcome(FAILURE, error="KeyError"), "task-failed"),
-        (Outcome(SUCCESS, {"status": 99}), "result-unusable"),
-    ]:
-        async with await serve(lambda message, outcome=outcome: outcome).open() as connection:
-            answer = await connection.ask(request(b"x"))
-            assert (answer.status, answer.type) == (502, kind)
-            assert answer.problem["task_id"] and "Traceback" not in answer.problem["detail"]
-            assert (await connection.ask(request(target="/no"))).status == 404
-
-
-async def test_request_beyond_the_limit_is_503_and_room_is_used_again(serve):
-    gateway = serve(None, max_in_flight=1)
-    async with await gateway.open() as first, await gateway.open() as second:
-        first.send(request(b"1"))
-        pending = await gateway.strategy.sent.get()
-
-        answer = await second.ask(request(b"2"))
-        assert (answer.status, answer.type) == (503, "full")
-        assert answer.headers["retry-after"] == "1"
-        assert gateway.metrics.get("gateway_in_flight") == 1
-
-        pending.settle(echo(pending.message))
-        assert (await first.answer()).body == b"1"
-        second.send(request(b"3"))
-        (await gateway.strategy.sent.get()).settle(Outcome(SUCCESS, "3"))
-        assert (await second.answer()).body == b"3"
-
-
-@pytest.mark.parametrize("end", ["close", "abort"])
-async def test_client_that_leaves_frees_its_waiter(serve, end):
-    gateway = serve(None)
-    connection = await gateway.open()
-    connection.send(request(b"x"))
-    pending = await gateway.strategy.sent.get()
-    assert gateway.relay.in_flight == 1
-
-    getattr(connection.writer.transport, end)()
-
-    assert await gateway.strategy.freed.get() is pending
-    pending.settle(Outcome(SUCCESS, "late"))  # told to nobody
-    while gateway.metrics.get("gateway_connections_open"):
-        await asyncio.sleep(0)
-    assert gateway.relay.in_flight == gateway.metrics.get("gateway_in_flight") == 0
-    assert gateway.metrics.get("gateway_clients_gone_total") == 1
-
-
-# Draining ---------------------------------------------------------------------------------
-
-
-async def test_draining_answers_what_is_in_flight_and_lets_idle_connections_end(serve):
-    gateway = serve(None)
-    async with await gateway.open() as busy, await gateway.open() as idle:
-        # Given a connection with a request under way, and one without,
-        idle.send(request(b"before"))
-        (await gateway.strategy.sent.get()).settle(Outcome(SUCCESS, "before"))
-        assert "connection" not in (await idle.answer()).headers
-        busy.send(request(b"busy"))
-        pending = await gateway.strategy.sent.get()
-
-        # when the gateway drains,
-        drained = asyncio.ensure_future(gateway.server.drain(30))
-        await asyncio.sleep(0)
-
-        # then the idle one's next request is answered, and that is its last one,
-        idle.send(request(b"next"))
-        (await gateway.strategy.sent.get()).settle(Outcome(SUCCESS, "next"))
-        answer = await idle.answer()
-        assert (answer.body, answer.headers["connection"]) == (b"next", "close")
-        assert await idle.at_end()
-
-        # and so is what was under way.
-        assert not drained.done()
-        pending.settle(echo(pending.message))
-        answer = await busy.answer()
-        assert (answer.body, answer.headers["connection"]) == (b"busy", "close")
-        assert await busy.at_end()
-    await drained
-
-
-async def test_draining_refuses_new_connections(serve):
-    gateway = serve()
-    async with await gateway.open() as connection:
-        await connection.ask(request())
-        drained = asyncio.ensure_future(gateway.server.drain(30))
-        await asyncio.sleep(0)
-        with pytest.raises(ConnectionRefusedError):
-            await gateway.open()
-    await drained
-
-
-async def test_connection_that_the_kernel_has_accepted_is_served_before_the_end(serve):
-    # Given connections that the loop has had no turn to accept,
-    gateway = serve()
-    waiting = [socket.create_connection(("127.0.0.1", gateway.address)) for _ in range(5)]
-    # when the gateway drains,
-    drained = asyncio.ensure_future(gateway.server.drain(30))
-    # then their requests are answered.
-    for number, one in enumerate(waiting):
-        async with Connection(*await asyncio.open_connection(sock=one)) as connection:
-            assert (await connection.ask(request(b"%d" % number))).body == b"%d" % number
-    await drained
-
-
-async def test_what_outlives_the_grace_period_is_cut_off(serve):
-    gateway = serve(None)
-    async with await gateway.open() as connection:
-        connection.send(request(b"x"))
-        await gateway.strategy.sent.get()
-        await gateway.server.drain(0.1)
-        assert await connection.at_end()
-    assert gateway.relay.in_flight == 0

@@ -1,0 +1,81 @@
+"""What was published on one channel and is not confirmed yet."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from itertools import takewhile
+from typing import Any
+
+from gateway.errors import NotConfirmed, Rejected, RequestError, Unroutable
+from gateway.metrics import Metrics
+from gateway.pending import Pending
+
+log = logging.getLogger(__name__)
+
+
+class Confirms:
+    """Turns acks, nacks and returns into the ends of `Pending` messages.
+
+    The broker numbers what is published on a channel from 1; so does this.
+    """
+
+    def __init__(self, metrics: Metrics):
+        self._metrics = metrics
+        self._tag = 0
+        self._first = 1  # all before it are settled
+        self._pending: dict[int, Pending] = {}
+        self._returned: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def add(self, pending: Pending) -> None:
+        """Expect the confirm of what has just been published."""
+        self._tag += 1
+        self._pending[self._tag] = pending
+
+    def skip(self) -> None:
+        """Expect the confirm of what nobody waits for."""
+        self._tag += 1
+
+    def confirm(self, tag: int, multiple: bool, acked: bool) -> None:
+        """Settle `tag`, and all before it where the confirm stands for `multiple`."""
+        tags: Iterable[int] = (tag,)
+        if multiple:
+            tags = range(self._first, min(tag, self._tag) + 1)
+            self._first = tags.stop
+        for each in tags:
+            pending = self._pending.pop(each, None)
+            if pending is None:  # settled or given up before
+                continue
+            if not acked:
+                self._refuse(pending, Rejected())
+            elif self._returned and pending.message.task_id in self._returned:
+                self._returned.discard(pending.message.task_id)
+                self._refuse(pending, Unroutable(f"The queue {pending.message.queue} is missing."))
+            else:
+                self._metrics.add("gateway_messages_confirmed_total")
+                pending.confirm()
+
+    def on_return(self, _channel: Any, method: Any, properties: Any, _body: bytes) -> None:
+        """Take pika's word of a return, which comes before the ack of the same message."""
+        self._returned.add(properties.correlation_id)
+        log.warning("message returned: %s (queue %s)", method.reply_text, method.routing_key)
+
+    def give_up(self, sent_before: float) -> None:
+        """Fail what was sent before that moment (monotonic seconds) and is not confirmed."""
+        overdue = takewhile(lambda item: item[1].sent <= sent_before, self._pending.items())
+        for tag, pending in list(overdue):
+            del self._pending[tag]
+            self._refuse(pending, NotConfirmed())
+
+    def fail(self, error: RequestError) -> None:
+        """Fail all: the channel is gone, and no confirm of it will ever come."""
+        lost, self._pending = self._pending, {}
+        for pending in lost.values():
+            self._refuse(pending, error)
+
+    def _refuse(self, pending: Pending, error: RequestError) -> None:
+        self._metrics.add("gateway_messages_refused_total")
+        pending.fail(error)

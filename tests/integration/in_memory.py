@@ -1,0 +1,115 @@
+"""A serving process without its process: the real server and relay, tasks in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+
+import uvloop
+from kombu.utils.json import loads
+from tornado.ioloop import IOLoop
+
+from gateway.celery_message import Message, TaskIds
+from gateway.config import Config
+from gateway.metrics import Metrics
+from gateway.outcome import SUCCESS, Outcome
+from gateway.pending import Pending
+from gateway.relay import Relay
+from gateway.server import Server
+from gateway.sockets import bind
+from gateway.strategies.base import Strategy
+from tests.http_client import Connection
+
+ROUTES = [{"path": "/"}, {"path": "/hooks/{account}"}, {"path": "/xml", "content_type": "text/xml"}]
+#: The loops that gateways run on: connections are their transports.
+LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+def echo(message: Message) -> Outcome:
+    return Outcome(SUCCESS, loads(message.body)[0][2])
+
+
+def arguments(message: Message) -> Outcome:
+    """Answer what the task was called with: the query, the headers and the delivery."""
+    query, headers, _ = loads(message.body)[0]
+    return Outcome(SUCCESS, {"query": query, "headers": headers, "delivery": message.delivery})
+
+
+class InMemory(Strategy):
+    """Runs `task` on each message at once; without one, whoever takes it from `sent` ends it."""
+
+    name = "in-memory"
+
+    def __init__(self, task: Callable[[Message], Outcome] | None):
+        self.task = task
+        self.sent: asyncio.Queue[Pending] = asyncio.Queue()
+        self.freed: asyncio.Queue[Pending] = asyncio.Queue()
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def checks(self) -> dict[str, str]:
+        return {}
+
+    def send(self, message: Message, deadline: float) -> Pending:
+        pending = Pending(message, deadline, self.freed.put_nowait)
+        self.sent.put_nowait(pending)
+        if self.task is not None:
+            pending.settle(self.task(message))
+        return pending
+
+
+class Gateway:
+    """A serving process without its process."""
+
+    def __init__(self, strategy: Strategy, settings: dict):
+        config = Config(**{"port": 0, "routes": ROUTES, **settings})
+        self.strategy = strategy
+        self.metrics, self._file = Metrics.create(route.path for route in config.routes)
+        self.relay = Relay(config, strategy, self.metrics, TaskIds())
+        self.server = Server(config, self.relay, self.metrics)
+        (self._listener,) = bind(config)
+        self.address = config.uds or self._listener.getsockname()[1]
+        self.server.listen([self._listener])
+
+    async def open(self) -> Connection:
+        return await Connection.open(self.address)
+
+    async def close(self) -> None:
+        await self.server.drain(0)
+        self._listener.close()
+        self.metrics.close()
+        self._file.close()
+
+    def counted(self, status: int) -> float:
+        """Return how many requests that no route has taken were answered with `status`."""
+        labels = f'route="",status="{status}"'
+        return self.metrics.totals()["gateway_requests_total", labels]
+
+
+Start = Callable[..., Gateway]
+
+
+@contextlib.contextmanager
+def running(name: str) -> Iterator[IOLoop]:
+    """Make the loop `name` the current one."""
+    asyncio.set_event_loop(LOOPS[name]())
+    io_loop = IOLoop.current()
+    yield io_loop
+    io_loop.close()
+    asyncio.set_event_loop(None)
+
+
+@contextlib.contextmanager
+def serving(io_loop: IOLoop) -> Iterator[Start]:
+    """Give what starts a gateway whose tasks are run by `task`; stop all at the end."""
+    with contextlib.ExitStack() as opened:
+
+        def start(task: Callable[[Message], Outcome] | None = echo, **settings) -> Gateway:
+            gateway = Gateway(InMemory(task), settings)
+            opened.callback(lambda: io_loop.run_sync(gateway.close))
+            return gateway
+
+        yield start

@@ -1,0 +1,379 @@
+"""Connections through time: kept, waiting, too slow, draining."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+from kombu.utils.json import loads
+from tornado.ioloop import IOLoop
+
+from gateway.celery_message import Message
+from gateway.errors import BrokerBlocked, Rejected
+from gateway.outcome import FAILURE, SUCCESS, Outcome
+from tests.http_client import Connection, request
+from tests.integration.in_memory import LOOPS, Start, echo, running, serving
+
+pytestmark = pytest.mark.gen_test(timeout=10)
+
+
+@pytest.fixture(params=LOOPS)
+def io_loop(request: pytest.FixtureRequest) -> Iterator[IOLoop]:
+    with running(request.param) as io_loop:
+        yield io_loop
+
+
+@pytest.fixture
+def serve(io_loop: IOLoop) -> Iterator[Start]:
+    with serving(io_loop) as start:
+        yield start
+
+
+def small_window(port: int) -> socket.socket:
+    """Connect with a receive buffer that a large answer does not fit into."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", port))
+    return connection
+
+
+# Connections ------------------------------------------------------------------------------
+
+
+async def test_pipelined_requests_are_answered_in_order(serve):
+    gateway = serve(None)
+    async with await gateway.open() as connection:
+        connection.send(request(b"1") + request(b"2") + request(b"3", "/no"))
+        for number in (b"1", b"2"):
+            pending = await gateway.strategy.sent.get()
+            assert gateway.strategy.sent.empty()  # one at a time
+            assert loads(pending.message.body)[0][2] == number.decode()
+            pending.settle(echo(pending.message))
+            assert (await connection.answer()).body == number
+        assert (await connection.answer()).status == 404
+
+
+async def test_connection_is_kept_or_closed_as_asked(serve):
+    gateway = serve()
+    async with await gateway.open() as connection:
+        for number in range(3):
+            answer = await connection.ask(request(b"%d" % number))
+            assert answer.body == b"%d" % number and "connection" not in answer.headers
+        answer = await connection.ask(request(b"last", "/", "Connection: close"))
+        assert answer.headers["connection"] == "close"
+        assert await connection.at_end()
+    async with await gateway.open() as connection:
+        answer = await connection.ask(b"POST / HTTP/1.0\r\nContent-Length: 1\r\n\r\nx")
+        assert answer.body == b"x"
+        assert await connection.at_end()
+
+
+async def test_http_1_0_is_told_that_its_connection_is_kept(serve):
+    async with await serve().open() as connection:
+        data = b"POST / HTTP/1.0\r\nConnection: Keep-Alive\r\nContent-Length: 1\r\n\r\n"
+        for body in (b"1", b"2"):
+            answer = await connection.ask(data + body)
+            assert (answer.body, answer.headers["connection"]) == (body, "keep-alive")
+
+
+async def test_open_connections_are_counted(serve):
+    gateway = serve()
+    async with await gateway.open() as connection:
+        await connection.ask(request())
+        assert gateway.metrics.get("gateway_connections_open") == 1
+        await connection.ask(request(b"", "/", "Connection: close"))
+        await connection.at_end()
+    assert gateway.metrics.get("gateway_connections_open") == 0
+
+
+# Waiting ----------------------------------------------------------------------------------
+
+
+async def test_answer_without_a_result_is_504_at_the_deadline(serve):
+    gateway = serve(None, timeout=0.2)
+    async with await gateway.open() as connection:
+        connection.send(request(b"x"))
+        pending = await gateway.strategy.sent.get()
+        pending.confirm()
+        answer = await connection.answer()
+        assert time.monotonic() < pending.deadline + 0.5
+
+        assert (answer.status, answer.type) == (504, "deadline-passed")
+        assert answer.problem["task_id"] == pending.message.task_id
+        assert answer.problem["delivery_id"] == pending.message.delivery["id"]
+        assert "retry-after" not in answer.headers
+
+        # What comes later is for nobody, and the connection lives on.
+        pending.settle(echo(pending.message))
+        assert (await connection.ask(request(target="/no"))).status == 404
+    assert await gateway.strategy.freed.get() is pending
+    assert gateway.relay.in_flight == 0
+
+
+async def test_without_a_confirm_it_is_503(serve):
+    async with await serve(None, timeout=0.2).open() as connection:
+        answer = await connection.ask(request(b"x"))
+    assert (answer.status, answer.type) == (503, "not-confirmed")
+    assert answer.headers["retry-after"] == "1"
+    assert answer.problem["delivery_id"] and answer.problem["task_id"]
+
+
+async def test_result_before_its_confirm_is_the_answer(serve):
+    gateway = serve(None)
+    async with await gateway.open() as connection:
+        connection.send(request(b"x"))
+        pending = await gateway.strategy.sent.get()
+        pending.settle(None)  # STARTED, say
+        pending.settle(Outcome(SUCCESS, "first"))
+        pending.confirm()
+        pending.fail(Rejected())
+        assert (await connection.answer()).body == b"first"
+    assert gateway.relay.in_flight == 0
+
+
+async def test_refused_message_is_503_with_its_own_type(serve):
+    gateway = serve(None)
+    async with await gateway.open() as connection:
+        connection.send(request(b"x"))
+        (await gateway.strategy.sent.get()).fail(Rejected())
+        answer = await connection.answer()
+    assert (answer.status, answer.type) == (503, "rejected")
+    assert answer.headers["retry-after"] == "1"
+
+
+async def test_strategy_that_cannot_take_it_is_503_at_once(serve):
+    def blocked(message: Message) -> Outcome:
+        raise BrokerBlocked
+
+    gateway = serve(blocked)
+    async with await gateway.open() as connection:
+        answer = await connection.ask(request(b"x"))
+    assert (answer.status, answer.type) == (503, "broker-blocked")
+    assert answer.problem["delivery_id"] and "task_id" not in answer.problem
+    assert gateway.relay.in_flight == 0
+
+
+async def test_failed_task_and_unusable_result_are_502(serve):
+    for outcome, kind in [
+        (Outcome(FAILURE, error="KeyError"), "task-failed"),
+        (Outcome(SUCCESS, {"status": 99}), "result-unusable"),
+    ]:
+        async with await serve(lambda message, outcome=outcome: outcome).open() as connection:
+            answer = await connection.ask(request(b"x"))
+            assert (answer.status, answer.type) == (502, kind)
+            assert answer.problem["task_id"] and "Traceback" not in answer.problem["detail"]
+            assert (await connection.ask(request(target="/no"))).status == 404
+
+
+async def test_request_beyond_the_limit_is_503_and_room_is_used_again(serve):
+    gateway = serve(None, max_in_flight=1)
+    async with await gateway.open() as first, await gateway.open() as second:
+        first.send(request(b"1"))
+        pending = await gateway.strategy.sent.get()
+
+        answer = await second.ask(request(b"2"))
+        assert (answer.status, answer.type) == (503, "full")
+        assert answer.headers["retry-after"] == "1"
+        assert gateway.metrics.get("gateway_in_flight") == 1
+
+        pending.settle(echo(pending.message))
+        assert (await first.answer()).body == b"1"
+        second.send(request(b"3"))
+        (await gateway.strategy.sent.get()).settle(Outcome(SUCCESS, "3"))
+        assert (await second.answer()).body == b"3"
+
+
+@pytest.mark.parametrize("end", ["close", "abort"])
+async def test_client_that_leaves_frees_its_waiter(serve, end):
+    gateway = serve(None)
+    connection = await gateway.open()
+    connection.send(request(b"x"))
+    pending = await gateway.strategy.sent.get()
+    assert gateway.relay.in_flight == 1
+
+    getattr(connection.writer.transport, end)()
+
+    assert await gateway.strategy.freed.get() is pending
+    pending.settle(Outcome(SUCCESS, "late"))  # told to nobody
+    while gateway.metrics.get("gateway_connections_open"):
+        await asyncio.sleep(0)
+    assert gateway.relay.in_flight == gateway.metrics.get("gateway_in_flight") == 0
+    assert gateway.metrics.get("gateway_clients_gone_total") == 1
+
+
+# Draining ---------------------------------------------------------------------------------
+
+
+async def test_draining_answers_what_is_in_flight_and_lets_idle_connections_end(serve):
+    gateway = serve(None)
+    async with await gateway.open() as busy, await gateway.open() as idle:
+        # Given a connection with a request under way, and one without,
+        idle.send(request(b"before"))
+        (await gateway.strategy.sent.get()).settle(Outcome(SUCCESS, "before"))
+        assert "connection" not in (await idle.answer()).headers
+        busy.send(request(b"busy"))
+        pending = await gateway.strategy.sent.get()
+
+        # when the gateway drains,
+        drained = asyncio.ensure_future(gateway.server.drain(30))
+        await asyncio.sleep(0)
+
+        # then the idle one's next request is answered, and that is its last one,
+        idle.send(request(b"next"))
+        (await gateway.strategy.sent.get()).settle(Outcome(SUCCESS, "next"))
+        answer = await idle.answer()
+        assert (answer.body, answer.headers["connection"]) == (b"next", "close")
+        assert await idle.at_end()
+
+        # and so is what was under way.
+        assert not drained.done()
+        pending.settle(echo(pending.message))
+        answer = await busy.answer()
+        assert (answer.body, answer.headers["connection"]) == (b"busy", "close")
+        assert await busy.at_end()
+    await drained
+
+
+async def test_draining_refuses_new_connections(serve):
+    gateway = serve()
+    async with await gateway.open() as connection:
+        await connection.ask(request())
+        drained = asyncio.ensure_future(gateway.server.drain(30))
+        await asyncio.sleep(0)
+        with pytest.raises(ConnectionRefusedError):
+            await gateway.open()
+    await drained
+
+
+async def test_connection_that_the_kernel_has_accepted_is_served_before_the_end(serve):
+    # Given connections that the loop has had no turn to accept,
+    gateway = serve()
+    waiting = [socket.create_connection(("127.0.0.1", gateway.address)) for _ in range(5)]
+    # when the gateway drains,
+    drained = asyncio.ensure_future(gateway.server.drain(30))
+    # then their requests are answered.
+    for number, one in enumerate(waiting):
+        async with Connection(*await asyncio.open_connection(sock=one)) as connection:
+            assert (await connection.ask(request(b"%d" % number))).body == b"%d" % number
+    await drained
+
+
+async def test_what_outlives_the_grace_period_is_cut_off(serve):
+    gateway = serve(None)
+    async with await gateway.open() as connection:
+        connection.send(request(b"x"))
+        await gateway.strategy.sent.get()
+        await gateway.server.drain(0.1)
+        assert await connection.at_end()
+    assert gateway.relay.in_flight == 0
+
+
+# Too slow -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", [b"P", b"POST / HTTP/1.1\r\nHost: h\r\nX: ", b"\r\n"])
+async def test_header_that_does_not_end_is_408(serve, start):
+    gateway = serve(body_timeout=0.2, idle_timeout=9)
+    async with await gateway.open() as connection:
+        # The first request's time is not the second one's.
+        assert (await connection.ask(request(b"x"))).status == 200
+        connection.send(start)
+        answer = await connection.answer()
+        assert (answer.status, answer.type) == (408, "body-too-slow")
+        assert await connection.at_end()
+    assert gateway.strategy.sent.qsize() == gateway.counted(408) == 1
+
+
+async def test_header_that_was_sent_ahead_has_its_time_from_the_answer_on(serve):
+    gateway = serve(None, body_timeout=0.2, idle_timeout=9)
+    async with await gateway.open() as connection:
+        connection.send(request(b"1") + request(b"2")[:10])
+        pending = await gateway.strategy.sent.get()
+        await asyncio.sleep(1)  # longer than a header may take
+        pending.settle(echo(pending.message))
+        assert (await connection.answer()).body == b"1"
+        assert (await connection.answer()).status == 408
+
+
+@pytest.mark.parametrize("first", [request(b"123")[:-1], request()[:-1]], ids=["body", "header"])
+async def test_request_that_is_late_by_a_turn_of_the_loop_is_not_relayed(serve, first):
+    gateway = serve()
+    async with await gateway.open() as connection:
+        connection.send(first)
+        while not (streams := [s for s in gateway.server._streams if s.receiving]):
+            await asyncio.sleep(0)
+        streams[0].data_received(b"3" if first.endswith(b"12") else b"\n")
+        streams[0].expire()
+        answer = await connection.answer()
+        assert answer.status == 408
+        assert await connection.at_end()
+    assert gateway.strategy.sent.empty()
+    assert gateway.counted(408) == 1
+
+
+async def test_answer_that_is_not_taken_is_given_up(serve):
+    def large(message: Message) -> Outcome:
+        return Outcome(SUCCESS, "x" * 16_000_000)  # far more than the kernel takes
+
+    gateway = serve(large, idle_timeout=0.2)
+    with small_window(gateway.address) as reluctant:
+        reluctant.sendall(request())
+        await gateway.strategy.freed.get()
+        while gateway.metrics.get("gateway_connections_open"):
+            await asyncio.sleep(0.01)
+        # Long after its time it finds the answer cut off.
+        reluctant.setblocking(False)
+        received = 0
+        with contextlib.suppress(ConnectionError):
+            while some := await asyncio.get_running_loop().sock_recv(reluctant, 1_000_000):
+                received += len(some)
+    assert received < 16_000_000
+
+
+async def test_requests_are_not_read_faster_than_they_are_answered(serve):
+    gateway = serve(None)
+    data = memoryview(request(b"x" * 10_000) * 6_000)  # far more than the kernel takes
+    with small_window(gateway.address) as eager:
+        eager.setblocking(False)
+        sent, before = 0, -1
+        while sent != before:
+            before = sent
+            with contextlib.suppress(BlockingIOError):
+                while sent < len(data):
+                    sent += eager.send(data[sent:])
+            await asyncio.sleep(0.1)
+        assert sent < len(data)
+        assert gateway.strategy.sent.qsize() == 1
+
+
+async def test_dripping_body_is_408(serve):
+    gateway = serve(body_timeout=0.2)
+    async with await gateway.open() as connection:
+        connection.send(request(b"").replace(b": 0", b": 1000"))
+        answer = asyncio.ensure_future(connection.answer())
+        while not answer.done():
+            connection.send(b"x")
+            await asyncio.wait([answer], timeout=0.05)
+        assert (answer.result().status, answer.result().type) == (408, "body-too-slow")
+        with contextlib.suppress(ConnectionResetError):  # of the drops that crossed the answer
+            assert await connection.at_end()
+    assert gateway.strategy.sent.empty()
+
+
+async def test_idle_connection_is_closed(serve):
+    async with await serve(idle_timeout=0.2).open() as connection:
+        assert (await connection.ask(request(b"x"))).status == 200
+        assert await connection.at_end()
+
+
+async def test_short_body_then_end_is_never_published(serve):
+    gateway = serve()
+    async with await gateway.open() as connection:
+        connection.send(request(b"abc").replace(b": 3", b": 4"))
+        connection.writer.write_eof()
+        await connection.reader.read()
+    assert gateway.strategy.sent.empty()

@@ -1,0 +1,122 @@
+"""What acks, nacks, returns, time and loss make of messages that wait for their confirm."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from gateway.celery_message import Message
+from gateway.confirms import Confirms
+from gateway.errors import BrokerUnavailable, NotConfirmed, Rejected, Unroutable
+from gateway.metrics import Metrics
+from gateway.pending import Pending
+
+
+@pytest.fixture
+def metrics():
+    metrics, file = Metrics.create([])
+    with file:
+        yield metrics
+        metrics.close()
+
+
+@pytest.fixture
+def confirms(metrics) -> Confirms:
+    return Confirms(metrics)
+
+
+def publish(confirms: Confirms, count: int) -> list[Pending]:
+    """Publish messages one second after the other; their tags are 1, 2, ..."""
+    messages = []
+    for n in range(1, count + 1):
+        pending = Pending(Message(f"id-{n}", "task", "queue", b"", {}), deadline=100.0)
+        pending.sent = float(n)
+        confirms.add(pending)
+        messages.append(pending)
+    return messages
+
+
+def give_back(confirms: Confirms, task_id: str) -> None:
+    method = SimpleNamespace(reply_text="NO_ROUTE", routing_key="queue")
+    confirms.on_return(None, method, SimpleNamespace(correlation_id=task_id), b"")
+
+
+def confirmed(messages: list[Pending]) -> list[int]:
+    return [n for n, pending in enumerate(messages, 1) if pending.confirmed]
+
+
+def errors(messages: list[Pending]) -> dict[int, type]:
+    return {n: type(p.error) for n, p in enumerate(messages, 1) if p.error is not None}
+
+
+def test_an_ack_confirms_its_message(confirms, metrics):
+    messages = publish(confirms, 3)
+    confirms.confirm(2, multiple=False, acked=True)
+    assert confirmed(messages) == [2]
+    assert confirms
+    confirms.confirm(3, multiple=False, acked=True)
+    confirms.confirm(1, multiple=False, acked=True)
+    assert confirmed(messages) == [1, 2, 3]
+    assert not confirms
+    assert metrics.get("gateway_messages_confirmed_total") == 3
+
+
+def test_an_ack_of_several_confirms_all_before_it(confirms):
+    messages = publish(confirms, 6)
+    confirms.confirm(2, multiple=False, acked=True)
+    confirms.confirm(4, multiple=True, acked=True)
+    assert confirmed(messages) == [1, 2, 3, 4]
+    confirms.confirm(3, multiple=True, acked=True)  # late, and for nobody
+    confirms.confirm(6, multiple=True, acked=True)
+    assert confirmed(messages) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_nack_rejects(confirms, metrics):
+    messages = publish(confirms, 3)
+    confirms.confirm(2, multiple=True, acked=False)
+    assert errors(messages) == {1: Rejected, 2: Rejected}
+    assert metrics.get("gateway_messages_refused_total") == 2
+
+
+def test_an_ack_of_what_was_returned_is_no_success(confirms):
+    messages = publish(confirms, 3)
+    give_back(confirms, "id-2")
+    confirms.confirm(3, multiple=True, acked=True)
+    assert errors(messages) == {2: Unroutable}
+    assert confirmed(messages) == [1, 3]
+
+
+def test_what_is_overdue_is_given_up_and_its_late_ack_confirms_nothing(confirms):
+    messages = publish(confirms, 3)
+    confirms.give_up(sent_before=2.0)
+    assert errors(messages) == {1: NotConfirmed, 2: NotConfirmed}
+    confirms.confirm(1, multiple=False, acked=True)
+    confirms.confirm(3, multiple=True, acked=True)
+    assert confirmed(messages) == [3]
+
+
+def test_what_nobody_waits_for_has_a_tag_too(confirms):
+    confirms.skip()
+    messages = publish(confirms, 1)
+    confirms.confirm(1, multiple=False, acked=True)
+    assert confirmed(messages) == []
+    confirms.confirm(2, multiple=False, acked=True)
+    assert confirmed(messages) == [1]
+
+
+def test_a_lost_channel_fails_what_is_not_confirmed(confirms):
+    messages = publish(confirms, 2)
+    confirms.confirm(1, multiple=False, acked=True)
+    confirms.fail(BrokerUnavailable())
+    assert errors(messages) == {2: BrokerUnavailable}
+    assert not confirms
+
+
+@pytest.mark.parametrize("tag", [0, 2, 2**63])
+def test_a_tag_that_was_never_given_confirms_no_more_than_there_is(confirms, tag):
+    messages = publish(confirms, 1)
+    confirms.confirm(tag, multiple=True, acked=True)
+    assert confirmed(messages) == ([1] if tag else [])
+    confirms.confirm(1, multiple=False, acked=True)
+    assert confirmed(messages) == [1]
