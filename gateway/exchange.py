@@ -75,8 +75,8 @@ class Exchange(HTTPMessageDelegate):
     """One request and its answer on a connection."""
 
     __slots__ = (
-        "_body", "_connection", "_headers", "_shared", "_size", "_start", "_stream", "_waiter",
-        "answered", "arrived",
+        "_body", "_connection", "_headers", "_shared", "_start", "_stream", "_waiter", "answered",
+        "arrived",
     )  # fmt: skip
 
     def __init__(self, shared: Exchanges, stream: Stream, connection: Connection):
@@ -85,8 +85,7 @@ class Exchange(HTTPMessageDelegate):
         self._connection = connection
         self._start: RequestStartLine | None = None
         self._waiter: Waiter | None = None
-        self._body: list[bytes] = []
-        self._size = 0
+        self._body: bytes | bytearray = b""
         self.answered = False
         self.arrived = 0.0
 
@@ -102,11 +101,15 @@ class Exchange(HTTPMessageDelegate):
             raise Refused(error) from error
 
     def data_received(self, chunk: bytes) -> None:
-        self._size += len(chunk)
+        if not self._body:  # nearly all bodies come whole
+            self._body = chunk
+        else:
+            if isinstance(self._body, bytes):
+                self._body = bytearray(self._body)
+            self._body += chunk
         limit = self._shared.config.max_body
-        if self._size > limit:
+        if len(self._body) > limit:
             raise Refused(BodyTooLarge(f"The body is over {limit} bytes."))
-        self._body.append(chunk)
 
     def finish(self) -> None:
         if self.answered:  # it was late, by a turn of the loop
@@ -135,8 +138,7 @@ class Exchange(HTTPMessageDelegate):
         if target.startswith(("http://", "https://")):  # RFC 9112, 3.2.2: the absolute form
             target = "/" + target.split("/", 3)[3] if target.count("/") > 2 else "/"
         path, _, query = target.partition("?")
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._body.clear()
+        body, self._body = bytes(self._body), b""
         if headers.get("content-encoding", "identity").lower() != "identity":
             body = gunzip(body, shared.config.max_body)
             for name in ("content-encoding", "content-length"):  # the task gets neither

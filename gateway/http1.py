@@ -13,7 +13,7 @@ from tornado.http1connection import HTTP1Connection, HTTP1ConnectionParameters
 from tornado.httputil import HTTPMessageDelegate
 
 from gateway.errors import BadRequest, HeaderTooLarge
-from gateway.read_buffer import Refused, bare_line_feed
+from gateway.read_buffer import Refused, bare_line_end
 from gateway.stream import Stream
 
 #: Header lines a request may have.
@@ -76,7 +76,7 @@ class Connection(HTTP1Connection):
         lines = _field_lines(text, start + 2, len(text) - 2)
         if len(lines) == text.count("\n") - 2:  # all but the first line and the empty one
             fields = [(name.lower(), value.strip(" \t")) for name, value in lines]
-        elif bare_line_feed(data):
+        elif bare_line_end(data):
             raise Refused(BadRequest("A header line does not end in CR LF."))
         else:
             first, headers = super()._parse_headers(data)

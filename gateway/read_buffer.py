@@ -11,7 +11,8 @@ from tornado.httputil import HTTPInputError
 from gateway.errors import BadRequest, HeaderTooLarge, RequestError, URITooLong
 
 END_OF_HEADER = b"\r\n\r\n"
-bare_line_feed = re.compile(rb"(?<!\r)\n").search
+#: Finds a CR or LF without the other. RFC 9112, 2.2
+bare_line_end = re.compile(rb"\r(?=[^\n])|(?<!\r)\n").search
 
 
 class Refused(HTTPInputError):
@@ -110,7 +111,7 @@ class ReadBuffer:
         first = self._buffer[self._at]
         if not 32 < first < 127 and first != 13:  # TLS, say
             self.fail(Refused(BadRequest("This is not HTTP.")))
-        elif bare_line_feed(self._buffer, self._seen):
+        elif bare_line_end(self._buffer, self._seen):
             self.fail(Refused(BadRequest("A header line does not end in CR LF.")))
 
     def _too_long(self) -> RequestError:

@@ -121,14 +121,13 @@ class Stream(ReadBuffer, asyncio.Protocol):
     @property
     def busy(self) -> bool:
         """Is there a request to answer, or an answer to be taken?"""
-        return not self.connected or self._unwritten or (self.receiving and not self._closed)
-
-    @property
-    def _unwritten(self) -> bool:
-        return self._transport.get_write_buffer_size() > 0
+        if not self.connected:
+            return True
+        unwritten = self._transport.get_write_buffer_size() > 0
+        return unwritten or (self.receiving and not self._closed)
 
     def send(self, data: bytes) -> None:
-        if not (self._closed or self._transport.is_closing()):
+        if not self._closed:
             self._transport.write(data)
 
     def refuse(self, reason: BaseException | None) -> None:
@@ -146,7 +145,7 @@ class Stream(ReadBuffer, asyncio.Protocol):
 
     def expire(self) -> None:
         """End what has lasted beyond the deadline."""
-        if self._closed or self._unwritten:
+        if self._closed:
             self.abort()
         elif self.receiving:
             self.receiver.late()

@@ -62,7 +62,12 @@ class _RoundTrips:
 
     async def run(self, timeout: float) -> None:
         begin = monotonic()
-        connection = AsyncioConnection(self._parameters, on_open_callback=self._connected)
+        closed = asyncio.Event()
+        connection = AsyncioConnection(
+            self._parameters,
+            on_open_callback=self._connected,
+            on_close_callback=lambda _connection, _exc: closed.set(),
+        )
         try:
             async with asyncio.timeout(timeout):
                 await self._done.wait()
@@ -70,6 +75,9 @@ class _RoundTrips:
             pass  # the one that is under way is missing
         self.took = monotonic() - begin
         connection.close()
+        async with asyncio.timeout(timeout):
+            await closed.wait()
+            await asyncio.sleep(0)  # pika's transport closes its socket in the next turn
 
     def _connected(self, connection: AsyncioConnection) -> None:
         connection.channel(on_open_callback=self._opened)

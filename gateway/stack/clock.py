@@ -8,7 +8,7 @@ from pathlib import Path
 
 # Not libfaketime, which leaves the monotonic clock alone only where nobody sleeps by it: with two
 # threads, the one that waits for the interpreter's lock spins or never wakes.
-_SITE = '''\
+_SITE = """\
 import mmap, os, struct, time
 
 _file = os.open(os.environ["STACK_CLOCK"], os.O_RDONLY)
@@ -16,7 +16,7 @@ _step = mmap.mmap(_file, 8, prot=mmap.PROT_READ)
 os.close(_file)
 _true = time.time
 time.time = lambda: _true() + struct.unpack_from("d", _step)[0]
-'''
+"""
 
 
 class Clock:

@@ -19,7 +19,7 @@ from gateway.strategies import STRATEGIES
 from tests.faults.oracle import Result
 from tests.faults.report import Report, line, table
 from tests.faults.rows import ROWS, Row, run
-from tests.faults.trial import Servers
+from tests.faults.servers import Servers
 
 log = logging.getLogger("faults")
 

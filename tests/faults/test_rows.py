@@ -8,7 +8,8 @@ from gateway.stack import Stack
 from tests.faults import rows
 from tests.faults.report import line
 from tests.faults.rows import ROWS, TWO
-from tests.faults.trial import SHORT, Servers
+from tests.faults.servers import Servers
+from tests.faults.trial import SHORT
 
 ROLLED = 25
 SHORT_ROWS = {1, 3, 6, 12, 18, 20, 22, ROLLED}

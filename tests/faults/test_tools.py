@@ -10,7 +10,7 @@ import pytest
 
 from gateway.stack import RabbitMQ, Server, Stack
 from tests.faults.proxy import Proxy
-from tests.faults.trial import port_of
+from tests.faults.servers import port_of
 
 
 @pytest.fixture

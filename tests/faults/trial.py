@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import TypeVar
-from urllib.parse import urlsplit
 
-import amqp
-
-from gateway.stack import RabbitMQ, Server, Stack
+from gateway.stack import RabbitMQ, Server
 from gateway.stack.server import poll
 from tests.faults.client import EXTRA, Client, Sender
 from tests.faults.lane import Lane
 from tests.faults.oracle import RECOVERY, Result, Window
+from tests.faults.servers import Servers, port_of
 
 T = TypeVar("T")
 
@@ -40,34 +38,6 @@ WHOLE = Size()
 SHORT = Size(requests=400, warm=1.0, steady=1.5, burst=50, short=True)
 
 _numbers = itertools.count(1)
-
-
-class Servers:
-    """The broker and the result store, kept from row to row until a row spoils them."""
-
-    def __init__(self, stack: Stack):
-        self.stack = stack
-        self._broker: RabbitMQ | None = None
-        self._results: Server | None = None
-
-    @property
-    def broker(self) -> RabbitMQ:
-        if self._broker is None:
-            self._broker = self.stack.rabbitmq()
-        return self._broker
-
-    @property
-    def results(self) -> Server:
-        if self._results is None:
-            self._results = self.stack.redis()
-        return self._results
-
-    def discard(self) -> None:
-        """Forget both: the next row gets new ones."""
-        for server in (self._broker, self._results):
-            if server is not None:
-                server.kill()
-        self._broker = self._results = None
 
 
 class Trial:
@@ -255,15 +225,3 @@ class Trial:
             lane.stop()
         while self._closing:
             self._closing.pop()()
-
-
-@contextmanager
-def channel(broker: Server) -> Iterator[amqp.Channel]:
-    """Open a channel to `broker` for what a row does itself."""
-    with amqp.Connection(f"127.0.0.1:{port_of(broker)}") as connection:
-        yield connection.channel()
-
-
-def port_of(server: Server) -> int:
-    """Return the port of a server's URL."""
-    return urlsplit(server.url).port

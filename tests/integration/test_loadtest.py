@@ -22,7 +22,7 @@ import pytest
 
 from gateway.stack import Stack
 from gateway.stack.programs import find, find_rabbitmq
-from loadtest import cli, client, crowd, figures, openloop, trials, wrk
+from loadtest import cli, client, crowd, openloop, trials, wrk
 from loadtest.amqp import Requester
 from loadtest.bench import Bench, Front
 from loadtest.driver import tasks
@@ -372,13 +372,6 @@ def test_ratios_are_of_rows_of_the_same_repeat():
         {"at_least": 2.5}, {"at_least": 2.6}, {"at_most": 2.5}, {"at_most": 2.4}, {},
     )]  # fmt: skip
     assert verdicts == ["reached", "missed", "reached", "missed", "-"]
-
-
-def test_the_document_shows_the_committed_reports():
-    document = figures.DOCUMENT.read_text("utf-8")
-    assert figures.fill(document) == document
-    shown = set(re.findall(r"<!-- (\w+) targets -->", document))
-    assert shown == EXPERIMENTS.keys() - {"strategies"}
 
 
 def row(strategy: str, rps: float, errors: int = 0) -> dict:

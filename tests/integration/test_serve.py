@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.client import HTTPConnection
 from urllib.parse import urlsplit
@@ -44,8 +44,10 @@ def urls(rabbitmq: RabbitMQ, redis_server: Server) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Server:
-    return stack.worker(rabbitmq.url, redis_server.url)
+def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Server]:
+    worker = stack.worker(rabbitmq.url, redis_server.url)
+    yield worker
+    worker.kill()
 
 
 @pytest.fixture

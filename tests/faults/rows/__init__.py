@@ -19,7 +19,8 @@ from tests.faults.rows import (
     senders,
     workers,
 )
-from tests.faults.trial import WHOLE, Servers, Size, Trial
+from tests.faults.servers import Servers
+from tests.faults.trial import WHOLE, Size, Trial
 
 SIX = tuple(STRATEGIES)
 TWO = ("pika", "redis")

@@ -6,7 +6,8 @@ import time
 from time import monotonic
 
 from tests.faults.lane import Lane
-from tests.faults.trial import Trial, channel
+from tests.faults.servers import channel
+from tests.faults.trial import Trial
 
 PROMPT = 0.5  # seconds in which a broker that is known to be away is answered for
 #: Some tasks take their time, so that something is under way whenever the fault comes.

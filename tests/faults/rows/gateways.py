@@ -10,7 +10,8 @@ from time import monotonic
 from gateway.stack.server import poll
 from tests.faults.client import RESET
 from tests.faults.lane import Lane
-from tests.faults.trial import Trial, port_of
+from tests.faults.servers import port_of
+from tests.faults.trial import Trial
 
 CRASHES = 5  # at each place
 PATIENCE = 20.0  # seconds in which a sender's retries must succeed

@@ -15,7 +15,8 @@ from gateway.sources.base import Draft
 from gateway.stack.server import poll
 from tests.faults.client import Sent
 from tests.faults.lane import SECRET, Lane
-from tests.faults.trial import Trial, port_of
+from tests.faults.servers import port_of
+from tests.faults.trial import Trial
 
 STEP = 600  # seconds
 PIPE = 4096  # bytes: the smallest there is

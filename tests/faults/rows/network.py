@@ -9,7 +9,8 @@ from gateway.stack import RabbitMQ
 from tests.faults.lane import Lane
 from tests.faults.proxy import Proxy
 from tests.faults.rows.brokers import BOTH, expect_prompt
-from tests.faults.trial import Trial, port_of
+from tests.faults.servers import port_of
+from tests.faults.trial import Trial
 
 HEARTBEAT = 30  # seconds after which a silent broker must have been given up: twice 10 + 5
 IN_FLIGHT = 200

@@ -12,7 +12,8 @@ from gateway.celery_message import RESULT_KEY
 from gateway.stack.server import poll
 from tests.faults.client import Sent
 from tests.faults.lane import Lane
-from tests.faults.trial import Trial, channel
+from tests.faults.servers import channel
+from tests.faults.trial import Trial
 
 GENUINE = {"status": "SUCCESS", "result": "genuine"}
 #: What a reply may be, by name: none of them is an answer, or ends anything but its request.

@@ -10,7 +10,8 @@ from typing import Any
 from gateway.stack.server import poll
 from tests.faults.client import Sent
 from tests.faults.lane import Lane
-from tests.faults.trial import Trial, port_of
+from tests.faults.servers import port_of
+from tests.faults.trial import Trial
 from tests.http_client import request
 
 LEAVING = 40  # senders at once

@@ -11,7 +11,8 @@ from time import monotonic
 from gateway.stack.server import poll
 from tests.faults.lane import Lane, ask
 from tests.faults.rows.brokers import BOTH
-from tests.faults.trial import Trial, channel, port_of
+from tests.faults.servers import channel, port_of
+from tests.faults.trial import Trial
 
 BUSY = "/echo?seconds=0.025"
 LIMIT = 20  # deliveries of a message of a quorum queue, after the first

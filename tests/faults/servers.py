@@ -1,0 +1,51 @@
+"""The servers that a row breaks: the broker, the result store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import amqp
+
+from gateway.stack import RabbitMQ, Server, Stack
+
+
+class Servers:
+    """The broker and the result store, kept from row to row until a row spoils them."""
+
+    def __init__(self, stack: Stack):
+        self.stack = stack
+        self._broker: RabbitMQ | None = None
+        self._results: Server | None = None
+
+    @property
+    def broker(self) -> RabbitMQ:
+        if self._broker is None:
+            self._broker = self.stack.rabbitmq()
+        return self._broker
+
+    @property
+    def results(self) -> Server:
+        if self._results is None:
+            self._results = self.stack.redis()
+        return self._results
+
+    def discard(self) -> None:
+        """Forget both: the next row gets new ones."""
+        for server in (self._broker, self._results):
+            if server is not None:
+                server.kill()
+        self._broker = self._results = None
+
+
+@contextmanager
+def channel(broker: Server) -> Iterator[amqp.Channel]:
+    """Open a channel to `broker` for what a row does itself."""
+    with amqp.Connection(f"127.0.0.1:{port_of(broker)}") as connection:
+        yield connection.channel()
+
+
+def port_of(server: Server) -> int:
+    """Return the port of a server's URL."""
+    return urlsplit(server.url).port
