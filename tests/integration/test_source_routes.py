@@ -74,17 +74,17 @@ def test_an_event_goes_to_its_routes_queue(nginx, event, queue):
 @pytest.mark.parametrize(
     ("call", "status", "body"),
     [
-        (github("/github", "fork"), 204, b""),
-        (github("/github", "pushed"), 204, b""),
-        (github("/strict", "issues.opened"), 410, b""),
-        (wechat("event"), 200, b"success"),
+        (lambda: github("/github", "fork"), 204, b""),
+        (lambda: github("/github", "pushed"), 204, b""),
+        (lambda: github("/strict", "issues.opened"), 410, b""),
+        (lambda: wechat("event"), 200, b"success"),
     ],
     ids=["none", "not quite", "configured", "wechat"],
 )
 def test_an_event_that_no_route_takes_is_answered_and_counted(gateway, nginx, call, status, body):
     unrouted, published = metric(gateway, UNROUTED), metric(gateway, PUBLISHED)
 
-    answer = ask(nginx, call)
+    answer = ask(nginx, call())
 
     assert (answer.status, answer.body) == (status, body)
     assert metric(gateway, UNROUTED) == unrouted + 1
