@@ -26,6 +26,7 @@ from kombu.utils.json import JSONEncoder
 from redis.exceptions import RedisError
 
 from appserver.reply_connection import reply_connection
+from appserver.result_script import ResultScript
 
 REPLY_PREFIXES = ("gateway.reply.", "amq.rabbitmq.reply-to.")
 
@@ -71,11 +72,11 @@ class ReplyMixin:
         return reply_connection(self.app).publish(reply_to, task_id, encode(meta))
 
 
-class ReplyBackend(ReplyMixin, RedisBackend):
+class ReplyBackend(ReplyMixin, ResultScript, RedisBackend):
     """Reply, or store in Redis: ``appserver.reply_backend:ReplyBackend+redis://host/0``."""
 
 
-class SentinelReplyBackend(ReplyMixin, SentinelBackend):
+class SentinelReplyBackend(ReplyMixin, ResultScript, SentinelBackend):
     """Reply, or store in the Redis that Sentinel names; the URL is Celery's ``sentinel://``."""
 
 

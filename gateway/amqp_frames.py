@@ -35,7 +35,6 @@ _content = Struct(">IIQ").pack
 _long = Struct(">I").pack
 
 
-@lru_cache(1024)
 def short(text: str) -> bytes:
     """Encode a short string; raises pika's ShortStringTooLong beyond 255 bytes."""
     encoded = text.encode()
@@ -44,18 +43,21 @@ def short(text: str) -> bytes:
     return bytes((len(encoded),)) + encoded
 
 
+_name = lru_cache(1024)(short)  # names come again, ids never do
+
+
 def fields(table: Mapping[str, Any]) -> bytes:
     """Encode a table's fields, without the length that stands before a table."""
     pieces: list[bytes] = []
     for name, value in table.items():
         if type(value) is str:
             text = value.encode()
-            pieces += short(name), b"S", _long(len(text)), text
+            pieces += _name(name), b"S", _long(len(text)), text
         elif type(value) is dict:
             inner = fields(value)
-            pieces += short(name), b"F", _long(len(inner)), inner
+            pieces += _name(name), b"F", _long(len(inner)), inner
         else:
-            pieces.append(short(name))
+            pieces.append(_name(name))
             encode_value(pieces, value)
     return b"".join(pieces)
 

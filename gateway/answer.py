@@ -85,10 +85,7 @@ def _of_value(status: int, value: Any, content_type: str) -> Answer:
     try:
         if isinstance(value, str):
             return Answer(status, content_type, value.encode())
-        body = json.dumps(
-            value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain
-        )
-        return Answer(status, JSON, body.encode())
+        return Answer(status, JSON, _encode(value).encode())
     except (TypeError, ValueError, RecursionError) as exc:
         raise ResultUnusable(f"The task's result is no JSON: {exc}.") from exc
 
@@ -150,3 +147,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (UUID, Decimal)):
         return str(value)
     raise TypeError(f"{type(value).__name__} inside a JSON result")
+
+
+_encode = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain
+).encode

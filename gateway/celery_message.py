@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 import secrets
 import socket
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import count
 from typing import Any
 
@@ -27,6 +29,7 @@ RESULT_KEY = "celery-task-meta-"
 
 _TYPED = {"__type__", "__value__"}
 _EMBED = b', {}, {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]'
+_encode = json.JSONEncoder(check_circular=False).encode
 _ORIGIN = f"gateway-{os.getpid()}@{socket.gethostname()}"
 
 
@@ -50,7 +53,8 @@ class TaskIds:
 class Message:
     """A task to publish on the default exchange with its queue's name as routing key.
 
-    ``expires`` is seconds since the epoch after which no worker begins the task.
+    ``expires`` is seconds since the epoch after which no worker begins the task; it is sent as the
+    second that follows.
     """
 
     task_id: str
@@ -71,7 +75,7 @@ class Message:
         return {
             "id": self.task_id,
             "root_id": self.task_id,
-            "expires": expires if expires is None else _iso(expires),
+            "expires": expires if expires is None else _iso(math.ceil(expires)),
             "delivery": self.delivery,
         }
 
@@ -98,8 +102,9 @@ def common_headers(task: str) -> dict[str, Any]:
     }
 
 
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat()
+@lru_cache(64)
+def _iso(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).isoformat()
 
 
 def encode_body(query: dict[str, str], headers: dict[str, str], body: bytes) -> bytes:
@@ -115,7 +120,7 @@ def encode_body(query: dict[str, str], headers: dict[str, str], body: bytes) -> 
         argument = body.decode()
     except UnicodeDecodeError:
         argument = {"__type__": "base64", "__value__": base64.b64encode(body).decode()}
-    return b"[" + json.dumps((query, headers, argument)).encode() + _EMBED
+    return b"[" + _encode((query, headers, argument)).encode() + _EMBED
 
 
 def decode_result(payload: bytes) -> Outcome | None:
@@ -126,7 +131,7 @@ def decode_result(payload: bytes) -> Outcome | None:
     try:
         # Only values that JSON has no form for need kombu's slower decoder.
         loads = kombu_json.loads if b'"__type__"' in payload else json.loads
-        meta = loads(payload)
+        meta = loads(payload.decode())
         state = meta["status"]
         return decode_meta(state, meta.get("result")) if state in FINAL else None
     # ArithmeticError: a Decimal's. What a task passes on may be anything that a sender made up.

@@ -139,7 +139,7 @@ class Exchange(HTTPMessageDelegate):
             target = "/" + target.split("/", 3)[3] if target.count("/") > 2 else "/"
         path, _, query = target.partition("?")
         body, self._body = bytes(self._body), b""
-        if headers.get("content-encoding", "identity").lower() != "identity":
+        if dict.get(headers, "content-encoding", "identity").lower() != "identity":
             body = gunzip(body, shared.config.max_body)
             for name in ("content-encoding", "content-length"):  # the task gets neither
                 headers.pop(name, None)
@@ -150,7 +150,7 @@ class Exchange(HTTPMessageDelegate):
             headers=headers,
             body=body,
             remote=shared.proxies.sender(
-                self._connection.context, headers.get("x-forwarded-for", "")
+                self._connection.context, dict.get(headers, "x-forwarded-for", "")
             ),
             arrived=self.arrived,
             received_at=time.time(),

@@ -1,0 +1,107 @@
+"""What the app server stores in Redis, and when: as Celery would, by one command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+import redis
+from celery import Celery, states
+from celery.exceptions import BackendStoreError
+
+KEY = "celery-task-meta-"
+
+
+@pytest.fixture
+def store(redis_server) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+def app(redis_server) -> Iterator[Celery]:
+    backend = f"appserver.reply_backend:ReplyBackend+{redis_server.url}"
+    with Celery(backend=backend, set_as_current=False) as app:
+        yield app
+        app.backend.client.close()
+
+
+def test_a_result_is_stored_with_its_life_and_published(app, store):
+    with store.pubsub(ignore_subscribe_messages=True) as pubsub:
+        pubsub.psubscribe(f"{KEY}*")
+        pubsub.get_message(timeout=10)
+
+        app.backend.store_result("1", {"ünï": [1]}, states.SUCCESS)
+
+        stored = store.get(f"{KEY}1")
+        assert json.loads(stored)["result"] == {"ünï": [1]}
+        assert 0 < store.ttl(f"{KEY}1") <= app.backend.expires
+        message = pubsub.get_message(timeout=10)
+        assert (message["channel"], message["data"]) == (f"{KEY}1".encode(), stored)
+    assert app.AsyncResult("1").get(timeout=10) == {"ünï": [1]}
+
+
+@pytest.mark.parametrize("before", [states.STARTED, states.RETRY, states.FAILURE])
+def test_another_state_is_followed_by_the_next(app, store, before):
+    result = {"pid": 1} if before == states.STARTED else ValueError("once")
+    app.backend.store_result("1", result, before)
+
+    app.backend.store_result("1", "done", states.SUCCESS)
+
+    assert json.loads(store.get(f"{KEY}1"))["result"] == "done"
+
+
+def test_a_success_is_final(app, store):
+    app.backend.store_result("1", "done", states.SUCCESS)
+    with store.pubsub(ignore_subscribe_messages=True) as pubsub:
+        pubsub.psubscribe(f"{KEY}*")
+        pubsub.get_message(timeout=10)
+
+        app.backend.store_result("1", ValueError("late"), states.FAILURE)
+        app.backend.store_result("2", "other", states.SUCCESS)
+
+        assert pubsub.get_message(timeout=10)["channel"] == f"{KEY}2".encode()
+    assert json.loads(store.get(f"{KEY}1"))["result"] == "done"
+
+
+def test_results_may_live_for_ever(app, store):
+    app.backend.expires = None
+
+    app.backend.store_result("1", "done", states.SUCCESS)
+
+    assert store.ttl(f"{KEY}1") == -1
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"result_serializer": "pickle", "result_accept_content": ["pickle"]},
+        {"result_compression": "gzip"},
+    ],
+    ids=["pickle", "gzip"],
+)
+def test_what_is_no_plain_json_goes_celery_s_way(app, store, setting):
+    app.conf.update(setting)
+    app.backend.store_result("1", "done", states.SUCCESS)
+
+    app.backend.store_result("1", ValueError("late"), states.FAILURE)
+
+    assert app.backend.get_task_meta("1", cache=False)["status"] == states.SUCCESS
+
+
+def test_what_redis_has_no_room_for_is_an_error(app, store):
+    app.backend._MAX_STR_VALUE_SIZE = 100
+
+    with pytest.raises(BackendStoreError):
+        app.backend.store_result("1", "x" * 100, states.SUCCESS)
+
+
+def test_a_redis_that_has_lost_its_scripts_learns_it_anew(app, store):
+    app.backend.store_result("1", "done", states.SUCCESS)
+    store.script_flush()
+
+    app.backend.store_result("2", "done", states.SUCCESS)
+
+    assert json.loads(store.get(f"{KEY}2"))["result"] == "done"
