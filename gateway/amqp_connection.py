@@ -41,11 +41,12 @@ class TurnConnection(AsyncioConnection):
     def __init__(
         self,
         parameters: pika.ConnectionParameters,
-        busy: Callable[[], bool] = lambda: False,
+        coalescing: Coalescing,
         **callbacks: Any,
     ):
+        self.writable = True
         self._turn: list[bytes] = []
-        self._coalescing = Coalescing(busy)
+        self._coalescing = coalescing
         self._scanner: Scanner | None = None
         self._loop = asyncio.get_running_loop()
         super().__init__(parameters, custom_ioloop=LoopServices(self._loop), **callbacks)
@@ -59,21 +60,30 @@ class TurnConnection(AsyncioConnection):
         """Write complete frames, in their order with those of pika."""
         self._output_marshaled_frames((frames,))
 
+    def limit_writes(self, size: int) -> None:
+        """Be `writable` only while no more than `size` bytes wait for the broker to read them."""
+        if self._transport is not None:  # else it is lost already
+            self._transport.set_write_buffer_limits(high=size)
+
     def pause_writing(self) -> None:
-        """Called by the transport; confirms and deadlines bound what waits to be written."""
+        """Called by the transport: the broker does not read, though it may soon."""
+        self.writable = False
 
     def resume_writing(self) -> None:
         """Called by the transport."""
+        self.writable = True
 
     def _adapter_emit_data(self, data: bytes) -> None:
-        if not self._turn:
-            self._loop.call_soon(self._flush)
         self._turn.append(data)
+        if self._coalescing.few:
+            self._flush()
+        elif len(self._turn) == 1:
+            self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         data = b"".join(self._turn)
         self._turn.clear()
-        if self._transport is not None:
+        if data and self._transport is not None:
             self._transport.write(data)
 
     def _on_data_available(self, data_in: bytes) -> None:

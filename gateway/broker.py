@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pika
@@ -13,12 +14,14 @@ from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.channel import Channel
 
 from gateway.amqp_connection import TurnConnection
+from gateway.coalescing import Coalescing
 from gateway.config import TLS, Route
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT = 10  # seconds; a silent broker is given up after twice that
 CONNECT_TIMEOUT = 5  # seconds for TCP, TLS, AMQP and the queues together
+_AT_ONCE = 16  # queues looked at: each takes a channel, of which some brokers allow few
 #: What opening a connection and working on it raise; a connector's error is no AMQPError.
 ERRORS = (OSError, pika.exceptions.AMQPError, AMQPConnectorException)
 
@@ -27,18 +30,16 @@ async def open_connection(
     url: str,
     tls: TLS,
     on_closed: Callable[[Any, BaseException], None],
-    busy: Callable[[], bool],
+    coalescing: Coalescing,
 ) -> TurnConnection:
     """Connect to the broker at `url`; `on_closed` hears of the end of what was opened.
-
-    While `busy` says so, it is read less often.
 
     Raises one of `ERRORS`.
     """
     opened = asyncio.get_running_loop().create_future()
     connection = TurnConnection(
         _parameters(url, tls),
-        busy,
+        coalescing,
         on_open_callback=lambda c: _resolve(opened, c),
         on_open_error_callback=lambda c, exc: _reject(opened, exc),
         on_close_callback=on_closed,
@@ -83,23 +84,37 @@ async def open_channel(connection: TurnConnection) -> Channel:
     return await opened
 
 
+async def rpc(channel: Channel, call: Callable[[Callable[..., None]], object]) -> None:
+    """Make a `call` on `channel` that takes a callback, and wait for that.
+
+    Raises pika's AMQPError where the channel closes first.
+    """
+    done = asyncio.get_running_loop().create_future()
+    channel.add_on_close_callback(lambda c, exc: _reject(done, exc))
+    call(lambda *_frames: _resolve(done, None))
+    await done
+
+
 async def select_confirms(channel: Channel) -> None:
     """Have the broker confirm what is published on `channel`; the scanner hears it, not pika."""
-    selected = asyncio.get_running_loop().create_future()
-    channel.confirm_delivery(lambda _: None, callback=lambda frame: _resolve(selected, frame))
-    await selected
+    await rpc(channel, partial(channel.confirm_delivery, lambda _: None))
 
 
 async def look_at_queues(connection: TurnConnection, routes: Sequence[Route]) -> None:
     """Declare each route's queue that is missing, unless the route says ``declare = false``."""
-    declared = {queue: route for route in routes for queue in route.queue_names}
-    for queue, route in declared.items():
-        if await _declare(connection, queue, passive=True):
-            continue
-        if not route.declare:
-            log.warning("the queue %s is missing and not ours to declare", queue)
-        elif await _declare(connection, queue, arguments=route.arguments()):
-            log.info("declared the queue %s", queue)
+    room = asyncio.Semaphore(_AT_ONCE)
+
+    async def look(queue: str, route: Route) -> None:
+        async with room:
+            if await _declare(connection, queue, passive=True):
+                return
+            if not route.declare:
+                log.warning("the queue %s is missing and not ours to declare", queue)
+            elif await _declare(connection, queue, arguments=route.arguments()):
+                log.info("declared the queue %s", queue)
+
+    queues = {queue: route for route in routes for queue in route.queue_names}
+    await asyncio.gather(*(look(queue, route) for queue, route in queues.items()))
 
 
 async def _declare(
@@ -107,17 +122,11 @@ async def _declare(
 ) -> bool:
     """Declare `queue` durable on a channel of its own, which a refusal closes."""
     channel = await open_channel(connection)
-    declared = asyncio.get_running_loop().create_future()
-    channel.add_on_close_callback(lambda c, exc: _reject(declared, exc))
-    channel.queue_declare(
-        queue,
-        passive=passive,
-        durable=True,
-        arguments=arguments,
-        callback=lambda frame: _resolve(declared, frame),
+    declare = partial(
+        channel.queue_declare, queue, passive=passive, durable=True, arguments=arguments
     )
     try:
-        await declared
+        await rpc(channel, lambda callback: declare(callback=callback))
     except pika.exceptions.ChannelClosedByBroker as exc:
         if not (passive and exc.reply_code == 404):
             log.warning("queue %s: %s", queue, exc.reply_text)

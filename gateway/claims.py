@@ -27,10 +27,8 @@ from gateway.batches import Batches
 from gateway.claim import FAILED, MINE, RELEASED, Claim, dump, load
 from gateway.config import Config
 from gateway.errors import KeyConflict, StateUnavailable
-from gateway.log import Sparing
 
 log = logging.getLogger(__name__)
-log.addFilter(Sparing(10))
 
 _KEY = "gateway:claim:"
 _RENEWAL = 1.0  # seconds between renewals of a lease

@@ -1,32 +1,49 @@
-"""Read less often while much is under way: what comes in one read is worked off at half the cost.
+"""Read from servers, and write to them, less often while much is under way.
 
-Each turn of the loop begins with caches that other processes have filled. While many requests
-wait, a read that is a moment late delays none of them by more than that moment.
+Each turn of the loop begins with caches that other processes have filled, so what comes in one
+read is worked off at half the cost. docs/decisions/0013-reads-that-rest.md has the figures.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
-MANY = 16
-PAUSE = 0.001
+from gateway.metrics import Metrics
+
+#: Seconds of rest for each request under way. A process works twice as long on each, so that the
+#: last of them is not delayed by more than half.
+EACH = 50e-6
+#: Seconds: beyond it, workers would wait for requests.
+LONGEST = 2e-3
+#: Fewer requests under way than this gather nothing.
+FEW = 10
 
 
 class Coalescing:
-    """Pauses a transport after a read while `busy` says so."""
+    """Pauses transports after a read, and resumes all of them at once."""
 
-    def __init__(self, busy: Callable[[], bool]):
-        self._busy = busy
-        self._paused = False
+    def __init__(self, metrics: Metrics):
+        self._metrics = metrics
+        self._resting: list[asyncio.Transport] = []
+
+    @property
+    def few(self) -> bool:
+        """Is so little under way that nothing would gather?"""
+        return self._metrics.get("gateway_in_flight") < FEW
 
     def rest(self, transport: asyncio.Transport | None) -> None:
-        """Let bytes gather for `PAUSE`; called after each read."""
-        if transport is not None and not self._paused and self._busy():
-            self._paused = True
-            transport.pause_reading()
-            asyncio.get_running_loop().call_later(PAUSE, self._resume, transport)
+        """Let bytes gather; called after each read."""
+        if transport is None:
+            return
+        if not self._resting:
+            if self.few:
+                return
+            seconds = min(EACH * self._metrics.get("gateway_in_flight"), LONGEST)
+            asyncio.get_running_loop().call_later(seconds, self._resume)
+        transport.pause_reading()
+        self._resting.append(transport)
 
-    def _resume(self, transport: asyncio.Transport) -> None:
-        self._paused = False
-        transport.resume_reading()
+    def _resume(self) -> None:
+        resting, self._resting = self._resting, []
+        for transport in resting:
+            transport.resume_reading()

@@ -6,6 +6,7 @@ the defaults stand here.
 
 from __future__ import annotations
 
+import re
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -30,6 +31,9 @@ from gateway.tls import TLS
 BROKER_SCHEMES = ("amqp", "amqps", "redis", "rediss")
 STORE_SCHEMES = ("redis", "rediss", "sentinel")
 
+# What a Location may begin with, as bytes on the wire.
+_PUBLIC_URL = re.compile(r"https?://(?:(?![?#])[!-~])+(?<!/)").fullmatch
+
 
 def _listed(value: Any) -> Any:
     """Take one URL, a `;`-separated text of them as Celery does, or a list."""
@@ -51,7 +55,7 @@ class Config(Model):
     state_url: SecretStr | None = None
     without_state: Literal["refuse", "relay"] = "refuse"
     idempotency_window: float = Field(86_400.0, gt=0, le=30 * 86_400)
-    public_url: str | None = Field(None, pattern=r"^https?://[^\s?#]*[^\s?#/]$")
+    public_url: str | None = None
     secret_key: SecretStr | None = Field(None, min_length=16)
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65_535)
@@ -83,6 +87,17 @@ class Config(Model):
         for url in urls:
             _check_url(url.get_secret_value(), BROKER_SCHEMES)
         return urls
+
+    @field_validator("public_url")
+    @classmethod
+    def _printable(cls, url: str | None) -> str | None:
+        if url is not None and not _PUBLIC_URL(url):
+            raise ValueError(
+                "begins with https:// or http://, ends without a slash, and has no query; letters "
+                "that are not ASCII are written as senders write them: xn--... in the host, %.. "
+                "in the path"
+            )
+        return url
 
     @field_validator("trusted_proxies")
     @classmethod

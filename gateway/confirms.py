@@ -23,7 +23,6 @@ class Confirms:
     def __init__(self, metrics: Metrics):
         self._metrics = metrics
         self._tag = 0
-        self._first = 1  # all before it are settled
         self._pending: dict[int, Pending] = {}
         self._returned: set[str] = set()
 
@@ -43,8 +42,7 @@ class Confirms:
         """Settle `tag`, and all before it where the confirm stands for `multiple`."""
         tags: Iterable[int] = (tag,)
         if multiple:
-            tags = range(self._first, min(tag, self._tag) + 1)
-            self._first = tags.stop
+            tags = list(takewhile(lambda each: each <= tag, self._pending))
         for each in tags:
             pending = self._pending.pop(each, None)
             if pending is None:  # settled or given up before

@@ -70,7 +70,7 @@ def _of_route(config: Config, route: Route) -> list[str]:
             problems.append("answer: only an AMQP broker confirms; use wait with this one")
         if not config.results:
             problems.append("answer: a result that is fetched later needs result_backend")
-        if not (config.secret_key and config.public_url) and config.fallback(route) is None:
+        if _gives_location(config, route) and not (config.secret_key and config.public_url):
             problems.append("answer: a 202 has a Location, which needs secret_key and public_url")
     if not config.amqp and (route.tries or 1) > 1:
         problems.append("tries: only an AMQP broker confirms; not with this one")
@@ -83,3 +83,10 @@ def _of_route(config: Config, route: Route) -> list[str]:
     if (route.tries or 1) > 1 and not config.joins(route):
         problems.append("tries: who tries again is known by an identity; set idempotency")
     return problems
+
+
+def _gives_location(config: Config, route: Route) -> bool:
+    """Can a request on `route` be answered with a 202, and not only with its fallback?"""
+    if route.prefer or config.fallback(route) is None:
+        return True
+    return route.answer == "accept" and route.source is None

@@ -6,8 +6,9 @@ import asyncio
 from time import monotonic
 from typing import Protocol
 
-#: Seconds between sweeps: how late a deadline may be noticed.
+#: Seconds between sweeps, which follow its multiples: how late a deadline may be noticed.
 TICK = 0.05
+_EARLY = 0.002  # seconds: a timer that fires before its time would find nothing due
 
 
 class Expiring(Protocol):
@@ -16,7 +17,7 @@ class Expiring(Protocol):
     deadline: float
 
     def expire(self) -> None:
-        """Called once, at most TICK seconds after the deadline."""
+        """Called once, at most a TICK and a moment after the deadline."""
 
 
 class Deadlines:
@@ -36,7 +37,7 @@ class Deadlines:
         if waiting is None:
             waiting = self._ticks[tick] = set()
             if self._timer is None:
-                self._timer = asyncio.get_running_loop().call_later(TICK, self._sweep)
+                self._arm()
         waiting.add(entry)
 
     def remove(self, entry: Expiring) -> None:
@@ -55,4 +56,8 @@ class Deadlines:
         finally:  # one that fails must not end the others' deadlines
             self._timer = None
             if self._ticks:
-                self._timer = asyncio.get_running_loop().call_later(TICK, self._sweep)
+                self._arm()
+
+    def _arm(self) -> None:
+        rest = TICK - monotonic() % TICK  # until this tick ends, and what lies in it is due
+        self._timer = asyncio.get_running_loop().call_later(rest + _EARLY, self._sweep)

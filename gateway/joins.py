@@ -15,13 +15,11 @@ from gateway.claim import CONFIRMED, DONE, FAILED, PUBLISHING, RELEASED, Claim
 from gateway.claims import Claims
 from gateway.config import Config
 from gateway.errors import StateUnavailable
-from gateway.log import Sparing
 from gateway.outcome import FAILURE, Outcome
 from gateway.pending import Pending
 from gateway.subscription import Subscription
 
 log = logging.getLogger(__name__)
-log.addFilter(Sparing(10))
 
 LOOK = 2.0  # seconds between looks at a result that nobody has told of
 

@@ -12,6 +12,7 @@ from logging.handlers import QueueHandler, QueueListener
 #: Lines that wait to be written; further ones are dropped while the reader stands still.
 WAITING = 10_000
 LAST = 1.0  # seconds for the last lines to be written
+MOST = 10  # like lines a second
 
 
 class _Handler(QueueHandler):
@@ -31,21 +32,29 @@ class Listener(QueueListener):
 
 
 class Sparing(logging.Filter):
-    """Lets a few lines a second pass, and says how many it has kept back."""
+    """Lets a few like lines a second pass, and says how many it has kept back.
+
+    An outage fails every request: the log need not have each. Like lines have one text, before
+    their arguments are put into it.
+    """
 
     def __init__(self, most: int):
-        super().__init__()
+        super().__init__("gateway")
         self._most = most
-        self._second = self._passed = 0
+        # The second of the last line of each text, and how many there were in it.
+        self._counts: dict[str, tuple[int, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        second = int(record.created)
-        if second != self._second:
-            if self._passed > self._most:
-                record.msg = f"{record.msg} ({self._passed - self._most} like it left out before)"
-            self._second, self._passed = second, 0
-        self._passed += 1
-        return self._passed <= self._most
+        if not super().filter(record):  # not ours, and perhaps with a text of its own each time
+            return True
+        text, now = record.msg, int(record.created)
+        second, count = self._counts.get(text, (now, 0))
+        if now != second:
+            if count > self._most:
+                record.msg = f"{text} ({count - self._most} like it left out before)"
+            count = 0
+        self._counts[text] = now, count + 1
+        return count < self._most
 
 
 class _JSON(logging.Formatter):
@@ -75,7 +84,9 @@ def start(form: str) -> Listener:
     waiting: queue.Queue[logging.LogRecord] = queue.Queue(WAITING)
     listener = Listener(waiting, output)
     root = logging.getLogger()
-    root.handlers[:] = [_Handler(waiting)]
+    handler = _Handler(waiting)
+    handler.addFilter(Sparing(MOST))
+    root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
     # pika tells every step of every attempt; the publisher says in a line what counts.
     logging.getLogger("pika").setLevel(logging.CRITICAL)

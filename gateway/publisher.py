@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import cycle
 from time import monotonic
 from typing import Any
@@ -25,7 +26,7 @@ from gateway.amqp_frames import Template, fields
 from gateway.amqp_scanner import Scanner
 from gateway.broker import describe
 from gateway.celery_message import CONTENT_ENCODING, CONTENT_TYPE, Message, common_headers
-from gateway.coalescing import MANY
+from gateway.coalescing import Coalescing
 from gateway.config import Config
 from gateway.confirms import Confirms
 from gateway.errors import BrokerBlocked, BrokerUnavailable
@@ -44,7 +45,7 @@ class Publisher:
 
     `on_channel` is called with each new channel and its scanner before anything is published on
     it, so that a reply consumer stands on the same one; it calls back when it is ready. `on_lost`
-    is called when the connection has gone. `waiting` are those whose results the strategy awaits.
+    is called when the connection has gone. `coalescing` is shared with whatever else it reads.
     """
 
     def __init__(
@@ -53,13 +54,13 @@ class Publisher:
         metrics: Metrics,
         on_channel: Callable[[Channel, Scanner, Callable[[], None]], None] | None = None,
         on_lost: Callable[[], None] | None = None,
-        waiting: Sized = (),
+        coalescing: Coalescing | None = None,
     ):
         self._config = config
         self._metrics = metrics
         self._on_channel = on_channel
         self._on_lost = on_lost
-        self._waiting = waiting
+        self._coalescing = coalescing or Coalescing(metrics)
         self._brokers = cycle(config.brokers)
         #: The broker that it is connected to, or was last.
         self.url = config.brokers[0]
@@ -101,6 +102,8 @@ class Publisher:
             raise BrokerUnavailable
         if self.blocked:
             raise BrokerBlocked
+        if not self._connection.writable:
+            raise BrokerUnavailable("The broker reads nothing.")
         message = pending.message
         key = message.task, message.queue, message.persistent, reply_to
         template = self._templates.get(key)
@@ -127,9 +130,6 @@ class Publisher:
             headers=common_headers(message.task),
         )
 
-    def _busy(self) -> bool:
-        return max(len(self._waiting), len(self._confirms)) >= MANY
-
     def probe(self) -> None:
         """Publish to nowhere: the broker tells only connections that publish that they are
         blocked, and when they no longer are."""
@@ -138,10 +138,12 @@ class Publisher:
             self._confirms.skip()
 
     def _sweep(self) -> None:
-        self._confirms.give_up(monotonic() - self._config.confirm_timeout)
-        self._sweeper = None
-        if self._confirms:
-            self._sweeper = asyncio.get_running_loop().call_later(_SWEEP, self._sweep)
+        try:
+            self._confirms.give_up(monotonic() - self._config.confirm_timeout)
+        finally:  # one that fails must not end the others' timeouts
+            self._sweeper = None
+            if self._confirms:
+                self._sweeper = asyncio.get_running_loop().call_later(_SWEEP, self._sweep)
 
     # Connection -------------------------------------------------------------------------
 
@@ -171,10 +173,11 @@ class Publisher:
     async def _connect(self, url: str) -> None:
         """Open connection and channel, look at the queues, and begin to publish."""
         connection = await broker.open_connection(
-            url, self._config.tls, self._on_closed, self._busy
+            url, self._config.tls, self._on_closed, self._coalescing
         )
         self._connection = connection
         try:
+            connection.limit_writes(self._config.max_in_flight_bytes)
             connection.add_on_connection_blocked_callback(self._on_blocked)
             connection.add_on_connection_unblocked_callback(self._on_unblocked)
             await broker.look_at_queues(connection, self._config.routes)
@@ -186,9 +189,7 @@ class Publisher:
             channel.add_on_close_callback(self._on_channel_closed)
             await broker.select_confirms(channel)
             if self._on_channel is not None:
-                consuming = asyncio.Event()
-                self._on_channel(channel, scanner, consuming.set)
-                await consuming.wait()
+                await broker.rpc(channel, partial(self._on_channel, channel, scanner))
             if not channel.is_open:
                 raise pika.exceptions.ChannelClosed(0, "the channel was closed at once")
         except BaseException:
@@ -198,13 +199,14 @@ class Publisher:
         self._metrics.add("gateway_broker_connections_total")
         self._channel, self._confirms, self._templates = channel, confirms, {}
         self._trouble = self.blocked = ""
+        self.probe()
 
     def _on_closed(self, connection: Any, exc: BaseException) -> None:
         if connection is self._connection:
             if not self._trouble:
                 log.warning("connection to the broker lost: %s", describe(exc))
-            self._drop(describe(exc))
             self._lost.set()
+            self._drop(describe(exc))
 
     def _on_channel_closed(self, channel: Channel, exc: BaseException) -> None:
         # A channel alone never comes back: begin anew with the connection.
@@ -215,9 +217,11 @@ class Publisher:
     def _drop(self, trouble: str) -> None:
         """Give up the connection: nothing unconfirmed on it will ever be confirmed."""
         self._trouble, self._channel = trouble, None
-        self._confirms.fail(BrokerUnavailable("The connection to the broker was lost."))
-        if self._on_lost is not None:
-            self._on_lost()
+        try:
+            self._confirms.fail(BrokerUnavailable("The connection to the broker was lost."))
+        finally:
+            if self._on_lost is not None:
+                self._on_lost()
 
     def _on_blocked(self, _connection: Any, method: Any) -> None:
         reason = method.method.reason

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
-
+from gateway.coalescing import Coalescing
 from gateway.config import Config
 from gateway.kombu_publisher import KombuPublisher
 from gateway.metrics import Metrics
@@ -11,9 +10,9 @@ from gateway.publisher import Publisher
 
 
 def publisher_for(
-    config: Config, metrics: Metrics, waiting: Sized = ()
+    config: Config, metrics: Metrics, coalescing: Coalescing | None = None
 ) -> Publisher | KombuPublisher:
     """Make an AMQP publisher, or kombu's for the embedded server of `gateway dev`."""
     if config.amqp:
-        return Publisher(config, metrics, waiting=waiting)
+        return Publisher(config, metrics, coalescing=coalescing)
     return KombuPublisher(config, metrics)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from time import monotonic
 from urllib.parse import parse_qsl
 
 from gateway import preferences, result_store
@@ -11,7 +12,7 @@ from gateway.celery_message import Message, TaskIds, encode_body
 from gateway.config import Config
 from gateway.deadlines import Deadlines
 from gateway.delivery import Delivery, Request
-from gateway.errors import BadRequest, MethodNotAllowed, RequestError
+from gateway.errors import BadRequest, BodyTooSlow, MethodNotAllowed, RequestError
 from gateway.failpoints import Failpoint
 from gateway.idempotency import Idempotency
 from gateway.limits import Limits
@@ -117,6 +118,8 @@ class Relay:
             waiter.mode = target.answer
             if target.prefer and "prefer" in request.headers:
                 self._prefer(waiter)
+            if waiter.deadline <= monotonic():
+                raise BodyTooSlow("The body came after the deadline.")
             waiter.delivery = self._deliver(waiter, endpoint, params)
             message = self._message(waiter)
             if identity := target.identity(waiter.delivery, verified):

@@ -8,13 +8,13 @@ https://redis.io/docs/latest/develop/pubsub/
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 
 import hiredis
 import redis.asyncio
 from redis.exceptions import ConnectionError, InvalidResponse, ResponseError
 
-from gateway.coalescing import MANY, Coalescing
+from gateway.coalescing import Coalescing
 
 SILENCE = 5.0  # seconds without a word, a PING's answer included, end the subscription
 
@@ -22,7 +22,7 @@ SILENCE = 5.0  # seconds without a word, a PING's answer included, end the subsc
 class ResultChannel(asyncio.Protocol):
     """Hears what is published on the channels that match `pattern`: `hear(channel, message)`.
 
-    While many are `waiting`, it is read less often. Used as ``async with``; what fails raises
+    Used as ``async with``; what fails raises
     RedisError or OSError.
     """
 
@@ -31,12 +31,12 @@ class ResultChannel(asyncio.Protocol):
         client: redis.asyncio.Redis,
         pattern: str,
         hear: Callable[[bytes, bytes], object],
-        waiting: Sized = (),
+        coalescing: Coalescing,
     ):
         self._client = client
         self._pattern = pattern
         self._hear = hear
-        self._coalescing = Coalescing(lambda: len(waiting) >= MANY)
+        self._coalescing = coalescing
         self._reader = hiredis.Reader(protocolError=InvalidResponse)
         self._heard = False
         loop = asyncio.get_running_loop()

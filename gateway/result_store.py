@@ -59,6 +59,15 @@ def connect(config: Config, url: str = "") -> redis.asyncio.Redis:
     return redis.asyncio.Redis.from_url(url, **options)
 
 
+class _Master(redis.asyncio.Redis):
+    """A master's client, which closes those of the Sentinels as well."""
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        await super().aclose(close_connection_pool)
+        sentinels = self.connection_pool.sentinel_manager.sentinels
+        await asyncio.gather(*(sentinel.aclose() for sentinel in sentinels))
+
+
 def _master(url: str, options: dict) -> redis.asyncio.Redis:
     """Find the master that ``sentinel://host:26379/0;sentinel://...?master_name=NAME`` watch."""
     parts = [url_to_parts(part) for part in url.split(";")]
@@ -68,7 +77,8 @@ def _master(url: str, options: dict) -> redis.asyncio.Redis:
     patience = {"socket_timeout": CONNECT_TIMEOUT / len(parts), "retry": options["retry"]}
     account = {"username": parts[0].username, "password": parts[0].password}
     sentinel = Sentinel(watchers, sentinel_kwargs=patience)
-    return sentinel.master_for(master_name(url), db=int(database), **account, **options)
+    master = master_name(url)
+    return sentinel.master_for(master, _Master, db=int(database), **account, **options)
 
 
 def master_name(url: str) -> str:

@@ -52,7 +52,8 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | None
     for name, value in flags.items():
         if value is not None:
             values[name] = value
-            places[name] = f"--{name.replace('_', '-')}: "
+            flag = "broker" if name == "broker_url" else name.replace("_", "-")
+            places[name] = f"--{flag}: "
     if flags.get("port") is not None and flags.get("uds") is None:
         values.pop("uds", None)
     try:

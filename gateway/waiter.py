@@ -17,20 +17,18 @@ from gateway.errors import (
     NotConfirmed,
     Rejected,
     RequestError,
+    ResultsUnavailable,
     StateUnavailable,
     Unroutable,
 )
 from gateway.failpoints import CONFIRMED
 from gateway.limits import SourceLimits
-from gateway.log import Sparing
 from gateway.outcome import SUCCESS, Outcome
 from gateway.pending import Pending
 from gateway.routes import Target
 from gateway.sources.base import Verified
 
 log = logging.getLogger(__name__)
-# An outage fails every request: the log need not have each.
-log.addFilter(Sparing(10))
 
 Respond = Callable[[Answer], None]
 
@@ -92,11 +90,12 @@ class Waiter:
         """Stand by the run of the delivery that `claim` names; `again`: by another than before.
 
         Of several tries all but the last are held until the moment at which the last one
-        should end, so that whichever the sender still listens to gets the answer.
+        should end, so that whichever the sender still listens to gets the answer; but who has
+        said how long to wait is not held.
         """
         self.claim = claim
         self.task_id = claim.task_id
-        if claim.tries < self.target.tries and not again:
+        if claim.tries < self.target.tries and not again and not self.applied:
             first = self.request.arrived - claim.age
             self.move(first + self.target.hold + self.target.deadline)
 
@@ -104,7 +103,8 @@ class Waiter:
         """End at the deadline, whatever is missing."""
         pending = self.pending
         if pending is None:
-            self.refuse(StateUnavailable())
+            # A delivery waits for its claim, a result's URL for the result.
+            self.refuse(StateUnavailable() if self.target else ResultsUnavailable())
         elif not pending.confirmed:
             pending.abandon()
             error = NotConfirmed()

@@ -1,7 +1,7 @@
 """Health, readiness and metrics, on a port of their own.
 
-GET /healthz: 200 where every child's loop answers within a second, those that are just being
-    started left out; else 503.
+GET /healthz: 200 where every child's loop answers within a second, and at least one does; those
+    that are just being started need not. Else 503.
 GET /readyz: 200 where any child has its broker and results and is not draining, else 503;
     JSON: ``{"ready": true, "children": [{"pid": 7, "broker": "", "results": ""}]}``, where a
     text says what is wrong.
@@ -40,12 +40,13 @@ class _Page(RequestHandler):
 
 class Health(_Page):
     async def get(self) -> None:
+        children = list(self.supervisor.children)
+        answers = await asyncio.gather(*(child.ask() for child in children))
+        silent = [child for child, it in zip(children, answers, strict=True) if it is None]
         # One that is being started cannot answer yet, and is no reason to kill the others.
-        grown = [child for child in self.supervisor.children if not child.starting]
-        answers = await asyncio.gather(*(child.ask() for child in grown))
-        alive = bool(answers) and None not in answers
+        alive = len(silent) < len(children) and all(child.starting for child in silent)
         self.set_status(200 if alive else 503)
-        self.write({"healthy": alive, "children": len(answers)})
+        self.write({"healthy": alive, "children": len(children) - len(silent)})
 
 
 class Readiness(_Page):

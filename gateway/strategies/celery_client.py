@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import select
-import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, LifoQueue
@@ -17,13 +16,11 @@ from celery import Celery
 from celery.result import AsyncResult
 from kombu import Producer
 from kombu.exceptions import KombuError, OperationalError
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
-from redis.retry import Retry
 
 from gateway import celery_message
 from gateway.celery_message import Message, decode_meta
-from gateway.config import TLS, Config
+from gateway.config import Config
 from gateway.errors import (
     BrokerBlocked,
     BrokerUnavailable,
@@ -34,12 +31,11 @@ from gateway.errors import (
     Unroutable,
 )
 from gateway.outcome import FINAL, SUCCESS, Outcome
-from gateway.result_store import master_name
+from gateway.strategies.celery_options import RESULT_TIMEOUT, broker_tls, sentinel, store_tls
 
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT = 3  # seconds for TCP, TLS and AMQP together
-RESULT_TIMEOUT = 3  # seconds for one command to the result store
 
 
 class CeleryClient:
@@ -67,7 +63,7 @@ class CeleryClient:
             # Nobody would send a pooled connection's heartbeats; TCP_USER_TIMEOUT ends it.
             broker_heartbeat=0,
             broker_transport_options={"confirm_publish": True, "max_retries": 0},
-            broker_use_ssl=_ssl_options(config) if config.brokers[0].startswith("amqps:") else None,
+            broker_use_ssl=broker_tls(config),
             result_backend=config.results,
             result_accept_content=["json"],
             # One backend for all threads: the first use of a thread's own costs more than a relay.
@@ -75,11 +71,9 @@ class CeleryClient:
             result_backend_transport_options={
                 "global_keyprefix": config.result_key_prefix,
                 "retry_policy": {"timeout": RESULT_TIMEOUT, "max_retries": 2},
-                **_sentinel(config),
+                **sentinel(config),
             },
-            redis_backend_use_ssl=_redis_ssl(config)
-            if config.results.startswith("rediss:")
-            else None,
+            redis_backend_use_ssl=store_tls(config),
             redis_socket_connect_timeout=RESULT_TIMEOUT,
             redis_socket_timeout=RESULT_TIMEOUT,
             redis_max_connections=max(256, 2 * config.threads),
@@ -233,31 +227,3 @@ class _Wire:
 def _blocked(reason: str, *_: Any) -> None:
     # Heard while a confirm is waited for, which will not come.
     raise BrokerBlocked(f"The broker takes no messages: {reason}.")
-
-
-def _ssl_options(config: Config) -> dict[str, Any]:
-    # py-amqp checks a certificate's name only if it is given one; kombu puts the host for None.
-    return {**_files(config.tls), **({"server_hostname": None} if config.tls.verify else {})}
-
-
-def _redis_ssl(config: Config) -> dict[str, Any]:
-    options = {f"ssl_{name}": value for name, value in _files(config.tls).items()}
-    return {**options, "ssl_check_hostname": config.tls.verify}
-
-
-def _files(tls: TLS) -> dict[str, Any]:
-    return {
-        "ca_certs": tls.ca and str(tls.ca),
-        "certfile": tls.cert and str(tls.cert),
-        "keyfile": tls.key and str(tls.key),
-        "cert_reqs": ssl.CERT_REQUIRED if tls.verify else ssl.CERT_NONE,
-    }
-
-
-def _sentinel(config: Config) -> dict[str, Any]:
-    """Return what Celery does not take from a sentinel URL."""
-    if not config.results.startswith("sentinel:"):
-        return {}
-    # A Sentinel that is away is passed over, and not tried again and again.
-    patience = {"socket_timeout": RESULT_TIMEOUT, "retry": Retry(NoBackoff(), 0)}
-    return {"master_name": master_name(config.results), "sentinel_kwargs": patience}

@@ -30,7 +30,7 @@ class PikaRPC(Strategy):
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         self._metrics = metrics
         self._waiting: dict[str, Pending] = {}
-        self._publisher = Publisher(config, metrics, self._consume, self._lost, self._waiting)
+        self._publisher = Publisher(config, metrics, self._consume, self._lost)
         self._reply_to = ""
 
     async def start(self) -> None:

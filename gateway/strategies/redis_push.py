@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from math import inf
+from time import monotonic
 
 from redis.exceptions import RedisError
 
 from gateway import background, result_store
 from gateway.celery_message import Message, decode_result
+from gateway.coalescing import Coalescing
 from gateway.config import Config
 from gateway.errors import ResultsUnavailable
 from gateway.metrics import Metrics
@@ -36,7 +39,8 @@ class RedisPush(Strategy):
         self._config = config
         self._metrics = metrics
         self._waiting: dict[str, Pending] = {}
-        self._publisher = publisher_for(config, metrics, self._waiting)
+        self._coalescing = Coalescing(metrics)
+        self._publisher = publisher_for(config, metrics, self._coalescing)
         self._store = result_store.ResultStore(config)
         channels = result_store.key_prefix(config)
         self._skip = len(channels.encode())
@@ -86,19 +90,25 @@ class RedisPush(Strategy):
     async def _listen(self) -> None:
         while True:
             client = result_store.connect(self._config)
+            since = inf
             try:
                 async with ResultChannel(
-                    client, self._pattern, self._hear, self._waiting
+                    client, self._pattern, self._hear, self._coalescing
                 ) as channel:
                     if self._waiting:
                         await self._fetch(list(self._waiting))
                     log.info("subscribed to %s", self._pattern)
                     self._metrics.add("gateway_result_connections_total")
                     self._trouble = ""
+                    since = monotonic()
                     await channel.watch()
             except (RedisError, OSError) as exc:
                 if not self._trouble:
                     log.warning("result subscription lost: %s", exc)
+                # One that was cut, and not silent: what comes until the next one stands is fetched
+                # then, and a store that is gone refuses it within milliseconds.
+                if monotonic() - since > PAUSE and not isinstance(exc, TimeoutError):
+                    continue
                 self._trouble = f"{type(exc).__name__}: {exc}"
             await asyncio.sleep(PAUSE)
 

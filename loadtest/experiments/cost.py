@@ -14,7 +14,7 @@ from loadtest.report import Report
 from loadtest.targets import Target, ratios
 from loadtest.trials import Trial, alternate
 
-DEFAULTS = {"strategies": ["pika", "redis"], "connections": [64], "duration": 15}
+DEFAULTS = {"strategies": ["pika", "redis"], "connections": [64], "duration": 10}
 
 ALONE = 0.02  # seconds
 _GATEWAY, _WORKER = ("cpu_us_per_request", "gateway"), ("cpu_us_per_request", "worker")

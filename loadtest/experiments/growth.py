@@ -17,14 +17,14 @@ from loadtest.table import Column
 from loadtest.targets import Target, ratios
 from loadtest.trials import Trial, alternate
 
-DEFAULTS = {"strategies": ["pika", "redis", "threadpool", "blocking"], "duration": 8}
+DEFAULTS = {"strategies": ["pika", "redis", "threadpool", "blocking"], "duration": 5}
 
-RATES = (50, 100, 200, 400, 800, 1_600)  # a second
+RATES = (50, 200, 400, 800, 1_600)  # a second
 TIMES = (0.01, 0.1, 1, 5)  # seconds that a task takes
 TIMED_RATE = 200  # a second, while the tasks' time grows
 #: Those that push results; the others are there for contrast, as far as they can go.
 PUSH = {"pika", "redis"}
-CONTRAST = (50, 100, 200)
+CONTRAST = (50, 200)
 #: What is still called the same, as repeats differ by more.
 SAME = 1.05
 

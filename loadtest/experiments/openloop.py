@@ -17,7 +17,7 @@ from loadtest.table import Column
 from loadtest.targets import Target, figures
 from loadtest.trials import Trial, alternate
 
-DEFAULTS = {"strategies": ["pika", "redis"], "connections": [64]}
+DEFAULTS = {"strategies": ["pika", "redis"], "connections": [64], "duration": 6}
 
 SHARES = {"30 %": 0.3, "60 %": 0.6, "80 %": 0.8}
 CEILING = "ceiling"

@@ -16,7 +16,7 @@ from loadtest.summary import Row
 from loadtest.targets import Target, ratios
 from loadtest.trials import Trial, alternate
 
-DEFAULTS = {"strategies": ["pika", "redis"]}
+DEFAULTS = {"strategies": ["pika", "redis"], "duration": 8}
 
 _FLOWER = "celery -A loadtest.servers.stock flower --address=127.0.0.1 --enable_events=False"
 _FASTAPI = "uvicorn loadtest.servers.web:app --no-access-log --log-level=warning"

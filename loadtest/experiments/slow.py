@@ -13,7 +13,7 @@ from loadtest.targets import Target, figures, ratios
 from loadtest.tasks import Task
 from loadtest.trials import Trial, alternate
 
-DEFAULTS = {"strategies": ["pika", "redis", "blocking"], "connections": [256]}
+DEFAULTS = {"strategies": ["pika", "redis", "blocking"], "connections": [256], "duration": 8}
 
 SECONDS = 0.05
 #: Enough for all connections' tasks to sleep at once, of the cheapest kind.

@@ -50,12 +50,6 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
                 for name in options.strategies
             ),
             Trial("tornado", partial(bench.alone, seconds, *announce), loads, checked=0),
-            Trial(
-                "tornado-below",
-                partial(bench.alone, seconds, "--below", *announce),
-                loads,
-                checked=0,
-            ),
         ]
         alternate(trials, options.repeats, report)
     for trial in trials:

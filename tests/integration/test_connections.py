@@ -20,6 +20,7 @@ import redis
 from celery import Celery
 
 from appserver.app import settings
+from gateway import result_store
 from gateway.celery_message import Message
 from gateway.config import TLS, Config
 from gateway.errors import BrokerUnavailable, Unroutable
@@ -332,6 +333,24 @@ sentinel failover-timeout gwmaster 5000
 
 def port_of(server: Server) -> int:
     return urlsplit(server.url).port
+
+
+def test_a_closed_client_leaves_no_connection_behind(watched):
+    def clients() -> int:
+        port = urlsplit(watched.url.split(";")[1]).port
+        with redis.Redis(port=port) as sentinel:
+            return len(sentinel.client_list())
+
+    before = clients()
+
+    async def use() -> None:
+        client = result_store.connect(Config(result_backend=watched.url))
+        await client.ping()
+        assert await asyncio.to_thread(clients) > before
+        await client.aclose()
+        await asyncio.to_thread(until, lambda: clients() == before)
+
+    asyncio.run(use())
 
 
 def test_results_outlive_the_failover_of_their_master(stack: Stack, broker, watched):

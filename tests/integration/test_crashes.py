@@ -15,7 +15,7 @@ from gateway.stack import RabbitMQ, Server, Stack
 from gateway.stack.loopback import answers_ok
 from tests.integration.deliveries import KEYED, Servers, claim, deliver, expired, gather, run, until
 
-KILLS = int(os.environ.get("KILLS", "5"))
+KILLS = int(os.environ.get("KILLS", "3"))
 #: The lease lapses 1.5 s after a process is gone.
 CONFIG = "confirm_timeout = 0.5\n" + KEYED
 

@@ -49,7 +49,7 @@ BRIEFLY = {
     "slow": (f"{HERE} redis,blocking --connections 16", "redis blocking", 2),
     "waiting": (
         f"{HERE} redis --connections 40 --task sleep:2",
-        "redis tornado tornado-below",
+        "redis tornado",
         2,
     ),
     "alone": (f"{HERE} pika,redis --requests 100", "pika redis amqp,_pika amqp,_frames", 2),

@@ -10,7 +10,9 @@ import redis
 from redis.exceptions import RedisError, ResponseError
 
 from gateway import result_channel
+from gateway.coalescing import Coalescing
 from gateway.config import Config
+from gateway.metrics import Metrics
 from gateway.result_channel import ResultChannel
 from gateway.result_store import connect
 from gateway.stack import Server, Stack
@@ -28,16 +30,22 @@ def store(stack: Stack, start) -> Iterator[Server]:
 def hear(store: Server, pattern: str, work) -> list[tuple[bytes, bytes]]:
     """Do `work(channel, heard)` while what is published on `pattern` is written down."""
     heard: list[tuple[bytes, bytes]] = []
+    metrics, file = Metrics.create([])
+
+    def hear(*message: bytes) -> None:
+        heard.append(message)
 
     async def run() -> None:
         client = connect(Config(result_backend=store.url))
         async with (
             asyncio.timeout(TIMEOUT),
-            ResultChannel(client, pattern, lambda *message: heard.append(message)) as channel,
+            ResultChannel(client, pattern, hear, Coalescing(metrics)) as channel,
         ):
             await work(channel, heard)
 
-    asyncio.run(run())
+    with file:
+        asyncio.run(run())
+    metrics.close()
     return heard
 
 

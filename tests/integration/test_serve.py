@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from gateway.process import START_TIMEOUT
 from gateway.stack import RabbitMQ, Server, Stack, free_port
 from gateway.strategies import STRATEGIES
 from tests.http_client import Answer, Connection, request
@@ -248,9 +249,7 @@ def test_check_says_what_is_missing_and_how_to_mend_it(rabbitmq, redis_server, w
     config.write_text('[[routes]]\npath = "/"\ntask = "no.such.task"\nqueue = "no-such-queue"\n')
     dead = f"redis://:sesame@127.0.0.1:{free_port()}/0"
 
-    done = run(
-        "check", "--config", str(config), "--broker", rabbitmq.url, "--result-backend", dead
-    )
+    done = run("check", "--config", str(config), "--broker", rabbitmq.url, "--result-backend", dead)
 
     assert (done.returncode, done.stderr) == (1, "")
     config_, broker, results, queue, task = done.stdout.splitlines()
@@ -502,6 +501,16 @@ def test_frozen_child_is_not_healthy_now_and_again(gateway):
         assert is_ready(server)  # the other one serves
         os.kill(frozen, signal.SIGCONT)
         until(lambda: ask(health).status == 200)
+
+
+def test_health_waits_for_nobody_to_ask_for_readiness(gateway):
+    server = gateway()
+    (old,) = children(server)
+    os.kill(old, signal.SIGKILL)
+    until(lambda: old not in server.pids())
+    # Sooner than a new child would have to have answered.
+    assert TIMEOUT < START_TIMEOUT
+    until(lambda: ask(f"{server.admin_url}/healthz").status == 200)
 
 
 def test_broker_that_is_away_fails_readiness_but_not_liveness(gateway, rabbitmq, worker):

@@ -101,10 +101,10 @@ def chunks(draw):
 class Rig:
     """A connection without a wire, open, with both channels; writes down what it hears."""
 
-    def __init__(self, connection_class: type[AsyncioConnection]):
+    def __init__(self, connection_class: type[AsyncioConnection], **options):
         self.heard: list[tuple] = []
         self.connection = connection = connection_class(
-            pika.ConnectionParameters(), internal_connection_workflow=False
+            pika.ConnectionParameters(), internal_connection_workflow=False, **options
         )
         connection.server_capabilities = {"publisher_confirms": True, "basic.nack": True}
         connection._adapter_emit_data = lambda data: None
@@ -146,7 +146,7 @@ def pikas_own() -> Rig:
 
 
 def scanned() -> Rig:
-    rig = Rig(TurnConnection)
+    rig = Rig(TurnConnection, coalescing=Mock())
     scanner = rig.connection.scan(OURS, rig.confirm)
     scanner.consume(CONSUMER, lambda *reply: rig.reply(OURS, CONSUMER, *reply))
     return rig
@@ -204,7 +204,7 @@ def test_what_pika_has_begun_to_read_is_read_on():
     first, rest = RETURN_THEN_ACK[:5], RETURN_THEN_ACK[5:]
 
     async def run():
-        rig = Rig(TurnConnection)
+        rig = Rig(TurnConnection, coalescing=Mock())
         rig.connection._proto_data_received(first)
         scanner = rig.connection.scan(OURS, rig.confirm)
         scanner.consume(CONSUMER, lambda *reply: rig.reply(OURS, CONSUMER, *reply))

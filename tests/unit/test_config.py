@@ -202,7 +202,22 @@ def test_all_problems_are_told_together_with_their_places(toml):
             'state_url = "redis://h"\n[[routes]]\npath = "/"\nidempotency = "header:X-Id"',
             "whoever joins reads the result from result_backend",
         ),
-        ('public_url = "hooks.example.com"', "public_url: "),
+        (
+            '[[routes]]\npath = "/"\nprefer = true\nfallback = "success"',
+            "needs secret_key and public_url",
+        ),
+        (
+            '[[routes]]\npath = "/"\nanswer = "accept"\nfallback = "success"',
+            "needs secret_key and public_url",
+        ),
+        ('public_url = "hooks.example.com"', "public_url: begins with https:// or http://"),
+        ('public_url = "https://"', "public_url: begins with"),
+        ('public_url = "https://h/"', "public_url: begins with"),
+        ('public_url = "https://h?a=1"', "public_url: begins with"),
+        ('public_url = "https://h#a"', "public_url: begins with"),
+        ('public_url = "https://h\\n"', "public_url: begins with"),
+        ('public_url = "https://h/\\u0000"', "public_url: begins with"),
+        ('public_url = "https://\\u043f\\u0440.\\u0440\\u0444"', "xn--... in the host"),
         ('secret_key = "short"', "secret_key: "),
         (
             '[sources.x]\nscheme = "magic"\nsecrets = "s"',
@@ -237,6 +252,30 @@ def test_all_problems_are_told_together_with_their_places(toml):
 def test_what_cannot_work_is_refused(toml, text, problem):
     (found,) = problems(path=toml(text))
     assert problem in found
+
+
+@pytest.mark.parametrize("url", ["http://h", "https://h:1/a", "https://xn--e1afmkfd.xn--p1ai/%D0"])
+def test_public_url_is_taken_as_senders_see_it(url):
+    assert Config(public_url=url).public_url == url
+
+
+@pytest.mark.parametrize(
+    "route",
+    [
+        'answer = "wait-then-accept"\nfallback = "success"',
+        'answer = "accept"\nfallback = "success"\nsource = "github"',
+        'answer = "wait"\nfallback = "success"',
+    ],
+)
+def test_what_is_never_answered_with_a_location_needs_no_key(toml, route):
+    source = '[sources.github]\nscheme = "github"\nsecrets = "s"\n'
+    config = load({}, {}, toml(f'{source}[[routes]]\npath = "/"\n{route}'))
+    assert config.secret_key is None
+
+
+def test_a_problem_with_a_flag_names_it_as_it_is_given():
+    (found,) = problems({"broker_url": "http://h"})
+    assert found.startswith("--broker: broker_url")
 
 
 @pytest.mark.parametrize("name", ["broker_url", "result_backend"])

@@ -72,6 +72,26 @@ def test_an_ack_of_several_confirms_all_before_it(confirms):
     assert confirmed(messages) == [1, 2, 3, 4, 5, 6]
 
 
+def test_an_ack_of_several_looks_only_at_what_waits(confirms):
+    looked_at = []
+
+    class Watched(dict):
+        def pop(self, tag, *default):
+            looked_at.append(tag)
+            return super().pop(tag, *default)
+
+    confirms._pending = Watched()
+    messages = publish(confirms, 5)
+    for tag in (1, 2, 4):
+        confirms.confirm(tag, multiple=False, acked=True)
+    looked_at.clear()
+
+    confirms.confirm(5, multiple=True, acked=True)
+
+    assert looked_at == [3, 5]
+    assert confirmed(messages) == [1, 2, 3, 4, 5]
+
+
 def test_a_nack_rejects(confirms, metrics):
     messages = publish(confirms, 3)
     confirms.confirm(2, multiple=True, acked=False)

@@ -8,6 +8,7 @@ from time import monotonic
 
 import pytest
 
+from gateway import deadlines as module
 from gateway.deadlines import TICK, Deadlines
 
 
@@ -100,3 +101,29 @@ async def test_an_entry_that_fails_does_not_end_the_others_wait(deadlines):
 
     await other.ended
     assert isinstance(told[0]["exception"], ZeroDivisionError)
+
+
+@pytest.mark.parametrize("began", [0.0, 0.3, 0.7, 0.99])
+@pytest.mark.parametrize("wait", [0.0, 0.01, 0.5, 0.98, 1.0, 7.3])
+def test_no_deadline_is_noticed_more_than_a_tick_late(deadlines, monkeypatch, began, wait):
+    now, timers, ended = (1_000 + began) * TICK, [], []
+
+    class Clock:
+        def call_later(self, seconds, callback):
+            timers.append((now + seconds, callback))
+
+    class Ending:
+        deadline = now + wait * TICK
+
+        def expire(self):
+            ended.append(now)
+
+    monkeypatch.setattr(module, "monotonic", lambda: now)
+    monkeypatch.setattr(module.asyncio, "get_running_loop", Clock)
+    deadlines.add(Ending())
+    while timers:
+        now, sweep = timers.pop()
+        sweep()
+
+    (end,) = ended
+    assert Ending.deadline <= end <= Ending.deadline + TICK + 0.002001

@@ -1,0 +1,48 @@
+"""What Celery and kombu have to be told of TLS and Sentinel."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from gateway.config import TLS, Config
+from gateway.result_store import master_name
+
+RESULT_TIMEOUT = 3  # seconds for one command to the result store
+
+
+def broker_tls(config: Config) -> dict[str, Any] | None:
+    """Return `broker_use_ssl`."""
+    if not config.brokers[0].startswith("amqps:"):
+        return None
+    # py-amqp checks a certificate's name only if it is given one; kombu puts the host for None.
+    return {**_files(config.tls), **({"server_hostname": None} if config.tls.verify else {})}
+
+
+def store_tls(config: Config) -> dict[str, Any] | None:
+    """Return `redis_backend_use_ssl`."""
+    if not config.results.startswith("rediss:"):
+        return None
+    options = {f"ssl_{name}": value for name, value in _files(config.tls).items()}
+    return {**options, "ssl_check_hostname": config.tls.verify}
+
+
+def sentinel(config: Config) -> dict[str, Any]:
+    """Return of `result_backend_transport_options` what Celery does not take from the URL."""
+    if not config.results.startswith("sentinel:"):
+        return {}
+    # A Sentinel that is away is passed over, and not tried again and again.
+    patience = {"socket_timeout": RESULT_TIMEOUT, "retry": Retry(NoBackoff(), 0)}
+    return {"master_name": master_name(config.results), "sentinel_kwargs": patience}
+
+
+def _files(tls: TLS) -> dict[str, Any]:
+    return {
+        "ca_certs": tls.ca and str(tls.ca),
+        "certfile": tls.cert and str(tls.cert),
+        "keyfile": tls.key and str(tls.key),
+        "cert_reqs": ssl.CERT_REQUIRED if tls.verify else ssl.CERT_NONE,
+    }

@@ -1,0 +1,175 @@
+"""The publisher by itself against a real broker: what breaks beside it, or while it connects."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+import pytest
+
+from gateway import broker as broker_module
+from gateway.celery_message import Message
+from gateway.config import Config
+from gateway.errors import BrokerUnavailable
+from gateway.metrics import Metrics
+from gateway.pending import Pending
+from gateway.publisher import Publisher
+from gateway.stack import RabbitMQ, Stack
+
+TIMEOUT = 30  # seconds
+QUEUE = "celery"
+
+
+@pytest.fixture(scope="module")
+def broker(stack: Stack, start) -> Iterator[RabbitMQ]:
+    """One of its own, which these tests freeze and block."""
+    broker = start(stack.rabbitmq)
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def metrics() -> Iterator[Metrics]:
+    metrics, file = Metrics.create([])
+    with file:
+        yield metrics
+        metrics.close()
+
+
+def run(publisher: Callable[[], Publisher], work) -> None:
+    """Do `work(publisher)` with a publisher that was started; stop it at the end."""
+
+    async def both() -> None:
+        async with asyncio.timeout(TIMEOUT):
+            one = publisher()
+            await one.start()
+            try:
+                await work(one)
+            finally:
+                await one.stop()
+
+    asyncio.run(both())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+@contextmanager
+def frozen(broker: RabbitMQ) -> Iterator[None]:
+    broker.freeze()
+    try:
+        yield
+    finally:
+        broker.thaw()
+
+
+def pending(body: bytes = b"[]") -> Pending:
+    message = Message(f"id-{monotonic()}", "task", QUEUE, body, {})
+    return Pending(message, monotonic() + TIMEOUT)
+
+
+def config(broker: RabbitMQ, **settings) -> Config:
+    return Config(broker_url=broker.url, **settings)
+
+
+def test_a_waiter_that_fails_keeps_no_publisher_from_its_broker(broker, metrics):
+    lost, told = [], []
+
+    def fails(ended: Pending) -> None:
+        if ended.error is not None:
+            raise ZeroDivisionError
+
+    async def work(publisher: Publisher) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: told.append(what))
+        await until(lambda: not publisher.trouble)
+        # Given an unconfirmed message, and a watcher with a bug,
+        with frozen(broker):
+            waiting = pending()
+            publisher.publish(waiting)
+            waiting.watch(fails)
+            # when the connection goes,
+            publisher._connection._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+            await until(lambda: lost)
+            assert waiting.ended
+        # then it comes back.
+        await until(lambda: not publisher.trouble)
+        later = pending()
+        publisher.publish(later)
+        await until(lambda: later.confirmed)
+
+    run(lambda: Publisher(config(broker), metrics, on_lost=lambda: lost.append(1)), work)
+
+    assert any(isinstance(what.get("exception"), ZeroDivisionError) for what in told)
+
+
+def test_a_waiter_that_fails_keeps_no_other_from_its_timeout(broker, metrics):
+    def fails(ended: Pending) -> None:
+        raise ZeroDivisionError
+
+    async def work(publisher: Publisher) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        await until(lambda: not publisher.trouble)
+        with frozen(broker):
+            first, second = pending(), pending()
+            publisher.publish(first)
+            first.watch(fails)
+            await asyncio.sleep(0.2)  # they are not overdue in the same sweep
+            publisher.publish(second)
+            await until(lambda: first.ended and second.ended)
+            assert second.error is not None and second.error.type == "not-confirmed"
+
+    run(lambda: Publisher(config(broker, confirm_timeout=0.3), metrics), work)
+
+
+def test_what_ends_a_channel_while_it_is_prepared_is_told_at_once(broker, metrics):
+    began = monotonic()
+
+    def consume(channel, _scanner, _ready) -> None:
+        channel.queue_declare("a-queue-that-nobody-makes", passive=True, callback=lambda _: None)
+
+    async def work(publisher: Publisher) -> None:
+        await until(lambda: "NOT_FOUND" in publisher.trouble)
+
+    run(lambda: Publisher(config(broker), metrics, consume), work)
+
+    assert monotonic() - began < broker_module.CONNECT_TIMEOUT
+
+
+def test_a_broker_that_does_not_read_is_given_so_much_and_no_more(broker, metrics):
+    most = 1024 * 1024
+
+    async def work(publisher: Publisher) -> None:
+        await until(lambda: not publisher.trouble)
+        with frozen(broker):
+            # What fits into the kernel's buffers has to be filled first.
+            with pytest.raises(BrokerUnavailable, match="The broker reads nothing"):
+                for _ in range(50):
+                    publisher.publish(pending(b'"%s"' % (b"x" * most)))
+                    await asyncio.sleep(0)
+            transport = publisher._connection._transport
+            assert most <= transport.get_write_buffer_size() <= 3 * most
+        await until(lambda: publisher._connection.writable)
+        last = pending()
+        publisher.publish(last)
+        await until(lambda: last.confirmed)
+
+    run(lambda: Publisher(config(broker, max_in_flight_bytes=most), metrics), work)
+
+
+def test_an_alarm_is_noticed_by_who_connects_and_publishes_nothing(broker, metrics):
+    broker.ctl("set_vm_memory_high_watermark", "0")
+    try:
+
+        async def work(publisher: Publisher) -> None:
+            await until(lambda: publisher.trouble.startswith("blocked: "))
+            await asyncio.to_thread(broker.ctl, "set_vm_memory_high_watermark", "0.4")
+            await until(lambda: not publisher.trouble)
+
+        run(lambda: Publisher(config(broker), metrics), work)
+    finally:
+        broker.ctl("set_vm_memory_high_watermark", "0.4")

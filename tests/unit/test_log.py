@@ -1,0 +1,57 @@
+"""Lines that repeat themselves are left out, and nothing else is."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from gateway import log
+from gateway.log import Sparing
+
+TEXT = "no broker at %s"
+
+
+@pytest.fixture
+def sparing() -> Sparing:
+    return Sparing(2)
+
+
+def lines(sparing: Sparing, text: str, count: int, second: int, name: str = "gateway.x") -> list:
+    """Log `text` so many times; return what has passed."""
+    passed = []
+    for number in range(count):
+        record = logging.LogRecord(name, logging.WARNING, "", 0, text, (number,), None)
+        record.created = second + number / 1_000
+        if sparing.filter(record):
+            passed.append(record.getMessage())
+    return passed
+
+
+def test_like_lines_of_a_second_are_few_and_the_next_says_how_many_there_were(sparing):
+    assert lines(sparing, TEXT, 5, second=7) == ["no broker at 0", "no broker at 1"]
+    assert lines(sparing, TEXT, 1, second=8) == ["no broker at 0 (3 like it left out before)"]
+    assert lines(sparing, TEXT, 1, second=9) == ["no broker at 0"]
+
+
+def test_other_lines_are_not_kept_back(sparing):
+    assert len(lines(sparing, TEXT, 5, second=7)) == 2
+    assert len(lines(sparing, "message returned: %s", 1, second=7)) == 1
+    assert len(lines(sparing, TEXT, 5, second=7, name="pika.channel")) == 5
+
+
+def test_every_line_of_the_gateway_goes_through_it(capfd):
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    listener = log.start("text")
+    try:
+        for number in range(3 * log.MOST):
+            logging.getLogger("gateway.confirms").warning("message returned: %d", number)
+            logging.getLogger("elsewhere").warning("something else: %d", number)
+    finally:
+        listener.stop()
+        root.handlers[:], root.level = handlers, level
+    written = capfd.readouterr().err
+    # They may fall into two seconds.
+    assert log.MOST <= written.count("message returned") <= 2 * log.MOST
+    assert written.count("something else") == 3 * log.MOST
