@@ -10,6 +10,7 @@ from typing import Any
 
 import pika
 from pika.adapters.asyncio_connection import AsyncioConnection, _AsyncioIOServicesAdapter
+from pika.adapters.utils.connection_workflow import AMQPConnectionWorkflowAborted
 
 from gateway.amqp_scanner import Scanner
 from gateway.coalescing import Coalescing
@@ -50,6 +51,14 @@ class TurnConnection(AsyncioConnection):
         self._scanner: Scanner | None = None
         self._loop = asyncio.get_running_loop()
         super().__init__(parameters, custom_ioloop=LoopServices(self._loop), **callbacks)
+
+    def _on_connection_workflow_done(self, conn_or_exc: Any) -> None:
+        # pika 1.4 hands over the class itself where an opening connection is closed, and fails
+        # an assertion over it.
+        aborted = conn_or_exc is AMQPConnectionWorkflowAborted
+        super()._on_connection_workflow_done(
+            AMQPConnectionWorkflowAborted() if aborted else conn_or_exc
+        )
 
     def scan(self, channel: int, on_confirm: Callable[[int, bool, bool], object]) -> Scanner:
         """Have a scanner read `channel` from now on; pika gets what that leaves."""

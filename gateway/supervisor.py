@@ -145,11 +145,12 @@ class Supervisor:
                 for problem in exc.problems:
                     log.error("not reloaded: %s", problem)
                 return
-            log.info("reloading: replacing %d children", len(self.children))
             for name in ("host", "port", "uds", "admin_host", "admin_port"):
                 if getattr(config, name) != getattr(self.config, name):
                     log.warning("%s changes only with a restart", name)
-            old = list(self.children)
+            # Not those that another reload has replaced and that drain yet.
+            old = [child for child in self.children if not child.retired]
+            log.info("reloading: replacing %d children", len(old))
             for number in range(max(config.processes, len(old))):
                 if self._stopping.is_set():
                     return

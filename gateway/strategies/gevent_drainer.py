@@ -15,6 +15,7 @@ from time import monotonic
 
 import gevent
 from celery.result import AsyncResult
+from gevent.lock import Semaphore
 from gevent.queue import SimpleQueue
 from redis.exceptions import RedisError
 
@@ -40,7 +41,7 @@ class GeventDrainer(CeleryStrategy):
         super().__init__(config, metrics, prefix)
         self._work: SimpleQueue[tuple[Callable[[Pending], None], Pending]] = SimpleQueue()
         self._greenlets: list[gevent.Greenlet] = []
-        self._drainer: gevent.Greenlet | None = None
+        self._starting = Semaphore()
         self._waiting: dict[Pending, AsyncResult] = {}
 
     async def start(self) -> None:
@@ -93,14 +94,18 @@ class GeventDrainer(CeleryStrategy):
         self._waiting[pending] = result
         pending.let_go = self._let_go
         try:
+            self._start_drainer()
             result.then(partial(self._heard, pending))
         except (RedisError, OSError, RuntimeError) as exc:
             raise ResultsUnavailable from exc
-        drainer = self._client.app.backend.result_consumer.drainer._g
-        if drainer is not self._drainer:
-            self._drainer = drainer
-            drainer.link(self._drainer_ended)
         return result
+
+    def _start_drainer(self) -> None:
+        """Start the client's drainer unless it runs; raises RuntimeError where it has died."""
+        drainer = self._client.app.backend.result_consumer.drainer
+        with self._starting:  # else each of a burst starts one
+            drainer.spawn = partial(gevent.spawn, self._drain)
+            drainer.start()
 
     def _fetch(self, pending: Pending) -> None:
         """Listen anew for a task that is already published."""
@@ -113,20 +118,23 @@ class GeventDrainer(CeleryStrategy):
 
     # In the drainer's greenlet ------------------------------------------------------------
 
+    def _drain(self, run: Callable[[], None]) -> None:
+        """Run Celery's drainer; once it has died, begin anew with another client.
+
+        A dead one stays dead, and its waiters with it.
+        """
+        try:
+            run()
+        except (RedisError, OSError, RuntimeError) as exc:
+            log.error("Celery's drainer died, starting another: %r", exc.__cause__ or exc)
+            self._client.close()
+            self._client = self._new_client()
+            for pending in list(self._waiting):
+                self._work.put((self._fetch, pending))
+
     def _heard(self, pending: Pending, result: AsyncResult) -> None:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(pending.settle, outcome_of(result))
-
-    def _drainer_ended(self, drainer: gevent.Greenlet) -> None:
-        """Begin anew with another client: a dead drainer stays dead, and waiters with it."""
-        if drainer is not self._drainer or drainer.exception is None:
-            return
-        log.error("Celery's drainer died, starting another: %r", drainer.exception)
-        self._drainer = None
-        self._client.close()
-        self._client = self._new_client()
-        for pending in list(self._waiting):
-            self._work.put((self._fetch, pending))
 
     # On the loop ---------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -67,15 +68,16 @@ class Sender:
     ):
         self.name, self.port, self.targets = name, port, targets
         self.rate, self.most, self.patience, self.padding = rate, most, patience, padding
+        self.limit = inf
         self.sent: list[Sent] = []
         self._log = log
         self._idle: list[Connection] = []
         self._under_way: set[asyncio.Task[Sent]] = set()
 
     async def offer(self, stopping: asyncio.Event) -> None:
-        """Send at the rate until told to stop; return when all is answered."""
+        """Send at the rate until told to stop, or up to the limit; return when all is answered."""
         due = monotonic()
-        while not stopping.is_set():
+        while not stopping.is_set() and len(self.sent) < self.limit:
             if len(self._under_way) < self.most:
                 target = self.targets[len(self.sent) % len(self.targets)]
                 task = asyncio.create_task(self.send(target))
@@ -112,7 +114,7 @@ class Sender:
         return one
 
     async def _ask(self, one: Sent, headers: tuple[str, ...]) -> Answer:
-        connection = self._idle.pop() if self._idle else await Connection.open(self.port)
+        connection = await self._connection()
         body = f"{one.id} {'x' * self.padding}" if self.padding else one.id
         try:
             answer = await connection.ask(request(body.encode(), one.target, *headers))
@@ -124,6 +126,15 @@ class Sender:
         else:
             self._idle.append(connection)
         return answer
+
+    async def _connection(self) -> Connection:
+        """Return one that is idle, but none that was closed meanwhile, or a new one."""
+        while self._idle:
+            connection = self._idle.pop()
+            if not (connection.reader.at_eof() or connection.reader.exception()):
+                return connection
+            connection.writer.close()
+        return await Connection.open(self.port)
 
     async def close(self) -> None:
         while self._idle:

@@ -6,6 +6,7 @@ import json
 import os
 import urllib.error
 import urllib.request
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic, sleep
@@ -20,6 +21,7 @@ from tests.faults.tasks import EXECUTED
 ROOT = Path(__file__).parents[2]
 SECRET = "whsec_" + "ZmF1bHRz" * 4
 DRAINED = 30.0  # seconds until what was accepted must have been executed
+SETTLED = 15.0  # seconds until a gateway holds no more than before
 
 CONFIG = """\
 timeout = {deadline}
@@ -111,7 +113,7 @@ class Lane:
     def worker(self) -> Server:
         return self.workers[0]
 
-    def start_worker(self, broker: str = "", concurrency: int = 4) -> Server:
+    def start_worker(self, broker: str = "", concurrency: int = 4, pool: str = "prefork") -> Server:
         """Start a worker of this lane's queue."""
         env = {"FAULTS_DIRECTORY": str(self.directory)}
         if self.quorum:
@@ -120,7 +122,7 @@ class Lane:
             broker or self.broker,
             self.results,
             app="tests.faults.tasks",
-            pool="prefork",
+            pool=pool,
             concurrency=concurrency,
             queues=(self.queue,),
             env=env,
@@ -173,26 +175,34 @@ class Lane:
 
     def metric(self, name: str) -> float:
         """Return the sum of a metric's series, over all gateways."""
-        text = "".join(ask(f"{gateway.admin_url}/metrics") for gateway in self.gateways)
-        lines = [line for line in text.splitlines() if line.startswith(name)]
-        return sum(float(line.rpartition(" ")[2]) for line in lines)
+        return sum(_total(page, name) for page in self._pages())
+
+    def _pages(self) -> list[str]:
+        return [ask(f"{gateway.admin_url}/metrics") for gateway in self.gateways]
 
     def remains(self) -> Remains:
-        """Say what the gateway's serving processes hold."""
+        """Say what the gateways hold, the parents included."""
         pids = sorted(child["pid"] for child in self.checks())
+        pids += sorted(gateway.pid for gateway in self.gateways)
         page = os.sysconf("SC_PAGE_SIZE")
         statm = [Path(f"/proc/{pid}/statm").read_text().split() for pid in pids]
         return Remains(
             pids,
-            descriptors=sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids),
+            descriptors=sum(map(descriptors, pids)),
             memory=sum(int(fields[1]) * page for fields in statm),
             in_flight=self.metric("gateway_in_flight"),
             connections=self.metric("gateway_connections_open"),
         )
 
     def quiet(self) -> bool:
-        names = ("gateway_in_flight", "gateway_connections_open")
-        return not any(self.metric(name) for name in names)
+        """Do all gateways say that nothing is under way and nobody connected?"""
+        names, pages = ("gateway_in_flight", "gateway_connections_open"), self._pages()
+        return all(pages) and not any(_total(page, name) for page in pages for name in names)
+
+    def _as_before(self) -> bool:
+        """Is it quiet, with as many processes as before?"""
+        serving = len(self.checks()) + len(self.gateways)
+        return self.quiet() and serving == len(self.before.pids)
 
     def judge(
         self, result: Result, statuses: frozenset[int | str], again: bool, same: bool
@@ -204,15 +214,26 @@ class Lane:
         sent, done = self.sender.sent, self.executions()
         oracle.judge(result, sent, done, window, self.deadline, self.excused)
         if self.before is not None:
-            poll(self.quiet, 5)
+            poll(self._as_before, SETTLED)
             oracle.judge_remains(result, self.before, self.remains(), same)
         for gateway in self.gateways:
             if "Traceback" in gateway.output():
                 result.problems.append("the gateway logged a traceback")
 
     def stop(self) -> None:
-        for server in (*self.gateways, *self.workers):
-            server.kill()
+        with ExitStack() as stopping:  # all of them, whatever becomes of one
+            for server in (*self.gateways, *self.workers):
+                stopping.callback(server.kill)
+
+
+def descriptors(pid: int) -> int:
+    """Count a process' open file descriptors."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def _total(page: str, name: str) -> float:
+    lines = [line for line in page.splitlines() if line.startswith(name)]
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
 def ask(url: str) -> str:

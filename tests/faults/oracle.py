@@ -39,7 +39,7 @@ class Window:
 
 @dataclass
 class Remains:
-    """What a gateway holds when nothing is under way: of the child that serves."""
+    """What gateways hold when nothing is under way, of all their processes."""
 
     pids: list[int]
     descriptors: int
@@ -73,10 +73,11 @@ class Result:
 
 
 def executions(path: Path) -> list[Execution]:
-    """Read what the tasks have noted; a worker killed in mid-write leaves no half a line."""
+    """Read what the tasks have noted, without a line that is just being written."""
     if not path.exists():
         return []
-    return [Execution(**json.loads(line)) for line in path.read_text().splitlines()]
+    lines = path.read_text().split("\n")[:-1]
+    return [Execution(**json.loads(line)) for line in lines]
 
 
 def judge(
@@ -146,6 +147,10 @@ def judge_remains(result: Result, before: Remains, after: Remains, same: bool) -
         (after.in_flight, f"{after.in_flight:g} requests are still under way"),
         (after.connections, f"{after.connections:g} HTTP connections are still open"),
         (same and after.pids != before.pids, "a process was restarted"),
+        (
+            len(after.pids) != len(before.pids),
+            f"{len(after.pids)} processes, {len(before.pids)} before",
+        ),
         (
             after.descriptors > before.descriptors + DESCRIPTORS,
             f"{after.descriptors} descriptors, {before.descriptors} before",

@@ -65,9 +65,10 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._reset)
 
     def _reset(self) -> None:
-        for writer in list(self._writers):
-            option = (socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-            writer.get_extra_info("socket").setsockopt(*option)
+        for writer in self._writers:
+            connection = writer.get_extra_info("socket")
+            if connection.fileno() >= 0:  # else its other direction has still something to carry
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             writer.transport.abort()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -77,11 +78,13 @@ class Proxy:
             writer.transport.abort()
             return
         self._writers |= {writer, far_writer}
-        await asyncio.gather(
-            self._carry(reader, far_writer, self._links[0]),
-            self._carry(far_reader, writer, self._links[1]),
-        )
-        self._writers -= {writer, far_writer}
+        try:
+            await asyncio.gather(
+                self._carry(reader, far_writer, self._links[0]),
+                self._carry(far_reader, writer, self._links[1]),
+            )
+        finally:
+            self._writers -= {writer, far_writer}
 
     async def _carry(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, link: Link
@@ -113,12 +116,16 @@ class Proxy:
         writer.close()
 
     def close(self) -> None:
-        async def close() -> None:
-            self._server.close()
-            self._flowing.set()
-            self._reset()
-            await asyncio.sleep(0.1)
-
-        asyncio.run_coroutine_threadsafe(close(), self._loop).result(10)
+        """End every connection with a reset, and all that was started."""
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
+        self._loop.close()
+
+    async def _end(self) -> None:
+        self._server.close()
+        self._flowing.set()
+        end = monotonic() + 5
+        while (left := asyncio.all_tasks() - {asyncio.current_task()}) and monotonic() < end:
+            self._reset()
+            await asyncio.wait(left, timeout=0.1)

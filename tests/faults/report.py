@@ -43,12 +43,12 @@ def table(results: Iterable[Result]) -> str:
 
 
 class Report:
-    """The results so far, kept in a file after each row."""
+    """The results so far, kept in a file after each row; `keep` what the file has of others."""
 
-    def __init__(self, path: Path, resume: bool):
+    def __init__(self, path: Path, keep: bool):
         self._path = path
         self.results: list[Result] = []
-        if resume and path.exists():
+        if keep and path.exists():
             self.results = [Result(**row) for row in json.loads(path.read_text())["rows"]]
 
     def has(self, row: int, strategy: str) -> bool:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import amqp
 
 from gateway.stack import RabbitMQ, Server, Stack
+
+T = TypeVar("T")
 
 
 class Servers:
@@ -44,6 +48,12 @@ def channel(broker: Server) -> Iterator[amqp.Channel]:
     """Open a channel to `broker` for what a row does itself."""
     with amqp.Connection(f"127.0.0.1:{port_of(broker)}") as connection:
         yield connection.channel()
+
+
+def together(*works: Callable[[], T]) -> list[T]:
+    """Do several things at the same time; raises what the first that failed has raised."""
+    with ThreadPoolExecutor(len(works)) as threads:
+        return [work.result() for work in [threads.submit(work) for work in works]]
 
 
 def port_of(server: Server) -> int:

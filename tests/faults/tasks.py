@@ -12,8 +12,11 @@ import time
 from pathlib import Path
 
 from appserver.app import app
+from gateway.stack.server import poll
 
 EXECUTED = "executed.jsonl"
+BEGUN = "begun"  # the file that a task makes which waits for another one
+LONGEST = 20.0  # seconds that it waits at the most
 _APPEND = os.O_CREAT | os.O_WRONLY | os.O_APPEND
 
 
@@ -21,11 +24,15 @@ _APPEND = os.O_CREAT | os.O_WRONLY | os.O_APPEND
 def run(self, query: dict[str, str], headers: dict[str, str], body: str) -> str:
     """Take effect, note it on disk, return the body, whose first word is the request's id.
 
-    Query: ``seconds`` to sleep before the effect; ``die``: kill the own process after the effect
-    and before the acknowledgement, ``once`` or ``always``.
+    Query: ``seconds`` to sleep before the effect; ``until``: the name of a file in the directory
+    to wait for; ``die``: kill the own process after the effect and before the acknowledgement,
+    ``once`` or ``always``.
     """
     time.sleep(float(query.get("seconds", 0)))
     directory = Path(os.environ["FAULTS_DIRECTORY"])
+    if "until" in query:
+        (directory / BEGUN).touch()
+        poll((directory / query["until"]).exists, LONGEST)
     attempt = take_effect(directory, self.request.id)
     execution = {
         "id": body.partition(" ")[0],

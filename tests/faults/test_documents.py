@@ -1,4 +1,4 @@
-"""docs/reliability.md has every row, under its own title, and the last report is of all of them."""
+"""docs/reliability.md has every row, under its own title, and the report is of a whole run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.faults.rows import ROWS
 from tests.faults.test_rows import SHORT_ROWS
+from tests.faults.trial import WHOLE
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -22,10 +23,21 @@ def test_every_row_is_documented_under_its_title():
     assert {int(number) for number, star, _ in documented if star} == SHORT_ROWS
 
 
-def test_the_committed_report_has_every_row_and_strategy_and_all_hold():
-    report = json.loads((DOCS / "reports" / "faults.json").read_text())
+#: They kill a gateway with each of a few requests: there is no load to speak of.
+FEW = {22, 23}
+
+
+def test_the_committed_report_is_of_a_whole_run_in_which_all_holds():
+    path = DOCS / "reports" / "faults.json"
+    unmeasured = "not measured yet" in (DOCS / "reliability.md").read_text()
+    assert unmeasured is not path.exists()
+    if unmeasured:
+        return
+    report = json.loads(path.read_text())
 
     assert {(row["row"], row["strategy"]) for row in report["rows"]} == {
         (row.number, strategy) for row in ROWS.values() for strategy in row.strategies
     }
     assert [row for row in report["rows"] if row["problems"] or row["lost"]] == []
+    loaded = [row for row in report["rows"] if row["row"] not in FEW]
+    assert [row for row in loaded if row["sent"] < WHOLE.requests] == []

@@ -96,3 +96,12 @@ def test_what_stays_behind_is_told(changes, problem):
 
     oracle.judge_remains(result, BEFORE, replace(BEFORE, **changes), same=True)
     assert result.problems == [problem]
+
+
+def test_other_processes_are_allowed_where_some_are_replaced_but_no_more_of_them():
+    result = Result(25, "a fault", "pika")
+    oracle.judge_remains(result, BEFORE, replace(BEFORE, pids=[8]), same=False)
+    assert result.holds
+
+    oracle.judge_remains(result, BEFORE, replace(BEFORE, pids=[8, 9]), same=False)
+    assert result.problems == ["2 processes, 1 before"]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from contextlib import closing, suppress
 
 import pytest
 
-from gateway.stack import RabbitMQ, Server, Stack
+from gateway.stack import RabbitMQ, Server, Stack, free_port
 from tests.faults.proxy import Proxy
 from tests.faults.servers import port_of
 
@@ -56,6 +57,42 @@ def test_a_proxy_resets(proxy: Proxy):
         with pytest.raises(ConnectionResetError):
             await reader.readline()
         writer.close()
+
+    talk(conversation())
+
+
+def test_a_proxy_resets_all_also_while_one_is_half_closed():
+    served: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+    ended = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        served.put_nowait(writer)
+        with suppress(ConnectionResetError):
+            await reader.read()
+        writer.close()
+        ended.set()
+
+    async def conversation() -> None:
+        port = free_port()
+        async with await asyncio.start_server(serve, "127.0.0.1", port):
+            with closing(Proxy(port)) as proxy:
+                connections = []
+                for _ in range(6):
+                    connections.append(await asyncio.open_connection("127.0.0.1", proxy.port))
+                    far = await served.get()
+                # Given one that has ended in one direction, with something on its way in the other,
+                proxy.stall()
+                far.write(b"on its way")
+                _, writer = connections.pop()
+                writer.close()
+                await ended.wait()
+
+                proxy.reset()
+
+                for reader, writer in connections:
+                    with pytest.raises(ConnectionResetError):
+                        await reader.read()
+                    writer.close()
 
     talk(conversation())
 
@@ -115,4 +152,6 @@ def test_a_worker_of_quorum_queues_does_without_a_node_of_its_list(
         env={"GATEWAY_QUEUES": "listed"},
     )
     worker.stop()
-    assert "delayed delivery" not in worker.output().lower()
+    output = worker.output()
+    assert "Retrying delayed delivery" not in output
+    assert "Failed to setup delayed delivery" not in output

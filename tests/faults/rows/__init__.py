@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,7 +91,7 @@ ROWS = {
             (RESET, 503),
             same=False,
         ),
-        Row(25, "rolling restart behind nginx", gateways.rolled),
+        Row(25, "rolling restart behind nginx", gateways.rolled, same=False),
         Row(26, "one gateway of four frozen", gateways.frozen, (504,), deadline=5),
         Row(27, "client gone in mid-wait", senders.gone, (), SIX),
         Row(28, "file descriptors run out", machine.descriptors_run_out),
@@ -113,12 +114,15 @@ def run(
     """Run a row over `strategies`, and have it judged; keep its logs where it does not hold."""
     trial = Trial(servers, strategies, row.deadline, size)
     results: list[Result] = []
-    try:
-        row.run(trial)
-        results = trial.judge(row.number, row.title, row.statuses, row.again, row.same)
-    finally:
-        trial.close()
+
+    def keep_logs() -> None:
         holds = results and all(result.holds for result in results)
         if logs is not None and (always or not holds):
             trial.keep_logs(logs / f"row-{row.number}")
+
+    with ExitStack() as end:
+        end.callback(keep_logs)
+        end.callback(trial.close)
+        row.run(trial)
+        results += trial.judge(row.number, row.title, row.statuses, row.again, row.same)
     return results

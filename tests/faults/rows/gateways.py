@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Mapping
 from time import monotonic
 
 from gateway.stack.server import poll
 from tests.faults.client import RESET
 from tests.faults.lane import Lane
-from tests.faults.servers import port_of
+from tests.faults.servers import port_of, together
 from tests.faults.trial import Trial
 
 CRASHES = 5  # at each place
@@ -18,6 +19,8 @@ PATIENCE = 20.0  # seconds in which a sender's retries must succeed
 RELOADS = 20
 ROUNDS = 5  # of restarts of four services in turn
 SERVICES = 4
+SENDERS = 100  # requests under way at any time: half as many a second, of two seconds each
+LONG = "/echo?seconds=2"
 
 
 def killed_after_the_confirm(trial: Trial) -> None:
@@ -36,12 +39,12 @@ def _crash(trial: Trial, *places: str) -> None:
             trial.lane(strategy, label=place)
 
     def start(lane: Lane) -> None:
-        lane.start_worker()
-        armed = lane.directory / "armed"
-        lane.start_gateway(env={"GATEWAY_FAILPOINT": f"{lane.label}:{armed}"})
+        env = {"GATEWAY_FAILPOINT": f"{lane.label}:{lane.directory / 'armed'}"}
+        together(lane.start_worker, lambda: lane.start_gateway(env=env))
         trial.send_to(lane, port_of(lane.gateway))
 
     trial.each(start)
+    trial.warm(trial.lanes)
     with trial.fault():
         for number in trial.times(CRASHES, short=1):
             # A name that no other row has claimed.
@@ -71,67 +74,88 @@ def restarted(trial: Trial) -> None:
     trial.open(targets=("/echo", "/echo?seconds=0.05"))
     with trial.load(), trial.fault():
         for _ in range(3):
-            for lane in trial.lanes:
-                for child in lane.checks():
-                    os.kill(child["pid"], signal.SIGKILL)
-            time.sleep(6)
+            trial.each(_replace)
+            time.sleep(3)
+    for lane in trial.lanes:
+        left = {one.id for one in lane.sender.sent if one.status == RESET}
+        lane.notes["outlived"] = len(left & lane.executed())
+        lane.expect(left & lane.executed(), "no task outlived its gateway")
+
+
+def _replace(lane: Lane) -> None:
+    """Kill the serving process; wait until another serves."""
+    (old,) = [child["pid"] for child in lane.checks()]
+    os.kill(old, signal.SIGKILL)
+
+    def another() -> bool:
+        return any(child.pop("pid") != old and not any(child.values()) for child in lane.checks())
+
+    lane.expect(poll(another, 15), "no other child serves")
 
 
 def rolled(trial: Trial) -> None:
     """Behind nginx: SIGHUP of a parent with four children, SIGTERM of four services in turn."""
     parents = [trial.lane(strategy, label="SIGHUP") for strategy in trial.strategies]
-    services = [trial.lane(strategy, label="SIGTERM in turn") for strategy in trial.strategies]
+    for strategy in trial.strategies:
+        trial.lane(strategy, label="SIGTERM in turn")
 
-    def start_parent(lane: Lane) -> None:
-        lane.start_worker()
-        lane.start_gateway(f"--processes={SERVICES}")
-        _behind_nginx(trial, lane)
+    def start(lane: Lane) -> None:
+        alone = lane in parents
+        _behind_nginx(
+            trial,
+            lane,
+            *([f"--processes={SERVICES}"] if alone else []),
+            services=1 if alone else SERVICES,
+            worker={"pool": "threads", "concurrency": SENDERS + 10},
+            targets=(LONG,),
+            rate=SENDERS / 2,
+        )
 
     def reload(lane: Lane) -> None:
         for number in trial.times(RELOADS, short=1):
             os.kill(lane.gateway.pid, signal.SIGHUP)
-            done = poll(lambda n=number: _reloads(lane) > n, 60)
-            lane.expect(done, f"reload {number + 1} did not end")
-        lane.before = None  # other processes, and more than there were: four instead of one
+            if not poll(lambda n=number: _reloads(lane) > n, 60):
+                return lane.expect(False, f"reload {number + 1} did not end")
 
     def restart(lane: Lane) -> None:
         for _ in trial.times(ROUNDS, short=1):
             for gateway in lane.gateways:
                 gateway.stop(timeout=45)
                 gateway.restart()
-        lane.before = None
 
-    trial.each(start_parent, parents)
-    with trial.load(parents), trial.fault():
-        trial.each(reload, parents)
-    trial.each(lambda lane: start_services(trial, lane), services)
-    with trial.load(services), trial.fault():
-        trial.each(restart, services)
+    trial.each(start)
+    with trial.load(), trial.fault():
+        trial.each(lambda lane: (reload if lane in parents else restart)(lane))
 
 
 def _reloads(lane: Lane) -> int:
     return lane.gateway.output().count("supervisor: reloaded")
 
 
-def start_services(trial: Trial, lane: Lane, **directives: str) -> None:
-    """Start a worker, four gateways and nginx in front of them."""
-    lane.start_worker()
-    for _ in range(SERVICES):
-        lane.start_gateway()
-    _behind_nginx(trial, lane, **directives)
-
-
-def _behind_nginx(trial: Trial, lane: Lane, **directives: str) -> None:
-    nginx = trial.stack.nginx([port_of(gateway) for gateway in lane.gateways], **directives)
+def _behind_nginx(
+    trial: Trial,
+    lane: Lane,
+    *options: str,
+    services: int = SERVICES,
+    worker: Mapping[str, object] | None = None,
+    directives: Mapping[str, str] | None = None,
+    **sender: object,
+) -> None:
+    """Start a worker, so many gateways with `options`, nginx in front of them, a sender to it."""
+    gateways = [lambda: lane.start_gateway(*options)] * services
+    together(lambda: lane.start_worker(**(worker or {})), *gateways)
+    ports = [port_of(gateway) for gateway in lane.gateways]
+    nginx = trial.stack.nginx(ports, **(directives or {}))
     trial.at_exit(nginx.kill)
-    trial.send_to(lane, port_of(nginx))
+    trial.send_to(lane, port_of(nginx), **sender)
 
 
 def frozen(trial: Trial) -> None:
     """SIGSTOP of one of four gateways; nginx is told to wait for an answer for 5 s only."""
     for strategy in trial.strategies:
         trial.lane(strategy)
-    trial.each(lambda lane: start_services(trial, lane, proxy_read_timeout="5s"))
+    impatient = {"proxy_read_timeout": "5s"}
+    trial.each(lambda lane: _behind_nginx(trial, lane, directives=impatient))
     with trial.load(), trial.fault():
         for lane in trial.lanes:
             lane.gateway.freeze()

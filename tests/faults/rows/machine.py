@@ -7,6 +7,8 @@ import json
 import os
 import resource
 import socket
+import struct
+import termios
 import time
 from contextlib import ExitStack
 
@@ -14,8 +16,8 @@ from gateway.sources import find
 from gateway.sources.base import Draft
 from gateway.stack.server import poll
 from tests.faults.client import Sent
-from tests.faults.lane import SECRET, Lane
-from tests.faults.servers import port_of
+from tests.faults.lane import SECRET, Lane, descriptors
+from tests.faults.servers import port_of, together
 from tests.faults.trial import Trial
 
 STEP = 600  # seconds
@@ -28,12 +30,13 @@ def descriptors_run_out(trial: Trial) -> None:
     """prlimit --nofile of the serving process, and more connections than it allows."""
     trial.open()
     with trial.load(), trial.fault(), ExitStack() as crowd:
-        children = {lane: lane.before.pids[0] for lane in trial.lanes}
         limits = {}
-        for lane, pid in children.items():
+        for lane in trial.lanes:
+            (child,) = lane.checks()
+            pid = child["pid"]
             # The soft limit only: who has lowered a hard one cannot raise it again.
             limits[pid] = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-            few = lane.before.descriptors + 20
+            few = descriptors(pid) + 20
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (few, limits[pid][1]))
         for lane in trial.lanes:
             for _ in range(CROWD):
@@ -102,18 +105,18 @@ def _expect_verdict(trial: Trial, lane: Lane, stepped: bool) -> None:
 
 def log_blocked(trial: Trial) -> None:
     """Whoever reads the gateway's log stands still, and the pipe fills up."""
-    readers = {}
+    readers, pipes = {}, {}
 
     def start(lane: Lane) -> None:
         fifo = lane.directory / "log"
         os.mkfifo(fifo)
         # Kept open, so that the pipe keeps its size.
-        pipe = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
+        pipe = pipes[lane] = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
         trial.at_exit(lambda: os.close(pipe))
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE)
         readers[lane] = trial.stack.spawn(f"{lane.queue}-reader", ["cat", str(fifo)])
-        lane.start_worker()
-        lane.start_gateway(wrapper=("sh", "-c", 'exec "$@" > "$0" 2>&1', str(fifo)))
+        wrapper = ("sh", "-c", 'exec "$@" > "$0" 2>&1', str(fifo))
+        together(lane.start_worker, lambda: lane.start_gateway(wrapper=wrapper))
         trial.send_to(lane, port_of(lane.gateway))
 
     for strategy in trial.strategies:
@@ -129,10 +132,16 @@ def log_blocked(trial: Trial) -> None:
                 lane.expect(one.status == 503, f"without a queue: {one.status}")
             time.sleep(0.1)
         for lane in trial.lanes:
+            lane.expect(_waiting(pipes[lane]) >= PIPE * 3 / 4, "the pipe was not full")
             said = readers[lane].output().count("\n")
             readers[lane].thaw()
             more = poll(lambda lane=lane, n=said: readers[lane].output().count("\n") > n, 5)
-            lane.expect(more, "the pipe was not full, or nothing came after")
+            lane.expect(more, "nothing came after")
     for lane in trial.lanes:
         lane.expect("Traceback" not in readers[lane].output(), "a traceback")
         readers[lane].kill()
+
+
+def _waiting(pipe: int) -> int:
+    """Return how many bytes nobody has read yet."""
+    return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]

@@ -8,7 +8,7 @@ from time import monotonic
 from gateway.stack import RabbitMQ
 from tests.faults.lane import Lane
 from tests.faults.proxy import Proxy
-from tests.faults.rows.brokers import BOTH, expect_prompt
+from tests.faults.rows.brokers import BOTH, expect_prompt, expect_unconfirmed
 from tests.faults.servers import port_of
 from tests.faults.trial import Trial
 
@@ -41,6 +41,7 @@ def cut(trial: Trial) -> None:
             time.sleep(1)
     for lane in trial.lanes:
         expect_prompt(lane, stalled + HEARTBEAT, resumed)
+        expect_unconfirmed(lane)
 
 
 def slow(trial: Trial) -> None:
@@ -62,6 +63,7 @@ def slow(trial: Trial) -> None:
         proxy.slow(0, 0)
     for lane in trial.lanes:
         lane.expect(most[lane] <= IN_FLIGHT, f"{most[lane]:g} requests in flight")
+        lane.expect(any(one.status == 503 for one in lane.sender.sent), "nobody was refused")
         lane.notes["peak_memory_mb_more"] = (memory[lane] - lane.before.memory) // 2**20
 
 
@@ -75,6 +77,8 @@ def leader_killed(trial: Trial) -> None:
     leaders = nodes[0].ctl("list_queues", "name", "leader").splitlines()
     with trial.load():
         leader = _leader(nodes, leaders, trial.lanes[0].queue)
+        for lane in trial.lanes:
+            lane.expect(_leader(nodes, leaders, lane.queue) is leader, "another node leads it")
         with trial.fault():
             leader.kill()
         # The gap ends without it; its return is not to be noticed at all.

@@ -11,26 +11,46 @@ from time import monotonic
 from gateway.stack.server import poll
 from tests.faults.lane import Lane, ask
 from tests.faults.rows.brokers import BOTH
-from tests.faults.servers import channel, port_of
+from tests.faults.servers import channel, port_of, together
 from tests.faults.trial import Trial
 
 BUSY = "/echo?seconds=0.025"
+HITS = 20  # pool processes killed at a task
 LIMIT = 20  # deliveries of a message of a quorum queue, after the first
 
 
 def child_killed(trial: Trial) -> None:
-    """kill -9 of one pool process after the other, every half second."""
+    """kill -9 of one pool process after the other."""
     trial.open(targets=(BUSY,))
+
+    def hit(lane: Lane) -> None:
+        for _ in trial.times(HITS, short=5):
+            lane.expect(poll(lambda: _hit(lane), 15), "no task was hit")
+            # Killed with the same message again, it would be poison.
+            again = poll(lambda: _redelivered(lane) >= _lost(lane), 10)
+            lane.expect(again, "what was hit did not run again")
+
     with trial.load(), trial.fault():
-        for _ in trial.times(20, short=5):
-            for lane in trial.lanes:
-                children = [pid for pid in lane.worker.pids() if pid != lane.worker.pid]
-                os.kill(random.choice(children), signal.SIGKILL)
-            time.sleep(0.5)
+        trial.each(hit)
     for lane in trial.lanes:
-        again = sum(one.redelivered for one in lane.executions())
-        lane.notes["redelivered"] = again
-        lane.expect(again, "no task was hit")
+        lane.notes["redelivered"] = _redelivered(lane)
+
+
+def _hit(lane: Lane) -> bool:
+    """Kill one of the pool's processes; was it at a task?"""
+    before = _lost(lane)
+    children = [pid for pid in lane.worker.pids() if pid != lane.worker.pid]
+    if children:
+        os.kill(random.choice(children), signal.SIGKILL)
+    return poll(lambda: _lost(lane) > before, 1)
+
+
+def _lost(lane: Lane) -> int:
+    return lane.worker.output().count("raised error: WorkerLostError")
+
+
+def _redelivered(lane: Lane) -> int:
+    return sum(one.redelivered for one in lane.executions())
 
 
 def whole_killed(trial: Trial) -> None:
@@ -40,6 +60,8 @@ def whole_killed(trial: Trial) -> None:
         for _ in range(2):
             trial.each(lambda lane: lane.worker.kill())
             trial.each(lambda lane: lane.worker.restart())
+    for lane in trial.lanes:
+        lane.expect(_redelivered(lane), "nothing was under way")
 
 
 def killed_after_the_effect(trial: Trial) -> None:
@@ -59,10 +81,14 @@ def poison(trial: Trial) -> None:
     for strategy in trial.strategies:
         for quorum in (False, True):
             label = "quorum queue" if quorum else "classic queue"
-            lane = trial.lane(strategy, quorum=quorum, label=label)
-            lane.start_worker()
-            lane.start_gateway()
-            trial.send_to(lane, port_of(lane.gateway), rate=50)
+            trial.lane(strategy, quorum=quorum, label=label)
+
+    def start(lane: Lane) -> None:
+        together(lane.start_worker, lane.start_gateway)
+        # Each of a poison's deaths costs a new process, on both cores' account.
+        trial.send_to(lane, port_of(lane.gateway), rate=30)
+
+    trial.each(start)
     with trial.load(), trial.fault():
         # A task that somebody waits for is not begun again after the deadline.
         answers = [
@@ -76,7 +102,7 @@ def poison(trial: Trial) -> None:
             lane.excused.add(poisoned.id)
             wanted, attempts = (202, LIMIT + 1) if lane.quorum else (502, 2)
             lane.expect(poisoned.status == wanted, f"poison: {poisoned.status}, not {wanted}")
-            poll(lambda lane=lane, n=attempts, p=poisoned: _attempts(lane, p.id) >= n, 60)
+            poll(lambda lane=lane, n=attempts, p=poisoned: _attempts(lane, p.id) >= n, 90)
     dead: list[bytes] = []
     for lane in trial.lanes:
         (poisoned,) = lane.excused
@@ -101,13 +127,14 @@ def _attempts(lane: Lane, identity: str) -> int:
 
 
 def stopped(trial: Trial) -> None:
-    """SIGSTOP of all workers for 10 s, past the requests' deadline of 4 s."""
-    trial.open(targets=("/echo", "/echo", "/echo", "/accept"))
+    """SIGSTOP of all workers for 12 s, past the requests' deadline of 4 s."""
+    # In turn, as `blocking` comes to three or four meanwhile.
+    trial.open(targets=("/echo", "/accept"))
     with trial.load(), trial.fault():
         for lane in trial.lanes:
             lane.worker.freeze()
         frozen = monotonic()
-        time.sleep(10)
+        time.sleep(12)
         thawed = monotonic()
         for lane in trial.lanes:
             lane.worker.thaw()
