@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds that idle connections stay open while draining: nginx's upstream keepalive_timeout.
 IDLE_DRAIN = 5.0
-#: Seconds between looks at connections that are past their deadline.
+#: Seconds: how late a connection's deadline may be noticed.
 SWEEP = 0.5
 #: Above our own limit, so that the answer is ours.
 _PARSER_BODY = 2**62
@@ -38,6 +38,10 @@ class Server:
         self._exchanges = Exchanges(config, relay, metrics)
         self._sockets: list[socket.socket] = []
         self._streams: dict[Stream, asyncio.Task[None]] = {}
+        # When to look at which: a look at all of them would stop thousands for a moment.
+        self._looks: dict[int, set[Stream]] = {}
+        # No deadline is set that is nearer than this.
+        self._nearest = min(config.idle_timeout, config.body_timeout)
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._sweeper: asyncio.TimerHandle | None = None
@@ -75,6 +79,7 @@ class Server:
         self._streams[stream] = asyncio.create_task(self._serve(stream, connection, remote))
         self._quiet.clear()
         self._metrics.add("gateway_connections_open")
+        self._look(stream, monotonic())
         if self._sweeper is None:
             self._sweeper = asyncio.get_running_loop().call_later(SWEEP, self._sweep)
         return True
@@ -100,14 +105,24 @@ class Server:
 
     def _lost(self, stream: Stream) -> None:
         del self._streams[stream]
+        self._looks.get(stream.look, set()).discard(stream)
         self._metrics.add("gateway_connections_open", -1)
         if not self._streams:
             self._quiet.set()
 
+    def _look(self, stream: Stream, now: float) -> None:
+        """Look at `stream` when its deadline may have passed, which moves meanwhile."""
+        stream.look = int(min(stream.deadline, now + self._nearest) / SWEEP) + 1
+        self._looks.setdefault(stream.look, set()).add(stream)
+
     def _sweep(self) -> None:
         now = monotonic()
-        for stream in [stream for stream in self._streams if stream.deadline < now]:
-            stream.expire()
+        for tick in [tick for tick in self._looks if tick * SWEEP <= now]:
+            for stream in self._looks.pop(tick):
+                if stream.deadline < now:
+                    stream.expire()
+                if stream in self._streams:
+                    self._look(stream, now)
         self._sweeper = None
         if self._streams:
             self._sweeper = asyncio.get_running_loop().call_later(SWEEP, self._sweep)

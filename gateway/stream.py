@@ -44,7 +44,7 @@ class Stream(ReadBuffer, asyncio.Protocol):
 
     __slots__ = (
         "_ahead", "_close_callback", "_closed", "_flushed", "_header_timeout", "_left", "_lost",
-        "_refused", "_transport", "deadline", "receiver", "receiving",
+        "_refused", "_transport", "deadline", "look", "receiver", "receiving",
     )  # fmt: skip
 
     def __init__(self, idle_timeout: float, header_timeout: float, lost: Callable[[Stream], None]):
@@ -57,6 +57,8 @@ class Stream(ReadBuffer, asyncio.Protocol):
         self._flushed: asyncio.Future[None] | None = None
         self._close_callback: Callable[[], None] | None = None
         self.deadline = monotonic() + idle_timeout
+        #: The tick in which the server looks at the deadline next.
+        self.look = 0
         self.receiver: Receiver | None = None
         #: Has a request begun that is not answered?
         self.receiving = False
@@ -105,7 +107,7 @@ class Stream(ReadBuffer, asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             return
         if self._refused:
-            self.deadline = monotonic() + LINGER_SECONDS
+            asyncio.get_running_loop().call_later(LINGER_SECONDS, self._transport.abort)
             self.clear()
             self._transport.resume_reading()
             self._transport.write_eof()
