@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from time import monotonic
 from typing import Protocol
 
@@ -24,20 +25,21 @@ class Deadlines:
     """Call `expire` of what was added and not removed by its deadline.
 
     Entries lie in one set a tick, so adding and removing cost the same however many wait;
-    the sweep runs only while something is waiting.
+    the sweep runs only when something may be due.
     """
 
     def __init__(self) -> None:
         self._ticks: dict[int, set[Expiring]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._next = math.inf
 
     def add(self, entry: Expiring) -> None:
         tick = int(entry.deadline / TICK) + 1
         waiting = self._ticks.get(tick)
         if waiting is None:
             waiting = self._ticks[tick] = set()
-            if self._timer is None:
-                self._arm()
+            if tick < self._next:
+                self._arm(tick)
         waiting.add(entry)
 
     def remove(self, entry: Expiring) -> None:
@@ -54,10 +56,14 @@ class Deadlines:
                     entries.pop().expire()
                 del self._ticks[tick]
         finally:  # one that fails must not end the others' deadlines
-            self._timer = None
+            self._timer, self._next = None, math.inf
             if self._ticks:
-                self._arm()
+                self._arm(min(self._ticks))
 
-    def _arm(self) -> None:
-        rest = TICK - monotonic() % TICK  # until this tick ends, and what lies in it is due
-        self._timer = asyncio.get_running_loop().call_later(rest + _EARLY, self._sweep)
+    def _arm(self, tick: int) -> None:
+        """Sweep at the end of `tick`, when what lies in it is due."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._next = tick
+        rest = tick * TICK - monotonic()
+        self._timer = asyncio.get_running_loop().call_later(max(rest, 0) + _EARLY, self._sweep)
