@@ -185,7 +185,7 @@ with Stack() as stack:
     except KeyboardInterrupt:
         sys.exit(0 if server.alive() else 1)
 """
-    subprocess.run([sys.executable, "-c", program], check=True, start_new_session=True, timeout=30)
+    subprocess.run([sys.executable, "-c", program], check=True, start_new_session=True, timeout=100)
 
 
 def test_servers_and_directory_go_when_the_owner_is_killed():
