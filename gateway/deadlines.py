@@ -49,6 +49,8 @@ class Deadlines:
 
     def _sweep(self) -> None:
         now = int(monotonic() / TICK)
+        # What is added meanwhile arms no timer: the end of the sweep does, one for all.
+        self._timer, self._next = None, -math.inf
         try:
             for tick in sorted(tick for tick in self._ticks if tick <= now):
                 entries = self._ticks[tick]
@@ -56,7 +58,7 @@ class Deadlines:
                     entries.pop().expire()
                 del self._ticks[tick]
         finally:  # one that fails must not end the others' deadlines
-            self._timer, self._next = None, math.inf
+            self._next = math.inf
             if self._ticks:
                 self._arm(min(self._ticks))
 

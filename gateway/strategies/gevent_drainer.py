@@ -125,7 +125,7 @@ class GeventDrainer(CeleryStrategy):
         """
         try:
             run()
-        except (RedisError, OSError, RuntimeError) as exc:
+        except Exception as exc:  # noqa: BLE001 - whatever it died of, all waiters hang by it
             log.error("Celery's drainer died, starting another: %r", exc.__cause__ or exc)
             self._client.close()
             self._client = self._new_client()

@@ -78,6 +78,34 @@ async def test_entries_may_add_and_remove_others_while_they_end(deadlines):
 
 
 @pytest.mark.gen_test
+async def test_one_timer_is_armed_whatever_is_added_while_others_end(deadlines, monkeypatch):
+    loop, armed = asyncio.get_running_loop(), []
+    call_later = loop.call_later
+
+    def arm(*args):
+        armed.append(timer := call_later(*args))
+        return timer
+
+    class Ending(Entry):
+        def expire(self):
+            deadlines.add(overdue)  # of an earlier tick than the one that is swept
+            super().expire()
+
+    overdue, first, last = after(-5), Ending(monotonic()), after(9)
+    deadlines.add(last)
+    deadlines.add(first)
+    monkeypatch.setattr(loop, "call_later", arm)
+
+    await first.ended
+    await overdue.ended
+    await asyncio.sleep(0)
+
+    assert [timer.cancelled() for timer in armed].count(False) == len(armed)
+    assert len(armed) == 2  # for what is overdue, and for the last
+    deadlines.remove(last)
+
+
+@pytest.mark.gen_test
 async def test_sweep_rests_while_nothing_waits_and_wakes_again(deadlines):
     for _ in range(2):
         entry = after(0)
