@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import redis
 
 from gateway.stack import RabbitMQ, Server, Stack
 from tests.contract.conftest import metric, post, until
@@ -61,6 +63,28 @@ def test_a_revoked_permission_is_503_and_bounded_reconnection(gateway, broker):
     assert codes == {503}
     assert metric(gateway, CONNECTED) - connected < 20
     until(lambda: post(f"{gateway.url}/", b"hi").body == b"hi")
+
+
+def test_a_drainer_that_dies_of_a_foreign_result_is_replaced(
+    stack, broker, redis_server, gateway, tmp_path
+):
+    config = tmp_path / "gateway.toml"
+    config.write_text(
+        '[[routes]]\npath = "/"\n\n[[routes]]\npath = "/late"\nqueue = "nobody"\ndeadline = 4\n'
+    )
+    urls = "--broker", broker.url, "--result-backend", redis_server.url
+    drained = stack.gateway("--strategy=gevent", *urls, "--config", str(config))
+    with ThreadPoolExecutor(1) as threads, redis.Redis.from_url(redis_server.url) as client:
+        late = threads.submit(post, f"{drained.url}/late")
+        until(lambda: client.pubsub_channels("celery-task-meta-*"))
+        (channel,) = client.pubsub_channels("celery-task-meta-*")
+
+        client.publish(channel, b"no result")
+
+        until(lambda: "drainer died" in drained.output())
+        assert post(f"{drained.url}/", b"hi").body == b"hi"
+        assert late.result().code == 504
+    drained.stop()
 
 
 def test_what_lies_in_the_working_directory_is_not_imported(stack, broker, redis_server, tmp_path):
