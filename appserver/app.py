@@ -6,6 +6,7 @@ connects before a worker or a client does. docs/appserver.md says why each defau
 
 from __future__ import annotations
 
+import math
 import os
 import ssl
 from collections.abc import Mapping
@@ -126,7 +127,7 @@ def _results(url: str, environ: Mapping[str, str]) -> dict[str, Any]:
     settings = {
         "result_backend": f"appserver.reply_backend:{_BACKENDS[scheme]}+{url}",
         "result_backend_transport_options": options,
-        "result_expires": RESULT_EXPIRES,
+        "result_expires": _result_expires(environ),
         # About 5 s in all, so that a restarted Redis still gets the result.
         "result_backend_always_retry": True,
         "result_backend_max_retries": 12,
@@ -139,6 +140,18 @@ def _results(url: str, environ: Mapping[str, str]) -> dict[str, Any]:
     if scheme == "rediss":
         settings["redis_backend_use_ssl"] = _redis_tls(environ)
     return settings
+
+
+def _result_expires(environ: Mapping[str, str]) -> int:
+    text = environ.get("GATEWAY_RESULT_EXPIRES") or str(RESULT_EXPIRES)
+    try:
+        # Celery's Redis backend knows whole seconds only, and takes 0 for "for ever".
+        seconds = math.ceil(float(text))
+    except (ValueError, OverflowError):
+        seconds = 0
+    if seconds < 1:
+        raise ImproperlyConfigured(f"GATEWAY_RESULT_EXPIRES is {text!r}, no number of seconds")
+    return seconds
 
 
 def _verify(environ: Mapping[str, str]) -> bool:

@@ -53,11 +53,12 @@ class Front:
 class Bench:
     """A private RabbitMQ and Redis, and workers and HTTP servers beside them.
 
-    `deadline` is that of a gateway's requests, in seconds. All that a context manager has
+    `deadline` is that of a gateway's requests, in seconds, and `result_expires` a stored result's
+    life. All that a context manager has
     started is stopped again at its end: what is idle would have connections and heartbeats.
     """
 
-    def __init__(self, stack: Stack, deadline: float = 30.0):
+    def __init__(self, stack: Stack, deadline: float = 30.0, result_expires: int = 300):
         print("starting RabbitMQ and Redis", flush=True)
         self._stack = stack
         self.deadline = deadline
@@ -67,10 +68,11 @@ class Bench:
         self._config = stack.directory / "gateway.toml"
         routes = (_ROUTE.format(name=name, deadline=deadline) for name in ("echo", "sleep"))
         self._config.write_text("".join(routes))
-
-    @property
-    def _urls(self) -> dict[str, str]:
-        return {"GATEWAY_BROKER_URL": self.broker.url, "GATEWAY_RESULT_BACKEND": self.redis.url}
+        self._env = {
+            "GATEWAY_BROKER_URL": self.broker.url,
+            "GATEWAY_RESULT_BACKEND": self.redis.url,
+            "GATEWAY_RESULT_EXPIRES": str(result_expires),
+        }
 
     def versions(self) -> dict[str, str]:
         """Return the versions of the servers."""
@@ -85,7 +87,9 @@ class Bench:
     def worker(self, pool: str = "solo", size: int = 1, count: int = 1) -> Iterator[None]:
         """Run `count` Celery workers, each with `size` processes, threads or greenlets."""
         workers = [
-            self._stack.worker(self.broker.url, self.redis.url, pool=pool, concurrency=size)
+            self._stack.worker(
+                self.broker.url, self.redis.url, pool=pool, concurrency=size, env=self._env
+            )
             for _ in range(count)
         ]
         with self._beside(workers):
@@ -115,9 +119,9 @@ class Bench:
         self._forget_results()
         gateway = self._stack.gateway(
             *("--config", str(self._config), "--strategy", strategy),
-            *("--broker", self.broker.url, "--result-backend", self.redis.url),
             *("--timeout", str(self.deadline)),
             *options,
+            env=self._env,
         )
         with _until_stopped(gateway):
             yield Front(gateway.url, {"gateway": gateway, **self.servers}, path)
@@ -166,7 +170,7 @@ class Bench:
         return self._stack.spawn(
             name,
             [sys.executable, "-m", module, *options],
-            env={**self._urls, "PYTHONPATH": path, "FLOWER_UNAUTHENTICATED_API": "true"},
+            env={**self._env, "PYTHONPATH": path, "FLOWER_UNAUTHENTICATED_API": "true"},
             ready=ready if isinstance(ready, str) else lambda: accepts(ready),
         )
 
@@ -176,6 +180,23 @@ class Bench:
         with self.ask_redis() as connection:
             clients = connection.info("clients")["connected_clients"]
         return {"broker": len(listed.splitlines()), "redis": clients - 1}  # our own
+
+    def holdings(self, front: Front) -> dict[str, float]:
+        """Return what `front`, the worker, the broker and Redis hold: megabytes, and numbers."""
+        gateway, worker = front.servers["gateway"], front.servers["worker"]
+        listed = self.broker.ctl("list_queues", "messages", "--no-table-headers").split()
+        channels = self.broker.ctl("list_channels", "pid", "--no-table-headers").splitlines()
+        with self.ask_redis() as connection:
+            keys = connection.dbsize()
+        return {
+            "memory": round(gateway.rss_bytes() / 2**20, 1),
+            "worker_memory": round(worker.rss_bytes() / 2**20, 1),
+            "descriptors": gateway.descriptors(),
+            "keys": keys,
+            "channels": len(channels),
+            "queues": len(listed),
+            "messages": sum(map(int, listed)),
+        }
 
     def _forget_results(self) -> None:
         # Those of the last one, or Redis would grow from run to run.

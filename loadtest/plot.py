@@ -31,17 +31,22 @@ Point = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Plot:
-    """Lines over a logarithmic x axis, from zero up; `name` is a file's, without ending."""
+    """Lines over a logarithmic x axis, or a `linear` one from zero on; the y axis begins at zero.
+
+    `name` is a file's, without ending. A linear axis is for many points, which get no marks.
+    """
 
     name: str
     title: str
     x: str
     y: str
     lines: dict[str, Sequence[Point]]
+    linear: bool = False
 
     def svg(self, standalone: bool = False) -> str:
         """Return the drawing: for a page with `style`, or with all that a file needs."""
-        drawing = _Drawing([point for points in self.lines.values() for point in points])
+        points = [point for points in self.lines.values() for point in points]
+        drawing = _Drawing(points, self.linear)
         parts = [
             *drawing.axes(self.x, self.y),
             *(
@@ -75,13 +80,18 @@ def style() -> str:
 class _Drawing:
     """Puts points where they belong."""
 
-    def __init__(self, points: Sequence[Point]):
-        self._xs = sorted({x for x, *_ in points}) or [1.0]
+    def __init__(self, points: Sequence[Point], linear: bool):
+        xs = {x for x, *_ in points} or {1.0}
+        right = _round_up(max(xs))
+        self._linear = linear
+        self._ticks = [right * n / 4 for n in range(5)] if linear else sorted(xs)
         self._top = _round_up(max((high for *_, high in points), default=1))
         self._ends: list[float] = []  # of lines' names, so that they do not lie on each other
 
     def _x(self, value: float) -> float:
-        low, high = math.log(self._xs[0]), math.log(self._xs[-1])
+        if self._linear:
+            return _LEFT + _WIDTH * value / self._ticks[-1]
+        low, high = math.log(self._ticks[0]), math.log(self._ticks[-1])
         return _LEFT + _WIDTH * ((math.log(value) - low) / (high - low) if high > low else 0.5)
 
     def _y(self, value: float) -> float:
@@ -102,7 +112,7 @@ class _Drawing:
                 f'<text x="{_LEFT - 8}" y="{self._y(value) + 4:.1f}" text-anchor="end">'
                 f"{value:,g}</text>"
             )
-        for value in self._xs:
+        for value in self._ticks:
             parts.append(
                 f'<text x="{self._x(value):.1f}" y="{bottom + 20}" text-anchor="middle">'
                 f"{value:,g}</text>"
@@ -114,7 +124,8 @@ class _Drawing:
         middle = [(self._x(x), self._y(value)) for x, value, _, _ in points]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in middle)
         parts = [f'<polyline class="line l{colour}" points="{path}"/>']
-        for (x, value, low, high), (at, height) in zip(points, middle, strict=True):
+        marked = [] if self._linear else zip(points, middle, strict=True)
+        for (x, value, low, high), (at, height) in marked:
             hint = escape(f"{name}, {x:,g}: {value:,.0f} ({low:,.0f}-{high:,.0f})")
             parts.append(
                 f'<g><title>{hint}</title><line class="range l{colour}" x1="{at:.1f}" '

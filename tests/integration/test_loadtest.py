@@ -26,7 +26,7 @@ from loadtest import cli, client, crowd, openloop, trials, wrk
 from loadtest.amqp import Requester
 from loadtest.bench import Bench, Front
 from loadtest.driver import tasks
-from loadtest.experiments import EXPERIMENTS, growth, pools
+from loadtest.experiments import EXPERIMENTS, growth, pools, soak
 from loadtest.experiments.openloop import see_that_schedules_were_kept
 from loadtest.experiments.strategies import conclude
 from loadtest.report import Report
@@ -55,10 +55,16 @@ BRIEFLY = {
     "alone": (f"{HERE} pika,redis --requests 100", "pika redis amqp,_pika amqp,_frames", 2),
     "openloop": (f"{HERE} redis --connections 8", "redis", 0),
     "growth": (f"{HERE} pika,threadpool", "pika threadpool", 2),
+    "soak": (f"{HERE} redis --connections 8", "redis", 6),
     "pools": (f"{HERE} redis --connections 8", "redis", 0),
     "consumers": (f"{HERE} pika --connections 8", "direct_reply-to reply_queue", 0),
     "transports": (f"{HERE} pika --connections 8", "pika", 0),
     "loops": (f"{HERE} pika --connections 8", "pika", 0),
+}
+
+PLOTS = {
+    "growth": {"rate", "time"},
+    "soak": set(soak.WATCHED),
 }
 
 # A Celery app whose echo is right but for every 10th time. Its prefetch is large, as a stock
@@ -214,7 +220,7 @@ def test_experiment_measures_judges_and_shows(
     html = (tmp_path / "report.html").read_text()
     assert "<svg" in html and not re.search(r"https?:|src=|href=|url\(|<script", html)
     plots = {path.name for path in tmp_path.glob("*.svg")}
-    assert plots == ({"growth-rate.svg", "growth-time.svg"} if name == "growth" else set())
+    assert plots == {f"{name}-{plot}.svg" for plot in PLOTS.get(name, ())}
 
 
 @contextmanager
@@ -355,6 +361,23 @@ def test_a_schedule_that_was_not_kept_fails_the_run():
         failure
         == "redis, repeat 1, 64 connections: the client sent 98.0 a second where 100.0 were due"
     )
+
+
+def test_a_soak_tells_what_grows_from_what_has_settled():
+    # Given what fills up until the third of ten minutes, and what goes on,
+    seconds = [30 * n for n in range(21)]
+    settled = [{"seconds": s, "keys": min(s, 180)} for s in seconds]
+    growing = [{"seconds": s, "keys": s} for s in seconds]
+    nothing, something = ([{"seconds": s, "keys": n * s} for s in seconds] for n in (0, 1))
+    something[:15] = nothing[:15]
+
+    # when the end is compared with the beginning behind that,
+    found = [soak.growth(each, "keys", 180) for each in (settled, growing, nothing, something)]
+
+    # then only what goes on has grown, also where there was nothing before.
+    assert found[0] == found[2] == 1
+    assert found[1] > soak.FLAT
+    assert found[3] > soak.FLAT
 
 
 def test_ratios_are_of_rows_of_the_same_repeat():

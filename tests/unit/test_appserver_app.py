@@ -38,6 +38,17 @@ def test_brokers_are_a_list_of_one_scheme():
         settings({"GATEWAY_BROKER_URL": "amqp://a//;amqps://b//"})
 
 
+@pytest.mark.parametrize(("text", "seconds"), [("", 300), ("60", 60), ("0.2", 1), ("90.5", 91)])
+def test_results_are_kept_as_long_as_the_gateway_expects(text, seconds):
+    assert settings({"GATEWAY_RESULT_EXPIRES": text})["result_expires"] == seconds
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "a day", "inf", "nan"])
+def test_results_cannot_be_kept_for_no_time_or_ever(text):
+    with pytest.raises(ImproperlyConfigured, match=f"GATEWAY_RESULT_EXPIRES is '{text}'"):
+        settings({"GATEWAY_RESULT_EXPIRES": text})
+
+
 def test_tls_is_verified_unless_switched_off():
     urls = {
         "GATEWAY_BROKER_URL": "amqps://host",

@@ -1,0 +1,153 @@
+"""Does anything grow while a gateway serves for long: memory, files, keys, channels, queues?"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from statistics import median
+from threading import Event
+from time import monotonic
+from typing import Any
+
+from gateway.stack import Stack
+from loadtest import table
+from loadtest.bench import Bench, Front
+from loadtest.load import Load, closed, constant
+from loadtest.plot import Plot, Point
+from loadtest.report import Report
+from loadtest.summary import Row, summarize
+from loadtest.table import Column
+from loadtest.targets import Target, figures
+from loadtest.trials import Trial, alternate
+
+DEFAULTS = {"strategies": ["pika", "redis"], "connections": [64], "duration": 600, "repeats": 1}
+
+CEILING, LONG = "ceiling", "soak"
+SHARE = 0.5  # of the ceiling
+SAMPLES = 60
+#: What grows until then warms up; results begin to expire before.
+SETTLED = 0.3  # of the duration
+EXPIRES = 0.1  # of the duration: the life of a result
+_CEILING_SECONDS = 10
+#: What is still called flat: the median of the last third over that of the first, once settled.
+FLAT = 1.05
+
+#: A sample's figures, and what they are called.
+WATCHED = {
+    "memory": "gateway memory, MB",
+    "worker_memory": "worker memory, MB",
+    "descriptors": "gateway file descriptors",
+    "keys": "Redis keys",
+    "channels": "AMQP channels",
+    "queues": "AMQP queues",
+    "messages": "messages in queues",
+}
+#: As many as there are requests under way at the moment.
+_PASSING = {"messages"}
+
+
+def run(options: argparse.Namespace, stack: Stack) -> Report:
+    """Find each strategy's ceiling with wrk, then send at half of it for `duration` seconds."""
+    expires = max(1, round(EXPIRES * options.duration))
+    bench = Bench(stack, result_expires=expires)
+    report = Report("soak", versions=bench.versions())
+    seconds = min(_CEILING_SECONDS, options.duration)
+    (connections,) = options.connections[:1]
+    with bench.worker():
+        trials = [
+            Trial(
+                name,
+                partial(bench.gateway, name),
+                [
+                    closed(bench, connections, seconds, options.threads, case=CEILING),
+                    _watched(bench, report, name, options.duration),
+                ],
+            )
+            for name in options.strategies
+        ]
+        alternate(trials, options.repeats, report)
+    for name in options.strategies:
+        for what in WATCHED.keys() - _PASSING:
+            values = figures(report.rows, name, ("growth", what), LONG)
+            report.judge(Target(f"{WATCHED[what]}, last / first, {name}", values, at_most=FLAT))
+    report.plots = [
+        Plot(what, title, "minutes", title, _lines(report, what), linear=True)
+        for what, title in WATCHED.items()
+    ]
+    report.charts = []
+    report.columns = [
+        Column("minutes", ("minutes",)),
+        Column("rate", ("schedule", "rate")),
+        Column("requests", ("requests",)),
+        *table.LATENCIES,
+        *(Column(f"{title}, end", ("last", what)) for what, title in WATCHED.items()),
+        *table.FAULTS,
+    ]
+    report.remarks = [
+        f"{SHARE:.0%} of what wrk gets out of {connections} connections. Flat: of what is seen "
+        f"from {SETTLED:.0%} of the time on, the median of the last third is at most {FLAT:g} "
+        f"times that of the first. Results live {expires} s here, so that they expire meanwhile.",
+    ]
+    return report
+
+
+def _watched(bench: Bench, report: Report, name: str, duration: float) -> Load:
+    """Send at a share of the ceiling that was just measured, and take samples meanwhile."""
+
+    def rate() -> float:
+        return SHARE * median(figures(report.rows, name, ("rps",), CEILING))
+
+    load = constant(bench, rate, duration, LONG)
+
+    def measure(front: Front) -> Row:
+        ended = Event()
+        with ThreadPoolExecutor(1) as pool:
+            watch = pool.submit(_sample, bench, front, duration / SAMPLES, ended)
+            try:
+                row = load.measure(front)
+            finally:
+                ended.set()
+            samples = watch.result()
+        return {
+            **row,
+            "minutes": round(duration / 60, 2),
+            "samples": samples,
+            "last": samples[-1],
+            "growth": {what: growth(samples, what, SETTLED * duration) for what in WATCHED},
+        }
+
+    return Load(LONG, load.seconds, measure)
+
+
+def _sample(bench: Bench, front: Front, every: float, ended: Event) -> list[dict[str, Any]]:
+    begin, samples = monotonic(), []
+    while True:
+        over = ended.is_set()
+        seconds = monotonic() - begin
+        samples.append({"seconds": round(seconds, 1), **bench.holdings(front)})
+        if over:
+            return samples
+        ended.wait(max(0.0, begin + len(samples) * every - monotonic()))
+
+
+def growth(samples: Sequence[dict[str, Any]], what: str, settled: float) -> float:
+    """Divide what there is at the end by what there was before; the same nothing is 1."""
+    values = [sample[what] for sample in samples if sample["seconds"] >= settled]
+    third = max(1, len(values) // 3)
+    first, last = median(values[:third]), median(values[-third:])
+    if first == last:
+        return 1.0
+    return round(last / first, 4) if first else float(last + 1)
+
+
+def _lines(report: Report, what: str) -> dict[str, Sequence[Point]]:
+    return {
+        summary.strategy: [
+            (sample["seconds"] / 60, sample[what], sample[what], sample[what])
+            for sample in summary.rows[0]["samples"]
+        ]
+        for summary in summarize(report.rows)
+        if summary.case == LONG
+    }
