@@ -123,7 +123,8 @@ class Stack:
         self._epmd()  # one for all
         with ThreadPoolExecutor(nodes) as threads:
             first, *others = threads.map(lambda _: self.rabbitmq(), range(nodes))
-            list(threads.map(lambda node: node.join(first), others))
+        for node in others:  # in turn, so that each learns of those before it
+            node.join(first)
         return [first, *others]
 
     def _epmd(self) -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 from time import monotonic
+from typing import Any
 
 from gateway.stack import RabbitMQ
+from gateway.stack.server import poll
 from tests.faults.lane import Lane
 from tests.faults.proxy import Proxy
 from tests.faults.rows.brokers import BOTH, expect_prompt, expect_unconfirmed
@@ -74,11 +77,8 @@ def leader_killed(trial: Trial) -> None:
         trial.at_exit(node.kill)
     urls = ";".join(node.url for node in nodes)
     trial.open(broker=urls, quorum=True, targets=BOTH, rate=50)
-    leaders = nodes[0].ctl("list_queues", "name", "leader").splitlines()
     with trial.load():
-        leader = _leader(nodes, leaders, trial.lanes[0].queue)
-        for lane in trial.lanes:
-            lane.expect(_leader(nodes, leaders, lane.queue) is leader, "another node leads it")
+        leader = _leader(nodes, trial.lanes)
         with trial.fault():
             leader.kill()
         # The gap ends without it; its return is not to be noticed at all.
@@ -87,7 +87,19 @@ def leader_killed(trial: Trial) -> None:
         time.sleep(5)
 
 
-def _leader(nodes: list[RabbitMQ], leaders: list[str], queue: str) -> RabbitMQ:
-    (name,) = [line.split()[1] for line in leaders if line.split()[:1] == [queue]]
-    (leader,) = [node for node in nodes if node.node == name]
+def _leader(nodes: list[RabbitMQ], lanes: list[Lane]) -> RabbitMQ:
+    """Return the node that leads the lanes' queues, when all nodes have joined them."""
+
+    def queues() -> dict[str, Any]:
+        columns = ("name", "leader", "online")
+        listed = json.loads(nodes[0].ctl("list_queues", *columns, "--formatter", "json"))
+        return {queue["name"]: queue for queue in listed}
+
+    for lane in lanes:
+        joined = poll(lambda n=lane.queue: len(queues()[n]["online"]) == len(nodes), 10)
+        lane.expect(joined, f"its queue is on {queues()[lane.queue]['online']} only")
+    leaders = {queues()[lane.queue]["leader"] for lane in lanes}
+    if len(leaders) > 1:
+        raise LookupError(f"several nodes lead: {sorted(leaders)}")
+    (leader,) = [node for node in nodes if node.node in leaders]
     return leader
