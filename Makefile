@@ -18,7 +18,7 @@ run: install ## run everything on this machine, nothing to install first (ARGS="
 test: install ## install missing servers, then lint and test (ARGS="...")
 	tests/install-servers.sh
 	$(MAKE) check
-	REQUIRE_SERVERS=1 .venv/bin/python -m pytest $(ARGS)
+	REQUIRE_SERVERS=1 .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: install ## lint
 	.venv/bin/ruff check .

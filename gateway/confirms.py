@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import takewhile
 from typing import Any
 
@@ -17,11 +17,14 @@ log = logging.getLogger(__name__)
 class Confirms:
     """Turns acks, nacks and returns into the ends of `Pending` messages.
 
-    The broker numbers what is published on a channel from 1; so does this.
+    The broker numbers what is published on a channel from 1; so does this. `on_rejected` is called
+    with the name of a queue that has rejected a message and confirmed none yet on this channel.
     """
 
-    def __init__(self, metrics: Metrics):
+    def __init__(self, metrics: Metrics, on_rejected: Callable[[str], None]):
         self._metrics = metrics
+        self._on_rejected = on_rejected
+        self._taken: set[str] = set()
         self._tag = 0
         self._pending: dict[int, Pending] = {}
         self._returned: set[str] = set()
@@ -49,10 +52,13 @@ class Confirms:
                 continue
             if not acked:
                 self._refuse(pending, Rejected())
+                if pending.message.queue not in self._taken:
+                    self._on_rejected(pending.message.queue)
             elif self._returned and pending.message.task_id in self._returned:
                 self._returned.discard(pending.message.task_id)
                 self._refuse(pending, Unroutable(f"The queue {pending.message.queue} is missing."))
             else:
+                self._taken.add(pending.message.queue)
                 self._metrics.add("gateway_messages_confirmed_total")
                 pending.confirm()
 

@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 PROBE = "gateway.probe"  # a routing key that no queue has
 BACKOFF = (0.1, 5.0)  # seconds between attempts: the first, the longest
+SETTLING = 10.0  # seconds after an outage; see `Publisher._on_rejected`
 _SWEEP = 0.1  # seconds between looks at overdue confirms
 
 
@@ -71,7 +72,8 @@ class Publisher:
         self._sweeper: asyncio.TimerHandle | None = None
         self._trouble = "not connected yet"
         self.blocked = ""
-        self._confirms = Confirms(metrics)
+        self._confirms = Confirms(metrics, self._on_rejected)
+        self._unsettled_until = 0.0
         self._templates: dict[tuple[str, str, bool, str | None], Template] = {}
 
     @property
@@ -183,7 +185,7 @@ class Publisher:
             await broker.look_at_queues(connection, self._config.routes)
             channel = await broker.open_channel(connection)
             # Late confirms of an earlier channel must not be taken for this one's.
-            confirms = Confirms(self._metrics)
+            confirms = Confirms(self._metrics, self._on_rejected)
             scanner = connection.scan(channel.channel_number, confirms.confirm)
             channel.add_on_return_callback(confirms.on_return)
             channel.add_on_close_callback(self._on_channel_closed)
@@ -205,6 +207,7 @@ class Publisher:
         if connection is self._connection:
             if not self._trouble:
                 log.warning("connection to the broker lost: %s", describe(exc))
+                self._unsettled_until = monotonic() + SETTLING
             self._lost.set()
             self._drop(describe(exc))
 
@@ -213,6 +216,17 @@ class Publisher:
         if channel.connection.is_open:
             log.warning("channel closed: %s", describe(exc))
             channel.connection.close(reply_text="channel closed")
+
+    def _on_rejected(self, queue: str) -> None:
+        """Begin anew where a queue has rejected everything since an outage.
+
+        A channel that is opened before a quorum queue has elected another leader remembers the
+        lost one until that is back: https://github.com/rabbitmq/rabbitmq-server/pull/9241
+        """
+        if not self._trouble and monotonic() < self._unsettled_until:
+            log.warning("the queue %s rejects everything: connecting anew", queue)
+            self._trouble = f"connecting anew, as the queue {queue} rejects everything"
+            self._connection.close(reply_text="a queue rejects everything")
 
     def _drop(self, trouble: str) -> None:
         """Give up the connection: nothing unconfirmed on it will ever be confirmed."""

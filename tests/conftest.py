@@ -10,9 +10,18 @@ from typing import TypeVar
 import pytest
 from tornado.ioloop import IOLoop
 
-from gateway.stack import ProgramMissing, RabbitMQ, Server, Stack
+from gateway.stack import ProgramMissing, RabbitMQ, Server, Stack, loopback
 
 S = TypeVar("S", bound=Server)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each of several test processes ports of its own: between finding a port and listening
+    on it lies a server's start."""
+    worker = getattr(config, "workerinput", None)
+    if worker is not None:
+        number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+        loopback.PORTS = loopback.PORTS[number::count]
 
 
 @pytest.fixture(scope="session")

@@ -7,16 +7,15 @@ import socket
 from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPException
 
+#: Below the range for outgoing connections: from there, a client that keeps trying to reach a
+#: server that is down may be given the very port as its own, connect to itself, and keep it away.
+PORTS = range(10_000, 32_000)
+
 
 def free_port() -> int:
-    """Return a TCP port of the loopback interface that nobody listens on.
-
-    It lies below the range for outgoing connections: from there, a client that keeps trying to
-    reach a server that is down may be given the very port as its own, connect to itself, and
-    keep the server from coming back.
-    """
+    """Return one of `PORTS` of the loopback interface that nobody listens on."""
     while True:
-        port = 10_000 + secrets.randbelow(22_000)
+        port = secrets.choice(PORTS)
         with suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
             return port

@@ -173,3 +173,39 @@ def test_an_alarm_is_noticed_by_who_connects_and_publishes_nothing(broker, metri
         run(lambda: Publisher(config(broker), metrics), work)
     finally:
         broker.ctl("set_vm_memory_high_watermark", "0.4")
+
+
+def test_a_queue_that_takes_nothing_since_an_outage_is_tried_on_another_connection(broker, metrics):
+    def connections() -> float:
+        return metrics.get("gateway_broker_connections_total")
+
+    async def published(publisher: Publisher) -> Pending:
+        await until(lambda: not publisher.trouble)
+        one = pending()
+        publisher.publish(one)
+        await until(lambda: one.ended or one.confirmed)
+        return one
+
+    async def taken(publisher: Publisher) -> None:
+        while not (await published(publisher)).confirmed:
+            pass
+
+    async def work(publisher: Publisher) -> None:
+        # Given a queue that has filled up,
+        await taken(publisher)
+        policy = '{"max-length": 1, "overflow": "reject-publish"}'
+        broker.ctl("set_policy", "full", f"^{QUEUE}$", policy)
+        try:
+            # when it rejects, then nothing is wrong with the connection,
+            assert (await published(publisher)).error.type == "rejected"
+            assert (connections(), publisher.trouble) == (1, "")
+            # but when it has taken nothing since an outage, that may be so.
+            publisher._connection._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+            await until(lambda: publisher.trouble)
+            assert (await published(publisher)).error.type == "rejected"
+            await until(lambda: connections() == 3)
+        finally:
+            broker.ctl("clear_policy", "full")
+        await taken(publisher)
+
+    run(lambda: Publisher(config(broker), metrics), work)

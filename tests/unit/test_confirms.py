@@ -22,8 +22,14 @@ def metrics():
 
 
 @pytest.fixture
-def confirms(metrics) -> Confirms:
-    return Confirms(metrics)
+def rejecting() -> list[str]:
+    """The queues that have rejected a message and confirmed none yet."""
+    return []
+
+
+@pytest.fixture
+def confirms(metrics, rejecting) -> Confirms:
+    return Confirms(metrics, rejecting.append)
 
 
 def publish(confirms: Confirms, count: int) -> list[Pending]:
@@ -97,6 +103,15 @@ def test_a_nack_rejects(confirms, metrics):
     confirms.confirm(2, multiple=True, acked=False)
     assert errors(messages) == {1: Rejected, 2: Rejected}
     assert metrics.get("gateway_messages_refused_total") == 2
+
+
+def test_a_queue_that_has_taken_nothing_yet_is_told(confirms, rejecting):
+    publish(confirms, 3)
+    confirms.confirm(1, multiple=False, acked=False)
+    assert rejecting == ["queue"]
+    confirms.confirm(2, multiple=False, acked=True)
+    confirms.confirm(3, multiple=False, acked=False)
+    assert rejecting == ["queue"]
 
 
 def test_an_ack_of_what_was_returned_is_no_success(confirms):

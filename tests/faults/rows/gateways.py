@@ -19,6 +19,7 @@ PATIENCE = 20.0  # seconds in which a sender's retries must succeed
 RELOADS = 20
 ROUNDS = 5  # of restarts of four services in turn
 SERVICES = 4
+GRACE = 30.0  # seconds: the default
 SENDERS = 100  # requests under way at any time: half as many a second, of two seconds each
 LONG = "/echo?seconds=2"
 
@@ -120,7 +121,11 @@ def rolled(trial: Trial) -> None:
     def restart(lane: Lane) -> None:
         for _ in trial.times(ROUNDS, short=1):
             for gateway in lane.gateways:
-                gateway.stop(timeout=45)
+                asked = monotonic()
+                gateway.stop(timeout=1.5 * GRACE)
+                took = round(monotonic() - asked, 1)
+                lane.notes["slowest_stop"] = max(lane.notes.get("slowest_stop", 0), took)
+                lane.expect(took < GRACE, f"SIGTERM ended a service only after {took} s")
                 gateway.restart()
 
     trial.each(start)
