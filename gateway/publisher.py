@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 PROBE = "gateway.probe"  # a routing key that no queue has
 BACKOFF = (0.1, 5.0)  # seconds between attempts: the first, the longest
+STEADY = 1.0  # seconds after which a connection that ends was none that failed
 SETTLING = 10.0  # seconds after an outage; see `Publisher._on_rejected`
 _SWEEP = 0.1  # seconds between looks at overdue confirms
 
@@ -166,7 +167,7 @@ class Publisher:
             self.url = url
             connected = monotonic()
             await self._lost.wait()
-            if monotonic() - connected > BACKOFF[1]:
+            if monotonic() - connected > STEADY:
                 pause = BACKOFF[0]
                 continue
             # One that ends as soon as it begins would be tried at the rate of the requests.
