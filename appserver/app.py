@@ -149,8 +149,10 @@ def _result_expires(environ: Mapping[str, str]) -> int:
         seconds = math.ceil(float(text))
     except (ValueError, OverflowError):
         seconds = 0
-    if seconds < 1:
-        raise ImproperlyConfigured(f"GATEWAY_RESULT_EXPIRES is {text!r}, no number of seconds")
+    if not 1 <= seconds <= 86_400:  # as the gateway
+        raise ImproperlyConfigured(
+            f"GATEWAY_RESULT_EXPIRES is {text!r}, and not a number of seconds up to 86400"
+        )
     return seconds
 
 

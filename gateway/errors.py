@@ -135,7 +135,7 @@ class NotConfirmed(Unavailable):
 
 
 class Rejected(Unavailable):
-    """The broker refused the message: the queue is full."""
+    """The broker refused the message: the queue is full, or has no leader."""
 
     type = "rejected"
 

@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 
 PROBE = "gateway.probe"  # a routing key that no queue has
 BACKOFF = (0.1, 5.0)  # seconds between attempts: the first, the longest
-STEADY = 1.0  # seconds after which a connection that ends was none that failed
-SETTLING = 10.0  # seconds after an outage; see `Publisher._on_rejected`
+STEADY = 1.0  # seconds that a connection has to last for the next one to come without a pause
+SETTLING = 10.0  # seconds after the end of an outage; see `Publisher._on_rejected`
 _SWEEP = 0.1  # seconds between looks at overdue confirms
 
 
@@ -74,6 +74,7 @@ class Publisher:
         self._trouble = "not connected yet"
         self.blocked = ""
         self._confirms = Confirms(metrics, self._on_rejected)
+        self._outage = True  # a start may be the end of one
         self._unsettled_until = 0.0
         self._templates: dict[tuple[str, str, bool, str | None], Template] = {}
 
@@ -202,13 +203,15 @@ class Publisher:
         self._metrics.add("gateway_broker_connections_total")
         self._channel, self._confirms, self._templates = channel, confirms, {}
         self._trouble = self.blocked = ""
+        if self._outage:  # and not where `_on_rejected` has closed it: that has to come to an end
+            self._outage, self._unsettled_until = False, monotonic() + SETTLING
         self.probe()
 
     def _on_closed(self, connection: Any, exc: BaseException) -> None:
         if connection is self._connection:
             if not self._trouble:
                 log.warning("connection to the broker lost: %s", describe(exc))
-                self._unsettled_until = monotonic() + SETTLING
+                self._outage = True
             self._lost.set()
             self._drop(describe(exc))
 
@@ -219,15 +222,16 @@ class Publisher:
             channel.connection.close(reply_text="channel closed")
 
     def _on_rejected(self, queue: str) -> None:
-        """Begin anew where a queue has rejected everything since an outage.
+        """Begin anew where a quorum queue has taken nothing since an outage.
 
-        A channel that is opened before a quorum queue has elected another leader remembers the
-        lost one until that is back: https://github.com/rabbitmq/rabbitmq-server/pull/9241
+        A channel that is opened before another leader is elected remembers the lost one until
+        that is back: https://github.com/rabbitmq/rabbitmq-server/pull/9241
         """
-        if not self._trouble and monotonic() < self._unsettled_until:
-            log.warning("the queue %s rejects everything: connecting anew", queue)
-            self._trouble = f"connecting anew, as the queue {queue} rejects everything"
-            self._connection.close(reply_text="a queue rejects everything")
+        quorum = (r.queue_type == "quorum" for r in self._config.routes if queue in r.queue_names)
+        if not self._trouble and monotonic() < self._unsettled_until and any(quorum):
+            self._trouble = f"the queue {queue} has taken nothing since the outage"
+            log.warning("%s: connecting anew", self._trouble)
+            self._connection.close(reply_text="a queue takes nothing")
 
     def _drop(self, trouble: str) -> None:
         """Give up the connection: nothing unconfirmed on it will ever be confirmed."""

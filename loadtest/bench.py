@@ -53,9 +53,9 @@ class Front:
 class Bench:
     """A private RabbitMQ and Redis, and workers and HTTP servers beside them.
 
-    `deadline` is that of a gateway's requests, in seconds, and `result_expires` a stored result's
-    life. All that a context manager has
-    started is stopped again at its end: what is idle would have connections and heartbeats.
+    `deadline` is that of a gateway's requests and `result_expires` the life of a stored result,
+    both in seconds. All that a context manager has started is stopped again at its end: what is
+    idle would have connections and heartbeats.
     """
 
     def __init__(self, stack: Stack, deadline: float = 30.0, result_expires: int = 300):

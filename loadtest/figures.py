@@ -39,9 +39,11 @@ def _markdown(lines: Sequence[Sequence[str]], names: int) -> str:
 def _source(name: str, report: dict[str, Any]) -> str:
     options, machine = report["options"], report["machine"]
     faults = len(report["problems"])
+    repeats = options["repeats"]
+    runs = f"{repeats} runs of each in turn" if repeats > 1 else "one run of each"
     return (
-        f"[Report](reports/{name}.json), commit `{report['commit'][:10]}`, {options['repeats']} "
-        f"runs of each in turn, {machine['cores']} cores, {machine['cpu']}; "
+        f"[Report](reports/{name}.json), commit `{report['commit'][:10]}`, {runs}, "
+        f"{machine['cores']} cores, {machine['cpu']}; "
         f"{f'{faults} problems' if faults else 'no answer wrong or missing'}."
     )
 

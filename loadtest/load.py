@@ -9,9 +9,12 @@ from typing import Any
 
 from loadtest import client, machine, openloop, wrk
 from loadtest.bench import Bench, Front
-from loadtest.summary import Row
+from loadtest.report import Report
+from loadtest.summary import Row, case_of
 from loadtest.table import PROCESSES
 
+#: A client that sends less than this share of what was due has measured something else.
+KEPT = 0.99
 AROUND = 4  # seconds that a measurement takes beside the load itself
 
 
@@ -81,6 +84,17 @@ def constant(
         return {**row, "connections": schedule["connections"], "schedule": schedule}
 
     return Load(case, duration + AROUND, measure)
+
+
+def see_that_schedules_were_kept(report: Report) -> None:
+    """Add a failure for each row whose client could not send what was due."""
+    for row in report.rows:
+        schedule = row.get("schedule")
+        if schedule and schedule["sent"] < KEPT * schedule["rate"]:
+            report.failures.append(
+                f"{row['strategy']}, repeat {row['repeat']}, {case_of(row)}: the client sent "
+                f"{schedule['sent']:,} a second where {schedule['rate']:,} were due"
+            )
 
 
 def take(bench: Bench, front: Front, connections: int, run: Callable[[], dict[str, Any]]) -> Row:

@@ -143,4 +143,4 @@ class _Drawing:
 def _round_up(value: float) -> float:
     """Return the next number that can be divided by four and read at a glance."""
     unit = 10 ** math.floor(math.log10(value)) if value > 0 else 1
-    return next(unit * n for n in (1, 2, 4, 6, 8, 10, 12) if unit * n >= value)
+    return next(unit * n for n in (1, 1.2, 1.6, 2, 4, 6, 8, 10) if unit * n >= value)

@@ -16,8 +16,8 @@ S = TypeVar("S", bound=Server)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give each of several test processes ports of its own: between finding a port and listening
-    on it lies a server's start."""
+    """Give each of several test processes ports of its own, as a server's start lies between
+    finding a port and listening on it. Commands that tests run choose from all ports still."""
     worker = getattr(config, "workerinput", None)
     if worker is not None:
         number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]

@@ -9,6 +9,7 @@ from http.client import HTTPConnection, HTTPException
 
 #: Below the range for outgoing connections: from there, a client that keeps trying to reach a
 #: server that is down may be given the very port as its own, connect to itself, and keep it away.
+#: Test processes that run beside each other narrow it.
 PORTS = range(10_000, 32_000)
 
 

@@ -194,7 +194,11 @@ class Server:
 
     def descriptors(self) -> int:
         """Count the open file descriptors of the same processes."""
-        return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in self.pids())
+        count = 0
+        for pid in self.pids():
+            with suppress(OSError):  # ended meanwhile
+                count += len(os.listdir(f"/proc/{pid}/fd"))
+        return count
 
 
 class _Stat(NamedTuple):

@@ -10,9 +10,8 @@ from statistics import median
 from gateway.stack import Stack
 from loadtest import table
 from loadtest.bench import Bench
-from loadtest.load import closed, constant
+from loadtest.load import closed, constant, see_that_schedules_were_kept
 from loadtest.report import Report
-from loadtest.summary import case_of
 from loadtest.table import Column
 from loadtest.targets import Target, figures
 from loadtest.trials import Trial, alternate
@@ -21,8 +20,6 @@ DEFAULTS = {"strategies": ["pika", "redis"], "connections": [64], "duration": 6}
 
 SHARES = {"30 %": 0.3, "60 %": 0.6, "80 %": 0.8}
 CEILING = "ceiling"
-#: A client that sends less than this share of what was due has measured something else.
-KEPT = 0.99
 
 
 def run(options: argparse.Namespace, stack: Stack) -> Report:
@@ -76,14 +73,3 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         "was sent; late: how long after it was due the client sent it, in ms.",
     ]
     return report
-
-
-def see_that_schedules_were_kept(report: Report) -> None:
-    """Add a failure for each row whose client could not send what was due."""
-    for row in report.rows:
-        schedule = row.get("schedule")
-        if schedule and schedule["sent"] < KEPT * schedule["rate"]:
-            report.failures.append(
-                f"{row['strategy']}, repeat {row['repeat']}, {case_of(row)}: the client sent "
-                f"{schedule['sent']:,} a second where {schedule['rate']:,} were due"
-            )

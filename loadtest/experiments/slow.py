@@ -16,7 +16,7 @@ from loadtest.trials import Trial, alternate
 DEFAULTS = {"strategies": ["pika", "redis", "blocking"], "connections": [256], "duration": 8}
 
 SECONDS = 0.05
-#: The cheapest pool for tasks that sleep; a worker for each core, as one's threads share its lock.
+#: The cheapest pool for tasks that sleep; two workers, as one's threads share its lock.
 #: With 128 threads 2,560 tasks a second can sleep; with 256 in one, each costs a third more.
 POOL, SIZE, WORKERS = "threads", 64, 2
 # Waits for one task at a time: more connections would only wait longer.

@@ -27,8 +27,8 @@ from loadtest.amqp import Requester
 from loadtest.bench import Bench, Front
 from loadtest.driver import tasks
 from loadtest.experiments import EXPERIMENTS, growth, pools, soak
-from loadtest.experiments.openloop import see_that_schedules_were_kept
 from loadtest.experiments.strategies import conclude
+from loadtest.load import see_that_schedules_were_kept
 from loadtest.report import Report
 from loadtest.summary import summarize
 from loadtest.targets import Target, ratios
@@ -55,7 +55,7 @@ BRIEFLY = {
     "alone": (f"{HERE} pika,redis --requests 100", "pika redis amqp,_pika amqp,_frames", 2),
     "openloop": (f"{HERE} redis --connections 8", "redis", 0),
     "growth": (f"{HERE} pika,threadpool", "pika threadpool", 2),
-    "soak": (f"{HERE} redis --connections 8", "redis", 6),
+    "soak": (f"{HERE} redis --connections 8 --duration 2", "redis", 6),
     "pools": (f"{HERE} redis --connections 8", "redis", 0),
     "consumers": (f"{HERE} pika --connections 8", "direct_reply-to reply_queue", 0),
     "transports": (f"{HERE} pika --connections 8", "pika", 0),

@@ -12,7 +12,7 @@ import pytest
 
 from gateway import broker as broker_module
 from gateway.celery_message import Message
-from gateway.config import Config
+from gateway.config import Config, Route
 from gateway.errors import BrokerUnavailable
 from gateway.metrics import Metrics
 from gateway.pending import Pending
@@ -68,8 +68,8 @@ def frozen(broker: RabbitMQ) -> Iterator[None]:
         broker.thaw()
 
 
-def pending(body: bytes = b"[]") -> Pending:
-    message = Message(f"id-{monotonic()}", "task", QUEUE, body, {})
+def pending(body: bytes = b"[]", queue: str = QUEUE) -> Pending:
+    message = Message(f"id-{monotonic()}", "task", queue, body, {})
     return Pending(message, monotonic() + TIMEOUT)
 
 
@@ -175,37 +175,45 @@ def test_an_alarm_is_noticed_by_who_connects_and_publishes_nothing(broker, metri
         broker.ctl("set_vm_memory_high_watermark", "0.4")
 
 
-def test_a_queue_that_takes_nothing_since_an_outage_is_tried_on_another_connection(broker, metrics):
+@pytest.mark.parametrize(("kind", "more"), [("classic", 0), ("quorum", 1)])
+def test_a_quorum_queue_that_takes_nothing_since_an_outage_is_tried_on_another_connection(
+    broker, metrics, kind, more
+):
+    queue = f"full-{kind}"
+    routes = [Route(path="/", task="task", queue=queue, queue_type=kind)]
+
     def connections() -> float:
         return metrics.get("gateway_broker_connections_total")
 
-    async def published(publisher: Publisher) -> Pending:
+    async def published(publisher: Publisher) -> str:
+        """Publish once; return what the broker says of it."""
         await until(lambda: not publisher.trouble)
-        one = pending()
+        one = pending(queue=queue)
         publisher.publish(one)
         await until(lambda: one.ended or one.confirmed)
-        return one
-
-    async def taken(publisher: Publisher) -> None:
-        while not (await published(publisher)).confirmed:
-            pass
+        return "confirmed" if one.confirmed else one.error.type
 
     async def work(publisher: Publisher) -> None:
-        # Given a queue that has filled up,
-        await taken(publisher)
+        # Given a queue that has taken messages until it was full,
+        assert await published(publisher) == "confirmed"
         policy = '{"max-length": 1, "overflow": "reject-publish"}'
-        broker.ctl("set_policy", "full", f"^{QUEUE}$", policy)
+        broker.ctl("set_policy", "full", f"^{queue}$", policy, "--apply-to", "queues")
         try:
-            # when it rejects, then nothing is wrong with the connection,
-            assert (await published(publisher)).error.type == "rejected"
+            while await published(publisher) != "rejected":
+                pass
+            # then nothing is wrong with the connection,
             assert (connections(), publisher.trouble) == (1, "")
-            # but when it has taken nothing since an outage, that may be so.
+            # but when it has taken nothing since an outage, there may be,
             publisher._connection._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
             await until(lambda: publisher.trouble)
-            assert (await published(publisher)).error.type == "rejected"
-            await until(lambda: connections() == 3)
+            assert await published(publisher) == "rejected"
+            await until(lambda: connections() == 2 + more)
+            # until that has been tried for long enough.
+            publisher._unsettled_until = 0
+            for _ in range(3):
+                assert await published(publisher) == "rejected"
+            assert (connections(), publisher.trouble) == (2 + more, "")
         finally:
             broker.ctl("clear_policy", "full")
-        await taken(publisher)
 
-    run(lambda: Publisher(config(broker), metrics), work)
+    run(lambda: Publisher(config(broker, routes=routes), metrics), work)
