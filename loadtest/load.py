@@ -67,20 +67,26 @@ def constant(
     duration: float,
     case: str,
     path: str | None = None,
+    answered_after: float = 0.0,
 ) -> Load:
-    """Send at a constant `rate` a second, which may be known only when it begins."""
+    """Send at a constant `rate` a second, which may be known only when it begins.
+
+    Connections for all that wait for `answered_after` seconds are opened before the measurement.
+    """
 
     def measure(front: Front) -> Row:
         front = front.at(path) if path else front
-        schedule: dict[str, Any] = {}
+        a_second = rate() if callable(rate) else rate
+        connections = openloop.OPEN + math.ceil(1.1 * a_second * answered_after)
+        with openloop.schedule(front.url, a_second, duration, connections) as send:
+            schedule: dict[str, Any] = {}
 
-        def run() -> dict[str, Any]:
-            a_second = rate() if callable(rate) else rate
-            found = openloop.constant(front.url, a_second, duration, bench.deadline + 5)
-            schedule.update(found.pop("schedule"))
-            return found
+            def run() -> dict[str, Any]:
+                found = send(bench.deadline + 5)
+                schedule.update(found.pop("schedule"))
+                return found
 
-        row = take(bench, front, 0, run)
+            row = take(bench, front, 0, run)
         return {**row, "connections": schedule["connections"], "schedule": schedule}
 
     return Load(case, duration + AROUND, measure)

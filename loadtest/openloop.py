@@ -13,6 +13,8 @@ import secrets
 import select
 import selectors
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
@@ -21,7 +23,7 @@ from loadtest.machine import own_cpu_seconds
 from loadtest.summary import latency
 
 _SIZE = 250  # bytes of a body
-_OPEN = 32  # connections that are open before the first request
+OPEN = 32  # connections that are open before the first request, at least
 _MOST = 10_000
 _LEAD = 0.05  # seconds before the first request is due
 
@@ -34,13 +36,28 @@ def constant(url: str, rate: float, seconds: float, timeout: float) -> dict[str,
     `connections` open, and `client_cpu_us` per request. What is not answered `timeout` seconds
     after the last was due is missing.
     """
+    with schedule(url, rate, seconds) as send:
+        return send(timeout)
+
+
+@contextmanager
+def schedule(
+    url: str, rate: float, seconds: float, connections: int = OPEN
+) -> Iterator[Callable[[float], dict[str, Any]]]:
+    """Open so many connections; give what sends over them, as `constant`, for a `timeout`.
+
+    Whoever measures the server does so from then on, and has nothing of connections in it.
+    """
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(_Precise())) as runner:
+        sender = _Sender(url, rate, seconds)
+        runner.run(sender.open(connections))
         gc.collect()
         gc.disable()
         try:
-            return runner.run(_Schedule(url, rate, seconds).run(timeout))
+            yield lambda timeout: runner.run(sender.run(timeout))
         finally:
             gc.enable()
+            runner.run(sender.close())
 
 
 class _Precise(selectors.EpollSelector):
@@ -52,7 +69,7 @@ class _Precise(selectors.EpollSelector):
         return super().select(0)
 
 
-class _Schedule:
+class _Sender:
     def __init__(self, url: str, rate: float, seconds: float):
         self._url = url
         self._rate = rate
@@ -71,10 +88,18 @@ class _Schedule:
         self._begin = self._last = 0.0
         self._done = asyncio.Event()
 
-    async def run(self, timeout: float) -> dict[str, Any]:
-        for _ in range(_OPEN):
+    async def open(self, connections: int) -> None:
+        for _ in range(min(connections, _MOST)):
             self._connect()
         await asyncio.gather(*self._connecting)
+
+    async def close(self) -> None:
+        for task in self._connecting:
+            task.cancel()
+        for connection in self._all:
+            connection.close()
+
+    async def run(self, timeout: float) -> dict[str, Any]:
         cpu = own_cpu_seconds()
         self._begin = self._last = monotonic() + _LEAD
         self._tick()
@@ -85,10 +110,6 @@ class _Schedule:
             pass  # what has no answer is missing
         took = monotonic() - self._begin
         cpu = own_cpu_seconds() - cpu
-        for task in self._connecting:
-            task.cancel()
-        for connection in self._all:
-            connection.close()
         self._tally.sent = self._total
         found = self._tally.figures(max(took, self._seconds))
         late = latency(self._late)

@@ -80,7 +80,12 @@ def _loads(bench: Bench, name: str, duration: float) -> list[Load]:
         *(constant(bench, rate, duration, _rate_case(rate)) for rate in rates),
         *(
             constant(
-                bench, TIMED_RATE, duration, _time_case(seconds), f"/sleep?seconds={seconds:g}"
+                bench,
+                TIMED_RATE,
+                duration,
+                _time_case(seconds),
+                f"/sleep?seconds={seconds:g}",
+                answered_after=seconds,
             )
             for seconds in times
         ),
