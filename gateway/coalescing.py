@@ -17,6 +17,9 @@ EACH = 50e-6
 LONGEST = 2e-3
 #: Fewer requests under way than this gather nothing.
 FEW = 10
+#: Seconds since the last read, or the end of a rest, after which nothing would gather: where many
+#: requests are under way because their tasks take long, little is to be read.
+SPARSE = 1e-3
 
 
 class Coalescing:
@@ -25,6 +28,7 @@ class Coalescing:
     def __init__(self, metrics: Metrics):
         self._metrics = metrics
         self._resting: list[asyncio.Transport] = []
+        self._last = 0.0  # loop time
 
     @property
     def few(self) -> bool:
@@ -36,14 +40,17 @@ class Coalescing:
         if transport is None:
             return
         if not self._resting:
-            if self.few:
+            loop = asyncio.get_running_loop()
+            last, self._last = self._last, loop.time()
+            if self._last - last > SPARSE or self.few:
                 return
             seconds = min(EACH * self._metrics.get("gateway_in_flight"), LONGEST)
-            asyncio.get_running_loop().call_later(seconds, self._resume)
+            loop.call_later(seconds, self._resume)
         transport.pause_reading()
         self._resting.append(transport)
 
     def _resume(self) -> None:
+        self._last = asyncio.get_running_loop().time()
         resting, self._resting = self._resting, []
         for transport in resting:
             transport.resume_reading()

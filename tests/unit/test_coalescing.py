@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from gateway import coalescing as coalescing_module
 from gateway.coalescing import FEW, Coalescing
 from gateway.metrics import Metrics
 
@@ -34,11 +35,30 @@ def metrics() -> Iterator[Metrics]:
         metrics.close()
 
 
+def busy(metrics: Metrics) -> Coalescing:
+    """Return one that has just been told of a read."""
+    coalescing = Coalescing(metrics)
+    coalescing.rest(Transport())
+    return coalescing
+
+
 def test_few_requests_are_not_delayed(metrics):
     async def run() -> list[str]:
         metrics.add("gateway_in_flight", FEW - 1)
         transport = Transport()
-        Coalescing(metrics).rest(transport)
+        busy(metrics).rest(transport)
+        return transport.changes
+
+    assert asyncio.run(run()) == []
+
+
+def test_reads_that_are_far_from_each_other_gather_nothing(metrics, monkeypatch):
+    monkeypatch.setattr(coalescing_module, "SPARSE", -1.0)
+
+    async def run() -> list[str]:
+        metrics.add("gateway_in_flight", FEW)
+        transport = Transport()
+        busy(metrics).rest(transport)
         return transport.changes
 
     assert asyncio.run(run()) == []
@@ -47,7 +67,7 @@ def test_few_requests_are_not_delayed(metrics):
 def test_all_rest_until_the_same_moment_and_again(metrics):
     async def run() -> None:
         metrics.add("gateway_in_flight", FEW)
-        coalescing, first, second = Coalescing(metrics), Transport(), Transport()
+        coalescing, first, second = busy(metrics), Transport(), Transport()
         for number in (1, 2):
             coalescing.rest(first)
             coalescing.rest(second)
