@@ -22,7 +22,7 @@ import pytest
 
 from gateway.stack import Stack
 from gateway.stack.programs import find, find_rabbitmq
-from loadtest import cli, client, crowd, openloop, trials, wrk
+from loadtest import cli, client, crowd, figures, openloop, trials, wrk
 from loadtest.amqp import Requester
 from loadtest.bench import Bench, Front
 from loadtest.driver import tasks
@@ -186,6 +186,13 @@ def servers(start: Callable) -> Iterator[Stack]:
         rabbitmq, redis = start(stack.rabbitmq), start(stack.redis)
         stack.rabbitmq, stack.redis = lambda: rabbitmq, lambda: redis
         yield stack
+
+
+def test_the_document_shows_the_committed_reports():
+    document = figures.DOCUMENT.read_text("utf-8")
+    assert figures.fill(document) == document
+    shown = set(re.findall(r"<!-- (\w+) targets -->", document))
+    assert shown == {"cost", "peers", "slow", "waiting", "alone", "growth", "openloop"}
 
 
 def test_every_experiment_is_tested():
