@@ -74,8 +74,7 @@ class Publisher:
         self._trouble = "not connected yet"
         self.blocked = ""
         self._confirms = Confirms(metrics, self._on_rejected)
-        self._outage = True  # a start may be the end of one
-        self._unsettled_until = 0.0
+        self._outage, self._unsettled_until = True, 0.0  # a start may be the end of one
         self._templates: dict[tuple[str, str, bool, str | None], Template] = {}
 
     @property

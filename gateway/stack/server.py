@@ -194,11 +194,7 @@ class Server:
 
     def descriptors(self) -> int:
         """Count the open file descriptors of the same processes."""
-        count = 0
-        for pid in self.pids():
-            with suppress(OSError):  # ended meanwhile
-                count += len(os.listdir(f"/proc/{pid}/fd"))
-        return count
+        return sum(map(descriptors, self.pids()))
 
 
 class _Stat(NamedTuple):
@@ -228,6 +224,13 @@ def _process_table() -> dict[int, _Stat]:
                 rss_bytes=int(fields[20]) * page,
             )
     return table
+
+
+def descriptors(pid: int) -> int:
+    """Count a process' open file descriptors; none where it has ended."""
+    with suppress(OSError):
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    return 0
 
 
 def poll(condition: Callable[[], bool], timeout: float) -> bool:

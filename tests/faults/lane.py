@@ -12,7 +12,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from gateway.stack import Server, Stack
-from gateway.stack.server import poll
+from gateway.stack.server import descriptors, poll
 from tests.faults import oracle
 from tests.faults.client import Sender
 from tests.faults.oracle import Execution, Remains, Result, Window
@@ -224,11 +224,6 @@ class Lane:
         with ExitStack() as stopping:  # all of them, whatever becomes of one
             for server in (*self.gateways, *self.workers):
                 stopping.callback(server.kill)
-
-
-def descriptors(pid: int) -> int:
-    """Count a process' open file descriptors."""
-    return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 def _total(page: str, name: str) -> float:
