@@ -68,28 +68,29 @@ def constant(
     case: str,
     path: str | None = None,
     answered_after: float = 0.0,
+    connections: int = openloop.OPEN,
 ) -> Load:
     """Send at a constant `rate` a second, which may be known only when it begins.
 
-    Connections for all that wait for `answered_after` seconds are opened before the measurement.
+    Where answers come `answered_after` seconds later, CPU counts from the first of them on and
+    until the last request: meanwhile as many come as go. So many `connections` are open then.
     """
 
     def measure(front: Front) -> Row:
         front = front.at(path) if path else front
         a_second = rate() if callable(rate) else rate
-        connections = openloop.OPEN + math.ceil(1.1 * a_second * answered_after)
-        with openloop.schedule(front.url, a_second, duration, connections) as send:
-            schedule: dict[str, Any] = {}
-
-            def run() -> dict[str, Any]:
+        usage, total = Usage(front), answered_after + duration
+        marks = ((answered_after, usage.begin), (total, usage.end)) if answered_after else ()
+        with openloop.schedule(front.url, a_second, total, connections, marks) as send:
+            if marks:
                 found = send(bench.deadline + 5)
-                schedule.update(found.pop("schedule"))
-                return found
-
-            row = take(bench, front, 0, run)
+            else:
+                found = usage.of(lambda: send(bench.deadline + 5))
+        row = _row(bench, front, found, usage, a_second * duration if marks else found["requests"])
+        schedule = found["schedule"]
         return {**row, "connections": schedule["connections"], "schedule": schedule}
 
-    return Load(case, duration + AROUND, measure)
+    return Load(case, answered_after + duration + AROUND, measure)
 
 
 def see_that_schedules_were_kept(report: Report) -> None:
@@ -103,23 +104,52 @@ def see_that_schedules_were_kept(report: Report) -> None:
             )
 
 
+class Usage:
+    """The CPU that what answers at `front`, and this process, use between `begin` and `end`."""
+
+    def __init__(self, front: Front):
+        self._servers = front.servers
+        #: User and system time, seconds.
+        self.cpu: dict[str, float] = {}
+        #: What else the cores did; see `machine.Cores`.
+        self.shares: dict[str, float] = {}
+
+    def begin(self) -> None:
+        self._cores, self._own = machine.Cores(), machine.own_cpu_seconds()
+        self._before = self._seconds()
+
+    def end(self) -> None:
+        self.cpu = {name: now - self._before[name] for name, now in self._seconds().items()}
+        own = machine.own_cpu_seconds() - self._own
+        self.shares = self._cores.shares(sum(self.cpu.values()) + own)
+
+    def of(self, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return what `run` returns."""
+        self.begin()
+        found = run()
+        self.end()
+        return found
+
+    def _seconds(self) -> dict[str, float]:
+        return {name: server.cpu_seconds() for name, server in self._servers.items()}
+
+
 def take(bench: Bench, front: Front, connections: int, run: Callable[[], dict[str, Any]]) -> Row:
-    """Call `run`, which returns what `wrk.run` does, and make a row of it.
+    """Call `run`, which returns what `wrk.run` does, and make a row of it."""
+    usage = Usage(front)
+    found = usage.of(run)
+    return {**_row(bench, front, found, usage, found["requests"]), "connections": connections}
+
+
+def _row(bench: Bench, front: Front, found: dict[str, Any], usage: Usage, requests: float) -> Row:
+    """Return a row: CPU for each of so many `requests`, the rest of what was `found`.
 
     `errors` is the sum of `errors_by_kind`; CPU is user and system time; what has no process
     here counts 0; `cores` tells whether something else disturbed it.
     """
-    servers = front.servers
-    cores, own = machine.Cores(), machine.own_cpu_seconds()
-    before = {name: server.cpu_seconds() for name, server in servers.items()}
-    found = run()
-    cpu = {name: server.cpu_seconds() - before[name] for name, server in servers.items()}
-    shares = cores.shares(sum(cpu.values()) + machine.own_cpu_seconds() - own)
-    rss = {name: server.rss_bytes() for name, server in servers.items()}
-    requests = max(found["requests"], 1)
-    with_broker = "broker" in servers
+    rss = {name: server.rss_bytes() for name, server in front.servers.items()}
+    with_broker = "broker" in front.servers
     return {
-        "connections": connections,
         "requests": found["requests"],
         "rps": round(found["requests"] / found["seconds"], 1),
         "errors": sum(found["errors"].values()),
@@ -127,9 +157,9 @@ def take(bench: Bench, front: Front, connections: int, run: Callable[[], dict[st
         "wrong_answers": found["wrong_answers"],
         "latency_ms": found["latency_ms"],
         "cpu_us_per_request": {
-            name: round(cpu.get(name, 0) * 1e6 / requests, 1) for name in PROCESSES
+            name: round(usage.cpu.get(name, 0) * 1e6 / max(requests, 1), 1) for name in PROCESSES
         },
         "rss_mb": {name: round(rss.get(name, 0) / 2**20, 1) for name in PROCESSES},
-        "cores": shares,
+        "cores": usage.shares,
         "connections_open": bench.connections_open() if with_broker else {"broker": 0, "redis": 0},
     }

@@ -13,7 +13,7 @@ import secrets
 import select
 import selectors
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any
@@ -21,6 +21,8 @@ from typing import Any
 from loadtest.connection import Connection, Tally
 from loadtest.machine import own_cpu_seconds
 from loadtest.summary import latency
+
+Mark = tuple[float, Callable[[], None]]
 
 _SIZE = 250  # bytes of a body
 OPEN = 32  # connections that are open before the first request, at least
@@ -42,14 +44,19 @@ def constant(url: str, rate: float, seconds: float, timeout: float) -> dict[str,
 
 @contextmanager
 def schedule(
-    url: str, rate: float, seconds: float, connections: int = OPEN
+    url: str,
+    rate: float,
+    seconds: float,
+    connections: int = OPEN,
+    marks: Sequence[Mark] = (),
 ) -> Iterator[Callable[[float], dict[str, Any]]]:
     """Open so many connections; give what sends over them, as `constant`, for a `timeout`.
 
-    Whoever measures the server does so from then on, and has nothing of connections in it.
+    Whoever measures the server does so from then on, and has nothing of connections in it, or
+    between `marks`: what to call so many seconds after the first request was due.
     """
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(_Precise())) as runner:
-        sender = _Sender(url, rate, seconds)
+        sender = _Sender(url, rate, seconds, marks)
         runner.run(sender.open(connections))
         gc.collect()
         gc.disable()
@@ -70,8 +77,9 @@ class _Precise(selectors.EpollSelector):
 
 
 class _Sender:
-    def __init__(self, url: str, rate: float, seconds: float):
+    def __init__(self, url: str, rate: float, seconds: float, marks: Sequence[Mark]):
         self._url = url
+        self._marks = marks
         self._rate = rate
         self._seconds = seconds
         self._total = max(1, round(rate * seconds))
@@ -80,7 +88,8 @@ class _Sender:
         self._tally = Tally()
         self._late: list[float] = []
         self._all: list[Connection] = []
-        self._idle: list[Connection] = []
+        # Used in turn, or the server would close those that are idle for long.
+        self._idle: deque[Connection] = deque()
         self._due: deque[tuple[float, bytes]] = deque()  # what waits for a connection
         self._open = 0
         self._connecting: set[asyncio.Task[None]] = set()
@@ -102,12 +111,16 @@ class _Sender:
     async def run(self, timeout: float) -> dict[str, Any]:
         cpu = own_cpu_seconds()
         self._begin = self._last = monotonic() + _LEAD
+        for after, reached in self._marks:
+            asyncio.get_running_loop().call_at(self._begin + after, reached)
         self._tick()
         try:
             async with asyncio.timeout(_LEAD + self._seconds + timeout):
                 await self._done.wait()
         except TimeoutError:
             pass  # what has no answer is missing
+        if self._marks:  # the answers may have come before the last one
+            await asyncio.sleep(self._begin + self._marks[-1][0] - monotonic() + _LEAD)
         took = monotonic() - self._begin
         cpu = own_cpu_seconds() - cpu
         self._tally.sent = self._total
@@ -133,7 +146,7 @@ class _Sender:
             body = self._body % self._next
             self._next += 1
             if self._idle:
-                self._send(self._idle.pop(), due, body)
+                self._send(self._idle.popleft(), due, body)
             else:
                 self._due.append((due, body))
                 if self._open < _MOST:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from functools import partial
 
 from gateway.stack import Stack
 from loadtest import table
 from loadtest.bench import Bench
-from loadtest.load import Load, constant
+from loadtest.load import Load, constant, see_that_schedules_were_kept
+from loadtest.openloop import OPEN
 from loadtest.plot import Plot, Point
 from loadtest.report import Report
 from loadtest.summary import summarize
@@ -22,6 +24,8 @@ DEFAULTS = {"strategies": ["pika", "redis", "threadpool", "blocking"], "duration
 RATES = (50, 200, 400, 800, 1_600)  # a second
 TIMES = (0.01, 0.1, 1, 5)  # seconds that a task takes
 TIMED_RATE = 200  # a second, while the tasks' time grows
+#: Open then, whatever the tasks take, and used in turn: they hold all that wait for the longest.
+CONNECTIONS = OPEN + math.ceil(1.1 * TIMED_RATE * TIMES[-1])
 #: Those that push results; the others are there for contrast, as far as they can go.
 PUSH = {"pika", "redis"}
 CONTRAST = (50, 200)
@@ -41,6 +45,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
             for name in options.strategies
         ]
         alternate(trials, options.repeats, report)
+    see_that_schedules_were_kept(report)
     for name in (name for name in options.strategies if name in PUSH):
         for what, cases in (
             ("rate", [_rate_case(rate) for rate in RATES]),
@@ -60,7 +65,9 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     ]
     report.remarks = [
         "A stand-in for Celery workers answers each task when its time is over, any number of "
-        f"them at once; over the task's time, the rate is {TIMED_RATE} a second. Within "
+        f"them at once; over the task's time, the rate is {TIMED_RATE} a second, over "
+        f"{CONNECTIONS:,} connections, and CPU counts from the first answer to the last request, "
+        "for each that was due. Within "
         f"{SAME - 1:.0%} is the same. threadpool and blocking: for contrast, as far as they go.",
     ]
     return report
@@ -86,6 +93,7 @@ def _loads(bench: Bench, name: str, duration: float) -> list[Load]:
                 _time_case(seconds),
                 f"/sleep?seconds={seconds:g}",
                 answered_after=seconds,
+                connections=CONNECTIONS,
             )
             for seconds in times
         ),

@@ -31,6 +31,8 @@ SAMPLES = 60
 SETTLED = 0.3  # of the duration
 EXPIRES = 0.1  # of the duration: the life of a result
 _CEILING_SECONDS = 10
+#: More than ever wait at once: a client that opened some meanwhile would be seen as growth.
+_CONNECTIONS = 2_000
 #: What is still called flat: the median of the last third over that of the first, once settled.
 FLAT = 1.05
 
@@ -88,7 +90,8 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         *table.FAULTS,
     ]
     report.remarks = [
-        f"{SHARE:.0%} of what wrk gets out of {connections} connections. Flat: of what is seen "
+        f"{SHARE:.0%} of what wrk gets out of {connections} connections, over "
+        f"{_CONNECTIONS:,}, which are used in turn. Flat: of what is seen "
         f"from {SETTLED:.0%} of the time on, the median of the last third is at most {FLAT:g} "
         f"times that of the first. Results live {expires} s here, so that they expire meanwhile. "
         "Each sample starts rabbitmqctl twice, which the greatest latencies show.",
@@ -102,7 +105,7 @@ def _watched(bench: Bench, report: Report, name: str, duration: float) -> Load:
     def rate() -> float:
         return SHARE * median(figures(report.rows, name, ("rps",), CEILING))
 
-    load = constant(bench, rate, duration, LONG)
+    load = constant(bench, rate, duration, LONG, connections=_CONNECTIONS)
 
     def measure(front: Front) -> Row:
         ended = Event()

@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from pathlib import Path
 from threading import Lock, Thread
+from time import monotonic
 
 import pytest
 
@@ -325,6 +326,16 @@ def test_open_loop_counts_what_was_due_while_the_server_stood_still():
     assert found["requests"] == 100
     assert found["latency_ms"]["p90"] > PAUSE * 1e3 / 2
     assert found["schedule"]["sent"] > 90
+
+
+def test_open_loop_tells_when_its_marks_are_reached():
+    reached: list[tuple[float, float]] = []
+    # The last one after the last answer.
+    marks = [(at, lambda at=at: reached.append((at, monotonic()))) for at in (0.1, 0.7)]
+    with server("pause") as url, openloop.schedule(url, 100, 0.5, marks=marks) as send:
+        began = monotonic()
+        assert send(10)["requests"] == 50
+    assert [at for at, when in reached if when - began >= at] == [0.1, 0.7]
 
 
 def test_clients_without_http_find_wrong_and_missing_results(servers: Stack, tmp_path: Path):

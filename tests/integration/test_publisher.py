@@ -11,6 +11,7 @@ from time import monotonic
 import pytest
 
 from gateway import broker as broker_module
+from gateway import publisher as publisher_module
 from gateway.celery_message import Message
 from gateway.config import Config, Route
 from gateway.errors import BrokerUnavailable
@@ -77,6 +78,11 @@ def config(broker: RabbitMQ, **settings) -> Config:
     return Config(broker_url=broker.url, **settings)
 
 
+def cut(publisher: Publisher) -> None:
+    """End its connection as a network does: without a word."""
+    publisher._connection._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+
+
 def test_a_waiter_that_fails_keeps_no_publisher_from_its_broker(broker, metrics):
     lost, told = [], []
 
@@ -93,7 +99,7 @@ def test_a_waiter_that_fails_keeps_no_publisher_from_its_broker(broker, metrics)
             publisher.publish(waiting)
             waiting.watch(fails)
             # when the connection goes,
-            publisher._connection._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+            cut(publisher)
             await until(lambda: lost)
             assert waiting.ended
         # then it comes back.
@@ -124,6 +130,26 @@ def test_a_waiter_that_fails_keeps_no_other_from_its_timeout(broker, metrics):
             assert second.error is not None and second.error.type == "not-confirmed"
 
     run(lambda: Publisher(config(broker, confirm_timeout=0.3), metrics), work)
+
+
+def test_a_connection_that_lasted_comes_back_without_a_pause(broker, metrics, monkeypatch):
+    # Given pauses that are longer than this test,
+    monkeypatch.setattr(publisher_module, "BACKOFF", (10 * TIMEOUT, 10 * TIMEOUT))
+    monkeypatch.setattr(publisher_module, "STEADY", 0.1)
+    lost = []
+
+    async def work(publisher: Publisher) -> None:
+        for _ in range(3):
+            await until(lambda: not publisher.trouble)
+            # when a connection has lasted for as long as it has to, and goes,
+            await asyncio.sleep(2 * publisher_module.STEADY)
+            lost.clear()
+            cut(publisher)
+            await until(lambda: lost)
+        # then it is back within the test's time.
+        await until(lambda: not publisher.trouble)
+
+    run(lambda: Publisher(config(broker), metrics, on_lost=lambda: lost.append(1)), work)
 
 
 def test_what_ends_a_channel_while_it_is_prepared_is_told_at_once(broker, metrics):
@@ -177,10 +203,18 @@ def test_an_alarm_is_noticed_by_who_connects_and_publishes_nothing(broker, metri
 
 @pytest.mark.parametrize(("kind", "more"), [("classic", 0), ("quorum", 1)])
 def test_a_quorum_queue_that_takes_nothing_since_an_outage_is_tried_on_another_connection(
-    broker, metrics, kind, more
+    broker, metrics, monkeypatch, kind, more
 ):
     queue = f"full-{kind}"
     routes = [Route(path="/", task="task", queue=queue, queue_type=kind)]
+    losses = 0
+    # Each loss lasts, by the publisher's clock.
+    long = 2 * publisher_module.SETTLING
+    monkeypatch.setattr(publisher_module, "monotonic", lambda: monotonic() + losses * long)
+
+    def on_lost() -> None:
+        nonlocal losses
+        losses += 1
 
     def connections() -> float:
         return metrics.get("gateway_broker_connections_total")
@@ -203,17 +237,16 @@ def test_a_quorum_queue_that_takes_nothing_since_an_outage_is_tried_on_another_c
                 pass
             # then nothing is wrong with the connection,
             assert (connections(), publisher.trouble) == (1, "")
-            # but when it has taken nothing since an outage, there may be,
-            publisher._connection._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
-            await until(lambda: publisher.trouble)
+            # but when it has taken nothing since an outage, however long, there may be,
+            cut(publisher)
+            await until(lambda: losses)
             assert await published(publisher) == "rejected"
             await until(lambda: connections() == 2 + more)
             # until that has been tried for long enough.
-            publisher._unsettled_until = 0
             for _ in range(3):
                 assert await published(publisher) == "rejected"
             assert (connections(), publisher.trouble) == (2 + more, "")
         finally:
             broker.ctl("clear_policy", "full")
 
-    run(lambda: Publisher(config(broker, routes=routes), metrics), work)
+    run(lambda: Publisher(config(broker, routes=routes), metrics, on_lost=on_lost), work)
