@@ -55,6 +55,7 @@ class Config(Model):
     state_url: SecretStr | None = None
     without_state: Literal["refuse", "relay"] = "refuse"
     idempotency_window: float = Field(86_400.0, gt=0, le=30 * 86_400)
+    journal: int = Field(0, ge=0, le=10_000_000)
     public_url: str | None = None
     secret_key: SecretStr | None = Field(None, min_length=16)
     host: str = "127.0.0.1"
@@ -153,7 +154,7 @@ class Config(Model):
 
     @property
     def state(self) -> str:
-        """The URL of the Redis where claims live; empty where there is none."""
+        """The URL of the Redis where claims and the journal live; empty where there is none."""
         return self.state_url.get_secret_value() if self.state_url else self.results
 
     @property

@@ -19,6 +19,8 @@ def _of_servers(config: Config) -> list[str]:
     problems = []
     if not config.results and config.strategy != "pika":
         problems.append(f"result_backend: {config.strategy} needs one; only pika does without")
+    if config.journal and not config.state:
+        problems.append("journal: it is kept in Redis; set result_backend or state_url")
     if not config.amqp:
         if config.strategy not in ("redis", "ioloop"):
             problems.append(

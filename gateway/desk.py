@@ -7,6 +7,7 @@ from typing import Protocol
 from gateway.claims import Claims
 from gateway.deadlines import Deadlines
 from gateway.failpoints import Failpoint
+from gateway.journal import Journal
 from gateway.limits import Limits
 from gateway.metrics import Metrics
 from gateway.results import Results
@@ -20,6 +21,7 @@ class Desk(Protocol):
     deadlines: Deadlines
     claims: Claims | None
     results: Results
+    journal: Journal | None
     failpoint: Failpoint
 
     def delivery_id(self) -> str:

@@ -15,7 +15,8 @@ from typing import IO
 #: Upper bounds of the latency histogram (seconds).
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 STATUSES = (
-    200, 202, 204, 400, 401, 404, 405, 408, 409, 410, 413, 414, 415, 429, 431, 502, 503, 504, 0,
+    200, 202, 204, 400, 401, 404, 405, 408, 409, 410, 413, 414, 415, 429, 431,
+    500, 502, 503, 504, 0,
 )  # fmt: skip
 
 HELP = {
@@ -27,6 +28,7 @@ HELP = {
     "gateway_messages_confirmed_total": "Messages that the broker confirmed.",
     "gateway_messages_refused_total": "Messages returned, rejected, or lost before a confirm.",
     "gateway_results_unclaimed_total": "Results that came for nobody: late, or foreign.",
+    "gateway_journal_lost_total": "Deliveries that could not be written to the journal.",
     "gateway_broker_connections_total": "Connections to the broker that were opened.",
     "gateway_result_connections_total": "Connections to the result store that were opened.",
     "gateway_in_flight": "Requests under way.",
@@ -120,8 +122,8 @@ def expose(total: dict[tuple[str, str], float]) -> str:
             for (series, labels), value in total.items():
                 if series == f"{name}_bucket":
                     count += value
-                    lines.append(f"{series}{{{labels}}} {count:g}")
-            lines.append(f"{name}_count {count:g}")
+                    lines.append(f"{series}{{{labels}}} {count:.15g}")
+            lines.append(f"{name}_count {count:.15g}")
             lines.append(f"{name}_sum {total.get((f'{name}_sum', ''), 0):.6f}")
             continue
         for (series, labels), value in total.items():

@@ -15,6 +15,7 @@ from gateway.delivery import Delivery, Request
 from gateway.errors import BadRequest, BodyTooSlow, MethodNotAllowed, RequestError
 from gateway.failpoints import Failpoint
 from gateway.idempotency import Idempotency
+from gateway.journal import Journal
 from gateway.limits import Limits
 from gateway.metrics import Metrics
 from gateway.results import Results
@@ -63,6 +64,7 @@ class Relay:
         self.deadlines = Deadlines()
         self.limits = Limits(config)
         self.results = Results(config, self._store)
+        self.journal = Journal(config, metrics) if config.journal else None
 
     async def start(self) -> None:
         """Begin to connect to broker and stores."""
@@ -71,8 +73,12 @@ class Relay:
             await self._store.start()
         if self._idempotency is not None:
             await self._idempotency.start()
+        if self.journal is not None:
+            await self.journal.start()
 
     async def stop(self) -> None:
+        if self.journal is not None:
+            await self.journal.stop()
         if self._idempotency is not None:
             await self._idempotency.stop()
         if self._store is not None:
@@ -121,7 +127,7 @@ class Relay:
             if waiter.deadline <= monotonic():
                 raise BodyTooSlow("The body came after the deadline.")
             waiter.delivery = self._deliver(waiter, endpoint, params)
-            message = self._message(waiter)
+            message = waiter.message = self._message(waiter)
             if identity := target.identity(waiter.delivery, verified):
                 self._idempotency.relay(waiter, message, identity)
             elif waiter.mode == "accept":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
 
 import redis.asyncio
 from kombu.utils.url import maybe_sanitize_url, url_to_parts
@@ -16,11 +18,15 @@ from redis.exceptions import RedisError
 from gateway import background
 from gateway.celery_message import RESULT_KEY
 from gateway.config import Config
+from gateway.errors import GatewayError
 
 log = logging.getLogger(__name__)
 
+Ask = Callable[..., Awaitable[Any]]
+
 CONNECT_TIMEOUT = 3.0  # seconds
 PING = 1.0  # seconds between looks at the store's health
+PATIENCE = 3.0  # seconds that `asking` waits for a reply
 _MGET = 500  # keys a command: a long one would hold up the store's other clients
 
 
@@ -89,6 +95,28 @@ def master_name(url: str) -> str:
 def without_password(url: str) -> str:
     """Return a store's URL as it may be shown."""
     return ";".join(map(maybe_sanitize_url, url.split(";")))
+
+
+@asynccontextmanager
+async def asking(config: Config, url: str) -> AsyncIterator[Ask]:
+    """Give what returns the reply of the Redis at `url` to a command.
+
+    It raises `GatewayError` where there is none within `PATIENCE`.
+    """
+    client = connect(config, url)
+
+    async def ask(*command: str | int) -> Any:
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return await client.execute_command(*command)
+        except (RedisError, OSError) as exc:
+            problem = f"{without_password(url)}: {type(exc).__name__}: {exc}"
+            raise GatewayError(problem.removesuffix(": ")) from exc
+
+    try:
+        yield ask
+    finally:
+        await client.aclose()
 
 
 class ResultStore:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
+from pathlib import Path
 
 from gateway.config import Config
 
@@ -10,9 +13,9 @@ from gateway.config import Config
 def bind(config: Config) -> list[socket.socket]:
     """Bind the listening socket; raises OSError."""
     if config.uds:
-        listener = socket.socket(socket.AF_UNIX)
         if config.uds.is_socket():
-            config.uds.unlink()
+            _remove_left(config.uds)
+        listener = socket.socket(socket.AF_UNIX)
         try:
             listener.bind(str(config.uds))
         except OSError as exc:
@@ -23,6 +26,16 @@ def bind(config: Config) -> list[socket.socket]:
         listener = bind_tcp(config.host, config.port)
     listener.listen(config.backlog)
     return [listener]
+
+
+def _remove_left(path: Path) -> None:
+    """Remove what a process that has gone has left; raises OSError where one listens yet."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        # EAGAIN: more than it takes wait to be accepted.
+        if probe.connect_ex(str(path)) in (0, errno.EAGAIN):
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+    path.unlink(missing_ok=True)
 
 
 def bind_tcp(host: str, port: int) -> socket.socket:

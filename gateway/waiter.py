@@ -9,6 +9,7 @@ from time import monotonic
 
 from gateway import answer
 from gateway.answer import Answer
+from gateway.celery_message import Message
 from gateway.claim import Claim
 from gateway.delivery import Delivery, Request
 from gateway.desk import Desk
@@ -22,6 +23,7 @@ from gateway.errors import (
     Unroutable,
 )
 from gateway.failpoints import CONFIRMED
+from gateway.journal import GONE
 from gateway.limits import SourceLimits
 from gateway.outcome import SUCCESS, Outcome
 from gateway.pending import Pending
@@ -37,8 +39,8 @@ class Waiter:
     """Answers its request once, with whatever comes first: outcome, error, confirm, deadline."""
 
     __slots__ = (
-        "_desk", "_waiting", "applied", "claim", "deadline", "delivery", "mode", "pending",
-        "request", "respond", "source_limits", "target", "task_id", "verified", "path",
+        "_desk", "_waiting", "applied", "claim", "deadline", "delivery", "message", "mode",
+        "pending", "request", "respond", "source_limits", "target", "task_id", "verified", "path",
     )  # fmt: skip
 
     def __init__(self, desk: Desk, request: Request, respond: Respond):
@@ -54,6 +56,7 @@ class Waiter:
         self.target: Target | None = None
         self.verified: Verified | None = None
         self.delivery: Delivery | None = None
+        self.message: Message | None = None
         self.pending: Pending | None = None
         self.claim: Claim | None = None
         self.source_limits: SourceLimits | None = None
@@ -124,6 +127,7 @@ class Waiter:
         self.respond = None
         self._leave()
         self._desk.metrics.add("gateway_clients_gone_total")
+        self._write_down(GONE)
         # A claim has to be told of the confirm, or the next try would publish again.
         unclaimed = self.claim is None or not self.claim.ours
         if self.pending is not None and (unclaimed or self.pending.confirmed):
@@ -145,6 +149,7 @@ class Waiter:
                 given.headers["Preference-Applied"] = self.applied
             self._desk.metrics.answered(self.path, given.status, monotonic() - self.request.arrived)
             respond(given)
+            self._write_down(given.status)
 
     def give_result(self, given: Answer) -> None:
         """Answer with a task's, in the form that the sender wants."""
@@ -218,6 +223,12 @@ class Waiter:
         age = self.claim.age if self.claim is not None else 0.0
         location = self._desk.results.location(self.task_id, self.path, age)
         self.give(answer.of_acceptance(self.delivery.id, self.task_id, location))
+
+    def _write_down(self, status: int) -> None:
+        journal, message = self._desk.journal, self.message
+        if journal is not None and message is not None:
+            seconds = monotonic() - self.request.arrived
+            journal.write(message, self.task_id or message.task_id, status, seconds)
 
     def _leave(self) -> None:
         if self._waiting:

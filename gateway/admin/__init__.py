@@ -6,12 +6,14 @@ GET /readyz: 200 where any child has its broker and results and is not draining,
     JSON: ``{"ready": true, "children": [{"pid": 7, "broker": "", "results": ""}]}``, where a
     text says what is wrong.
 GET /metrics: Prometheus' text format, all processes added up.
+GET /: a page that shows the two last ones every other second.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from pathlib import Path
 
 from tornado.httpserver import HTTPServer
 from tornado.web import Application, RequestHandler
@@ -19,13 +21,20 @@ from tornado.web import Application, RequestHandler
 from gateway.metrics import expose
 from gateway.supervisor import Supervisor
 
+_DASHBOARD = Path(__file__).with_name("dashboard.html")
+
 
 def admin_server(supervisor: Supervisor, sockets: list[socket.socket]) -> HTTPServer:
     """Serve the admin pages on `sockets`, which are bound and listening."""
     to = {"supervisor": supervisor}
     server = HTTPServer(
         Application(
-            [("/healthz", Health, to), ("/readyz", Readiness, to), ("/metrics", Exposition, to)],
+            [
+                ("/", Dashboard),
+                ("/healthz", Health, to),
+                ("/readyz", Readiness, to),
+                ("/metrics", Exposition, to),
+            ],
             log_function=lambda handler: None,
         )
     )
@@ -72,3 +81,14 @@ class Exposition(_Page):
     def get(self) -> None:
         self.set_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
         self.write(expose(self.supervisor.totals()))
+
+
+class Dashboard(RequestHandler):
+    def get(self) -> None:
+        # It loads nothing from anywhere, and shows in nobody's frame.
+        self.set_header(
+            "Content-Security-Policy",
+            "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; "
+            "script-src 'unsafe-inline'; frame-ancestors 'none'",
+        )
+        self.write(_DASHBOARD.read_bytes())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
-from gateway.cli import check, dev, send, serve, strategies
+from gateway.cli import check, deliveries, dev, send, serve, strategies
 from gateway.errors import ConfigError, GatewayError
 
 COMMANDS = {
@@ -13,6 +14,7 @@ COMMANDS = {
     "dev": dev,
     "check": check,
     "send": send,
+    "deliveries": deliveries,
     "strategies": strategies,
 }
 
@@ -24,13 +26,18 @@ def main(argv: list[str] | None = None) -> int:
         argv = ["serve", *argv]
     arguments = _parser().parse_args(argv)
     try:
-        return arguments.run(arguments)
+        code = arguments.run(arguments)
+        sys.stdout.flush()
+        return code
     except ConfigError as exc:
         for problem in exc.problems:
             print(f"gateway: {problem}", file=sys.stderr)
         return 1
     except GatewayError as exc:
         print(f"gateway: {exc}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # who reads, `head` for instance, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         return 130

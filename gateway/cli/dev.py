@@ -50,7 +50,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--app", default="appserver", help="the worker's Celery app (appserver)")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on (8000)")
-    parser.add_argument("--admin-port", type=int, default=8001, help="health, metrics (8001)")
+    parser.add_argument("--admin-port", type=int, default=8001, help="dashboard, health (8001)")
     parser.add_argument("--strategy", help="how results are awaited (redis)")
     parser.add_argument("--config", metavar="FILE", type=Path, help="gateway.toml")
 
@@ -160,7 +160,7 @@ def _welcome(config: Config, demo: bool, port: int, admin_port: int) -> str:
     if demo:
         lines += ["", "A message as WeChat sends it, signed, good for a day:", ""]
         lines += [f"    {_message(config, f'{url}/wechat')}"]
-    lines += ["", f"Health and metrics: http://127.0.0.1:{admin_port}/readyz and /metrics."]
+    lines += ["", f"Dashboard: http://127.0.0.1:{admin_port}/ (and /healthz, /readyz, /metrics)."]
     return "\n".join([*lines, "Ctrl-C stops everything.", ""])
 
 

@@ -13,12 +13,14 @@ import pytest
 import yaml
 
 from gateway.config import Config
+from gateway.settings import load
 from gateway.stack.nginx import nginx_config
 from gateway.stack.programs import find
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())
 SERVICES = COMPOSE["services"]
+OBJECTS = list(yaml.safe_load_all((ROOT / "deploy/kubernetes/gateway.yaml").read_text()))
 UNITS = sorted((ROOT / "deploy/systemd").iterdir())
 #: Variables of the official images, by image.
 OFFICIAL = {
@@ -134,6 +136,50 @@ def test_units_reload_gateways_only_and_wait_for_the_drain():
     assert gateway["ExecReload"] == "/bin/kill -HUP $MAINPID"
     assert "ExecReload" not in worker
     assert int(gateway["TimeoutStopSec"]) > Config().grace
+
+
+def pods() -> dict[str, dict]:
+    """Return the pods' specifications by their deployment's name."""
+    deployments = [o for o in OBJECTS if o["kind"] == "Deployment"]
+    for each in deployments:
+        labels = each["spec"]["template"]["metadata"]["labels"]
+        assert each["spec"]["selector"] == {"matchLabels": labels}
+    return {o["metadata"]["name"]: o["spec"]["template"]["spec"] for o in deployments}
+
+
+@pytest.mark.parametrize("name", ["gateway", "worker"])
+def test_kubernetes_starts_commands_that_exist_with_what_they_need(name):
+    pod = pods()[name]
+    (container,) = pod["containers"]
+    assert_command_exists(container["args"])
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["volumes"]}
+    assert container["envFrom"] == [{"secretRef": {"name": "gateway"}}]
+
+
+def test_kubernetes_asks_and_reaches_the_gateway_where_it_listens():
+    pod, config = pods()["gateway"], Config()
+    (container,) = pod["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {"http": config.port, "admin": config.admin_port}
+    probes = {kind: container[f"{kind}Probe"]["httpGet"] for kind in ("readiness", "liveness")}
+    assert probes == {
+        "readiness": {"path": "/readyz", "port": "admin"},
+        "liveness": {"path": "/healthz", "port": "admin"},
+    }
+    (service,) = (o["spec"] for o in OBJECTS if o["kind"] == "Service")
+    assert [port["targetPort"] for port in service["ports"]] == ["http"]
+    pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert pod["terminationGracePeriodSeconds"] > pause + config.grace
+
+
+def test_kubernetes_configuration_is_valid(tmp_path):
+    (maps,) = (o["data"] for o in OBJECTS if o["kind"] == "ConfigMap")
+    ((name, text),) = maps.items()
+    file = tmp_path / name
+    file.write_text(text)
+    load({}, {}, file)
+    assert f"/etc/gateway/{name}" in pods()["gateway"]["containers"][0]["args"]
 
 
 def read_unit(path: Path) -> ConfigParser:

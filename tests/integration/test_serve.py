@@ -220,6 +220,18 @@ def test_unix_socket_that_cannot_be_is_told_in_one_line(tmp_path):
         assert done.returncode == 1 and hint in line
 
 
+def test_unix_socket_in_use_is_told_in_one_line_and_left_alone(tmp_path):
+    path = tmp_path / "gateway.sock"
+    with socket.socket(socket.AF_UNIX) as taken, socket.socket(socket.AF_UNIX) as client:
+        taken.bind(str(path))
+        taken.listen()
+        done = run("serve", "--uds", str(path), "--admin-port", "0")
+        (line,) = done.stderr.splitlines()
+        assert (done.returncode, done.stdout) == (1, "")
+        assert line == f"gateway: cannot listen on {path}: Address already in use"
+        client.connect(str(path))
+
+
 def test_unix_socket_does_not_take_the_place_of_a_file(tmp_path):
     file = tmp_path / "precious"
     file.write_text("data")
@@ -511,6 +523,19 @@ def test_health_waits_for_nobody_to_ask_for_readiness(gateway):
     # Sooner than a new child would have to have answered.
     assert TIMEOUT < START_TIMEOUT
     until(lambda: ask(f"{server.admin_url}/healthz").status == 200)
+
+
+def test_dashboard_shows_series_that_there_are_and_loads_nothing_else(gateway):
+    server = gateway()
+    page = ask(f"{server.admin_url}/")
+
+    assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=UTF-8")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    shown = set(re.findall(r'"(gateway_\w+)"', page.body.decode()))
+    exposed = ask(f"{server.admin_url}/metrics").body.decode()
+    assert shown and shown <= set(re.findall(r"^(?:# TYPE )?(\w+)", exposed, re.M))
+    assert set(re.findall(r'fetch\("(\w+)"', page.body.decode())) == {"metrics", "readyz"}
+    assert not re.findall(r"(?:src|href)=", page.body.decode())
 
 
 def test_broker_that_is_away_fails_readiness_but_not_liveness(gateway, rabbitmq, worker):

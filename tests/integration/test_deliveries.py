@@ -1,0 +1,254 @@
+"""The journal: what was received is listed, shown, and run again."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from gateway import batches
+from gateway.cli import main
+from gateway.journal import KEY
+from gateway.stack import RabbitMQ, Server, Stack, free_port
+from gateway.stack.server import poll
+from tests.http_client import Connection, request
+from tests.integration.deliveries import Servers, gather, metric, port, run, send
+
+CONFIG = """
+journal = {journal}
+
+[sources.shop]
+scheme = "github"
+secrets = ["sesame"]
+
+[[routes]]
+path = "/orders/{{shop}}"
+task = "faults.run"
+
+[[routes]]
+path = "/later"
+task = "faults.run"
+queue = "{queue}"
+deadline = 0.5
+
+[[routes]]
+path = "/signed"
+source = "shop"
+task = "faults.run"
+"""
+
+
+@pytest.fixture(scope="module")
+def results(stack: Stack, start) -> Iterator[Server]:
+    """One of its own: the journal is one for all gateways at a Redis."""
+    results = start(stack.redis)
+    yield results
+    results.stop()
+
+
+@pytest.fixture(scope="module")
+def servers(stack: Stack, rabbitmq: RabbitMQ, results: Server) -> Iterator[Servers]:
+    servers = Servers(stack, rabbitmq, results)
+    yield servers
+    servers.stop()
+
+
+@pytest.fixture
+def queue(request: pytest.FixtureRequest) -> str:
+    """One that has no worker at first."""
+    return request.node.name
+
+
+@pytest.fixture
+def gateway(servers: Servers, results: Server, queue: str) -> Callable[..., Server]:
+    with redis.Redis.from_url(results.url) as client:
+        client.delete(KEY)
+    return lambda strategy="redis", journal=100: servers.gateway(
+        strategy, CONFIG.format(journal=journal, queue=queue)
+    )
+
+
+@pytest.fixture
+def deliveries(servers: Servers, capsys) -> Callable[..., tuple[int, str, str]]:
+    """Run `gateway deliveries`; return the exit code, standard output and error."""
+
+    def deliveries(*args: str) -> tuple[int, str, str]:
+        urls = ["--broker", servers.broker.url, "--result-backend", servers.results.url]
+        code = main(["deliveries", args[0], *urls, *args[1:]])
+        return code, *capsys.readouterr()
+
+    return deliveries
+
+
+def listed(deliveries, number: int, *args: str) -> list[dict]:
+    """Return what is listed once it is so many; what is written is written after the answer."""
+    found: list[dict] = []
+
+    def there() -> bool:
+        code, out, _ = deliveries("list", "--json", *args)
+        assert code == 0
+        found[:] = [json.loads(line) for line in out.splitlines()]
+        return len(found) >= number
+
+    assert poll(there, 30)
+    return found
+
+
+@pytest.mark.parametrize("strategy", ["redis", "pika"])
+def test_deliveries_are_listed_and_shown(gateway, deliveries, strategy):
+    server = gateway(strategy)
+    assert run(send(server, "/orders/7?size=9&seconds=0", "an order")).status == 200
+    assert run(send(server, "/orders/7?seconds=no-number", "a bad one")).status == 502
+
+    bad, good = listed(deliveries, 2)
+    assert (bad["status"], good["status"]) == ("502", "200")
+    assert good["route"] == "/orders/{shop}" and good["params"] == {"shop": "7"}
+    assert (good["task"], good["queue"]) == ("faults.run", "celery")
+    assert [each["id"] for each in listed(deliveries, 1, "--status", "5??")] == [bad["id"]]
+    assert listed(deliveries, 0, "--route", "/later") == []
+    assert len(listed(deliveries, 1, "--limit", "1")) == 1
+
+    code, out, _ = deliveries("list")
+    assert code == 0
+    assert [line.split()[1] for line in out.splitlines()[1:]] == [bad["id"], good["id"]]
+    code, out, _ = deliveries("show", good["id"])
+    shown = json.loads(out)
+    assert code == 0 and shown["query"] == {"size": "9", "seconds": "0"}
+    assert (shown["body"], shown["remote"]) == ("an order", "127.0.0.1")
+    # With `pika` nothing of a plain route is stored, and nothing has to be.
+    assert shown["result"] == ("SUCCESS" if strategy == "redis" else None)
+
+
+@pytest.mark.parametrize("strategy", ["redis", "pika"])
+def test_what_had_no_worker_is_run_by_a_replay(servers, gateway, deliveries, queue, strategy):
+    server = gateway(strategy)
+    # Given two deliveries whose tasks nobody has begun in time,
+    bodies = [f"late-{strategy}-{n}" for n in range(2)]
+    for body in bodies:
+        assert run(send(server, "/later", body)).status == 504
+    entries = listed(deliveries, 2)[::-1]
+    # and which have expired since,
+    expired = time.time() + 0.5 + 2
+    assert poll(lambda: time.time() > expired, 30)
+    worker = servers.start_worker([queue], 1)
+    # when they are replayed,
+    code, out, _ = deliveries("replay", *(entry["id"] for entry in entries))
+    # then they run in the order in which they were named, as tasks of their own,
+    ran = servers.executions(f"late-{strategy}")
+    assert code == 0 and [one.id for one in ran] == bodies
+    told = [f"{e['id']} taken: task {one.task}" for e, one in zip(entries, ran, strict=True)]
+    assert out.splitlines()[:2] == told
+    assert sorted(out.splitlines()[2:]) == sorted(f"{entry['id']} SUCCESS" for entry in entries)
+    # and each time that they are.
+    assert deliveries("replay", entries[0]["id"])[0] == 0
+    tasks = {one.task for one in servers.executions(bodies[0])} | {entries[0]["task_id"]}
+    assert len(tasks) == 3
+    worker.stop()
+
+
+def test_a_replay_says_what_failed_and_what_was_not_taken(servers, gateway, deliveries, queue):
+    server = gateway()
+    assert run(send(server, "/orders/7?seconds=no-number", "a bad one")).status == 502
+    (bad,) = listed(deliveries, 1)
+    code, out, _ = deliveries("replay", bad["id"])
+    assert (code, out.splitlines()[1]) == (1, f"{bad['id']} FAILURE: ValueError")
+    # Given a delivery for a queue that nobody works on,
+    assert run(send(server, "/later", "nobody")).status == 504
+    (later, _) = listed(deliveries, 2)
+    code, out, _ = deliveries("replay", "--wait", "0", later["id"])
+    assert (code, out.splitlines()[1]) == (1, f"{later['id']} no result in 0 s")
+    # or for one that is there no more.
+    servers.broker.ctl("delete_queue", queue)
+    code, out, _ = deliveries("replay", later["id"])
+    assert (code, out) == (1, f"{later['id']} not taken: The queue {queue} is missing.\n")
+
+
+def test_only_what_is_verified_is_written_and_no_secret(gateway, deliveries):
+    server = gateway()
+    assert run(send(server, "/signed", "forged", "X-Hub-Signature-256: sha256=00")).status == 401
+    assert run(send(server, "/nowhere", "lost")).status == 404
+    proof = hmac.digest(b"sesame", b"pushed", "sha256").hex()
+    headers = [
+        "X-GitHub-Event: push",
+        "X-GitHub-Delivery: 72d3162e",
+        f"X-Hub-Signature-256: sha256={proof}",
+        "Authorization: Basic c2VzYW1l",
+    ]
+    assert run(send(server, "/signed", "pushed", *headers)).status == 200
+
+    (entry,) = listed(deliveries, 1)
+    assert (entry["source"], entry["event"]) == ("shop", "push")
+    shown = json.loads(deliveries("show", entry["id"])[1])
+    assert "x-github-event" in shown["headers"]
+    assert shown["headers"].keys() & {"authorization", "x-hub-signature-256"} == set()
+
+
+def test_whose_sender_has_left_is_written_as_gone(gateway, deliveries):
+    server = gateway()
+    assert run(send(server, "/orders/7?seconds=1", "left", patience=0.3)) is None
+    (entry,) = listed(deliveries, 1)
+    assert entry["status"] == "gone"
+
+
+def test_bytes_stay_bytes(gateway, deliveries):
+    server = gateway()
+
+    async def post() -> int:
+        async with await Connection.open(port(server)) as connection:
+            return (await connection.ask(request(b"\xff\x00", "/later"))).status
+
+    assert run(post()) == 504
+    (entry,) = listed(deliveries, 1)
+    _, out, _ = deliveries("show", entry["id"])
+    assert json.loads(out)["body"] == {"__type__": "base64", "__value__": "/wA="}
+
+
+def test_so_many_are_kept_and_hardly_more(results, gateway, deliveries):
+    server = gateway(journal=10)
+    run(gather(*(send(server, f"/orders/{n}", f"order {n}") for n in range(300))))
+    assert len(listed(deliveries, 10, "--limit", "1000")) <= 110
+
+
+def test_no_request_waits_for_the_journal(stack, start, servers, queue):
+    results = start(stack.redis)
+    file = servers.directory / "no-redis.toml"
+    file.write_text(CONFIG.format(journal=100, queue=queue))
+    urls = ["--broker", servers.broker.url, "--result-backend", results.url]
+    server = stack.gateway("--strategy=pika", *urls, "--config", str(file))
+
+    async def answered() -> list[float]:
+        took = []
+        for number in range(20):
+            began = time.monotonic()
+            assert (await send(server, f"/orders/{number}", f"x {number}")).status == 200
+            took.append(time.monotonic() - began)
+        return took
+
+    results.freeze()
+    try:
+        # Even the slowest machine does not take that long for each.
+        assert min(run(answered())) < batches.PATIENCE
+        assert poll(lambda: metric(server, "gateway_journal_lost_total") == 20, 30)
+    finally:
+        results.thaw()
+    server.stop()
+    results.stop()
+
+
+def test_mistakes_are_told_in_one_line(deliveries, tmp_path, capsys):
+    unknown = "00000000-0000-4000-8000-000000000000"
+    code, _, err = deliveries("show", unknown)
+    assert (code, err) == (1, f"gateway: no such delivery in the journal: {unknown}\n")
+    dead = f"redis://:sesame@127.0.0.1:{free_port()}/0"
+    assert main(["deliveries", "list", "--result-backend", dead]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("gateway: redis://") and "ConnectionError" in line
+    assert "sesame" not in line
+    file = tmp_path / "gateway.toml"
+    file.write_text('strategy = "pika"\nresult_backend = ""\njournal = 5\n')
+    assert main(["deliveries", "list", "--config", str(file)]) == 1
+    assert "journal: it is kept in Redis" in capsys.readouterr().err
