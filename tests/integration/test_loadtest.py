@@ -193,7 +193,9 @@ def test_the_document_shows_the_committed_reports():
     document = figures.DOCUMENT.read_text("utf-8")
     assert figures.fill(document) == document
     shown = set(re.findall(r"<!-- (\w+) targets -->", document))
-    assert shown == {"cost", "peers", "slow", "waiting", "alone", "growth", "openloop"}
+    assert shown == {
+        "cost", "peers", "slow", "waiting", "alone", "growth", "openloop", "soak",
+    }  # fmt: skip
 
 
 def test_every_experiment_is_tested():
