@@ -60,5 +60,6 @@ clean: ## remove what was made here, .venv included
 	$(PYTHON) -m venv .venv
 
 .venv/installed: .venv/bin/python setup.cfg constraints.txt
+	@echo 'installing into .venv: a minute or two'
 	$(PIP) install --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@

@@ -7,6 +7,8 @@ the defaults stand here.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from difflib import get_close_matches
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -132,7 +134,8 @@ class Config(Model):
             if isinstance(value, Options):
                 found[name] = value
             elif scheme not in SCHEMES:
-                problems.append(f"{name}.scheme: needed; one of {', '.join(sorted(SCHEMES))}")
+                what = "there is no such scheme" if scheme else "needed"
+                problems.append(f"{name}.scheme: {what}{_meant(scheme, sorted(SCHEMES))}")
             else:
                 try:
                     found[name] = find(scheme).Options.model_validate(value)
@@ -171,6 +174,14 @@ class Config(Model):
     def queues(self) -> list[str]:
         """The queues that messages may go to."""
         return sorted({queue for route in self.routes for queue in route.queue_names})
+
+    @property
+    def queues_by_task(self) -> dict[str, list[str]]:
+        """Where each task may be sent."""
+        found: dict[str, set[str]] = {}
+        for route in self.routes:
+            found.setdefault(route.task, set()).update(route.queue_names)
+        return {task: sorted(queues) for task, queues in found.items()}
 
     # What a route says, or else its source, or else the settings ----------------------------
 
@@ -217,11 +228,17 @@ def explain(error: ValidationError, model: type[Model], place: str = "") -> list
         text = detail["msg"].removeprefix("Value error, ")
         if detail["type"] == "extra_forbidden":
             known = {"routes": Route, "tls": TLS}.get(str(loc[0]), model)
-            text = f"there is no such setting; there are {', '.join(known.model_fields)}"
+            text = f"there is no such setting{_meant(loc[-1], known.model_fields)}"
         # A source's problems name their places themselves.
         where += "." if where == "sources" else ": " if where else ""
         lines += [f"{place}{where}{line}" for line in text.split("\n")]
     return lines
+
+
+def _meant(given: Any, known: Iterable[str]) -> str:
+    """Say which of the `known` names is the nearest to the `given` one, or else all of them."""
+    near = get_close_matches(given, known, 1) if isinstance(given, str) else []
+    return f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
 
 
 def _check_url(url: str, schemes: tuple[str, ...]) -> None:

@@ -31,8 +31,8 @@ class Entry:
     """A delivery and its answer.
 
     ``delivery`` is the message's header of that name, ``call`` the message's body; ``status``
-    was answered `seconds` after the request came. Where it joined another try, ``task_id`` is
-    that one's; it need not have been published.
+    was answered `seconds` after the request came, with an ``error`` or none. Where it joined
+    another try, ``task_id`` is that one's; it need not have been published.
     """
 
     delivery: dict[str, Any]
@@ -41,6 +41,7 @@ class Entry:
     queue: str
     status: int
     seconds: float
+    error: str
     call: bytes
 
     @property
@@ -75,7 +76,9 @@ class Journal:
     async def stop(self) -> None:
         await self._redis.stop()
 
-    def write(self, message: Message, task_id: str, status: int, seconds: float) -> None:
+    def write(
+        self, message: Message, task_id: str, status: int, seconds: float, error: str
+    ) -> None:
         """Write how the delivery of `message` was answered, which `task_id` has run or runs."""
         size = len(message.body)
         if self._bytes + size > self._most_bytes:
@@ -89,6 +92,7 @@ class Journal:
             "queue": message.queue,
             "status": status,
             "seconds": round(seconds, 6),
+            "error": error,
         }
         # Redis may keep a few more than it is told to, which is cheaper by far.
         bound = ("MAXLEN", "~", self._length)

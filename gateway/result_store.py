@@ -110,8 +110,10 @@ async def asking(config: Config, url: str) -> AsyncIterator[Ask]:
             async with asyncio.timeout(PATIENCE):
                 return await client.execute_command(*command)
         except (RedisError, OSError) as exc:
-            problem = f"{without_password(url)}: {type(exc).__name__}: {exc}"
-            raise GatewayError(problem.removesuffix(": ")) from exc
+            raise GatewayError(
+                f"{without_password(url)}: {str(exc) or 'no answer in time'}; start it, or name "
+                "another by --config or GATEWAY_RESULT_BACKEND"
+            ) from exc
 
     try:
         yield ask

@@ -29,6 +29,7 @@ from gateway.route import RESULTS
 _FIELDS = Struct(">16sI8s")
 _MAC = 16  # bytes of the HMAC
 
+_UNKNOWN = "There is no such result."
 RETRY_AFTER = 1  # seconds after which a result that is not there may be asked for again
 
 
@@ -60,16 +61,16 @@ class Tokens:
         try:
             data = base64.urlsafe_b64decode(token + "=")
         except ValueError as exc:
-            raise NotFound from exc
+            raise NotFound(_UNKNOWN) from exc
         # One token a result: other spellings of the same bytes are none of ours.
         if len(data) != _FIELDS.size + _MAC or _encode(data) != token:
-            raise NotFound
+            raise NotFound(_UNKNOWN)
         fields, mac = data[: _FIELDS.size], data[_FIELDS.size :]
         if not hmac.compare_digest(mac, self._mac(fields)):
-            raise NotFound
+            raise NotFound(_UNKNOWN)
         task, expires, route = _FIELDS.unpack(fields)
         if route not in self._routes:
-            raise NotFound
+            raise NotFound(_UNKNOWN)
         if now >= expires:
             raise ResultExpired
         return Ticket(str(UUID(bytes=task)), self._routes[route])
@@ -120,7 +121,7 @@ class Results:
         `gateway.answer.of_outcome` raises.
         """
         if not self._served:
-            raise NotFound
+            raise NotFound(_UNKNOWN)
         ticket = self._tokens.read(path.removeprefix(RESULTS), time.time())
         try:
             payload = await self._store.run("GET", self._prefix + ticket.task_id)

@@ -29,7 +29,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | None
     Without `path`, `GATEWAY_CONFIG` names the file; without that there is none. Flags that
     are None were not given. Raises `ConfigError` with all problems.
     """
-    path = path or (Path(environ["GATEWAY_CONFIG"]) if environ.get("GATEWAY_CONFIG") else None)
+    path = _file(environ, path)
     problems: list[str] = []
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
@@ -61,12 +61,30 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | None
         found = consistency.problems(config)
     except ValidationError as exc:
         found = explain(exc, Config)
+    unread = {problem.removeprefix(f"{path}: ").split(": ")[0] for problem in problems}
     for line in found:
+        where = line.split(": ")[0]
+        if any(where in (place, place.rpartition("[")[0]) for place in unread):
+            continue  # what could not be read is not wrong as well
         setting = re.split(r"[:.\[]", line)[0]
-        problems.append(places.get(setting, "") + line)
+        place = places.get(setting, "")
+        if place and place != f"{path}: ":  # a flag's or a variable's names the setting already
+            line = line.removeprefix(f"{setting}: ")
+        problems.append(place + line)
     if problems:
         raise ConfigError(problems)
     return config
+
+
+def described(config: Config, environ: Mapping[str, str], path: Path | None) -> str:
+    """Say in a few words what `load` has made of the same arguments."""
+    file = _file(environ, path) or "no file (--config, GATEWAY_CONFIG)"
+    number = len(config.routes)
+    return f"{file}, {number} route{'s' * (number != 1)}, strategy {config.strategy}"
+
+
+def _file(environ: Mapping[str, str], path: Path | None) -> Path | None:
+    return path or (Path(environ["GATEWAY_CONFIG"]) if environ.get("GATEWAY_CONFIG") else None)
 
 
 def _read(path: Path | None) -> dict[str, Any]:
@@ -95,6 +113,7 @@ def _secrets(value: Any, place: str, environ: Mapping[str, str], problems: list[
         try:
             return Path(os.fspath(value["file"])).read_text("utf-8").strip()
         except (OSError, TypeError, ValueError) as exc:  # ValueError: no UTF-8, or no path
-            problems.append(f"{place}: the file {value['file']} cannot be read: {exc}")
+            reason = getattr(exc, "strerror", None) or exc
+            problems.append(f"{place}: the file {value['file']} cannot be read: {reason}")
             return ""
     return {k: _secrets(v, f"{place}.{k}", environ, problems) for k, v in value.items()}

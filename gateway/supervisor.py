@@ -23,6 +23,8 @@ from gateway.process import Process
 
 log = logging.getLogger(__name__)
 
+#: The settings that its sockets come from.
+_BOUND = ("host", "port", "uds", "admin_host", "admin_port")
 BACKOFF = (0.1, 5.0)  # seconds before a dead child is started again: the first, the longest
 
 
@@ -145,9 +147,11 @@ class Supervisor:
                 for problem in exc.problems:
                     log.error("not reloaded: %s", problem)
                 return
-            for name in ("host", "port", "uds", "admin_host", "admin_port"):
-                if getattr(config, name) != getattr(self.config, name):
-                    log.warning("%s changes only with a restart", name)
+            bound = {name: getattr(self.config, name) for name in _BOUND}
+            for name, value in bound.items():
+                if getattr(config, name) != value:
+                    log.warning("%s stays %s: it changes only with a restart", name, value)
+            config = config.model_copy(update=bound)
             # Not those that another reload has replaced and that drain yet.
             old = [child for child in self.children if not child.retired]
             log.info("reloading: replacing %d children", len(old))

@@ -136,12 +136,12 @@ class Waiter:
     def refuse(self, error: RequestError) -> None:
         delivery = self.delivery.id if self.delivery else self._desk.delivery_id()
         if error.status >= 500:
-            ids = (delivery, self.task_id)
-            log.warning("%d %s: delivery %s, task %s", error.status, error.type, *ids)
-        self.give(answer.of_error(error, delivery, self.task_id))
+            told = (error.status, error.type, error, self.path, delivery, self.task_id or "none")
+            log.warning("%d %s: %s (route %s, delivery %s, task %s)", *told)
+        self.give(answer.of_error(error, delivery, self.task_id), f"{error.type}: {error}")
 
-    def give(self, given: Answer) -> None:
-        """Answer, unless the sender has gone."""
+    def give(self, given: Answer, error: str = "") -> None:
+        """Answer, unless the sender has gone; `error` says why it is none of a task's."""
         self._leave()
         respond, self.respond = self.respond, None
         if respond is not None:
@@ -149,7 +149,7 @@ class Waiter:
                 given.headers["Preference-Applied"] = self.applied
             self._desk.metrics.answered(self.path, given.status, monotonic() - self.request.arrived)
             respond(given)
-            self._write_down(given.status)
+            self._write_down(given.status, error)
 
     def give_result(self, given: Answer) -> None:
         """Answer with a task's, in the form that the sender wants."""
@@ -224,11 +224,11 @@ class Waiter:
         location = self._desk.results.location(self.task_id, self.path, age)
         self.give(answer.of_acceptance(self.delivery.id, self.task_id, location))
 
-    def _write_down(self, status: int) -> None:
+    def _write_down(self, status: int, error: str = "") -> None:
         journal, message = self._desk.journal, self.message
         if journal is not None and message is not None:
             seconds = monotonic() - self.request.arrived
-            journal.write(message, self.task_id or message.task_id, status, seconds)
+            journal.write(message, self.task_id or message.task_id, status, seconds, error)
 
     def _leave(self) -> None:
         if self._waiting:

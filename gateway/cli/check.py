@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 from kombu import Connection
@@ -15,11 +17,20 @@ from redis.exceptions import RedisError
 
 from gateway import result_store
 from gateway.cli.serve import configure
+from gateway.cli.workers import Workers
 from gateway.config import Config
+from gateway.settings import described
 from gateway.sources import find
 from gateway.strategies.celery_client import CeleryClient
 
 TIMEOUT = 3.0  # seconds for one answer
+
+_BROKER = "broker_url (GATEWAY_BROKER_URL, --broker)"
+#: What RabbitMQ means by closing a connection that is being opened.
+_REFUSALS = {
+    403: f"correct user and password in {_BROKER}",
+    530: f"make the virtual host (rabbitmqctl add_vhost, set_permissions), or correct {_BROKER}",
+}
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +42,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     config = configure(arguments)
-    print(f"ok    config: {len(config.routes)} route(s), strategy {config.strategy}")
+    print(f"ok    config: {described(config, os.environ, arguments.config)}")
     well = True
     for place, problem in _checks(config):
         print(f"{'FAIL' if problem else 'ok':<5} {place}{': ' + problem if problem else ''}")
@@ -43,33 +54,36 @@ def _checks(config: Config) -> Iterator[tuple[str, str]]:
     """Yield what was looked at, and what is wrong with it and how to mend it."""
     for name in config.sources:
         yield f"source {name}{_protection(config, name)}", ""
-    url = config.brokers[0]
     client = CeleryClient(config)
-    connection = client.app.connection_for_write()
+    with closing(client.app.connection_for_write()) as connection:
+        trouble = _broker(connection, config)
+        yield f"broker {maybe_sanitize_url(config.brokers[0])}", trouble
+        if config.results:
+            url = result_store.without_password(config.results)
+            yield f"results {url}", asyncio.run(_ping(config))
+        if trouble:
+            yield "workers and tasks", "not looked at without the broker"
+            return
+        if config.amqp:
+            for queue in config.queues:
+                yield f"worker on the queue {queue}", _consumers(connection, queue)
+        workers = Workers(client.app, connection, TIMEOUT)
+        for task, queues in sorted(config.queues_by_task.items()):
+            yield f"task {task}", workers.problem(task, queues)
+        if config.strategy == "pika" and workers.settings:
+            yield "replies over AMQP", _replies(workers.settings)
+            if any(config.joins(r) or r.answer != "wait" or r.prefer for r in config.routes):
+                yield "results stored for later tries and looks", _stores(workers.settings)
+
+
+def _broker(connection: Connection, config: Config) -> str:
     try:
         connection.ensure_connection(max_retries=len(config.brokers) - 1, timeout=TIMEOUT)
     except (OperationalError, *connection.connection_errors, *connection.channel_errors) as exc:
-        yield (
-            f"broker {maybe_sanitize_url(url)}",
-            f"{exc}; start it, or set GATEWAY_BROKER_URL",
-        )
-        return
-    yield f"broker {maybe_sanitize_url(url)}", ""
-    if config.results:
-        yield f"results {result_store.without_password(config.results)}", asyncio.run(_ping(config))
-    if config.amqp:
-        for queue in config.queues:
-            yield f"worker on the queue {queue}", _consumers(connection, queue)
-    workers = client.app.control.inspect(timeout=TIMEOUT, connection=connection)
-    registered = workers.registered()
-    for task in sorted({route.task for route in config.routes}):
-        yield f"task {task}", _registered(registered, task)
-    if config.strategy == "pika" and registered:
-        settings = workers.conf() or {}
-        yield "replies over AMQP", _replies(settings)
-        if any(config.joins(r) or r.answer != "wait" or r.prefer for r in config.routes):
-            yield "results stored beside", _stores(settings)
-    connection.release()
+        cause = exc.__cause__ or exc
+        remedy = _REFUSALS.get(getattr(cause, "reply_code", 0), f"start it, or correct {_BROKER}")
+        return f"{getattr(cause, 'reply_text', None) or exc}; {remedy}"
+    return ""
 
 
 def _protection(config: Config, name: str) -> str:
@@ -97,14 +111,13 @@ async def _ping(config: Config) -> str:
 
 
 def _consumers(connection: Connection, queue: str) -> str:
+    start = f"start a worker: celery -A APP worker -Q {queue} (APP: yours, or appserver)"
     with connection.channel() as channel:
         try:
             found = channel.queue_declare(queue, passive=True)
-        except connection.channel_errors as exc:
-            return f"{exc}; the gateway declares it when it starts, unless declare = false"
-    if found.consumer_count:
-        return ""
-    return f"nobody consumes: celery -A appserver worker -Q {queue}"
+        except connection.channel_errors:
+            return f"there is no such queue; {start}"
+    return "" if found.consumer_count else f"nobody consumes; {start}"
 
 
 def _replies(settings: dict[str, dict[str, object]]) -> str:
@@ -131,12 +144,3 @@ def _stores(settings: dict[str, dict[str, object]]) -> str:
         f"{', '.join(forgetful)}: stores nothing, and routes with an identity or a later answer "
         "need it; set result_backend appserver.reply_backend:ReplyBackend+redis://..."
     )
-
-
-def _registered(registered: dict[str, list[str]] | None, task: str) -> str:
-    if not registered:
-        return "no worker answers: start one, or give it its remote control back"
-    if any(task in name.split() for names in registered.values() for name in names):
-        return ""
-    others = sorted({name for names in registered.values() for name in names})
-    return f"no worker has it; they have {', '.join(others)}"

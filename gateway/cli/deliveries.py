@@ -75,17 +75,19 @@ async def _list(arguments: argparse.Namespace, config: Config) -> int:
                 print(_LINE.format("received", "delivery", "status", "ms", "route", "event"))
             number += 1
             print(json.dumps(_about(entry)) if arguments.json else _line(entry))
-    if not number and not config.journal:
-        print("gateway: `journal` is 0 here; it says how many deliveries to keep", file=sys.stderr)
+    if not number:
+        why = "" if config.journal else "; `journal`, which says how many to keep, is 0 here"
+        print(f"gateway: no such deliveries{why}", file=sys.stderr)
     return 0
 
 
 async def _show(arguments: argparse.Namespace, config: Config) -> int:
     (entry,) = await _find(config, arguments.ids)
     query, headers, body = entry.arguments()
-    shown = {**_about(entry), "query": query, "headers": headers, "body": body, "result": None}
+    shown = {**_about(entry), "query": query, "headers": headers, "body": body}
+    shown["task_state"] = None
     async for _, outcome in outcomes(config, [entry.task_id]):
-        shown["result"] = _told(outcome)
+        shown["task_state"] = _told(outcome)
     print(json.dumps(shown, indent=2, ensure_ascii=False))
     return 0
 
@@ -148,8 +150,9 @@ def _about(entry: Entry) -> dict[str, Any]:
         "task": entry.task,
         "task_id": entry.task_id,
         "queue": entry.queue,
-        "status": _status(entry),
+        "status": entry.status or None,
         "seconds": entry.seconds,
+        "error": entry.error,
     }
 
 

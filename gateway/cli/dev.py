@@ -16,13 +16,18 @@ from pathlib import Path
 from gateway.cli.samples import sample
 from gateway.cli.send import curl_line, signed_request
 from gateway.config import Config
+from gateway.errors import ConfigError
 from gateway.settings import load
+from gateway.sockets import bind_tcp
 from gateway.sources import find
 from gateway.sources.base import Draft
 from gateway.stack import Server, Stack, StackError
 
 _BROKER, _RESULTS = "GATEWAY_BROKER_URL", "GATEWAY_RESULT_BACKEND"
 EMBEDDED, RABBITMQ = "embedded", "rabbitmq"
+_HERE = "http://127.0.0.1"
+#: Those whose lines are of interest only when they fail.
+_SILENT = {EMBEDDED, RABBITMQ, "epmd"}
 
 # What is served without a file. The printed message is good for a day.
 _DEMO = """\
@@ -49,8 +54,8 @@ def options(parser: argparse.ArgumentParser) -> None:
         "it is installed) or the URL of one that runs; default: GATEWAY_BROKER_URL",
     )
     parser.add_argument("--app", default="appserver", help="the worker's Celery app (appserver)")
-    parser.add_argument("--port", type=int, default=8000, help="port to listen on (8000)")
-    parser.add_argument("--admin-port", type=int, default=8001, help="dashboard, health (8001)")
+    parser.add_argument("--port", type=int, help="port to listen on (8000)")
+    parser.add_argument("--admin-port", type=int, help="dashboard, health (8001)")
     parser.add_argument("--strategy", help="how results are awaited (redis)")
     parser.add_argument("--config", metavar="FILE", type=Path, help="gateway.toml")
 
@@ -72,10 +77,11 @@ def run(arguments: argparse.Namespace) -> int:
         while not interrupted.is_set():
             woken.wait()
             woken.clear()
-            dead = [server.name for server in servers if not server.alive()]
+            dead = [server for server in servers if not server.alive()]
             if dead and not interrupted.is_set():
-                raise StackError(f"{', '.join(dead)} ended; the lines above say why")
+                raise StackError("; ".join(f"{it.name} has ended{it.tail()}" for it in dead))
         print("\nstopping", flush=True)
+    print("stopped")
     return 0
 
 
@@ -84,11 +90,12 @@ def _start(stack: Stack, arguments: argparse.Namespace) -> tuple[list[Server], s
     broker, results, servers = _start_servers(stack, arguments)
     path, demo = _file(stack, arguments)
     # The worker's app, and `{ env = }` in the file, may need any of these.
-    env = {**_made_up(path, arguments.port), **os.environ}
-    for name in (_BROKER, _RESULTS):
-        env.pop(name, None)
-    flags = {"broker_url": broker, "result_backend": results, "strategy": arguments.strategy}
-    config = load(flags, env, path)
+    env = {**_made_up(path), **os.environ, _BROKER: broker, _RESULTS: results}
+    flags = {name: getattr(arguments, name) for name in ("port", "admin_port", "strategy")}
+    config = load({**flags, "broker_url": broker, "result_backend": results}, env, path)
+    if config.public_url == _HERE:
+        env["GATEWAY_PUBLIC_URL"] = f"{_HERE}:{config.port}"
+    _see_that_they_are_free(config)
     servers.append(
         stack.worker(
             broker,
@@ -105,9 +112,22 @@ def _start(stack: Stack, arguments: argparse.Namespace) -> tuple[list[Server], s
         options += ["--strategy", arguments.strategy]
     if path:
         options += ["--config", str(path)]
-    ports = {"port": arguments.port, "admin_port": arguments.admin_port}
-    servers.append(stack.gateway(*options, **ports, env=env))
-    return servers, _welcome(config, demo, **ports)
+    ports = {"port": config.port, "admin_port": config.admin_port}
+    ours = {_BROKER: broker, _RESULTS: results}
+    ours = {k: v for k, v in ours.items() if any(v == server.url for server in servers)}
+    gateway = stack.gateway(*options, **ports, env=env)
+    servers.append(gateway)
+    return servers, _welcome(config, demo, gateway, ours)
+
+
+def _see_that_they_are_free(config: Config) -> None:
+    """Raise `ConfigError` where another process listens already, which would answer for ours."""
+    for flag, port in (("--port", config.port), ("--admin-port", config.admin_port)):
+        try:
+            bind_tcp("127.0.0.1", port).close()
+        except OSError as exc:
+            where = f"cannot listen on 127.0.0.1:{port}: {exc.strerror}"
+            raise ConfigError([f"{where}; {flag} chooses another"]) from exc
 
 
 def _start_servers(stack: Stack, arguments: argparse.Namespace) -> tuple[str, str, list[Server]]:
@@ -137,9 +157,9 @@ def _file(stack: Stack, arguments: argparse.Namespace) -> tuple[Path | None, boo
     return path, True
 
 
-def _made_up(path: Path | None, port: int) -> dict[str, str]:
-    """Return variables for what result URLs need, unless the file at `path` has it."""
-    made_up = {"public_url": f"http://127.0.0.1:{port}", "secret_key": secrets.token_hex(16)}
+def _made_up(path: Path | None) -> dict[str, str]:
+    """Return variables for what result URLs and the journal need, and the file does not have."""
+    made_up = {"public_url": _HERE, "secret_key": secrets.token_hex(16), "journal": "1000"}
     # What is wrong with the file is told when it is loaded.
     with suppress(OSError, ValueError):
         for name in tomllib.loads(path.read_text("utf-8")) if path else ():
@@ -148,19 +168,23 @@ def _made_up(path: Path | None, port: int) -> dict[str, str]:
 
 
 def _print_line(name: str, line: str) -> None:
-    sys.stdout.write(f"{name:<9}| {line}\n")
-    sys.stdout.flush()
+    if name not in _SILENT:
+        sys.stdout.write(f"{name:<9}| {line}\n")
+        sys.stdout.flush()
 
 
-def _welcome(config: Config, demo: bool, port: int, admin_port: int) -> str:
-    url = f"http://127.0.0.1:{port}"
+def _welcome(config: Config, demo: bool, gateway: Server, ours: dict[str, str]) -> str:
     lines = ["", "Ready. A POST is relayed as a task, which answers it."]
     if any(route.path == "/" and not route.source for route in config.routes):
-        lines += ["The default task answers with the body:", "", f"    curl --data 'hello' {url}/"]
+        lines += ["The default task answers with the body:", ""]
+        lines += [f"    curl --data 'hello' {gateway.url}/"]
     if demo:
         lines += ["", "A message as WeChat sends it, signed, good for a day:", ""]
-        lines += [f"    {_message(config, f'{url}/wechat')}"]
-    lines += ["", f"Dashboard: http://127.0.0.1:{admin_port}/ (and /healthz, /readyz, /metrics)."]
+        lines += [f"    {_message(config, f'{gateway.url}/wechat')}"]
+    if ours:
+        lines += ["", "For `gateway check`, `gateway deliveries`, and workers of your own:", ""]
+        lines += [f"    export {' '.join(f'{name}={url}' for name, url in ours.items())}"]
+    lines += ["", f"Dashboard: {gateway.admin_url}/ (and /healthz, /readyz, /metrics)."]
     return "\n".join([*lines, "Ctrl-C stops everything.", ""])
 
 

@@ -115,7 +115,9 @@ def _source(arguments: argparse.Namespace, url: str) -> Source:
     name = arguments.name
     if name not in config.sources and name not in SCHEMES:
         known = ", ".join([*config.sources, *sorted(SCHEMES)])
-        raise ConfigError([f"--as: {name} is neither a source nor a scheme; there are {known}"])
+        hint = "" if config.sources else "; --config FILE says what your sources are"
+        problem = f"--as: {name} is neither a source nor a scheme; there are {known}{hint}"
+        raise ConfigError([problem])
     values = _given(arguments, os.environ)
     if name in config.sources:
         own = config.sources[name]

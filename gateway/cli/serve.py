@@ -14,7 +14,7 @@ from gateway import log
 from gateway.admin import admin_server
 from gateway.config import Config
 from gateway.errors import ConfigError
-from gateway.settings import load
+from gateway.settings import described, load
 from gateway.sockets import bind, bind_tcp
 from gateway.strategies import STRATEGIES, find
 from gateway.supervisor import Supervisor
@@ -54,24 +54,21 @@ def configure(arguments: argparse.Namespace) -> Config:
     if config.strategy == "gevent":
         # Importing it would drag gevent into the unpatched parent.
         if importlib.util.find_spec("gevent") is None:
-            problems.append(_missing("strategy: gevent", "gevent"))
+            problems.append("strategy: gevent is not installed: pip install gevent")
     else:
         find(config.strategy)
     if config.loop == "uvloop" and importlib.util.find_spec("uvloop") is None:
-        problems.append(_missing("loop: uvloop", "fast"))
+        problems.append("loop: uvloop is not installed: pip install uvloop")
     if problems:
         raise ConfigError(problems)
     return config
-
-
-def _missing(what: str, extra: str) -> str:
-    return f"{what} is not installed: pip install 'celery-gateway[{extra}]'"
 
 
 def run(arguments: argparse.Namespace) -> int:
     config = configure(arguments)
     sockets, admin = _sockets(config)
     listener = log.start(config.log_format)
+    logger.info("configuration: %s", described(config, os.environ, arguments.config))
     logger.info("listening on %s", ", ".join(str(bound.getsockname()) for bound in sockets))
     for name, source in config.sources.items():
         if source.tolerance == 0:
@@ -105,7 +102,8 @@ def _sockets(config: Config) -> tuple[list[socket.socket], list[socket.socket]]:
             sockets = bind(config)
     except OSError as exc:
         where = config.uds or f"{config.host}:{config.port}"
-        raise ConfigError([f"cannot listen on {where}: {exc.strerror}"]) from exc
+        other = "" if config.uds else "; --port chooses another"
+        raise ConfigError([f"cannot listen on {where}: {exc.strerror}{other}"]) from exc
     if not config.admin_port:
         return sockets, []
     try:

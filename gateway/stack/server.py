@@ -90,10 +90,10 @@ class Server:
         Raises StackError, with the end of the log, when it died or did not get there.
         """
         if not poll(lambda: not self.alive() or self._is_ready(), timeout):
-            raise StackError(f"{self.name} is not ready after {timeout:g} s{self._tail()}")
+            raise StackError(f"{self.name} is not ready after {timeout:g} s{self.tail()}")
         if not self.alive():
             self.kill()  # and have the last of its output
-            raise StackError(f"{self.name} exited with {self._process.returncode}{self._tail()}")
+            raise StackError(f"{self.name} exited with {self._process.returncode}{self.tail()}")
 
     def _is_ready(self) -> bool:
         if isinstance(self._ready, str):
@@ -109,7 +109,8 @@ class Server:
             log.seek(offset)
             return log.read().decode(errors="replace")
 
-    def _tail(self) -> str:
+    def tail(self) -> str:
+        """Return its last lines, each on a new one."""
         return "".join(f"\n    {line}" for line in self.output().splitlines()[-20:])
 
     def stop(self, timeout: float = 10) -> None:

@@ -136,6 +136,8 @@ class CeleryClient:
         except (RedisError, OSError, RuntimeError) as exc:
             # Where the subscription is gone there is nothing left to end.
             log.info("cannot unsubscribe: %s", exc)
+        finally:
+            detach(result)
 
     def _wire(self) -> _Wire:
         url = self._broker()
@@ -162,6 +164,15 @@ def _get(result: AsyncResult, deadline: float) -> Outcome | None:
     with suppress(celery.exceptions.TimeoutError):
         result.get(timeout=max(deadline - monotonic(), 0), propagate=False)
     return outcome_of(result)
+
+
+def detach(result: AsyncResult) -> None:
+    """Let `result` go in silence.
+
+    Else it would unsubscribe when it is collected: anywhere, also on gevent's hub, where nothing
+    may wait for a connection.
+    """
+    result.backend = None
 
 
 def outcome_of(result: AsyncResult) -> Outcome | None:

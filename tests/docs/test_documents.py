@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway import errors
+from gateway.answer import ALLOWED_HEADERS
 from gateway.cli import COMMANDS
 from gateway.config import Config
 from gateway.route import Route
@@ -64,6 +65,11 @@ def test_every_error_is_documented_with_its_status():
     ]
     final = [c for c in classes if not c.__subclasses__() and c is not errors.RequestError]
     assert sorted(documented) == sorted((str(c.status), c.type) for c in final)
+
+
+def test_every_header_that_a_task_may_set_is_documented():
+    part = text("docs/errors.md").split("## Headers that a task may set\n")[1].partition(". Any")[0]
+    assert {name.lower() for name in re.findall(r"`([A-Za-z-]+)`", part)} == ALLOWED_HEADERS
 
 
 def test_every_command_is_mentioned():

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.client import HTTPConnection
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -23,6 +24,7 @@ from gateway.stack import RabbitMQ, Server, Stack, free_port
 from gateway.strategies import STRATEGIES
 from tests.http_client import Answer, Connection, request
 
+ROOT = Path(__file__).parents[2]
 TIMEOUT = 20  # seconds for what takes as long as it takes
 GATEWAY = [sys.executable, "-m", "gateway"]
 #: A route whose queue nobody consumes: its requests stay under way until they end.
@@ -213,6 +215,16 @@ def test_port_in_use_is_told_in_one_line(admin):
     assert line.startswith(f"gateway: cannot listen on 127.0.0.1:{number}: Address already in use")
 
 
+@pytest.mark.parametrize("flag", ["--port", "--admin-port"])
+def test_dev_does_not_take_another_gateway_for_its_own(flag):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = str(taken.getsockname()[1])
+        done = run("dev", "--port", "0", "--admin-port", "0", flag, number)
+    where = f"gateway: cannot listen on 127.0.0.1:{number}: Address already in use"
+    assert (done.returncode, done.stderr) == (1, f"{where}; {flag} chooses another\n")
+    assert "Ready" not in done.stdout
+
+
 def test_unix_socket_that_cannot_be_is_told_in_one_line(tmp_path):
     for path, hint in [("no/such/socket", "No such file"), ("x" * 200, "path too long")]:
         done = run("serve", "--uds", str(tmp_path / path), "--admin-port", "0")
@@ -272,10 +284,44 @@ def test_check_says_what_is_missing_and_how_to_mend_it(rabbitmq, redis_server, w
     assert "sesame" not in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong", "remedy"),
+    [(":guest@", ":sesame@", "correct user and password"), ("//$", "/no", "rabbitmqctl add_vhost")],
+)
+def test_check_tells_a_refusal_from_a_broker_that_is_away(rabbitmq, right, wrong, remedy):
+    done = run("check", "--broker", re.sub(right, wrong, rabbitmq.url), "--strategy=pika")
+    (line,) = (line for line in done.stdout.splitlines() if " broker " in line)
+    assert line.startswith("FAIL") and remedy in line and "sesame" not in line
+
+
+def test_check_sees_that_the_workers_on_a_queue_lack_its_task(
+    stack, rabbitmq, redis_server, worker, tmp_path
+):
+    # Given a worker on the route's queue that lacks the task, and one elsewhere that has it,
+    urls = ["--broker", rabbitmq.url, "--result-backend", redis_server.url]
+    other = stack.worker(
+        rabbitmq.url, redis_server.url, app="tests.faults.tasks", queues=["elsewhere"], cwd=ROOT
+    )
+    config = tmp_path / "gateway.toml"
+    config.write_text('[[routes]]\npath = "/"\ntask = "faults.run"\n')
+
+    done = run("check", "--config", str(config), *urls)
+    other.stop()
+
+    assert done.returncode == 1 and str(config) in done.stdout
+    (line,) = (line for line in done.stdout.splitlines() if " task " in line)
+    assert re.match(r"FAIL +task faults\.run: .* on the queue celery: does not have it", line)
+
+
 def test_check_without_a_broker_ends_there():
-    done = run("check", "--broker", f"amqp://u:sesame@127.0.0.1:{free_port()}//")
+    dead = f"redis://127.0.0.1:{free_port()}/0"
+    urls = ["--broker", f"amqp://u:sesame@127.0.0.1:{free_port()}//", "--result-backend", dead]
+    done = run("check", *urls)
     assert (done.returncode, done.stderr) == (1, "")
-    assert re.search(r"^FAIL +broker amqp://.*GATEWAY_BROKER_URL$", done.stdout, re.M)
+    assert re.search(r"^FAIL +broker amqp://.*start it, or correct broker_url", done.stdout, re.M)
+    # The rest is looked at as far as it goes.
+    assert re.search(r"^FAIL +results redis://", done.stdout, re.M)
+    assert "workers and tasks: not looked at without the broker" in done.stdout
     assert "sesame" not in done.stdout
 
 
@@ -365,7 +411,8 @@ def test_hangup_replaces_the_children_with_the_new_configuration(gateway, worker
     assert post(server, b"x").status == 200
 
     # when it is good, all are replaced, and no sender notices.
-    config.write_text('[[routes]]\npath = "/"\n[[routes]]\npath = "/new"\n')
+    routes = '[[routes]]\npath = "/"\n[[routes]]\npath = "/new"\n'
+    config.write_text(f'admin_host = "127.0.0.2"\n{routes}')
 
     async def client(answers: list[int]) -> None:
         """Send requests, each on a connection of its own, until all are replaced."""
@@ -383,6 +430,14 @@ def test_hangup_replaces_the_children_with_the_new_configuration(gateway, worker
     until(lambda: len(children(server)) == 1)
     assert not set(children(server)) & set(old)
     assert post(server, b"x", "/new").status == 200
+
+    # What changes only with a restart is told once, and not when it is as it was.
+    told = "admin_host stays 127.0.0.1: it changes only with a restart"
+    assert server.output().count(told) == 1
+    config.write_text(routes)
+    os.kill(server.pid, signal.SIGHUP)
+    until(lambda: server.output().count("supervisor: reloaded") == 2)
+    assert server.output().count(told) == 1
 
 
 def test_killed_childs_successor_is_not_doubled_by_a_hangup(gateway):

@@ -210,7 +210,7 @@ def test_check_says_what_sources_leave_open_and_who_cannot_store(
     assert body in lines["source plain"] and clock in lines["source plain"]
     assert body in lines["source robot"] and clock not in lines["source robot"]
     assert body not in lines["source stripe"] and clock in lines["source stripe"]
-    assert ("stores nothing" in lines["results stored beside"]) == (not stores)
+    assert ("stores nothing" in lines["results stored for later tries and looks"]) == (not stores)
     assert lines["replies over AMQP"] == ""
     assert code == (0 if stores else 1)
     assert OTHER_SECRET not in str(lines)

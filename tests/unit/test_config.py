@@ -153,8 +153,24 @@ def test_all_problems_are_told_together_with_their_places(toml):
         ("tls.colour", "there are ca, cert,"),
     ]:
         assert any(p.startswith(f"{path}: {place}: ") and hint in p for p in found), (place, found)
-    assert any(p.startswith("--processes: processes: ") and "1" in p for p in found)
-    assert any(p.startswith("environment GATEWAY_TIMEOUT: timeout: ") for p in found)
+    assert any(p.startswith("--processes: Input ") and "1" in p for p in found)
+    assert any(p.startswith("environment GATEWAY_TIMEOUT: Input ") for p in found)
+
+
+def test_what_was_meant_is_told(toml):
+    path = toml("""
+        jurnal = 5
+        [[routes]]
+        path = "/"
+        dedline = 3
+        [sources.shop]
+        scheme = "gihub"
+    """)
+    assert sorted(problems(path=path)) == [
+        f"{path}: jurnal: there is no such setting; did you mean journal?",
+        f"{path}: routes[0].dedline: there is no such setting; did you mean deadline?",
+        f"{path}: sources.shop.scheme: there is no such scheme; did you mean github?",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -221,9 +237,9 @@ def test_all_problems_are_told_together_with_their_places(toml):
         ('secret_key = "short"', "secret_key: "),
         (
             '[sources.x]\nscheme = "magic"\nsecrets = "s"',
-            "sources.x.scheme: needed; one of dingtalk",
+            "sources.x.scheme: there is no such scheme; there are dingtalk",
         ),
-        ('[sources.x]\nsecrets = "s"', "sources.x.scheme: needed; one of dingtalk"),
+        ('[sources.x]\nsecrets = "s"', "sources.x.scheme: needed; there are dingtalk"),
         ('[sources.x]\nscheme = "github"', "sources.x.secrets: Field required"),
         ('[sources.x]\nscheme = "github"\nsecrets = []', "sources.x.secrets: "),
         ('[sources.x]\nscheme = "github"\nsecrets = [""]', "an empty secret verifies nothing"),
@@ -275,7 +291,7 @@ def test_what_is_never_answered_with_a_location_needs_no_key(toml, route):
 
 def test_a_problem_with_a_flag_names_it_as_it_is_given():
     (found,) = problems({"broker_url": "http://h"})
-    assert found.startswith("--broker: broker_url")
+    assert found.startswith("--broker: a URL ")
 
 
 @pytest.mark.parametrize("name", ["broker_url", "result_backend"])
@@ -341,7 +357,23 @@ def test_secret_that_is_not_there_is_a_problem_with_its_place(toml, tmp_path, se
     # The real environment is stricter than a dict: its names are texts.
     found = problems(environ=os.environ, path=path)
 
-    assert any(p.startswith(f"{path}: result_backend: ") and hint in p for p in found), found
+    (problem,) = found
+    assert problem.startswith(f"{path}: result_backend: ") and hint in problem
+
+
+def test_secret_that_is_not_there_is_not_called_wrong_as_well(toml):
+    path = toml("""
+        secret_key = { env = "KEY" }
+        [sources.shop]
+        scheme = "github"
+        secrets = [{ env = "NEW" }, { file = "/nowhere" }]
+    """)
+    assert problems(path=path) == [
+        f"{path}: secret_key: the environment variable KEY is not set",
+        f"{path}: sources.shop.secrets[0]: the environment variable NEW is not set",
+        f"{path}: sources.shop.secrets[1]: the file /nowhere cannot be read: "
+        "No such file or directory",
+    ]
 
 
 def test_secrets_are_in_no_text_of_the_configuration():

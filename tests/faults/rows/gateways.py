@@ -22,6 +22,7 @@ SERVICES = 4
 GRACE = 30.0  # seconds: the default
 SENDERS = 100  # requests under way at any time: half as many a second, of two seconds each
 LONG = "/echo?seconds=2"
+ONCE = "/once?seconds=0.2"  # or its result might come before its confirm
 
 
 def killed_after_the_confirm(trial: Trial) -> None:
@@ -58,7 +59,7 @@ def _crash_once(trial: Trial, lane: Lane, identity: str) -> None:
 
     def send():
         header = f"X-Delivery: {identity}"
-        return trial.client.run(lane.sender.send("/once", header, body=identity))
+        return trial.client.run(lane.sender.send(ONCE, header, body=identity))
 
     first = send()
     lane.expect(first.status == RESET, f"{identity} did not kill it: {first.status}")
