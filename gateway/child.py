@@ -14,6 +14,7 @@ if "gevent" in sys.argv:
     monkey.patch_all()
 
 import asyncio
+import ctypes
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ import pickle
 import signal
 import socket
 import struct
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -34,6 +36,8 @@ from gateway.server import Server
 from gateway.strategies import find
 
 logger = logging.getLogger(__name__)
+
+_M_MMAP_THRESHOLD, _LARGE = -3, 1024 * 1024  # mallopt(3); bytes
 
 
 class Child:
@@ -111,7 +115,17 @@ def _exactly(control: socket.socket, size: int) -> bytes:
     return data
 
 
+def _give_memory_back() -> None:
+    """Have large blocks returned to the system when they are freed.
+
+    Else glibc keeps up to twice the largest one for good, after a single large body or result.
+    """
+    with suppress(AttributeError, OSError):  # where the C library is another
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE)
+
+
 def main() -> None:
+    _give_memory_back()
     control = socket.socket(fileno=int(sys.argv[1]))
     start = receive(control)
     config: Config = start["config"]

@@ -379,6 +379,18 @@ def test_processes_share_the_work_and_their_counts_add_up(gateway, nobody):
 # Children ---------------------------------------------------------------------------------
 
 
+def test_memory_of_large_results_is_given_back(gateway, worker, tmp_path):
+    config = tmp_path / "gateway.toml"
+    config.write_text('[[routes]]\npath = "/"\ntask = "appserver.tasks.large"\n')
+    server = gateway("--config", str(config))
+    large = 15_000_000
+    assert len(post(server, b"", "/?bytes=1000").body) == 1000
+    before = server.rss_bytes()
+    for _ in range(3):
+        assert len(post(server, b"", f"/?bytes={large}").body) == large
+    until(lambda: server.rss_bytes() < before + large)
+
+
 def test_killed_child_is_replaced_and_what_it_counted_stays(gateway, worker):
     server = gateway()
     for _ in range(3):

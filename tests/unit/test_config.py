@@ -236,7 +236,7 @@ def test_what_was_meant_is_told(toml):
         ('public_url = "https://\\u043f\\u0440.\\u0440\\u0444"', "xn--... in the host"),
         ('secret_key = "short"', "secret_key: "),
         (
-            '[sources.x]\nscheme = "magic"\nsecrets = "s"',
+            '[sources.x]\nscheme = "nobody"\nsecrets = "s"',
             "sources.x.scheme: there is no such scheme; there are dingtalk",
         ),
         ('[sources.x]\nsecrets = "s"', "sources.x.scheme: needed; there are dingtalk"),
