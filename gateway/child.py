@@ -37,7 +37,8 @@ from gateway.strategies import find
 
 logger = logging.getLogger(__name__)
 
-_M_MMAP_THRESHOLD, _LARGE = -3, 1024 * 1024  # mallopt(3); bytes
+# mallopt(3); bytes
+_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _LARGE = -3, -1, 1024 * 1024
 
 
 class Child:
@@ -121,7 +122,9 @@ def _give_memory_back() -> None:
     Else glibc keeps up to twice the largest one for good, after a single large body or result.
     """
     with suppress(AttributeError, OSError):  # where the C library is another
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE)
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, _LARGE)
+        mallopt(_M_TRIM_THRESHOLD, 2 * _LARGE)
 
 
 def main() -> None:

@@ -41,8 +41,8 @@ class Entry:
     queue: str
     status: int
     seconds: float
-    error: str
     call: bytes
+    error: str = ""
 
     @property
     def id(self) -> str:

@@ -13,7 +13,7 @@ from kombu.utils.url import maybe_sanitize_url, url_to_parts
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import ConnectionError, RedisError
 
 from gateway import background
 from gateway.celery_message import RESULT_KEY
@@ -110,10 +110,11 @@ async def asking(config: Config, url: str) -> AsyncIterator[Ask]:
             async with asyncio.timeout(PATIENCE):
                 return await client.execute_command(*command)
         except (RedisError, OSError) as exc:
-            raise GatewayError(
-                f"{without_password(url)}: {str(exc) or 'no answer in time'}; start it, or name "
-                "another by --config or GATEWAY_RESULT_BACKEND"
-            ) from exc
+            away = isinstance(exc, (ConnectionError, OSError))
+            name = "state_url" if config.state_url and url == config.state else "result_backend"
+            remedy = f"; start it, or correct {name} (GATEWAY_{name.upper()})" if away else ""
+            problem = f"{without_password(url)}: {str(exc) or 'no answer in time'}{remedy}"
+            raise GatewayError(problem) from exc
 
     try:
         yield ask

@@ -58,7 +58,8 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | None
         values.pop("uds", None)
     try:
         config = Config.model_validate(values)
-        found = consistency.problems(config)
+        # What could not be read would be missed.
+        found = [] if problems else consistency.problems(config)
     except ValidationError as exc:
         found = explain(exc, Config)
     unread = {problem.removeprefix(f"{path}: ").split(": ")[0] for problem in problems}

@@ -136,8 +136,10 @@ class Waiter:
     def refuse(self, error: RequestError) -> None:
         delivery = self.delivery.id if self.delivery else self._desk.delivery_id()
         if error.status >= 500:
-            told = (error.status, error.type, error, self.path, delivery, self.task_id or "none")
-            log.warning("%d %s: %s (route %s, delivery %s, task %s)", *told)
+            # The types are few: lines are limited by their text before it is filled in.
+            text = f"%d {error.type}: %s (route %s, delivery %s, task %s)"
+            ids = (self.path or "none", delivery, self.task_id or "none")
+            log.warning(text, error.status, error, *ids)
         self.give(answer.of_error(error, delivery, self.task_id), f"{error.type}: {error}")
 
     def give(self, given: Answer, error: str = "") -> None:

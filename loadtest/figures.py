@@ -53,7 +53,8 @@ def fill_readme(document: str) -> str:
         100,
     )
     table = _markdown([head, *map(_row, rows)], names=1)
-    return _strategies.sub(f"<!-- strategies -->\n{table}\n{text}\n<!-- /strategies -->", document)
+    block = f"<!-- strategies -->\n{table}\n{text}\n<!-- /strategies -->"
+    return _strategies.sub(lambda _: block, document)
 
 
 def _row(summary: Summary) -> list[str]:

@@ -23,6 +23,7 @@ from gateway.settings import described
 from gateway.sources import find
 from gateway.strategies.celery_client import CeleryClient
 
+QUICK = 1.0  # seconds in which workers usually answer
 TIMEOUT = 3.0  # seconds for one answer
 
 _BROKER = "broker_url (GATEWAY_BROKER_URL, --broker)"
@@ -67,13 +68,19 @@ def _checks(config: Config) -> Iterator[tuple[str, str]]:
         if config.amqp:
             for queue in config.queues:
                 yield f"worker on the queue {queue}", _consumers(connection, queue)
-        workers = Workers(client.app, connection, TIMEOUT)
-        for task, queues in sorted(config.queues_by_task.items()):
-            yield f"task {task}", workers.problem(task, queues)
-        if config.strategy == "pika" and workers.settings:
-            yield "replies over AMQP", _replies(workers.settings)
+        for patience in (QUICK, TIMEOUT):
+            workers = Workers(client.app, connection, patience)
+            queues_by_task = sorted(config.queues_by_task.items())
+            found = {task: workers.problem(task, queues) for task, queues in queues_by_task}
+            if not any(found.values()):
+                break
+        for task, problem in found.items():
+            yield f"task {task}", problem
+        if config.strategy == "pika" and workers:
+            settings = workers.settings()
+            yield "replies over AMQP", _replies(settings)
             if any(config.joins(r) or r.answer != "wait" or r.prefer for r in config.routes):
-                yield "results stored for later tries and looks", _stores(workers.settings)
+                yield "results stored for later tries and looks", _stores(settings)
 
 
 def _broker(connection: Connection, config: Config) -> str:
@@ -122,6 +129,8 @@ def _consumers(connection: Connection, queue: str) -> str:
 
 def _replies(settings: dict[str, dict[str, object]]) -> str:
     """Say which workers would leave `pika` without an answer."""
+    if not settings:
+        return "no worker tells its settings"
     silent = [
         worker
         for worker, conf in settings.items()

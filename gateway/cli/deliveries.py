@@ -75,9 +75,8 @@ async def _list(arguments: argparse.Namespace, config: Config) -> int:
                 print(_LINE.format("received", "delivery", "status", "ms", "route", "event"))
             number += 1
             print(json.dumps(_about(entry)) if arguments.json else _line(entry))
-    if not number:
-        why = "" if config.journal else "; `journal`, which says how many to keep, is 0 here"
-        print(f"gateway: no such deliveries{why}", file=sys.stderr)
+    if not number and arguments.limit:
+        print("gateway: no such deliveries; `journal` says how many are kept", file=sys.stderr)
     return 0
 
 

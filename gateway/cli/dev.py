@@ -21,10 +21,11 @@ from gateway.settings import load
 from gateway.sockets import bind_tcp
 from gateway.sources import find
 from gateway.sources.base import Draft
-from gateway.stack import Server, Stack, StackError
+from gateway.stack import Server, Stack, StackError, free_port
 
 _BROKER, _RESULTS = "GATEWAY_BROKER_URL", "GATEWAY_RESULT_BACKEND"
 EMBEDDED, RABBITMQ = "embedded", "rabbitmq"
+_PUBLIC, _JOURNAL = "GATEWAY_PUBLIC_URL", "GATEWAY_JOURNAL"
 _HERE = "http://127.0.0.1"
 #: Those whose lines are of interest only when they fail.
 _SILENT = {EMBEDDED, RABBITMQ, "epmd"}
@@ -79,6 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
             woken.clear()
             dead = [server for server in servers if not server.alive()]
             if dead and not interrupted.is_set():
+                for server in dead:
+                    server.kill()  # and have the last of its output
                 raise StackError("; ".join(f"{it.name} has ended{it.tail()}" for it in dead))
         print("\nstopping", flush=True)
     print("stopped")
@@ -90,12 +93,17 @@ def _start(stack: Stack, arguments: argparse.Namespace) -> tuple[list[Server], s
     broker, results, servers = _start_servers(stack, arguments)
     path, demo = _file(stack, arguments)
     # The worker's app, and `{ env = }` in the file, may need any of these.
-    env = {**_made_up(path), **os.environ, _BROKER: broker, _RESULTS: results}
+    made_up = _made_up(path)
+    env = {**made_up, **os.environ, _BROKER: broker, _RESULTS: results}
     flags = {name: getattr(arguments, name) for name in ("port", "admin_port", "strategy")}
     config = load({**flags, "broker_url": broker, "result_backend": results}, env, path)
-    if config.public_url == _HERE:
-        env["GATEWAY_PUBLIC_URL"] = f"{_HERE}:{config.port}"
     _see_that_they_are_free(config)
+    port = config.port or free_port()
+    if made_up.get(_PUBLIC) == config.public_url:
+        env[_PUBLIC] = f"{_HERE}:{port}"
+    ours = {server.url for server in servers}
+    if _JOURNAL in made_up and _JOURNAL not in os.environ and config.state not in ours:
+        del env[_JOURNAL]  # somebody else's may be there
     servers.append(
         stack.worker(
             broker,
@@ -107,17 +115,16 @@ def _start(stack: Stack, arguments: argparse.Namespace) -> tuple[list[Server], s
             env=env,
         )
     )
-    options = ["--broker", broker, "--result-backend", results]
-    if arguments.strategy:
-        options += ["--strategy", arguments.strategy]
+    options = ["--strategy", arguments.strategy] if arguments.strategy else []
     if path:
         options += ["--config", str(path)]
-    ports = {"port": config.port, "admin_port": config.admin_port}
-    ours = {_BROKER: broker, _RESULTS: results}
-    ours = {k: v for k, v in ours.items() if any(v == server.url for server in servers)}
-    gateway = stack.gateway(*options, **ports, env=env)
+    # The URLs, which may have passwords, are in its environment.
+    gateway = stack.gateway(*options, port=port, admin_port=config.admin_port, env=env)
     servers.append(gateway)
-    return servers, _welcome(config, demo, gateway, ours)
+    exports = {name: env[name] for name in (_BROKER, _RESULTS) if env[name] in ours}
+    if arguments.config:
+        exports["GATEWAY_CONFIG"] = str(arguments.config.absolute())
+    return servers, _welcome(config, demo, gateway, exports)
 
 
 def _see_that_they_are_free(config: Config) -> None:
@@ -173,7 +180,7 @@ def _print_line(name: str, line: str) -> None:
         sys.stdout.flush()
 
 
-def _welcome(config: Config, demo: bool, gateway: Server, ours: dict[str, str]) -> str:
+def _welcome(config: Config, demo: bool, gateway: Server, exports: dict[str, str]) -> str:
     lines = ["", "Ready. A POST is relayed as a task, which answers it."]
     if any(route.path == "/" and not route.source for route in config.routes):
         lines += ["The default task answers with the body:", ""]
@@ -181,9 +188,9 @@ def _welcome(config: Config, demo: bool, gateway: Server, ours: dict[str, str]) 
     if demo:
         lines += ["", "A message as WeChat sends it, signed, good for a day:", ""]
         lines += [f"    {_message(config, f'{gateway.url}/wechat')}"]
-    if ours:
+    if exports:
         lines += ["", "For `gateway check`, `gateway deliveries`, and workers of your own:", ""]
-        lines += [f"    export {' '.join(f'{name}={url}' for name, url in ours.items())}"]
+        lines += [f"    export {' '.join(f'{name}={url}' for name, url in exports.items())}"]
     lines += ["", f"Dashboard: {gateway.admin_url}/ (and /healthz, /readyz, /metrics)."]
     return "\n".join([*lines, "Ctrl-C stops everything.", ""])
 

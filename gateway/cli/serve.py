@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import importlib.util
 import logging
 import os
@@ -102,7 +103,8 @@ def _sockets(config: Config) -> tuple[list[socket.socket], list[socket.socket]]:
             sockets = bind(config)
     except OSError as exc:
         where = config.uds or f"{config.host}:{config.port}"
-        other = "" if config.uds else "; --port chooses another"
+        busy = exc.errno in (errno.EADDRINUSE, errno.EACCES) and not config.uds
+        other = "; --port chooses another" if busy else ""
         raise ConfigError([f"cannot listen on {where}: {exc.strerror}{other}"]) from exc
     if not config.admin_port:
         return sockets, []

@@ -8,46 +8,38 @@ from typing import Any
 from celery import Celery
 from kombu import Connection
 
-_QUICK = 1.0  # seconds in which the workers usually have answered
-
 
 class Workers:
-    """The workers that answer to remote control within `timeout` seconds."""
+    """Those workers that have answered within `patience` seconds to each question."""
 
-    def __init__(self, app: Celery, connection: Connection, timeout: float):
-        names: list[str] = []
-        for patience in (_QUICK, timeout):
-            names = names or [
-                name
-                for reply in app.control.ping(timeout=patience, connection=connection)
-                for name in reply
-            ]
-        # Who has answered once is waited for, and nobody else.
-        inspect = app.control.inspect(
-            destination=names or None, timeout=timeout, connection=connection, limit=len(names)
-        )
-        active = (inspect.active_queues() or {}) if names else {}
-        registered = (inspect.registered() or {}) if names else {}
-        #: Their configuration by name.
-        self.settings: dict[str, dict[str, Any]] = (inspect.conf() or {}) if names else {}
-        self._queues = {name: {q["name"] for q in queues} for name, queues in active.items()}
+    def __init__(self, app: Celery, connection: Connection, patience: float):
+        self._inspect = app.control.inspect(timeout=patience, connection=connection)
+        active, registered = self._inspect.active_queues(), self._inspect.registered()
+        self._queues = {name: {q["name"] for q in qs} for name, qs in (active or {}).items()}
         # Celery writes options behind a task's name.
-        self._tasks = {name: {t.split()[0] for t in tasks} for name, tasks in registered.items()}
+        self._tasks = {
+            name: {task.split()[0] for task in tasks} for name, tasks in (registered or {}).items()
+        }
+
+    def __bool__(self) -> bool:
+        return bool(self._tasks)
+
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """Return their configurations by name."""
+        return self._inspect.conf() or {}
 
     def problem(self, task: str, queues: Iterable[str]) -> str:
         """Say what keeps `task` from being run wherever it is sent; empty: nothing."""
-        if not self._tasks:
+        if not self:
             return "no worker answers: start one, or give it its remote control back"
-        if not any(task in tasks for tasks in self._tasks.values()):
+        holders = sorted(name for name, tasks in self._tasks.items() if task in tasks)
+        if not holders:
             others = sorted(set().union(*self._tasks.values()))
             return f"no worker has it; they have {', '.join(others)}"
-        lacking = [
-            f"{name} on the queue {queue}"
-            for queue in queues
-            for name, tasks in self._tasks.items()
-            if task not in tasks and queue in self._queues.get(name, ())
-        ]
-        if not lacking:
-            return ""
-        others = sorted(name for name, tasks in self._tasks.items() if task in tasks)
-        return f"{', '.join(lacking)}: does not have it, as {', '.join(others)} has"
+        found = []
+        for queue in queues:
+            consumers = [name for name, its in self._queues.items() if queue in its]
+            if not consumers:
+                found.append(f"no worker that answers consumes {queue}")
+            found += [f"{name} consumes {queue}" for name in consumers if name not in holders]
+        return f"{', '.join(found)}; {', '.join(holders)} has it" if found else ""

@@ -27,7 +27,7 @@ class Blocking(CeleryStrategy):
         result = self._client.subscribe(message.task_id)
         try:
             self._client.publish(message, deadline)
-        except RequestError:
+        except BaseException:
             self._client.forget(result)
             raise
         self._confirm(pending)

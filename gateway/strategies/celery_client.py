@@ -38,6 +38,14 @@ log = logging.getLogger(__name__)
 CONNECT_TIMEOUT = 3  # seconds for TCP, TLS and AMQP together
 
 
+class _Result(AsyncResult):
+    """Goes in silence: Celery's would unsubscribe wherever it is collected, also on gevent's hub,
+    where nothing may wait for a connection."""
+
+    def __del__(self) -> None:
+        pass
+
+
 class CeleryClient:
     """A Celery app that only publishes and waits, safe to share between threads.
 
@@ -88,7 +96,7 @@ class CeleryClient:
             self.app.backend.on_task_call(None, task_id)
         except (RedisError, OSError, RuntimeError) as exc:
             raise ResultsUnavailable from exc
-        return AsyncResult(task_id, app=self.app)
+        return _Result(task_id, app=self.app)
 
     def publish(self, message: Message, deadline: float) -> None:
         """Publish `message` and wait for its confirm, until `deadline` at the latest.
@@ -136,8 +144,6 @@ class CeleryClient:
         except (RedisError, OSError, RuntimeError) as exc:
             # Where the subscription is gone there is nothing left to end.
             log.info("cannot unsubscribe: %s", exc)
-        finally:
-            detach(result)
 
     def _wire(self) -> _Wire:
         url = self._broker()
@@ -164,15 +170,6 @@ def _get(result: AsyncResult, deadline: float) -> Outcome | None:
     with suppress(celery.exceptions.TimeoutError):
         result.get(timeout=max(deadline - monotonic(), 0), propagate=False)
     return outcome_of(result)
-
-
-def detach(result: AsyncResult) -> None:
-    """Let `result` go in silence.
-
-    Else it would unsubscribe when it is collected: anywhere, also on gevent's hub, where nothing
-    may wait for a connection.
-    """
-    result.backend = None
 
 
 def outcome_of(result: AsyncResult) -> Outcome | None:

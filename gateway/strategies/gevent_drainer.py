@@ -24,7 +24,7 @@ from gateway.config import Config
 from gateway.errors import RequestError, ResultsLost, ResultsUnavailable, Unavailable
 from gateway.metrics import Metrics
 from gateway.pending import Pending
-from gateway.strategies.celery_client import detach, outcome_of
+from gateway.strategies.celery_client import outcome_of
 from gateway.strategies.celery_strategy import CeleryStrategy
 
 log = logging.getLogger(__name__)
@@ -129,8 +129,7 @@ class GeventDrainer(CeleryStrategy):
             log.error("Celery's drainer died, starting another: %r", exc.__cause__ or exc)
             self._client.close()
             self._client = self._new_client()
-            for pending, result in list(self._waiting.items()):
-                detach(result)
+            for pending in list(self._waiting):
                 self._work.put((self._fetch, pending))
 
     def _heard(self, pending: Pending, result: AsyncResult) -> None:
@@ -141,9 +140,5 @@ class GeventDrainer(CeleryStrategy):
 
     def _let_go(self, pending: Pending) -> None:
         result = self._waiting.pop(pending, None)
-        if result is None:
-            return
-        if pending.outcome is None:
+        if result is not None and pending.outcome is None:
             gevent.spawn(self._client.forget, result)
-        else:  # the drainer has unsubscribed
-            detach(result)

@@ -51,7 +51,7 @@ class ThreadPool(CeleryStrategy):
             result = self._client.subscribe(pending.message.task_id)
             try:
                 self._client.publish(pending.message, pending.deadline)
-            except RequestError:
+            except BaseException:
                 self._client.forget(result)
                 raise
             tell(self._confirm, pending)
