@@ -92,6 +92,9 @@ def _broker(url: str, environ: Mapping[str, str]) -> dict[str, Any]:
         "broker_heartbeat": BROKER_HEARTBEAT,
         "broker_connection_retry_on_startup": True,
         "broker_connection_max_retries": None,
+        # Else the worker ends where its own queue is locked by the connection that it has just
+        # lost: another node of the cluster may not know of that yet.
+        "broker_channel_error_retry": True,
     }
     scheme = schemes.pop()
     if scheme == "amqps":

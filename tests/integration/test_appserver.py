@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import sys
 import time
 import uuid
 from functools import cache
@@ -16,6 +17,7 @@ import redis
 from celery import Celery
 
 import appserver
+from gateway.stack.server import poll
 
 ROOT = str(Path(appserver.__file__).parents[1])
 TIMEOUT = 20  # seconds
@@ -292,6 +294,21 @@ def test_reply_survives_a_closed_connection(worker, rabbitmq):
     _, requester = worker()
     assert requester.call("appserver.tasks.echo")["status"] == "SUCCESS"
     assert CLOSED in server.output()
+
+
+def test_worker_waits_until_its_own_queue_is_free(stack, rabbitmq, redis_server):
+    node = f"locked-{uuid.uuid4().hex}@localhost"
+    argv = [sys.executable, "-m", "celery", "-A", "appserver", "worker", "-n", node, "-P", "solo"]
+    urls = {"GATEWAY_BROKER_URL": rabbitmq.url, "GATEWAY_RESULT_BACKEND": redis_server.url}
+    # Given a broker that takes a connection for alive that the worker has lost,
+    parameters = pika.URLParameters(rabbitmq.url.rstrip("/") + "/%2F")
+    with pika.BlockingConnection(parameters) as held:
+        held.channel().queue_declare(f"{node}.celery.pidbox", exclusive=True)
+        worker = stack.spawn("locked", [*argv, "-l", "INFO"], env=urls, ready="RESOURCE_LOCKED")
+    # when it knows better,
+    assert poll(lambda: f"{node} ready." in worker.output(), TIMEOUT)
+    # then the worker serves.
+    worker.stop()
 
 
 def test_worker_on_redis_stores(stack, redis_server, store):
