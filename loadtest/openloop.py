@@ -30,18 +30,6 @@ _MOST = 10_000
 _LEAD = 0.05  # seconds before the first request is due
 
 
-def constant(url: str, rate: float, seconds: float, timeout: float) -> dict[str, Any]:
-    """POST `rate` distinct bodies a second to `url` for `seconds`, then wait for the rest.
-
-    Returns what `wrk.run` does, and `schedule`: the `rate` that was asked for, what was `sent`
-    a second, `late_ms` (how long after it was due each request was sent), the most
-    `connections` open, and `client_cpu_us` per request. What is not answered `timeout` seconds
-    after the last was due is missing.
-    """
-    with schedule(url, rate, seconds) as send:
-        return send(timeout)
-
-
 @contextmanager
 def schedule(
     url: str,
@@ -50,7 +38,12 @@ def schedule(
     connections: int = OPEN,
     marks: Sequence[Mark] = (),
 ) -> Iterator[Callable[[float], dict[str, Any]]]:
-    """Open so many connections; give what sends over them, as `constant`, for a `timeout`.
+    """Open so many connections; give what POSTs `rate` distinct bodies a second to `url`.
+
+    It does so for `seconds`, then waits for the rest for as long as it is told: what is not
+    answered by then is missing. It returns what `wrk.run` does, and `schedule`: the
+    `rate` that was asked for, what was `sent` a second, `late_ms` (how long after it was due each
+    request was sent), the most `connections` open, and `client_cpu_us` per request.
 
     Whoever measures the server does so from then on, and has nothing of connections in it, or
     between `marks`: what to call so many seconds after the first request was due.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from tornado.httpclient import HTTPResponse
 from tornado.simple_httpclient import SimpleAsyncHTTPClient
 
 from gateway.stack import RabbitMQ, Server, Stack
+from gateway.stack.server import poll
 from gateway.strategies import STRATEGIES
 
 #: Seconds: the deadline of the route `/slow`, and how much later an answer may come.
@@ -134,7 +134,4 @@ def get(url: str) -> HTTPResponse:
 
 def until(condition: Callable[[], bool]) -> None:
     """Look again and again, for a minute at the most."""
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    assert poll(condition, 60)

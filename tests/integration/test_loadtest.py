@@ -291,13 +291,18 @@ FAULTS = {
 }
 
 
+def scheduled_load(url: str, rate: float, seconds: float, timeout: float) -> dict:
+    with openloop.schedule(url, rate, seconds) as send:
+        return send(timeout)
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_wrk_and_the_client_find_each_kind_of_fault(programs: None, fault: str):
     in_wrk, in_client = FAULTS[fault]
     with server(fault) as url:
         loaded = wrk.run(url, connections=8, threads=3, duration=1, timeout=5)
         checked = client.check(url, requests=500, at_once=20, timeout=30)
-        scheduled = openloop.constant(url, rate=500, seconds=1, timeout=10)
+        scheduled = scheduled_load(url, rate=500, seconds=1, timeout=10)
 
     assert loaded["requests"] > 100
     for result in (loaded, scheduled):
@@ -314,7 +319,7 @@ def test_clients_give_up_what_is_never_answered():
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
         checked = client.check(url, requests=5, at_once=2, timeout=0.2)
         asked = client.one_by_one(url, requests=5, timeout=0.2)
-        scheduled = openloop.constant(url, rate=50, seconds=0.1, timeout=0.2)
+        scheduled = scheduled_load(url, rate=50, seconds=0.1, timeout=0.2)
     assert checked == {"requests": 5, "wrong_answers": 0, "not_2xx": 0, "missing": 5}
     assert (asked["requests"], asked["errors"]["missing"]) == (0, 1)
     assert (scheduled["requests"], scheduled["errors"]["missing"]) == (0, 5)
@@ -322,7 +327,7 @@ def test_clients_give_up_what_is_never_answered():
 
 def test_open_loop_counts_what_was_due_while_the_server_stood_still():
     with server("pause") as url:
-        found = openloop.constant(url, rate=100, seconds=1, timeout=10)
+        found = scheduled_load(url, rate=100, seconds=1, timeout=10)
     # Two pauses, in which a hundred requests became due; a closed loop would have seen two.
     assert found["errors"] == dict.fromkeys(found["errors"], 0)
     assert found["requests"] == 100
