@@ -1,19 +1,38 @@
-"""A claim on a delivery, as it was found in Redis."""
+"""A claim on a delivery, as it is found in Redis and as it is written there; no I/O.
+
+A day of deliveries is kept, so a record is a short string of bytes and not a hash: its state, the
+number of tries (255 stands for more), when the first one came (milliseconds since the epoch), the
+task's id, the digest of the first try's body; then
+
+    publishing   the end of the lease (milliseconds), the id of the try that publishes
+    confirmed    until when the result is kept (milliseconds)
+    done         the answer; nothing where it is too large to be kept here
+    released     nothing: the tries that are still to come go on counting
+"""
 
 from __future__ import annotations
 
-import base64
 import json
 from dataclasses import dataclass
+from struct import Struct
+from uuid import UUID
 
-from gateway.answer import Answer
+from gateway.answer import BINARY, JSON, TEXT, Answer
 
 MINE, LAPSED, PUBLISHING, CONFIRMED, DONE = "mine", "lapsed", "publishing", "confirmed", "done"
 #: What may have become of it since.
 RELEASED, FAILED = "released", "failed"
 
-#: Where those who joined a task hear that its claim was confirmed, done or released.
-_CHANNEL = "gateway:claimed:"
+_STATES = {b"P": PUBLISHING, b"C": CONFIRMED, b"D": DONE, b"R": RELEASED}
+_RECORD = Struct(">cB6s16s8s")
+_UNTIL = 6  # bytes
+DIGEST = 8  # bytes
+
+#: Content types that are written as their number; any other one is written out.
+_CONTENT_TYPES = ("", TEXT, JSON, BINARY)
+_ANSWER = Struct(">HBB")  # status, content type, 1 if there are headers
+_WRITTEN_OUT = 0x80
+_HEADERS = Struct(">H")
 
 
 @dataclass(slots=True)
@@ -21,17 +40,19 @@ class Claim:
     """A claim as it was found.
 
     ``state`` is `MINE`, `LAPSED` (and ours now), `PUBLISHING`, `CONFIRMED` or `DONE`, which has
-    the ``answer``. ``owner`` names the try that looked, ``span`` is how long it and the sender's
-    other tries take, ``age`` how long ago the first came, ``lease`` how long the state is to last.
-    All of these are seconds.
+    the ``answer`` unless that was too large. ``owner`` names the try that looked, ``span`` is how
+    long it and the sender's other tries take, ``age`` how long ago the first came, ``lease`` how
+    long the state is to last. All of these are seconds. On ``channel`` those who joined the task
+    hear that its claim was confirmed, done or released.
     """
 
-    key: str
+    key: bytes
+    channel: str
     owner: str
     span: float
     state: str
     task_id: str
-    digest: str
+    digest: bytes
     age: float = 0.0
     tries: int = 1
     lease: float = 0.0
@@ -42,19 +63,57 @@ class Claim:
         """Is it for this try to publish, and to say what came of it?"""
         return self.state in (MINE, LAPSED)
 
-    @property
-    def channel(self) -> str:
-        """The channel on which the claim's next states are told."""
-        return _CHANNEL + self.task_id
+
+@dataclass(slots=True)
+class Record:
+    """What Redis has of a claim; times in milliseconds since the epoch."""
+
+    state: str
+    tries: int
+    first: int
+    task_id: str
+    digest: bytes
+    until: int
+    rest: bytes
 
 
-def dump(given: Answer) -> str:
-    """Write an answer as text."""
-    body = base64.b64encode(given.body).decode()
-    return json.dumps([given.status, given.content_type, body, given.headers])
+def read(data: bytes) -> Record:
+    """Read a claim's value."""
+    state, tries, first, task, digest = _RECORD.unpack_from(data)
+    at, until = _RECORD.size, 0
+    if state in b"PC":
+        until = int.from_bytes(data[at : at + _UNTIL])
+        at += _UNTIL
+    first_ms, task_id = int.from_bytes(first), str(UUID(bytes=task))
+    return Record(_STATES[state], tries, first_ms, task_id, digest, until, data[at:])
 
 
-def load(text: bytes) -> Answer:
+def dump(given: Answer) -> bytes:
+    """Write an answer as bytes."""
+    try:
+        kind, written_out = _CONTENT_TYPES.index(given.content_type), b""
+    except ValueError:
+        written_out = given.content_type.encode()
+        kind = _WRITTEN_OUT
+    headers = json.dumps(given.headers).encode() if given.headers else b""
+    parts = [_ANSWER.pack(given.status, kind, bool(headers))]
+    for text in (written_out, headers):
+        if text:
+            parts += _HEADERS.pack(len(text)), text
+    return b"".join((*parts, given.body))
+
+
+def load(data: bytes) -> Answer:
     """Read what `dump` has written."""
-    status, content_type, body, headers = json.loads(text)
-    return Answer(status, content_type, base64.b64decode(body), headers)
+    status, kind, has_headers = _ANSWER.unpack_from(data)
+    at = _ANSWER.size
+
+    def text() -> bytes:
+        nonlocal at
+        (size,) = _HEADERS.unpack_from(data, at)
+        at += _HEADERS.size + size
+        return data[at - size : at]
+
+    content_type = text().decode() if kind == _WRITTEN_OUT else _CONTENT_TYPES[kind]
+    headers = json.loads(text()) if has_headers else {}
+    return Answer(status, content_type, data[at:], headers)

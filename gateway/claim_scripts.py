@@ -1,89 +1,113 @@
 """What is done to claims, as scripts in Redis: of any number of processes one wins.
 
-A claim is a hash:
-
-    state     publishing, confirmed or done; a claim that was released has none
-    task      the task id that all tries share
-    owner     the try that publishes: only it may say that this came to nothing
-    digest    of the first try's body
-    first     when that arrived (milliseconds); a release keeps it, and tries, for the tries
-    tries     that are still to come
-    until     the end of the lease, or of the time that a result is kept (milliseconds)
-    answer    of a task that succeeded
-    failed    the id of the task that failed last, `:`, and its exception
-
-Redis' clock is the only one.
+KEYS[1] is the claim, a string as `gateway.claim` describes it; KEYS[2], where a script looks at it,
+exists while it is remembered that the task has failed. Ids and digests are bytes, times are
+milliseconds. Redis' clock is the only one.
 """
 
-_NOW = """
+_READ = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local key = KEYS[1]
+local value = redis.call('GET', key)
+local state, tries, first, task, digest, at, till, owner, rest = 'R', 0, 0, '', '', 1, 0, '', ''
+if value then
+    state, tries, first, task, digest, at = struct.unpack('>c1BI6c16c8', value)
+    if state == 'P' then
+        till, owner, at = struct.unpack('>I6c16', value, at)
+    elseif state == 'C' then
+        till, at = struct.unpack('>I6', value, at)
+    end
+    rest = value:sub(at)
+end
+local function write(life)
+    local data = struct.pack('>c1BI6c16c8', state, math.min(tries, 255), first, task, digest)
+    if state == 'P' then
+        data = data .. struct.pack('>I6c16', till, owner)
+    elseif state == 'C' then
+        data = data .. struct.pack('>I6', till)
+    else
+        data = data .. rest
+    end
+    if life then
+        redis.call('SET', key, data, 'PX', math.max(life, 1))
+    else
+        redis.call('SET', key, data, 'KEEPTTL')
+    end
+end
 """
 
 # task, digest, lease, life (both ms), 1 to count this try, 1 if another body is refused, 1 to
 # run again where the result of a confirmed task has expired, ms of all tries
 TAKE = (
-    _NOW
+    _READ
     + """
-local claim = redis.call('HMGET', key, 'state', 'task', 'digest', 'first', 'until', 'answer')
-local state, task, digest, first = claim[1], claim[2], claim[3], tonumber(claim[4] or now)
-local till = tonumber(claim[5] or 0)
-if state and ARGV[6] == '1' and digest ~= ARGV[2] then
-    return {'conflict', task, digest, 0, 0, 0, ''}
+local count = tonumber(ARGV[5])
+if state ~= 'R' and ARGV[6] == '1' and digest ~= ARGV[2] then
+    return {'conflict', '', '', 0, 0, 0, ''}
 end
-if not state and (now > first + ARGV[8] or not claim[4]) then
-    first = now
-    redis.call('HSET', key, 'tries', 1 - ARGV[5])
+if state == 'R' and (first == 0 or now > first + ARGV[8]) then
+    first, tries = now, 1 - count
 end
-local tries = redis.call('HINCRBY', key, 'tries', ARGV[5])
-local over = state == 'publishing' or (state == 'confirmed' and ARGV[7] == '1')
-if not state or (over and now > till) then
-    if state then
-        state = 'lapsed'
-    else
-        state, task, digest = 'mine', ARGV[1], ARGV[2]
-    end
-    till = now + ARGV[3]
-    redis.call('HSET', key, 'state', 'publishing', 'task', task, 'digest', digest,
-        'owner', ARGV[1], 'first', first, 'until', till)
-    redis.call('PEXPIRE', key, ARGV[4])
+tries = tries + count
+local found = state
+if state == 'R' then
+    found, task, digest = 'mine', ARGV[1], ARGV[2]
+elseif (state == 'P' or (state == 'C' and ARGV[7] == '1')) and now > till then
+    found = 'lapsed'
 end
-return {state, task, digest, now - first, tries, till - now, claim[6] or ''}
+if found ~= state then
+    state, owner, till = 'P', ARGV[1], now + ARGV[3]
+    write(tonumber(ARGV[4]))
+elseif state ~= 'D' then
+    write()
+end
+return {found, task, digest, now - first, tries, till - now, rest}
 """
 )
 
 # owner, lease (ms)
 RENEW = (
-    _NOW
+    _READ
     + """
-local claim = redis.call('HMGET', key, 'state', 'owner')
-if claim[1] == 'publishing' and claim[2] == ARGV[1] then
-    redis.call('HSET', key, 'until', now + ARGV[2])
+if state == 'P' and owner == ARGV[1] then
+    till = now + ARGV[2]
+    write()
 end
 """
 )
 
-# What has to be known of a claim that Redis has lost, as it was restarted: task, digest, life (ms).
+# task, ms
+PROLONG = (
+    _READ
+    + """
+if state == 'C' and task == ARGV[1] then
+    till = now + ARGV[2]
+    write()
+end
+"""
+)
+
+# What has to be known of a claim that Redis has lost, as it was restarted: task, digest.
 _RESTORE = """
-local claim = redis.call('HMGET', key, 'state', 'task', 'failed')
-local failed = claim[3] and claim[3]:sub(1, #ARGV[1] + 1) == ARGV[1] .. ':'
-local lost = not claim[1] and not failed
+local lost = state == 'R' and redis.call('EXISTS', KEYS[2]) == 0
 if lost then
-    redis.call('HSETNX', key, 'first', now)
-    redis.call('HSETNX', key, 'tries', 1)
-    redis.call('HSET', key, 'task', ARGV[1], 'digest', ARGV[2])
-    redis.call('PEXPIRE', key, ARGV[3])
+    task, digest = ARGV[1], ARGV[2]
+    if first == 0 then
+        first, tries = now, 1
+    end
 end
 """
 
 # task, digest, life (ms), how long a result is kept (ms), channel
 CONFIRM = (
-    _NOW
+    _READ
     + _RESTORE
     + """
-if lost or (claim[1] == 'publishing' and claim[2] == ARGV[1]) then
-    redis.call('HSET', key, 'state', 'confirmed', 'until', now + ARGV[4])
+if lost or (state == 'P' and task == ARGV[1]) then
+    local life = lost and tonumber(ARGV[3])
+    state, till = 'C', now + ARGV[4]
+    write(life)
     redis.call('PUBLISH', ARGV[5], 'confirmed')
 end
 """
@@ -91,49 +115,50 @@ end
 
 # task, digest, window (ms), answer, channel
 FINISH = (
-    _NOW
+    _READ
     + _RESTORE
     + """
-if lost or (claim[1] ~= 'done' and claim[2] == ARGV[1]) then
-    redis.call('HSET', key, 'state', 'done', 'answer', ARGV[4])
-    redis.call('PEXPIRE', key, ARGV[3])
+if lost or (state ~= 'R' and state ~= 'D' and task == ARGV[1]) then
+    state, rest = 'D', ARGV[4]
+    write(tonumber(ARGV[3]))
     redis.call('PUBLISH', ARGV[5], 'done')
 end
 """
 )
 
 _FREE = """
-local function free(keep)
-    redis.call('HDEL', key, 'state', 'task', 'owner', 'digest', 'until')
-    redis.call('PEXPIRE', key, math.max(keep, 1))
+local function free(span)
+    state, task, digest, rest = 'R', string.rep('\\0', 16), string.rep('\\0', 8), ''
+    write(first + span - now)
 end
 """
 
 # task, exception, ms that it is remembered, ms of all tries, channel
 FAIL = (
-    _NOW
+    _READ
     + _FREE
     + """
-local claim = redis.call('HMGET', key, 'state', 'task', 'first')
-if claim[1] and claim[1] ~= 'done' and claim[2] == ARGV[1] then
-    redis.call('HSET', key, 'failed', ARGV[1] .. ':' .. ARGV[2])
-    free(math.max(tonumber(ARGV[3]), claim[3] + ARGV[4] - now))
+if state ~= 'R' and state ~= 'D' and task == ARGV[1] then
+    redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
+    free(ARGV[4])
     redis.call('PUBLISH', ARGV[5], 'released')
 end
 """
 )
 
 # owner, 1 if the broker surely has not taken the message, ms of all tries, channel
+#
+# Who has taken a lapsed claim over knows nothing of the publish before its own: the task id stays.
 RELEASE = (
-    _NOW
+    _READ
     + _FREE
     + """
-local claim = redis.call('HMGET', key, 'state', 'owner', 'first')
-if claim[1] == 'publishing' and claim[2] == ARGV[1] then
-    if ARGV[2] == '1' then
-        free(claim[3] + ARGV[3] - now)
+if state == 'P' and owner == ARGV[1] then
+    if ARGV[2] == '1' and task == owner then
+        free(ARGV[3])
     else
-        redis.call('HSET', key, 'until', 0)
+        till = 0
+        write()
     end
     redis.call('PUBLISH', ARGV[4], 'released')
 end

@@ -7,7 +7,7 @@
 *publishing* is a lease that is renewed while the message waits for its confirm: once it has
 lapsed, whoever comes next publishes again, under the same task id. It lapses at once where nobody
 knows whether the broker has taken the message. *confirmed* is waited for as long as a result is
-kept. *done* has the answer.
+kept, or somebody listens for it. *done* has the answer, unless that is too large.
 """
 
 from __future__ import annotations
@@ -18,23 +18,38 @@ import logging
 from functools import partial
 from time import monotonic
 from typing import Any
+from uuid import UUID
 
 from redis.exceptions import RedisError
 
 from gateway import background, claim_scripts, result_store
 from gateway.answer import Answer
 from gateway.batches import Batches
-from gateway.claim import FAILED, MINE, RELEASED, Claim, dump, load
+from gateway.claim import (
+    CONFIRMED,
+    DIGEST,
+    DONE,
+    FAILED,
+    MINE,
+    PUBLISHING,
+    RELEASED,
+    Claim,
+    dump,
+    load,
+    read,
+)
 from gateway.config import Config
 from gateway.errors import KeyConflict, StateUnavailable
+from gateway.outcome import Outcome
 
 log = logging.getLogger(__name__)
 
-_KEY = "gateway:claim:"
+_KEY = 16  # bytes of an identity's digest
 _RENEWAL = 1.0  # seconds between renewals of a lease
-#: Seconds for which a write is tried again, and for which a failure is remembered at least: a
-#: late confirm must not bring back what has failed.
+#: Seconds for which a write is tried again, and for which a failure is remembered: a late confirm
+#: must not bring back what has failed.
 _INSIST, _REMEMBER = 10.0, 20.0
+_NAMES = {b"P": PUBLISHING, b"C": CONFIRMED, b"D": DONE}
 
 
 class Claims:
@@ -45,10 +60,12 @@ class Claims:
 
     def __init__(self, config: Config):
         self._redis = Batches(lambda: result_store.connect(config, config.state), "claims")
+        self._prefix = config.prefix
         self._lease = config.confirm_timeout + 1 + _standstill(config)
         self._window = _ms(config.idempotency_window)
         self._kept = _ms(config.result_expires)
         self._life = max(self._window, _ms(self._lease) + self._kept)
+        self._largest = config.max_kept_answer
         # Those that wait for their confirm, and until when (monotonic seconds).
         self._leased: dict[str, tuple[Claim, float]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -64,37 +81,47 @@ class Claims:
     async def take(
         self,
         identity: str,
-        digest: str,
+        body: bytes,
         task_id: str,
         *,
         span: float = 0.0,
         again: bool = False,
         strict: bool = False,
         rerun: bool = True,
+        patience: float | None = None,
     ) -> Claim:
         """Claim the delivery known by `identity`, or return whose it is.
 
         `again` is another look of the same try, which is not counted. `strict` refuses another
-        body; `rerun` has it run again where its result has expired and nobody had seen it.
-        Raises `KeyConflict` and `StateUnavailable`.
+        `body`; `rerun` has it run again where its result has expired and nobody had seen it.
+        Raises `KeyConflict` and, at the latest after `patience` seconds, `StateUnavailable`.
         """
-        key = _KEY + hashlib.sha256(identity.encode()).hexdigest()
+        key = f"{self._prefix}claim:".encode() + _digest(identity.encode(), _KEY)
+        digest = _digest(body, DIGEST)
         flags = [1 - again, int(strict), int(rerun)]
-        args = [task_id, digest, _ms(self._lease), self._life, *flags, _ms(span)]
+        args = [_raw(task_id), digest, _ms(self._lease), self._life, *flags, _ms(span)]
         try:
-            reply = await self._redis.run("EVAL", claim_scripts.TAKE, 1, key, *args)
+            async with asyncio.timeout(patience):
+                reply = await self._redis.run("EVAL", claim_scripts.TAKE, 1, key, *args)
         except (RedisError, OSError) as exc:
             log.warning("a claim could not be taken: %s", exc)
             # Should it have been taken all the same, it is nobody's.
-            self.release(Claim(key, task_id, span, MINE, task_id, digest), certain=True)
+            self.release(self._claim(key, task_id, span, MINE, task_id, digest), certain=True)
             raise StateUnavailable from exc
-        state, task, known, age, tries, lease, answer = reply
-        if state == b"conflict":
+        found, task, known, age, tries, lease, answer = reply
+        if found == b"conflict":
             raise KeyConflict
-        return Claim(
-            key, task_id, span, state.decode(), task.decode(), known.decode(), int(age) / 1000,
-            int(tries), int(lease) / 1000, load(answer) if answer else None,
-        )  # fmt: skip
+        state = _NAMES.get(found) or found.decode()
+        claim = self._claim(key, task_id, span, state, str(UUID(bytes=task)), known)
+        claim.age, claim.tries, claim.lease = int(age) / 1000, int(tries), int(lease) / 1000
+        claim.answer = load(answer) if answer else None
+        return claim
+
+    def _claim(
+        self, key: bytes, owner: str, span: float, state: str, task_id: str, digest: bytes
+    ) -> Claim:
+        channel = f"{self._prefix}claimed:{task_id}"
+        return Claim(key, channel, owner, span, state, task_id, digest)
 
     async def state(self, claim: Claim) -> tuple[str, str]:
         """Return what has become of `claim`, and with `FAILED` the exception.
@@ -103,46 +130,64 @@ class Claims:
         `StateUnavailable`.
         """
         try:
-            state, task, till, failed = await self._redis.run(
-                "HMGET", claim.key, "state", "task", "until", "failed"
-            )
+            value, failed = await self._redis.run("MGET", claim.key, self._failed(claim))
         except (RedisError, OSError) as exc:
             raise StateUnavailable from exc
-        failed_task, _, error = (failed or b"").decode().partition(":")
-        if failed_task == claim.task_id:
-            return FAILED, error
-        if task != claim.task_id.encode() or till == b"0":
+        if failed is not None:
+            return FAILED, failed.decode()
+        record = read(value) if value else None
+        if record is None or record.task_id != claim.task_id:
             return RELEASED, ""
-        return state.decode(), ""
+        lapsed = record.state == PUBLISHING and record.until == 0
+        return (RELEASED if lapsed else record.state), ""
 
     def hold(self, claim: Claim, until: float) -> None:
         """Renew the lease until the claim is confirmed or released, or `until` (monotonic)."""
         self._leased[claim.owner] = (claim, until)
 
+    def settle(self, claim: Claim, outcome: Outcome, given: Answer | None, final: bool) -> None:
+        """Write how the claim's task has ended; `given` and `final` are as `Target.read` says."""
+        if not final:
+            self.fail(claim, f"answered {given.status}" if given else outcome.error or "")
+        elif given is not None:
+            self.finish(claim, given)
+        else:  # it can be no answer, however often it is asked for
+            self.confirm(claim)
+
     def confirm(self, claim: Claim) -> None:
         """Write that the broker has taken the message."""
-        args = [claim.task_id, claim.digest, self._life, self._kept, claim.channel]
+        args = [_raw(claim.task_id), claim.digest, self._life, self._kept, claim.channel]
         self._write(claim_scripts.CONFIRM, claim, args)
+
+    def prolong(self, claim: Claim) -> None:
+        """Write that somebody listens for the result of a confirmed message."""
+        args = [_raw(claim.task_id), self._kept]
+        self._write(claim_scripts.PROLONG, claim, args)
 
     def finish(self, claim: Claim, given: Answer) -> None:
         """Write the final answer, which every later try gets."""
-        args = [claim.task_id, claim.digest, self._window, dump(given), claim.channel]
+        answer = dump(given) if len(given.body) <= self._largest else b""
+        args = [_raw(claim.task_id), claim.digest, self._window, answer, claim.channel]
         self._write(claim_scripts.FINISH, claim, args)
 
     def fail(self, claim: Claim, error: str) -> None:
         """Write that the task has failed: whoever waits hears of it, the next try runs anew."""
         text = error.encode(errors="replace")
-        args = [claim.task_id, text, _ms(_REMEMBER), _ms(claim.span), claim.channel]
+        args = [_raw(claim.task_id), text, _ms(_REMEMBER), _ms(claim.span), claim.channel]
         self._write(claim_scripts.FAIL, claim, args)
 
     def release(self, claim: Claim, certain: bool) -> None:
         """Write that publishing came to nothing: the next try publishes.
 
-        Unless it is `certain` that the broker has not taken the message, it does so under the
-        same task id.
+        It does so under the same task id, unless it is `certain` that the broker has not taken
+        the message and nobody has published it before.
         """
-        args = [claim.owner, int(certain), _ms(claim.span), claim.channel]
+        args = [_raw(claim.owner), int(certain), _ms(claim.span), claim.channel]
         self._write(claim_scripts.RELEASE, claim, args)
+
+    def _failed(self, claim: Claim) -> str:
+        """Return the key that remembers that the claim's task has failed."""
+        return f"{self._prefix}failed:{claim.task_id}"
 
     def _write(self, script: str, claim: Claim, args: list[Any], since: float = 0.0) -> None:
         self._leased.pop(claim.owner, None)
@@ -156,7 +201,8 @@ class Claims:
                 again = partial(self._write, script, claim, args, since)
                 asyncio.get_running_loop().call_later(_RENEWAL, again)
 
-        self._redis.run("EVAL", script, 1, claim.key, *args).add_done_callback(written)
+        reply = self._redis.run("EVAL", script, 2, claim.key, self._failed(claim), *args)
+        reply.add_done_callback(written)
 
     async def _renew(self) -> None:
         while True:
@@ -164,7 +210,7 @@ class Claims:
             now = monotonic()
             self._leased = {k: held for k, held in self._leased.items() if now < held[1]}
             for owner, (claim, _) in self._leased.items():
-                args = [owner, _ms(self._lease)]
+                args = [_raw(owner), _ms(self._lease)]
                 renewed = self._redis.run("EVAL", claim_scripts.RENEW, 1, claim.key, *args)
                 renewed.add_done_callback(_missed)
 
@@ -186,3 +232,11 @@ def _standstill(config: Config) -> float:
 
 def _ms(seconds: float) -> int:
     return int(seconds * 1000)
+
+
+def _digest(data: bytes, size: int) -> bytes:
+    return hashlib.blake2b(data, digest_size=size).digest()
+
+
+def _raw(task_id: str) -> bytes:
+    return UUID(task_id).bytes

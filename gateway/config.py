@@ -12,8 +12,9 @@ from difflib import get_close_matches
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
+from kombu.utils.url import parse_url
 from pydantic import (
     BeforeValidator,
     Field,
@@ -55,8 +56,10 @@ class Config(Model):
     result_key_prefix: str = ""
     result_expires: Seconds = 300.0
     state_url: SecretStr | None = None
+    state_prefix: str | None = Field(None, min_length=1, max_length=200)
     without_state: Literal["refuse", "relay"] = "refuse"
     idempotency_window: float = Field(86_400.0, gt=0, le=30 * 86_400)
+    max_kept_answer: int = Field(2_048, ge=0, le=1024 * 1024)
     journal: int = Field(0, ge=0, le=10_000_000)
     public_url: str | None = None
     secret_key: SecretStr | None = Field(None, min_length=16)
@@ -159,6 +162,17 @@ class Config(Model):
     def state(self) -> str:
         """The URL of the Redis where claims and the journal live; empty where there is none."""
         return self.state_url.get_secret_value() if self.state_url else self.results
+
+    @property
+    def prefix(self) -> str:
+        """What all names begin with that the gateway gives to what it keeps in Redis.
+
+        Deployments with other virtual hosts or result prefixes share nothing.
+        """
+        if self.state_prefix is not None:
+            return f"{self.state_prefix}:"
+        host = quote(parse_url(self.brokers[0])["virtual_host"] or "/", safe="/")
+        return f"gateway:{host}:{self.result_key_prefix}:"
 
     @property
     def amqp(self) -> bool:

@@ -8,6 +8,7 @@ from gateway.claims import Claims
 from gateway.deadlines import Deadlines
 from gateway.failpoints import Failpoint
 from gateway.journal import Journal
+from gateway.late import Late
 from gateway.limits import Limits
 from gateway.metrics import Metrics
 from gateway.results import Results
@@ -20,6 +21,7 @@ class Desk(Protocol):
     metrics: Metrics
     deadlines: Deadlines
     claims: Claims | None
+    late: Late | None
     results: Results
     journal: Journal | None
     failpoint: Failpoint

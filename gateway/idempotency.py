@@ -12,20 +12,21 @@ A claim that is released while somebody waits on it is taken again, by one of th
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
+from time import monotonic
 
 from gateway.batches import Batches
 from gateway.celery_message import Message
-from gateway.claim import CONFIRMED, MINE, Claim
+from gateway.claim import CONFIRMED, DONE, MINE, Claim
 from gateway.claims import Claims
 from gateway.config import Config
 from gateway.errors import RequestError, StateUnavailable
 from gateway.failpoints import CLAIMED, PUBLISHED, Failpoint
 from gateway.joins import Joins
-from gateway.outcome import SUCCESS
+from gateway.late import Late
 from gateway.pending import Pending
 from gateway.strategies.base import Strategy
 from gateway.waiter import Waiter
@@ -39,6 +40,7 @@ class Idempotency:
     def __init__(self, config: Config, strategy: Strategy, results: Batches, failpoint: Failpoint):
         self.claims = Claims(config)
         self._joins = Joins(config, self.claims, results)
+        self.late = Late(config, self.claims, results, self._joins.told)
         self._strategy = strategy
         self._failpoint = failpoint
         self._refuse = config.without_state == "refuse"
@@ -47,11 +49,13 @@ class Idempotency:
     async def start(self) -> None:
         await self.claims.start()
         await self._joins.start()
+        await self.late.start()
 
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.late.stop()
         await self._joins.stop()
         await self.claims.stop()
 
@@ -62,13 +66,31 @@ class Idempotency:
 
     def relay(self, waiter: Waiter, message: Message, identity: str) -> None:
         """Have `waiter` answered by the one run of the delivery that `identity` names."""
-        task = asyncio.create_task(self._relay(waiter, message, identity))
+        waiter.rejoin = partial(self._rejoin, waiter, message, identity)
+        self._run(self._relay(waiter, message, identity, again=False))
+
+    def _rejoin(self, waiter: Waiter, message: Message, identity: str) -> None:
+        """Have `waiter` wait with those who joined: it cannot hear the result by itself any more.
+
+        The message is confirmed, and its result is stored.
+        """
+        pending = Pending(replace(message, task_id=waiter.claim.task_id), waiter.deadline)
+        pending.confirm()
+        waiter.follow(pending)
+
+        async def wait() -> None:
+            if not await self._joins.wait(waiter.claim, pending):
+                await self._relay(waiter, message, identity, again=True)
+
+        self._run(wait())
+
+    def _run(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _relay(self, waiter: Waiter, message: Message, identity: str) -> None:
+    async def _relay(self, waiter: Waiter, message: Message, identity: str, again: bool) -> None:
         try:
-            again = False
             while not await self._try(waiter, message, identity, again):
                 again = True
         except RequestError as error:
@@ -79,27 +101,21 @@ class Idempotency:
 
     async def _try(self, waiter: Waiter, message: Message, identity: str, again: bool) -> bool:
         """Take the claim and go its way; tell whether `waiter` needs no other try."""
-        target = waiter.target
         try:
-            claim = await self.claims.take(
-                identity,
-                hashlib.sha256(waiter.delivery.body).hexdigest(),
-                message.task_id,
-                span=target.hold + target.deadline if target.tries > 1 else 0.0,
-                again=again,
-                strict=target.route.takes_chosen_keys,
-                # Without a result all others can say that the delivery is taken.
-                rerun=waiter.mode == "wait",
-            )
+            claim = await self._take(waiter, message, identity, again)
         except StateUnavailable:
+            if waiter.answered:
+                return True
             if self._refuse:
                 raise
             waiter.claim = None
             waiter.follow(self._send(waiter, message))
             return True
+        if self._too_late(waiter, claim):
+            return True
         waiter.join(claim, again)
-        if claim.answer is not None:
-            waiter.give_again(claim.answer)
+        if claim.state == DONE:
+            await self._give_again(claim, waiter)
             return True
         if claim.state == MINE:
             self._failpoint.reach(CLAIMED)
@@ -108,6 +124,38 @@ class Idempotency:
         message = replace(message, task_id=claim.task_id)
         pending = await self._resume(claim, waiter, message)
         return pending is not None and await self._joins.wait(claim, pending)
+
+    async def _take(self, waiter: Waiter, message: Message, identity: str, again: bool) -> Claim:
+        target = waiter.target
+        # Whoever can do without the claim must have time left to be relayed.
+        patience = None if self._refuse else (waiter.deadline - monotonic()) / 2
+        return await self.claims.take(
+            identity,
+            waiter.delivery.body,
+            message.task_id,
+            span=target.hold + target.deadline if target.tries > 1 else 0.0,
+            again=again,
+            strict=target.route.takes_chosen_keys,
+            # Without a result all others can say that the delivery is taken.
+            rerun=waiter.mode == "wait",
+            patience=patience,
+        )
+
+    def _too_late(self, waiter: Waiter, claim: Claim) -> bool:
+        """Tell whether the sender has been told already that nothing was taken: so it stays."""
+        if waiter.answered and claim.ours:
+            self.claims.release(claim, certain=True)
+        return waiter.answered
+
+    async def _give_again(self, claim: Claim, waiter: Waiter) -> None:
+        """Answer as an earlier try was answered."""
+        given = claim.answer
+        if given is None and (outcome := await self._joins.stored(claim)) is not None:
+            given, _ = waiter.target.read(outcome)
+        if given is not None:
+            waiter.give_again(given)
+        else:  # too large to be kept, and the result has expired
+            waiter.accept()
 
     async def _resume(self, claim: Claim, waiter: Waiter, message: Message) -> Pending | None:
         """Have `waiter` follow the task of a claim that is there; None: that has failed before."""
@@ -121,9 +169,14 @@ class Idempotency:
         if claim.ours or expired or accepted:
             # It may have ended while nobody waited for it.
             outcome = await self._joins.stored(claim)
-            if outcome is not None and outcome.state != SUCCESS:
-                self.claims.fail(claim, outcome.error or "")
-                return None
+            if outcome is not None:
+                given, final = waiter.target.read(outcome)
+                if not final:
+                    self.claims.settle(claim, outcome, given, final)
+                    return None
+            if self._too_late(waiter, claim):
+                pending.abandon()
+                return pending
         if outcome is not None:
             pending.settle(outcome)
         elif claim.ours:

@@ -31,19 +31,20 @@ class Joins:
         self._claims = claims
         self._results = results
         self._prefix = result_store.key_prefix(config)
-        self._told = Subscription(lambda: result_store.connect(config), "joined results")
-        self._claimed = self._told
+        #: Hears the channels of results.
+        self.told = Subscription(lambda: result_store.connect(config), "joined results")
+        self._claimed = self.told
         if config.state != config.results:
             self._claimed = Subscription(
                 lambda: result_store.connect(config, config.state), "joined claims"
             )
 
     async def start(self) -> None:
-        for subscription in {self._told, self._claimed}:
+        for subscription in {self.told, self._claimed}:
             await subscription.start()
 
     async def stop(self) -> None:
-        for subscription in {self._told, self._claimed}:
+        for subscription in {self.told, self._claimed}:
             await subscription.stop()
 
     @property
@@ -82,7 +83,7 @@ class Joins:
 
         pending.let_go = lambda _pending: woken.set()
         heard = [
-            (self._told, self._prefix + claim.task_id, hear_result),
+            (self.told, self._prefix + claim.task_id, hear_result),
             (self._claimed, claim.channel, hear_claim),
         ]
         added = []

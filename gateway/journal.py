@@ -21,7 +21,6 @@ from gateway.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-KEY = "gateway:journal"
 GONE = 0  # the status where the sender had left before the answer
 _PAGE = 20  # entries a look: with large bodies more would hold up Redis' other clients
 
@@ -64,6 +63,7 @@ class Journal:
 
     def __init__(self, config: Config, metrics: Metrics):
         self._redis = Batches(lambda: result_store.connect(config, config.state), "journal")
+        self._key = key(config)
         self._length = config.journal
         self._metrics = metrics
         self._most_bytes = config.max_in_flight_bytes
@@ -97,7 +97,7 @@ class Journal:
         # Redis may keep a few more than it is told to, which is cheaper by far.
         bound = ("MAXLEN", "~", self._length)
         fields = ("about", json.dumps(about), "call", message.body)
-        reply = self._redis.run("XADD", KEY, *bound, "*", *fields)
+        reply = self._redis.run("XADD", self._key, *bound, "*", *fields)
         reply.add_done_callback(partial(self._written, size))
 
     def _written(self, size: int, reply: Future[Any]) -> None:
@@ -116,6 +116,11 @@ class Journal:
             self._trouble = trouble
 
 
+def key(config: Config) -> str:
+    """Return the name of the stream."""
+    return f"{config.prefix}journal"
+
+
 async def entries(config: Config) -> AsyncIterator[Entry]:
     """Yield what the journal has, the newest first.
 
@@ -123,7 +128,7 @@ async def entries(config: Config) -> AsyncIterator[Entry]:
     """
     newest = "+"
     async with result_store.asking(config, config.state) as ask:
-        while page := await ask("XREVRANGE", KEY, newest, "-", "COUNT", _PAGE):
+        while page := await ask("XREVRANGE", key(config), newest, "-", "COUNT", _PAGE):
             for _, fields in page:
                 yield Entry(**json.loads(fields[b"about"]), call=fields[b"call"])
             newest = f"({page[-1][0].decode()}"

@@ -61,6 +61,7 @@ class Relay:
         self.metrics = metrics
         self.failpoint = failpoint
         self.claims = self._idempotency and self._idempotency.claims
+        self.late = self._idempotency and self._idempotency.late
         self.deadlines = Deadlines()
         self.limits = Limits(config)
         self.results = Results(config, self._store)
@@ -127,6 +128,7 @@ class Relay:
             if waiter.deadline <= monotonic():
                 raise BodyTooSlow("The body came after the deadline.")
             waiter.delivery = self._deliver(waiter, endpoint, params)
+            waiter.delivery_id = waiter.delivery.id
             message = waiter.message = self._message(waiter)
             if identity := target.identity(waiter.delivery, verified):
                 self._idempotency.relay(waiter, message, identity)
@@ -193,10 +195,12 @@ class Relay:
             raise MethodNotAllowed("Send a GET.", headers={"Allow": "GET"})
         waiter.path = RESULTS
         waiter.deadline = request.arrived + self._config.timeout
+        ticket = self.results.ticket(request.path)
+        waiter.delivery_id, waiter.task_id = ticket.delivery_id, ticket.task_id
 
         async def look() -> None:
             try:
-                waiter.give(await self.results.look(request.path))
+                waiter.give(await self.results.look(ticket))
             except RequestError as error:
                 waiter.refuse(error)
 

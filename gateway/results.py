@@ -1,7 +1,7 @@
 """Results by URL: unguessable paths that name a task for a while, and what is found there.
 
-A token is a task id, the moment it expires and its route, with an HMAC-SHA256 over them:
-nothing is stored, and any process with the same `secret_key` can read it.
+A token is a delivery's and its task's id, the moment it expires and its route, with an HMAC-SHA256
+over them: nothing is stored, and any process with the same `secret_key` can read it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from gateway.config import Config
 from gateway.errors import NotFound, ResultExpired, ResultsUnavailable
 from gateway.route import RESULTS
 
-#: Task id, expiry (seconds since the epoch), the first bytes of the route's digest.
-_FIELDS = Struct(">16sI8s")
+#: Delivery id, task id, expiry (seconds since the epoch), the first bytes of the route's digest.
+_FIELDS = Struct(">16s16sI8s")
 _MAC = 16  # bytes of the HMAC
 
 _UNKNOWN = "There is no such result."
@@ -35,31 +35,39 @@ RETRY_AFTER = 1  # seconds after which a result that is not there may be asked f
 
 @dataclass(slots=True, frozen=True)
 class Ticket:
-    """What a token says: the task, and the content type of its route's str results."""
+    """What a token says: the delivery, its task, the content type of its route's str results.
 
+    ``expires`` is seconds since the epoch.
+    """
+
+    delivery_id: str
     task_id: str
+    expires: float
     content_type: str
 
 
 class Tokens:
-    """Makes and reads the tokens of result URLs; `content_types` are the routes', by path."""
+    """Makes and reads the tokens of result URLs; `content_types` are the routes', by path.
 
-    def __init__(self, key: bytes, content_types: Iterable[tuple[str, str]]):
-        self._key = hashlib.sha256(b"results\0" + key).digest()
+    Deployments with the same `key` and another `prefix` do not read each other's.
+    """
+
+    def __init__(self, key: bytes, prefix: str, content_types: Iterable[tuple[str, str]]):
+        self._key = hmac.digest(key, b"results\0" + prefix.encode(), "sha256")
         self._routes = {_digest(path): content_type for path, content_type in content_types}
 
-    def make(self, task_id: str, path: str, expires: float) -> str:
-        fields = _FIELDS.pack(UUID(task_id).bytes, int(expires), _digest(path))
+    def make(self, delivery_id: str, task_id: str, path: str, expires: float) -> str:
+        ids = UUID(delivery_id).bytes, UUID(task_id).bytes
+        fields = _FIELDS.pack(*ids, int(expires), _digest(path))
         return _encode(fields + self._mac(fields))
 
-    def read(self, token: str, now: float) -> Ticket:
-        """Return what `token` names at `now`, seconds since the epoch.
+    def read(self, token: str) -> Ticket:
+        """Return what `token` names.
 
-        Raises `NotFound` for what was not made by `make` with the same key and routes, and
-        `ResultExpired`.
+        Raises `NotFound` for what was not made by `make` with the same key and routes.
         """
         try:
-            data = base64.urlsafe_b64decode(token + "=")
+            data = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
         except ValueError as exc:
             raise NotFound(_UNKNOWN) from exc
         # One token a result: other spellings of the same bytes are none of ours.
@@ -68,12 +76,11 @@ class Tokens:
         fields, mac = data[: _FIELDS.size], data[_FIELDS.size :]
         if not hmac.compare_digest(mac, self._mac(fields)):
             raise NotFound(_UNKNOWN)
-        task, expires, route = _FIELDS.unpack(fields)
+        delivery, task, expires, route = _FIELDS.unpack(fields)
         if route not in self._routes:
             raise NotFound(_UNKNOWN)
-        if now >= expires:
-            raise ResultExpired
-        return Ticket(str(UUID(bytes=task)), self._routes[route])
+        ids = str(UUID(bytes=delivery)), str(UUID(bytes=task))
+        return Ticket(*ids, expires, self._routes[route])
 
     def _mac(self, fields: bytes) -> bytes:
         return hmac.digest(self._key, fields, "sha256")[:_MAC]
@@ -95,9 +102,8 @@ class Results:
 
     def __init__(self, config: Config, store: Batches | None):
         key = config.secret_key.get_secret_value().encode() if config.secret_key else b""
-        self._tokens = Tokens(
-            key, ((route.path, config.content_type(route)) for route in config.routes)
-        )
+        types = ((route.path, config.content_type(route)) for route in config.routes)
+        self._tokens = Tokens(key, config.prefix, types)
         # Without a key there are no URLs, and a token made with an empty one is not ours.
         self._served = bool(key) and store is not None
         self._store = store
@@ -105,24 +111,29 @@ class Results:
         self._base = (config.public_url or "") + RESULTS
         self._life = config.result_expires
 
-    def location(self, task_id: str, path: str, age: float = 0.0) -> str:
+    def location(self, delivery_id: str, task_id: str, path: str, age: float = 0.0) -> str:
         """Return the URL of the result of a task that was taken `age` seconds ago.
 
         Empty without a key.
         """
         if not self._served:
             return ""
-        return self._base + self._tokens.make(task_id, path, time.time() - age + self._life)
+        expires = time.time() - age + self._life
+        return self._base + self._tokens.make(delivery_id, task_id, path, expires)
 
-    async def look(self, path: str) -> Answer:
-        """Answer a GET of `path`: 200 with the result, or 202 while there is none.
-
-        Raises `NotFound`, `ResultExpired`, `ResultsUnavailable` and what
-        `gateway.answer.of_outcome` raises.
-        """
+    def ticket(self, path: str) -> Ticket:
+        """Return what `path` names; raises `NotFound`."""
         if not self._served:
             raise NotFound(_UNKNOWN)
-        ticket = self._tokens.read(path.removeprefix(RESULTS), time.time())
+        return self._tokens.read(path.removeprefix(RESULTS))
+
+    async def look(self, ticket: Ticket) -> Answer:
+        """Answer who asks for the result: 200 with it, or 202 while there is none.
+
+        Raises `ResultExpired`, `ResultsUnavailable` and what `gateway.answer.of_outcome` raises.
+        """
+        if time.time() >= ticket.expires:
+            raise ResultExpired
         try:
             payload = await self._store.run("GET", self._prefix + ticket.task_id)
         except (RedisError, OSError) as exc:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from gateway.model import Model, Seconds
 
@@ -15,6 +15,8 @@ RESULTS = "/results/"
 
 #: Where a value of a request stands: a header, or a place in its JSON (RFC 6901).
 _PLACE = r"(header:[!#$%&'*+\-.^_`|~0-9A-Za-z]+|json:(/[^\r\n]*)?)"
+#: The statuses below one of them, without some.
+_final = re.compile(r"below ([2-6]\d\d)(?:, but (\d{3}(?:, \d{3})*))?").fullmatch
 Queue = Annotated[str, Field(min_length=1, max_length=255)]
 
 
@@ -35,6 +37,8 @@ class Route(Model):
     fallback: str | None = None
     prefer: bool = False
     idempotency: str = Field("auto", pattern=f"^(auto|none|{_PLACE})$")
+    idempotency_scope: Literal["caller", "route"] = "caller"
+    final: str = "below 500, but 408, 425, 429"
     content_type: str | None = Field(None, pattern=r"^[\x20-\x7e]+$")
     durable: bool = False
     declare: bool = True
@@ -64,6 +68,19 @@ class Route(Model):
         if self.events is not None and self.source is None:
             raise ValueError("events: only a source knows the event; name it in `source`")
         return self
+
+    @field_validator("final")
+    @classmethod
+    def _statuses(cls, text: str) -> str:
+        if not _final(text):
+            raise ValueError("is written as in: below 500, but 408, 425, 429")
+        return text
+
+    @property
+    def final_statuses(self) -> frozenset[int]:
+        """The statuses of a task's answers that end a delivery: later tries get them, too."""
+        end, without = _final(self.final).groups()
+        return frozenset(range(200, int(end))) - {int(each) for each in (without or "0").split(",")}
 
     @property
     def queue_names(self) -> list[str]:

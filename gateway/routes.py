@@ -10,11 +10,12 @@ from fnmatch import fnmatchcase
 from urllib.parse import unquote_to_bytes
 
 from gateway import places
-from gateway.answer import Answer
+from gateway.answer import Answer, of_outcome
 from gateway.config import Config
 from gateway.delivery import Delivery, Request
-from gateway.errors import BadRequest, MethodNotAllowed, NotFound
+from gateway.errors import BadRequest, MethodNotAllowed, NotFound, RequestError
 from gateway.limits import SourceLimits
+from gateway.outcome import SUCCESS, Outcome
 from gateway.route import PARAM, Route
 from gateway.sources import find
 from gateway.sources.base import Source, Verified
@@ -27,7 +28,7 @@ class Target:
     """A route with its source's habits filled in; seconds where nothing else is said."""
 
     __slots__ = (
-        "answer", "content_type", "deadline", "fallback", "hold", "identified",
+        "answer", "content_type", "deadline", "fallback", "final", "hold", "identified",
         "queue_of", "route", "source", "tries", "_key",
     )  # fmt: skip
 
@@ -42,6 +43,8 @@ class Target:
         self.fallback = config.fallback(route)
         self.content_type = config.content_type(route)
         self.identified = config.joins(route)
+        #: The statuses of answers that later tries get, too.
+        self.final = route.final_statuses
         self._key = places.finder(route.idempotency) if route.takes_chosen_keys else None
         self.queue_of: Callable[[Delivery], str] = (
             places.chooser(route.ordering_key, route.queues)
@@ -52,6 +55,20 @@ class Target:
     @property
     def prefer(self) -> bool:
         return self.route.prefer
+
+    def read(self, outcome: Outcome) -> tuple[Answer | None, bool]:
+        """Return the answer that `outcome` makes, and whether later tries get the same.
+
+        There is no answer where the task has failed, or where its result cannot be one: only the
+        former lets the next try run anew.
+        """
+        if outcome.state != SUCCESS:
+            return None, False
+        try:
+            given = of_outcome(outcome, self.content_type)
+        except RequestError:
+            return None, True
+        return given, given.status in self.final
 
     def identity(self, delivery: Delivery, verified: Verified) -> str:
         """Return what all tries of `delivery` have in common, and no other has; empty: nothing.
@@ -64,7 +81,16 @@ class Target:
         if not own:
             return ""
         params = sorted(delivery.params.items())
-        return json.dumps([delivery.source, delivery.route, params, verified.account, own])
+        route, task = delivery.route, self.route.task
+        return json.dumps(
+            [delivery.source, route, task, params, verified.account, self._caller(delivery), own]
+        )
+
+    def _caller(self, delivery: Delivery) -> list[str]:
+        """Return what tells callers from each other who may all have chosen the same key."""
+        if self.source is not None or self.route.idempotency_scope == "route":
+            return []
+        return [delivery.headers.get(name, "") for name in sorted(_PRIVATE)]
 
 
 class Endpoint:

@@ -16,6 +16,10 @@ log = logging.getLogger(__name__)
 PAUSE = 0.2  # seconds before a lost connection is tried again
 SILENCE = 5.0  # seconds without a word, a PING's answer included, end the connection
 
+#: What a connection that is lost, or just being lost, raises: uvloop's transports have a
+#: RuntimeError for a write to one that is closed.
+LOST = (RedisError, OSError, RuntimeError)
+
 _ALWAYS = "gateway:nothing"
 
 #: Called with each message, and with None when some may have been missed.
@@ -76,7 +80,7 @@ class Subscription:
     async def _ask(self, pubsub: redis.asyncio.client.PubSub, *command: str) -> None:
         try:
             await pubsub.execute_command(*command)
-        except (RedisError, OSError) as exc:
+        except LOST as exc:
             # Whoever reads the connection notices, too, and restores it.
             log.debug("cannot %s: %s", command[0], exc)
 
@@ -86,7 +90,7 @@ class Subscription:
             pubsub = client.pubsub()
             try:
                 await self._hear(pubsub)
-            except (RedisError, OSError) as exc:
+            except LOST as exc:
                 self._last = f"{type(exc).__name__}: {exc}"
                 if self._pubsub is not None:
                     log.warning("%s lost: %s", self._name, exc)

@@ -18,6 +18,7 @@ from gateway.errors import (
     NotConfirmed,
     Rejected,
     RequestError,
+    ResultsLost,
     ResultsUnavailable,
     StateUnavailable,
     Unroutable,
@@ -39,8 +40,9 @@ class Waiter:
     """Answers its request once, with whatever comes first: outcome, error, confirm, deadline."""
 
     __slots__ = (
-        "_desk", "_waiting", "applied", "claim", "deadline", "delivery", "message", "mode",
-        "pending", "request", "respond", "source_limits", "target", "task_id", "verified", "path",
+        "_desk", "_waiting", "answered", "applied", "claim", "deadline", "delivery", "delivery_id",
+        "message", "mode", "path", "pending", "rejoin", "request", "respond", "source_limits",
+        "target", "task_id", "verified",
     )  # fmt: skip
 
     def __init__(self, desk: Desk, request: Request, respond: Respond):
@@ -48,9 +50,11 @@ class Waiter:
         self._waiting = False
         self.request = request
         self.respond: Respond | None = respond
+        self.answered = False
         self.path = ""
         self.mode = "wait"
         self.applied = ""
+        self.delivery_id = ""
         self.task_id = ""
         self.deadline = 0.0
         self.target: Target | None = None
@@ -59,6 +63,8 @@ class Waiter:
         self.message: Message | None = None
         self.pending: Pending | None = None
         self.claim: Claim | None = None
+        #: Has the request wait for a stored result, where the strategy cannot hear of it any more.
+        self.rejoin: Callable[[], None] | None = None
         self.source_limits: SourceLimits | None = None
 
     def wait(self) -> None:
@@ -115,8 +121,9 @@ class Waiter:
             self.refuse(error)
         else:
             pending.abandon()
+            self._leave_to_late()
             if self.mode == "wait-then-accept":
-                self._accept()
+                self.accept()
             else:
                 self.refuse(DeadlinePassed())
 
@@ -132,9 +139,16 @@ class Waiter:
         unclaimed = self.claim is None or not self.claim.ours
         if self.pending is not None and (unclaimed or self.pending.confirmed):
             self.pending.abandon()
+            if not unclaimed:
+                self._leave_to_late()
+
+    def _leave_to_late(self) -> None:
+        """Have the claim told of the task's end, though nobody waits for it here any more."""
+        if self.claim is not None:
+            self._desk.late.listen(self.claim, self.target)
 
     def refuse(self, error: RequestError) -> None:
-        delivery = self.delivery.id if self.delivery else self._desk.delivery_id()
+        delivery = self.delivery_id or self._desk.delivery_id()
         if error.status >= 500:
             # The types are few: lines are limited by their text before it is filled in.
             text = f"%d {error.type}: %s (route %s, delivery %s, task %s)"
@@ -147,6 +161,7 @@ class Waiter:
         self._leave()
         respond, self.respond = self.respond, None
         if respond is not None:
+            self.answered = True
             if self.applied:
                 given.headers["Preference-Applied"] = self.applied
             self._desk.metrics.answered(self.path, given.status, monotonic() - self.request.arrived)
@@ -167,7 +182,7 @@ class Waiter:
     def give_again(self, given: Answer) -> None:
         """Answer with a task's, or with its acceptance where that is all the sender gets."""
         if self.mode == "accept":
-            self._accept()
+            self.accept()
         else:
             self.give_result(given)
 
@@ -177,6 +192,8 @@ class Waiter:
             # Whatever else it was, the broker may have taken the message.
             certain = isinstance(error, (Rejected, Unroutable))
             self._desk.claims.release(self.claim, certain)
+            if not certain:
+                self._leave_to_late()
 
     def _changed(self, pending: Pending) -> None:
         """Hear of the confirm or the end of what is pending."""
@@ -185,8 +202,11 @@ class Waiter:
         elif pending.error is not None:
             if not pending.confirmed:
                 self.unpublished(pending.error)
+            elif isinstance(pending.error, ResultsLost) and self.rejoin and not self.gone:
+                self.rejoin()
+                return
             if pending.confirmed and self.mode == "wait-then-accept":
-                self._accept()
+                self.accept()
             else:
                 self.refuse(pending.error)
         else:
@@ -195,26 +215,26 @@ class Waiter:
                 self._desk.claims.confirm(self.claim)
             if self.gone:
                 pending.abandon()
+                self._leave_to_late()
             elif self.mode == "accept":
                 pending.abandon()
-                self._accept()
+                self.accept()
 
     def _end(self, outcome: Outcome) -> None:
-        claim, claims = self.claim, self._desk.claims
         try:
             given = answer.of_outcome(outcome, self.target.content_type)
         except RequestError as error:
-            if claim is not None and outcome.state != SUCCESS:
-                claims.fail(claim, outcome.error or "")
-            elif claim is not None:
-                claims.confirm(claim)
+            self._settle(outcome, None, outcome.state == SUCCESS)
             self.refuse(error)
         else:
-            if claim is not None:
-                claims.finish(claim, given)
+            self._settle(outcome, given, given.status in self.target.final)
             self.give_again(given)
 
-    def _accept(self) -> None:
+    def _settle(self, outcome: Outcome, given: Answer | None, final: bool) -> None:
+        if self.claim is not None:
+            self._desk.claims.settle(self.claim, outcome, given, final)
+
+    def accept(self) -> None:
         """Say that the message is taken: its result is not there yet."""
         target = self.target
         # A sender whose way of saying so is not a 202 would take that for a failure.
@@ -223,8 +243,8 @@ class Waiter:
             self.give_result(Answer(200, target.content_type, target.fallback.encode()))
             return
         age = self.claim.age if self.claim is not None else 0.0
-        location = self._desk.results.location(self.task_id, self.path, age)
-        self.give(answer.of_acceptance(self.delivery.id, self.task_id, location))
+        location = self._desk.results.location(self.delivery_id, self.task_id, self.path, age)
+        self.give(answer.of_acceptance(self.delivery_id, self.task_id, location))
 
     def _write_down(self, status: int, error: str = "") -> None:
         journal, message = self._desk.journal, self.message
@@ -233,6 +253,7 @@ class Waiter:
             journal.write(message, self.task_id or message.task_id, status, seconds, error)
 
     def _leave(self) -> None:
+        self.rejoin = None
         if self._waiting:
             self._waiting = False
             desk = self._desk

@@ -12,6 +12,7 @@ from typing import Any
 
 import redis
 
+from gateway.claim import DIGEST, Record, read
 from gateway.stack import RabbitMQ, Server, Stack
 from tests.faults.oracle import Execution, executions
 from tests.faults.tasks import EXECUTED
@@ -45,7 +46,9 @@ class Servers:
         results: Server,
         queues: Sequence[str] = ("celery",),
         concurrency: int = 4,
+        app: str = "tests.faults.tasks",
     ):
+        self._app = app
         self.stack, self.broker, self.results = stack, broker, results
         self.directory = stack.directory / f"deliveries-{time.monotonic_ns()}"
         self.directory.mkdir()
@@ -56,7 +59,7 @@ class Servers:
         worker = self.stack.worker(
             self.broker.url,
             self.results.url,
-            app="tests.faults.tasks",
+            app=self._app,
             pool="prefork" if concurrency > 1 else "solo",
             concurrency=concurrency,
             queues=queues,
@@ -140,22 +143,29 @@ def metric(gateway: Server, name: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
 
-def claim(server: Server, body: str) -> dict[bytes, bytes]:
-    """Return the claim on the delivery with `body` in a Redis; empty: there is none."""
-    digest = hashlib.sha256(body.encode()).hexdigest().encode()
+def claim(server: Server, body: str) -> Record | None:
+    """Return the claim on the delivery with `body` in a Redis; None: there is none."""
+    digest = hashlib.blake2b(body.encode(), digest_size=DIGEST).digest()
     with redis.Redis.from_url(server.url) as client:
-        some = [client.hgetall(key) for key in client.keys("gateway:claim:*")]
-    return next((one for one in some if one.get(b"digest") == digest), {})
+        values = [client.get(key) for key in client.keys("gateway:*:claim:*")]
+    some = [read(value) for value in values if value is not None]
+    return next((one for one in some if one.digest == digest), None)
+
+
+def state_of(server: Server, body: str) -> str:
+    """Return the state of the claim on the delivery with `body`; empty: there is none."""
+    found = claim(server, body)
+    return found.state if found else ""
 
 
 def expired(server: Server, body: str) -> bool:
     """Tell whether the claim's lease, or the time that its result is kept, is over."""
     with redis.Redis.from_url(server.url) as client:
-        return int(claim(server, body)[b"until"]) < (client.time()[0] - 1) * 1000
+        return claim(server, body).until < (client.time()[0] - 1) * 1000
 
 
 def channels(server: Server) -> list[bytes]:
     """Return the channels that somebody listens to for the sake of a single delivery."""
     with redis.Redis.from_url(server.url) as client:
-        some = client.pubsub_channels("gateway:claimed:*")
+        some = client.pubsub_channels("gateway:*:claimed:*")
         return some + client.pubsub_channels("celery-task-meta-*")

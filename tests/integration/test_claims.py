@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Any
+from uuid import UUID
 
 import pytest
 import redis
 
-from gateway.answer import Answer
+from gateway.answer import TEXT, Answer
+from gateway.celery_message import TaskIds
 from gateway.claim import (
     CONFIRMED,
     DONE,
@@ -21,6 +23,8 @@ from gateway.claim import (
     PUBLISHING,
     RELEASED,
     Claim,
+    Record,
+    read,
 )
 from gateway.claims import Claims
 from gateway.config import Config
@@ -55,12 +59,24 @@ async def with_claims(url: str, work: Work, settings: dict[str, Any]) -> Any:
 def lapse(server: Server, claim: Claim) -> None:
     """Have the claim's lease, or the time that its result is kept, end now."""
     with redis.Redis.from_url(server.url) as client:
-        client.hset(claim.key, "until", 1)
+        until = read(client.get(claim.key)).until.to_bytes(6)
+        value = client.get(claim.key).replace(until, (1).to_bytes(6))
+        client.set(claim.key, value, keepttl=True)
+
+
+def read_claim(server: Server, claim: Claim) -> Record:
+    with redis.Redis.from_url(server.url) as client:
+        return read(client.get(claim.key))
+
+
+def task(name: str) -> str:
+    """Return the task id that a test calls `name`."""
+    return str(UUID(bytes=name.encode().rjust(16, b"-")))
 
 
 def test_one_of_many_gets_it_and_the_others_its_task(two):
     async def work(a: Claims, b: Claims) -> list[Claim]:
-        taken = [c.take("x", "digest", f"task-{n}") for n, c in enumerate([a, b] * 500)]
+        taken = [c.take("x", b"digest", task(f"task-{n}")) for n, c in enumerate([a, b] * 500)]
         return await asyncio.gather(*taken)
 
     claims = two(work)
@@ -68,32 +84,32 @@ def test_one_of_many_gets_it_and_the_others_its_task(two):
     (mine,) = (claim for claim in claims if claim.state == MINE)
     assert {claim.state for claim in claims} == {MINE, PUBLISHING}
     assert {claim.task_id for claim in claims} == {mine.owner}
-    assert sorted(claim.tries for claim in claims) == list(range(1, 1001))
+    assert sorted(claim.tries for claim in claims) == [min(n, 256) for n in range(1, 1001)]
 
 
 def test_one_of_many_takes_over_a_lapsed_lease(two, redis_server):
     async def work(a: Claims, b: Claims) -> list[Claim]:
-        first = await a.take("x", "digest", "first")
+        first = await a.take("x", b"digest", task("first"))
         lapse(redis_server, first)
         return await asyncio.gather(
-            *(c.take("x", "digest", f"{n}") for n, c in enumerate([a, b] * 50))
+            *(c.take("x", b"digest", task(f"{n}")) for n, c in enumerate([a, b] * 50))
         )
 
     claims = two(work)
 
     assert Counter(c.state for c in claims) == {LAPSED: 1, PUBLISHING: 99}
-    assert {claim.task_id for claim in claims} == {"first"}
+    assert {claim.task_id for claim in claims} == {task("first")}
 
 
 def test_only_whoever_publishes_can_say_that_it_came_to_nothing(two, redis_server):
     async def work(a: Claims, b: Claims) -> None:
-        stale = await a.take("x", "digest", "a")
+        stale = await a.take("x", b"digest", task("a"))
         lapse(redis_server, stale)
-        owner = await b.take("x", "digest", "b")
+        owner = await b.take("x", b"digest", task("b"))
         a.release(stale, certain=True)
         a.release(stale, certain=False)
         assert await a.state(stale) == (PUBLISHING, "")
-        assert (await a.take("x", "digest", "c")).state == PUBLISHING
+        assert (await a.take("x", b"digest", task("c"))).state == PUBLISHING
         b.release(owner, certain=True)
         assert await b.state(owner) == (RELEASED, "")
 
@@ -102,54 +118,154 @@ def test_only_whoever_publishes_can_say_that_it_came_to_nothing(two, redis_serve
 
 def test_a_late_confirm_outlives_the_takeover_s_failure(two, redis_server):
     async def work(a: Claims, b: Claims) -> None:
-        stale = await a.take("x", "digest", "a")
+        stale = await a.take("x", b"digest", task("a"))
         lapse(redis_server, stale)
-        owner = await b.take("x", "digest", "b")
+        owner = await b.take("x", b"digest", task("b"))
         a.confirm(stale)
         assert await a.state(stale) == (CONFIRMED, "")
         b.release(owner, certain=True)
-        assert (await b.take("x", "digest", "c")).task_id == "a"
+        assert (await b.take("x", b"digest", task("c"))).task_id == task("a")
         # And in the other order: what the broker has taken is not run under another id.
-        owner = await a.take("y", "digest", "a")
+        owner = await a.take("y", b"digest", task("a"))
         lapse(redis_server, owner)
-        takeover = await b.take("y", "digest", "b")
+        takeover = await b.take("y", b"digest", task("b"))
         b.release(takeover, certain=True)
         assert await b.state(takeover) == (RELEASED, "")
         a.confirm(owner)
         assert await a.state(owner) == (CONFIRMED, "")
-        joined = await b.take("y", "digest", "c")
-        assert (joined.state, joined.task_id) == (CONFIRMED, "a")
+        joined = await b.take("y", b"digest", task("c"))
+        assert (joined.state, joined.task_id) == (CONFIRMED, task("a"))
 
     two(work)
 
 
 def test_what_the_broker_may_have_taken_is_published_under_the_same_id(two):
     async def work(a: Claims, b: Claims) -> tuple[Claim, Claim]:
-        first = await a.take("x", "digest", "a")
+        first = await a.take("x", b"digest", task("a"))
         a.release(first, certain=False)
         assert await a.state(first) == (RELEASED, "")
-        again = await a.take("x", "digest", "b")
+        again = await a.take("x", b"digest", task("b"))
         a.release(again, certain=True)
         await a.state(again)
-        return again, await b.take("x", "digest", "c")
+        return again, await b.take("x", b"digest", task("c"))
 
     again, anew = two(work)
 
-    assert (again.state, again.task_id, again.owner) == (LAPSED, "a", "b")
-    assert (anew.state, anew.task_id) == (MINE, "c")
+    assert (again.state, again.task_id, again.owner) == (LAPSED, task("a"), task("b"))
+    # That the second message came back says nothing about the first one.
+    assert (anew.state, anew.task_id) == (LAPSED, task("a"))
+
+
+def test_a_lost_reply_to_a_takeover_forgets_no_task_id(start, stack):
+    server = start(stack.redis)
+
+    async def work(a: Claims, b: Claims) -> Claim:
+        first = await a.take("x", b"digest", task("a"))
+        a.release(first, certain=False)
+        assert await a.state(first) == (RELEASED, "")
+        server.freeze()
+        with pytest.raises(StateUnavailable):
+            await b.take("x", b"digest", task("b"))
+        server.thaw()
+        # Its release is written behind it.
+        await until(lambda: read_claim(server, first).until == 0)
+        return await a.take("x", b"digest", task("c"))
+
+    claim = asyncio.run(with_claims(server.url, work, {}))
+
+    assert (claim.state, claim.task_id) == (LAPSED, task("a"))
+    server.stop()
+
+
+def test_a_claim_takes_at_most_200_bytes(start, stack):
+    number = 20_000
+    server = start(stack.redis)
+
+    async def work(a: Claims, _b: Claims) -> None:
+        ids = TaskIds()
+        for n in range(0, number, 500):
+            taken = await asyncio.gather(
+                *(a.take(f"x-{n}-{i}", b"digest", ids.new()) for i in range(500))
+            )
+            for claim in taken:
+                a.finish(claim, Answer(200, TEXT, b"ok"))
+        # What is written last is read last.
+        assert await a.state(claim) == (DONE, "")
+
+    with redis.Redis.from_url(server.url) as client:
+        before = client.info("memory")["used_memory_dataset"]
+        asyncio.run(with_claims(server.url, work, {}))
+        used = client.info("memory")["used_memory_dataset"] - before
+        keys = client.dbsize()
+
+    assert keys == number
+    assert used / number <= 200
+    server.stop()
+
+
+def test_a_large_answer_is_not_kept_beside_its_claim(two):
+    async def work(a: Claims, b: Claims) -> tuple[Claim, Claim]:
+        for name, size in (("x", 2_048), ("y", 2_049)):
+            owner = await a.take(name, b"digest", task(name))
+            a.finish(owner, Answer(200, TEXT, b"." * size))
+            assert await a.state(owner) == (DONE, "")
+        return await b.take("x", b"digest", task("b")), await b.take("y", b"digest", task("b"))
+
+    small, large = two(work)
+
+    assert (small.state, len(small.answer.body)) == (DONE, 2_048)
+    assert (large.state, large.answer, large.task_id) == (DONE, None, task("y"))
+
+
+def test_two_deployments_share_no_claims(redis_server):
+    async def take(**settings: Any) -> str:
+        claims = Claims(Config(result_backend=redis_server.url, **settings))
+        await claims.start()
+        try:
+            return (await claims.take("x", b"digest", TaskIds().new())).state
+        finally:
+            await claims.stop()
+
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.flushdb()
+    apart = [
+        {},
+        {"broker_url": "amqp://127.0.0.1/other"},
+        {"result_key_prefix": "other"},
+        {"state_prefix": "other"},
+    ]
+    assert [asyncio.run(take(**settings)) for settings in apart] == [MINE] * len(apart)
+    assert asyncio.run(take(broker_url="amqp://127.0.0.2//")) == PUBLISHING
+
+
+def test_who_listens_keeps_a_confirmed_claim_from_lapsing(two, redis_server):
+    async def work(a: Claims, b: Claims) -> tuple[Claim, Claim]:
+        for name in "xy":
+            first = await a.take(name, b"digest", task("a"))
+            a.confirm(first)
+            assert await a.state(first) == (CONFIRMED, "")
+            lapse(redis_server, first)
+            if name == "x":
+                a.prolong(first)
+                await a.state(first)
+        return await b.take("x", b"digest", task("b")), await b.take("y", b"digest", task("b"))
+
+    listened, left = two(work)
+
+    assert (listened.state, left.state) == (CONFIRMED, LAPSED)
 
 
 def test_a_release_keeps_count_while_the_sender_tries(two):
     async def work(a: Claims, b: Claims) -> tuple[Claim, Claim, Claim]:
-        first = await a.take("x", "digest", "1", span=0.4)
+        first = await a.take("x", b"digest", task("1"), span=0.4)
         await asyncio.sleep(0.2)
         a.release(first, certain=True)
         await a.state(first)
-        second = await b.take("x", "other", "2", span=0.4)
+        second = await b.take("x", b"other", task("2"), span=0.4)
         b.fail(second, "ValueError")
         await b.state(second)
         await asyncio.sleep(0.3)
-        return first, second, await b.take("x", "other", "3", span=0.4)
+        return first, second, await b.take("x", b"other", task("3"), span=0.4)
 
     first, second, much_later = two(work)
 
@@ -161,19 +277,19 @@ def test_a_release_keeps_count_while_the_sender_tries(two):
 
 def test_another_look_is_no_other_try(two):
     async def work(a: Claims, b: Claims) -> list[int]:
-        await a.take("x", "digest", "1")
-        await a.take("x", "digest", "2", again=True)
-        looked = await a.take("x", "digest", "3", again=True)
-        alone = await b.take("y", "digest", "4", again=True)
-        return [looked.tries, (await a.take("x", "digest", "5")).tries, alone.tries]
+        await a.take("x", b"digest", task("1"))
+        await a.take("x", b"digest", task("2"), again=True)
+        looked = await a.take("x", b"digest", task("3"), again=True)
+        alone = await b.take("y", b"digest", task("4"), again=True)
+        return [looked.tries, (await a.take("x", b"digest", task("5"))).tries, alone.tries]
 
     assert two(work) == [1, 2, 1]
 
 
 def test_the_first_answer_stays(two):
     async def work(a: Claims, b: Claims) -> tuple[Claim, Claim]:
-        owner = await a.take("x", "digest", "a")
-        joined = await b.take("x", "digest", "b")
+        owner = await a.take("x", b"digest", task("a"))
+        joined = await b.take("x", b"digest", task("b"))
         a.confirm(owner)
         b.finish(joined, SUCCESS)
         await b.state(joined)
@@ -182,91 +298,91 @@ def test_the_first_answer_stays(two):
         a.release(owner, certain=True)
         a.confirm(owner)
         assert await a.state(owner) == (DONE, "")
-        return owner, await a.take("x", "digest", "c")
+        return owner, await a.take("x", b"digest", task("c"))
 
     owner, later = two(work)
 
-    assert (later.state, later.answer, later.task_id) == (DONE, SUCCESS, "a")
+    assert (later.state, later.answer, later.task_id) == (DONE, SUCCESS, task("a"))
     assert owner.answer is None
 
 
 def test_a_failure_is_heard_of_by_those_who_wait_and_not_brought_back(two):
     async def work(a: Claims, b: Claims) -> tuple[Claim, tuple[str, str]]:
-        owner = await a.take("x", "digest", "a")
-        joined = await b.take("x", "digest", "b")
+        owner = await a.take("x", b"digest", task("a"))
+        joined = await b.take("x", b"digest", task("b"))
         a.fail(owner, "Fehler\ud800: too: many")
         assert await b.state(joined) == (FAILED, "Fehler?: too: many")
         a.confirm(owner)  # late
         a.finish(owner, SUCCESS)
         assert await b.state(joined) == (FAILED, "Fehler?: too: many")
-        anew = await b.take("x", "digest", "c")
+        anew = await b.take("x", b"digest", task("c"))
         a.fail(owner, "ValueError")
         return anew, await b.state(anew)
 
     anew, state = two(work)
 
-    assert (anew.state, anew.task_id) == (MINE, "c")
+    assert (anew.state, anew.task_id) == (MINE, task("c"))
     assert state == (PUBLISHING, "")
 
 
 def test_another_body_is_refused_without_a_trace(two, redis_server):
     async def work(a: Claims, b: Claims) -> Claim:
-        first = await a.take("x", "one", "a", strict=True)
+        first = await a.take("x", b"one", task("a"), strict=True)
         lapse(redis_server, first)
         with pytest.raises(KeyConflict):
-            await b.take("x", "two", "b", strict=True)
-        return await b.take("x", "one", "c", strict=True)
+            await b.take("x", b"two", task("b"), strict=True)
+        return await b.take("x", b"one", task("c"), strict=True)
 
     claim = two(work)
 
     # Neither counted nor given the lease.
-    assert (claim.state, claim.tries, claim.task_id) == (LAPSED, 2, "a")
+    assert (claim.state, claim.tries, claim.task_id) == (LAPSED, 2, task("a"))
 
 
 def test_an_expired_result_is_run_for_again_only_where_it_is_needed(two, redis_server):
     async def work(a: Claims, b: Claims) -> tuple[Claim, Claim]:
-        first = await a.take("x", "digest", "a")
+        first = await a.take("x", b"digest", task("a"))
         a.confirm(first)
         await a.state(first)
         lapse(redis_server, first)
         return (
-            await b.take("x", "digest", "b", rerun=False),
-            await b.take("x", "digest", "c", rerun=True),
+            await b.take("x", b"digest", task("b"), rerun=False),
+            await b.take("x", b"digest", task("c"), rerun=True),
         )
 
     accepted, again = two(work)
 
     assert (accepted.state, accepted.lease < 0) == (CONFIRMED, True)
     # The same id: the message may still lie in its queue.
-    assert (again.state, again.task_id) == (LAPSED, "a")
+    assert (again.state, again.task_id) == (LAPSED, task("a"))
 
 
 def test_a_claim_that_redis_has_lost_is_restored(two, redis_server):
     async def work(a: Claims, b: Claims) -> tuple[Claim, Claim]:
-        first, second = await a.take("x", "1", "a"), await a.take("y", "2", "b")
+        first, second = await a.take("x", b"1", task("a")), await a.take("y", b"2", task("b"))
         with redis.Redis.from_url(redis_server.url) as client:
             client.flushall()
         a.confirm(first)
         a.finish(second, SUCCESS)
         await a.state(second)
-        return await b.take("x", "1", "c"), await b.take("y", "2", "d", strict=True)
+        return await b.take("x", b"1", task("c")), await b.take("y", b"2", task("d"), strict=True)
 
     confirmed, done = two(work)
 
-    assert (confirmed.state, confirmed.task_id, confirmed.digest) == (CONFIRMED, "a", "1")
+    assert (confirmed.state, confirmed.task_id, confirmed.tries) == (CONFIRMED, task("a"), 2)
     assert (done.state, done.answer) == (DONE, SUCCESS)
 
 
 def test_a_lease_is_renewed_while_its_message_waits(two):
     async def work(a: Claims, b: Claims) -> list[str]:
-        held = await a.take("x", "digest", "a")
-        left = await a.take("y", "digest", "b")
+        held = await a.take("x", b"digest", task("a"))
+        left = await a.take("y", b"digest", task("b"))
         a.hold(held, monotonic() + 2.0)
         await asyncio.sleep(held.lease + 0.1)
-        states = [(await b.take(name, "digest", "c")).state for name in "xy"]
+        states = [(await b.take(name, b"digest", task("c"))).state for name in "xy"]
         await asyncio.sleep(held.lease + 1)
         assert left.lease == pytest.approx(1.1)
-        return [*states, (await b.take("x", "digest", "d")).state]
+        return [*states, (await b.take("x", b"digest", task("d"))).state]
 
     # The second one's time is over.
     assert two(work, confirm_timeout=0.1) == [PUBLISHING, LAPSED, LAPSED]
@@ -276,23 +392,23 @@ def test_what_is_written_is_tried_again_until_redis_is_back(start, stack):
     server = start(stack.redis)
 
     async def work(a: Claims, b: Claims) -> tuple[float, Claim]:
-        claim = await a.take("x", "digest", "a")
+        claim = await a.take("x", b"digest", task("a"))
         server.kill()
         a.confirm(claim)
         began = monotonic()
         with pytest.raises(StateUnavailable):
-            await b.take("x", "digest", "b")
+            await b.take("x", b"digest", task("b"))
         with pytest.raises(StateUnavailable):
             await b.state(claim)
         seconds = monotonic() - began
         await asyncio.to_thread(server.restart)
         await until(lambda: keys(server))
-        return seconds, await b.take("x", "digest", "c")
+        return seconds, await b.take("x", b"digest", task("c"))
 
     seconds, claim = asyncio.run(with_claims(server.url, work, {}))
 
     assert seconds < 4
-    assert (claim.state, claim.task_id) == (CONFIRMED, "a")
+    assert (claim.state, claim.task_id) == (CONFIRMED, task("a"))
     server.stop()
 
 

@@ -13,7 +13,16 @@ import pytest
 from gateway.failpoints import CLAIMED, CONFIRMED, PUBLISHED
 from gateway.stack import RabbitMQ, Server, Stack
 from gateway.stack.loopback import answers_ok
-from tests.integration.deliveries import KEYED, Servers, claim, deliver, expired, gather, run, until
+from tests.integration.deliveries import (
+    KEYED,
+    Servers,
+    deliver,
+    expired,
+    gather,
+    run,
+    state_of,
+    until,
+)
 
 KILLS = int(os.environ.get("KILLS", "3"))
 #: The lease lapses 1.5 s after a process is gone.
@@ -116,7 +125,7 @@ def test_a_sender_that_leaves_before_the_confirm_has_delivered(stack, redis_serv
 
     assert left is None
     # Nobody has to wait until the lease lapses, and to look.
-    run(until(lambda: claim(servers.results, "left")[b"state"] == b"confirmed"))
+    run(until(lambda: state_of(servers.results, "left") == "confirmed"))
     assert run(deliver(gateway, "left")).body == b"left"
     assert len(servers.executions("left")) == 1
     servers.stop()

@@ -20,6 +20,7 @@ from tests.integration.deliveries import (
     metric,
     run,
     send,
+    state_of,
     until,
 )
 
@@ -112,7 +113,7 @@ def test_those_that_wait_free_everything_when_they_leave(servers, gateway):
 
     async def some_leave() -> list:
         owner = asyncio.create_task(deliver(gateway, "leaving", seconds=3))
-        await until(lambda: claim(servers.results, "leaving").get(b"state") == b"confirmed")
+        await until(lambda: state_of(servers.results, "leaving") == "confirmed")
         leaving = [deliver(gateway, "leaving", seconds=3, patience=1) for _ in range(20)]
         assert await gather(*leaving) == [None] * 20
         await until(lambda: metric(gateway, "gateway_clients_gone_total") == gone + 20)
@@ -262,7 +263,7 @@ def test_a_result_that_has_expired_unseen_is_not_waited_for(servers):
 def test_the_stored_answer_ends_with_its_window(servers):
     gateway = servers.gateway("pika", "idempotency_window = 1\n" + KEYED)
     assert run(deliver(gateway, "window")).status == 200
-    assert claim(servers.results, "window")[b"state"] == b"done"
+    assert state_of(servers.results, "window") == "done"
     run(until(lambda: not claim(servers.results, "window")))
 
     assert run(deliver(gateway, "window")).status == 200

@@ -13,8 +13,8 @@ import redis
 from gateway import result_store
 from gateway.answer import Answer
 from gateway.batches import Batches
-from gateway.celery_message import RESULT_KEY, Message
-from gateway.claim import Claim
+from gateway.celery_message import RESULT_KEY, Message, TaskIds
+from gateway.claim import PUBLISHING, Claim, read
 from gateway.claims import Claims
 from gateway.config import Config
 from gateway.joins import Joins
@@ -23,6 +23,7 @@ from gateway.pending import Pending
 from gateway.stack import Server
 from tests.integration.deliveries import channels, until
 
+TASK = TaskIds().new()
 RESULT = json.dumps({"status": "SUCCESS", "result": "done"})
 
 
@@ -50,8 +51,9 @@ def joined(redis_server: Server) -> Callable[[Callable[[Waiting], Awaitable[Any]
             await opened.start()
         try:
             await until(lambda: not joins.trouble)
-            owned = await claims.take("x", "digest", "task-1")
-            waiting = Waiting(claims, joins, owned, await claims.take("x", "digest", "task-2"))
+            owned = await claims.take("x", b"digest", TASK)
+            joined = await claims.take("x", b"digest", TaskIds().new())
+            waiting = Waiting(claims, joins, owned, joined)
             await until(lambda: len(channels(redis_server)) == 2)
             await work(waiting)
             await until(lambda: channels(redis_server) == [])
@@ -65,7 +67,7 @@ def joined(redis_server: Server) -> Callable[[Callable[[Waiting], Awaitable[Any]
 def test_a_result_is_heard(joined, redis_server):
     async def work(one: Waiting) -> None:
         with redis.Redis.from_url(redis_server.url) as client:
-            client.publish(f"{RESULT_KEY}task-1", RESULT)
+            client.publish(f"{RESULT_KEY}{TASK}", RESULT)
         assert await one.waiting
         assert (one.pending.outcome.state, one.pending.outcome.value) == (SUCCESS, "done")
 
@@ -75,7 +77,7 @@ def test_a_result_is_heard(joined, redis_server):
 def test_a_result_that_was_stored_in_silence_is_found(joined, redis_server):
     async def work(one: Waiting) -> None:
         with redis.Redis.from_url(redis_server.url) as client:
-            client.set(f"{RESULT_KEY}task-1", RESULT)
+            client.set(f"{RESULT_KEY}{TASK}", RESULT)
         assert await one.waiting
         assert one.pending.outcome.value == "done"
 
@@ -124,6 +126,6 @@ def test_a_lease_that_lapses_in_silence_is_noticed(joined, redis_server):
     async def work(one: Waiting) -> None:
         assert not await one.waiting
         with redis.Redis.from_url(redis_server.url) as client:
-            assert client.hget(one.owned.key, "state") == b"publishing"
+            assert read(client.get(one.owned.key)).state == PUBLISHING
 
     joined(work)

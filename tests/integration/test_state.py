@@ -21,6 +21,7 @@ from tests.integration.deliveries import (
     metric,
     run,
     send,
+    state_of,
     until,
 )
 
@@ -74,8 +75,8 @@ def test_claims_live_where_they_were_told_to(servers, gateway, state):
 
     assert {(a.status, a.body) for a in answers} == {(200, name.encode())}
     assert len(servers.executions(name)) == 1
-    assert claim(state, name)[b"state"] == b"done"
-    assert claim(servers.results, name) == {}
+    assert state_of(state, name) == "done"
+    assert claim(servers.results, name) is None
     run(until(lambda: channels(state) + channels(servers.results) == []))
 
 
@@ -128,11 +129,11 @@ def test_claims_that_were_lost_are_written_again(servers, gateway, state):
     async def lose() -> list:
         await use(gateway, state)
         first = asyncio.create_task(deliver(gateway, name, seconds=1.5))
-        await until(lambda: claim(state, name).get(b"state") == b"confirmed")
+        await until(lambda: state_of(state, name) == "confirmed")
         await asyncio.to_thread(state.kill)
         await asyncio.to_thread(state.restart)
         answer = await first
-        await until(lambda: claim(state, name).get(b"state") == b"done")
+        await until(lambda: state_of(state, name) == "done")
         return [answer, await deliver(gateway, name)]
 
     answers = run(lose())

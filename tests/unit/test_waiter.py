@@ -69,7 +69,7 @@ def test_earlier_tries_are_held_unless_the_sender_says_how_long_it_waits(house, 
         waiter.target = SimpleNamespace(tries=3, hold=10.0, deadline=DEADLINE)
         waiter.applied = applied
         waiter.wait()
-        waiter.join(Claim("key", "owner", 15.0, CONFIRMED, "task", "digest", tries=1))
+        waiter.join(Claim(b"key", "channel", "owner", 15.0, CONFIRMED, "task", b"", tries=1))
         waiter.give(Answer(200, "", b""))
         return waiter.deadline - waiter.request.arrived
 

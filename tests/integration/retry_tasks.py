@@ -1,0 +1,23 @@
+"""Tasks that do better at a later try: ``celery -A tests.integration.retry_tasks worker``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tests.faults import tasks
+
+app = tasks.app
+
+
+@app.task(name="retries.answer", bind=True)
+def answer(self, query: dict[str, str], headers: dict[str, str], body: str) -> dict:
+    """Answer with the statuses in the query's ``statuses``, one after the other, then with 200.
+
+    The body names the delivery; the answer's body is the task's id.
+    """
+    directory = Path(os.environ["FAULTS_DIRECTORY"])
+    attempt = tasks.take_effect(directory, f"attempts-{body}")
+    statuses = query["statuses"].split(",")
+    status = int(statuses[attempt - 1]) if attempt <= len(statuses) else 200
+    return {"status": status, "headers": {}, "body": self.request.id}
