@@ -59,7 +59,8 @@ class Claims:
     """
 
     def __init__(self, config: Config):
-        self._redis = Batches(lambda: result_store.connect(config, config.state), "claims")
+        #: Commands to the Redis of the claims.
+        self.redis = Batches(lambda: result_store.connect(config, config.state), "claims")
         self._prefix = config.prefix
         self._lease = config.confirm_timeout + 1 + _standstill(config)
         self._window = _ms(config.idempotency_window)
@@ -71,12 +72,12 @@ class Claims:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        await self._redis.start()
+        await self.redis.start()
         self._task = background.start(self._renew(), "claim renewal")
 
     async def stop(self) -> None:
         await background.stop(self._task)
-        await self._redis.stop()
+        await self.redis.stop()
 
     async def take(
         self,
@@ -102,7 +103,7 @@ class Claims:
         args = [_raw(task_id), digest, _ms(self._lease), self._life, *flags, _ms(span)]
         try:
             async with asyncio.timeout(patience):
-                reply = await self._redis.run("EVAL", claim_scripts.TAKE, 1, key, *args)
+                reply = await self.redis.run("EVAL", claim_scripts.TAKE, 1, key, *args)
         except (RedisError, OSError) as exc:
             log.warning("a claim could not be taken: %s", exc)
             # Should it have been taken all the same, it is nobody's.
@@ -130,7 +131,7 @@ class Claims:
         `StateUnavailable`.
         """
         try:
-            value, failed = await self._redis.run("MGET", claim.key, self._failed(claim))
+            value, failed = await self.redis.run("MGET", claim.key, self._failed(claim))
         except (RedisError, OSError) as exc:
             raise StateUnavailable from exc
         if failed is not None:
@@ -201,7 +202,7 @@ class Claims:
                 again = partial(self._write, script, claim, args, since)
                 asyncio.get_running_loop().call_later(_RENEWAL, again)
 
-        reply = self._redis.run("EVAL", script, 2, claim.key, self._failed(claim), *args)
+        reply = self.redis.run("EVAL", script, 2, claim.key, self._failed(claim), *args)
         reply.add_done_callback(written)
 
     async def _renew(self) -> None:
@@ -211,7 +212,7 @@ class Claims:
             self._leased = {k: held for k, held in self._leased.items() if now < held[1]}
             for owner, (claim, _) in self._leased.items():
                 args = [_raw(owner), _ms(self._lease)]
-                renewed = self._redis.run("EVAL", claim_scripts.RENEW, 1, claim.key, *args)
+                renewed = self.redis.run("EVAL", claim_scripts.RENEW, 1, claim.key, *args)
                 renewed.add_done_callback(_missed)
 
 

@@ -27,7 +27,9 @@ from gateway.errors import RequestError, StateUnavailable
 from gateway.failpoints import CLAIMED, PUBLISHED, Failpoint
 from gateway.joins import Joins
 from gateway.late import Late
+from gateway.metrics import Metrics
 from gateway.pending import Pending
+from gateway.state_watch import StateWatch
 from gateway.strategies.base import Strategy
 from gateway.waiter import Waiter
 
@@ -37,8 +39,16 @@ log = logging.getLogger(__name__)
 class Idempotency:
     """Takes deliveries that say which one they are; `results` reads the result store."""
 
-    def __init__(self, config: Config, strategy: Strategy, results: Batches, failpoint: Failpoint):
+    def __init__(
+        self,
+        config: Config,
+        strategy: Strategy,
+        results: Batches,
+        metrics: Metrics,
+        failpoint: Failpoint,
+    ):
         self.claims = Claims(config)
+        self._watch = StateWatch(config, metrics, self.claims.redis)
         self._joins = Joins(config, self.claims, results)
         self.late = Late(config, self.claims, results, self._joins.told)
         self._strategy = strategy
@@ -48,6 +58,7 @@ class Idempotency:
 
     async def start(self) -> None:
         await self.claims.start()
+        await self._watch.start()
         await self._joins.start()
         await self.late.start()
 
@@ -57,6 +68,7 @@ class Idempotency:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.late.stop()
         await self._joins.stop()
+        await self._watch.stop()
         await self.claims.stop()
 
     @property

@@ -33,8 +33,11 @@ HELP = {
     "gateway_result_connections_total": "Connections to the result store that were opened.",
     "gateway_in_flight": "Requests under way.",
     "gateway_connections_open": "HTTP connections open.",
+    "gateway_state_memory_ratio": "How full the Redis of the claims is, from 0 to 1.",
 }
-_GAUGES = ("gateway_in_flight", "gateway_connections_open")
+#: What every process sees alike is not added up.
+_SEEN_ALIKE = ("gateway_state_memory_ratio",)
+_GAUGES = ("gateway_in_flight", "gateway_connections_open", *_SEEN_ALIKE)
 _PLAIN = tuple(name for name in HELP if name not in _GAUGES)[2:]
 
 
@@ -78,6 +81,9 @@ class Metrics:
     def add(self, name: str, amount: float = 1) -> None:
         self._values[self._index[name]] += amount
 
+    def set(self, name: str, value: float) -> None:
+        self._values[self._index[name]] = value
+
     def get(self, name: str) -> float:
         return self._values[self._index[name]]
 
@@ -107,7 +113,8 @@ def add_up(parts: Iterable[dict[tuple[str, str], float]]) -> dict[tuple[str, str
     total: dict[tuple[str, str], float] = {}
     for part in parts:
         for series, value in part.items():
-            total[series] = total.get(series, 0) + value
+            known = total.get(series, 0)
+            total[series] = max(known, value) if series[0] in _SEEN_ALIKE else known + value
     return total
 
 

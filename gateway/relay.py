@@ -54,7 +54,7 @@ class Relay:
             else None
         )
         self._idempotency = (
-            Idempotency(config, strategy, self._store, failpoint) if joined else None
+            Idempotency(config, strategy, self._store, metrics, failpoint) if joined else None
         )
         self._looking: set[asyncio.Task[None]] = set()
         # What its waiters need.

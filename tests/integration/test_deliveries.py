@@ -12,7 +12,6 @@ import redis
 
 from gateway import batches
 from gateway.cli import main
-from gateway.journal import KEY
 from gateway.stack import RabbitMQ, Server, Stack, free_port
 from gateway.stack.server import poll
 from tests.http_client import Connection, request
@@ -66,7 +65,7 @@ def queue(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def gateway(servers: Servers, results: Server, queue: str) -> Callable[..., Server]:
     with redis.Redis.from_url(results.url) as client:
-        client.delete(KEY)
+        client.delete("gateway:/::journal")
     return lambda strategy="redis", journal=100: servers.gateway(
         strategy, CONFIG.format(journal=journal, queue=queue)
     )

@@ -153,3 +153,12 @@ def test_file_has_room_for_every_route(counters):
         for (name, labels), value in metrics.totals().items()
         if name == "gateway_requests_total" and 'route=""' not in labels
     )
+
+
+def test_what_every_process_sees_alike_is_not_added_up(counters):
+    name = "gateway_state_memory_ratio"
+    parts = [counters()[0] for _ in range(2)]
+    for metrics, value in zip(parts, (0.25, 0.5), strict=True):
+        metrics.set(name, value)
+
+    assert add_up(metrics.totals() for metrics in parts)[name, ""] == 0.5

@@ -1,0 +1,56 @@
+"""What a gateway tells of the Redis of its claims, and who else uses it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import redis
+
+from gateway.config import Config
+from gateway.stack import RabbitMQ, Server, Stack
+from gateway.state_watch import others
+from tests.integration.deliveries import KEYED, metric, until
+
+PREFIX = 'state_prefix = "shared"\n'
+
+
+@pytest.fixture(scope="module")
+def gateway(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, tmp_path_factory) -> Server:
+    path = tmp_path_factory.mktemp("watch") / "gateway.toml"
+    path.write_text(PREFIX + KEYED)
+    urls = ["--broker", rabbitmq.url, "--result-backend", redis_server.url]
+    gateway = stack.gateway("--strategy=redis", *urls, "--processes", "2", "--config", str(path))
+    yield gateway
+    gateway.stop()
+
+
+def config(gateway_broker: str, results: str, **settings: object) -> Config:
+    route = {"path": "/keyed", "task": "faults.run", "idempotency": "header:Idempotency-Key"}
+    some = {"broker_url": gateway_broker, "result_backend": results, "state_prefix": "shared"}
+    return Config(**{**some, "routes": [route], **settings})
+
+
+def test_another_deployment_with_the_same_prefix_is_seen(gateway, rabbitmq, redis_server):
+    urls = rabbitmq.url, redis_server.url
+    with redis.Redis.from_url(redis_server.url) as client:
+        asyncio.run(until(lambda: client.exists("shared:deployments")))
+
+    def seen(**settings: object) -> list[str]:
+        return asyncio.run(others(config(*urls, **settings)))
+
+    assert seen() == []
+    assert seen(state_prefix="another") == []
+    for settings in ({"broker_url": "amqp://another//"}, {"routes": [{"path": "/"}]}):
+        (told,) = seen(**settings)
+        assert "faults.run" in told and "guest" not in told
+
+
+def test_how_full_redis_is_can_be_seen(gateway, redis_server):
+    with redis.Redis.from_url(redis_server.url) as client:
+        used = client.info("memory")["used_memory"]
+        client.config_set("maxmemory", used * 4)
+        try:
+            asyncio.run(until(lambda: 0.1 < metric(gateway, "gateway_state_memory_ratio") < 0.5))
+        finally:
+            client.config_set("maxmemory", 0)
