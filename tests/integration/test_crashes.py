@@ -125,7 +125,7 @@ def test_a_sender_that_leaves_before_the_confirm_has_delivered(stack, redis_serv
 
     assert left is None
     # Nobody has to wait until the lease lapses, and to look.
-    run(until(lambda: state_of(servers.results, "left") == "confirmed"))
+    run(until(lambda: state_of(servers.results, "left") == "done"))
     assert run(deliver(gateway, "left")).body == b"left"
     assert len(servers.executions("left")) == 1
     servers.stop()

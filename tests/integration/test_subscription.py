@@ -13,6 +13,7 @@ from gateway.config import Config
 from gateway.stack import Server
 from gateway.subscription import Subscription
 from tests.integration.deliveries import until
+from tests.integration.in_memory import LOOPS
 
 STEPS = 60  # turns of the loop: more than connecting takes
 
@@ -35,7 +36,11 @@ def heard(redis_server: Server) -> Callable[[Callable[[Subscription], Awaitable[
         finally:
             await subscription.stop()
 
-    return lambda work: asyncio.run(asyncio.wait_for(run(work), 60))
+    def finish(work: Callable[[Subscription], Awaitable[None]], loop: str = "asyncio") -> None:
+        with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+            runner.run(asyncio.wait_for(run(work), 60))
+
+    return finish
 
 
 def test_what_is_published_after_add_has_returned_is_heard(heard, client):
@@ -116,6 +121,29 @@ def test_after_a_cut_everyone_is_told_and_hears_again(heard, client):
         await until(lambda: client.pubsub_channels("cut-*") == [])
 
     heard(work)
+
+
+# redis-py's writer does not know that its transport was closed behind its back.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("steps", range(4))
+def test_a_connection_that_closes_under_a_command_is_lost_and_nobody_s_failure(heard, client, steps):
+    async def work(subscription: Subscription) -> None:
+        await until(lambda: not subscription.trouble)
+        got: list[bytes | None] = []
+        await subscription.add("closing", got.append)
+        await subscription.add("other", got.append)
+
+        subscription._pubsub.connection._writer.transport.abort()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        await subscription.remove("closing", got.append)
+        await subscription.add("third", got.append)
+
+        await until(lambda: got)
+        await until(lambda: client.pubsub_numsub("third") == [(b"third", 1)])
+
+    # asyncio's transports take what is written to them and drop it.
+    heard(work, "uvloop")
 
 
 def test_what_comes_and_goes_leaves_nothing_behind(heard, client):
