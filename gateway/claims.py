@@ -45,6 +45,7 @@ from gateway.outcome import Outcome
 log = logging.getLogger(__name__)
 
 _KEY = 16  # bytes of an identity's digest
+_KIND = b"c:"  # short: with the usual prefix a key fits into Redis' allocation of 32 bytes
 _RENEWAL = 1.0  # seconds between renewals of a lease
 #: Seconds for which a write is tried again, and for which a failure is remembered: a late confirm
 #: must not bring back what has failed.
@@ -97,7 +98,7 @@ class Claims:
         `body`; `rerun` has it run again where its result has expired and nobody had seen it.
         Raises `KeyConflict` and, at the latest after `patience` seconds, `StateUnavailable`.
         """
-        key = f"{self._prefix}claim:".encode() + _digest(identity.encode(), _KEY)
+        key = self._prefix.encode() + _KIND + _digest(identity.encode(), _KEY)
         digest = _digest(body, DIGEST)
         flags = [1 - again, int(strict), int(rerun)]
         args = [_raw(task_id), digest, _ms(self._lease), self._life, *flags, _ms(span)]
