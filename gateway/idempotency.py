@@ -79,7 +79,7 @@ class Idempotency:
     def relay(self, waiter: Waiter, message: Message, identity: str) -> None:
         """Have `waiter` answered by the one run of the delivery that `identity` names."""
         waiter.rejoin = partial(self._rejoin, waiter, message, identity)
-        self._run(self._relay(waiter, message, identity, again=False))
+        self._run(self._relay(waiter, message, identity))
 
     def _rejoin(self, waiter: Waiter, message: Message, identity: str) -> None:
         """Have `waiter` wait with those who joined: it cannot hear the result by itself any more.
@@ -89,20 +89,20 @@ class Idempotency:
         pending = Pending(replace(message, task_id=waiter.claim.task_id), waiter.deadline)
         pending.confirm()
         waiter.follow(pending)
-
-        async def wait() -> None:
-            if not await self._joins.wait(waiter.claim, pending):
-                await self._relay(waiter, message, identity, again=True)
-
-        self._run(wait())
+        self._run(self._relay(waiter, message, identity, pending))
 
     def _run(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _relay(self, waiter: Waiter, message: Message, identity: str, again: bool) -> None:
+    async def _relay(
+        self, waiter: Waiter, message: Message, identity: str, joined: Pending | None = None
+    ) -> None:
+        again = joined is not None
         try:
+            if joined is not None and await self._joins.wait(waiter.claim, joined):
+                return
             while not await self._try(waiter, message, identity, again):
                 again = True
         except RequestError as error:
@@ -120,7 +120,7 @@ class Idempotency:
                 return True
             if self._refuse:
                 raise
-            waiter.claim = None
+            waiter.claim = waiter.rejoin = None
             waiter.follow(self._send(waiter, message))
             return True
         if self._too_late(waiter, claim):
