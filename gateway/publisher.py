@@ -29,7 +29,7 @@ from gateway.celery_message import CONTENT_ENCODING, CONTENT_TYPE, Message, comm
 from gateway.coalescing import Coalescing
 from gateway.config import Config
 from gateway.confirms import Confirms
-from gateway.errors import BrokerBlocked, BrokerUnavailable
+from gateway.errors import BrokerBlocked, BrokerUnavailable, URITooLong
 from gateway.metrics import Metrics
 from gateway.pending import Pending
 
@@ -40,6 +40,7 @@ BACKOFF = (0.1, 5.0)  # seconds between attempts: the first, the longest
 STEADY = 1.0  # seconds that a connection has to last for the next one to come without a pause
 SETTLING = 10.0  # seconds after the end of an outage; see `Publisher._on_rejected`
 _SWEEP = 0.1  # seconds between looks at overdue confirms
+_TEMPLATES = 1_000  # a few for each route
 
 
 class Publisher:
@@ -99,7 +100,8 @@ class Publisher:
     def publish(self, pending: Pending, reply_to: str | None = None) -> None:
         """Publish ``pending.message``; its confirm or error is told to `pending`.
 
-        Raises `BrokerUnavailable` or `BrokerBlocked` where it is known not to be taken.
+        Raises `BrokerUnavailable`, `BrokerBlocked` or `URITooLong` where it is known not to be
+        taken.
         """
         if self._channel is None or not self._channel.is_open:
             raise BrokerUnavailable
@@ -107,19 +109,36 @@ class Publisher:
             raise BrokerBlocked
         if not self._connection.writable:
             raise BrokerUnavailable("The broker reads nothing.")
-        message = pending.message
-        key = message.task, message.queue, message.persistent, reply_to
-        template = self._templates.get(key)
-        if template is None:
-            template = self._templates[key] = self._template(message, reply_to)
-        self._connection.send(
-            template.message(message.task_id, fields(message.own_headers()), message.body)
-        )
+        self._connection.send(self._encode(pending.message, reply_to))
         pending.sent = monotonic()
         self._confirms.add(pending)
         self._metrics.add("gateway_messages_published_total")
         if self._sweeper is None:
             self._sweeper = asyncio.get_running_loop().call_later(_SWEEP, self._sweep)
+
+    def check(self, message: Message) -> None:
+        """Raise `URITooLong` where the broker would not take so much beside a body.
+
+        For whoever publishes to the same broker by other means.
+        """
+        if self._channel is not None:
+            self._encode(message, None)
+
+    def _encode(self, message: Message, reply_to: str | None) -> bytes:
+        key = message.task, message.queue, message.persistent, reply_to
+        template = self._templates.get(key)
+        if template is None:
+            if len(self._templates) >= _TEMPLATES:
+                self._templates.clear()
+            template = self._templates[key] = self._template(message, reply_to)
+        headers = fields(message.own_headers())
+        if len(headers) > template.room:
+            # What else the sender chooses is bounded: see `Delivery.table`.
+            raise URITooLong(
+                f"The query string and the path's parameters are too long: the message would have "
+                f"{len(headers)} bytes of headers, and the broker takes {template.room}."
+            )
+        return template.message(message.task_id, headers, message.body)
 
     def _template(self, message: Message, reply_to: str | None) -> Template:
         return Template(
