@@ -22,16 +22,16 @@ from pika.channel import Channel
 
 from gateway import background, broker
 from gateway.amqp_connection import TurnConnection
-from gateway.amqp_frames import Template, fields
 from gateway.amqp_scanner import Scanner
 from gateway.broker import describe
-from gateway.celery_message import CONTENT_ENCODING, CONTENT_TYPE, Message, common_headers
+from gateway.celery_message import Message
 from gateway.coalescing import Coalescing
 from gateway.config import Config
 from gateway.confirms import Confirms
-from gateway.errors import BrokerBlocked, BrokerUnavailable, URITooLong
+from gateway.errors import BrokerBlocked, BrokerUnavailable
 from gateway.metrics import Metrics
 from gateway.pending import Pending
+from gateway.templates import Templates
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,6 @@ BACKOFF = (0.1, 5.0)  # seconds between attempts: the first, the longest
 STEADY = 1.0  # seconds that a connection has to last for the next one to come without a pause
 SETTLING = 10.0  # seconds after the end of an outage; see `Publisher._on_rejected`
 _SWEEP = 0.1  # seconds between looks at overdue confirms
-_TEMPLATES = 1_000  # a few for each route
 
 
 class Publisher:
@@ -76,7 +75,7 @@ class Publisher:
         self.blocked = ""
         self._confirms = Confirms(metrics, self._on_rejected)
         self._outage, self._unsettled_until = True, 0.0  # a start may be the end of one
-        self._templates: dict[tuple[str, str, bool, str | None], Template] = {}
+        self._templates: Templates | None = None
 
     @property
     def trouble(self) -> str:
@@ -109,7 +108,7 @@ class Publisher:
             raise BrokerBlocked
         if not self._connection.writable:
             raise BrokerUnavailable("The broker reads nothing.")
-        self._connection.send(self._encode(pending.message, reply_to))
+        self._connection.send(self._templates.encode(pending.message, reply_to))
         pending.sent = monotonic()
         self._confirms.add(pending)
         self._metrics.add("gateway_messages_published_total")
@@ -122,35 +121,7 @@ class Publisher:
         For whoever publishes to the same broker by other means.
         """
         if self._channel is not None:
-            self._encode(message, None)
-
-    def _encode(self, message: Message, reply_to: str | None) -> bytes:
-        key = message.task, message.queue, message.persistent, reply_to
-        template = self._templates.get(key)
-        if template is None:
-            if len(self._templates) >= _TEMPLATES:
-                self._templates.clear()
-            template = self._templates[key] = self._template(message, reply_to)
-        headers = fields(message.own_headers())
-        if len(headers) > template.room:
-            # What else the sender chooses is bounded: see `Delivery.table`.
-            raise URITooLong(
-                f"The query string and the path's parameters are too long: the message would have "
-                f"{len(headers)} bytes of headers, and the broker takes {template.room}."
-            )
-        return template.message(message.task_id, headers, message.body)
-
-    def _template(self, message: Message, reply_to: str | None) -> Template:
-        return Template(
-            self._channel.channel_number,
-            self._connection.params.frame_max,
-            message.queue,
-            content_type=CONTENT_TYPE,
-            content_encoding=CONTENT_ENCODING,
-            delivery_mode=2 if message.persistent else 1,
-            reply_to=reply_to,
-            headers=common_headers(message.task),
-        )
+            self._templates.encode(message)
 
     def probe(self) -> None:
         """Publish to nowhere: the broker tells only connections that publish that they are
@@ -219,7 +190,8 @@ class Publisher:
             broker.close(connection)
             raise
         self._metrics.add("gateway_broker_connections_total")
-        self._channel, self._confirms, self._templates = channel, confirms, {}
+        self._channel, self._confirms = channel, confirms
+        self._templates = Templates(channel.channel_number, connection.params.frame_max)
         self._trouble = self.blocked = ""
         if self._outage:  # and not where `_on_rejected` has closed it: that has to come to an end
             self._outage, self._unsettled_until = False, monotonic() + SETTLING

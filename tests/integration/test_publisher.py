@@ -12,6 +12,7 @@ import pytest
 
 from gateway import broker as broker_module
 from gateway import publisher as publisher_module
+from gateway import templates
 from gateway.celery_message import Message
 from gateway.config import Config, Route
 from gateway.errors import BrokerUnavailable, URITooLong
@@ -161,7 +162,7 @@ def test_a_return_that_comes_after_its_timeout_concerns_no_later_try(broker, met
 
 
 def test_templates_are_kept_in_bounds(broker, metrics, monkeypatch):
-    monkeypatch.setattr(publisher_module, "_TEMPLATES", 3)
+    monkeypatch.setattr(templates, "_MOST", 3)
 
     async def work(publisher: Publisher) -> None:
         await until(lambda: not publisher.trouble)
@@ -170,7 +171,7 @@ def test_templates_are_kept_in_bounds(broker, metrics, monkeypatch):
             publisher.publish(one)
         await until(lambda: all(one.ended for one in sent))
         assert {one.error.type for one in sent} == {"unroutable"}
-        assert 0 < len(publisher._templates) <= 3
+        assert 0 < len(publisher._templates._made) <= 3
 
     run(lambda: Publisher(config(broker), metrics), work)
 
