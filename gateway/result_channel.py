@@ -26,8 +26,7 @@ SILENCE = 5.0  # seconds without a word, a PING's answer included, end the subsc
 class ResultChannel(asyncio.Protocol):
     """Hears what is published on channels that begin with `prefix`: `hear(channel, message)`.
 
-    Used as ``async with``; what fails raises
-    RedisError or OSError.
+    Used as ``async with``; what fails raises one of `gateway.result_store.LOST`.
     """
 
     def __init__(

@@ -11,8 +11,6 @@ import logging
 from math import inf
 from time import monotonic
 
-from redis.exceptions import RedisError
-
 from gateway import background, result_store
 from gateway.celery_message import Message, decode_result
 from gateway.coalescing import Coalescing
@@ -102,7 +100,7 @@ class RedisPush(Strategy):
                     self._trouble = ""
                     since = monotonic()
                     await channel.watch()
-            except (RedisError, OSError) as exc:
+            except result_store.LOST as exc:
                 if not self._trouble:
                     log.warning("result subscription lost: %s", exc)
                 # One that was cut, and not silent: what comes until the next one stands is fetched
@@ -124,7 +122,7 @@ class RedisPush(Strategy):
             if stragglers:
                 try:
                     await self._fetch(stragglers)
-                except (RedisError, OSError) as exc:
+                except result_store.LOST as exc:
                     log.warning("cannot fetch results: %s", exc)
 
     async def _fetch(self, task_ids: list[str]) -> None:
