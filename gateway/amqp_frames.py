@@ -27,6 +27,7 @@ PUBLISH, DELIVER, ACK, NACK = 0x3C0028, 0x3C003C, 0x3C0050, 0x3C0078
     CONTENT_TYPE, CONTENT_ENCODING, HEADERS, DELIVERY_MODE, PRIORITY, CORRELATION_ID, REPLY_TO,
 ) = (1 << bit for bit in range(15, 8, -1))  # fmt: skip
 
+_LONGEST = 256  # bytes of a short string
 _BASIC = 0x3C0000  # class and weight
 _MANDATORY = b"\1"
 
@@ -70,6 +71,8 @@ class Template:
     """Messages on the default exchange, mandatory, that have most of their headers in common.
 
     `frame_max` is what was agreed with the broker, in bytes; `headers` are those of all messages.
+    Each message may have up to ``room`` bytes of headers of its own: they share one frame, and a
+    longer one ends the connection.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class Template:
         self._fixed = 4 + 8 + len(self._properties) + 4 + len(self._headers) + len(self._reply_to)
         self._channel = channel
         self._body_max = frame_max - OVERHEAD
+        self.room = self._body_max - self._fixed - _LONGEST
 
     def message(self, correlation_id: str, headers: bytes, body: bytes) -> bytes:
         """Encode a message; `headers` are the encoded `fields` that it has of its own."""

@@ -93,15 +93,16 @@ def _of_value(status: int, value: Any, content_type: str) -> Answer:
 def _of_envelope(value: dict[str, Any], content_type: str) -> Answer:
     status = value["status"]
     if type(status) is not int or not 200 <= status <= 599:
-        raise ResultUnusable(f"The task returned the status {status!r}; 200 to 599 can be sent.")
+        raise ResultUnusable(f"The task returned the status {status!r:.99}; 200 to 599 are sent.")
     answer = _of_value(status, value.get("body"), content_type)
     headers = value.get("headers") or {}
     if not isinstance(headers, dict):
         raise ResultUnusable("The task returned headers that are no object.")
     for name, text in headers.items():
-        lower = name.lower()
+        # Beyond ASCII there are letters whose lower case is an ASCII one: U+212A becomes a k.
+        lower = name.lower() if name.isascii() else ""
         if lower not in ALLOWED_HEADERS:
-            raise ResultUnusable(f"The task returned the header {name!r}, which is not allowed.")
+            raise ResultUnusable(f"The task returned the header {name!r:.99}; it is not allowed.")
         if not isinstance(text, str) or not _field_value(text):
             raise ResultUnusable(f"The task returned a malformed value for the header {name!r}.")
         if lower == "content-type":

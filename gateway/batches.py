@@ -12,9 +12,10 @@ from time import monotonic
 from typing import Any
 
 import redis.asyncio
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ResponseError
 
 from gateway import background
+from gateway.result_store import LOST
 
 #: Seconds that a batch may take, and that a command may wait for its batch.
 PATIENCE = 1.0
@@ -82,7 +83,7 @@ class Batches:
         try:
             async with asyncio.timeout(PATIENCE):
                 answers = await pipeline.execute(raise_on_error=False)
-        except (RedisError, OSError) as exc:
+        except LOST as exc:
             trouble = f"{type(exc).__name__}: {exc}"
         for (reply, _), answer in zip(due, answers, strict=False):
             if reply.done():

@@ -5,13 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from itertools import takewhile
+from time import monotonic
 from typing import Any
 
+from gateway.celery_message import Message
 from gateway.errors import NotConfirmed, Rejected, RequestError, Unroutable
 from gateway.metrics import Metrics
 from gateway.pending import Pending
 
 log = logging.getLogger(__name__)
+
+#: A task's and a delivery's id. A task may be published again, by a later try, while the return of
+#: an earlier message under the same id is still on its way.
+Published = tuple[str, str]
 
 
 class Confirms:
@@ -27,10 +33,11 @@ class Confirms:
         self._taken: set[str] = set()
         self._tag = 0
         self._pending: dict[int, Pending] = {}
-        self._returned: set[str] = set()
+        # What was returned and not acknowledged yet, and when (monotonic seconds).
+        self._returned: dict[Published, float] = {}
 
     def __len__(self) -> int:
-        return len(self._pending)
+        return len(self._pending) + len(self._returned)
 
     def add(self, pending: Pending) -> None:
         """Expect the confirm of what has just been published."""
@@ -54,8 +61,7 @@ class Confirms:
                 self._refuse(pending, Rejected())
                 if pending.message.queue not in self._taken:
                     self._on_rejected(pending.message.queue)
-            elif self._returned and pending.message.task_id in self._returned:
-                self._returned.discard(pending.message.task_id)
+            elif self._returned and self._returned.pop(_published(pending.message), None):
                 self._refuse(pending, Unroutable(f"The queue {pending.message.queue} is missing."))
             else:
                 self._taken.add(pending.message.queue)
@@ -64,7 +70,8 @@ class Confirms:
 
     def on_return(self, _channel: Any, method: Any, properties: Any, _body: bytes) -> None:
         """Take pika's word of a return, which comes before the ack of the same message."""
-        self._returned.add(properties.correlation_id)
+        delivery = properties.headers["delivery"]
+        self._returned[properties.correlation_id, delivery.get("id", "")] = monotonic()
         log.warning("message returned: %s (queue %s)", method.reply_text, method.routing_key)
 
     def give_up(self, sent_before: float) -> None:
@@ -73,13 +80,22 @@ class Confirms:
         for tag, pending in list(overdue):
             del self._pending[tag]
             self._refuse(pending, NotConfirmed())
+        # Nothing that was returned before that moment is waited for any more.
+        stale = takewhile(lambda item: item[1] <= sent_before, self._returned.items())
+        for published, _ in list(stale):
+            del self._returned[published]
 
     def fail(self, error: RequestError) -> None:
         """Fail all: the channel is gone, and no confirm of it will ever come."""
         lost, self._pending = self._pending, {}
+        self._returned.clear()
         for pending in lost.values():
             self._refuse(pending, error)
 
     def _refuse(self, pending: Pending, error: RequestError) -> None:
         self._metrics.add("gateway_messages_refused_total")
         pending.fail(error)
+
+
+def _published(message: Message) -> Published:
+    return message.task_id, message.delivery.get("id", "")

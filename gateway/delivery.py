@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+
+# https://www.w3.org/TR/trace-context/#traceparent-header; versions to come may add fields.
+_IDS = "-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+_traceparent = re.compile(f"00{_IDS}|(?!00|ff)[0-9a-f]{{2}}{_IDS}(-[!-~]{{0,200}})?").fullmatch
 
 
 @dataclass(slots=True)
@@ -42,7 +47,12 @@ class Delivery:
     event: str = ""
 
     def table(self, store: bool) -> dict[str, Any]:
-        """Return the ``delivery`` message header; `store` asks the worker to store its result."""
+        """Return the ``delivery`` message header; `store` asks the worker to store its result.
+
+        What the sender chooses is bounded, but for ``params`` and ``query_string``, which the
+        publisher holds against the room that the broker leaves for headers.
+        """
+        traceparent = self.headers.get("traceparent", "")
         return {
             "id": self.id,
             "source": self.source,
@@ -52,6 +62,6 @@ class Delivery:
             "query_string": self.query_string,
             "remote": self.remote,
             "received_at": datetime.fromtimestamp(self.received_at, UTC).isoformat(),
-            "traceparent": self.headers.get("traceparent", ""),
+            "traceparent": traceparent if _traceparent(traceparent) else "",
             "store": store,
         }

@@ -185,8 +185,6 @@ class Exchange(HTTPMessageDelegate):
         connection.end(last)
 
     def _write(self, given: Answer, connection: str) -> None:
-        self.answered = True
-        self._waiter = None
         head = self._shared.start_of(given.status)
         for name, value in given.headers.items():
             head += f"{name}: {value}\r\n"
@@ -199,6 +197,8 @@ class Exchange(HTTPMessageDelegate):
         data = f"{head}\r\n".encode("latin1")
         if self._start is None or self._start.method != "HEAD":
             data += given.body
+        self.answered = True
+        self._waiter = None
         self._stream.send(data)
         # For the client to take it, and to send its next request.
         self._stream.deadline = monotonic() + self._shared.config.idle_timeout

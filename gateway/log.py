@@ -13,6 +13,7 @@ from logging.handlers import QueueHandler, QueueListener
 WAITING = 10_000
 LAST = 1.0  # seconds for the last lines to be written
 MOST = 10  # like lines a second
+_TEXTS = 1_000  # that are counted; the code has fewer
 
 
 class _Handler(QueueHandler):
@@ -53,6 +54,8 @@ class Sparing(logging.Filter):
             if count > self._most:
                 record.msg = f"{text} ({count - self._most} like it left out before)"
             count = 0
+        if len(self._counts) >= _TEXTS:
+            self._counts.clear()
         self._counts[text] = now, count + 1
         return count < self._most
 

@@ -7,6 +7,8 @@ from ipaddress import ip_address, ip_network
 
 #: Addresses may be made up: of more than these none is remembered.
 _REMEMBERED = 1_000
+#: Characters; an IPv6 address with a zone has fewer.
+_LONGEST = 100
 
 
 class Proxies:
@@ -19,11 +21,12 @@ class Proxies:
     def sender(self, peer: str, forwarded_for: str) -> str:
         """Return the sender's address: of those that are not trusted the one nearest to us.
 
-        `forwarded_for` is X-Forwarded-For, which counts only where `peer` is trusted.
+        `forwarded_for` is X-Forwarded-For, which counts only where `peer` is trusted. What is too
+        long for an address is cut off.
         """
         if forwarded_for and self._trusted(peer):
             for address in reversed(forwarded_for.split(",")):
-                if (address := address.strip()) and not self._trusted(address):
+                if (address := address.strip()[:_LONGEST]) and not self._trusted(address):
                     return address
         return peer
 

@@ -22,16 +22,16 @@ from pika.channel import Channel
 
 from gateway import background, broker
 from gateway.amqp_connection import TurnConnection
-from gateway.amqp_frames import Template, fields
 from gateway.amqp_scanner import Scanner
 from gateway.broker import describe
-from gateway.celery_message import CONTENT_ENCODING, CONTENT_TYPE, Message, common_headers
+from gateway.celery_message import Message
 from gateway.coalescing import Coalescing
 from gateway.config import Config
 from gateway.confirms import Confirms
 from gateway.errors import BrokerBlocked, BrokerUnavailable
 from gateway.metrics import Metrics
 from gateway.pending import Pending
+from gateway.templates import Templates
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Publisher:
         self.blocked = ""
         self._confirms = Confirms(metrics, self._on_rejected)
         self._outage, self._unsettled_until = True, 0.0  # a start may be the end of one
-        self._templates: dict[tuple[str, str, bool, str | None], Template] = {}
+        self._templates: Templates | None = None
 
     @property
     def trouble(self) -> str:
@@ -99,7 +99,8 @@ class Publisher:
     def publish(self, pending: Pending, reply_to: str | None = None) -> None:
         """Publish ``pending.message``; its confirm or error is told to `pending`.
 
-        Raises `BrokerUnavailable` or `BrokerBlocked` where it is known not to be taken.
+        Raises `BrokerUnavailable`, `BrokerBlocked` or `URITooLong` where it is known not to be
+        taken.
         """
         if self._channel is None or not self._channel.is_open:
             raise BrokerUnavailable
@@ -107,31 +108,20 @@ class Publisher:
             raise BrokerBlocked
         if not self._connection.writable:
             raise BrokerUnavailable("The broker reads nothing.")
-        message = pending.message
-        key = message.task, message.queue, message.persistent, reply_to
-        template = self._templates.get(key)
-        if template is None:
-            template = self._templates[key] = self._template(message, reply_to)
-        self._connection.send(
-            template.message(message.task_id, fields(message.own_headers()), message.body)
-        )
+        self._connection.send(self._templates.encode(pending.message, reply_to))
         pending.sent = monotonic()
         self._confirms.add(pending)
         self._metrics.add("gateway_messages_published_total")
         if self._sweeper is None:
             self._sweeper = asyncio.get_running_loop().call_later(_SWEEP, self._sweep)
 
-    def _template(self, message: Message, reply_to: str | None) -> Template:
-        return Template(
-            self._channel.channel_number,
-            self._connection.params.frame_max,
-            message.queue,
-            content_type=CONTENT_TYPE,
-            content_encoding=CONTENT_ENCODING,
-            delivery_mode=2 if message.persistent else 1,
-            reply_to=reply_to,
-            headers=common_headers(message.task),
-        )
+    def check(self, message: Message) -> None:
+        """Raise `URITooLong` where the broker would not take so much beside a body.
+
+        For whoever publishes to the same broker by other means.
+        """
+        if self._channel is not None:
+            self._templates.encode(message)
 
     def probe(self) -> None:
         """Publish to nowhere: the broker tells only connections that publish that they are
@@ -200,7 +190,8 @@ class Publisher:
             broker.close(connection)
             raise
         self._metrics.add("gateway_broker_connections_total")
-        self._channel, self._confirms, self._templates = channel, confirms, {}
+        self._channel, self._confirms = channel, confirms
+        self._templates = Templates(channel.channel_number, connection.params.frame_max)
         self._trouble = self.blocked = ""
         if self._outage:  # and not where `_on_rejected` has closed it: that has to come to an end
             self._outage, self._unsettled_until = False, monotonic() + SETTLING

@@ -7,12 +7,13 @@ from time import monotonic
 from urllib.parse import parse_qsl
 
 from gateway import preferences, result_store
+from gateway.answer import Answer
 from gateway.batches import Batches
 from gateway.celery_message import Message, TaskIds, encode_body
 from gateway.config import Config
 from gateway.deadlines import Deadlines
 from gateway.delivery import Delivery, Request
-from gateway.errors import BadRequest, BodyTooSlow, MethodNotAllowed, RequestError
+from gateway.errors import BadRequest, BodyTooSlow, MethodNotAllowed
 from gateway.failpoints import Failpoint
 from gateway.idempotency import Idempotency
 from gateway.journal import Journal
@@ -56,7 +57,7 @@ class Relay:
         self._idempotency = (
             Idempotency(config, strategy, self._store, metrics, failpoint) if joined else None
         )
-        self._looking: set[asyncio.Task[None]] = set()
+        self._looking: set[asyncio.Task[Answer]] = set()
         # What its waiters need.
         self.metrics = metrics
         self.failpoint = failpoint
@@ -103,46 +104,45 @@ class Relay:
         Returns the waiter to cancel should the sender leave, None if it is answered already.
         """
         waiter = Waiter(self, request, respond)
-        try:
-            self.limits.admit(len(request.body))
-            if request.path.startswith(RESULTS):
-                self._look(waiter)
-                return waiter
-            endpoint, params = self._routes.find(request.path)
-            waiter.path = endpoint.path
-            verified = waiter.verified = endpoint.verify(request)
-            if verified.challenge is not None:
-                waiter.give(verified.challenge)
-                return None
-            target = waiter.target = endpoint.target(verified.event)
-            if target is None:
-                self.metrics.add("gateway_events_unrouted_total")
-                waiter.give(endpoint.unrouted(verified))
-                return None
-            endpoint.limits.admit()
-            waiter.source_limits = endpoint.limits
-            waiter.deadline = request.arrived + target.deadline
-            waiter.mode = target.answer
-            if target.prefer and "prefer" in request.headers:
-                self._prefer(waiter)
-            if waiter.deadline <= monotonic():
-                raise BodyTooSlow("The body came after the deadline.")
-            waiter.delivery = self._deliver(waiter, endpoint, params)
-            waiter.delivery_id = waiter.delivery.id
-            message = waiter.message = self._message(waiter)
-            if identity := target.identity(waiter.delivery, verified):
-                self._idempotency.relay(waiter, message, identity)
-            elif waiter.mode == "accept":
-                waiter.follow(self._strategy.publish(message, waiter.deadline))
-            else:
-                waiter.follow(self._strategy.send(message, waiter.deadline))
-        except RequestError as error:
-            waiter.refuse(error)
-            return None
-        if waiter.respond is None:  # `blocking` has everything at once
-            return None
-        waiter.wait()
-        return waiter
+        waiter.attempt(self._take, waiter)
+        return None if waiter.gone else waiter
+
+    def _take(self, waiter: Waiter) -> None:
+        request = waiter.request
+        self.limits.admit(len(request.body))
+        if request.path.startswith(RESULTS):
+            self._look(waiter)
+            return
+        endpoint, params = self._routes.find(request.path)
+        waiter.path = endpoint.path
+        verified = waiter.verified = endpoint.verify(request)
+        if verified.challenge is not None:
+            waiter.give(verified.challenge)
+            return
+        target = waiter.target = endpoint.target(verified.event)
+        if target is None:
+            self.metrics.add("gateway_events_unrouted_total")
+            waiter.give(endpoint.unrouted(verified))
+            return
+        endpoint.limits.admit()
+        waiter.source_limits = endpoint.limits
+        waiter.deadline = request.arrived + target.deadline
+        waiter.mode = target.answer
+        if target.prefer and "prefer" in request.headers:
+            self._prefer(waiter)
+        if waiter.deadline <= monotonic():
+            raise BodyTooSlow("The body came after the deadline.")
+        waiter.delivery = self._deliver(waiter, endpoint, params)
+        waiter.delivery_id = waiter.delivery.id
+        message = waiter.message = self._message(waiter)
+        if identity := target.identity(waiter.delivery, verified):
+            self._idempotency.relay(waiter, message, identity)
+        elif waiter.mode == "accept":
+            waiter.follow(self._strategy.publish(message, waiter.deadline))
+        else:
+            waiter.follow(self._strategy.send(message, waiter.deadline))
+        if not waiter.gone:  # `blocking` has everything at once
+            waiter.wait()
 
     def delivery_id(self) -> str:
         """Return a new delivery id; what is refused has one, too, for whoever looks into it."""
@@ -198,16 +198,15 @@ class Relay:
         ticket = self.results.ticket(request.path)
         waiter.delivery_id, waiter.task_id = ticket.delivery_id, ticket.task_id
 
-        async def look() -> None:
-            try:
-                waiter.give(await self.results.look(ticket))
-            except RequestError as error:
-                waiter.refuse(error)
+        def looked(task: asyncio.Task[Answer]) -> None:
+            self._looking.discard(task)
+            if not task.cancelled():
+                waiter.attempt(lambda: waiter.give(task.result()))
 
         waiter.wait()
-        task = asyncio.create_task(look())
+        task = asyncio.create_task(self.results.look(ticket))
         self._looking.add(task)
-        task.add_done_callback(self._looking.discard)
+        task.add_done_callback(looked)
 
 
 def parse_query(text: str) -> dict[str, str]:

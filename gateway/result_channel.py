@@ -8,6 +8,7 @@ https://redis.io/docs/latest/develop/pubsub/
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 
 import hiredis
@@ -16,25 +17,27 @@ from redis.exceptions import ConnectionError, InvalidResponse, ResponseError
 
 from gateway.coalescing import Coalescing
 
+# What stands for more than itself in a pattern.
+_special = re.compile(r"[*?\[\]\\^]").sub
+
 SILENCE = 5.0  # seconds without a word, a PING's answer included, end the subscription
 
 
 class ResultChannel(asyncio.Protocol):
-    """Hears what is published on the channels that match `pattern`: `hear(channel, message)`.
+    """Hears what is published on channels that begin with `prefix`: `hear(channel, message)`.
 
-    Used as ``async with``; what fails raises
-    RedisError or OSError.
+    Used as ``async with``; what fails raises one of `gateway.result_store.LOST`.
     """
 
     def __init__(
         self,
         client: redis.asyncio.Redis,
-        pattern: str,
+        prefix: str,
         hear: Callable[[bytes, bytes], object],
         coalescing: Coalescing,
     ):
         self._client = client
-        self._pattern = pattern
+        self._pattern = _special(r"\\\g<0>", prefix) + "*"
         self._hear = hear
         self._coalescing = coalescing
         self._reader = hiredis.Reader(protocolError=InvalidResponse)

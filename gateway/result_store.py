@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 
 Ask = Callable[..., Awaitable[Any]]
 
+#: What a lost connection raises; RuntimeError: uvloop, where one that is closed is written to.
+LOST = (RedisError, OSError, RuntimeError)
+
 CONNECT_TIMEOUT = 3.0  # seconds
 PING = 1.0  # seconds between looks at the store's health
 PATIENCE = 3.0  # seconds that `asking` waits for a reply
@@ -109,8 +112,8 @@ async def asking(config: Config, url: str) -> AsyncIterator[Ask]:
         try:
             async with asyncio.timeout(PATIENCE):
                 return await client.execute_command(*command)
-        except (RedisError, OSError) as exc:
-            away = isinstance(exc, (ConnectionError, OSError))
+        except LOST as exc:
+            away = isinstance(exc, (ConnectionError, OSError, RuntimeError))
             name = "state_url" if config.state_url and url == config.state else "result_backend"
             remedy = f"; start it, or correct {name} (GATEWAY_{name.upper()})" if away else ""
             problem = f"{without_password(url)}: {str(exc) or 'no answer in time'}{remedy}"
@@ -145,7 +148,7 @@ class ResultStore:
     async def fetch(self, task_ids: Sequence[str]) -> list[tuple[str, bytes]]:
         """Return those of `task_ids` that have something stored, with it.
 
-        Raises `redis.exceptions.RedisError` or OSError where the store does not answer.
+        Raises one of `LOST` where the store does not answer.
         """
         assert self._client is not None
         found = []
@@ -169,7 +172,7 @@ class ResultStore:
                 if self.trouble:
                     log.info("connected to the result store %s", url)
                 self.trouble = ""
-            except (RedisError, OSError) as exc:
+            except LOST as exc:
                 if (trouble := f"{type(exc).__name__}: {exc}") != self.trouble:
                     log.warning("no result store at %s: %s", url, trouble)
                 self.trouble = trouble

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from gateway.model import Model, Seconds
 
@@ -17,7 +17,17 @@ RESULTS = "/results/"
 _PLACE = r"(header:[!#$%&'*+\-.^_`|~0-9A-Za-z]+|json:(/[^\r\n]*)?)"
 #: The statuses below one of them, without some.
 _final = re.compile(r"below ([2-6]\d\d)(?:, but (\d{3}(?:, \d{3})*))?").fullmatch
-Queue = Annotated[str, Field(min_length=1, max_length=255)]
+#: Bytes of a queue's name, and of a field's: AMQP's short strings have no more.
+_SHORT = 255
+
+
+def _short(text: str) -> str:
+    if len(text.encode()) > _SHORT:
+        raise ValueError(f"has over {_SHORT} bytes, which AMQP does not allow")
+    return text
+
+
+Queue = Annotated[str, Field(min_length=1), AfterValidator(_short)]
 
 
 class Route(Model):
@@ -50,6 +60,8 @@ class Route(Model):
         params = PARAM.findall(self.path)
         if len(set(params)) != len(params) or "{" in PARAM.sub("", self.path):
             raise ValueError("path: each parameter is written {name}, with a name of its own")
+        if any(len(name) > _SHORT for name in params):
+            raise ValueError(f"path: a parameter's name has at most {_SHORT} characters")
         if self.path.startswith(RESULTS):
             raise ValueError(f"path: {RESULTS} is reserved for results")
         if "celery" in self.queue_names and (self.queue_type != "classic" or self.queue_arguments):

@@ -20,6 +20,8 @@ from gateway.route import PARAM, Route
 from gateway.sources import find
 from gateway.sources.base import Source, Verified
 
+#: Characters of an event's name; senders' longest have about 60.
+MAX_EVENT = 255
 #: Request headers that are between sender and gateway, on a route with a source.
 _PRIVATE = frozenset(["authorization", "cookie"])
 
@@ -121,7 +123,12 @@ class Endpoint:
         )
 
     def target(self, event: str) -> Target | None:
-        """Return where deliveries of `event` go; None: nowhere."""
+        """Return where deliveries of `event` go; None: nowhere.
+
+        Raises `BadRequest` where it is too long for the message.
+        """
+        if len(event) > MAX_EVENT:
+            raise BadRequest(f"The event's name has over {MAX_EVENT} characters.")
         for target in self._by_event:
             if any(fnmatchcase(event, pattern) for pattern in target.route.events):
                 return target

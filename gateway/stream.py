@@ -110,7 +110,10 @@ class Stream(ReadBuffer, asyncio.Protocol):
             asyncio.get_running_loop().call_later(LINGER_SECONDS, self._transport.abort)
             self.clear()
             self._transport.resume_reading()
-            self._transport.write_eof()
+            try:
+                self._transport.write_eof()
+            except OSError:  # the client has reset it, which the loop is about to hear
+                self._transport.abort()
         else:
             self._transport.close()
 

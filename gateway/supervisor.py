@@ -139,7 +139,11 @@ class Supervisor:
         return child
 
     async def _reload(self) -> None:
-        """Replace all children one by one; a configuration that cannot be used changes nothing."""
+        """Replace all children, once as many new ones are ready; else nothing changes.
+
+        Until then the old ones serve on: a configuration that only some of the new ones can use
+        would leave two at a time.
+        """
         async with self._reloading:
             try:
                 config = self._load()
@@ -155,22 +159,33 @@ class Supervisor:
             # Not those that another reload has replaced and that drain yet.
             old = [child for child in self.children if not child.retired]
             log.info("reloading: replacing %d children", len(old))
-            for number in range(max(config.processes, len(old))):
-                if self._stopping.is_set():
-                    return
-                if number < config.processes:
-                    child = await self._start(config)
-                    if child is None:
-                        return
-                    self._keep(self._keep_one(child))
-                    if not await child.ready():
-                        log.error("not reloaded: the new child %d is not ready", child.pid)
-                        self._retire(child)
-                        return
-                if number < len(old):
-                    self._retire(old[number])
-            self.config = config
-            log.info("reloaded")
+            new: list[Process] = []
+            trouble = await self._start_all(config, new)
+            if self._stopping.is_set():
+                return
+            if trouble:
+                log.error("not reloaded: %s; the old children stay", trouble)
+            else:
+                self.config = config
+                log.info("reloaded")
+            for child in new if trouble else old:
+                self._retire(child)
+
+    async def _start_all(self, config: Config, new: list[Process]) -> str:
+        """Start all of a configuration's children, one after the other, beside the old ones.
+
+        Returns what was wrong, as soon as something is; what was started is added to `new`.
+        """
+        for _ in range(config.processes):
+            child = await self._start(config)
+            if child is None:
+                return "a new child cannot be started"
+            new.append(child)
+            self._keep(self._keep_one(child))
+            if not await child.ready():
+                return f"the new child {child.pid} is not ready"
+        ended = [child.pid for child in new if child not in self.children]
+        return f"the new child {ended[0]} has ended" if ended else ""
 
     def _retire(self, child: Process) -> None:
         child.retired = True

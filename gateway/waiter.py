@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -67,6 +68,21 @@ class Waiter:
         self.rejoin: Callable[[], None] | None = None
         self.source_limits: SourceLimits | None = None
 
+    def attempt(self, step: Callable[..., None], *arguments: object) -> None:
+        """Take a `step` towards the answer; what it raises is this request's answer."""
+        try:
+            try:
+                step(*arguments)
+            except RequestError as error:
+                self.refuse(error)
+        # Steps are called by connections and sweeps that all requests share: whatever is wrong
+        # with one request must not end those, and with them all the others.
+        except Exception:
+            log.exception("a request could not be answered (route %s)", self.path or "none")
+            self._let_go()
+            # From the loop itself, as the next answer may fail in the same way.
+            asyncio.get_running_loop().call_soon(self.refuse, RequestError())
+
     def wait(self) -> None:
         """Count as under way, until `deadline` at the latest."""
         desk = self._desk
@@ -110,6 +126,9 @@ class Waiter:
 
     def expire(self) -> None:
         """End at the deadline, whatever is missing."""
+        self.attempt(self._expire)
+
+    def _expire(self) -> None:
         pending = self.pending
         if pending is None:
             # A delivery waits for its claim, a result's URL for the result.
@@ -135,6 +154,10 @@ class Waiter:
         self._leave()
         self._desk.metrics.add("gateway_clients_gone_total")
         self._write_down(GONE)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Wait no more for what is pending."""
         # A claim has to be told of the confirm, or the next try would publish again.
         unclaimed = self.claim is None or not self.claim.ours
         if self.pending is not None and (unclaimed or self.pending.confirmed):
@@ -159,13 +182,14 @@ class Waiter:
     def give(self, given: Answer, error: str = "") -> None:
         """Answer, unless the sender has gone; `error` says why it is none of a task's."""
         self._leave()
-        respond, self.respond = self.respond, None
+        respond = self.respond
         if respond is not None:
             self.answered = True
             if self.applied:
                 given.headers["Preference-Applied"] = self.applied
             self._desk.metrics.answered(self.path, given.status, monotonic() - self.request.arrived)
             respond(given)
+            self.respond = None  # now that nothing else has to be answered
             self._write_down(given.status, error)
 
     def give_result(self, given: Answer) -> None:
@@ -197,6 +221,9 @@ class Waiter:
 
     def _changed(self, pending: Pending) -> None:
         """Hear of the confirm or the end of what is pending."""
+        self.attempt(self._hear, pending)
+
+    def _hear(self, pending: Pending) -> None:
         if pending.outcome is not None:
             self._end(pending.outcome)
         elif pending.error is not None:

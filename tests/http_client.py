@@ -24,7 +24,7 @@ class Answer:
         problem = json.loads(self.body)
         assert problem["type"].startswith("urn:celery-gateway:")
         assert problem["status"] == self.status
-        assert problem["title"] and problem["detail"]
+        assert problem["title"] and problem["detail"] and problem["delivery_id"]
         return problem
 
     @property

@@ -74,7 +74,7 @@ async def _list(arguments: argparse.Namespace, config: Config) -> int:
             if not number and not arguments.json:
                 print(_LINE.format("received", "delivery", "status", "ms", "route", "event"))
             number += 1
-            print(json.dumps(_about(entry)) if arguments.json else _line(entry))
+            print(_json(_about(entry)) if arguments.json else _line(entry))
     if not number and arguments.limit:
         print("gateway: no such deliveries; `journal` says how many are kept", file=sys.stderr)
     return 0
@@ -87,7 +87,7 @@ async def _show(arguments: argparse.Namespace, config: Config) -> int:
     shown["task_state"] = None
     async for _, outcome in outcomes(config, [entry.task_id]):
         shown["task_state"] = _told(outcome)
-    print(json.dumps(shown, indent=2, ensure_ascii=False))
+    print(_json(shown, indent=2, ensure_ascii=False))
     return 0
 
 
@@ -140,7 +140,7 @@ def _line(entry: Entry) -> str:
     at = received.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     milliseconds = f"{entry.seconds * 1e3:,.1f}"
     route, event = delivery["route"], delivery["event"]
-    return _LINE.format(at, entry.id, _status(entry), milliseconds, route, event).rstrip()
+    return _shown(_LINE.format(at, entry.id, _status(entry), milliseconds, route, event).rstrip())
 
 
 def _about(entry: Entry) -> dict[str, Any]:
@@ -160,4 +160,21 @@ def _status(entry: Entry) -> str:
 
 
 def _told(outcome: Outcome) -> str:
-    return f"{outcome.state}: {outcome.error}" if outcome.error else outcome.state
+    return _shown(f"{outcome.state}: {outcome.error}") if outcome.error else outcome.state
+
+
+def _shown(text: str) -> str:
+    """Return `text` with escapes for whatever would do something to a terminal."""
+    return "".join(map(_escaped, text))
+
+
+def _json(value: dict[str, Any], **options: Any) -> str:
+    """Return JSON without such characters, which still is JSON."""
+    return "\n".join(map(_shown, json.dumps(value, **options).split("\n")))
+
+
+def _escaped(character: str) -> str:
+    if character.isprintable():
+        return character
+    units = character.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))

@@ -22,7 +22,7 @@ class Blocking(CeleryStrategy):
         await super().start()
 
     def send(self, message: Message, deadline: float) -> Pending:
-        self._admit()
+        self._admit(message)
         pending = Pending(message, deadline)
         result = self._client.subscribe(message.task_id)
         try:

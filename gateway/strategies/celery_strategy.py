@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from gateway.celery_message import Message
 from gateway.config import Config
 from gateway.errors import BrokerBlocked, BrokerUnavailable, ResultsUnavailable
 from gateway.metrics import Metrics
@@ -57,11 +58,14 @@ class CeleryStrategy(Strategy):
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._publisher.probe)
 
-    def _admit(self) -> None:
-        """Raise what is already known to keep a message from being taken and answered."""
+    def _admit(self, message: Message) -> None:
+        """Raise what is already known to keep `message` from being taken and answered."""
         if self._publisher.blocked:
             raise BrokerBlocked
         if self._publisher.trouble:
             raise BrokerUnavailable
         if self._store.trouble:
             raise ResultsUnavailable
+        if message.delivery["query_string"] or message.delivery["params"]:
+            # py-amqp does not look at the length of what it writes.
+            self._publisher.check(message)

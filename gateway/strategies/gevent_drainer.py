@@ -53,7 +53,7 @@ class GeventDrainer(CeleryStrategy):
         await super().stop()
 
     def send(self, message: Message, deadline: float) -> Pending:
-        self._admit()
+        self._admit(message)
         pending = Pending(message, deadline)
         self._work.put((self._publish, pending))
         return pending

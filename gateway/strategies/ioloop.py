@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from redis.exceptions import RedisError
-
 from gateway import background
 from gateway.celery_message import Message, decode_result
 from gateway.config import Config
@@ -14,7 +12,7 @@ from gateway.errors import ResultsUnavailable
 from gateway.metrics import Metrics
 from gateway.pending import Pending
 from gateway.publishers import publisher_for
-from gateway.result_store import CONNECT_TIMEOUT, ResultStore
+from gateway.result_store import CONNECT_TIMEOUT, LOST, ResultStore
 from gateway.strategies.base import Strategy
 
 log = logging.getLogger(__name__)
@@ -70,7 +68,7 @@ class IOLoop(Strategy):
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT):
                     found = await self._store.fetch(list(self._waiting))
-            except (RedisError, OSError) as exc:
+            except LOST as exc:
                 log.warning("cannot fetch results: %s", exc)
                 found, pause = [], PAUSE[1]
                 await asyncio.sleep(1)

@@ -11,8 +11,6 @@ import logging
 from math import inf
 from time import monotonic
 
-from redis.exceptions import RedisError
-
 from gateway import background, result_store
 from gateway.celery_message import Message, decode_result
 from gateway.coalescing import Coalescing
@@ -44,7 +42,7 @@ class RedisPush(Strategy):
         self._store = result_store.ResultStore(config)
         channels = result_store.key_prefix(config)
         self._skip = len(channels.encode())
-        self._pattern = f"{channels}{prefix}*"
+        self._channels = channels + prefix
         # The ids sent since the last sweep, and those of the sweep before it.
         self._young: list[str] = []
         self._older: list[str] = []
@@ -93,16 +91,16 @@ class RedisPush(Strategy):
             since = inf
             try:
                 async with ResultChannel(
-                    client, self._pattern, self._hear, self._coalescing
+                    client, self._channels, self._hear, self._coalescing
                 ) as channel:
                     if self._waiting:
                         await self._fetch(list(self._waiting))
-                    log.info("subscribed to %s", self._pattern)
+                    log.info("subscribed to %s*", self._channels)
                     self._metrics.add("gateway_result_connections_total")
                     self._trouble = ""
                     since = monotonic()
                     await channel.watch()
-            except (RedisError, OSError) as exc:
+            except result_store.LOST as exc:
                 if not self._trouble:
                     log.warning("result subscription lost: %s", exc)
                 # One that was cut, and not silent: what comes until the next one stands is fetched
@@ -113,7 +111,8 @@ class RedisPush(Strategy):
             await asyncio.sleep(PAUSE)
 
     def _hear(self, channel: bytes, payload: bytes) -> None:
-        self._receive(channel[self._skip :].decode(), payload)
+        # Anybody may publish here, under names that are no text.
+        self._receive(channel[self._skip :].decode(errors="replace"), payload)
 
     async def _sweep(self) -> None:
         while True:
@@ -123,7 +122,7 @@ class RedisPush(Strategy):
             if stragglers:
                 try:
                     await self._fetch(stragglers)
-                except (RedisError, OSError) as exc:
+                except result_store.LOST as exc:
                     log.warning("cannot fetch results: %s", exc)
 
     async def _fetch(self, task_ids: list[str]) -> None:

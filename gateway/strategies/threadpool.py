@@ -35,7 +35,7 @@ class ThreadPool(CeleryStrategy):
         await super().stop()
 
     def send(self, message: Message, deadline: float) -> Pending:
-        self._admit()
+        self._admit(message)
         pending = Pending(message, deadline)
         work = self._pool.submit(self._relay, pending)
         pending.let_go = lambda _pending: work.cancel()

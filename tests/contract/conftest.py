@@ -14,6 +14,7 @@ from gateway.stack import RabbitMQ, Server, Stack
 from gateway.stack.server import poll
 from gateway.strategies import STRATEGIES
 
+ROOT = Path(__file__).parents[2]
 #: Seconds: the deadline of the route `/slow`, and how much later an answer may come.
 DEADLINE, GRACE = 1.0, 0.5
 
@@ -43,6 +44,10 @@ path = "/unknown"
 task = "appserver.tasks.that_nobody_wrote"
 
 [[routes]]
+path = "/returned"
+task = "tests.returned"
+
+[[routes]]
 path = "/nowhere"
 queue = "a-queue-that-nobody-declares"
 declare = false
@@ -59,7 +64,10 @@ def routes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Server:
     """Two processes, so that a task that outlives its deadline holds up nobody else's."""
-    worker = stack.worker(rabbitmq.url, redis_server.url, pool="prefork", concurrency=2)
+    app = "tests.integration.webhook_tasks"
+    worker = stack.worker(
+        rabbitmq.url, redis_server.url, app=app, pool="prefork", concurrency=2, cwd=ROOT
+    )
     yield worker
     worker.stop()
 

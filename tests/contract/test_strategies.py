@@ -59,6 +59,20 @@ def test_a_task_that_no_worker_knows_is_a_502(gateway):
     assert "NotRegistered" in problem(answer)["detail"]
 
 
+def test_a_result_that_cannot_be_sent_is_a_502_and_nobody_elses_concern(gateway):
+    # Given requests that are under way, and one whose header's name folds to one that is allowed:
+    # U+212A, the sign of the kelvin, is a k in lower case, and no byte on the wire.
+    good, bad = b'{"status": 200, "body": "good"}', '{"status": 200, "headers": {"Lin\u212a": "x"}}'
+    bodies = [good] * 20 + [bad.encode()] + [good] * 20
+
+    answers = post_all(f"{gateway.url}/returned", bodies)
+
+    told = answers.pop(20)
+    assert (told.code, problem(told)["type"]) == (502, "urn:celery-gateway:result-unusable")
+    assert {(a.code, a.body) for a in answers} == {(200, b"good")}
+    assert metric(gateway, "gateway_broker_connections_total") == 1
+
+
 def test_a_task_slower_than_the_deadline_is_a_504_in_time(gateway):
     began = time.monotonic()
     answer = post(f"{gateway.url}/slow?seconds=2")

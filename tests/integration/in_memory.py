@@ -64,11 +64,12 @@ class InMemory(Strategy):
 class Gateway:
     """A serving process without its process."""
 
-    def __init__(self, strategy: Strategy, settings: dict):
+    def __init__(self, strategy: Callable[[Config, Metrics, str], Strategy], settings: dict):
         config = Config(**{"port": 0, "routes": ROUTES, **settings})
-        self.strategy = strategy
         self.metrics, self._file = Metrics.create(route.path for route in config.routes)
-        self.relay = Relay(config, strategy, self.metrics, TaskIds())
+        ids = TaskIds()
+        self.strategy = strategy(config, self.metrics, ids.prefix)
+        self.relay = Relay(config, self.strategy, self.metrics, ids)
         self.server = Server(config, self.relay, self.metrics)
         (self._listener,) = bind(config)
         self.address = config.uds or self._listener.getsockname()[1]
@@ -108,7 +109,7 @@ def serving(io_loop: IOLoop) -> Iterator[Start]:
     with contextlib.ExitStack() as opened:
 
         def start(task: Callable[[Message], Outcome] | None = echo, **settings) -> Gateway:
-            gateway = Gateway(InMemory(task), settings)
+            gateway = Gateway(lambda *_: InMemory(task), settings)
             opened.callback(lambda: io_loop.run_sync(gateway.close))
             return gateway
 

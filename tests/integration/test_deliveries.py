@@ -187,6 +187,28 @@ def test_only_what_is_verified_is_written_and_no_secret(gateway, deliveries):
     assert shown["headers"].keys() & {"authorization", "x-hub-signature-256"} == set()
 
 
+def test_what_a_sender_writes_does_nothing_to_a_terminal(gateway, deliveries):
+    # Given an event and a body with escapes of terminals, a C1 control, and a bidi override,
+    event = "\x9b2J"
+    body = "\x9b2J \u202e \U000e0001 \x7f grüße"
+    signature = hmac.new(b"sesame", body.encode(), "sha256").hexdigest()
+    server = gateway()
+
+    async def signed() -> None:
+        headers = f"X-Hub-Signature-256: sha256={signature}", f"X-GitHub-Event: {event}"
+        assert (await send(server, "/signed", body, *headers)).status == 200
+
+    run(signed())
+
+    first = listed(deliveries, 1, "--route", "/signed")[0]
+    assert first["event"] == event
+    for command in (["list"], ["list", "--json"], ["show", first["id"]]):
+        code, out, _ = deliveries(*command)
+        assert code == 0 and out.replace("\n", "").isprintable(), command
+    assert json.loads(out)["body"] == body
+    assert "grüße" in out
+
+
 def test_whose_sender_has_left_is_written_as_gone(gateway, deliveries):
     server = gateway()
     assert run(send(server, "/orders/7?seconds=1", "left", patience=0.3)) is None

@@ -12,9 +12,10 @@ import pytest
 
 from gateway import broker as broker_module
 from gateway import publisher as publisher_module
+from gateway import templates
 from gateway.celery_message import Message
 from gateway.config import Config, Route
-from gateway.errors import BrokerUnavailable
+from gateway.errors import BrokerUnavailable, URITooLong
 from gateway.metrics import Metrics
 from gateway.pending import Pending
 from gateway.publisher import Publisher
@@ -74,6 +75,11 @@ def pending(body: bytes = b"[]", queue: str = QUEUE) -> Pending:
     return Pending(message, monotonic() + TIMEOUT)
 
 
+def published_as(task_id: str, delivery_id: str, queue: str) -> Pending:
+    message = Message(task_id, "task", queue, b"[]", {"id": delivery_id})
+    return Pending(message, monotonic() + TIMEOUT)
+
+
 def config(broker: RabbitMQ, **settings) -> Config:
     return Config(broker_url=broker.url, **settings)
 
@@ -130,6 +136,76 @@ def test_a_waiter_that_fails_keeps_no_other_from_its_timeout(broker, metrics):
             assert second.error is not None and second.error.type == "not-confirmed"
 
     run(lambda: Publisher(config(broker, confirm_timeout=0.3), metrics), work)
+
+
+def test_a_return_that_comes_after_its_timeout_concerns_no_later_try(broker, metrics):
+    async def work(publisher: Publisher) -> None:
+        await until(lambda: not publisher.trouble)
+        with frozen(broker):
+            # Given a message for a queue that is missing, which is given up (it may take the broker
+            # a moment to freeze),
+            given_up = False
+            while not given_up:
+                first = published_as("id", "first", "a-queue-that-nobody-makes")
+                publisher.publish(first)
+                await until(lambda first=first: first.ended)
+                given_up = first.error.type == "not-confirmed"
+            # and the next try's under the same task id: the queue is there now.
+            second = published_as("id", "second", QUEUE)
+            publisher.publish(second)
+        await until(lambda: second.ended or second.confirmed)
+        assert second.confirmed, second.error
+        await until(lambda: not publisher._confirms)
+
+    # The broker may need most of its time to wake up.
+    run(lambda: Publisher(config(broker, confirm_timeout=2.0), metrics), work)
+
+
+def test_templates_are_kept_in_bounds(broker, metrics, monkeypatch):
+    monkeypatch.setattr(templates, "_MOST", 3)
+
+    async def work(publisher: Publisher) -> None:
+        await until(lambda: not publisher.trouble)
+        sent = [pending(queue=f"queue-{number}") for number in range(10)]
+        for one in sent:
+            publisher.publish(one)
+        await until(lambda: all(one.ended for one in sent))
+        assert {one.error.type for one in sent} == {"unroutable"}
+        assert 0 < len(publisher._templates._made) <= 3
+
+    run(lambda: Publisher(config(broker), metrics), work)
+
+
+def test_a_message_fills_its_header_frame_to_the_last_byte_and_not_beyond(stack, start, metrics):
+    small = start(lambda: stack.rabbitmq("frame_max = 8192\n"))
+
+    def with_headers(size: int) -> Pending:
+        message = Message("x" * 255, "task", QUEUE, b"x" * 30_000, {"id": "1", "q": "x" * size})
+        return Pending(message, monotonic() + TIMEOUT)
+
+    async def work(publisher: Publisher) -> None:
+        await until(lambda: not publisher.trouble)
+        assert publisher._connection.params.frame_max == 8192
+        taken, refused = 0, 8192
+        while refused - taken > 1:
+            size = (taken + refused) // 2
+            one = with_headers(size)
+            try:
+                publisher.publish(one)
+            except URITooLong as error:
+                assert "too long" in error.detail
+                refused = size
+            else:
+                await until(lambda one=one: one.ended or one.confirmed)
+                assert one.confirmed, one.error
+                taken = size
+        assert taken > 7000
+        assert metrics.get("gateway_broker_connections_total") == 1
+
+    try:
+        run(lambda: Publisher(config(small), metrics), work)
+    finally:
+        small.stop()
 
 
 def test_a_connection_that_lasted_comes_back_without_a_pause(broker, metrics, monkeypatch):

@@ -27,8 +27,8 @@ def store(stack: Stack, start) -> Iterator[Server]:
     store.stop()
 
 
-def hear(store: Server, pattern: str, work) -> list[tuple[bytes, bytes]]:
-    """Do `work(channel, heard)` while what is published on `pattern` is written down."""
+def hear(store: Server, prefix: str, work) -> list[tuple[bytes, bytes]]:
+    """Do `work(channel, heard)` while what is published below `prefix` is written down."""
     heard: list[tuple[bytes, bytes]] = []
     metrics, file = Metrics.create([])
 
@@ -39,7 +39,7 @@ def hear(store: Server, pattern: str, work) -> list[tuple[bytes, bytes]]:
         client = connect(Config(result_backend=store.url))
         async with (
             asyncio.timeout(TIMEOUT),
-            ResultChannel(client, pattern, hear, Coalescing(metrics)) as channel,
+            ResultChannel(client, prefix, hear, Coalescing(metrics)) as channel,
         ):
             await work(channel, heard)
 
@@ -66,9 +66,21 @@ def test_every_message_on_the_pattern_is_heard_in_order(store):
         await asyncio.to_thread(pipeline.execute)
         await until(lambda: len(heard) == len(payloads))
 
-    assert hear(store, "mine-*", work) == [
+    assert hear(store, "mine-", work) == [
         (b"mine-%d" % n, payload) for n, payload in enumerate(payloads)
     ]
+
+
+@pytest.mark.parametrize("prefix", ["*", "?x", "[ab]", "[^a]", "a\\", "]", "\\*", "\\[a\\]"])
+def test_a_prefix_means_itself_alone(store, prefix):
+    async def work(_channel, heard):
+        publisher = redis.Redis.from_url(store.url)
+        for other in ("ax", "a", "b", "xx", "[", "\\", "x"):
+            publisher.publish(f"{other}-1", b"not for us")
+        assert publisher.publish(f"{prefix}-1", b"x") == 1
+        await until(lambda: heard)
+
+    assert hear(store, f"{prefix}-", work) == [(f"{prefix}-1".encode(), b"x")]
 
 
 def test_what_is_published_once_it_is_open_is_heard(store):
@@ -76,7 +88,7 @@ def test_what_is_published_once_it_is_open_is_heard(store):
         assert redis.Redis.from_url(store.url).publish("mine-1", b"x") == 1
         await until(lambda: heard)
 
-    assert hear(store, "mine-*", work) == [(b"mine-1", b"x")]
+    assert hear(store, "mine-", work) == [(b"mine-1", b"x")]
 
 
 def test_a_lost_connection_ends_it(store):
@@ -86,7 +98,7 @@ def test_a_lost_connection_ends_it(store):
         await watching
 
     with pytest.raises((RedisError, OSError)):
-        hear(store, "mine-*", work)
+        hear(store, "mine-", work)
 
 
 def test_a_silent_server_ends_it_and_a_quiet_one_does_not(store, monkeypatch):
@@ -104,7 +116,7 @@ def test_a_silent_server_ends_it_and_a_quiet_one_does_not(store, monkeypatch):
             store.thaw()
 
     with pytest.raises(TimeoutError):
-        hear(store, "mine-*", work)
+        hear(store, "mine-", work)
 
 
 def test_who_may_not_subscribe_is_told_so(store):
@@ -116,7 +128,7 @@ def test_who_may_not_subscribe_is_told_so(store):
         raise AssertionError("it was open")
 
     with pytest.raises(ResponseError, match="psubscribe"):
-        hear(store, "mine-*", work)
+        hear(store, "mine-", work)
 
 
 def test_a_server_that_is_away_is_an_error(store):
@@ -126,4 +138,4 @@ def test_a_server_that_is_away_is_an_error(store):
         raise AssertionError("it was open")
 
     with pytest.raises((RedisError, OSError)):
-        hear(store, "mine-*", work)
+        hear(store, "mine-", work)

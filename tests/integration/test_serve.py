@@ -105,9 +105,9 @@ def post(server: Server, body: bytes, path: str = "/") -> Answer:
     return ask(server.url + path, "POST", body)
 
 
-def until(condition: Callable[[], object]) -> None:
-    """Wait for what no event tells."""
-    end = time.monotonic() + TIMEOUT
+def until(condition: Callable[[], object], timeout: float = TIMEOUT) -> None:
+    """Wait for what no event tells, for `timeout` seconds at the most."""
+    end = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < end, "it never came true"
         time.sleep(0.02)
@@ -454,6 +454,42 @@ def test_hangup_replaces_the_children_with_the_new_configuration(gateway, worker
     os.kill(server.pid, signal.SIGHUP)
     until(lambda: server.output().count("supervisor: reloaded") == 2)
     assert server.output().count(told) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_hangup_changes_nothing_unless_all_new_children_are_ready(
+    gateway, worker, tmp_path, number
+):
+    # Given a gateway with three children, and a new configuration
+    config = tmp_path / "gateway.toml"
+    route = '[[routes]]\npath = "/"\n'
+    config.write_text(f"processes = 3\ngrace = 0.1\n{route}")
+    server = gateway("--config", str(config))
+    old = children(server)
+    config.write_text(f'processes = 3\ngrace = 0.1\n{route}[[routes]]\npath = "/new"\n')
+    before = set(server.pids())
+
+    # when the second new child dies, or never answers,
+    os.kill(server.pid, signal.SIGHUP)
+    until(lambda: len(set(server.pids()) - before) == 2)
+    os.kill(max(set(server.pids()) - before), number)
+
+    # then the old ones serve on, and no others.
+    patience = START_TIMEOUT + TIMEOUT
+    until(lambda: "not reloaded: the new child" in server.output(), patience)
+    until(lambda: children(server) == old, patience)
+    assert "; the old children stay\n" in server.output() and not reloaded(server)
+    assert {post(server, b"x", "/new").status for _ in range(20)} == {404}
+    # Whoever dies is followed by one with the configuration that is in force,
+    os.kill(old[0], signal.SIGKILL)
+    until(lambda: len(children(server)) == 3 and old[0] not in children(server))
+    until(lambda: is_ready(server))
+    assert {post(server, b"x", "/new").status for _ in range(20)} == {404}
+    # and the next hang-up has the new one.
+    os.kill(server.pid, signal.SIGHUP)
+    until(lambda: reloaded(server), patience)
+    until(lambda: len(children(server)) == 3)
+    assert post(server, b"x", "/new").status == 200
 
 
 def test_killed_childs_successor_is_not_doubled_by_a_hangup(gateway):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from appserver import app
 
 
@@ -19,3 +22,9 @@ def seen(self, query: dict, headers: dict, body: str) -> dict:
 def said(query: dict, headers: dict, body: str) -> str:
     """Return how long the body was, as text."""
     return f"größe {len(body)}"
+
+
+@app.task(name="tests.returned")
+def returned(query: dict, headers: dict, body: str) -> Any:
+    """Return what the body says in JSON."""
+    return json.loads(body)

@@ -240,3 +240,8 @@ def test_error_without_ids_leaves_them_out_and_keeps_its_headers_and_detail():
     assert problem["detail"] == "Send a POST."
     assert reply.headers == {"Allow": "POST"}
     assert not {"delivery_id", "task_id"} & problem.keys()
+
+
+def test_a_header_name_that_only_folds_to_an_allowed_one_is_refused():
+    assert "Lin\u212a".lower() == "link"
+    assert "not allowed" in refused({"status": 200, "headers": {"Lin\u212a": "x"}})

@@ -195,6 +195,8 @@ def test_what_was_meant_is_told(toml):
         ('[[routes]]\npath = "/"\nqueue_type = "quorum"', "`celery` never gets arguments"),
         ('[[routes]]\npath = "/"\nqueue_arguments = { x = 1 }', "`celery` never gets arguments"),
         ('[[routes]]\npath = "/{a}/{a}"', "with a name of its own"),
+        (f'[[routes]]\npath = "/{{{256 * "a"}}}"', "name has at most 255 characters"),
+        (f'[[routes]]\npath = "/"\nqueue = "{128 * "ü"}"', "queue: has over 255 bytes"),
         ('[[routes]]\npath = "/{A}"', "each parameter is written {name}"),
         ('[[routes]]\npath = "/"\nanswer = "maybe"', "'wait'"),
         ('[[routes]]\npath = "/results/x"', "/results/ is reserved for results"),

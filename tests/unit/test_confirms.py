@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import monotonic
 from types import SimpleNamespace
 
 import pytest
@@ -43,9 +44,20 @@ def publish(confirms: Confirms, count: int) -> list[Pending]:
     return messages
 
 
-def give_back(confirms: Confirms, task_id: str) -> None:
+def give_back(confirms: Confirms, task_id: str, delivery_id: str = "") -> None:
+    """Return a message; the moment of that is when it is called."""
     method = SimpleNamespace(reply_text="NO_ROUTE", routing_key="queue")
-    confirms.on_return(None, method, SimpleNamespace(correlation_id=task_id), b"")
+    headers = {"delivery": {"id": delivery_id} if delivery_id else {}}
+    properties = SimpleNamespace(correlation_id=task_id, headers=headers)
+    confirms.on_return(None, method, properties, b"")
+
+
+def try_again(confirms: Confirms, task_id: str, delivery_id: str) -> Pending:
+    """Publish under a task id for another delivery, as a sender's next try does."""
+    pending = Pending(Message(task_id, "task", "queue", b"", {"id": delivery_id}), deadline=100.0)
+    pending.sent = monotonic()
+    confirms.add(pending)
+    return pending
 
 
 def confirmed(messages: list[Pending]) -> list[int]:
@@ -129,6 +141,54 @@ def test_what_is_overdue_is_given_up_and_its_late_ack_confirms_nothing(confirms)
     confirms.confirm(1, multiple=False, acked=True)
     confirms.confirm(3, multiple=True, acked=True)
     assert confirmed(messages) == [3]
+
+
+def test_a_late_return_is_not_that_of_a_later_try_under_the_same_task_id(confirms):
+    # Given a message that was given up, and a later one of the same task,
+    first = try_again(confirms, "id", "first")
+    confirms.give_up(sent_before=monotonic())
+    assert isinstance(first.error, NotConfirmed)
+    second = try_again(confirms, "id", "second")
+    # when return and ack of the first are late,
+    give_back(confirms, "id", "first")
+    confirms.confirm(1, multiple=False, acked=True)
+    # then they do not concern the second.
+    assert not second.confirmed and not second.ended
+    confirms.confirm(2, multiple=False, acked=True)
+    assert second.confirmed
+
+
+def test_each_of_two_tries_under_one_task_id_has_its_own_return(confirms):
+    first, second = (try_again(confirms, "id", name) for name in ("first", "second"))
+    give_back(confirms, "id", "second")
+    confirms.confirm(2, multiple=True, acked=True)
+    assert first.confirmed
+    assert isinstance(second.error, Unroutable)
+
+
+def test_returns_that_nobody_waits_for_any_more_are_forgotten(confirms):
+    try_again(confirms, "id", "before")
+    give_back(confirms, "id", "before")
+    confirms.give_up(sent_before=monotonic())
+    for n in range(100):
+        try_again(confirms, "id", f"late-{n}")
+    confirms.give_up(sent_before=monotonic())
+    for n in range(100):
+        give_back(confirms, "id", f"late-{n}")
+    assert confirms  # whoever sweeps has to look once more
+
+    confirms.give_up(sent_before=monotonic())
+
+    assert not confirms
+
+
+def test_a_return_is_kept_as_long_as_its_message(confirms):
+    pending = try_again(confirms, "id", "mine")
+    give_back(confirms, "id", "mine")
+    confirms.give_up(sent_before=pending.sent - 1)
+    confirms.confirm(1, multiple=False, acked=True)
+    assert isinstance(pending.error, Unroutable)
+    assert not confirms
 
 
 def test_what_nobody_waits_for_has_a_tag_too(confirms):

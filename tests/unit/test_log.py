@@ -40,6 +40,13 @@ def test_other_lines_are_not_kept_back(sparing):
     assert len(lines(sparing, TEXT, 5, second=7, name="pika.channel")) == 5
 
 
+def test_only_so_many_texts_are_remembered(sparing, monkeypatch):
+    monkeypatch.setattr(log, "_TEXTS", 10)
+    for number in range(100):
+        assert lines(sparing, f"text {number}: %s", 1, second=7)
+    assert len(sparing._counts) <= 10
+
+
 def test_every_line_of_the_gateway_goes_through_it(capfd):
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level

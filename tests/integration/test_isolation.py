@@ -1,0 +1,148 @@
+"""What goes wrong with one request's answer is no other request's concern, whoever waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from gateway import answer, waiter
+from gateway.stack import RabbitMQ, Server, Stack
+from gateway.strategies import find
+from tests.http_client import Answer, Connection, request
+from tests.integration.in_memory import Gateway
+
+TIMEOUT = 20  # seconds
+ROOT = Path(__file__).parents[2]
+NEIGHBOURS = 20
+LOG = "a request could not be answered (route /)"
+
+
+@pytest.fixture(scope="module")
+def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server):
+    worker = stack.worker(
+        rabbitmq.url, redis_server.url, app="tests.integration.webhook_tasks", cwd=ROOT
+    )
+    yield worker
+    worker.stop()
+
+
+@pytest.fixture(params=["pika", "redis", "ioloop", "threadpool"])
+def serve(request, rabbitmq: RabbitMQ, redis_server: Server, worker: Server):
+    """Have a gateway do `work(gateway)`, in this process, with a real strategy and servers."""
+
+    def run(work) -> None:
+        settings = {
+            "strategy": request.param,
+            "broker_url": rabbitmq.url,
+            "result_backend": redis_server.url,
+            "routes": [{"path": "/", "deadline": 3}],
+        }
+
+        async def serving() -> None:
+            gateway = Gateway(find(request.param), settings)
+            await gateway.relay.start()
+            try:
+                async with asyncio.timeout(TIMEOUT):
+                    while any(gateway.relay.checks().values()):
+                        await asyncio.sleep(0.01)
+                    await work(gateway)
+            finally:
+                await gateway.relay.stop()
+                await gateway.close()
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serving())
+
+    return run
+
+
+async def ask(gateway: Gateway, *bodies: bytes) -> list[Answer]:
+    """Send all at once, each on a connection of its own."""
+    connections = [await gateway.open() for _ in bodies]
+
+    async def one(connection: Connection, body: bytes) -> Answer:
+        async with connection:
+            return await connection.ask(request(body))
+
+    return await asyncio.gather(*map(one, connections, bodies))
+
+
+def check(caplog, told: Answer, others: list[Answer], gateway: Gateway) -> None:
+    assert (told.status, told.type) == (500, "internal")
+    assert told.problem["delivery_id"] and told.problem["task_id"]
+    assert {(each.status, each.body) for each in others} == {(200, b"fine")}
+    (record,) = [one for one in caplog.records if one.exc_info]
+    assert (record.levelno, record.getMessage()) == (logging.ERROR, LOG)
+    assert record.exc_info[0] is ZeroDivisionError
+    assert gateway.metrics.get("gateway_broker_connections_total") == 1
+    assert gateway.relay.in_flight == 0
+
+
+def test_an_outcome_that_cannot_be_answered_is_a_500_for_its_request_alone(
+    serve, monkeypatch, caplog
+):
+    def of_outcome(outcome, content_type):
+        if outcome.value == "bug":
+            raise ZeroDivisionError
+        return answer.of_outcome(outcome, content_type)
+
+    monkeypatch.setattr(waiter, "answer", Patched(of_outcome=of_outcome))
+
+    async def work(gateway: Gateway) -> None:
+        fine = [b"fine"] * NEIGHBOURS
+        told, *others = await ask(gateway, b"bug", *fine)
+        check(caplog, told, others, gateway)
+        assert len(gateway.strategy.__dict__.get("_waiting", ())) == 0
+
+    serve(work)
+
+
+def test_an_answer_that_cannot_be_written_is_a_500_for_its_request_alone(serve, caplog):
+    async def work(gateway: Gateway) -> None:
+        exchanges = gateway.server._exchanges
+        start_of, fails = exchanges.start_of, [True]
+
+        def start(status: int) -> str:
+            if fails:
+                fails.pop()
+                raise ZeroDivisionError
+            return start_of(status)
+
+        exchanges.start_of = start
+        answers = await ask(gateway, *[b"fine"] * NEIGHBOURS)
+        (told,) = [one for one in answers if one.status != 200]
+        check(caplog, told, [one for one in answers if one.status == 200], gateway)
+
+    serve(work)
+
+
+def test_a_deadline_that_cannot_be_told_is_a_500_for_its_request_alone(
+    serve, monkeypatch, caplog, worker
+):
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async def work(gateway: Gateway) -> None:
+        monkeypatch.setattr(waiter, "DeadlinePassed", fails)
+        worker.freeze()
+        try:
+            told, *_ = await ask(gateway, b"late")
+        finally:
+            worker.thaw()
+        check(caplog, told, await ask(gateway, b"fine"), gateway)
+
+    serve(work)
+
+
+class Patched:
+    """The module `gateway.answer` with other functions in some places."""
+
+    def __init__(self, **functions):
+        self.__dict__.update(functions)
+
+    def __getattr__(self, name: str):
+        return getattr(answer, name)

@@ -1,0 +1,114 @@
+"""What a request says may be longer than the broker takes beside a body: that concerns it alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.stack import RabbitMQ, Server, Stack
+from gateway.strategies import STRATEGIES
+from tests.http_client import Answer, Connection, request
+from tests.integration.deliveries import ROOT, URLS, gather, metric, port, run
+
+FRAME = 8192  # bytes
+CONFIG = f"""{URLS}
+max_header = 65536
+
+[[routes]]
+path = "/"
+task = "tests.seen"
+
+[[routes]]
+path = "/orders/{{shop}}"
+task = "tests.seen"
+
+[[routes]]
+path = "/accept"
+task = "tests.seen"
+answer = "accept"
+"""
+NEIGHBOURS = 20
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+@pytest.fixture(scope="module")
+def broker(stack: Stack, start) -> Iterator[RabbitMQ]:
+    broker = start(lambda: stack.rabbitmq(f"frame_max = {FRAME}\n"))
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture(scope="module")
+def worker(stack: Stack, broker: RabbitMQ, redis_server: Server) -> Iterator[Server]:
+    app = "tests.integration.webhook_tasks"
+    worker = stack.worker(broker.url, redis_server.url, app=app, cwd=ROOT)
+    yield worker
+    worker.stop()
+
+
+@pytest.fixture(scope="module", params=list(STRATEGIES))
+def gateway(
+    request, stack: Stack, broker: RabbitMQ, redis_server: Server, worker: Server, tmp_path_factory
+) -> Iterator[Server]:
+    path = tmp_path_factory.mktemp("long") / "gateway.toml"
+    path.write_text(CONFIG)
+    urls = ["--broker", broker.url, "--result-backend", redis_server.url]
+    gateway = stack.gateway(f"--strategy={request.param}", *urls, "--config", str(path))
+    yield gateway
+    assert metric(gateway, "gateway_broker_connections_total") == 1
+    gateway.stop()
+
+
+async def send(gateway: Server, target: str, *headers: str, body: bytes = b"hello") -> Answer:
+    async with await Connection.open(port(gateway)) as connection:
+        return await connection.ask(request(body, target, *headers))
+
+
+def among_others(gateway: Server, *work) -> list[Answer]:
+    """Do `work` while others have requests under way, which succeed."""
+    others = [send(gateway, "/", body=b"%d" % n) for n in range(NEIGHBOURS)]
+    answers = run(gather(*others[:10], *work, *others[10:]))
+    neighbours = answers[:10] + answers[-10:]
+    assert {answer.status for answer in neighbours} == {200}
+    return answers[10:-10]
+
+
+def test_a_query_is_taken_whole_or_not_at_all(gateway):
+    lengths = [*range(6_900, 7_900, 50), 9_000, 60_000]
+
+    answers = among_others(gateway, *(send(gateway, f"/?{'q' * n}") for n in lengths))
+
+    taken = [n for n, answer in zip(lengths, answers, strict=True) if answer.status == 200]
+    assert taken and taken == lengths[: len(taken)]
+    for answer in answers[len(taken) :]:
+        assert (answer.status, answer.type) == (414, "uri-too-long")
+        assert "query string" in answer.problem["detail"] and answer.problem["delivery_id"]
+    assert len(taken) < len(lengths) - 2
+
+
+@pytest.mark.parametrize("target", ["/orders/" + "s" * 9_000, "/accept?" + "q" * 9_000])
+def test_what_is_too_long_is_a_414_and_is_not_published(gateway, target):
+    (answer,) = among_others(gateway, send(gateway, target))
+
+    assert (answer.status, answer.type) == (414, "uri-too-long")
+    assert "task_id" not in answer.problem
+
+
+@pytest.mark.parametrize("trace", ["\u00fc" * 60_000, "x" * 9_000, "", TRACE])
+def test_headers_are_the_tasks_own_however_long(gateway, trace):
+    (answer,) = among_others(gateway, send(gateway, "/", f"traceparent: {trace}"))
+
+    assert answer.status == 200
+    seen = json.loads(answer.body)
+    assert seen["headers"]["traceparent"] == trace
+    assert seen["delivery"]["traceparent"] == (trace if trace == TRACE else "")
+
+
+def test_a_body_of_many_frames_arrives(gateway):
+    body = b"x" * (5 * FRAME)
+
+    (answer,) = among_others(gateway, send(gateway, "/", body=body))
+
+    assert json.loads(answer.body)["body"] == body.decode()

@@ -1,0 +1,201 @@
+"""A connection that is lost between a look at it and a write, on each of the loops."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Iterator
+
+import pika
+import pytest
+import redis.asyncio
+
+from gateway import result_store
+from gateway.batches import Batches
+from gateway.coalescing import Coalescing
+from gateway.config import Config
+from gateway.errors import GatewayError
+from gateway.metrics import Metrics
+from gateway.publisher import Publisher
+from gateway.result_channel import ResultChannel
+from gateway.result_store import LOST, ResultStore
+from gateway.stack import RabbitMQ
+from gateway.stream import Stream
+from tests.integration.in_memory import LOOPS
+
+TIMEOUT = 20  # seconds
+
+
+@pytest.fixture
+def metrics() -> Iterator[Metrics]:
+    metrics, file = Metrics.create([])
+    with file:
+        yield metrics
+        metrics.close()
+
+
+@pytest.fixture(params=list(LOOPS))
+def run(request) -> Callable[[Callable[[], Awaitable[None]]], None]:
+    def run(work: Callable[[], Awaitable[None]]) -> None:
+        async def limited() -> None:
+            async with asyncio.timeout(TIMEOUT):
+                await work()
+
+        with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
+            runner.run(limited())
+
+    return run
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+class Losing:
+    """Has the next connections of redis-py's pools lost once they were looked at."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        pool = redis.asyncio.ConnectionPool
+        ensure, self.lost = pool.ensure_connection, 0
+        self.more = 0
+
+        async def ensure_connection(this, connection) -> None:
+            await ensure(this, connection)
+            if self.more:
+                self.more -= 1
+                self.lost += 1
+                connection._writer.transport.abort()
+                await connection._writer.wait_closed()
+
+        monkeypatch.setattr(pool, "ensure_connection", ensure_connection)
+
+
+@pytest.fixture
+def losing(monkeypatch) -> Losing:
+    return Losing(monkeypatch)
+
+
+def test_commands_fail_with_their_connection_and_the_next_do_not(run, losing, redis_server):
+    config = Config(result_backend=redis_server.url)
+
+    async def work() -> None:
+        some = Batches(lambda: result_store.connect(config), "test")
+        await some.start()
+        assert await some.run("PING") is True
+        losing.more = 1
+        with pytest.raises(OSError):
+            await some.run("PING")
+        assert await some.run("PING") is True
+        assert losing.lost == 1
+        await some.stop()
+
+    run(work)
+
+
+def test_a_store_is_missed_and_found_again(run, losing, redis_server, monkeypatch):
+    monkeypatch.setattr(result_store, "PING", 0.01)
+    config = Config(result_backend=redis_server.url)
+
+    async def work() -> None:
+        store = ResultStore(config)
+        await store.start()
+        await until(lambda: not store.trouble)
+        losing.more = 1
+        await until(lambda: store.trouble)
+        await until(lambda: not store.trouble)
+        losing.more = 2  # that it is lost for one who watches, too
+        with pytest.raises(LOST):
+            while True:
+                await store.fetch(["a", "b"])
+        await store.stop()
+
+    run(work)
+
+
+def test_who_asks_once_is_told(run, losing, redis_server):
+    config = Config(result_backend=redis_server.url)
+
+    async def work() -> None:
+        async with result_store.asking(config, config.results) as ask:
+            losing.more = 1
+            with pytest.raises(GatewayError, match="start it, or correct result_backend"):
+                await ask("PING")
+
+    run(work)
+
+
+def test_a_subscription_is_lost_and_not_written_to(run, losing, redis_server, metrics):
+    config = Config(result_backend=redis_server.url)
+
+    async def work() -> None:
+        def channel() -> ResultChannel:
+            client = result_store.connect(config)
+            return ResultChannel(client, "x", lambda *_: None, Coalescing(metrics))
+
+        losing.more = 1
+        with pytest.raises(LOST):
+            async with channel():
+                pass
+        with pytest.raises(LOST):
+            async with channel() as one:
+                one._transport.abort()
+                await until(lambda: one._lost.done())
+                await one.watch()
+
+    run(work)
+
+
+def test_what_is_written_to_a_lost_broker_goes_nowhere(run, rabbitmq: RabbitMQ, metrics):
+    async def work() -> None:
+        publisher = Publisher(Config(broker_url=rabbitmq.url), metrics)
+        await publisher.start()
+        await until(lambda: not publisher.trouble)
+        connection = publisher._connection
+        with socket.socket(fileno=os.dup(fileno(connection._transport))) as same:
+            same.shutdown(socket.SHUT_RDWR)
+        while connection._transport is not None:
+            connection._send_frame(pika.frame.Heartbeat())
+            await asyncio.sleep(0)
+        connection.send(b"frames")
+        connection._flush()
+        connection.limit_writes(1)
+        await until(lambda: not publisher.trouble and publisher._connection is not connection)
+        await publisher.stop()
+
+    run(work)
+
+
+def test_a_refused_client_that_resets_leaves_nothing_behind(run):
+    async def work() -> None:
+        gone = asyncio.Event()
+        stream = Stream(60, 60, lambda _stream: gone.set())
+        ours, theirs = tcp_pair()
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: stream, ours)
+        # Given a client that resets its connection, which the loop has not seen yet,
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        theirs.close()
+        # when its request is refused, then it is closed, and can be written to and closed again.
+        stream._refused = True
+        stream.close()
+        await gone.wait()
+        stream.send(b"late")
+        stream.close()
+        stream.abort()
+
+    run(work)
+
+
+def fileno(transport: asyncio.Transport) -> int:
+    return transport.get_extra_info("socket").fileno()
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    """Return both ends of a connection, the accepting one first."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs = socket.create_connection(listener.getsockname())
+        ours, _ = listener.accept()
+    ours.setblocking(False)
+    return ours, theirs
