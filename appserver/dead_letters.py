@@ -14,11 +14,14 @@ from typing import Any
 import amqp
 from celery import bootsteps
 
-from appserver import reply_connection
 from appserver.queues import DEAD_LETTER_EXCHANGE, DEAD_LETTER_QUEUE
+from appserver.reply_connection import ERRORS as CONNECTION_ERRORS
+from appserver.reply_connection import reply_connection
+
+DECLARE_TIMEOUT = 10.0  # seconds that a worker's start may be held up
 
 #: What goes wrong with a broker, its refusal included.
-ERRORS = (*reply_connection.ERRORS, amqp.exceptions.MessageNacked)
+ERRORS = (*CONNECTION_ERRORS, amqp.exceptions.MessageNacked)
 
 #: A dead letter does not expire, and RabbitMQ refuses the name of a user who is not its publisher.
 _LEFT_OUT = ("expiration", "user_id")
@@ -38,8 +41,15 @@ class DeadLetters(bootsteps.StartStopStep):
         return parent.app.connection_for_read().transport.driver_type == "amqp"
 
     def start(self, parent: Any) -> None:
-        with parent.connection.channel() as channel:
-            declare(channel)
+        # Not on the worker's own connection: a quorum queue cannot be declared where most nodes
+        # are away, RabbitMQ closes the connection for that, and `celery` may work all the same.
+        connection = reply_connection(parent.app)
+        try:
+            with connection.channel(DECLARE_TIMEOUT) as channel:
+                declare(channel)
+        except ERRORS as exc:
+            _warn(exc)
+        connection.close()
 
 
 def declare(channel: amqp.Channel) -> None:
@@ -47,12 +57,16 @@ def declare(channel: amqp.Channel) -> None:
     try:
         DEAD_LETTER_QUEUE(channel).declare()
     except amqp.ChannelError as exc:
-        log.warning(
-            "Exchange and queue %r cannot be declared; unless somebody else does, messages that"
-            " keep losing their worker stay in their queue: %s",
-            DEAD_LETTER_EXCHANGE,
-            exc,
-        )
+        _warn(exc)
+
+
+def _warn(exc: Exception) -> None:
+    log.warning(
+        "Exchange and queue %r cannot be declared; where they do not exist, messages that keep"
+        " losing their worker stay in their queue: %s",
+        DEAD_LETTER_EXCHANGE,
+        str(exc) or type(exc).__name__,
+    )
 
 
 def publish(
@@ -72,7 +86,7 @@ def publish(
     headers = {**properties.get("application_headers", {}), "dead_letter": why}
     properties = {name: properties[name] for name in properties if name not in _LEFT_OUT}
     properties |= {"application_headers": headers, "delivery_mode": 2}
-    with reply_connection.reply_connection(app).channel() as channel:
+    with reply_connection(app).channel() as channel:
         declare(channel)
         channel.basic_publish_confirm(
             amqp.Message(body, **properties),

@@ -87,11 +87,12 @@ class ReplyConnection:
                     self._drop()
 
     @contextlib.contextmanager
-    def channel(self) -> Iterator[amqp.Channel]:
-        """Lend a new channel to publish on with confirms; each of its calls ends in time.
+    def channel(self, timeout: float = WRITE_TIMEOUT) -> Iterator[amqp.Channel]:
+        """Lend a new channel to declare and to publish with confirms.
 
-        Raises one of `ERRORS`. A blocked connection is kept, as the broker does not even notice
-        that it is closed: one would be left there by every try.
+        Raises one of `ERRORS`, also where a call takes longer than `timeout` in seconds. A
+        blocked connection is kept, as the broker does not even notice that it is closed: one
+        would be left there by every try.
         """
         with self._lock:
             if time.monotonic() < self._not_before:
@@ -101,9 +102,11 @@ class ReplyConnection:
                 self._make_ready()
                 if self._blocked:
                     raise OperationalError("the broker blocks publishing connections")
+                self._socket.settimeout(timeout)
                 channel = self._link.connection.channel()
                 yield channel
                 channel.close()
+                self._socket.settimeout(WRITE_TIMEOUT)
                 whole = True
             finally:
                 if not (whole or self._blocked):

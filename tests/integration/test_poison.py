@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from appserver.worker import BEGUN_AGAIN
-from gateway.stack import RabbitMQ, StackError
+from gateway.stack import RabbitMQ, Server, StackError
 from gateway.stack.server import poll
 from tests.faults.tasks import BEGUN
 from tests.integration.losses import TIMEOUT, Servers, accept, ask, result
@@ -23,9 +23,17 @@ def broker(stack, start) -> RabbitMQ:
     broker.stop()
 
 
+@pytest.fixture(scope="module")
+def results(stack, start) -> Server:
+    """A store of one's own, as others' beginnings would be counted in it."""
+    results = start(stack.redis)
+    yield results
+    results.stop()
+
+
 @pytest.fixture
-def servers(stack, broker, redis_server, tmp_path_factory):
-    servers = Servers(stack, broker, redis_server.url, tmp_path_factory.mktemp("poison"))
+def servers(stack, broker, results, tmp_path_factory):
+    servers = Servers(stack, broker, results.url, tmp_path_factory.mktemp("poison"))
     yield servers
     servers.stop()
 
@@ -175,3 +183,14 @@ def test_a_worker_that_may_not_declare_dead_letters_works(servers, broker):
 
     assert ask(gateway, "/wait", "hello")[:2] == (200, "hello")
     assert worker.output().count("Exchange and queue 'gateway.dead' cannot be declared") == 1
+
+
+def test_a_worker_starts_while_no_quorum_queue_can_be_declared(stack, results):
+    node, other = stack.rabbitmq_cluster(2)
+    other.kill()
+
+    worker = stack.worker(node.url, results.url)
+
+    assert worker.output().count("Exchange and queue 'gateway.dead' cannot be declared") == 1
+    worker.stop()
+    node.stop()
