@@ -19,7 +19,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from appserver.bootsteps import PromptHub, QuietTasks
-from appserver.queues import DeadLetters, task_queues
+from appserver.queues import task_queues
 
 BROKER_URL = "amqp://guest:guest@127.0.0.1:5672//"
 RESULT_BACKEND = "redis://127.0.0.1:6379/0"
@@ -196,4 +196,3 @@ app = Celery(
 )
 app.add_defaults(lambda: settings(os.environ))
 app.steps["worker"].update((PromptHub, QuietTasks))
-app.steps["consumer"].add(DeadLetters)

@@ -1,15 +1,15 @@
 """The queues that workers consume from, and where dead letters go.
 
 ``celery`` is Celery's own default and never gets arguments: anybody's client may have declared
-it already. The queues named in GATEWAY_QUEUES are quorum queues with a delivery limit and a
-dead-letter exchange. A gateway route that declares one of them must name the same type and
-arguments (`QUEUE_TYPE`, `QUEUE_ARGUMENTS`): RabbitMQ refuses any other with PRECONDITION_FAILED.
+it already. Its dead letters are published by the worker (`appserver.dead_letters`). The queues
+named in GATEWAY_QUEUES are quorum queues with a delivery limit and a dead-letter exchange. A
+gateway route that declares one of them must name the same type and arguments (`QUEUE_TYPE`,
+`QUEUE_ARGUMENTS`): RabbitMQ refuses any other with PRECONDITION_FAILED.
 https://www.rabbitmq.com/docs/quorum-queues#poison-message-handling
 """
 
 from __future__ import annotations
 
-from celery import bootsteps
 from kombu import Exchange, Queue
 
 DEFAULT_QUEUE = "celery"
@@ -50,24 +50,3 @@ def _named(name: str) -> Queue:
         durable=True,
         queue_arguments={"x-queue-type": QUEUE_TYPE, **QUEUE_ARGUMENTS},
     )
-
-
-class DeadLetters(bootsteps.StartStopStep):
-    """Declare the dead-letter exchange and its queue on every connection that may need them.
-
-    RabbitMQ accepts a queue whose dead-letter exchange is missing, and drops its dead letters.
-    """
-
-    requires = ("celery.worker.consumer.connection:Connection",)
-
-    def include_if(self, parent) -> bool:
-        if parent.app.connection_for_read().transport.driver_type != "amqp":
-            return False
-        return any(
-            (queue.queue_arguments or {}).get("x-dead-letter-exchange") == DEAD_LETTER_EXCHANGE
-            for queue in parent.app.amqp.queues.values()
-        )
-
-    def start(self, parent) -> None:
-        with parent.connection.channel() as channel:
-            DEAD_LETTER_QUEUE(channel).declare()

@@ -1,4 +1,4 @@
-"""The AMQP connection on which a worker process publishes replies.
+"""The AMQP connection on which a worker process publishes replies, and dead letters.
 
 kombu's producer costs twice what all of this does, and it notices a closed socket only by
 writing to it, which loses a message.
@@ -14,6 +14,7 @@ import select
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from functools import lru_cache, partial
 from socket import TCP_USER_TIMEOUT
 from struct import pack
@@ -83,6 +84,32 @@ class ReplyConnection:
                 return False
             finally:
                 if not whole:
+                    self._drop()
+
+    @contextlib.contextmanager
+    def channel(self, timeout: float = WRITE_TIMEOUT) -> Iterator[amqp.Channel]:
+        """Lend a new channel to declare and to publish with confirms.
+
+        Raises one of `ERRORS`, also where a call takes longer than `timeout` in seconds. A
+        blocked connection is kept, as the broker does not even notice that it is closed: one
+        would be left there by every try.
+        """
+        with self._lock:
+            if time.monotonic() < self._not_before:
+                raise OperationalError("the broker was away a moment ago")
+            whole = False
+            try:
+                self._make_ready()
+                if self._blocked:
+                    raise OperationalError("the broker blocks publishing connections")
+                self._socket.settimeout(timeout)
+                channel = self._link.connection.channel()
+                yield channel
+                channel.close()
+                self._socket.settimeout(WRITE_TIMEOUT)
+                whole = True
+            finally:
+                if not (whole or self._blocked):
                     self._drop()
 
     def close(self, **_signal: object) -> None:

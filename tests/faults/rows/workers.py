@@ -8,6 +8,7 @@ import signal
 import time
 from time import monotonic
 
+from appserver.worker import BEGUN_AGAIN
 from gateway.stack.server import poll
 from tests.faults.lane import Lane, ask
 from tests.faults.rows.brokers import BOTH
@@ -26,7 +27,7 @@ def child_killed(trial: Trial) -> None:
     def hit(lane: Lane) -> None:
         for _ in trial.times(HITS, short=5):
             lane.expect(poll(lambda: _hit(lane), 15), "no task was hit")
-            # Killed with the same message again, it would be poison.
+            # Killed with the same message again and again, it would be poison.
             again = poll(lambda: _redelivered(lane) >= _lost(lane), 10)
             lane.expect(again, "what was hit did not run again")
 
@@ -92,25 +93,27 @@ def poison(trial: Trial) -> None:
     with trial.load(), trial.fault():
         # A task that somebody waits for is not begun again after the deadline.
         answers = [
-            trial.client.start_soon(
-                lane.sender.send("/accept?die=always" if lane.quorum else "/echo?die=always")
-            )
-            for lane in trial.lanes
+            trial.client.start_soon(lane.sender.send("/accept?die=always")) for lane in trial.lanes
         ]
-        for lane, answer in zip(trial.lanes, answers, strict=True):
-            poisoned = answer()
-            lane.excused.add(poisoned.id)
-            wanted, attempts = (202, LIMIT + 1) if lane.quorum else (502, 2)
-            lane.expect(poisoned.status == wanted, f"poison: {poisoned.status}, not {wanted}")
-            poll(lambda lane=lane, n=attempts, p=poisoned: _attempts(lane, p.id) >= n, 90)
+        poisoned = [answer() for answer in answers]
+        for lane, one in zip(trial.lanes, poisoned, strict=True):
+            lane.excused.add(one.id)
+            lane.expect(one.status == 202, f"poison: {one.status}, not 202")
+            poll(lambda lane=lane, one=one: _attempts(lane, one.id) >= _limit(lane), 90)
     dead: list[bytes] = []
-    for lane in trial.lanes:
-        (poisoned,) = lane.excused
-        attempts, wanted = _attempts(lane, poisoned), LIMIT + 1 if lane.quorum else 2
-        lane.expect(attempts == wanted, f"poison ran {attempts} times, not {wanted}")
-        if lane.quorum:
-            buried = poll(lambda p=poisoned: _is_buried(trial, p, dead), 10)
-            lane.expect(buried, "no dead letter")
+    for lane, one in zip(trial.lanes, poisoned, strict=True):
+        buried = poll(lambda one=one: _is_buried(trial, one.id, dead), 20)
+        lane.expect(buried, "no dead letter")
+        attempts = _attempts(lane, one.id)
+        lane.expect(attempts == _limit(lane), f"poison ran {attempts} times, not {_limit(lane)}")
+        if not lane.quorum:
+            outcome = _local(lane, one.location)
+            failed = poll(lambda url=outcome: "WorkerLostError" in ask(url), 10)
+            lane.expect(failed, "the outcome cannot be read")
+
+
+def _limit(lane: Lane) -> int:
+    return (LIMIT if lane.quorum else BEGUN_AGAIN) + 1
 
 
 def _is_buried(trial: Trial, identity: str, dead: list[bytes]) -> bool:

@@ -1,0 +1,124 @@
+"""What the tests of lost workers share: workers and a gateway on a queue, and its dead letters."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pika
+import redis
+
+from gateway.stack import RabbitMQ, Server, Stack
+from gateway.stack.server import poll
+from tests.faults.oracle import Execution, executions
+from tests.faults.tasks import EXECUTED
+from tests.integration.deliveries import ROOT, URLS
+
+TIMEOUT = 30  # seconds
+DEAD = "gateway.dead"
+ROUTES = """
+timeout = 25
+[[routes]]
+path = "/wait"
+task = "faults.run"
+queue = "{queue}"
+[[routes]]
+path = "/accept"
+task = "faults.run"
+queue = "{queue}"
+answer = "accept"
+"""
+
+
+class Servers:
+    """Workers and a gateway on a queue of their own, and what became of the messages."""
+
+    def __init__(self, stack: Stack, broker: RabbitMQ, results: str, directory: Path):
+        self.stack, self.broker, self.results, self.directory = stack, broker, results, directory
+        self.queue = directory.name
+        self._started: list[Server] = []
+        self._dead: list[tuple[pika.BasicProperties, str]] = []
+
+    def worker(self, pool: str = "prefork", concurrency: int = 1, **options) -> Server:
+        worker = self.stack.worker(
+            options.pop("url", self.broker.url),
+            options.pop("results", self.results),
+            app="tests.faults.tasks",
+            pool=pool,
+            concurrency=concurrency,
+            queues=[self.queue],
+            env={"FAULTS_DIRECTORY": str(self.directory)},
+            cwd=ROOT,
+        )
+        self._started.append(worker)
+        return worker
+
+    def gateway(self, *options: str) -> Server:
+        config = self.directory / "gateway.toml"
+        config.write_text(URLS + ROUTES.format(queue=self.queue))
+        urls = ["--broker", self.broker.url, "--result-backend", self.results]
+        gateway = self.stack.gateway("--config", str(config), *urls, *options)
+        self._started.append(gateway)
+        return gateway
+
+    def executions(self, name: str) -> list[Execution]:
+        return [one for one in executions(self.directory / EXECUTED) if one.id == name]
+
+    def messages(self) -> tuple[int, int]:
+        """Return how many messages of the queue wait, and how many a worker has."""
+        columns = ("name", "messages_ready", "messages_unacknowledged")
+        for line in self.broker.ctl("list_queues", "-q", *columns).splitlines():
+            name, *numbers = line.split("\t")
+            if name == self.queue:
+                return int(numbers[0]), int(numbers[1])
+        return 0, 0
+
+    def cut(self, worker: Server) -> None:
+        """Close all connections; return when the worker is connected again."""
+        before = worker.output().count("Connected to amqp")
+        self.broker.ctl("close_all_connections", "for the test")
+        assert poll(lambda: worker.output().count("Connected to amqp") > before, TIMEOUT)
+
+    def dead_letters(self) -> list[tuple[pika.BasicProperties, str]]:
+        """Return this queue's dead letters so far, each with what the task was called with."""
+        parameters = pika.URLParameters(self.broker.url.rstrip("/") + "/%2F")
+        with pika.BlockingConnection(parameters) as connection:
+            channel = connection.channel()
+            while (letter := channel.basic_get(DEAD, auto_ack=True))[0]:
+                if letter[1].headers["dead_letter"]["routing_key"] == self.queue:
+                    self._dead.append((letter[1], json.loads(letter[2])[0][2]))
+        return self._dead
+
+    def noted(self) -> dict[bytes, int]:
+        """Return how many beginnings are noted of each task."""
+        with redis.Redis.from_url(self.results) as client:
+            return {key: client.scard(key) for key in client.keys("*.begun")}
+
+    def stop(self) -> None:
+        while self._started:
+            self._started.pop().kill()
+
+
+def ask(gateway: Server, target: str, body: str | None = None) -> tuple[int, str, str]:
+    """Return an answer's status, body and the path of its Location."""
+    request = urllib.request.Request(gateway.url + target, body and body.encode())
+    try:
+        with urllib.request.urlopen(request) as answer:
+            location = answer.headers.get("Location", "").removeprefix("https://hooks.example.com")
+            return answer.status, answer.read().decode(), location
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode(), ""
+
+
+def accept(gateway: Server, target: str, name: str) -> str:
+    status, _, location = ask(gateway, f"/accept?{target}", name)
+    assert status == 202
+    return location
+
+
+def result(gateway: Server, location: str) -> tuple[int, str]:
+    assert poll(lambda: ask(gateway, location)[0] != 202, TIMEOUT)
+    return ask(gateway, location)[:2]

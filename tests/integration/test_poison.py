@@ -1,0 +1,196 @@
+"""A message that keeps losing its worker is put away, and no message is ever dropped."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from appserver.worker import BEGUN_AGAIN
+from gateway.stack import RabbitMQ, Server, StackError
+from gateway.stack.server import poll
+from tests.faults.tasks import BEGUN
+from tests.integration.losses import TIMEOUT, Servers, accept, ask, result
+
+RUNS = 1 + BEGUN_AGAIN
+
+
+@pytest.fixture(scope="module")
+def broker(stack, start) -> RabbitMQ:
+    """A broker of one's own, as all its connections are closed."""
+    broker = start(stack.rabbitmq)
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture(scope="module")
+def results(stack, start) -> Server:
+    """A store of one's own, as others' beginnings would be counted in it."""
+    results = start(stack.redis)
+    yield results
+    results.stop()
+
+
+@pytest.fixture
+def servers(stack, broker, results, tmp_path_factory):
+    servers = Servers(stack, broker, results.url, tmp_path_factory.mktemp("poison"))
+    yield servers
+    servers.stop()
+
+
+def test_a_prefetched_message_runs_again_after_a_lost_connection(servers):
+    worker, gateway = servers.worker(), servers.gateway()
+    # Given a message that waits behind another one and will kill its process once,
+    first = accept(gateway, "until=go", "A")
+    assert poll((servers.directory / BEGUN).exists, TIMEOUT)
+    second = accept(gateway, "die=once", "B")
+    assert poll(lambda: servers.messages() == (0, 2), TIMEOUT)
+    # when the broker sends both again,
+    servers.cut(worker)
+    (servers.directory / "go").touch()
+    # then it runs again, as it would have without that.
+    assert result(gateway, second) == (200, "B")
+    assert result(gateway, first) == (200, "A")
+    assert [one.attempt for one in servers.executions("B")] == [1, 2]
+    assert poll(lambda: not servers.noted(), TIMEOUT)
+    assert servers.dead_letters() == []
+
+
+def test_poison_on_the_queue_celery_lies_among_the_dead_letters(servers):
+    servers.queue = "celery"
+    servers.worker(concurrency=2)
+    gateway = servers.gateway()
+
+    accepted = accept(gateway, "die=always", "accepted")
+    waited_for = ask(gateway, "/wait?die=always", "waited")
+    neighbour = accept(gateway, "", "neighbour")
+
+    assert waited_for[0] == 502
+    assert "WorkerLostError" in waited_for[1]
+    status, problem = result(gateway, accepted)
+    assert status == 502
+    assert "WorkerLostError" in problem
+    assert result(gateway, neighbour) == (200, "neighbour")
+    assert len(servers.executions("accepted")) == len(servers.executions("waited")) == RUNS
+    assert poll(lambda: servers.messages() == (0, 0), TIMEOUT)
+    letters = {body: properties for properties, body in servers.dead_letters()}
+    assert sorted(letters) == ["accepted", "waited"]
+    for properties in letters.values():
+        assert properties.headers["task"] == "faults.run"
+        assert properties.headers["id"] == properties.correlation_id
+        assert properties.headers["delivery"]["route"]
+        assert properties.headers["dead_letter"]["reason"] == "worker-lost"
+        assert properties.content_type == "application/json"
+        assert properties.delivery_mode == 2
+        assert properties.expiration is None
+    assert not servers.noted()
+
+
+@pytest.mark.parametrize("pool", ["solo", "threads", "gevent"])
+def test_poison_that_takes_the_whole_worker_along(servers, pool):
+    worker, gateway = servers.worker(pool), servers.gateway()
+    poison = accept(gateway, "die=always", "poison")
+    neighbours = {f"neighbour-{n}": accept(gateway, "", f"neighbour-{n}") for n in range(5)}
+
+    while not servers.executions("neighbour-4"):
+        gone = poll(lambda: not worker.alive() or servers.executions("neighbour-4"), TIMEOUT)
+        assert gone
+        assert len(servers.executions("poison")) <= RUNS
+        if not worker.alive():
+            with contextlib.suppress(StackError):  # it may be gone again before it is ready
+                worker.restart()
+
+    assert result(gateway, poison)[0] == 502
+    assert [body for _, body in servers.dead_letters()] == ["poison"]
+    assert len(servers.executions("poison")) == RUNS
+    for name, location in neighbours.items():
+        assert result(gateway, location) == (200, name)
+        assert len(servers.executions(name)) == 1
+
+
+def test_a_task_that_still_runs_is_not_taken_for_lost(servers):
+    worker, gateway = servers.worker(concurrency=6), servers.gateway()
+    location = accept(gateway, "until=go", "long")
+    assert poll((servers.directory / BEGUN).exists, TIMEOUT)
+
+    # Each time it begins once more, beside those that have begun before.
+    for _ in range(RUNS):
+        servers.cut(worker)
+        assert poll(lambda: list(servers.noted().values()) == [1], TIMEOUT)
+    (servers.directory / "go").touch()
+
+    assert result(gateway, location) == (200, "long")
+    assert poll(lambda: not servers.noted(), TIMEOUT)
+    assert poll(lambda: len(servers.executions("long")) == 1 + RUNS, TIMEOUT)
+    assert servers.dead_letters() == []
+
+
+def test_without_a_store_a_worker_counts_its_own_losses(servers):
+    servers.worker(results="")
+    gateway = servers.gateway("--strategy=pika")
+
+    status, problem, _ = ask(gateway, "/wait?die=always", "poison")
+
+    assert status == 502
+    assert "WorkerLostError" in problem
+    assert len(servers.executions("poison")) == RUNS
+    assert [body for _, body in servers.dead_letters()] == ["poison"]
+
+
+def test_while_redis_is_away_a_message_is_run(servers, stack, start):
+    store = start(stack.redis)
+    servers.results = store.url
+    gateway = servers.gateway()
+    location = accept(gateway, "die=once", "B")
+
+    store.freeze()
+    worker = servers.worker()
+
+    assert poll(lambda: len(servers.executions("B")) == 2, TIMEOUT)
+    assert "Redelivered messages are not counted for 10 s" in worker.output()
+    store.thaw()
+    assert result(gateway, location) == (200, "B")
+    store.stop()
+
+
+def test_what_cannot_be_put_away_stays_in_its_queue(servers, broker):
+    gateway = servers.gateway()
+    location = accept(gateway, "die=always", "poison")
+
+    broker.ctl("set_vm_memory_high_watermark", "0")
+    try:
+        worker = servers.worker()
+        assert poll(lambda: worker.output().count("cannot be put away") > 1, TIMEOUT)
+        assert sum(servers.messages()) == 1
+        connections = broker.ctl("list_connections", "-q", "state")
+        assert connections.count("blocked") == 1
+    finally:
+        broker.ctl("set_vm_memory_high_watermark", "0.4")
+
+    assert result(gateway, location)[0] == 502
+    # One that was published in the alarm is in the broker's hands, too.
+    assert {body for _, body in servers.dead_letters()} == {"poison"}
+    assert len(servers.executions("poison")) == RUNS
+    assert poll(lambda: servers.messages() == (0, 0), TIMEOUT)
+
+
+def test_a_worker_that_may_not_declare_dead_letters_works(servers, broker):
+    broker.ctl("add_user", "limited", "limited")
+    broker.ctl("set_permissions", "limited", r"^(?!gateway\.dead$).*", ".*", ".*")
+    gateway = servers.gateway()
+
+    worker = servers.worker(url=broker.url.replace("guest:guest", "limited:limited"))
+
+    assert ask(gateway, "/wait", "hello")[:2] == (200, "hello")
+    assert worker.output().count("Exchange and queue 'gateway.dead' cannot be declared") == 1
+
+
+def test_a_worker_starts_while_no_quorum_queue_can_be_declared(stack, results):
+    node, other = stack.rabbitmq_cluster(2)
+    other.kill()
+
+    worker = stack.worker(node.url, results.url)
+
+    assert worker.output().count("Exchange and queue 'gateway.dead' cannot be declared") == 1
+    worker.stop()
+    node.stop()
