@@ -31,7 +31,7 @@ from tests.faults.tasks import EXECUTED
 
 log = logging.getLogger("faults")
 
-PROCESSES = 2  # of each gateway
+PROCESSES, POOL = 2, 6  # of each gateway, of each worker
 KEPT = 3600  # seconds that results are kept: beyond the run
 GIVE_UP = RECOVERY + 15.0  # seconds after the last fault for which senders try again
 DRAINED = 60.0  # seconds until what was accepted must have been executed
@@ -47,7 +47,7 @@ class Size:
     seconds: float = 120.0  # of faults
     warm: float = 3.0  # before them
     after: float = RECOVERY + 5.0  # of load after them
-    rate: float = 10.0  # deliveries a second
+    rate: float = 6.0  # deliveries a second: a minute's are worked off within 15 s
 
 
 SHORT = Size(seconds=15.0, warm=1.0, after=4.0)
@@ -83,7 +83,8 @@ task = "faults.nonce"
 
     def start(self) -> None:
         """Start workers and gateways."""
-        worker = partial(self.start_worker, env={"GATEWAY_RESULT_EXPIRES": str(KEPT)})
+        kept = {"GATEWAY_RESULT_EXPIRES": str(KEPT)}
+        worker = partial(self.start_worker, concurrency=POOL, env=kept)
         gateway = partial(self.start_gateway, f"--processes={PROCESSES}")
         started = together(worker, worker, gateway, gateway)
         names = ("worker-1", "worker-2", "gateway-1", "gateway-2")

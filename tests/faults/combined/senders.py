@@ -93,8 +93,8 @@ class Senders:
         """Try until it is taken, and perhaps once more."""
         rng = random.Random(f"{self._seed} {number}")
         route = rng.choice(list(DEADLINES))
-        # Most tasks are short; the longest takes a second.
-        target = f"{route}?seconds={rng.random() ** 2:.2f}"
+        # Most are short, or what gathers in an outage would be worked off too late; up to 1 s.
+        target = f"{route}?seconds={rng.random() ** 4:.2f}"
         patience = HANGS_UP if rng.random() < IMPATIENT else DEADLINES[route] + EXTRA
         later = rng.uniform(0, LATER) if rng.random() < AGAIN else None
         pause, longest = PAUSE
