@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
@@ -15,9 +18,18 @@ import pytest
 from gateway.stack import free_port
 from tests.faults.client import REFUSED, RESET
 from tests.faults.combined.senders import Senders
-from tests.faults.combined.watchdog import NOTED, Watchdog
+from tests.faults.combined.watchdog import PERIOD, Watchdog
 
 DELIVERIES = 60
+
+
+class Process:
+    """This process, in a gateway's place."""
+
+    pid = os.getpid()
+
+
+WATCHDOG = Watchdog({"gateway-1": Process(), "gateway-2": Process()})
 
 
 def answer(status: int, kind: str, body: dict | str) -> bytes:
@@ -71,7 +83,7 @@ async def test_each_tries_until_a_2xx_and_some_once_more(tmp_path: Path, io_loop
 
     async with served(give) as port:
         log = tmp_path / "sent.jsonl"
-        senders = Senders(1, {"gateway-1": port}, log, rate=200)
+        senders = Senders(1, {"gateway-1": port}, log, rate=200, watchdog=WATCHDOG)
         await offer(senders)
 
     numbers = {len(names) for names in seen.values()}
@@ -93,7 +105,7 @@ async def test_what_a_sender_does_depends_on_the_seed_only(tmp_path: Path, io_lo
     for _ in range(2):
         async with served(lambda *_: answer(200, "text/plain", "x")) as port:
             gateways = {"gateway-1": port, "gateway-2": port}
-            senders = Senders(7, gateways, tmp_path / "sent.jsonl", rate=200)
+            senders = Senders(7, gateways, tmp_path / "sent.jsonl", rate=200, watchdog=WATCHDOG)
             await offer(senders)
         drawn.append(sorted((t.id, t.route, t.gateway) for t in senders.tries))
 
@@ -107,7 +119,9 @@ async def test_what_a_sender_does_depends_on_the_seed_only(tmp_path: Path, io_lo
 
 @pytest.mark.gen_test(timeout=30)
 async def test_senders_give_up_when_told(tmp_path: Path, io_loop):
-    senders = Senders(1, {"gateway-1": free_port()}, tmp_path / "sent.jsonl", rate=200)
+    senders = Senders(
+        1, {"gateway-1": free_port()}, tmp_path / "sent.jsonl", rate=200, watchdog=WATCHDOG
+    )
     senders.until = 0
     await offer(senders)
 
@@ -115,19 +129,42 @@ async def test_senders_give_up_when_told(tmp_path: Path, io_loop):
 
 
 @pytest.mark.gen_test
-async def test_the_watchdog_notes_when_its_process_stood_still(io_loop):
-    watchdog = Watchdog()
+async def test_the_watchdog_notes_how_late_it_is_itself(io_loop):
+    watchdog = Watchdog({"gateway-1": Process()})
     watching = asyncio.create_task(watchdog.run())
     await asyncio.sleep(0)
     before = time.monotonic()
-    time.sleep(0.3)
+    time.sleep(PERIOD + 0.4)
     # Also while it has not been run since:
-    during = watchdog.worst(before, time.monotonic())
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    after = time.monotonic()
+    during = watchdog.delay("gateway-1", before, time.monotonic())
+    await asyncio.sleep(PERIOD / 2)
 
-    assert during > 0.2
-    assert watchdog.worst(before, after) > 0.2
-    assert watchdog.worst(before - 2, before - 1) == 0 < NOTED
+    assert during >= 0.4
+    assert watchdog.delay("gateway-1", before, time.monotonic()) >= 0.4
     watching.cancel()
+
+
+def test_the_watchdog_notes_how_long_a_server_was_not_run():
+    # Given two processes that have one core to share,
+    core = min(os.sched_getaffinity(0))
+    code = f"import os; os.sched_setaffinity(0, [{core}]); print(flush=True)\nwhile True: pass"
+    busy = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(2)
+    ]
+    try:
+        for process in busy:
+            process.stdout.readline()
+        watchdog = Watchdog({"gateway-1": busy[0]})
+        watchdog.look("gateway-1")
+        before = time.monotonic()
+        time.sleep(1.5)
+        after = time.monotonic()
+        watchdog.look("gateway-1")
+
+        # then each waits for about half of the time, and nobody waits afterwards.
+        assert watchdog.delay("gateway-1", before, after) > 0.4
+        assert watchdog.delay("gateway-1", after + 1, after + 2) == 0
+    finally:
+        for process in busy:
+            process.kill()
+            process.communicate()

@@ -24,6 +24,7 @@ from tests.faults.combined.oracle import Result
 from tests.faults.combined.rules import Evidence, Execution
 from tests.faults.combined.schedule import Fault, schedule
 from tests.faults.combined.senders import DEADLINES, KEY, Senders, Try
+from tests.faults.combined.watchdog import Watchdog
 from tests.faults.lane import SETTLED, Lane
 from tests.faults.oracle import RECOVERY
 from tests.faults.servers import Servers, port_of, together
@@ -94,12 +95,10 @@ task = "faults.nonce"
         """Send while `faults` come and go, and until all is delivered; return what was seen."""
         injection = Injection(self.servers)
         with closing(Client()) as client:
-            ports = {
-                name: port_of(server)
-                for name, server in self.servers.items()
-                if name.startswith("gateway")
-            }
-            senders = Senders(self.seed, ports, self.directory / SENT, size.rate)
+            gateways = {n: s for n, s in self.servers.items() if n.startswith("gateway")}
+            ports = {name: port_of(gateway) for name, gateway in gateways.items()}
+            log_file, watchdog = self.directory / SENT, Watchdog(gateways)
+            senders = Senders(self.seed, ports, log_file, size.rate, watchdog)
             client.start([senders])
             sleep(size.warm)
             injection.run(faults)

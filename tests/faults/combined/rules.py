@@ -12,7 +12,7 @@ from tests.faults.combined.injection import Injected
 from tests.faults.combined.senders import DEADLINES, GONE, Try
 from tests.faults.oracle import GRACE
 
-STANDSTILL = 0.3  # seconds: a machine that stood still for so long may have made an answer late
+STANDSTILL = 0.3  # seconds for which a machine may hold up what is late all the same
 #: Seconds for which a fault has consequences: a broker and its clients part after two heartbeats.
 AFTERMATH = 25.0
 #: What answers a try while servers are away.

@@ -32,7 +32,7 @@ PAUSE = (0.5, 3.0)  # seconds between tries: the first, the longest
 class Try:
     """One request and what became of it; times in monotonic seconds.
 
-    `type` and `detail` are a problem's, `delay` is how long the machine stood still meanwhile.
+    `type` and `detail` are a problem's, `delay` is how long the machine held it up.
     """
 
     delivery: str
@@ -68,16 +68,18 @@ class Senders:
     They give up at `until` (monotonic seconds).
     """
 
-    def __init__(self, seed: int, ports: Mapping[str, int], log: Path, rate: float):
+    def __init__(
+        self, seed: int, ports: Mapping[str, int], log: Path, rate: float, watchdog: Watchdog
+    ):
         self.tries: list[Try] = []
         self.until = inf
         self.sent = 0
-        self.watchdog = Watchdog()
         self._seed, self._ports, self._log, self._rate = seed, dict(ports), log, rate
+        self._watchdog = watchdog
 
     async def offer(self, stopping: asyncio.Event) -> None:
         """Have one sender after the other begin until told to stop; return when all have ended."""
-        watching = asyncio.create_task(self.watchdog.run())
+        watching = asyncio.create_task(self._watchdog.run())
         due = monotonic()
         try:
             async with asyncio.TaskGroup() as senders:
@@ -126,7 +128,8 @@ class Senders:
         except (OSError, EOFError):
             one.status = RESET
         one.answered = monotonic()
-        one.delay = round(self.watchdog.worst(one.at, one.answered), 3)
+        self._watchdog.look(one.gateway)
+        one.delay = round(self._watchdog.delay(one.gateway, one.at, one.answered), 3)
         with self._log.open("a") as log:
             # With the time of day, by which logs are compared.
             time = datetime.now().isoformat(timespec="milliseconds")
