@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +19,8 @@ from tests.faults.combined import lane, lanes
 from tests.faults.combined.lane import SHORT, Size
 from tests.faults.combined.lanes import Job
 from tests.faults.combined.oracle import Result
-from tests.faults.combined.report import COLUMNS, line, table
+from tests.faults.combined.report import COLUMNS, line, seed_and_strategy, table
+from tests.faults.report import Report
 
 ROOT = Path(__file__).parents[2]
 #: It breaks each kind of server, some together: broker, Redis, worker and gateways.
@@ -90,6 +93,19 @@ def test_the_table_ends_with_the_sums_and_the_slowest_recovery():
     *_, last = table([RESULT, broken]).splitlines()
     cells = [cell.strip() for cell in last.strip("|").split("|")]
     assert cells == ["all", "", *["6"] * (len(COLUMNS) - 1), "4.5", "1 of 2 broken"]
+
+
+def test_what_is_known_to_hold_is_left_out(tmp_path: Path):
+    path = tmp_path / "random.json"
+    report = Report(path, False, "random-faults", kind=Result, key=seed_and_strategy)
+    report.add([RESULT], {"redis": "7.0.15"})
+    before = path.read_text()
+
+    asked = {"seeds": [7], "strategies": ["redis"], "seconds": 120.0, "resume": True}
+    assert lanes.run_seeds(Namespace(json=path, logs=False, at_once=1, **asked))
+
+    assert path.read_text() == before
+    assert json.loads(before)["experiment"] == "random-faults"
 
 
 @pytest.mark.parametrize(

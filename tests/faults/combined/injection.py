@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
@@ -87,7 +88,8 @@ def _kill_child(server: Server, _seconds: float) -> None:
     """Kill the child that has served for the longest time."""
     children = [pid for pid in server.pids() if pid != server.pid]
     if children:
-        os.kill(min(children), signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it was about to end: another serves in its place
+            os.kill(min(children), signal.SIGKILL)
 
 
 def _reload(server: Server, _seconds: float) -> None:

@@ -103,7 +103,7 @@ task = "faults.nonce"
             sleep(size.warm)
             injection.run(faults)
             senders.until = monotonic() + GIVE_UP
-            self._say("all is put right")
+            self.say("all is put right")
             sleep(size.after)
             client.stop(2 * GIVE_UP)
             self._drain({one.delivery for one in senders.tries if one.good})
@@ -113,7 +113,7 @@ task = "faults.nonce"
         failed = self._failed({one.task for one in [*done, *senders.tries] if one.task})
         return Evidence(self.strategy, senders.tries, done, injection.done, failed, read)
 
-    def _say(self, what: str) -> None:
+    def say(self, what: str) -> None:
         log.info("seed %d %s: %s", self.seed, self.strategy, what)
 
     def _noted(self) -> list[Execution]:
@@ -185,7 +185,7 @@ def run(
             lane.start()
             # A queue that the broker forgets with its definitions takes its messages along.
             servers.broker.sync()
-            lane._say("everything serves; the faults begin")
+            lane.say("everything serves; the faults begin")
             oracle.judge(result, lane.suffer(faults, size))
             result.problems += lane.left()
             holds = result.holds
