@@ -6,6 +6,7 @@ import json
 import os
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -74,6 +75,8 @@ queue_arguments = { x-dead-letter-exchange = "gateway.dead", x-delivery-limit = 
 class Lane:
     """A strategy with a queue and a worker of its own, so that none waits for another's faults."""
 
+    TEMPLATE = CONFIG
+
     def __init__(
         self,
         stack: Stack,
@@ -94,7 +97,7 @@ class Lane:
         self.config = self.directory / "gateway.toml"
         queue = f'queue = "{self.queue}"\n' + (QUORUM if quorum else "")
         self.config.write_text(
-            CONFIG.format(deadline=deadline, queue=queue, name=self.queue, secret=SECRET)
+            self.TEMPLATE.format(deadline=deadline, queue=queue, name=self.queue, secret=SECRET)
         )
         self.gateways: list[Server] = []
         self.workers: list[Server] = []
@@ -113,9 +116,15 @@ class Lane:
     def worker(self) -> Server:
         return self.workers[0]
 
-    def start_worker(self, broker: str = "", concurrency: int = 4, pool: str = "prefork") -> Server:
+    def start_worker(
+        self,
+        broker: str = "",
+        concurrency: int = 4,
+        pool: str = "prefork",
+        env: Mapping[str, str] | None = None,
+    ) -> Server:
         """Start a worker of this lane's queue."""
-        env = {"FAULTS_DIRECTORY": str(self.directory)}
+        env = {"FAULTS_DIRECTORY": str(self.directory), **(env or {})}
         if self.quorum:
             env["GATEWAY_QUEUES"] = self.queue
         worker = self.stack.worker(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from loadtest.machine import PACKAGES, commit, machine
 from tests.faults.oracle import Result
@@ -38,34 +39,60 @@ def table(results: Iterable[Result]) -> str:
         )
         for result in results
     ]
+    return markdown(head, rows)
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
     lines = [head, ("---",) * len(head), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
+def row_and_strategy(result: Result) -> tuple[int, str]:
+    """Return what tells the results of a report apart."""
+    return result.row, result.strategy
+
+
 class Report:
-    """The results so far, kept in a file after each row; `keep` what the file has of others."""
+    """The results so far, kept in a file after each of them; `keep` what the file has of others.
 
-    def __init__(self, path: Path, keep: bool):
-        self._path = path
-        self.results: list[Result] = []
+    `experiment` is the report's name, `kind` what its rows are made of, `key` what tells them
+    apart, and by what they are sorted.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        keep: bool,
+        experiment: str = "faults",
+        kind: type = Result,
+        key: Callable[[Any], tuple[int, str]] = row_and_strategy,
+    ):
+        self._path, self._experiment, self._key = path, experiment, key
+        self.results: list[Any] = []
+        self._versions = {name: version(package) for name, package in PACKAGES.items()}
         if keep and path.exists():
-            self.results = [Result(**row) for row in json.loads(path.read_text())["rows"]]
+            self.results = [kind(**row) for row in json.loads(path.read_text())["rows"]]
 
-    def has(self, row: int, strategy: str) -> bool:
-        """Is it known that this row holds for this strategy?"""
-        known = [r.holds for r in self.results if (r.row, r.strategy) == (row, strategy)]
+    def has(self, number: int, strategy: str) -> bool:
+        """Is it known that this row or seed holds for this strategy?"""
+        known = [r.holds for r in self.results if self._key(r) == (number, strategy)]
         return bool(known) and all(known)
 
-    def add(self, results: Iterable[Result]) -> None:
-        """Put `results` in the place of earlier ones of the same rows, and write the file."""
+    def add(self, results: Iterable[Any], versions: Mapping[str, str]) -> None:
+        """Put `results` in the place of earlier ones of the same rows, and write the file.
+
+        `versions` are those of the servers.
+        """
         new = list(results)
-        places = {(r.row, r.strategy) for r in new}
-        kept = [r for r in self.results if (r.row, r.strategy) not in places]
-        self.results = sorted(kept + new, key=lambda r: (r.row, r.strategy))
+        places = set(map(self._key, new))
+        kept = [r for r in self.results if self._key(r) not in places]
+        self.results = sorted(kept + new, key=self._key)
+        self._versions |= versions
         document = {
-            "experiment": "faults",
+            "experiment": self._experiment,
             "commit": commit(),
-            "versions": {name: version(package) for name, package in PACKAGES.items()},
+            "versions": self._versions,
             "machine": machine(),
             "rows": [asdict(result) for result in self.results],
         }

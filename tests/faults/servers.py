@@ -9,6 +9,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 import amqp
+from redis import Redis
 
 from gateway.stack import RabbitMQ, Server, Stack
 
@@ -16,10 +17,16 @@ T = TypeVar("T")
 
 
 class Servers:
-    """The broker and the result store, kept from row to row until a row spoils them."""
+    """The broker and the result store, kept from row to row until a row spoils them.
 
-    def __init__(self, stack: Stack):
+    `versions` names those that have been started, `redis_options` go on redis-server's command
+    line.
+    """
+
+    def __init__(self, stack: Stack, *redis_options: str):
         self.stack = stack
+        self.versions: dict[str, str] = {}
+        self._redis_options = redis_options
         self._broker: RabbitMQ | None = None
         self._results: Server | None = None
 
@@ -27,12 +34,14 @@ class Servers:
     def broker(self) -> RabbitMQ:
         if self._broker is None:
             self._broker = self.stack.rabbitmq()
+            self.versions["rabbitmq"] = _rabbitmq_version(self._broker)
         return self._broker
 
     @property
     def results(self) -> Server:
         if self._results is None:
-            self._results = self.stack.redis()
+            self._results = self.stack.redis(*self._redis_options)
+            self.versions |= _redis_version(self._results)
         return self._results
 
     def discard(self) -> None:
@@ -41,6 +50,19 @@ class Servers:
             if server is not None:
                 server.kill()
         self._broker = self._results = None
+
+
+def _rabbitmq_version(broker: Server) -> str:
+    with amqp.Connection(f"127.0.0.1:{port_of(broker)}") as connection:
+        return connection.server_properties["version"]
+
+
+def _redis_version(results: Server) -> dict[str, str]:
+    with Redis.from_url(results.url) as redis:
+        info = redis.info("server")
+    # Valkey also says which Redis it stands for.
+    name = "valkey" if "valkey_version" in info else "redis"
+    return {name: info[f"{name}_version"]}
 
 
 @contextmanager

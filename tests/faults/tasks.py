@@ -1,4 +1,4 @@
-"""The app server with one more task, which notes each of its executions before it ends.
+"""The app server with two more tasks, which note each of their executions before they end.
 
 ``celery -A tests.faults.tasks worker`` writes below the directory FAULTS_DIRECTORY.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import time
 from pathlib import Path
@@ -40,12 +41,36 @@ def run(self, query: dict[str, str], headers: dict[str, str], body: str) -> str:
         "task": self.request.id,
         "redelivered": bool(self.request.delivery_info.get("redelivered")),
     }
-    with open(directory / EXECUTED, "ab", buffering=0, opener=_open) as file:
-        file.write(json.dumps(execution).encode() + b"\n")
-        os.fsync(file)
+    _note(directory, execution)
     if query.get("die") == "always" or (query.get("die") == "once" and attempt == 1):
         os.kill(os.getpid(), signal.SIGKILL)
     return body
+
+
+@app.task(name="faults.nonce", bind=True)
+def nonce(self, query: dict[str, str], headers: dict[str, str], body: str) -> str:
+    """Return the body, which is the delivery's id, and a word that no other execution returns.
+
+    Query: ``seconds`` to sleep. The header ``X-Try`` names the request that was published.
+    """
+    time.sleep(float(query["seconds"]))
+    word = secrets.token_hex(8)
+    execution = {
+        "id": body,
+        "task": self.request.id,
+        "attempt": headers["x-try"],
+        "nonce": word,
+        "redelivered": bool(self.request.delivery_info.get("redelivered")),
+        "at": time.monotonic(),
+    }
+    _note(Path(os.environ["FAULTS_DIRECTORY"]), execution)
+    return f"{body} {word}"
+
+
+def _note(directory: Path, execution: dict[str, object]) -> None:
+    with open(directory / EXECUTED, "ab", buffering=0, opener=_open) as file:
+        file.write(json.dumps(execution).encode() + b"\n")
+        os.fsync(file)
 
 
 def take_effect(directory: Path, key: str) -> int:

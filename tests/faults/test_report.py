@@ -18,6 +18,8 @@ from tests.faults.rows import TWO, Row
 from tests.faults.servers import Servers
 from tests.faults.trial import Trial
 
+VERSIONS = {"rabbitmq": "3.10.8", "redis": "7.0.15"}
+
 
 def result(row: int, *problems: str) -> Result:
     return Result(row, "a fault", "pika", problems=list(problems))
@@ -26,12 +28,14 @@ def result(row: int, *problems: str) -> Result:
 @pytest.mark.parametrize(("keep", "kept"), [(True, [(1, True), (2, False)]), (False, [(2, False)])])
 def test_rows_of_earlier_runs_are_kept_where_they_are_asked_for(tmp_path: Path, keep, kept):
     path = tmp_path / "faults.json"
-    Report(path, keep=False).add([result(1), result(2)])
+    Report(path, keep=False).add([result(1), result(2)], VERSIONS)
 
     report = Report(path, keep=keep)
-    report.add([result(2, "lost")])
+    report.add([result(2, "lost")], VERSIONS)
 
-    written = [Result(**row) for row in json.loads(path.read_text())["rows"]]
+    document = json.loads(path.read_text())
+    assert document["versions"].items() >= VERSIONS.items()
+    written = [Result(**row) for row in document["rows"]]
     assert written == report.results
     assert [(one.row, one.holds) for one in written] == kept
 
