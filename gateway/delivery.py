@@ -53,6 +53,8 @@ class Delivery:
         publisher holds against the room that the broker leaves for headers.
         """
         traceparent = self.headers.get("traceparent", "")
+        if traceparent and not _traceparent(traceparent):
+            traceparent = ""
         return {
             "id": self.id,
             "source": self.source,
@@ -62,6 +64,6 @@ class Delivery:
             "query_string": self.query_string,
             "remote": self.remote,
             "received_at": datetime.fromtimestamp(self.received_at, UTC).isoformat(),
-            "traceparent": traceparent if _traceparent(traceparent) else "",
+            "traceparent": traceparent,
             "store": store,
         }

@@ -23,10 +23,14 @@ AHEAD = 64 * 1024
 #: Bytes, and seconds, of a refused request that are read and thrown away, so that the client
 #: sees the answer and not a reset.
 LINGER, LINGER_SECONDS = 4 * 1024 * 1024, 2.0
+#: What all answers begin with, and seconds from its first byte to its second; then twice as many.
+BEGINNING, PROBE = b"HTTP/1.1 ", 0.1
 
 
 class Receiver(Protocol):
     """The request that is being read, or answered."""
+
+    answered: bool
 
     def refuse(self, error: RequestError) -> None:
         """Answer with `error`: the rest of the request is not read."""
@@ -43,8 +47,8 @@ class Stream(ReadBuffer, asyncio.Protocol):
     """
 
     __slots__ = (
-        "_ahead", "_close_callback", "_closed", "_flushed", "_header_timeout", "_left", "_lost",
-        "_refused", "_transport", "deadline", "look", "receiver", "receiving",
+        "_ahead", "_close_callback", "_closed", "_ended", "_flushed", "_header_timeout", "_left",
+        "_lost", "_probed", "_refused", "_transport", "deadline", "look", "receiver", "receiving",
     )  # fmt: skip
 
     def __init__(self, idle_timeout: float, header_timeout: float, lost: Callable[[Stream], None]):
@@ -53,7 +57,8 @@ class Stream(ReadBuffer, asyncio.Protocol):
         self._lost = lost
         self._transport: asyncio.Transport | None = None
         self._left = LINGER
-        self._ahead = self._closed = self._refused = False
+        self._ahead = self._closed = self._ended = self._refused = False
+        self._probed = 0  # bytes of an answer that were written before it
         self._flushed: asyncio.Future[None] | None = None
         self._close_callback: Callable[[], None] | None = None
         self.deadline = monotonic() + idle_timeout
@@ -133,6 +138,8 @@ class Stream(ReadBuffer, asyncio.Protocol):
 
     def send(self, data: bytes) -> None:
         if not self._closed:
+            if self._probed:
+                data, self._probed = data[self._probed :], 0
             self._transport.write(data)
 
     def refuse(self, reason: BaseException | None) -> None:
@@ -185,6 +192,28 @@ class Stream(ReadBuffer, asyncio.Protocol):
                 self._ahead = True
                 self._transport.pause_reading()
 
+    def eof_received(self) -> bool:
+        """Stay open for what has come whole; called by the transport: the client sends no more.
+
+        Whether it listens yet, or has closed its connection, shows only when it is written to.
+        docs/decisions/0028-who-sends-no-more.md
+        """
+        if not self._ended:
+            self._ended = True
+            self._probe()
+        return self._reading is None and not self._closed
+
+    def _probe(self) -> None:
+        """Write an answer's next byte: a client that is gone resets the connection for it."""
+        if self._closed:
+            return
+        waits = self.receiving and self._reading is None and not self.receiver.answered
+        if waits and self._probed < len(BEGINNING):
+            self._transport.write(BEGINNING[self._probed : self._probed + 1])
+            self._probed += 1
+        pause = PROBE * 2 ** max(self._probed - 1, 0)
+        asyncio.get_running_loop().call_later(pause, self._probe)
+
     def pause_writing(self) -> None:
         self._flushed = asyncio.get_running_loop().create_future()
 
@@ -206,6 +235,8 @@ class Stream(ReadBuffer, asyncio.Protocol):
         future = self.read(until, least, most)
         if self._closed:
             self.fail(StreamClosedError())
+        elif self._ended and self._reading is not None:
+            self.close()  # what it waits for does not come any more
         elif self._ahead and self._reading is not None:
             self._ahead = False
             self._transport.resume_reading()

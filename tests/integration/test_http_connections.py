@@ -223,6 +223,75 @@ async def test_client_that_leaves_frees_its_waiter(serve, end):
     assert gateway.metrics.get("gateway_clients_gone_total") == 1
 
 
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("probes", [0, 1, 9])
+async def test_client_that_has_sent_all_and_listens_is_answered(
+    serve, monkeypatch, version, probes
+):
+    monkeypatch.setattr(stream, "PROBE", 0.001)
+    gateway = serve(None)
+    async with await gateway.open() as connection:
+        # Given a client that closes its side after its request, and is asked whether it is there,
+        connection.send(request(b"x").replace(b"HTTP/1.1", b"HTTP/" + version.encode()))
+        pending = await gateway.strategy.sent.get()
+        if probes:
+            connection.writer.write_eof()
+            (served,) = gateway.server._streams
+            while served._probed < probes:
+                await asyncio.sleep(0.001)
+        else:
+            connection.writer.write_eof()
+        # when the task ends, then it gets the answer, and nothing else.
+        pending.settle(Outcome(SUCCESS, "late"))
+        answer = await connection.answer()
+        assert (answer.status, answer.body) == (200, b"late")
+        assert await connection.at_end()
+    assert gateway.metrics.get("gateway_clients_gone_total") == 0
+
+
+async def test_pipelined_requests_are_answered_to_who_has_sent_all(serve):
+    gateway = serve(None)
+    async with await gateway.open() as connection:
+        connection.send(request(b"1") + request(b"2") + request(b"never").removesuffix(b"r"))
+        connection.writer.write_eof()
+        for number in (b"1", b"2"):
+            pending = await gateway.strategy.sent.get()
+            await asyncio.sleep(0)
+            pending.settle(echo(pending.message))
+            assert (await connection.answer()).body == number
+        assert await connection.at_end()
+    assert gateway.strategy.sent.empty()
+
+
+@pytest.mark.parametrize("unix", [False, True])
+async def test_client_that_leaves_after_it_has_sent_all_frees_its_waiter(serve, unix, tmp_path):
+    gateway = serve(None, **({"uds": tmp_path / "socket"} if unix else {}))
+    connection = await gateway.open()
+    connection.send(request(b"x"))
+    pending = await gateway.strategy.sent.get()
+    connection.writer.write_eof()
+    (served,) = gateway.server._streams
+    while not served._probed:
+        await asyncio.sleep(0.001)
+
+    connection.writer.close()  # without another word, as its end has been told
+
+    assert await gateway.strategy.freed.get() is pending
+    while gateway.metrics.get("gateway_connections_open"):
+        await asyncio.sleep(0)
+    assert gateway.metrics.get("gateway_clients_gone_total") == 1
+
+
+async def test_who_has_sent_all_while_nothing_is_under_way_is_closed(serve):
+    async with await serve().open() as connection:
+        assert (await connection.ask(request(b"x"))).status == 200
+        connection.writer.write_eof()
+        assert await connection.at_end()
+    async with await serve().open() as connection:
+        connection.writer.write_eof()
+        assert await connection.at_end()
+
+
 # Draining ---------------------------------------------------------------------------------
 
 

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import re
+import socket
+from pathlib import Path
 
 import pytest
 
 from gateway.stack import RabbitMQ, Server, Stack
-from tests.contract.conftest import get, metric, post, post_all
+from tests.contract.conftest import get, metric, post, post_all, until
+from tests.http_client import request
+
+ROUTES = """
+[[routes]]
+path = "/"
+
+[[routes]]
+path = "/nobody"
+queue = "nobody-behind-nginx"
+deadline = 60
+"""
 
 
 @pytest.fixture(scope="module")
-def gateways(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> list[Server]:
+def gateways(
+    stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, tmp_path_factory
+) -> list[Server]:
+    config: Path = tmp_path_factory.mktemp("nginx") / "gateway.toml"
+    config.write_text(ROUTES)
     worker = stack.worker(rabbitmq.url, redis_server.url)
     urls = ("--broker", rabbitmq.url, "--result-backend", redis_server.url)
-    gateways = [stack.gateway("--strategy=pika", *urls) for _ in range(4)]
+    options = ("--strategy=pika", "--config", str(config), *urls)
+    gateways = [stack.gateway(*options) for _ in range(4)]
     yield gateways
     for server in (*gateways, worker):
         server.stop()
@@ -61,6 +79,21 @@ def test_errors_come_through_as_the_gateway_gave_them(nginx):
 
 def test_a_body_over_the_limit_is_refused(nginx):
     assert post(f"{nginx.url}/", b"x" * (1024 * 1024 + 1)).code == 413
+
+
+def test_a_client_that_leaves_frees_its_waiter_behind_nginx(nginx, gateways):
+    def counted(name: str) -> float:
+        return sum(metric(gateway, name) for gateway in gateways)
+
+    gone = counted("gateway_clients_gone_total")
+    host, port = nginx.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(request(b"x", "/nobody"))
+        until(lambda: counted("gateway_in_flight") == 1)
+
+    # Nginx closes its connection to the gateway without a word, as one that still listens would.
+    until(lambda: counted("gateway_in_flight") == 0)
+    assert counted("gateway_clients_gone_total") == gone + 1
 
 
 def test_what_a_client_says_of_itself_goes_no_further(nginx):
