@@ -24,7 +24,7 @@ from gateway.errors import (
 )
 from gateway.failpoints import CONFIRMED
 from gateway.journal import GONE
-from gateway.limits import SourceLimits
+from gateway.limits import Held, SourceLimits
 from gateway.outcome import SUCCESS, Outcome
 from gateway.pending import Pending
 from gateway.routes import Target
@@ -39,13 +39,14 @@ class Waiter:
     """Answers its request once, with whatever comes first: outcome, error, confirm, deadline."""
 
     __slots__ = (
-        "_desk", "_waiting", "applied", "claim", "deadline", "delivery", "message", "mode",
+        "_desk", "_held", "_waiting", "applied", "claim", "deadline", "delivery", "message", "mode",
         "pending", "request", "respond", "source_limits", "target", "task_id", "verified", "path",
     )  # fmt: skip
 
     def __init__(self, desk: Desk, request: Request, respond: Respond):
         self._desk = desk
         self._waiting = False
+        self._held: Held | None = None
         self.request = request
         self.respond: Respond | None = respond
         self.path = ""
@@ -61,11 +62,16 @@ class Waiter:
         self.claim: Claim | None = None
         self.source_limits: SourceLimits | None = None
 
+    @property
+    def size(self) -> int:
+        """The number of bytes that the request and its message keep."""
+        return self.request.size + (len(self.message.body) if self.message else 0)
+
     def wait(self) -> None:
         """Count as under way, until `deadline` at the latest."""
         desk = self._desk
         self._waiting = True
-        desk.limits.enter(len(self.request.body))
+        self._held = desk.limits.enter(self.size)
         if self.source_limits is not None:
             self.source_limits.in_flight += 1
         desk.metrics.add("gateway_in_flight")
@@ -236,7 +242,7 @@ class Waiter:
         if self._waiting:
             self._waiting = False
             desk = self._desk
-            desk.limits.leave(len(self.request.body))
+            desk.limits.leave()
             if self.source_limits is not None:
                 self.source_limits.in_flight -= 1
             desk.metrics.add("gateway_in_flight", -1)
