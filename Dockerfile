@@ -31,5 +31,5 @@ EXPOSE 8000
 # Liveness, not readiness: a broker that is down is no reason to replace a gateway. A container
 # in another role has no admin port, and must switch this off.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=10s --retries=3 \
-    CMD ["python", "-c", "from urllib.request import urlopen as get; get('http://127.0.0.1:8001/healthz', timeout=2)"]
+    CMD ["python", "-c", "from urllib.request import urlopen as get; get('http://127.0.0.1:9464/healthz', timeout=2)"]
 CMD ["gateway", "serve", "--host", "0.0.0.0"]

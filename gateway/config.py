@@ -65,7 +65,7 @@ class Config(Model):
     uds: Path | None = None
     processes: int = Field(1, ge=1, le=256)
     admin_host: str = "127.0.0.1"
-    admin_port: int = Field(8001, ge=0, le=65_535)
+    admin_port: int = Field(9464, ge=0, le=65_535)
     timeout: Seconds = 10.0
     confirm_timeout: Seconds = 3.0
     max_connections: int = Field(12_000, ge=1)

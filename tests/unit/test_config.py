@@ -48,7 +48,7 @@ def test_without_anything_there_is_one_unsigned_route():
     assert (config.processes, config.max_body, config.max_header) == (1, 2**20, 2**14)
     assert (config.body_timeout, config.idle_timeout, config.grace) == (10, 75, 30)
     assert (config.host, config.port, config.backlog) == ("127.0.0.1", 8000, 4096)
-    assert (config.admin_host, config.admin_port) == ("127.0.0.1", 8001)
+    assert (config.admin_host, config.admin_port) == ("127.0.0.1", 9464)
     assert (config.strategy, config.log_format, config.loop) == ("redis", "text", "auto")
 
 
@@ -430,7 +430,7 @@ def test_secrets_are_in_no_problem(toml, text):
         {"port": 8000, "admin_port": 8000},
         {"port": 8000, "admin_port": 8000, "host": "0.0.0.0"},
         {"port": 8000, "admin_port": 8000, "admin_host": "::"},
-        {"port": 8001},
+        {"port": 9464},
     ],
 )
 def test_webhooks_and_dashboard_do_not_share_a_port(flags):
