@@ -2,16 +2,22 @@
 #     docker run IMAGE                                     a gateway
 #     docker run IMAGE celery -A appserver worker          a worker
 
-# The version that the tests run on.
-FROM python:3.11-slim AS build
+# The version that the tests run on. A tag may be moved to another image; to build on the one that you
+# have looked at, name it by its digest, as `docker images --digests` shows it:
+#     docker build --build-arg BASE=python@sha256:... .
+ARG BASE=python:3.11-slim
+
+FROM ${BASE} AS build
 WORKDIR /src
-COPY README.md LICENSE setup.cfg pyproject.toml constraints.txt ./
+COPY README.md LICENSE setup.cfg pyproject.toml constraints-image.txt ./
 COPY gateway gateway
 COPY appserver appserver
 RUN python -m venv /opt/gateway \
-    && /opt/gateway/bin/pip install --no-cache-dir --constraint constraints.txt '.[gevent,fast]'
+    && /opt/gateway/bin/pip install --no-cache-dir \
+        --require-hashes --only-binary :all: --requirement constraints-image.txt \
+    && /opt/gateway/bin/pip install --no-cache-dir --no-deps --no-build-isolation .
 
-FROM python:3.11-slim
+FROM ${BASE}
 # A fixed number, so that volumes and security policies can name it.
 RUN useradd --system --uid 10001 --home-dir /nonexistent --shell /usr/sbin/nologin gateway
 COPY --from=build /opt/gateway /opt/gateway
@@ -25,5 +31,5 @@ EXPOSE 8000
 # Liveness, not readiness: a broker that is down is no reason to replace a gateway. A container
 # in another role has no admin port, and must switch this off.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=10s --retries=3 \
-    CMD ["python", "-c", "from urllib.request import urlopen as get; get('http://127.0.0.1:8001/healthz', timeout=2)"]
+    CMD ["python", "-c", "from urllib.request import urlopen as get; get('http://127.0.0.1:9464/healthz', timeout=2)"]
 CMD ["gateway", "serve", "--host", "0.0.0.0"]

@@ -1,8 +1,13 @@
 # `make` alone lists the targets.
 
 PYTHON ?= python3
-EXTRAS := gevent,fast,dev,loadtest,test
+EXTRAS := build gevent fast dev loadtest test
+# What the image holds: the extras, and what builds the project without fetching anything more.
+IMAGE := --extra gevent --extra fast --extra build
 MINUTES := 10
+# One list for every version of Python from 3.11 on, and every platform.
+COMPILE = build/constraints/bin/uv --quiet pip compile setup.cfg --universal --python-version 3.11 \
+  --generate-hashes --no-annotate --custom-compile-command 'make constraints'
 PIP := .venv/bin/python -m pip --disable-pip-version-check --quiet
 
 .PHONY: help install run test check fuzz loadtest faults constraints clean
@@ -43,11 +48,9 @@ faults: install ## break everything around the gateway, 45 minutes (ARGS="--rows
 constraints: .venv/bin/python ## write constraints.txt anew, from the newest versions
 	rm -rf build/constraints
 	.venv/bin/python -m venv build/constraints
-	build/constraints/bin/python -m pip --disable-pip-version-check --quiet install \
-	  --upgrade --upgrade-strategy eager --editable '.[$(EXTRAS)]'
-	{ echo '# Exact versions of everything that .venv holds; written by `make constraints`.'; \
-	  build/constraints/bin/python -m pip freeze --all --exclude pip --exclude celery-gateway; \
-	} > constraints.txt
+	build/constraints/bin/python -m pip --disable-pip-version-check --quiet install uv
+	$(COMPILE) --upgrade $(EXTRAS:%=--extra %) --output-file constraints.txt
+	$(COMPILE) $(IMAGE) --constraint constraints.txt --output-file constraints-image.txt
 	rm -rf build/constraints
 
 clean: ## remove what was made here, .venv included
@@ -61,5 +64,6 @@ clean: ## remove what was made here, .venv included
 
 .venv/installed: .venv/bin/python setup.cfg constraints.txt
 	@echo 'installing into .venv: a minute or two'
-	$(PIP) install --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	$(PIP) install --require-hashes --only-binary :all: --requirement constraints.txt
+	$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@

@@ -68,11 +68,12 @@ class Config(Model):
     uds: Path | None = None
     processes: int = Field(1, ge=1, le=256)
     admin_host: str = "127.0.0.1"
-    admin_port: int = Field(8001, ge=0, le=65_535)
+    admin_port: int = Field(9464, ge=0, le=65_535)
     timeout: Seconds = 10.0
     confirm_timeout: Seconds = 3.0
+    max_connections: int = Field(12_000, ge=1)
     max_in_flight: int = Field(10_000, ge=1)
-    max_in_flight_bytes: int = Field(256 * 1024 * 1024, ge=1)
+    max_in_flight_bytes: int = Field(128 * 1024 * 1024, ge=1)
     threads: int = Field(64, ge=1, le=1_000)
     max_body: int = Field(1024 * 1024, ge=0, le=128 * 1024 * 1024)
     max_header: int = Field(16 * 1024, ge=256, le=64 * 1024)

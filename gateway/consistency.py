@@ -9,10 +9,13 @@ from gateway.config import Config
 from gateway.route import PARAM, Route
 from gateway.sources import find
 
+#: What stands for all addresses of the machine.
+_ANY = {"", "0.0.0.0", "::"}
+
 
 def problems(config: Config) -> list[str]:
     """Return what is wrong with `config` as a whole: a place and what would be valid each."""
-    return [*_of_servers(config), *_of_routes(config)]
+    return [*_of_servers(config), *_of_ports(config), *_of_limits(config), *_of_routes(config)]
 
 
 def _of_servers(config: Config) -> list[str]:
@@ -34,6 +37,25 @@ def _of_servers(config: Config) -> list[str]:
     if config.strategy == "gevent" and config.loop == "uvloop":
         problems.append("loop: gevent runs on asyncio's own loop; use auto or asyncio")
     return problems
+
+
+def _of_ports(config: Config) -> list[str]:
+    if config.uds or not config.port or config.port != config.admin_port:
+        return []
+    hosts = {config.host, config.admin_host}
+    if len(hosts) > 1 and not hosts & _ANY:
+        return []
+    return [f"admin_port: {config.port} is the port for webhooks; choose another, or 0 for none"]
+
+
+def _of_limits(config: Config) -> list[str]:
+    least = 2 * (config.max_body + config.max_header)
+    if config.max_in_flight_bytes >= least:
+        return []
+    return [
+        "max_in_flight_bytes: a request of max_body and max_header counts together with its "
+        f"message; {least} or more are needed"
+    ]
 
 
 def _of_routes(config: Config) -> list[str]:

@@ -17,7 +17,8 @@ class Request:
     """An HTTP request whose header and body are complete.
 
     ``headers`` have names in lower case, repeated ones joined by ``", "``; ``body`` is
-    raw bytes; ``arrived`` is monotonic seconds, ``received_at`` seconds since the epoch.
+    raw bytes; ``arrived`` is monotonic seconds, ``received_at`` seconds since the epoch;
+    ``size`` is the number of bytes that it keeps.
     """
 
     method: str
@@ -28,6 +29,7 @@ class Request:
     remote: str
     arrived: float
     received_at: float
+    size: int = 0
 
 
 @dataclass(slots=True)

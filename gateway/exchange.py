@@ -8,25 +8,18 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import time
 from http.client import responses
 from time import monotonic
 
 from tornado.httputil import HTTPMessageDelegate, RequestStartLine
 
-from gateway import answer
+from gateway import answer, head
 from gateway.answer import Answer
 from gateway.config import Config
 from gateway.decompression import gunzip
 from gateway.delivery import Request
-from gateway.errors import (
-    BadRequest,
-    BodyTooLarge,
-    BodyTooSlow,
-    EncodingNotAccepted,
-    RequestError,
-)
+from gateway.errors import BodyTooLarge, BodyTooSlow, Full, RequestError
 from gateway.http1 import Connection, Headers
 from gateway.metrics import Metrics
 from gateway.proxies import Proxies
@@ -36,13 +29,8 @@ from gateway.stream import Stream
 
 log = logging.getLogger(__name__)
 
-_VERSIONS = ("HTTP/1.1", "HTTP/1.0")
-# RFC 9110, 7.2; user information and paths have no place in it.
-_host = re.compile(
-    r"[A-Za-z0-9._~%!$&'()*+,;=\-]*(:[0-9]*)?|\[[0-9A-Fa-f:.]+\](:[0-9]*)?"
-).fullmatch
-# What a number of bytes may be: no more digits than any memory has.
-_length = re.compile(r"[0-9]{1,18}").fullmatch
+#: Bytes that a header field, and a piece of a body, take beside their own.
+FIELD, PIECE = 128, 64
 
 
 class Exchanges:
@@ -75,8 +63,8 @@ class Exchange(HTTPMessageDelegate):
     """One request and its answer on a connection."""
 
     __slots__ = (
-        "_body", "_connection", "_headers", "_shared", "_start", "_stream", "_waiter", "answered",
-        "arrived",
+        "_complete", "_connection", "_headers", "_length", "_pieces", "_shared", "_start",
+        "_stream", "_waiter", "answered", "arrived",
     )  # fmt: skip
 
     def __init__(self, shared: Exchanges, stream: Stream, connection: Connection):
@@ -85,7 +73,9 @@ class Exchange(HTTPMessageDelegate):
         self._connection = connection
         self._start: RequestStartLine | None = None
         self._waiter: Waiter | None = None
-        self._body: bytes | bytearray = b""
+        self._pieces: list[bytes] = []
+        self._length = 0
+        self._complete = False
         self.answered = False
         self.arrived = 0.0
 
@@ -96,27 +86,32 @@ class Exchange(HTTPMessageDelegate):
         stream.receiving = True
         stream.deadline = now + config.body_timeout
         try:
-            _check(start_line, headers, config)
+            length = head.check(start_line, headers, config)
+            # A body that is here is no reason to end the connection; any other is not waited for.
+            if length is None or length > stream.size:
+                path, _ = head.split_target(start_line.path)
+                missing = length - stream.size if length else 0  # the rest counts already
+                self._shared.relay.expect(start_line.method, path, missing)
         except RequestError as error:
             raise Refused(error) from error
 
     def data_received(self, chunk: bytes) -> None:
-        if not self._body:  # nearly all bodies come whole
-            self._body = chunk
-        else:
-            if isinstance(self._body, bytes):
-                self._body = bytearray(self._body)
-            self._body += chunk
         limit = self._shared.config.max_body
-        if len(self._body) > limit:
+        self._length += len(chunk)
+        if self._length > limit:
             raise Refused(BodyTooLarge(f"The body is over {limit} bytes."))
+        if self._pieces:  # nearly all bodies come whole
+            self._stream.hold(PIECE)
+        # One that grew in place would be moved, and leave holes that nothing fits into.
+        self._pieces.append(chunk)
 
     def finish(self) -> None:
         if self.answered:  # it was late, by a turn of the loop
             return
+        self._complete = True
         self._stream.deadline = math.inf  # the relay has its own
         try:
-            request = self._request()
+            request = self._request(self._stream.hand_on())
         except RequestError as error:
             self._shared.metrics.answered("", error.status, monotonic() - self.arrived)
             self.respond(answer.of_error(error, self._shared.relay.delivery_id()))
@@ -132,15 +127,16 @@ class Exchange(HTTPMessageDelegate):
             self._waiter = waiter
             self._connection.set_close_callback(self.on_connection_close)
 
-    def _request(self) -> Request:
+    def _request(self, size: int) -> Request:
+        """Make the request of what was received in `size` bytes."""
         shared, headers = self._shared, self._headers
-        target = self._start.path
-        if target.startswith(("http://", "https://")):  # RFC 9112, 3.2.2: the absolute form
-            target = "/" + target.split("/", 3)[3] if target.count("/") > 2 else "/"
-        path, _, query = target.partition("?")
-        body, self._body = bytes(self._body), b""
+        path, query = head.split_target(self._start.path)
+        body = b"".join(self._pieces)
+        self._pieces.clear()
+        size += FIELD * len(headers)
         if dict.get(headers, "content-encoding", "identity").lower() != "identity":
             body = gunzip(body, shared.config.max_body)
+            size += len(body)
             for name in ("content-encoding", "content-length"):  # the task gets neither
                 headers.pop(name, None)
         return Request(
@@ -154,6 +150,7 @@ class Exchange(HTTPMessageDelegate):
             ),
             arrived=self.arrived,
             received_at=time.time(),
+            size=size,
         )
 
     def on_connection_close(self) -> None:
@@ -168,13 +165,25 @@ class Exchange(HTTPMessageDelegate):
             self._stream.refuse(Refused(BodyTooSlow(f"The {part} did not arrive in time.")))
         self._stream.close()
 
+    def full(self) -> None:
+        """End a request that there is no room for, or a client that sends ahead of its answer."""
+        if self._complete:
+            self._stream.abort()
+        else:
+            self._stream.refuse(Refused(Full()))
+            self._stream.close()
+
     def refuse(self, error: RequestError) -> None:
         """Answer before the request is read to its end; the connection ends with it."""
         if self.answered:
             return
+        self._pieces.clear()
         seconds = monotonic() - self.arrived if self.arrived else 0.0
         self._shared.metrics.answered("", error.status, seconds)
-        self._write(answer.of_error(error, self._shared.relay.delivery_id()), "close")
+        delivery = self._shared.relay.delivery_id()
+        if error.status >= 500:
+            log.warning(f"%d {error.type}: %s (delivery %s)", error.status, error, delivery)
+        self._write(answer.of_error(error, delivery), "close")
 
     def respond(self, given: Answer) -> None:
         """Answer a complete request."""
@@ -185,16 +194,16 @@ class Exchange(HTTPMessageDelegate):
         connection.end(last)
 
     def _write(self, given: Answer, connection: str) -> None:
-        head = self._shared.start_of(given.status)
+        lines = self._shared.start_of(given.status)
         for name, value in given.headers.items():
-            head += f"{name}: {value}\r\n"
+            lines += f"{name}: {value}\r\n"
         if given.status not in (204, 304):
-            head += f"Content-Length: {len(given.body)}\r\n"
+            lines += f"Content-Length: {len(given.body)}\r\n"
         if given.content_type:
-            head += f"Content-Type: {given.content_type}\r\n"
+            lines += f"Content-Type: {given.content_type}\r\n"
         if connection:
-            head += f"Connection: {connection}\r\n"
-        data = f"{head}\r\n".encode("latin1")
+            lines += f"Connection: {connection}\r\n"
+        data = f"{lines}\r\n".encode("latin1")
         if self._start is None or self._start.method != "HEAD":
             data += given.body
         self.answered = True
@@ -202,29 +211,3 @@ class Exchange(HTTPMessageDelegate):
         self._stream.send(data)
         # For the client to take it, and to send its next request.
         self._stream.deadline = monotonic() + self._shared.config.idle_timeout
-
-
-def _check(start_line: RequestStartLine, headers: Headers, config: Config) -> None:
-    """Refuse what need not be read any further."""
-    version = start_line.version
-    if version not in _VERSIONS:
-        raise BadRequest(f"{version} is not spoken here.")
-    if not start_line.path.isascii():  # RFC 3986, 2
-        raise BadRequest("The target has bytes that no URI has.")
-    host = dict.get(headers, "host")
-    if host is None:
-        if version == "HTTP/1.1":
-            raise BadRequest("A Host header is needed.")
-    elif not _host(host):
-        raise BadRequest("The Host header is malformed, or not the only one.")
-    length = dict.get(headers, "content-length")
-    if length is not None:
-        if not _length(length):
-            raise BadRequest("The Content-Length is no number of bytes.")
-        if int(length) > config.max_body:
-            raise BodyTooLarge(f"The body is over {config.max_body} bytes.")
-    if "transfer-encoding" in headers and version == "HTTP/1.0":
-        raise BadRequest("HTTP/1.0 has no Transfer-Encoding.")
-    encoding = dict.get(headers, "content-encoding")
-    if encoding is not None and encoding.lower() not in ("identity", "gzip", "x-gzip"):
-        raise EncodingNotAccepted

@@ -14,26 +14,52 @@ _SOON = 1
 
 
 class Limits:
-    """Counts what is under way in this process, and its bytes."""
+    """Counts what is under way in this process, and the bytes that it holds.
+
+    `bytes` are what connections have received and not handed on, and what requests under way
+    keep. Whoever adds to it takes the same away.
+    """
 
     def __init__(self, config: Config):
         self._most = config.max_in_flight
         self._most_bytes = config.max_in_flight_bytes
-        self._bytes = 0
+        self.bytes = 0
         self.in_flight = 0
 
+    @property
+    def exceeded(self) -> bool:
+        """Are more bytes held than may be?"""
+        return self.bytes > self._most_bytes
+
     def admit(self, size: int) -> None:
-        """Raise `Full` where a request with a body of `size` bytes is one too many."""
-        if self.in_flight >= self._most or self._bytes + size > self._most_bytes:
+        """Raise `Full` where a request that takes `size` more bytes is one too many."""
+        if self.in_flight >= self._most or self.bytes + size > self._most_bytes:
             raise Full
 
-    def enter(self, size: int) -> None:
+    def enter(self, size: int) -> Held:
+        """Count a request, until `leave`, and `size` bytes, as long as the result lives."""
         self.in_flight += 1
-        self._bytes += size
+        return Held(self, size)
 
-    def leave(self, size: int) -> None:
+    def leave(self) -> None:
         self.in_flight -= 1
-        self._bytes -= size
+
+
+class Held:
+    """Bytes that are counted as long as this object lives.
+
+    It belongs to the object that keeps them. A request whose sender has gone is kept until its
+    message is confirmed and its claim is known, and nobody else knows when that is.
+    """
+
+    __slots__ = ("_limits", "_size")
+
+    def __init__(self, limits: Limits, size: int):
+        self._limits, self._size = limits, size
+        limits.bytes += size
+
+    def __del__(self) -> None:
+        self._limits.bytes -= self._size
 
 
 class SourceLimits:

@@ -68,8 +68,10 @@ class Pending:
 
     def _end(self) -> None:
         self._free()
-        if self._changed is not None:
-            self._changed(self)
+        # Whoever watches knows this object: a circle, whose bodies would wait for the collector.
+        changed, self._changed = self._changed, None
+        if changed is not None:
+            changed(self)
 
     def _free(self) -> None:
         self.ended = True

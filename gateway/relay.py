@@ -98,6 +98,15 @@ class Relay:
     def in_flight(self) -> int:
         return self.limits.in_flight
 
+    def expect(self, method: str, path: str, size: int) -> None:
+        """Raise a `RequestError` where a request with `size` bytes still to come is not taken."""
+        if path.startswith(RESULTS):
+            _check_look(method)
+        else:
+            endpoint, _ = self._routes.find(path)
+            endpoint.check(method)
+        self.limits.admit(size)
+
     def relay(self, request: Request, respond: Respond) -> Waiter | None:
         """Take `request` all the way; `respond` is called once, at once or later.
 
@@ -109,7 +118,7 @@ class Relay:
 
     def _take(self, waiter: Waiter) -> None:
         request = waiter.request
-        self.limits.admit(len(request.body))
+        self.limits.admit(request.size)
         if request.path.startswith(RESULTS):
             self._look(waiter)
             return
@@ -135,6 +144,7 @@ class Relay:
         waiter.delivery = self._deliver(waiter, endpoint, params)
         waiter.delivery_id = waiter.delivery.id
         message = waiter.message = self._message(waiter)
+        self.limits.admit(waiter.size)
         if identity := target.identity(waiter.delivery, verified):
             self._idempotency.relay(waiter, message, identity)
         elif waiter.mode == "accept":
@@ -191,8 +201,7 @@ class Relay:
     def _look(self, waiter: Waiter) -> None:
         """Answer for a result's URL."""
         request = waiter.request
-        if request.method != "GET":
-            raise MethodNotAllowed("Send a GET.", headers={"Allow": "GET"})
+        _check_look(request.method)
         waiter.path = RESULTS
         waiter.deadline = request.arrived + self._config.timeout
         ticket = self.results.ticket(request.path)
@@ -207,6 +216,11 @@ class Relay:
         task = asyncio.create_task(self.results.look(ticket))
         self._looking.add(task)
         task.add_done_callback(looked)
+
+
+def _check_look(method: str) -> None:
+    if method != "GET":
+        raise MethodNotAllowed("Send a GET.", headers={"Allow": "GET"})
 
 
 def parse_query(text: str) -> dict[str, str]:

@@ -114,13 +114,17 @@ class Endpoint:
         source = self.source
         if request.method == "POST":
             return source.verify(request) if source else Verified(request.body)
-        if source is not None and source.handshakes:
-            if request.method == "GET":
-                return Verified(b"", challenge=source.handshake(request))
+        self.check(request.method)
+        return Verified(b"", challenge=source.handshake(request))
+
+    def check(self, method: str) -> None:
+        """Raise `MethodNotAllowed` for any but a POST, and where there are handshakes a GET."""
+        handshakes = self.source is not None and self.source.handshakes
+        if method == "POST" or (handshakes and method == "GET"):
+            return
+        if handshakes:
             raise MethodNotAllowed("Send a GET or a POST.", headers={"Allow": "GET, POST"})
-        raise MethodNotAllowed(
-            f"Send a POST, not a {request.method[:20]}.", headers={"Allow": "POST"}
-        )
+        raise MethodNotAllowed(f"Send a POST, not a {method[:20]}.", headers={"Allow": "POST"})
 
     def target(self, event: str) -> Target | None:
         """Return where deliveries of `event` go; None: nowhere.

@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 IDLE_DRAIN = 5.0
 #: Seconds: how late a connection's deadline may be noticed.
 SWEEP = 0.5
+#: Seconds after which an idle connection gives way where there is no room for a new one: nginx has
+#: closed it before, and does not send a POST into a connection that is just being closed.
+GIVES_WAY = IDLE_DRAIN + 1.0
 #: Above our own limit, so that the answer is ours.
 _PARSER_BODY = 2**62
 
@@ -44,6 +47,7 @@ class Server:
         self._nearest = min(config.idle_timeout, config.body_timeout)
         self._quiet = asyncio.Event()
         self._quiet.set()
+        self._draining = self._full = self._told = False
         self._sweeper: asyncio.TimerHandle | None = None
         self._parameters = HTTP1ConnectionParameters(
             max_header_size=config.max_header,
@@ -52,7 +56,7 @@ class Server:
 
     @property
     def draining(self) -> bool:
-        return self._exchanges.closing
+        return self._draining
 
     def listen(self, sockets: Sequence[socket.socket]) -> None:
         """Accept on `sockets`, which are bound, listening and shared with other processes."""
@@ -63,6 +67,9 @@ class Server:
 
     def _accept(self, listener: socket.socket) -> bool:
         """Accept one connection a turn: whoever is busy leaves the others to its siblings."""
+        if len(self._streams) >= self._config.max_connections and not self._draining:
+            self._wait_for_room()
+            return False
         try:
             connection, address = listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
@@ -75,7 +82,8 @@ class Server:
         else:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             remote = address[0]
-        stream = Stream(self._config.idle_timeout, self._config.body_timeout, self._lost)
+        config, limits = self._config, self._exchanges.relay.limits
+        stream = Stream(config.idle_timeout, config.body_timeout, limits, self._lost)
         self._streams[stream] = asyncio.create_task(self._serve(stream, connection, remote))
         self._quiet.clear()
         self._metrics.add("gateway_connections_open")
@@ -109,6 +117,24 @@ class Server:
         self._metrics.add("gateway_connections_open", -1)
         if not self._streams:
             self._quiet.set()
+        if self._full:
+            self._full, self._exchanges.closing = False, self._draining
+            for listener in self._sockets:
+                self._resume(listener)
+
+    def _wait_for_room(self) -> None:
+        """Leave new connections to siblings and to the kernel's queue until one of ours is gone.
+
+        Whoever waits there has sent nothing that was read. Where that queue is full, too, nginx
+        cannot connect, and sends even a POST to the next gateway.
+        """
+        # Those in use give way after their answers, the idle ones when the sweep looks at them.
+        self._full = self._exchanges.closing = True
+        for listener in self._sockets:
+            asyncio.get_running_loop().remove_reader(listener)
+        if not self._told:
+            log.warning("%d connections are open: new ones wait", len(self._streams))
+            self._told = True
 
     def _look(self, stream: Stream, now: float) -> None:
         """Look at `stream` when its deadline may have passed, which moves meanwhile."""
@@ -123,9 +149,19 @@ class Server:
                     stream.expire()
                 if stream in self._streams:
                     self._look(stream, now)
+        if self._full:
+            self._close_idle(now - GIVES_WAY)
+        else:
+            self._told = False
         self._sweeper = None
         if self._streams:
             self._sweeper = asyncio.get_running_loop().call_later(SWEEP, self._sweep)
+
+    def _close_idle(self, since: float) -> None:
+        """Close the connections that have been idle since that moment (monotonic seconds)."""
+        for stream in list(self._streams):
+            if not stream.busy and stream.deadline - self._config.idle_timeout < since:
+                stream.close()
 
     def _pause(self, listener: socket.socket, exc: OSError) -> None:
         """Out of descriptors: stop asking for a moment, or the loop would spin."""
@@ -140,12 +176,12 @@ class Server:
 
     async def drain(self, grace: float) -> None:
         """Stop accepting, let idle connections finish, then wait `grace` seconds at the most."""
-        self._exchanges.closing = True
+        self._draining = self._exchanges.closing = True
         loop = asyncio.get_running_loop()
         while self._sockets:
             listener = self._sockets.pop()
             loop.remove_reader(listener)
-            # What the kernel has accepted by now is ours to answer.
+            # What the kernel has accepted by now is ours to answer, whatever its number.
             for _ in range(self._config.backlog):
                 if not self._accept(listener):
                     break

@@ -16,6 +16,7 @@ from typing import Protocol
 from tornado.iostream import StreamClosedError
 
 from gateway.errors import BadRequest, RequestError
+from gateway.limits import Limits
 from gateway.read_buffer import END_OF_HEADER, ReadBuffer, Refused
 
 #: Bytes that a client may send ahead of its answers.
@@ -38,22 +39,37 @@ class Receiver(Protocol):
     def late(self) -> None:
         """Answer that the request did not come in time."""
 
+    def full(self) -> None:
+        """End the connection, as there is no room for what it has sent."""
+
 
 class Stream(ReadBuffer, asyncio.Protocol):
     """A client's connection; `lost` is called once, when it is gone.
+
+    What it has received counts in `limits` until it is handed on or thrown away.
 
     Nothing on it lasts beyond ``deadline`` (monotonic seconds): not an idle connection, nor a
     request that arrives slowly, nor an answer that is not taken. Timeouts are in seconds.
     """
 
     __slots__ = (
-        "_ahead", "_close_callback", "_closed", "_ended", "_flushed", "_header_timeout", "_left",
-        "_lost", "_probed", "_refused", "_transport", "deadline", "look", "receiver", "receiving",
+        "_ahead", "_close_callback", "_closed", "_ended", "_flushed", "_header_timeout", "_held",
+        "_left", "_limits", "_lost", "_probed", "_refused", "_transport", "_unwritten", "deadline",
+        "look", "receiver", "receiving",
     )  # fmt: skip
 
-    def __init__(self, idle_timeout: float, header_timeout: float, lost: Callable[[Stream], None]):
+    def __init__(
+        self,
+        idle_timeout: float,
+        header_timeout: float,
+        limits: Limits,
+        lost: Callable[[Stream], None],
+    ):
         super().__init__()
         self._header_timeout = header_timeout
+        self._limits = limits
+        #: Bytes that count: received and not handed on; given to the transport and not taken.
+        self._held = self._unwritten = 0
         self._lost = lost
         self._transport: asyncio.Transport | None = None
         self._left = LINGER
@@ -109,11 +125,12 @@ class Stream(ReadBuffer, asyncio.Protocol):
             return
         self._closed = True
         self.fail(StreamClosedError())
+        self.clear()
+        self.hand_on()
         if self._transport is None or self._transport.is_closing():
             return
         if self._refused:
             asyncio.get_running_loop().call_later(LINGER_SECONDS, self._transport.abort)
-            self.clear()
             self._transport.resume_reading()
             try:
                 self._transport.write_eof()
@@ -135,6 +152,18 @@ class Stream(ReadBuffer, asyncio.Protocol):
             return True
         unwritten = self._transport.get_write_buffer_size() > 0
         return unwritten or (self.receiving and not self._closed)
+
+    def hold(self, size: int) -> None:
+        """Count so many bytes more."""
+        self._held += size
+        self._limits.bytes += size
+
+    def hand_on(self) -> int:
+        """Count what has been read no longer; return the number of its bytes."""
+        size = self._held - self.size
+        self._held -= size
+        self._limits.bytes -= size
+        return size
 
     def send(self, data: bytes) -> None:
         if not self._closed:
@@ -184,7 +213,13 @@ class Stream(ReadBuffer, asyncio.Protocol):
             if self._left < 0:
                 self._transport.abort()
             return
-        self.feed(data)
+        self.hold(len(data))
+        if not self._limits.exceeded:
+            self.feed(data)
+        elif self.receiver is not None:
+            self.receiver.full()
+        else:
+            self.abort()
         if self.size:
             if self.header_awaited:
                 self._begin()
@@ -216,8 +251,12 @@ class Stream(ReadBuffer, asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._flushed = asyncio.get_running_loop().create_future()
+        self._unwritten = self._transport.get_write_buffer_size()
+        self._limits.bytes += self._unwritten
 
     def resume_writing(self) -> None:
+        self._limits.bytes -= self._unwritten
+        self._unwritten = 0
         flushed, self._flushed = self._flushed, None
         if flushed is not None and not flushed.done():
             flushed.set_result(None)
@@ -225,6 +264,8 @@ class Stream(ReadBuffer, asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = True
         self.fail(StreamClosedError())
+        self.clear()
+        self.hand_on()
         self.resume_writing()
         callback, self._close_callback = self._close_callback, None
         if callback is not None:

@@ -26,7 +26,7 @@ from gateway.errors import (
 )
 from gateway.failpoints import CONFIRMED
 from gateway.journal import GONE
-from gateway.limits import SourceLimits
+from gateway.limits import Held, SourceLimits
 from gateway.outcome import SUCCESS, Outcome
 from gateway.pending import Pending
 from gateway.routes import Target
@@ -41,14 +41,15 @@ class Waiter:
     """Answers its request once, with whatever comes first: outcome, error, confirm, deadline."""
 
     __slots__ = (
-        "_desk", "_waiting", "answered", "applied", "claim", "deadline", "delivery", "delivery_id",
-        "message", "mode", "path", "pending", "rejoin", "request", "respond", "source_limits",
-        "target", "task_id", "verified",
+        "_desk", "_held", "_waiting", "answered", "applied", "claim", "deadline", "delivery",
+        "delivery_id", "message", "mode", "path", "pending", "rejoin", "request", "respond",
+        "source_limits", "target", "task_id", "verified",
     )  # fmt: skip
 
     def __init__(self, desk: Desk, request: Request, respond: Respond):
         self._desk = desk
         self._waiting = False
+        self._held: Held | None = None
         self.request = request
         self.respond: Respond | None = respond
         self.answered = False
@@ -67,6 +68,11 @@ class Waiter:
         #: Has the request wait for a stored result, where the strategy cannot hear of it any more.
         self.rejoin: Callable[[], None] | None = None
         self.source_limits: SourceLimits | None = None
+
+    @property
+    def size(self) -> int:
+        """The number of bytes that the request and its message keep."""
+        return self.request.size + (len(self.message.body) if self.message else 0)
 
     def attempt(self, step: Callable[..., None], *arguments: object) -> None:
         """Take a `step` towards the answer; what it raises is this request's answer."""
@@ -87,7 +93,7 @@ class Waiter:
         """Count as under way, until `deadline` at the latest."""
         desk = self._desk
         self._waiting = True
-        desk.limits.enter(len(self.request.body))
+        self._held = desk.limits.enter(self.size)
         if self.source_limits is not None:
             self.source_limits.in_flight += 1
         desk.metrics.add("gateway_in_flight")
@@ -284,7 +290,7 @@ class Waiter:
         if self._waiting:
             self._waiting = False
             desk = self._desk
-            desk.limits.leave(len(self.request.body))
+            desk.limits.leave()
             if self.source_limits is not None:
                 self.source_limits.in_flight -= 1
             desk.metrics.add("gateway_in_flight", -1)

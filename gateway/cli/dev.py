@@ -56,7 +56,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--app", default="appserver", help="the worker's Celery app (appserver)")
     parser.add_argument("--port", type=int, help="port to listen on (8000)")
-    parser.add_argument("--admin-port", type=int, help="dashboard, health (8001)")
+    parser.add_argument("--admin-port", type=int, help="dashboard, health (9464)")
     parser.add_argument("--strategy", help="how results are awaited (redis)")
     parser.add_argument("--config", metavar="FILE", type=Path, help="gateway.toml")
 

@@ -55,7 +55,7 @@ def volatile(line: str) -> str:
 
 @pytest.mark.parametrize("broker", ["embedded", "rabbitmq"])
 def test_one_command_and_the_printed_curl_lines(broker):
-    """`make run` is `gateway dev`; free ports stand in for 8000 and 8001."""
+    """`make run` is `gateway dev`; free ports stand in for 8000 and 9464."""
     assert ".venv/bin/gateway dev" in text("Makefile")
     port = free_port()
     ports = ["--port", str(port), "--admin-port", str(free_port())]

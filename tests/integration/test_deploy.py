@@ -10,10 +10,12 @@ from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
+import redis
 import yaml
 
 from gateway.config import Config
 from gateway.settings import load
+from gateway.stack import Server, Stack, free_port
 from gateway.stack.nginx import nginx_config
 from gateway.stack.programs import find
 
@@ -25,9 +27,11 @@ UNITS = sorted((ROOT / "deploy/systemd").iterdir())
 #: Variables of the official images, by image.
 OFFICIAL = {
     "rabbitmq": {"RABBITMQ_DEFAULT_USER", "RABBITMQ_DEFAULT_PASS"},
-    "redis": {"REDIS_PASSWORD"},
+    "redis": {"REDIS_PASSWORD", "STATE_PASSWORD"},
     "nginx": set(),
 }
+#: What a worker reads, and all that it is given: appserver/app.py.
+WORKERS = {"GATEWAY_BROKER_URL", "GATEWAY_RESULT_BACKEND", "GATEWAY_RESULT_EXPIRES"}
 
 
 def judge(start, config: Path) -> None:
@@ -50,7 +54,8 @@ def test_nginx_accepts_the_configuration_for_any_number_of_gateways(start, tmp_p
 
 def test_nginx_never_repeats_a_request_that_may_have_been_seen():
     directives = re.sub(r"#.*", "", (ROOT / "deploy/nginx.conf").read_text())
-    assert re.findall(r"proxy_next_upstream (.*);", directives) == ["error"]
+    # A connection that cannot be made is a timeout, too; after a request nginx heeds neither.
+    assert re.findall(r"proxy_next_upstream (.*);", directives) == ["error timeout"]
 
 
 def test_nginx_closes_idle_upstream_connections_before_the_gateway_does():
@@ -108,6 +113,151 @@ def test_compose_holds_no_secret():
                 assert re.search(r"\$\{\w+:\?", value), f"{name} is not from the environment"
 
 
+def test_workers_are_given_only_what_they_need():
+    assert set(SERVICES["worker"]["environment"]) <= WORKERS
+    assert "state" not in SERVICES["worker"]["networks"]
+    assert SERVICES["state"]["networks"] == ["state"]
+    comment = (ROOT / "deploy/kubernetes/gateway.yaml").read_text().split("apiVersion")[0]
+    secrets = re.findall(r"create secret generic (\w+) (.*?)(?=#     kubectl)", comment, re.S)
+    given = {name: set(re.findall(r"=(GATEWAY_\w+)=", text)) for name, text in secrets}
+    assert given["worker"] <= WORKERS < given["gateway"] | WORKERS
+    gateway, worker = (read_unit(unit)["Service"] for unit in UNITS[::-1])
+    assert gateway["EnvironmentFile"] != worker["EnvironmentFile"]
+    # Who runs under the same account can read the other's environment.
+    assert gateway["User"] != worker["User"] == worker["Group"]
+    assert worker["InaccessiblePaths"] == "-/etc/gateway"
+
+
+@pytest.fixture
+def deployed_redis(stack: Stack, start, tmp_path):
+    """Start a Redis as compose does, in a directory and on a port of its own."""
+    start(lambda: find("redis-server", "redis-server"))
+
+    def run(service: str) -> tuple[Server, redis.Redis]:
+        port, (shell, flag, command) = free_port(), SERVICES[service]["command"]
+        command = command.replace("$$", "$").replace("--dir /data", "")
+        (password,) = SERVICES[service]["environment"]
+        argv = [shell, flag, f"{command} --port {port} --bind 127.0.0.1 --dir {tmp_path}"]
+        ready = "Ready to accept connections"
+        server = stack.spawn(service, argv, env={password: "secret"}, ready=ready)
+        return server, redis.Redis(port=port, password="secret")
+
+    return run
+
+
+def test_claims_outlive_a_redis_that_is_killed(deployed_redis):
+    server, client = deployed_redis("state")
+    with client:
+        client.set("gateway:claim", "taken")
+        server.kill()
+        server.restart()
+        assert client.get("gateway:claim") == b"taken"
+        options = client.config_get("maxmemory", "maxmemory-policy", "appendfsync", "appendonly")
+    server.stop()
+    assert (options["appendonly"], options["appendfsync"]) == ("yes", "everysec")
+    assert options["maxmemory-policy"] == "noeviction"
+    # Nothing of it is lost with the container, and a rewrite of the file has room.
+    assert SERVICES["state"]["volumes"] == ["state:/data"]
+    assert "--dir /data" in SERVICES["state"]["command"][2]
+    assert bytes_of(SERVICES["state"]["mem_limit"]) > 2 * int(options["maxmemory"])
+    # The document's formula, for the rate that the comment names.
+    formula = "200 bytes × deliveries a second × idempotency_window"
+    assert formula in (ROOT / "docs/reliability.md").read_text()
+    (rate,) = re.findall(r"here (\d+) a second", (ROOT / "deploy/compose.yaml").read_text())
+    assert int(options["maxmemory"]) >= 200 * int(rate) * Config().idempotency_window
+
+
+def test_results_are_not_written_to_disk_and_never_evicted(deployed_redis):
+    server, client = deployed_redis("redis")
+    with client:
+        options = client.config_get("maxmemory", "maxmemory-policy", "save", "appendonly")
+    server.stop()
+    assert (options["save"], options["appendonly"]) == ("", "no")
+    assert options["maxmemory-policy"] == "noeviction"
+    assert bytes_of(SERVICES["redis"]["mem_limit"]) > int(options["maxmemory"])
+    assert "volumes" not in SERVICES["redis"]
+
+
+def bytes_of(limit: str) -> int:
+    return int(limit.removesuffix("m")) * 1024 * 1024
+
+
+def test_no_port_is_for_webhooks_here_and_for_the_dashboard_there():
+    # Given the ports that webhooks go to, and those of the dashboards,
+    nginx = (ROOT / "deploy/nginx.conf").read_text()
+    upstreams = set(map(int, re.findall(r"^ *server [\d.]+:(\d+)", nginx, re.M)))
+    unit = next(unit for unit in UNITS if unit.name == "gateway@.service")
+    instances = re.findall(r"gateway@(\d+)", unit.read_text())
+    lines = [read_unit(unit)["Service"]["ExecStart"].replace("%i", i) for i in instances]
+    lines += re.findall(r"^    gateway serve .*$", (ROOT / "README.md").read_text(), re.M)
+    lines.append(" ".join(SERVICES["gateway"]["command"]))
+    lines.append(" ".join(pods()["gateway"]["containers"][0]["args"]))
+    started = [port_of(line, "--port", Config().port) for line in lines]
+    dashboards = {port_of(line, "--admin-port", Config().admin_port) for line in lines}
+    # then none is both, nor anything else's, and each process has its own.
+    others = {80, 443, 5672, 5671, 6379, 15672, 25672, 4369}
+    assert len(lines) >= 6 and (upstreams | set(started)).isdisjoint(dashboards | others)
+    assert dashboards.isdisjoint(others)
+    assert sorted(map(int, instances)) == sorted(upstreams)
+    units = [port_of(line, "--admin-port", 0) for line in lines[: len(instances)]]
+    assert len(set(units)) == len(instances) and Config().admin_port not in units
+    # What the image asks is where its command listens.
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    assert re.findall(r"127\.0\.0\.1:(\d+)/healthz", dockerfile) == [str(Config().admin_port)]
+    assert re.findall(r"^EXPOSE (\d+)$", dockerfile, re.M) == [str(Config().port)]
+
+
+def port_of(command: str, flag: str, default: int) -> int:
+    found = re.search(rf"{flag}[ =](\d+)", command)
+    return int(found[1]) if found else default
+
+
+def locked(name: str) -> dict[str, str]:
+    """Return each requirement of a list and what stands with it, hashes included."""
+    entries = re.split(r"^(?=\w)", (ROOT / name).read_text(), flags=re.M)[1:]
+    return {entry.split("==")[0].lower(): entry for entry in entries}
+
+
+@pytest.mark.parametrize("name", ["constraints.txt", "constraints-image.txt"])
+def test_all_that_is_installed_is_pinned_by_its_hashes(name):
+    requirements = locked(name)
+    assert [n for n, entry in requirements.items() if "--hash=sha256:" not in entry] == []
+    # The lists name no place to get it from, and neither do the commands.
+    for file in (name, "Makefile", "Dockerfile"):
+        assert re.findall(r"--(?:extra-)?index-url|--find-links", (ROOT / file).read_text()) == []
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    extras = (
+        ["build", "gevent", "fast"] if "image" in name else list(setup["options.extras_require"])
+    )
+    wanted = setup["options"]["install_requires"].split("\n")
+    wanted += [line for e in extras for line in setup["options.extras_require"][e].split("\n")]
+    wanted = {re.split(r"[<>=]", w)[0].replace("_", "-") for w in wanted if w and w[0] != "#"}
+    assert wanted <= requirements.keys()
+
+
+def test_what_the_image_holds_is_what_is_tested():
+    everything = locked("constraints.txt")
+    assert [n for n, e in locked("constraints-image.txt").items() if everything[n] != e] == []
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [("Makefile", "constraints.txt"), ("Dockerfile", "constraints-image.txt")]
+)
+def test_installing_verifies_hashes_and_fetches_nothing_else(file, name):
+    text = re.sub(r"\\\n\s*", "", (ROOT / file).read_text())
+    installs = re.findall(r"(?:/pip|\$\(PIP\)) install (.*?)(?: &&|$)", text, re.M)
+    first, second = installs
+    # A source distribution would fetch what builds it.
+    assert first.split("cache-dir ")[-1] == (
+        f"--require-hashes --only-binary :all: --requirement {name}"
+    )
+    assert second.split("cache-dir ")[-1] in (
+        "--no-deps --no-build-isolation .",
+        "--no-deps --no-build-isolation --editable .",
+    )
+
+
 def test_dockerfile_copies_what_exists_and_is_not_ignored():
     lines = (ROOT / "Dockerfile").read_text().splitlines()
     copies = [line.split()[1:-1] for line in lines if line.startswith("COPY ")]
@@ -154,7 +304,9 @@ def test_kubernetes_starts_commands_that_exist_with_what_they_need(name):
     assert_command_exists(container["args"])
     mounted = {mount["name"] for mount in container["volumeMounts"]}
     assert mounted == {volume["name"] for volume in pod["volumes"]}
-    assert container["envFrom"] == [{"secretRef": {"name": "gateway"}}]
+    # One's own, and nobody else's.
+    assert container["envFrom"] == [{"secretRef": {"name": name}}]
+    assert "env" not in container
 
 
 def test_kubernetes_asks_and_reaches_the_gateway_where_it_listens():
@@ -171,6 +323,15 @@ def test_kubernetes_asks_and_reaches_the_gateway_where_it_listens():
     assert [port["targetPort"] for port in service["ports"]] == ["http"]
     pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
     assert pod["terminationGracePeriodSeconds"] > pause + config.grace
+
+
+def test_kubernetes_leaves_the_admin_port_to_probes_and_prometheus():
+    (policy,) = (o["spec"] for o in OBJECTS if o["kind"] == "NetworkPolicy")
+    assert policy["podSelector"] == {"matchLabels": {"app": "gateway"}}
+    assert policy["policyTypes"] == ["Ingress"]
+    senders = {rule["ports"][0]["port"]: rule.get("from") for rule in policy["ingress"]}
+    assert senders.keys() == {"http", "admin"}
+    assert senders["admin"] and all("ipBlock" not in sender for sender in senders["admin"])
 
 
 def test_kubernetes_configuration_is_valid(tmp_path):

@@ -14,7 +14,9 @@ from tornado.ioloop import IOLoop
 
 from gateway import server, stream
 from gateway.celery_message import Message
+from gateway.config import Config
 from gateway.errors import BrokerBlocked, Rejected
+from gateway.limits import Limits
 from gateway.outcome import FAILURE, SUCCESS, Outcome
 from tests.http_client import Connection, request
 from tests.integration.in_memory import LOOPS, Start, echo, running, serving
@@ -372,7 +374,7 @@ async def test_connection_that_the_kernel_has_accepted_is_served_before_the_end(
 async def test_connection_that_is_given_up_before_it_has_begun_is_closed(io_loop):
     lost = asyncio.Event()
     ours, theirs = socket.socketpair()
-    given_up = stream.Stream(9, 9, lambda _: lost.set())
+    given_up = stream.Stream(9, 9, Limits(Config()), lambda _: lost.set())
     given_up.abort()
     await asyncio.get_running_loop().connect_accepted_socket(lambda: given_up, ours)
     await lost.wait()

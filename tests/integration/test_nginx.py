@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shlex
 import socket
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gateway.stack import RabbitMQ, Server, Stack
+from gateway.config import Config
+from gateway.stack import RabbitMQ, Server, Stack, free_port
+from gateway.stack.loopback import accepts, answers_ok
+from gateway.stack.nginx import NGINX_CONF
+from gateway.stack.server import poll
 from tests.contract.conftest import get, metric, post, post_all, until
 from tests.http_client import request
 
@@ -21,6 +29,8 @@ path = "/nobody"
 queue = "nobody-behind-nginx"
 deadline = 60
 """
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +110,85 @@ def test_what_a_client_says_of_itself_goes_no_further(nginx):
     config = (nginx.log.parent / f"nginx-{nginx.url.rpartition(':')[2]}" / "nginx.conf").read_text()
     for header in ("X-Forwarded-For", "X-Real-IP"):
         assert re.search(rf"proxy_set_header\s+{header}\s+\$remote_addr;", config)
+
+
+# The shipped file, the defaults and README's command together ------------------------------
+
+
+@pytest.fixture
+def shipped(stack: Stack, start, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Server]:
+    """Start README's own command with all defaults, a worker, and nginx in front of it."""
+    config = Config()
+    ports = [int(p) for p in re.findall(r"^ *server [\d.]+:(\d+)", NGINX_CONF.read_text(), re.M)]
+    if taken := [port for port in {*ports, config.port, config.admin_port} if accepts(port)]:
+        pytest.skip(f"somebody else listens on {taken}")
+    (command,) = re.findall(r"^    gateway (serve .*)$", (ROOT / "README.md").read_text(), re.M)
+    env = {"GATEWAY_BROKER_URL": rabbitmq.url, "GATEWAY_RESULT_BACKEND": redis_server.url}
+    argv = [sys.executable, "-m", "gateway", *shlex.split(command)]
+    ready = lambda: answers_ok(config.admin_port, "/readyz")  # noqa: E731
+    servers = [stack.worker(rabbitmq.url, redis_server.url)]
+    servers.append(stack.spawn("gateway", argv, env=env, ready=ready))
+    servers.append(nginx := start(lambda: stack.nginx(ports)))
+    yield nginx
+    for server in reversed(servers):
+        server.stop()
+
+
+def test_the_readmes_command_serves_all_behind_the_shipped_nginx(shipped):
+    answers = post_all(f"{shipped.url}/", [b"%d" % n for n in range(100)], at_once=10)
+    assert [a.body for a in answers] == [b"%d" % n for n in range(100)]
+    assert {a.code for a in answers} == {200}
+    # Nothing of the admin port is to be seen from outside, whichever way nginx goes.
+    for path, status in [("/", 405), ("/metrics", 404), ("/readyz", 404), ("/healthz", 404)]:
+        assert {get(f"{shipped.url}{path}").code for _ in range(8)} == {status}
+
+
+# What is logged ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alive", [True, False], ids=["alive", "gone"])
+def test_no_log_has_the_token_of_a_result(stack, start, gateways, alive):
+    port = int(gateways[0].url.rpartition(":")[2]) if alive else free_port()
+    nginx = start(lambda: stack.nginx([port]))
+    home = nginx.log.parent / f"nginx-{nginx.url.rpartition(':')[2]}"
+    for path in ("/results/token", "//results/token?a=token", "/x/../results/token", "/shown"):
+        assert get(f"{nginx.url}{path}").code == (404 if alive else 502)
+    logs = [home / "access.log", home / "error.log", nginx.log]
+
+    # Written after a second at the latest.
+    assert poll(lambda: logs[0].read_text().count("\n") == 4, 10)
+    nginx.stop()
+    text = "".join(log.read_text() for log in logs)
+    assert text.count('"path":"/results/-"') == 3 and '"path":"/shown"' in text
+    assert "token" not in text
+
+
+# One that is full --------------------------------------------------------------------------
+
+
+def test_a_gateway_that_takes_no_more_connections_is_passed_over(
+    stack, start, gateways, rabbitmq, redis_server, tmp_path
+):
+    # Given a gateway with room for one connection, and a queue of those that wait that is full,
+    config = tmp_path / "gateway.toml"
+    config.write_text("max_connections = 1\nbacklog = 1\n")
+    urls = ("--broker", rabbitmq.url, "--result-backend", redis_server.url)
+    full = stack.gateway(*urls, "--config", str(config))
+    port, other = (int(server.url.rpartition(":")[2]) for server in (full, gateways[0]))
+    with contextlib.ExitStack() as opened:
+        with contextlib.suppress(TimeoutError):
+            for _ in range(10):
+                connection = socket.create_connection(("127.0.0.1", port), timeout=0.5)
+                opened.enter_context(connection)
+        nginx = start(lambda: stack.nginx([port, other], proxy_connect_timeout="500ms"))
+        # when webhooks come, then the other one answers them, each once,
+        before = metric(gateways[0], "gateway_requests_total")
+        answers = post_all(f"{nginx.url}/", [b"%d" % n for n in range(10)], at_once=5)
+        assert [a.body for a in answers] == [b"%d" % n for n in range(10)]
+        # but for those that the full one has found room for meanwhile.
+        served = metric(gateways[0], "gateway_requests_total") - before
+        assert served + metric(full, "gateway_requests_total") == 10
+        assert served > 5
+        assert get(f"{full.admin_url}/healthz").code == 200
+    nginx.stop()
+    full.stop()

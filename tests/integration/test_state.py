@@ -183,20 +183,24 @@ def test_those_that_wait_are_answered_though_their_subscription_is_cut(servers, 
     gateway.stop()
 
 
-@pytest.mark.parametrize("limit", ["max_in_flight = 5", "max_in_flight_bytes = 50"])
+#: Bodies of 10,000 bytes, with their messages, and not one more.
+FIVE_BODIES = "max_in_flight_bytes = 115000\nmax_body = 40000"
+
+
+@pytest.mark.parametrize("limit", ["max_in_flight = 5", FIVE_BODIES])
 def test_what_is_one_too_many_is_refused_at_once(servers, limit):
     gateway = servers.gateway("redis", f"{limit}\n{KEYED}{OPEN}")
     name = limit.split()[0]
 
     async def fill() -> tuple[list, list]:
-        # Ten bytes each, those that join included.
-        some = [send(gateway, "/open?seconds=0.8", f"{n:010}") for n in range(4)]
-        some.append(send(gateway, "/keyed?seconds=0.8", f"{9:010}", f"Idempotency-Key: {name}"))
+        # Ten thousand bytes each, those that join included.
+        some = [send(gateway, "/open?seconds=0.8", f"{n:010000}") for n in range(4)]
+        some.append(send(gateway, "/keyed?seconds=0.8", f"{9:010000}", f"Idempotency-Key: {name}"))
         waiting = [asyncio.create_task(one) for one in some]
         await until(lambda: metric(gateway, "gateway_in_flight") == 5)
         refused = await gather(
-            send(gateway, "/open", "0123456789"),
-            send(gateway, "/keyed", f"{9:010}", f"Idempotency-Key: {name}"),
+            send(gateway, "/open", "0123456789" * 1_000),
+            send(gateway, "/keyed", f"{9:010000}", f"Idempotency-Key: {name}"),
         )
         return refused, await asyncio.gather(*waiting)
 

@@ -48,7 +48,7 @@ def test_without_anything_there_is_one_unsigned_route():
     assert (config.processes, config.max_body, config.max_header) == (1, 2**20, 2**14)
     assert (config.body_timeout, config.idle_timeout, config.grace) == (10, 75, 30)
     assert (config.host, config.port, config.backlog) == ("127.0.0.1", 8000, 4096)
-    assert (config.admin_host, config.admin_port) == ("127.0.0.1", 8001)
+    assert (config.admin_host, config.admin_port) == ("127.0.0.1", 9464)
     assert (config.strategy, config.log_format, config.loop) == ("redis", "text", "auto")
 
 
@@ -421,3 +421,40 @@ def test_secrets_are_in_no_problem(toml, text):
         texts += [str(chain), repr(chain)]
         chain = chain.__cause__ or (None if chain.__suppress_context__ else chain.__context__)
     assert not any(SECRET in text for text in texts)
+
+
+# Limits and ports -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"port": 8000, "admin_port": 8000},
+        {"port": 8000, "admin_port": 8000, "host": "0.0.0.0"},
+        {"port": 8000, "admin_port": 8000, "admin_host": "::"},
+        {"port": 9464},
+    ],
+)
+def test_webhooks_and_dashboard_do_not_share_a_port(flags):
+    (problem,) = problems(flags)
+    number = flags["port"]
+    assert problem.endswith(f"{number} is the port for webhooks; choose another, or 0 for none")
+    assert "admin" in problem
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"port": 0, "admin_port": 0},
+        {"port": 8000, "admin_port": 8000, "uds": "/run/gateway.sock"},
+        {"port": 8000, "admin_port": 8000, "host": "192.0.2.1", "admin_host": "127.0.0.1"},
+    ],
+)
+def test_ports_of_different_addresses_may_be_the_same(flags):
+    assert load({**flags, "port": None} if "uds" in flags else flags, {})
+
+
+def test_the_largest_body_and_its_message_must_fit(toml):
+    (problem,) = problems(path=toml("max_in_flight_bytes = 2000000"))
+    assert "max_in_flight_bytes: a request of max_body" in problem
+    assert load({}, {}, toml("max_in_flight_bytes = 2000000\nmax_body = 500000"))

@@ -1,0 +1,79 @@
+"""The admin port takes no more than it needs, and answers probes whatever others do there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from gateway import admin
+from gateway.stack import Server, Stack, free_port
+from tests.contract.conftest import get
+from tests.http_client import Connection, request
+
+
+@pytest.fixture(scope="module")
+def gateway(stack: Stack) -> Iterator[Server]:
+    nobody = f"127.0.0.1:{free_port()}"
+    urls = ("--broker", f"amqp://{nobody}//", "--result-backend", f"redis://{nobody}/0")
+    gateway = stack.gateway(*urls, ready="/healthz")
+    gateway.admin = int(gateway.admin_url.rpartition(":")[2])
+    yield gateway
+    gateway.stop()
+
+
+async def end_of(connection: Connection) -> None:
+    """Wait until the other side has closed."""
+    with contextlib.suppress(ConnectionError):
+        await connection.reader.read()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        request(b"", "/metrics").replace(b"Length: 0", b"Length: 100000000"),
+        b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n",
+        request(b"", "/healthz", f"X: {'x' * 20_000}", method="GET"),
+    ],
+    ids=["body", "chunks", "header"],
+)
+def test_bodies_and_large_headers_are_not_read(gateway, data):
+    async def send() -> None:
+        async with await Connection.open(gateway.admin) as connection:
+            connection.send(data)
+            # Before any timeout.
+            await asyncio.wait_for(end_of(connection), admin.ARRIVAL / 2)
+
+    asyncio.run(send())
+    assert get(f"{gateway.admin_url}/healthz").code == 200
+
+
+def test_connections_end_with_their_answer_or_when_none_is_asked_for(gateway):
+    async def send() -> None:
+        async with (
+            await Connection.open(gateway.admin) as used,
+            await Connection.open(gateway.admin) as unused,
+        ):
+            assert (await used.ask(request(b"", "/healthz", method="GET"))).status == 200
+            await asyncio.wait_for(end_of(used), admin.ARRIVAL / 2)
+            unused.send(b"GET /healthz HTTP/1.1\r\n")
+            await asyncio.wait_for(end_of(unused), admin.ARRIVAL + 1)
+
+    asyncio.run(send())
+
+
+def test_probes_are_answered_while_others_keep_their_connections(gateway):
+    before = gateway.descriptors()
+
+    async def fill() -> None:
+        async with contextlib.AsyncExitStack() as opened:
+            for _ in range(3 * admin.CONNECTIONS):
+                await opened.enter_async_context(await Connection.open(gateway.admin))
+                await asyncio.sleep(0)
+            answer = await asyncio.to_thread(get, f"{gateway.admin_url}/healthz")
+            assert answer.code == 200
+            assert gateway.descriptors() - before <= admin.CONNECTIONS
+
+    asyncio.run(fill())
