@@ -13,7 +13,17 @@ import pytest
 from gateway.failpoints import CLAIMED, CONFIRMED, PUBLISHED
 from gateway.stack import RabbitMQ, Server, Stack
 from gateway.stack.loopback import answers_ok
-from tests.integration.deliveries import KEYED, Servers, claim, deliver, expired, gather, run, until
+from tests.integration.deliveries import (
+    KEYED,
+    Servers,
+    claim,
+    deliver,
+    expired,
+    gather,
+    metric,
+    run,
+    until,
+)
 
 KILLS = int(os.environ.get("KILLS", "3"))
 #: The lease lapses 1.5 s after a process is gone.
@@ -111,6 +121,7 @@ def test_a_sender_that_leaves_before_the_confirm_has_delivered(stack, redis_serv
 
     frozen.freeze()
     left = run(deliver(gateway, "left", patience=0.3))
+    run(until(lambda: metric(gateway, "gateway_clients_gone_total")))
     frozen.thaw()
     run(until(lambda: servers.executions("left")))
 
