@@ -16,11 +16,20 @@ from gateway.stack.loopback import answers_ok
 from tests.integration.deliveries import (
     KEYED,
     Servers,
+<<<<<<< HEAD
     deliver,
     expired,
     gather,
     run,
     state_of,
+=======
+    claim,
+    deliver,
+    expired,
+    gather,
+    metric,
+    run,
+>>>>>>> wire
     until,
 )
 
@@ -120,6 +129,7 @@ def test_a_sender_that_leaves_before_the_confirm_has_delivered(stack, redis_serv
 
     frozen.freeze()
     left = run(deliver(gateway, "left", patience=0.3))
+    run(until(lambda: metric(gateway, "gateway_clients_gone_total")))
     frozen.thaw()
     run(until(lambda: servers.executions("left")))
 
