@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,6 +29,8 @@ SWEEP = 0.5
 #: Seconds after which an idle connection gives way where there is no room for a new one: nginx has
 #: closed it before, and does not send a POST into a connection that is just being closed.
 GIVES_WAY = IDLE_DRAIN + 1.0
+#: Descriptors that are kept for all but clients: without one nothing reaches broker or Redis again.
+OTHER_FILES = 96
 #: Above our own limit, so that the answer is ours.
 _PARSER_BODY = 2**62
 
@@ -43,6 +46,8 @@ class Server:
         self._streams: dict[Stream, asyncio.Task[None]] = {}
         # When to look at which: a look at all of them would stop thousands for a moment.
         self._looks: dict[int, set[Stream]] = {}
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most = max(1, min(config.max_connections, files - OTHER_FILES))
         # No deadline is set that is nearer than this.
         self._nearest = min(config.idle_timeout, config.body_timeout)
         self._quiet = asyncio.Event()
@@ -67,7 +72,7 @@ class Server:
 
     def _accept(self, listener: socket.socket) -> bool:
         """Accept one connection a turn: whoever is busy leaves the others to its siblings."""
-        if len(self._streams) >= self._config.max_connections and not self._draining:
+        if len(self._streams) >= self._most and not self._draining:
             self._wait_for_room()
             return False
         try:

@@ -1,5 +1,5 @@
 """What a gateway with the shipped defaults has resident, whatever is sent to it, is what
-docs/reliability.md says, and fits into what deploy/ allows."""
+docs/reliability.md says, and fits into what deploy/ allows; and it keeps descriptors for itself."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import re
 import resource
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,8 @@ import pytest
 import yaml
 
 from gateway.config import Config
-from gateway.stack import RabbitMQ, Server, Stack
+from gateway.server import OTHER_FILES
+from gateway.stack import RabbitMQ, Server, Stack, free_port
 from gateway.stack.server import poll
 from tests.contract.conftest import get, metric
 from tests.http_client import Connection, request
@@ -137,3 +139,17 @@ def test_attacks_are_kept_within_the_documented_bound(gateway, rabbitmq):
     finally:
         rabbitmq.thaw()
     assert peak(gateway) < documented(Config())
+
+
+def test_descriptors_are_left_for_the_other_connections(stack):
+    nobody = f"127.0.0.1:{free_port()}"
+    urls = ("--broker", f"amqp://{nobody}//", "--result-backend", f"redis://{nobody}/0")
+    few = ("prlimit", f"--nofile={OTHER_FILES + 10}")
+    gateway = stack.gateway(*urls, ready="/healthz", wrapper=few)
+    port = int(gateway.url.rpartition(":")[2])
+    with contextlib.ExitStack() as opened:
+        for _ in range(50):
+            opened.enter_context(socket.create_connection(("127.0.0.1", port)))
+        assert poll(lambda: "10 connections are open: new ones wait" in gateway.output(), 10)
+    gateway.stop()
+    assert "cannot accept" not in gateway.output()
