@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +46,7 @@ class Injection:
     servers: Mapping[str, Server]
     done: list[Injected] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    _over: threading.Event = field(default_factory=threading.Event)
 
     def run(self, faults: list[Fault]) -> None:
         """Do all of it, from now on; return when the last server is put right.
@@ -54,12 +56,16 @@ class Injection:
         began = monotonic()
         of_each = [[f for f in faults if f.target == target] for target in self.servers]
         with ThreadPoolExecutor(len(of_each)) as threads:
-            for done in [threads.submit(self._suffer, began, each) for each in of_each]:
-                done.result()
+            try:
+                for done in [threads.submit(self._suffer, began, each) for each in of_each]:
+                    done.result()
+            finally:
+                self._over.set()  # interrupted: no further fault begins
 
     def _suffer(self, start: float, faults: list[Fault]) -> None:
         for fault in faults:
-            time.sleep(max(0.0, start + fault.at - monotonic()))
+            if self._over.wait(max(0.0, start + fault.at - monotonic())):
+                return
             began = monotonic()
             try:
                 _INJECT[fault.kind](self.servers[fault.target], fault.length)
