@@ -16,20 +16,12 @@ from gateway.stack.loopback import answers_ok
 from tests.integration.deliveries import (
     KEYED,
     Servers,
-<<<<<<< HEAD
-    deliver,
-    expired,
-    gather,
-    run,
-    state_of,
-=======
-    claim,
     deliver,
     expired,
     gather,
     metric,
     run,
->>>>>>> wire
+    state_of,
     until,
 )
 
