@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,16 @@ from gateway.errors import ConfigError
 from gateway.tls import TLS
 
 _NAME = "GATEWAY_"
+#: Variables that are read, and no settings: the file's name, the app server's, the tests'.
+_OTHERS = ("CONFIG", "QUEUES", "WORKER_CHATTER", "FAILPOINT")
+#: Settings that only a file can have.
+_TABLES = ("tls", "sources", "routes")
+# Kubernetes describes a service called `gateway`, or `gateway-something`, in such variables.
+# https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
+_SERVICE = re.compile(
+    r"GATEWAY_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+).fullmatch
+_ADDRESS = ("tcp://", "udp://", "sctp://")
 
 
 def load(flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | None = None) -> Config:
@@ -38,8 +50,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | None
         places[name] = f"{path}: "
     for name in Config.model_fields:
         text = environ.get(_NAME + name.upper(), "")
-        # Kubernetes describes a service called `gateway` in variables such as GATEWAY_PORT.
-        if name in ("tls", "sources", "routes") or text.startswith("tcp://"):
+        if name in _TABLES or text.startswith(_ADDRESS):
             continue
         if text or (name == "result_backend" and _NAME + name.upper() in environ):
             values[name] = text.split(",") if name == "trusted_proxies" else text
@@ -82,6 +93,37 @@ def described(config: Config, environ: Mapping[str, str], path: Path | None) -> 
     file = _file(environ, path) or "no file (--config, GATEWAY_CONFIG)"
     number = len(config.routes)
     return f"{file}, {number} route{'s' * (number != 1)}, strategy {config.strategy}"
+
+
+def unknown_variables(environ: Mapping[str, str], path: Path | None) -> dict[str, str]:
+    """Return the GATEWAY_* variables that nobody reads, each with the known name it is nearest to.
+
+    That is empty where none is near. What the file names as ``{ env = NAME }`` is read.
+    """
+    settings = (name.upper() for name in Config.model_fields if name not in _TABLES)
+    known = [*settings, *(f"TLS_{name.upper()}" for name in TLS.model_fields), *_OTHERS]
+    named: set[str] = set()
+    with suppress(ConfigError):  # `load` says what is wrong with the file
+        named.update(_variables_of(_read(_file(environ, path))))
+    found = {}
+    for name, text in sorted(environ.items()):
+        own = name.removeprefix(_NAME)
+        if own == name or own in known or name in named:
+            continue
+        if _SERVICE(name) or text.startswith(_ADDRESS):
+            continue
+        near = get_close_matches(own.upper(), known, 1)
+        found[name] = _NAME + near[0] if near else ""
+    return found
+
+
+def _variables_of(value: Any) -> Iterator[str]:
+    """Yield the names in ``{ env = NAME }``, wherever they stand."""
+    if isinstance(value, dict) and value.keys() == {"env"}:
+        yield str(value["env"])
+    elif isinstance(value, (dict, list)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _variables_of(each)
 
 
 def _file(environ: Mapping[str, str], path: Path | None) -> Path | None:

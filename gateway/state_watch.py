@@ -17,10 +17,11 @@ from typing import Any
 from kombu.utils.url import parse_url
 from redis.exceptions import RedisError
 
-from gateway import background, result_store
+from gateway import background
 from gateway.batches import Batches
 from gateway.config import Config
 from gateway.metrics import Metrics
+from gateway.result_store import Ask
 
 log = logging.getLogger(__name__)
 
@@ -64,15 +65,13 @@ def full(memory: dict[str, Any]) -> float:
     return memory["used_memory"] / limit if limit else 0.0
 
 
-async def others(config: Config) -> list[str]:
+async def others(config: Config, ask: Ask) -> list[str]:
     """Name the other deployments that keep their claims under the same prefix.
 
-    Raises `gateway.errors.GatewayError` where Redis does not answer.
+    `ask` is given a command for the Redis of the claims and returns the reply.
     """
-    async with result_store.asking(config, config.state) as ask:
-        found = await ask("HGETALL", _key(config))
     names = []
-    for field, told in found.items():
+    for field, told in (await ask("HGETALL", _key(config))).items():
         entry = json.loads(told)
         if field.decode() != _fingerprint(config) and time.time() - entry["seen"] < PRESENT:
             names.append(entry["as"])

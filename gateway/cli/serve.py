@@ -15,7 +15,7 @@ from gateway import log
 from gateway.admin import admin_server
 from gateway.config import Config
 from gateway.errors import ConfigError
-from gateway.settings import described, load
+from gateway.settings import described, load, unknown_variables
 from gateway.sockets import bind, bind_tcp
 from gateway.strategies import STRATEGIES, find
 from gateway.supervisor import Supervisor
@@ -70,6 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
     sockets, admin = _sockets(config)
     listener = log.start(config.log_format)
     logger.info("configuration: %s", described(config, os.environ, arguments.config))
+    for name, near in unknown_variables(os.environ, arguments.config).items():
+        hint = f"; did you mean {near}?" if near else ""
+        logger.warning("%s is not read: there is no such variable%s", name, hint)
     logger.info("listening on %s", ", ".join(str(bound.getsockname()) for bound in sockets))
     for name, source in config.sources.items():
         if source.tolerance == 0:

@@ -261,71 +261,21 @@ def test_strategies_lists_the_table():
     }
 
 
-def test_check_says_that_all_is_well(urls, worker):
-    done = run("check", *urls)
-    assert (done.returncode, done.stderr) == (0, "")
-    states = [line.split()[:2] for line in done.stdout.splitlines()]
-    assert states == [["ok", p] for p in ("config:", "broker", "results", "worker", "task")]
-    assert "guest:guest" not in done.stdout
-
-
-def test_check_says_what_is_missing_and_how_to_mend_it(rabbitmq, redis_server, worker, tmp_path):
-    config = tmp_path / "gateway.toml"
-    config.write_text('[[routes]]\npath = "/"\ntask = "no.such.task"\nqueue = "no-such-queue"\n')
-    dead = f"redis://:sesame@127.0.0.1:{free_port()}/0"
-
-    done = run("check", "--config", str(config), "--broker", rabbitmq.url, "--result-backend", dead)
-
-    assert (done.returncode, done.stderr) == (1, "")
-    config_, broker, results, queue, task = done.stdout.splitlines()
-    assert config_.startswith("ok ") and broker.startswith("ok ")
-    assert re.match(r"FAIL +results .*GATEWAY_RESULT_BACKEND$", results)
-    assert re.match(r"FAIL +worker on the queue no-such-queue: ", queue)
-    assert re.match(r"FAIL +task no\.such\.task: .*\bapi\.core\.main\b", task)
-    assert "sesame" not in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("right", "wrong", "remedy"),
-    [(":guest@", ":sesame@", "correct user and password"), ("//$", "/no", "rabbitmqctl add_vhost")],
-)
-def test_check_tells_a_refusal_from_a_broker_that_is_away(rabbitmq, right, wrong, remedy):
-    done = run("check", "--broker", re.sub(right, wrong, rabbitmq.url), "--strategy=pika")
-    (line,) = (line for line in done.stdout.splitlines() if " broker " in line)
-    assert line.startswith("FAIL") and remedy in line and "sesame" not in line
-
-
-def test_check_sees_that_the_workers_on_a_queue_lack_its_task(
-    stack, rabbitmq, redis_server, worker, tmp_path
-):
-    # Given a worker on the route's queue that lacks the task, and one elsewhere that has it,
-    urls = ["--broker", rabbitmq.url, "--result-backend", redis_server.url]
-    other = stack.worker(
-        rabbitmq.url, redis_server.url, app="tests.faults.tasks", queues=["elsewhere"], cwd=ROOT
+def test_a_variable_that_nobody_reads_is_a_line_at_start(stack, urls):
+    variables = {
+        "GATEWAY_BROKER_URI": "amqp://elsewhere",
+        "GATEWAY_LOG_FORMAT": "text",
+        "GATEWAY_SERVICE_HOST": "10.0.0.1",
+        "GATEWAY_PORT": "tcp://10.0.0.1:80",
+    }
+    gateway = stack.gateway(*urls, env=variables)
+    gateway.stop()
+    (line,) = (line for line in gateway.output().splitlines() if "is not read" in line)
+    assert "WARNING" in line
+    assert line.endswith(
+        "GATEWAY_BROKER_URI is not read: there is no such variable; "
+        "did you mean GATEWAY_BROKER_URL?"
     )
-    config = tmp_path / "gateway.toml"
-    config.write_text('[[routes]]\npath = "/"\ntask = "faults.run"\n')
-
-    try:
-        done = run("check", "--config", str(config), *urls)
-    finally:
-        other.stop()
-
-    assert done.returncode == 1 and str(config) in done.stdout
-    (line,) = (line for line in done.stdout.splitlines() if " task " in line)
-    assert re.match(r"FAIL +task faults\.run: \S+ consumes celery.*; \S+ has it$", line)
-
-
-def test_check_without_a_broker_ends_there():
-    dead = f"redis://127.0.0.1:{free_port()}/0"
-    urls = ["--broker", f"amqp://u:sesame@127.0.0.1:{free_port()}//", "--result-backend", dead]
-    done = run("check", *urls)
-    assert (done.returncode, done.stderr) == (1, "")
-    assert re.search(r"^FAIL +broker amqp://.*start it, or correct broker_url", done.stdout, re.M)
-    # The rest is looked at as far as it goes.
-    assert re.search(r"^FAIL +results redis://", done.stdout, re.M)
-    assert "workers and tasks: not looked at without the broker" in done.stdout
-    assert "sesame" not in done.stdout
 
 
 # Sockets ----------------------------------------------------------------------------------

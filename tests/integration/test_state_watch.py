@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 import redis
 
+from gateway import result_store
 from gateway.config import Config
 from gateway.stack import RabbitMQ, Server, Stack
 from gateway.state_watch import others
@@ -36,14 +39,31 @@ def test_another_deployment_with_the_same_prefix_is_seen(gateway, rabbitmq, redi
     with redis.Redis.from_url(redis_server.url) as client:
         asyncio.run(until(lambda: client.exists("shared:deployments")))
 
+    async def look(settings: dict[str, object]) -> list[str]:
+        looking = config(*urls, **settings)
+        async with result_store.asking(looking, looking.state) as ask:
+            return await others(looking, ask)
+
     def seen(**settings: object) -> list[str]:
-        return asyncio.run(others(config(*urls, **settings)))
+        return asyncio.run(look(settings))
 
     assert seen() == []
     assert seen(state_prefix="another") == []
     for settings in ({"broker_url": "amqp://another//"}, {"routes": [{"path": "/"}]}):
         (told,) = seen(**settings)
         assert "faults.run" in told and "guest" not in told
+
+
+def test_check_says_who_else_is_there(gateway, rabbitmq, redis_server, tmp_path):
+    path = tmp_path / "other.toml"
+    path.write_text(PREFIX + KEYED.replace("faults.run", "another.task"))
+    urls = ["--broker", rabbitmq.url, "--result-backend", redis_server.url]
+    command = [sys.executable, "-m", "gateway", "check", "--config", str(path), *urls]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    (line,) = (line for line in done.stdout.splitlines() if "another deployment" in line)
+    assert line.startswith("warn  state redis://") and "state_prefix" in line
 
 
 def test_how_full_redis_is_can_be_seen(gateway, redis_server):

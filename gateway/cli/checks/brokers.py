@@ -1,0 +1,141 @@
+"""The brokers of the list: whether they answer, and take messages; then queues and workers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pika
+from kombu.utils.url import maybe_sanitize_url, parse_url
+from redis.exceptions import RedisError
+
+from gateway import broker, result_store
+from gateway.amqp_connection import TurnConnection
+from gateway.cli.checks import amqp, queues, remote, results, stores, workers
+from gateway.cli.checks.finding import LIMIT, Finding, fail, ok, skipped, warn
+from gateway.config import Config
+
+_SETTING = "broker_url (GATEWAY_BROKER_URL, --broker)"
+_AWAY = f"start it, or correct {_SETTING}"
+_REST = "queues, workers and tasks"
+_LAST = 0.3  # seconds of the limit in which workers' answers would come too late
+
+
+async def check(config: Config) -> list[Finding]:
+    """Return what brokers and workers say."""
+    return await (_check_amqp(config) if config.amqp else _check_redis(config))
+
+
+async def _check_amqp(config: Config) -> list[Finding]:
+    deadline = asyncio.get_running_loop().time() + LIMIT
+    found = await asyncio.gather(*(_look(url, config, deadline) for url in config.brokers))
+    well = [url for url, it in zip(config.brokers, found, strict=True) if it.status == "ok"]
+    if not well:
+        return [*found, skipped(_REST, "not looked at without a broker that takes messages")]
+    # A list has more than one so that one may be away.
+    lines = [warn(it.check, it.problem, it.remedy) if it.problem else it for it in found]
+    alarms: list[str] = []
+
+    def end_early(_: Any, frame: Any) -> None:
+        alarms.append(frame.method.reason)
+        limit.reschedule(asyncio.get_running_loop().time())
+
+    try:
+        async with asyncio.timeout_at(deadline) as limit:
+            async with amqp.connected(well[0], config) as connection:
+                connection.add_on_connection_blocked_callback(end_early)
+                async for some in _on(connection, config, deadline):
+                    lines += some
+    except broker.ERRORS as exc:
+        at = config.brokers.index(well[0])
+        name = lines[at].check
+        lines[at] = _alarm(name, *alarms) if alarms else fail(name, broker.describe(exc), _AWAY)
+        lines.append(skipped(_REST, "not looked at any further"))
+    return lines
+
+
+async def _look(url: str, config: Config, deadline: float) -> Finding:
+    """Connect to the broker at `url`, and publish to nowhere."""
+    name = f"broker {maybe_sanitize_url(url)}"
+    try:
+        async with asyncio.timeout_at(deadline), amqp.connected(url, config) as connection:
+            alarm = await amqp.blocked(connection)
+            about: dict[str, Any] = connection.server_properties or {}
+    except TimeoutError:
+        return fail(name, f"no answer within {LIMIT:g} s", _AWAY)
+    except broker.ERRORS as exc:
+        return fail(name, broker.describe(exc), _remedy(url, exc))
+    if alarm:
+        return _alarm(name, alarm)
+    return ok(name, f"{about.get('product', 'Unknown')} {about.get('version', '')}")
+
+
+def _alarm(name: str, reason: str) -> Finding:
+    remedy = (
+        "free space on its disk, or rabbitmqctl set_disk_free_limit 50MB"
+        if "disk" in reason
+        else "give it more memory, or rabbitmqctl set_vm_memory_high_watermark 0.6"
+    )
+    problem = f"it takes no messages: {reason}"
+    return fail(name, problem, f"{remedy}; rabbitmq-diagnostics alarms names the node")
+
+
+def _remedy(url: str, exc: BaseException) -> str:
+    """Return what mends what RabbitMQ has refused with its reply code."""
+    parts = parse_url(url)
+    user, vhost = parts["userid"] or "guest", parts["virtual_host"] or "/"
+    grant = f"rabbitmqctl set_permissions -p '{vhost}' '{user}' '.*' '.*' '.*'"
+    code, text = _refusal(exc)
+    if code == 530 and "not found" in text:
+        return f"rabbitmqctl add_vhost '{vhost}' and {grant}, or correct {_SETTING}"
+    if code == 530 or (code == 403 and "exchange" in text):
+        return (
+            f"{grant}, or more narrowly: docs/configuration.md#permissions; or correct {_SETTING}"
+        )
+    if code == 403:
+        return f"correct user and password in {_SETTING}"
+    return _AWAY
+
+
+def _refusal(exc: BaseException) -> tuple[int, str]:
+    text = broker.describe(exc)
+    code = re.search(r"\b(403|530)\b", text)
+    return int(code[1]) if code else 0, text
+
+
+async def _on(
+    connection: TurnConnection, config: Config, deadline: float
+) -> AsyncIterator[list[Finding]]:
+    """Look at the queues, ask workers, and try whether results come back."""
+    seen, lines = await queues.look(connection, config)
+    yield lines
+    try:
+        exchange = await amqp.open_exchange(connection)
+        sufficient = workers.sufficient(config, seen)
+        answers = await remote.ask(exchange, sufficient, deadline - _LAST)
+    except pika.exceptions.ChannelClosedByBroker as exc:
+        yield workers.unseen(config, exc.reply_text)
+        return
+    yield workers.judge(config, seen, answers)
+    yield await results.check(config, exchange, seen, answers, deadline)
+
+
+async def _check_redis(config: Config) -> list[Finding]:
+    """As well as can be seen of the Redis-protocol server of `gateway dev`."""
+    url = config.brokers[0]
+    name = f"broker {result_store.without_password(url)}"
+    client = result_store.connect(config, url)
+    try:
+        async with asyncio.timeout(LIMIT):
+            info = await client.info()
+            answers = await remote.ask_over_redis(config)
+    except TimeoutError:
+        return [fail(name, f"no answer within {LIMIT:g} s", _AWAY), skipped(_REST, "no broker")]
+    except (RedisError, OSError) as exc:
+        return [fail(name, f"{type(exc).__name__}: {exc}", _AWAY), skipped(_REST, "no broker")]
+    finally:
+        await client.aclose()
+    about = ok(name, stores.described(info))
+    return [about, *workers.judge_unseen(config, answers), *await results.judge(config, answers)]

@@ -1,0 +1,106 @@
+"""The routes' queues: whether they are there, as the routes declare them, and consumed."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass
+
+from pika.exceptions import ChannelClosedByBroker
+
+from gateway.amqp_connection import TurnConnection
+from gateway.cli.checks import amqp
+from gateway.cli.checks.finding import Finding, counted, fail, ok, skipped
+from gateway.config import Config
+from gateway.route import Route
+
+_AT_ONCE = 16  # channels, of which some brokers allow few
+_START = "start a worker: celery -A APP worker -Q {} (APP: yours, or appserver)"
+#: How RabbitMQ refuses a declaration: the value that a queue has is `none`, or a text and its type.
+_INEQUIVALENT = re.compile(
+    r"inequivalent arg '([^']+)' for queue .*: received .* but current is "
+    r"(?:the value )?(.*?)(?: of type '(\w+)')?$"
+)
+
+
+@dataclass(slots=True, frozen=True)
+class Seen:
+    """What the broker says of a queue: its consumers, and the messages that none of them has."""
+
+    consumers: int
+    messages: int
+
+
+async def look(connection: TurnConnection, config: Config) -> tuple[dict[str, Seen], list[Finding]]:
+    """Return the routes' queues that are there, and what is found of all.
+
+    Raises one of `broker.ERRORS` where the connection is lost.
+    """
+    room = asyncio.Semaphore(_AT_ONCE)
+    routes = {queue: route for route in config.routes for queue in route.queue_names}
+
+    async def one(queue: str, route: Route) -> tuple[Seen | None, list[Finding]]:
+        async with room:
+            return await _look(connection, queue, route)
+
+    looked = await asyncio.gather(*(one(*each) for each in sorted(routes.items())))
+    seen = {queue: it for queue, (it, _) in zip(sorted(routes), looked, strict=True) if it}
+    return seen, [finding for _, found in looked for finding in found]
+
+
+async def _look(
+    connection: TurnConnection, queue: str, route: Route
+) -> tuple[Seen | None, list[Finding]]:
+    name = f"queue {queue}"
+    try:
+        declared = await amqp.declare(connection, queue, passive=True)
+    except ChannelClosedByBroker as exc:
+        return None, [_refused(name, queue, exc)]
+    seen = Seen(declared.consumer_count, declared.message_count)
+    found = []
+    if not seen.consumers:
+        waiting = f" of its {counted(seen.messages, 'message')}" if seen.messages else ""
+        found.append(fail(name, f"nobody consumes it{waiting}", _START.format(queue)))
+    try:
+        # Only now that it is there: a check creates nothing.
+        await amqp.declare(connection, queue, durable=True, arguments=route.arguments())
+    except ChannelClosedByBroker as exc:
+        found += _other(name, queue, route, exc)
+    detail = f"{counted(seen.consumers, 'consumer')}, {counted(seen.messages, 'message')} waiting"
+    return seen, found or [ok(name, detail)]
+
+
+def _refused(name: str, queue: str, exc: ChannelClosedByBroker) -> Finding:
+    if exc.reply_code == 404:
+        return fail(name, "there is no such queue", _START.format(queue))
+    if exc.reply_code == 405:
+        remedy = "name another one in the route; nobody but its owner can use this one"
+        return fail(name, f"it is another connection's own: {exc.reply_text}", remedy)
+    return skipped(name, f"not looked at: {exc.reply_text}")
+
+
+def _other(name: str, queue: str, route: Route, exc: ChannelClosedByBroker) -> list[Finding]:
+    """Return in what the queue differs from what the route declares."""
+    if exc.reply_code != 406:
+        why = "its type and arguments were not compared, as the account may not declare it"
+        return [skipped(name, f"{why}: {exc.reply_text}")]
+    differs = _INEQUIVALENT.search(exc.reply_text)
+    argument, current, kind = differs.groups("") if differs else ("", "", "")
+    if not route.declare and argument != "x-queue-type":
+        return []  # somebody else's, whose further arguments the route need not know
+    problem = f"it is not what the route declares: {exc.reply_text}"
+    return [fail(name, problem, _adapt(queue, argument, current.strip("'"), kind))]
+
+
+def _adapt(queue: str, argument: str, current: str, kind: str) -> str:
+    """Return how route and queue come to agree, where the queue has the value `current`."""
+    delete = f"delete it once it is empty: rabbitmqctl delete_queue {queue} --if-empty"
+    if queue == "celery" or not argument.startswith("x-"):
+        return f"name another queue in the route, or {delete}"
+    if argument == "x-queue-type":
+        own = "classic" if current == "none" else current
+        return f'set queue_type = "{own}" in the route, or {delete}'
+    if current == "none":
+        return f"take {argument} out of queue_arguments in the route, or {delete}"
+    value = f'"{current}"' if kind == "longstr" else current
+    return f"add {argument} = {value} to queue_arguments in the route, or {delete}"

@@ -1,0 +1,190 @@
+"""What Celery's workers say of themselves, asked by remote control.
+
+Over AMQP all questions are asked at once, and answered to a queue of ours. Celery's own client
+asks one after the other, cannot be interrupted, and takes an answer that is not JSON for an error.
+https://docs.celeryq.dev/en/stable/userguide/workers.html#remote-control
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from kombu.exceptions import KombuError, OperationalError
+from pika.exceptions import ChannelClosedByBroker
+from redis.exceptions import RedisError
+
+from gateway.cli.checks.amqp import Exchange
+from gateway.config import Config
+from gateway.errors import GatewayError
+from gateway.strategies.celery_client import CeleryClient
+
+#: Where workers hear questions, unless their `control_exchange` is another than `celery`.
+CONTROL = "celery.pidbox"
+QUICK = 1.0  # seconds in which workers usually answer
+_TOO_LATE = 60  # seconds after which a worker that has been away need not answer any more
+_QUESTIONS: dict[str, dict[str, Any]] = {
+    "active_queues": {},
+    "registered": {},
+    "conf": {"with_defaults": True},
+    "stats": {},
+}
+
+
+@dataclass(slots=True)
+class Worker:
+    """One worker's answers; None: it has not answered that, or not in the expected form."""
+
+    queues: set[str] | None = None
+    tasks: set[str] | None = None
+    settings: dict[str, Any] | None = None
+    #: Does it run tasks in its main process?
+    solo: bool | None = None
+    #: The ids of those tasks, of which it was asked, that it has and has not ended.
+    held: set[str] | None = None
+
+    def take(self, question: str, answer: Any) -> None:
+        """Take the `answer` to one of the questions; an error is a dict, too."""
+        known = answer if isinstance(answer, dict) else {}
+        if question == "conf":
+            self.settings = known if "result_backend" in known else {}
+        elif question == "stats":
+            self.solo = "pool" not in known or "solo" in str(known["pool"])
+        elif question == "query_task":
+            self.held = set(known)
+        elif not isinstance(answer, list):
+            return
+        elif question == "active_queues":
+            self.queues = {str(q.get("name")) for q in answer if isinstance(q, dict)}
+        else:  # Celery writes options behind a task's name
+            self.tasks = {str(task).partition(" ")[0] for task in answer}
+
+    @property
+    def complete(self) -> bool:
+        """Has it answered everything?"""
+        return None not in (self.queues, self.tasks, self.settings, self.solo)
+
+
+@dataclass(slots=True)
+class Answers:
+    """The workers that have answered, by name; whether any was there to hear the questions."""
+
+    workers: dict[str, Worker] = field(default_factory=dict)
+    heard: bool = True
+
+    def take(self, question: str, answer: Any) -> None:
+        """Take what may be ``{worker: answer}``: anybody may write to us."""
+        if isinstance(answer, dict):
+            for name, said in answer.items():
+                self.workers.setdefault(name, Worker()).take(question, said)
+
+    def consuming(self, queue: str) -> set[str]:
+        """Return the names of those that say they consume `queue`."""
+        return {name for name, worker in self.workers.items() if queue in (worker.queues or ())}
+
+
+#: Says of the answers so far whether all have come that matter, and whether somebody else may
+#: know more.
+Sufficient = Callable[[Answers], tuple[bool, bool]]
+
+
+async def ask(exchange: Exchange, sufficient: Sufficient, deadline: float) -> Answers:
+    """Ask all workers what they do; return what comes until nothing more is needed.
+
+    That ends at `deadline` (loop time) at the latest. Raises pika's AMQPError, with 403 where the
+    account may not ask.
+    """
+    return await _ask(exchange, _QUESTIONS, sufficient, deadline)
+
+
+async def holding(
+    exchange: Exchange, task_ids: set[str], workers: set[str], deadline: float
+) -> dict[str, set[str]]:
+    """Return which of the tasks each of the `workers` has and has not ended, if it answers."""
+
+    def sufficient(answers: Answers) -> tuple[bool, bool]:
+        return answers.workers.keys() >= workers, False
+
+    question = {"query_task": {"ids": sorted(task_ids)}}
+    answers = await _ask(exchange, question, sufficient, deadline)
+    return {name: answers.workers[name].held or set() for name in answers.workers.keys() & workers}
+
+
+async def _ask(
+    exchange: Exchange, questions: dict[str, Any], sufficient: Sufficient, deadline: float
+) -> Answers:
+    soon = asyncio.get_running_loop().time() + QUICK
+    answers, tickets = Answers(), {}
+    for question, arguments in questions.items():
+        ticket = secrets.token_hex(16)
+        tickets[ticket] = question
+        answers.heard = answers.heard and await _publish(exchange, question, arguments, ticket)
+    while answers.heard:
+        enough, curious = sufficient(answers)
+        if enough and not curious:
+            break
+        try:
+            async with asyncio.timeout_at(min(soon, deadline) if enough else deadline):
+                properties, body = await exchange.replies.get()
+        except TimeoutError:
+            break
+        question = tickets.get(str((properties.headers or {}).get("ticket")))
+        if question is not None:
+            answers.take(question, _decoded(body))
+    return answers
+
+
+async def _publish(
+    exchange: Exchange, question: str, arguments: dict[str, Any], ticket: str
+) -> bool:
+    """Ask a question; tell whether any worker listens."""
+    message = {
+        "method": question,
+        "arguments": arguments,
+        "destination": None,
+        "ticket": ticket,
+        "reply_to": {"exchange": "", "routing_key": exchange.reply_to},
+    }
+    headers = {"clock": 0, "expires": int(time.time()) + _TOO_LATE}
+    try:
+        return await exchange.publish(CONTROL, "", json.dumps(message).encode(), headers)
+    except ChannelClosedByBroker as exc:
+        if exc.reply_code == 404:  # no worker has ever been there
+            return False
+        raise
+
+
+def _decoded(body: bytes) -> Any:
+    """Return the answer, or None where it is not JSON, as a worker's with another serializer."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+async def ask_over_redis(config: Config) -> Answers:
+    """Return what workers answer within `QUICK` where the broker is a Redis; it cannot be ended.
+
+    Raises `GatewayError`.
+    """
+    client = CeleryClient(config)
+    inspect = client.app.control.inspect(timeout=QUICK)
+    answers = Answers()
+
+    async def one(question: str) -> None:
+        arguments = _QUESTIONS[question]
+        call = partial(getattr(inspect, question), **arguments)
+        try:
+            said = await asyncio.get_running_loop().run_in_executor(None, call)
+        except (KombuError, OperationalError, RedisError, OSError) as exc:
+            raise GatewayError(f"the broker: {exc}; workers cannot be asked") from exc
+        answers.take(question, said)
+
+    await asyncio.gather(*map(one, _QUESTIONS))
+    return answers

@@ -1,0 +1,134 @@
+"""Whether the workers' results come to where the gateway waits for them.
+
+Workers tell their settings, from which Celery takes away what might be a secret. So it is tried as
+well, where that does no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from gateway import result_store
+from gateway.celery_message import RESULT_KEY
+from gateway.cli.checks import same_redis, trial, worker_settings
+from gateway.cli.checks.amqp import Exchange
+from gateway.cli.checks.finding import FAIL, Finding, fail, listed, ok, skipped
+from gateway.cli.checks.queues import Seen
+from gateway.cli.checks.remote import Answers
+from gateway.cli.checks.same_redis import Server
+from gateway.cli.checks.trial import LEAST, Trial
+from gateway.cli.checks.worker_settings import SAME, STORED, Settings
+from gateway.config import Config
+
+_REPLIES = "replies"
+_REPLYING = "set result_backend appserver.reply_backend:ReplyBackend+redis://... or rpc://"
+
+
+async def check(
+    config: Config,
+    exchange: Exchange,
+    seen: Mapping[str, Seen],
+    answers: Answers,
+    deadline: float,
+) -> list[Finding]:
+    """Return what is wrong with results, by trial and by the workers' settings."""
+    if not answers.workers:
+        return []
+    reads, settings = _reads(config), worker_settings.of(answers)
+    found = worker_settings.forms(config, settings) if reads else []
+    hears = config.strategy == "pika"
+    others = worker_settings.other_servers(config, settings)
+    same = await same_redis.compare(config, others.values()) if config.results else {}
+    unsafe = [
+        name
+        for name, server in others.items()
+        if not same.get(server) and (reads or not _only_replies(settings[name]))
+    ]
+    numbers, untried = trial.ready(seen, answers, unsafe)
+    tried = Trial(config, exchange, reads, hears)
+    if deadline - asyncio.get_running_loop().time() < LEAST:
+        untried = untried or "there was no time left"
+    elif numbers and (reads or hears):
+        await tried.run(numbers, answers, deadline)
+    if hears:
+        found += _judge_replies(tried, settings, untried)
+    if reads:
+        found += _judge_stored(config, tried, settings, same, untried)
+    return found
+
+
+async def judge(config: Config, answers: Answers) -> list[Finding]:
+    """Return as much as can be said without a trial."""
+    settings = worker_settings.of(answers)
+    others = worker_settings.other_servers(config, settings)
+    same = await same_redis.compare(config, others.values())
+    return [
+        *worker_settings.forms(config, settings),
+        *worker_settings.elsewhere(config, settings, same),
+    ]
+
+
+def _reads(config: Config) -> bool:
+    """Does the gateway read results from the store?"""
+    if config.strategy != "pika":
+        return True
+    return bool(config.results) and any(
+        config.joins(r) or r.answer != "wait" or r.prefer for r in config.routes
+    )
+
+
+def _only_replies(settings: Settings) -> bool:
+    """Does a worker reply, and store nothing that it is not asked to store?"""
+    return "reply_backend" in str(settings.get("result_backend"))
+
+
+def _judge_replies(tried: Trial, settings: Mapping[str, Settings], untried: str) -> list[Finding]:
+    missing, sent = len(tried.sent - tried.replied), len(tried.sent)
+    if sent and not missing and not untried:
+        return [ok(_REPLIES, f"{sent} of {sent} came")]
+    silent = [
+        name
+        for name, conf in settings.items()
+        if not (_only_replies(conf) or str(conf.get("result_backend")).startswith("rpc"))
+    ]
+    if silent:
+        return [fail(_REPLIES, f"{listed(silent)} would not reply over AMQP", _REPLYING)]
+    if missing and not tried.busy:
+        problem = f"{missing} of {sent} did not come"
+        return [fail(_REPLIES, problem, f"{_REPLYING}; or see the workers' logs")]
+    return [skipped(_REPLIES, f"not tried: {untried or 'the workers are busy'}")]
+
+
+def _judge_stored(
+    config: Config,
+    tried: Trial,
+    settings: Mapping[str, Settings],
+    same: Mapping[Server, bool | None],
+    untried: str,
+) -> list[Finding]:
+    missing, sent = len(tried.sent - tried.stored), len(tried.sent)
+    if sent and not missing and not untried:
+        return [ok(STORED, f"{sent} of {sent} are where the gateway reads them")]
+    readable = not tried.unreadable
+    if readable and tried.misplaced:
+        return [_misplaced(config, tried, settings)]
+    found = worker_settings.elsewhere(config, settings, same)
+    if any(finding.status == FAIL for finding in found):
+        return found
+    if missing and readable and not tried.busy:
+        problem = f"{missing} of {sent} came to another Redis, or to none"
+        return [fail(STORED, problem + worker_settings.hint(config, settings), SAME)]
+    why = tried.unreadable or untried or "the workers are busy"
+    return [*found, skipped(STORED, f"not tried: {why}")]
+
+
+def _misplaced(config: Config, tried: Trial, settings: Mapping[str, Settings]) -> Finding:
+    """Return where in the gateway's own Redis the results are that it would not find."""
+    missing = f"{len(tried.sent - tried.stored)} of {len(tried.sent)} are elsewhere"
+    own = result_store.key_prefix(config).removesuffix(RESULT_KEY)
+    if others := sorted(tried.misplaced - {own}):
+        problem = f"{missing}: their keys begin with {others[0]!r}, and not with {own!r}"
+        return fail(STORED, problem, worker_settings.same_prefix(config, others[0]))
+    problem = f"{missing}: in another database of the same Redis"
+    return fail(STORED, problem + worker_settings.hint(config, settings), SAME)

@@ -1,0 +1,46 @@
+"""Whether two names mean one Redis: that which each of them tells is the same run of a server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from gateway import result_store
+from gateway.config import Config
+
+_PATIENCE = 0.8  # seconds
+
+#: Host and port.
+Server = tuple[str, int]
+
+
+async def compare(config: Config, servers: Iterable[Server]) -> dict[Server, bool | None]:
+    """Return of each of the `servers` whether it is the gateway's result store.
+
+    None: that cannot be seen from here, or without a password. Nobody is told the gateway's: the
+    names come from whoever may write to the broker.
+    """
+    names = sorted(set(servers))
+    if not names:
+        return {}
+    clients = [Redis(host=host, port=port, protocol=2) for host, port in names]
+    runs = await asyncio.gather(_run(result_store.connect(config)), *map(_run, clients))
+    own, *others = runs
+    known = zip(names, others, strict=True)
+    return {name: own == other if own and other else None for name, other in known}
+
+
+async def _run(client: Redis) -> str:
+    """Return what a Redis calls its present run; empty where it does not tell."""
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            about: dict[str, Any] = await client.info("server")
+        return str(about.get("run_id", ""))
+    except (RedisError, OSError):
+        return ""
+    finally:
+        await client.aclose()

@@ -1,0 +1,173 @@
+"""The Redis where results are, and the one where claims and the journal are."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError, ResponseError
+
+from gateway import result_store
+from gateway.cli.checks.finding import LIMIT, Finding, fail, listed, ok, skipped, warn
+from gateway.config import Config
+from gateway.state_watch import others
+
+OLDEST = (6, 2)  # Redis
+FULL = 0.9  # of its maxmemory
+
+_RESULTS = "result_backend (GATEWAY_RESULT_BACKEND, --result-backend)"
+_STATE = "state_url (GATEWAY_STATE_URL)"
+#: What a Redis' refusal contains, and the remedy; `{}` stands for the setting with its URL.
+_REMEDIES = {
+    "NOAUTH|Authentication|WRONGPASS|invalid password": "correct user and password in {}",
+    "OOM|OutOfMemory": "give it more memory: CONFIG SET maxmemory, and the same in redis.conf",
+    "READONLY|ReadOnly": "name the master, and not a replica, in {}",
+    "MISCONF": "its log says why it cannot save to disk; it takes no writes until it can",
+    "NOPERM|NoPermission|ACL|can't run": (
+        "ACL SETUSER NAME ~* &* +@read +@write +@pubsub +@scripting +@connection +info, or more "
+        "narrowly, for the user in {}"
+    ),
+    "ResponseError": "correct {}",
+    "": "start it, or correct {}",
+}
+#: What claims do, on a key that does not outlive the script.
+_CLAIM = """\
+redis.call('SET', KEYS[1], struct.pack('>I6', 1), 'PX', 1000)
+redis.call('SET', KEYS[1], redis.call('GET', KEYS[1]), 'KEEPTTL')
+return redis.call('DEL', KEYS[1])
+"""
+
+
+async def check_results(config: Config) -> list[Finding]:
+    """Return what the Redis says where workers store results."""
+    if not config.results:
+        return [ok("results", "no store is configured: workers only reply over AMQP")]
+    name = f"results {result_store.without_password(config.results)}"
+    found: list[Finding] = []
+    async with _asking(config, config.results, name, _RESULTS, found) as client:
+        info = await client.info()
+        found += judge(name, info)
+        await _read_results(client, config)
+    return found or [ok(name, described(info))]
+
+
+async def check_state(config: Config) -> list[Finding]:
+    """Return what the Redis says where claims and the journal are."""
+    used = config.journal or any(config.joins(r) or r.takes_chosen_keys for r in config.routes)
+    if not config.state or not (used or config.state_url):
+        return [ok("state", "none is needed: no route tells deliveries apart, and no journal")]
+    name = f"state {result_store.without_password(config.state)}"
+    shared = config.state == config.results
+    found: list[Finding] = []
+    async with _asking(config, config.state, name, _RESULTS if shared else _STATE, found) as client:
+        info = await client.info()
+        found += [] if shared else judge(name, info)
+        await client.eval(_CLAIM, 1, f"{config.prefix}c:check-{secrets.token_hex(8)}")
+        found += await _persistence(client, name, info)
+        found += _alone(name, await others(config, client.execute_command))
+    return found or [ok(name, described(info))]
+
+
+def judge(name: str, info: Mapping[str, Any]) -> list[Finding]:
+    """Return what is wrong with a Redis that has sent `info`."""
+    found = []
+    version = re.match(r"(\d+)\.(\d+)", str(info.get("redis_version")))
+    if version and tuple(map(int, version.groups())) < OLDEST:
+        problem = f"Redis {info['redis_version']} is too old"
+        found.append(fail(name, problem, "install {}.{} or newer".format(*OLDEST)))
+    most = info.get("maxmemory", 0)
+    if most and (policy := info.get("maxmemory_policy", "noeviction")) != "noeviction":
+        problem = f"it evicts what is still needed when it is full (maxmemory-policy {policy})"
+        remedy = "CONFIG SET maxmemory-policy noeviction, and the same in redis.conf"
+        found.append(fail(name, problem, remedy))
+    if most and _used(info) / most > FULL:
+        problem = f"it is nearly full: {_memory(info)}"
+        remedy = (
+            f"CONFIG SET maxmemory {2 * most}, and the same in redis.conf; or a shorter "
+            "result_expires or idempotency_window"
+        )
+        found.append(fail(name, problem, remedy))
+    return found
+
+
+def described(info: Mapping[str, Any]) -> str:
+    """Return in a few words which Redis has sent `info`, and how full it is."""
+    product = "Valkey" if "valkey_version" in info else "Redis"
+    version = info.get("valkey_version") or info.get("redis_version", "of no known version")
+    return f"{product} {version}, {_memory(info)}"
+
+
+def _used(info: Mapping[str, Any]) -> int:
+    # As Redis compares it with maxmemory.
+    return info.get("used_memory", 0) - info.get("mem_not_counted_for_evict", 0)
+
+
+def _memory(info: Mapping[str, Any]) -> str:
+    used, most = _used(info), info.get("maxmemory", 0)
+    if not most:
+        return f"{used / 2**20:,.1f} MiB used, no maxmemory"
+    return f"{used / 2**20:,.1f} of {most / 2**20:,.1f} MiB used ({used / most:.0%})"
+
+
+async def _read_results(client: Redis, config: Config) -> None:
+    """Read as the gateway does, for which the account may lack a permission."""
+    key = f"{result_store.key_prefix(config)}check-{secrets.token_hex(8)}"
+    await client.mget([key])
+    if config.strategy in ("pika", "ioloop"):
+        return
+    async with client.pubsub() as pubsub:
+        await (
+            pubsub.psubscribe(f"{key}*") if config.strategy == "redis" else pubsub.subscribe(key)
+        )
+        await pubsub.get_message(timeout=None)  # that it is subscribed, or may not
+
+
+async def _persistence(client: Redis, name: str, info: Mapping[str, Any]) -> list[Finding]:
+    if info.get("aof_enabled"):
+        return []
+    try:
+        saves = (await client.config_get("save")).get("save")
+    except ResponseError as exc:
+        why = f"whether it keeps claims on disk cannot be seen, as CONFIG is not allowed: {exc}"
+        return [skipped(name, why)]
+    if saves:
+        return []
+    problem = (
+        "it keeps nothing on disk: once it is restarted, a delivery that is tried again runs again"
+    )
+    remedy = "CONFIG SET appendonly yes, and the same in redis.conf"
+    return [warn(name, problem, remedy)]
+
+
+def _alone(name: str, deployments: list[str]) -> list[Finding]:
+    if not deployments:
+        return []
+    problem = f"another deployment keeps its claims under the same names: {listed(deployments)}"
+    remedy = "give each its own state_prefix (GATEWAY_STATE_PREFIX), unless one is just replaced"
+    return [warn(name, problem, remedy)]
+
+
+@asynccontextmanager
+async def _asking(
+    config: Config, url: str, name: str, setting: str, found: list[Finding]
+) -> AsyncIterator[Redis]:
+    """Give a client of the Redis at `url`; what ends the block is added to what was `found`."""
+    client = result_store.connect(config, url)
+    try:
+        async with asyncio.timeout(LIMIT):
+            yield client
+    except TimeoutError:
+        problem = f"no answer within {LIMIT:g} s"
+        found.append(fail(name, problem, f"start it, or correct {setting}"))
+    except (RedisError, OSError) as exc:
+        # Sentinel's goes on with a list of all settings.
+        said = f"{type(exc).__name__}: {str(exc).partition(' : <')[0]}"
+        remedy = next(remedy for words, remedy in _REMEDIES.items() if re.search(words, said))
+        found.append(fail(name, said, remedy.format(setting)))
+    finally:
+        await client.aclose()

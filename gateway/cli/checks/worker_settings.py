@@ -1,0 +1,176 @@
+"""What workers say of how they store results, beside what the gateway expects.
+
+Celery shows a setting's place, and hides what might be a secret in it: a URL's password, the value
+of `global_keyprefix`. What CELERY_RESULT_BACKEND says in their environment it does not show.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from kombu.utils.url import url_to_parts
+
+from gateway.cli.checks.finding import Finding, fail, listed, warn
+from gateway.cli.checks.remote import Answers
+from gateway.cli.checks.same_redis import Server
+from gateway.config import Config
+
+STORED = "stored results"
+SAME = (
+    "set the same result_backend in the workers' app and for the gateway (GATEWAY_RESULT_BACKEND "
+    "is the app server's and the gateway's), and restart them"
+)
+_URL = re.compile(r"(?<![a-z])(?:redis|rediss|sentinel)://.*", re.S).search
+_PASSWORD = re.compile(r"(?<=:)[^:@/]+(?=@)")
+#: How Python writes a `timedelta`.
+_DURATION = re.compile(r"(?:(\d+) days?, )?(\d+):(\d\d):(\d\d)(?:\.\d+)?").fullmatch
+_LONGEST = 86_400  # seconds that the gateway's result_expires may be
+
+Settings = Mapping[str, Any]
+
+
+def of(answers: Answers) -> dict[str, Settings]:
+    """Return the settings of those workers that have told them."""
+    return {name: worker.settings for name, worker in answers.workers.items() if worker.settings}
+
+
+def forms(config: Config, settings: Mapping[str, Settings]) -> list[Finding]:
+    """Return who keeps results for another time, or in a form that the gateway does not read."""
+    found = []
+    expected = config.result_expires
+    for seconds, names in _grouped(settings, expires).items():
+        if seconds is not None and abs(seconds - expected) >= 1:
+            kept = f"for {seconds:g} s" if seconds else "for ever"
+            problem = f"{listed(names)}: keep results {kept}; the gateway's are kept {expected:g} s"
+            found.append(fail(STORED, problem, _same_expiry(expected, seconds)))
+    for form, names in _grouped(settings, _form).items():
+        if form:
+            problem = f"{listed(names)}: {form}; the gateway reads plain JSON"
+            remedy = "set result_serializer = 'json' and no result_compression in their app"
+            found.append(fail(STORED, problem, remedy))
+    return found
+
+
+def elsewhere(
+    config: Config, settings: Mapping[str, Settings], same: Mapping[Server, bool | None]
+) -> list[Finding]:
+    """Return who says that its results are not where the gateway reads.
+
+    `same` is what is known of the servers that have another name than the gateway's.
+    """
+    found = []
+    for url, names in _grouped(settings, _backend).items():
+        if not _URL(url):
+            problem = f"{listed(names)}: stores nothing in Redis, as result_backend is {url}"
+            remedy = (
+                "set result_backend redis://... or appserver.reply_backend:ReplyBackend+redis://..."
+            )
+            found.append(fail(STORED, problem, remedy))
+            continue
+        server, database = place(url)
+        own_server, own_database = place(config.results)
+        if database != own_database:
+            problem = f"{listed(names)}: in database {database}; the gateway reads {own_database}"
+            found.append(fail(STORED, problem, SAME))
+        elif server != own_server and not same.get(server):
+            if same.get(server) is False:
+                found.append(fail(STORED, f"{listed(names)}: in another Redis, {url}", SAME))
+            else:
+                problem = f"{listed(names)}: in {url}; whether that is the gateway's is not known"
+                found.append(warn(STORED, problem, "see that both names mean one server"))
+    for has_prefix, names in _grouped(settings, _has_prefix).items():
+        if has_prefix != bool(config.result_key_prefix):
+            has = "has a" if has_prefix else "has no"
+            problem = f"{listed(names)}: {has} global_keyprefix, unlike the gateway"
+            found.append(fail(STORED, problem, same_prefix(config, "THEIRS" if has_prefix else "")))
+    return found
+
+
+def other_servers(config: Config, settings: Mapping[str, Settings]) -> dict[str, Server]:
+    """Return which workers name another Redis than the gateway does: its host and port."""
+    urls = {name: _backend(conf) for name, conf in settings.items()}
+    servers = {name: place(url)[0] for name, url in urls.items() if _URL(url)}
+    own = place(config.results)[0] if config.results else None
+    return {name: server for name, server in servers.items() if server != own}
+
+
+def hint(config: Config, settings: Mapping[str, Settings]) -> str:
+    """Return who names another place than the gateway."""
+    own = place(config.results)
+    others = {
+        url: names
+        for url, names in _grouped(settings, _backend).items()
+        if not _URL(url) or place(url) != own
+    }
+    return "".join(f"; {listed(names)}: {url}" for url, names in others.items())
+
+
+def same_prefix(config: Config, theirs: str) -> str:
+    """Return how gateway and workers come to have one prefix for the keys of results."""
+    own = config.result_key_prefix
+    workers = (
+        "take global_keyprefix out of result_backend_transport_options in the workers' app"
+        if not own
+        else f"set result_backend_transport_options = {{'global_keyprefix': {own!r}}} in their app"
+    )
+    gateway = (
+        f"result_key_prefix = {theirs!r} for the gateway"
+        if theirs
+        else ("result_key_prefix = '' for the gateway")
+    )
+    return f"{workers} (the app server: GATEWAY_RESULT_KEY_PREFIX={own}), or set {gateway}"
+
+
+def expires(settings: Settings) -> float | None:
+    """Return for how many seconds results are kept, 0 for ever; None: that is not known."""
+    value = settings.get("result_expires", "unknown")
+    if value is None:
+        return 0.0
+    if isinstance(value, (int, float)):
+        return float(value)
+    if match := _DURATION(str(value)):
+        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        return ((days * 24 + hours) * 60 + minutes) * 60.0 + seconds
+    return None
+
+
+def _same_expiry(own: float, theirs: float) -> str:
+    workers = f"set result_expires = {own:g} in the workers' app (the app server: "
+    workers += f"GATEWAY_RESULT_EXPIRES={own:g}) and restart them"
+    if not 0 < theirs <= _LONGEST:
+        return workers
+    return f"{workers}, or result_expires = {theirs:g} for the gateway"
+
+
+def _form(settings: Settings) -> str:
+    serializer, compression = settings.get("result_serializer"), settings.get("result_compression")
+    if serializer not in (None, "json", "application/json"):
+        return f"result_serializer is {serializer}"
+    return f"result_compression is {compression}" if compression else ""
+
+
+def _backend(settings: Settings) -> str:
+    # Celery has hidden the password already, unless it is older or the URL is an unusual one.
+    return _PASSWORD.sub("**", str(settings.get("result_backend") or "not set"))
+
+
+def _has_prefix(settings: Settings) -> bool:
+    options = settings.get("result_backend_transport_options")
+    return isinstance(options, dict) and bool(options.get("global_keyprefix"))
+
+
+def place(url: str) -> tuple[Server, str]:
+    """Return the server and the database of a Redis' URL; of a list the first one's."""
+    parts = url_to_parts(_URL(url)[0].split(";")[0])
+    default = 26379 if parts.scheme == "sentinel" else 6379
+    database = (parts.path or "").strip("/") or "0"
+    return (parts.hostname or "localhost", parts.port or default), database
+
+
+def _grouped(settings: Mapping[str, Settings], of: Any) -> dict[Any, list[str]]:
+    groups: dict[Any, list[str]] = {}
+    for name, conf in sorted(settings.items()):
+        groups.setdefault(of(conf), []).append(name)
+    return groups

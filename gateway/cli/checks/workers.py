@@ -1,0 +1,128 @@
+"""Whether workers answer, and have the routes' tasks wherever they are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+
+from gateway.cli.checks.finding import Finding, counted, fail, listed, ok, skipped, warn
+from gateway.cli.checks.queues import Seen
+from gateway.cli.checks.remote import Answers, Sufficient
+from gateway.config import Config
+
+_START = "start one: celery -A APP worker -Q {} (APP: yours, or appserver)"
+_SILENT = "frozen, busy in the pool `solo`, without remote control, or of another's node name"
+_RESTART = "see their logs, and restart those that hang"
+_ENABLE = "set worker_enable_remote_control = True and control_exchange = 'celery' in their app"
+
+
+def sufficient(config: Config, seen: Mapping[str, Seen]) -> Sufficient:
+    """Return what says of answers whether all of the queues' consumers are among them, and
+    whether others may know more."""
+
+    def judged(answers: Answers) -> tuple[bool, bool]:
+        complete = all(worker.complete for worker in answers.workers.values())
+        known = all(not _silent(queue, it, answers) for queue, it in seen.items())
+        well = bool(answers.workers) and all(
+            not _lacking(task, queues, answers) for task, queues in config.queues_by_task.items()
+        )
+        return complete and known, not well
+
+    return judged
+
+
+def unseen(config: Config, why: str) -> list[Finding]:
+    """Return that workers cannot be asked, as the account lacks a permission."""
+    remedy = "docs/configuration.md#permissions has what `gateway check` needs"
+    return [
+        skipped("workers", f"the account may not ask them: {why}", remedy),
+        *(_not_looked_at(task) for task in config.queues_by_task),
+    ]
+
+
+def judge(config: Config, seen: Mapping[str, Seen], answers: Answers) -> list[Finding]:
+    """Return what is wrong with those that have answered, and who has not."""
+    if not answers.workers:
+        number = sum(it.consumers for it in seen.values())
+        return [
+            _nobody(config, number, answers.heard),
+            *(_not_looked_at(task) for task in config.queues_by_task),
+        ]
+    found = []
+    for queue, it in seen.items():
+        if silent := _silent(queue, it, answers):
+            problem = f"{silent} of {counted(it.consumers, 'consumer')} of {queue} did not answer"
+            found.append(warn("workers", f"{problem}: {_SILENT}, or no Celery workers", _RESTART))
+    return [*(found or [_well(answers)]), *judge_tasks(config, answers)]
+
+
+def judge_tasks(config: Config, answers: Answers) -> list[Finding]:
+    """Return what keeps each task from being run wherever it is sent."""
+    found = []
+    for task, queues in sorted(config.queues_by_task.items()):
+        if not answers.workers:
+            found.append(_not_looked_at(task))
+        elif problem := _lacking(task, queues, answers):
+            remedy = (
+                "import its module in their app (include=[...]), or correct `task` or `queue` in "
+                "the route"
+            )
+            found.append(fail(f"task {task}", problem, remedy))
+        else:
+            found.append(ok(f"task {task}"))
+    return found
+
+
+def judge_unseen(config: Config, answers: Answers) -> list[Finding]:
+    """Return the same where nobody knows how many consumers there are."""
+    if answers.workers:
+        return [_well(answers), *judge_tasks(config, answers)]
+    start = _START.format(",".join(config.queues))
+    return [fail("workers", "none answers", start), *judge_tasks(config, answers)]
+
+
+def _well(answers: Answers) -> Finding:
+    return ok("workers", f"{len(answers.workers)} answered: {listed(sorted(answers.workers))}")
+
+
+def _not_looked_at(task: str) -> Finding:
+    return skipped(f"task {task}", "not looked at without a worker's answer")
+
+
+def _nobody(config: Config, consumers: int, heard: bool) -> Finding:
+    if not consumers:
+        return fail("workers", "there are none", _START.format(",".join(config.queues)))
+    many = counted(consumers, "consumer")
+    if not heard:
+        return warn("workers", f"{many}, none of which listens to remote control", _ENABLE)
+    return fail("workers", f"{many}, none of which answers: {_SILENT}", _RESTART)
+
+
+def _silent(queue: str, seen: Seen, answers: Answers) -> int:
+    return max(0, seen.consumers - len(answers.consuming(queue)))
+
+
+def _lacking(task: str, queues: list[str], answers: Answers) -> str:
+    """Say what keeps `task` from being run wherever it is sent; empty: nothing."""
+    tasks = {name: worker.tasks or set() for name, worker in answers.workers.items()}
+    holders = sorted(name for name, its in tasks.items() if task in its)
+    if not holders:
+        others = sorted(set().union(*tasks.values()))
+        near = get_close_matches(task, others, 1)
+        return f"no worker has it; they have {listed(near or others) or 'none'}"
+    problems = []
+    for queue in queues:
+        consuming = answers.consuming(queue)
+        if not consuming:
+            problems.append(f"no worker that answers consumes {queue}")
+        if without := sorted(consuming - set(holders)):
+            problems.append(f"{listed(without)} on {queue} {_lack(without)} it")
+    return f"{', '.join(problems)}; {listed(holders)} {_have(holders)} it" if problems else ""
+
+
+def _lack(names: list[str]) -> str:
+    return "lacks" if len(names) == 1 else "lack"
+
+
+def _have(names: list[str]) -> str:
+    return "has" if len(names) == 1 else "have"

@@ -1,0 +1,214 @@
+"""`gateway check`: its lines, its JSON, and what it says of brokers and queues."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from urllib.parse import urlsplit
+
+import pytest
+
+from gateway.stack import RabbitMQ, Server, Stack, free_port
+from tests.docs.test_documents import ROOT
+from tests.integration.checking import apply, check, run, urls, write
+
+
+@pytest.fixture(scope="module")
+def servers(rabbitmq: RabbitMQ, redis_server: Server) -> list[str]:
+    return urls(rabbitmq.url, redis_server.url)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server):
+    worker = stack.worker(rabbitmq.url, redis_server.url)
+    yield worker
+    worker.kill()
+
+
+@pytest.fixture
+def user(rabbitmq: RabbitMQ):
+    """An account with no permissions yet."""
+    rabbitmq.ctl("add_user", "limited", "sesame")
+    yield "limited"
+    rabbitmq.ctl("delete_user", "limited")
+
+
+def as_user(rabbitmq: RabbitMQ, user: str) -> str:
+    return rabbitmq.url.replace("guest:guest", f"{user}:sesame")
+
+
+# Lines ----------------------------------------------------------------------------------------
+
+
+def test_all_is_well(servers):
+    checked = check(*servers)
+    assert checked.well
+    words = [line.check.split()[0] for line in checked.lines]
+    assert words == ["config", "broker", "results", "state", "queue", "workers", "stored", "task"]
+    assert checked.of("broker").text.startswith("RabbitMQ 3.")
+    assert re.fullmatch(r"Redis [\d.]+, [\d.]+ MiB used, no maxmemory", checked.of("results").text)
+
+
+def test_json_says_what_the_lines_say(servers):
+    lines, done = check(*servers), run(*servers, "--json")
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["ok"]) == (0, True)
+    assert [each["check"] for each in told["checks"]] == [line.check for line in lines.lines]
+    assert all({"check", "status", "problem", "remedy"} <= each.keys() for each in told["checks"])
+
+
+@pytest.mark.parametrize("form", ["lines", "json"])
+def test_a_wrong_configuration_is_told_like_anything_else(tmp_path, form):
+    config = write(tmp_path, 'color = "red"\n[[routes]]\npath = "x"\n')
+    done = run(*config, *(["--json"] if form == "json" else []), GATEWAY_QUEUS="a")
+    assert done.returncode == 1
+    if form == "lines":
+        words = [line.split()[:2] for line in done.stdout.splitlines()]
+        assert words == [["FAIL", "config:"]] * 3 + [["skip", "broker,"]]
+        return
+    told = json.loads(done.stdout)
+    assert told["ok"] is False
+    assert [each["status"] for each in told["checks"]] == ["fail", "fail", "fail", "skipped"]
+    assert "color" in str(told["checks"][:2])
+    assert all(each["remedy"] for each in told["checks"][:3])
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "text"),
+    [
+        ("GATEWAY_BROKER_URI", "FAIL", "did you mean GATEWAY_BROKER_URL?"),
+        ("GATEWAY_WORKER_CHATER", "FAIL", "did you mean GATEWAY_WORKER_CHATTER?"),
+        ("GATEWAY_INTERFACE", "warn", "unset it"),
+    ],
+)
+def test_a_variable_that_nobody_reads_is_told(servers, name, status, text):
+    checked = check(*servers, **{name: "x"})
+    line = checked.worst("config")
+    assert line.status == status and line.text.startswith(name) and text in line.text
+    assert checked.code == (status == "FAIL")
+
+
+# Brokers --------------------------------------------------------------------------------------
+
+
+def test_without_a_broker_the_rest_is_looked_at_as_far_as_it_goes(redis_server):
+    checked = check(*urls(f"amqp://u:sesame@127.0.0.1:{free_port()}//", redis_server.url))
+    assert checked.code == 1
+    line = checked.of("broker")
+    assert line.status == "FAIL" and "start it, or correct broker_url" in line.text
+    assert "sesame" not in str(checked)
+    assert checked.of("results").status == "ok"
+    assert checked.of("queues, workers and tasks").status == "skip"
+
+
+def test_one_broker_of_the_list_may_be_away(rabbitmq, redis_server):
+    both = f"amqp://guest:guest@127.0.0.1:{free_port()}//;{rabbitmq.url}"
+    checked = check(*urls(both, redis_server.url))
+    assert checked.code == 0
+    assert [x.status for x in checked.lines if x.check.startswith("broker")] == ["warn", "ok"]
+    assert checked.of("task").status == "ok"
+
+
+def test_a_wrong_password_is_told_from_a_broker_that_is_away(rabbitmq, redis_server):
+    line = check(*urls(rabbitmq.url.replace(":guest@", ":sesame@"), redis_server.url)).of("broker")
+    assert line.status == "FAIL" and "correct user and password" in line.text
+    assert "sesame" not in line.text
+
+
+def test_a_virtual_host_that_is_missing(rabbitmq, redis_server):
+    servers = urls(rabbitmq.url.removesuffix("/") + "new", redis_server.url)
+    line = check(*servers).of("broker")
+    assert line.status == "FAIL"
+    apply(rabbitmq, line.text)
+    assert check(*servers).of("broker").status == "ok"
+    rabbitmq.ctl("delete_vhost", "new")
+
+
+class _NoBroker(BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def http_server():
+    with ThreadingHTTPServer(("127.0.0.1", 0), _NoBroker) as server:
+        Thread(target=server.serve_forever).start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.parametrize("peer", ["swapped", "http"])
+def test_a_port_of_something_else_is_told_in_a_line(rabbitmq, redis_server, peer):
+    ports = [urlsplit(server.url).port for server in (redis_server, rabbitmq)]
+    with http_server() as port:
+        broker, store = ports if peer == "swapped" else (port, port)
+        found = check(*urls(f"amqp://127.0.0.1:{broker}//", f"redis://127.0.0.1:{store}/0"))
+    assert found.of("broker").status == found.of("results").status == "FAIL"
+
+
+@pytest.mark.parametrize(
+    "permissions",
+    [("", "", ""), (".*", "^celery$", ".*"), None],
+    ids=["nothing", "no default exchange", "not the virtual host"],
+)
+def test_a_permission_that_the_gateway_lacks_is_told_with_the_remedy(
+    rabbitmq, redis_server, user, permissions
+):
+    if permissions is not None:
+        rabbitmq.ctl("set_permissions", user, *permissions)
+    servers = urls(as_user(rabbitmq, user), redis_server.url)
+
+    checked = check(*servers)
+
+    assert checked.code == 1
+    line = checked.of("broker")
+    assert line.status == "FAIL" and "set_permissions" in line.text
+    apply(rabbitmq, line.text)
+    assert check(*servers).well
+
+
+def test_an_account_that_may_only_publish_is_no_failure(rabbitmq, redis_server, user):
+    rabbitmq.ctl("set_permissions", user, "^$", "^amq\\.default$", "^$")
+    checked = check(*urls(as_user(rabbitmq, user), redis_server.url))
+    assert checked.code == 0
+    assert checked.of("broker").status == "ok"
+    assert "may not declare" in checked.of("queue").text
+    assert [checked.of(x).status for x in ("queue", "workers", "task")] == ["skip"] * 3
+
+
+def test_the_least_permissions_of_the_documents_are_enough(rabbitmq, redis_server, user):
+    text = (ROOT / "docs/configuration.md").read_text("utf-8")
+    (line,) = re.findall(r"^ *rabbitmqctl set_permissions .*$", text, re.M)
+    rabbitmq.ctl(*shlex.split(line.replace("USER", user))[1:])
+    for strategy in ("redis", "pika"):
+        args = urls(as_user(rabbitmq, user), redis_server.url)
+        assert check(*args, "--strategy", strategy).well
+
+
+# The embedded broker --------------------------------------------------------------------------
+
+
+def test_the_embedded_broker_of_dev(stack, start):
+    server = start(stack.embedded)
+    args = urls(server.url, server.url)
+    none = check(*args)
+    worker = stack.worker(server.url, server.url)
+    try:
+        well = check(*args)
+        other = check(*urls(server.url, server.url.replace("/0", "/1")))
+        server.freeze()
+        frozen = check(*args)
+    finally:
+        server.thaw()
+        worker.kill()
+        server.stop()
+    assert none.code == 1 and "start one" in none.of("workers").text
+    assert well.well and well.of("workers").text.startswith("1 answered")
+    assert other.code == 1 and "database 0" in other.of("stored results").text
+    assert frozen.code == 1 and "no answer within" in frozen.of("broker").text

@@ -1,0 +1,114 @@
+"""`gateway check` ends in time whatever hangs, and says what it could not look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.stack import RabbitMQ, Server, Stack
+from tests.integration.checking import KEYED, apply, check, urls, write
+
+# A resolver that does not answer, as seen by whoever looks up a name.
+NO_RESOLVER = """\
+import socket, threading
+_true = socket.getaddrinfo
+def getaddrinfo(host, *args, **kwargs):
+    if host in ("nobody.invalid", b"nobody.invalid"):
+        threading.Event().wait()
+    return _true(host, *args, **kwargs)
+socket.getaddrinfo = getaddrinfo
+"""
+
+
+@pytest.fixture(scope="module")
+def servers(rabbitmq: RabbitMQ, redis_server: Server) -> list[str]:
+    return urls(rabbitmq.url, redis_server.url)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Server]:
+    worker = stack.worker(rabbitmq.url, redis_server.url)
+    yield worker
+    worker.kill()
+
+
+@pytest.mark.parametrize(
+    ("alarm", "end"),
+    [
+        (("set_vm_memory_high_watermark", "0"), ("set_vm_memory_high_watermark", "0.6")),
+        (("set_disk_free_limit", "999GB"), ("set_disk_free_limit", "50MB")),
+    ],
+    ids=["memory", "disk"],
+)
+def test_an_alarm(rabbitmq, servers, alarm, end):
+    rabbitmq.ctl(*alarm)
+    try:
+        checked = check(*servers)
+        line = checked.of("broker")
+        assert checked.code == 1 and line.status == "FAIL" and "takes no messages" in line.text
+        assert checked.of("results").status == "ok"
+        apply(rabbitmq, line.text)
+        assert check(*servers).well
+    finally:
+        rabbitmq.ctl(*end)
+
+
+@pytest.mark.parametrize("frozen", [{"broker"}, {"store"}, {"broker", "store"}], ids="-".join)
+def test_frozen_servers(rabbitmq, redis_server, servers, tmp_path, frozen):
+    chosen = [s for n, s in {"broker": rabbitmq, "store": redis_server}.items() if n in frozen]
+    for server in chosen:
+        server.freeze()
+    try:
+        checked = check(*write(tmp_path, KEYED), *servers)
+    finally:
+        for server in chosen:
+            server.thaw()
+    assert checked.code == 1
+    for name, check_name in [("broker", "broker"), ("store", "results"), ("store", "state")]:
+        line = checked.worst(check_name) if name in frozen else checked.of(check_name)
+        assert ("no answer within" in line.text) == (name in frozen)
+    if "broker" in frozen:
+        assert checked.of("queues, workers and tasks").status == "skip"
+    else:
+        assert checked.of("stored results").status == "skip"
+        assert checked.of("task").status == "ok"
+
+
+def test_a_frozen_worker(servers, worker):
+    worker.freeze()
+    try:
+        checked = check(*servers)
+    finally:
+        worker.thaw()
+    line = checked.of("workers")
+    assert checked.code == 1 and line.status == "FAIL" and "frozen" in line.text
+    assert checked.of("task").status == "skip"
+    assert check(*servers).well
+
+
+def test_one_of_several_workers_is_frozen(stack, rabbitmq, redis_server, servers):
+    other = stack.worker(rabbitmq.url, redis_server.url)
+    other.freeze()
+    try:
+        checked = check(*servers)
+    finally:
+        other.kill()
+    line = checked.of("workers")
+    assert (checked.code, line.status) == (0, "warn")
+    assert "1 of 2 consumers of celery did not answer" in line.text
+    assert checked.of("stored results").status == "skip"
+    assert checked.of("task").status == "ok"
+
+
+@pytest.mark.parametrize("place", ["broker", "results"])
+def test_a_name_that_nobody_resolves(rabbitmq, redis_server, tmp_path, place):
+    (tmp_path / "sitecustomize.py").write_text(NO_RESOLVER)
+    broker, store = rabbitmq.url, redis_server.url
+    if place == "broker":
+        broker = "amqp://nobody.invalid//"
+    else:
+        store = "redis://nobody.invalid/0"
+    checked = check(*urls(broker, store), PYTHONPATH=str(tmp_path))
+    assert checked.of(place).status == "FAIL"
+    assert checked.of("results" if place == "broker" else "broker").status == "ok"

@@ -1,0 +1,108 @@
+"""`gateway check` of queues: missing, without consumers, other than the route declares."""
+
+from __future__ import annotations
+
+import re
+
+import pika
+import pytest
+
+from gateway.stack import RabbitMQ, Server, Stack
+from tests.integration.checking import ROUTE, check, urls, write
+
+
+@pytest.fixture(scope="module")
+def servers(rabbitmq: RabbitMQ, redis_server: Server) -> list[str]:
+    return urls(rabbitmq.url, redis_server.url)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server):
+    worker = stack.worker(rabbitmq.url, redis_server.url)
+    yield worker
+    worker.kill()
+
+
+@pytest.fixture
+def channel(rabbitmq: RabbitMQ):
+    parameters = pika.URLParameters(rabbitmq.url.removesuffix("/") + "%2F")
+    with pika.BlockingConnection(parameters) as connection:
+        yield connection.channel()
+
+
+def test_what_is_missing_is_told_and_not_created(rabbitmq, servers, tmp_path):
+    config = write(tmp_path, ROUTE + 'queue = "no-such-queue"\ntask = "no.such.task"\n')
+    before = rabbitmq.ctl("list_queues", "name"), rabbitmq.ctl("list_exchanges", "name")
+
+    checked = check(*config, *servers)
+
+    assert checked.code == 1
+    assert "celery -A APP worker -Q no-such-queue" in checked.of("queue no-such-queue").text
+    assert "api.core.main" in checked.of("task no.such.task").text
+    after = rabbitmq.ctl("list_queues", "name"), rabbitmq.ctl("list_exchanges", "name")
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("own", "route"),
+    [
+        ({"x-queue-type": "quorum"}, ""),
+        ({}, 'queue_type = "quorum"\n'),
+        ({"x-max-length": 1000}, ""),
+        ({"x-overflow": "reject-publish"}, 'queue_arguments = { x-overflow = "drop-head" }\n'),
+        ({}, "queue_arguments = { x-max-length = 5 }\n"),
+    ],
+)
+def test_a_queue_that_is_not_what_the_route_declares(channel, servers, tmp_path, own, route):
+    channel.queue_declare("other", durable=True, arguments=own)
+    text = ROUTE + 'queue = "other"\n'
+    try:
+        checked = check(*write(tmp_path, text + route), *servers)
+        problems = [line.text for line in checked.lines if line.check == "queue other"]
+        (problem,) = (text for text in problems if "inequivalent" in text)
+        mended = check(*write(tmp_path, text + mend(problem)), *servers)
+    finally:
+        channel.queue_delete("other")
+    assert checked.code == 1
+    assert "inequivalent" not in str(mended)
+
+
+def mend(problem: str) -> str:
+    """Return the keys of the route that the remedy asks for."""
+    if found := re.search(r"set (queue_type = \S+) in the route", problem):
+        return found[1]
+    if found := re.search(r"add (\S+ = \S+) to queue_arguments", problem):
+        return f"queue_arguments = {{ {found[1]} }}"
+    assert re.search(r"take \S+ out of queue_arguments", problem)
+    return ""
+
+
+def test_a_queue_that_is_not_durable_or_another_connections_own(channel, servers, tmp_path):
+    channel.queue_declare("passing")
+    channel.queue_declare("mine", exclusive=True)
+    config = write(tmp_path, ROUTE + 'queue = "passing"\n[[routes]]\npath = "/m"\nqueue = "mine"\n')
+    checked = check(*config, *servers)
+    channel.queue_delete("passing")
+    texts = [line.text for line in checked.lines if line.check == "queue passing"]
+    assert checked.code == 1
+    assert any("'durable'" in text and "delete_queue passing" in text for text in texts)
+    assert "another connection's" in checked.of("queue mine").text
+
+
+def test_arguments_of_somebody_elses_queue_are_theirs(channel, servers, tmp_path):
+    channel.queue_declare("theirs", durable=True, arguments={"x-max-length": 1000})
+    config = write(tmp_path, ROUTE + 'queue = "theirs"\ndeclare = false\n')
+    checked = check(*config, *servers)
+    channel.queue_delete("theirs")
+    assert "inequivalent" not in str(checked) and "nobody consumes" in checked.of("queue").text
+
+
+def test_a_queue_without_consumers_keeps_its_messages(channel, servers, tmp_path):
+    channel.queue_declare("full", durable=True, arguments={"x-max-length": 1})
+    channel.basic_publish("", "full", b"precious")
+    limits = "queue_arguments = { x-max-length = 1 }\n"
+    checked = check(*write(tmp_path, ROUTE + 'queue = "full"\n' + limits), *servers)
+    _, _, body = channel.basic_get("full", auto_ack=True)
+    channel.queue_delete("full")
+    assert body == b"precious"
+    assert "nobody consumes it of its 1 message" in checked.of("queue full").text

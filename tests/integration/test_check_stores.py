@@ -1,0 +1,194 @@
+"""`gateway check` of the Redis with results, and of the one with claims and the journal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import count
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+
+from gateway.cli.checks import stores
+from gateway.stack import RabbitMQ, Server, Stack, free_port
+from tests.integration.checking import KEYED, ROUTE, check, urls, write
+
+
+@pytest.fixture(scope="module")
+def results(stack: Stack, start) -> Iterator[Server]:
+    """A Redis of their own, whose settings are changed."""
+    server = start(stack.redis)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def client(results: Server) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(results.url, decode_responses=True) as client:
+        settings = {"maxmemory": 0, "maxmemory-policy": "noeviction", "appendonly": "no"}
+        yield client
+        client.replicaof("NO", "ONE")
+        for name, value in settings.items():
+            client.config_set(name, value)
+        client.flushall()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def worker(stack: Stack, rabbitmq: RabbitMQ, results: Server) -> Iterator[Server]:
+    worker = stack.worker(rabbitmq.url, results.url)
+    yield worker
+    worker.kill()
+
+
+def apply(client: redis.Redis, remedy: str) -> None:
+    """Run the first CONFIG or ACL command that a remedy names."""
+    command = re.search(r"(?:CONFIG|ACL) .*?(?=, |;|$)", remedy)[0]
+    client.execute_command(*command.replace("NAME", "limited").split())
+
+
+@pytest.mark.parametrize("place", ["results", "state"])
+def test_a_redis_that_is_away(rabbitmq, results, tmp_path, place):
+    dead = f"redis://:sesame@127.0.0.1:{free_port()}/0"
+    config = write(tmp_path, (f'state_url = "{dead}"\n' if place == "state" else "") + ROUTE)
+    backend = dead if place == "results" else results.url
+
+    checked = check(*config, *urls(rabbitmq.url, backend))
+
+    line = checked.of(place)
+    assert checked.code == 1 and line.status == "FAIL" and "sesame" not in str(checked)
+    name = "GATEWAY_RESULT_BACKEND" if place == "results" else "GATEWAY_STATE_URL"
+    assert "start it, or correct" in line.text and name in line.text
+
+
+@pytest.mark.parametrize("place", ["results", "state"])
+def test_a_redis_that_evicts(rabbitmq, redis_server, results, client, tmp_path, place):
+    # Given a policy that makes no difference yet, without a limit,
+    client.config_set("maxmemory-policy", "volatile-lru")
+    client.config_set("appendonly", "yes")
+    config = write(tmp_path, (f'state_url = "{results.url}"\n' if place == "state" else "") + ROUTE)
+    args = [*config, *urls(rabbitmq.url, results.url)]
+    assert check(*args).well
+
+    # when there is one,
+    client.config_set("maxmemory", "512mb")
+    checked = check(*args)
+
+    line = checked.worst(place if place == "results" else "results")
+    assert checked.code == 1 and line.status == "FAIL" and "volatile-lru" in line.text
+    apply(client, line.text)
+    assert check(*args).well
+
+
+def test_a_redis_of_claims_alone_that_evicts(rabbitmq, redis_server, client, results, tmp_path):
+    client.config_set("maxmemory-policy", "allkeys-lru")
+    client.config_set("maxmemory", "512mb")
+    config = write(tmp_path, f'state_url = "{results.url}"\n' + KEYED)
+    checked = check(*config, *urls(rabbitmq.url, redis_server.url))
+    assert checked.code == 1 and "allkeys-lru" in checked.worst("state").text
+
+
+def test_how_full_it_is(rabbitmq, results, client):
+    used = client.info("memory")["used_memory"]
+    client.config_set("maxmemory", used * 4)
+    args = urls(rabbitmq.url, results.url)
+    assert re.search(r"of \d\.\d MiB used \(\d\d%\)", check(*args).of("results").text)
+
+    for n in count():
+        if client.info("memory")["used_memory"] > used * 3.8:
+            break
+        client.set(f"filling-{n}", bytes(10_000))
+    checked = check(*args)
+
+    line = checked.of("results")
+    assert checked.code == 1 and "nearly full" in line.text
+    apply(client, line.text)
+    assert check(*args).well
+
+
+def test_claims_that_are_not_on_disk_are_a_warning(rabbitmq, results, client, tmp_path):
+    args = [*write(tmp_path, KEYED), *urls(rabbitmq.url, results.url)]
+    checked = check(*args)
+    line = checked.of("state")
+    assert (checked.code, line.status) == (0, "warn") and "nothing on disk" in line.text
+    apply(client, line.text)
+    assert check(*args).well
+    assert client.keys("gateway:*") == []
+
+
+def test_claims_cannot_be_taken_from_a_replica_or_a_full_redis(
+    rabbitmq, redis_server, results, client, tmp_path
+):
+    config = write(tmp_path, f'state_url = "{results.url}"\n' + KEYED)
+    args = [*config, *urls(rabbitmq.url, redis_server.url)]
+    client.config_set("maxmemory", 1)
+    assert "give it more memory" in str(check(*args).lines)
+    client.config_set("maxmemory", 0)
+    client.replicaof("127.0.0.1", urlsplit(redis_server.url).port)
+    line = check(*args).of("state")
+    assert line.status == "FAIL" and "name the master" in line.text
+
+
+@pytest.mark.parametrize(
+    ("rights", "check_name"),
+    [
+        (("+@all", "-psubscribe", "~*", "&*"), "results"),
+        (("+@all", "-mget", "~*", "&*"), "results"),
+        (("+@all", "-hset", "~*", "&*"), "state"),
+        (("+@all", "-eval", "~*", "&*"), "state"),
+    ],
+)
+def test_a_permission_that_is_missing(rabbitmq, results, client, tmp_path, rights, check_name):
+    client.acl_setuser("limited", enabled=True, passwords="+sesame", reset=True)
+    client.execute_command("ACL", "SETUSER", "limited", *rights)
+    url = results.url.replace("//", "//limited:sesame@")
+    client.config_set("appendonly", "yes")
+    args = [*write(tmp_path, KEYED), *urls(rabbitmq.url, url)]
+
+    checked = check(*args)
+
+    line = checked.worst(check_name)
+    assert checked.code == 1 and "sesame" not in str(checked)
+    apply(client, line.text)
+    mended = check(*args)
+    client.acl_deluser("limited")
+    assert mended.code == 0 and mended.of(check_name).status in ("ok", "skip")
+
+
+@pytest.mark.parametrize("secret", ["limited:wrong@", ""])
+def test_a_wrong_password(rabbitmq, results, client, secret):
+    client.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">sesame", "+@all", "~*")
+    client.config_set("requirepass", "sesame")
+    url = results.url.replace("//", f"//{secret}")
+    try:
+        checked = check(*urls(rabbitmq.url, url))
+    finally:
+        client.config_set("requirepass", "")
+        client.acl_deluser("limited")
+    line = checked.of("results")
+    assert line.status == "FAIL" and "correct user and password in result_backend" in line.text
+
+
+def test_a_database_that_is_not_there(rabbitmq, results):
+    line = check(*urls(rabbitmq.url, results.url.replace("/0", "/99"))).of("results")
+    assert line.status == "FAIL" and "correct result_backend" in line.text
+
+
+def test_no_store_is_needed_where_workers_reply(rabbitmq, results):
+    checked = check(*urls(rabbitmq.url, ""), "--strategy", "pika")
+    assert checked.well and "only reply" in checked.of("results").text
+
+
+@pytest.mark.parametrize(
+    ("version", "old"), [("5.0.7", True), ("6.0.20", True), ("6.2.0", False), ("7.0.15", False)]
+)
+def test_a_redis_that_is_too_old(version, old):
+    found = stores.judge("results", {"redis_version": version, "used_memory": 1})
+    assert [finding.remedy for finding in found] == ["install 6.2 or newer"] * old
+
+
+def test_valkey_is_told_by_its_name(rabbitmq, stack, start):
+    server = start(stack.embedded)
+    text = check(*urls(rabbitmq.url, server.url)).of("results").text
+    server.stop()
+    assert text.startswith("Valkey ")

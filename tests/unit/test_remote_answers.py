@@ -1,0 +1,55 @@
+"""What workers answer to questions, and what anybody else may send in their place."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.cli.checks.finding import fail, listed, ok
+from gateway.cli.checks.remote import Answers
+from gateway.cli.checks.worker_settings import expires
+
+QUESTIONS = ("active_queues", "registered", "conf", "stats", "query_task")
+
+
+@pytest.mark.parametrize(
+    "said", [None, 5, "x", [], [None], {"w": None}, {"w": [1, {}, " "]}, {"w": {"error": "x"}}]
+)
+def test_nothing_that_is_answered_is_an_error(said):
+    answers = Answers()
+    for question in QUESTIONS:
+        answers.take(question, said)
+    assert all(worker.settings == {} and worker.solo for worker in answers.workers.values())
+
+
+def test_a_worker_is_complete_with_all_answers():
+    answers = Answers()
+    answers.take("active_queues", {"w": [{"name": "celery"}]})
+    answers.take("registered", {"w": ["shop.order [rate_limit=1/s]"]})
+    answers.take("conf", {"w": {"result_backend": None}})
+    assert not answers.workers["w"].complete
+    answers.take("stats", {"w": {"pool": {"implementation": "celery.concurrency.solo:TaskPool"}}})
+    worker = answers.workers["w"]
+    assert worker.complete and worker.solo and worker.tasks == {"shop.order"}
+    assert answers.consuming("celery") == {"w"}
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (300, 300),
+        (0.5, 0.5),
+        ("0:05:00", 300),
+        ("1 day, 0:00:00", 86_400),
+        ("2 days, 1:00:01", 176_401),
+        (None, 0),
+        ("soon", None),
+    ],
+)
+def test_the_forms_of_an_expiry(value, seconds):
+    assert expires({"result_expires": value}) == seconds
+
+
+def test_a_finding_is_one_line_and_names_a_few():
+    line = str(fail("task a\nb", f"no worker has it: {listed(['a', 'b', 'c', 'd', 'e'])}", "see"))
+    assert line == "FAIL  task a?b: no worker has it: a, b, c and 2 more; see"
+    assert str(ok("workers", "3 answered")) == "ok    workers: 3 answered"
