@@ -134,7 +134,7 @@ def test_claims_cannot_be_taken_from_a_replica_or_a_full_redis(
     [
         (("+@all", "-psubscribe", "~*", "&*"), "results"),
         (("+@all", "-mget", "~*", "&*"), "results"),
-        (("+@all", "-hset", "~*", "&*"), "state"),
+        (("+@all", "-set", "~*", "&*"), "state"),
         (("+@all", "-eval", "~*", "&*"), "state"),
     ],
 )
