@@ -1,0 +1,47 @@
+"""Odd results, odd failures, and tries of one delivery that ask for different kinds of answers."""
+
+from __future__ import annotations
+
+
+import pytest
+
+from gateway.stack import RabbitMQ, Server, Stack
+from tests.integration.deliveries import (
+    Servers,
+    gather,
+    metric,
+    run,
+    send,
+)
+
+ODD = """
+[[routes]]
+path = "/odd"
+task = "retries.odd"
+idempotency = "header:Idempotency-Key"
+"""
+BLOCKED = "broker-blocked"
+WATERMARK = "set_vm_memory_high_watermark"
+
+
+@pytest.fixture(scope="module")
+def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Servers:
+    servers = Servers(stack, rabbitmq, redis_server, app="tests.integration.retry_tasks")
+    yield servers
+    servers.stop()
+
+
+@pytest.mark.parametrize("strategy", ["pika", "redis"])
+def test_a_header_that_is_longer_than_a_header_may_be_is_kept(servers, strategy):
+    gateway = servers.gateway(strategy, ODD)
+    key = f"Idempotency-Key: long-{strategy}"
+    target = "/odd?quotes=40000&seconds=0.5"
+
+    together = run(gather(*(send(gateway, target, "long", key) for _ in range(3))))
+    after = run(send(gateway, target, "long", key))
+
+    assert [(a.status, a.body, len(a.headers["link"])) for a in [*together, after]] == [
+        (200, b"long", 40_000)
+    ] * 4
+    assert metric(gateway, "gateway_in_flight") == 0
+    gateway.stop()
