@@ -224,8 +224,12 @@ class Waiter:
         try:
             given = answer.of_outcome(outcome, self.target.content_type)
         except RequestError as error:
-            self._settle(outcome, None, outcome.state == SUCCESS)
-            self.refuse(error)
+            taken = outcome.state == SUCCESS
+            self._settle(outcome, None, taken)
+            if taken and self.mode == "accept":  # who wants no result need not hear of it
+                self.accept()
+            else:
+                self.refuse(error)
         else:
             self._settle(outcome, given, given.status in self.target.final)
             self.give_again(given)

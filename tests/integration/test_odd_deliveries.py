@@ -4,14 +4,18 @@ from __future__ import annotations
 
 
 import pytest
+import redis
 
 from gateway.stack import RabbitMQ, Server, Stack
 from tests.integration.deliveries import (
+    URLS,
     Servers,
+    claim,
     gather,
     metric,
     run,
     send,
+    until,
 )
 
 ODD = """
@@ -44,4 +48,19 @@ def test_a_header_that_is_longer_than_a_header_may_be_is_kept(servers, strategy)
         (200, b"long", 40_000)
     ] * 4
     assert metric(gateway, "gateway_in_flight") == 0
+    gateway.stop()
+
+
+def test_who_wants_no_result_is_not_told_that_it_can_be_no_answer(servers):
+    gateway = servers.gateway("redis", URLS + ODD + 'answer = "accept"\n')
+
+    async def tries() -> list[int]:
+        first = await send(gateway, "/odd", "x", "Idempotency-Key: unusable")
+        with redis.Redis.from_url(servers.results.url) as client:
+            task_id = claim(servers.results, "x").task_id
+            await until(lambda: client.exists(f"celery-task-meta-{task_id}"))
+        later = await send(gateway, "/odd", "x", "Idempotency-Key: unusable")
+        return [first.status, later.status]
+
+    assert run(tries()) == [202, 202]
     gateway.stop()
