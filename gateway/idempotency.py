@@ -199,7 +199,9 @@ class Idempotency:
             pending.confirm()
         waiter.follow(pending)
         if expired and not pending.ended:
-            waiter.expire()
+            # Whoever listened for it would keep the claim from lapsing.
+            pending.abandon()
+            waiter.accept()
         return pending
 
     def _send(self, waiter: Waiter, message: Message) -> Pending:

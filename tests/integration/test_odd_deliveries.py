@@ -8,9 +8,12 @@ import redis
 
 from gateway.stack import RabbitMQ, Server, Stack
 from tests.integration.deliveries import (
+    KEYED,
     URLS,
     Servers,
+    channels,
     claim,
+    expired,
     gather,
     metric,
     run,
@@ -63,4 +66,26 @@ def test_who_wants_no_result_is_not_told_that_it_can_be_no_answer(servers):
         return [first.status, later.status]
 
     assert run(tries()) == [202, 202]
+    gateway.stop()
+
+
+def test_a_result_that_has_expired_is_not_listened_for(servers):
+    config = URLS + "timeout = 3\nresult_expires = 1\n" + KEYED + "prefer = true\n"
+    gateway = servers.gateway("redis", config)
+    key = ("mixed", "Idempotency-Key: mixed")
+
+    async def tries() -> list[int]:
+        statuses = [(await send(gateway, "/keyed", *key, "Prefer: respond-async")).status]
+        await until(lambda: servers.executions("mixed"))
+        await until(lambda: expired(servers.results, "mixed"))
+        with redis.Redis.from_url(servers.results.url) as client:
+            client.delete(f"celery-task-meta-{servers.executions('mixed')[0].task}")
+        statuses.append((await send(gateway, "/keyed", *key, "Prefer: wait=1")).status)
+        # A listener would keep the claim from lapsing.
+        assert channels(servers.results) == []
+        statuses.append((await send(gateway, "/keyed", *key)).status)
+        return statuses
+
+    assert run(tries()) == [202, 202, 200]
+    assert len({one.task for one in servers.executions("mixed")}) == 1
     gateway.stop()
