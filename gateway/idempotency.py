@@ -212,8 +212,8 @@ class Idempotency:
         """Publish for a claim that is ours, which is released where that fails at once."""
         try:
             pending = publish()
-        except RequestError as error:
-            waiter.unpublished(error)
+        except RequestError:  # it was not sent
+            self.claims.release(claim, certain=True)
             raise
         self.claims.hold(claim, waiter.deadline)
         # After what this turn of the loop has written.

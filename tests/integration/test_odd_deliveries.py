@@ -7,17 +7,20 @@ import pytest
 import redis
 
 from gateway.stack import RabbitMQ, Server, Stack
+from gateway.strategies import STRATEGIES
 from tests.integration.deliveries import (
     KEYED,
     URLS,
     Servers,
     channels,
     claim,
+    deliver,
     expired,
     gather,
     metric,
     run,
     send,
+    state_of,
     until,
 )
 
@@ -88,4 +91,30 @@ def test_a_result_that_has_expired_is_not_listened_for(servers):
 
     assert run(tries()) == [202, 202, 200]
     assert len({one.task for one in servers.executions("mixed")}) == 1
+    gateway.stop()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_was_never_sent_is_not_listened_for(servers, strategy):
+    gateway = servers.gateway(strategy, "timeout = 1\n" + KEYED)
+    keys = [f"unsent-{strategy}-{n}" for n in range(10)]
+
+    async def blocked() -> tuple[list, list, list]:
+        # The broker tells a connection that it is blocked when that next publishes.
+        first = f"first-{strategy}"
+        while (await deliver(gateway, first)).problem["type"].rpartition(":")[2] != BLOCKED:
+            pass
+        before = channels(servers.results)
+        answers = [await deliver(gateway, key) for key in keys]
+        await until(lambda: not any(state_of(servers.results, key) for key in keys))
+        return answers, before, channels(servers.results)
+
+    servers.broker.ctl(WATERMARK, "0")
+    try:
+        answers, before, after = run(blocked())
+    finally:
+        servers.broker.ctl(WATERMARK, "0.4")
+
+    assert {a.type for a in answers} == {BLOCKED}
+    assert after == before
     gateway.stop()
