@@ -189,10 +189,10 @@ class Waiter:
     def unpublished(self, error: RequestError) -> None:
         """Let the next try publish, as the message of this one was not confirmed."""
         if self.claim is not None and self.claim.ours:
-            # Whatever else it was, the broker may have taken the message.
-            certain = isinstance(error, (Rejected, Unroutable))
-            self._desk.claims.release(self.claim, certain)
-            if not certain:
+            # Whatever else it was, the broker may have taken the message: of a queue that crashes
+            # it rejects also what is in there when that has come back.
+            self._desk.claims.release(self.claim, certain=isinstance(error, Unroutable))
+            if not isinstance(error, (Rejected, Unroutable)):
                 self._leave_to_late()
 
     def _changed(self, pending: Pending) -> None:
