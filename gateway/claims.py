@@ -115,7 +115,8 @@ class Claims:
             raise KeyConflict
         state = _NAMES.get(found) or found.decode()
         claim = self._claim(key, task_id, span, state, str(UUID(bytes=task)), known)
-        claim.age, claim.tries, claim.lease = int(age) / 1000, int(tries), int(lease) / 1000
+        claim.age = max(int(age), 0) / 1000  # Redis' clock may have been set back
+        claim.tries, claim.lease = int(tries), int(lease) / 1000
         claim.answer = load(answer) if answer else None
         return claim
 
