@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 
 import pytest
 import redis
@@ -117,4 +118,20 @@ def test_what_was_never_sent_is_not_listened_for(servers, strategy):
 
     assert {a.type for a in answers} == {BLOCKED}
     assert after == before
+    gateway.stop()
+
+
+def test_who_waits_for_longer_than_results_are_stored_keeps_the_claim(servers):
+    gateway = servers.gateway("redis", "timeout = 5\nresult_expires = 1\n" + KEYED)
+
+    async def tries() -> list:
+        first = asyncio.create_task(deliver(gateway, "patient", seconds=3))
+        await until(lambda: state_of(servers.results, "patient") == "confirmed")
+        await asyncio.sleep(1.5)
+        return [await deliver(gateway, "patient", seconds=3), await first]
+
+    answers = run(tries())
+
+    assert {(a.status, a.body) for a in answers} == {(200, b"patient")}
+    assert metric(gateway, "gateway_messages_published_total") == 1
     gateway.stop()
