@@ -120,7 +120,7 @@ class Idempotency:
                 return True
             if self._refuse:
                 raise
-            waiter.claim = None
+            waiter.claim = waiter.rejoin = None
             waiter.follow(self._send(waiter, message))
             return True
         if self._too_late(waiter, claim):

@@ -15,6 +15,7 @@ from tests.integration.deliveries import (
     Servers,
     channels,
     claim,
+    cut_connections,
     deliver,
     expired,
     gather,
@@ -135,3 +136,24 @@ def test_who_waits_for_longer_than_results_are_stored_keeps_the_claim(servers):
     assert {(a.status, a.body) for a in answers} == {(200, b"patient")}
     assert metric(gateway, "gateway_messages_published_total") == 1
     gateway.stop()
+
+
+def test_pika_s_requests_without_a_claim_hear_at_once_that_their_results_are_lost(
+    servers, start, stack
+):
+    state = start(stack.redis)
+    gateway = servers.gateway(
+        "pika", f'timeout = 20\nstate_url = "{state.url}"\nwithout_state = "relay"\n' + KEYED
+    )
+    state.kill()
+
+    async def cut() -> list:
+        keys = [f"unclaimed-{n}" for n in range(3)]
+        waiting = [asyncio.create_task(deliver(gateway, key, seconds=3)) for key in keys]
+        await until(lambda: metric(gateway, "gateway_messages_confirmed_total") == len(keys))
+        await asyncio.to_thread(cut_connections, servers.broker, "gateway")
+        return await asyncio.gather(*waiting)
+
+    assert {a.type for a in run(cut())} == {"results-lost"}
+    gateway.stop()
+    state.stop()
