@@ -32,7 +32,7 @@ DIGEST = 8  # bytes
 _CONTENT_TYPES = ("", TEXT, JSON, BINARY)
 _ANSWER = Struct(">HBB")  # status, content type, 1 if there are headers
 _WRITTEN_OUT = 0x80
-_HEADERS = Struct(">H")
+_HEADERS = Struct(">I")  # a task may return any length
 
 
 @dataclass(slots=True)

@@ -63,9 +63,13 @@ class Claims:
         #: Commands to the Redis of the claims.
         self.redis = Batches(lambda: result_store.connect(config, config.state), "claims")
         self._prefix = config.prefix
-        self._lease = config.confirm_timeout + 1 + _standstill(config)
+        longest = _longest(config)
+        # `blocking` can tell nobody of a confirm that it has, and cannot renew, while it waits.
+        standstill = longest if config.strategy == "blocking" else 0.0
+        self._lease = config.confirm_timeout + 1 + standstill
         self._window = _ms(config.idempotency_window)
-        self._kept = _ms(config.result_expires)
+        # Whoever waits for the result hears it, however soon it expires.
+        self._kept = _ms(max(config.result_expires, longest))
         self._life = max(self._window, _ms(self._lease) + self._kept)
         self._largest = config.max_kept_answer
         # Those that wait for their confirm, and until when (monotonic seconds).
@@ -115,7 +119,8 @@ class Claims:
             raise KeyConflict
         state = _NAMES.get(found) or found.decode()
         claim = self._claim(key, task_id, span, state, str(UUID(bytes=task)), known)
-        claim.age, claim.tries, claim.lease = int(age) / 1000, int(tries), int(lease) / 1000
+        claim.age = max(int(age), 0) / 1000  # Redis' clock may have been set back
+        claim.tries, claim.lease = int(tries), int(lease) / 1000
         claim.answer = load(answer) if answer else None
         return claim
 
@@ -222,10 +227,8 @@ def _missed(renewal: asyncio.Future[Any]) -> None:
         log.warning("a claim could not be renewed: %s", exc)
 
 
-def _standstill(config: Config) -> float:
-    """Return for how many seconds the process may tell nobody of a confirm it has, or renew."""
-    if config.strategy != "blocking":
-        return 0.0
+def _longest(config: Config) -> float:
+    """Return for how many seconds a request waits at the most."""
     return max(
         config.deadline(route) + (config.tries(route) - 1) * config.retry_after(route)
         for route in config.routes

@@ -199,7 +199,9 @@ class Idempotency:
             pending.confirm()
         waiter.follow(pending)
         if expired and not pending.ended:
-            waiter.expire()
+            # Whoever listened for it would keep the claim from lapsing.
+            pending.abandon()
+            waiter.accept()
         return pending
 
     def _send(self, waiter: Waiter, message: Message) -> Pending:
@@ -210,8 +212,8 @@ class Idempotency:
         """Publish for a claim that is ours, which is released where that fails at once."""
         try:
             pending = publish()
-        except RequestError as error:
-            waiter.unpublished(error)
+        except RequestError:  # it was not sent
+            self.claims.release(claim, certain=True)
             raise
         self.claims.hold(claim, waiter.deadline)
         # After what this turn of the loop has written.

@@ -219,10 +219,10 @@ class Waiter:
     def unpublished(self, error: RequestError) -> None:
         """Let the next try publish, as the message of this one was not confirmed."""
         if self.claim is not None and self.claim.ours:
-            # Whatever else it was, the broker may have taken the message.
-            certain = isinstance(error, (Rejected, Unroutable))
-            self._desk.claims.release(self.claim, certain)
-            if not certain:
+            # Whatever else it was, the broker may have taken the message: of a queue that crashes
+            # it rejects also what is in there when that has come back.
+            self._desk.claims.release(self.claim, certain=isinstance(error, Unroutable))
+            if not isinstance(error, (Rejected, Unroutable)):
                 self._leave_to_late()
 
     def _changed(self, pending: Pending) -> None:
@@ -257,8 +257,12 @@ class Waiter:
         try:
             given = answer.of_outcome(outcome, self.target.content_type)
         except RequestError as error:
-            self._settle(outcome, None, outcome.state == SUCCESS)
-            self.refuse(error)
+            taken = outcome.state == SUCCESS
+            self._settle(outcome, None, taken)
+            if taken and self.mode == "accept":  # who wants no result need not hear of it
+                self.accept()
+            else:
+                self.refuse(error)
         else:
             self._settle(outcome, given, given.status in self.target.final)
             self.give_again(given)

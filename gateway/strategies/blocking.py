@@ -26,12 +26,12 @@ class Blocking(CeleryStrategy):
         pending = Pending(message, deadline)
         result = self._client.subscribe(message.task_id)
         try:
-            self._client.publish(message, deadline)
-        except BaseException:
-            self._client.forget(result)
-            raise
-        self._confirm(pending)
-        try:
+            try:
+                self._client.publish(message, deadline)
+            except BaseException:
+                self._client.forget(result)
+                raise
+            self._confirm(pending)
             pending.settle(self._client.wait(result, deadline))
         except RequestError as exc:
             pending.fail(exc)

@@ -169,3 +169,11 @@ def channels(server: Server) -> list[bytes]:
     with redis.Redis.from_url(server.url) as client:
         some = client.pubsub_channels("gateway:*:claimed:*")
         return some + client.pubsub_channels("celery-task-meta-*")
+
+
+def cut_connections(broker: RabbitMQ, name: str) -> None:
+    """Close the connections that call themselves `name`."""
+    for line in broker.ctl("list_connections", "pid", "client_properties").splitlines():
+        pid, _, properties = line.partition("\t")
+        if f'"connection_name","{name}"' in properties:
+            broker.ctl("close_connection", pid, "test")

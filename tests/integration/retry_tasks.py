@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from tests.faults import tasks
@@ -21,3 +22,12 @@ def answer(self, query: dict[str, str], headers: dict[str, str], body: str) -> d
     statuses = query["statuses"].split(",")
     status = int(statuses[attempt - 1]) if attempt <= len(statuses) else 200
     return {"status": status, "headers": {}, "body": self.request.id}
+
+
+@app.task(name="retries.odd")
+def odd(query: dict[str, str], headers: dict[str, str], body: str) -> dict:
+    """Return what can be no answer, or with ``quotes`` in the query one with a long header."""
+    if "quotes" not in query:
+        return {"status": 1}
+    time.sleep(float(query.get("seconds", 0)))
+    return {"status": 200, "headers": {"Link": '"' * int(query["quotes"])}, "body": body}

@@ -275,6 +275,20 @@ def test_a_release_keeps_count_while_the_sender_tries(two):
     assert much_later.age == 0
 
 
+def test_a_clock_that_was_set_back_makes_no_delivery_younger_than_new(two, redis_server):
+    async def work(a: Claims, b: Claims) -> Claim:
+        first = await a.take("x", b"digest", task("a"))
+        with redis.Redis.from_url(redis_server.url) as client:
+            value = client.get(first.key)
+            hour_ahead = (read(value).first + 3_600_000).to_bytes(6)
+            client.set(first.key, value.replace(read(value).first.to_bytes(6), hour_ahead))
+        return await b.take("x", b"digest", task("b"))
+
+    later = two(work)
+
+    assert (later.state, later.age) == (PUBLISHING, 0.0)
+
+
 def test_another_look_is_no_other_try(two):
     async def work(a: Claims, b: Claims) -> list[int]:
         await a.take("x", b"digest", task("1"))

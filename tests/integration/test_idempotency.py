@@ -224,7 +224,7 @@ def test_a_message_that_comes_back_releases_its_claim(servers, strategy):
     gateway.stop()
 
 
-def test_a_message_that_is_rejected_releases_its_claim(servers, gateway):
+def test_a_message_that_is_rejected_is_published_again_under_its_task_s_id(servers, gateway):
     policy = '{"max-length":1,"overflow":"reject-publish"}'
     servers.broker.ctl("set_policy", "one", "^a-queue-for-one$", policy)
     filler = run(send(gateway, "/full", "filler", "Idempotency-Key: filler", patience=1))
@@ -238,7 +238,9 @@ def test_a_message_that_is_rejected_releases_its_claim(servers, gateway):
     answer = run(send(gateway, "/full", "rejected", "Idempotency-Key: rejected"))
 
     assert (answer.status, answer.body) == (200, b"rejected")
-    assert len(servers.executions("rejected")) == 1
+    # A queue that crashes rejects also what is in there when it has come back.
+    (execution,) = servers.executions("rejected")
+    assert execution.task == refused.problem["task_id"]
     worker.stop()
 
 

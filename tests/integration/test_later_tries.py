@@ -18,6 +18,7 @@ from tests.integration.deliveries import (
     Servers,
     channels,
     claim,
+    cut_connections,
     deliver,
     gather,
     metric,
@@ -232,14 +233,6 @@ fallback = "success"
 
     assert [(a.status, a.body) for a in answers] == [(200, b"held"), (200, b"waits")]
     gateway.stop()
-
-
-def cut_connections(broker: RabbitMQ, name: str) -> None:
-    """Close the connections that call themselves `name`."""
-    for line in broker.ctl("list_connections", "pid", "client_properties").splitlines():
-        pid, _, properties = line.partition("\t")
-        if f'"connection_name","{name}"' in properties:
-            broker.ctl("close_connection", pid, "test")
 
 
 def test_callers_who_chose_the_same_key_are_apart(servers):

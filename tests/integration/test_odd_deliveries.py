@@ -1,0 +1,161 @@
+"""Odd results, odd failures, and tries of one delivery that ask for different kinds of answers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import redis
+
+from gateway.stack import RabbitMQ, Server, Stack
+from gateway.stack.loopback import answers_ok
+from gateway.strategies import STRATEGIES
+from tests.integration.deliveries import (
+    KEYED,
+    URLS,
+    Servers,
+    channels,
+    claim,
+    cut_connections,
+    deliver,
+    expired,
+    gather,
+    metric,
+    run,
+    send,
+    state_of,
+    until,
+)
+
+ODD = """
+[[routes]]
+path = "/odd"
+task = "retries.odd"
+idempotency = "header:Idempotency-Key"
+"""
+BLOCKED = "broker-blocked"
+WATERMARK = "set_vm_memory_high_watermark"
+
+
+@pytest.fixture(scope="module")
+def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Servers:
+    servers = Servers(stack, rabbitmq, redis_server, app="tests.integration.retry_tasks")
+    yield servers
+    servers.stop()
+
+
+@pytest.mark.parametrize("strategy", ["pika", "redis"])
+def test_a_header_that_is_longer_than_a_header_may_be_is_kept(servers, strategy):
+    gateway = servers.gateway(strategy, ODD)
+    key = f"Idempotency-Key: long-{strategy}"
+    target = "/odd?quotes=40000&seconds=0.5"
+
+    together = run(gather(*(send(gateway, target, "long", key) for _ in range(3))))
+    after = run(send(gateway, target, "long", key))
+
+    assert [(a.status, a.body, len(a.headers["link"])) for a in [*together, after]] == [
+        (200, b"long", 40_000)
+    ] * 4
+    assert metric(gateway, "gateway_in_flight") == 0
+    gateway.stop()
+
+
+def test_who_wants_no_result_is_not_told_that_it_can_be_no_answer(servers):
+    gateway = servers.gateway("redis", URLS + ODD + 'answer = "accept"\n')
+
+    async def tries() -> list[int]:
+        first = await send(gateway, "/odd", "x", "Idempotency-Key: unusable")
+        with redis.Redis.from_url(servers.results.url) as client:
+            task_id = claim(servers.results, "x").task_id
+            await until(lambda: client.exists(f"celery-task-meta-{task_id}"))
+        later = await send(gateway, "/odd", "x", "Idempotency-Key: unusable")
+        return [first.status, later.status]
+
+    assert run(tries()) == [202, 202]
+    gateway.stop()
+
+
+def test_a_result_that_has_expired_is_not_listened_for(servers):
+    config = URLS + "timeout = 3\nresult_expires = 1\n" + KEYED + "prefer = true\n"
+    gateway = servers.gateway("redis", config)
+    key = ("mixed", "Idempotency-Key: mixed")
+
+    async def tries() -> list[int]:
+        statuses = [(await send(gateway, "/keyed", *key, "Prefer: respond-async")).status]
+        await until(lambda: servers.executions("mixed"))
+        await until(lambda: expired(servers.results, "mixed"))
+        with redis.Redis.from_url(servers.results.url) as client:
+            client.delete(f"celery-task-meta-{servers.executions('mixed')[0].task}")
+        statuses.append((await send(gateway, "/keyed", *key, "Prefer: wait=1")).status)
+        # A listener would keep the claim from lapsing.
+        assert channels(servers.results) == []
+        statuses.append((await send(gateway, "/keyed", *key)).status)
+        return statuses
+
+    assert run(tries()) == [202, 202, 200]
+    assert len({one.task for one in servers.executions("mixed")}) == 1
+    gateway.stop()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_was_never_sent_is_not_listened_for(servers, strategy):
+    gateway = servers.gateway(strategy, "timeout = 1\n" + KEYED)
+    keys = [f"unsent-{strategy}-{n}" for n in range(10)]
+
+    async def blocked() -> list:
+        # The broker tells a connection that it is blocked when that next publishes.
+        first = f"first-{strategy}"
+        while (await deliver(gateway, first)).problem["type"].rpartition(":")[2] != BLOCKED:
+            pass
+        await until(lambda: not answers_ok(int(gateway.admin_url.rpartition(":")[2]), "/readyz"))
+        answers = [await deliver(gateway, key) for key in keys]
+        await until(lambda: not any(state_of(servers.results, key) for key in keys))
+        return answers
+
+    servers.broker.ctl(WATERMARK, "0")
+    try:
+        answers = run(blocked())
+        heard = {channel.decode()[-36:] for channel in channels(servers.results)}
+    finally:
+        servers.broker.ctl(WATERMARK, "0.4")
+
+    assert {a.type for a in answers} == {BLOCKED}
+    assert not heard & {a.problem["task_id"] for a in answers}
+    gateway.stop()
+
+
+def test_who_waits_for_longer_than_results_are_stored_keeps_the_claim(servers):
+    gateway = servers.gateway("redis", "timeout = 5\nresult_expires = 1\n" + KEYED)
+
+    async def tries() -> list:
+        first = asyncio.create_task(deliver(gateway, "patient", seconds=3))
+        await until(lambda: state_of(servers.results, "patient") == "confirmed")
+        await asyncio.sleep(1.5)
+        return [await deliver(gateway, "patient", seconds=3), await first]
+
+    answers = run(tries())
+
+    assert {(a.status, a.body) for a in answers} == {(200, b"patient")}
+    assert metric(gateway, "gateway_messages_published_total") == 1
+    gateway.stop()
+
+
+def test_pika_s_requests_without_a_claim_hear_at_once_that_their_results_are_lost(
+    servers, start, stack
+):
+    state = start(stack.redis)
+    gateway = servers.gateway(
+        "pika", f'timeout = 20\nstate_url = "{state.url}"\nwithout_state = "relay"\n' + KEYED
+    )
+    state.kill()
+
+    async def cut() -> list:
+        keys = [f"unclaimed-{n}" for n in range(3)]
+        waiting = [asyncio.create_task(deliver(gateway, key, seconds=3)) for key in keys]
+        await until(lambda: metric(gateway, "gateway_messages_confirmed_total") == len(keys))
+        await asyncio.to_thread(cut_connections, servers.broker, "gateway")
+        return await asyncio.gather(*waiting)
+
+    assert {a.type for a in run(cut())} == {"results-lost"}
+    gateway.stop()
+    state.stop()
