@@ -54,7 +54,7 @@ def test_an_alarm(rabbitmq, servers, alarm, end):
         rabbitmq.ctl(*end)
 
 
-@pytest.mark.parametrize("frozen", [{"broker"}, {"store"}, {"broker", "store"}], ids="-".join)
+@pytest.mark.parametrize("frozen", [("broker",), ("store",), ("broker", "store")], ids="-".join)
 def test_frozen_servers(rabbitmq, redis_server, servers, tmp_path, frozen):
     chosen = [s for n, s in {"broker": rabbitmq, "store": redis_server}.items() if n in frozen]
     for server in chosen:
