@@ -40,7 +40,8 @@ def answer(status: int, kind: str, body: dict | str) -> bytes:
 
 def problem(status: int, name: str) -> bytes:
     named = {"type": f"urn:celery-gateway:{name}", "title": "a", "detail": "the detail"}
-    body = {**named, "status": status, "task_id": "the task"}
+    ids = {"delivery_id": "the delivery", "task_id": "the task"}
+    body = {**named, **ids, "status": status}
     return answer(status, "application/problem+json", body)
 
 
