@@ -106,6 +106,9 @@ class Joins:
             if lapsed or state in (RELEASED, DONE):
                 if pending.ended:
                     break
+                if state == RELEASED and pending.confirmed:
+                    # Redis has lost it, unless the task has failed, which is looked at there.
+                    self._claims.confirm(claim)
                 pending.abandon()
                 return False
             patience = LOOK

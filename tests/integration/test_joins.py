@@ -14,7 +14,7 @@ from gateway import result_store
 from gateway.answer import Answer
 from gateway.batches import Batches
 from gateway.celery_message import RESULT_KEY, Message, TaskIds
-from gateway.claim import PUBLISHING, Claim, read
+from gateway.claim import CONFIRMED, PUBLISHING, Claim, read
 from gateway.claims import Claims
 from gateway.config import Config
 from gateway.joins import Joins
@@ -110,6 +110,21 @@ def test_a_claim_that_was_released_has_to_be_taken_again(joined, certain):
         one.claims.release(one.owned, certain)
         assert not await one.waiting
         assert one.pending.ended and one.pending.outcome is None
+
+    joined(work)
+
+
+def test_a_confirmed_claim_that_redis_has_lost_is_not_run_under_another_task_id(
+    joined, redis_server
+):
+    async def work(one: Waiting) -> None:
+        one.claims.confirm(one.owned)
+        await until(lambda: one.pending.confirmed)
+        with redis.Redis.from_url(redis_server.url) as client:
+            client.flushall()
+        assert not await one.waiting
+        again = await one.claims.take("x", b"digest", TaskIds().new(), again=True)
+        assert (again.state, again.task_id) == (CONFIRMED, TASK)
 
     joined(work)
 
