@@ -14,7 +14,7 @@ from gateway import server
 from gateway.outcome import SUCCESS, Outcome
 from gateway.stream import Stream
 from tests.http_client import Answer, Connection, request
-from tests.integration.in_memory import LOOPS, Gateway, Start, echo, running, serving
+from tests.integration.in_memory import LOOPS, Gateway, InMemory, Start, echo, running, serving
 
 pytestmark = pytest.mark.gen_test(timeout=10)
 
@@ -287,7 +287,7 @@ async def test_connections_that_wait_are_served_by_a_sibling(serve):
         while not first.server._full:
             await asyncio.sleep(0)
         # Given another process on the same socket, then it serves what the full one does not.
-        second = Gateway(first.strategy, {})
+        second = Gateway(lambda *_: InMemory(echo), {})
         listener = first._listener.dup()
         second.server.listen([listener])
         for connection in others:
