@@ -176,19 +176,16 @@ class Idempotency:
             pending.abandon()
             return pending
         expired = claim.state == CONFIRMED and claim.lease < 0
-        accepted = claim.state == CONFIRMED and waiter.mode == "accept"
-        outcome = None
-        if claim.ours or expired or accepted:
-            # It may have ended while nobody waited for it.
-            outcome = await self._joins.stored(claim)
-            if outcome is not None:
-                given, final = waiter.target.read(outcome)
-                if not final:
-                    self.claims.settle(claim, outcome, given, final)
-                    return None
-            if self._too_late(waiter, claim):
-                pending.abandon()
-                return pending
+        # It may have ended while nobody waited for it, or just now.
+        outcome = await self._joins.stored(claim)
+        if outcome is not None:
+            given, final = waiter.target.read(outcome)
+            if not final:
+                self.claims.settle(claim, outcome, given, final)
+                return None
+        if self._too_late(waiter, claim):
+            pending.abandon()
+            return pending
         if outcome is not None:
             pending.settle(outcome)
         elif claim.ours:

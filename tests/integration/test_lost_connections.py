@@ -17,6 +17,7 @@ from gateway.batches import Batches
 from gateway.coalescing import Coalescing
 from gateway.config import Config
 from gateway.errors import GatewayError
+from gateway.limits import Limits
 from gateway.metrics import Metrics
 from gateway.publisher import Publisher
 from gateway.result_channel import ResultChannel
@@ -171,7 +172,7 @@ def test_what_is_written_to_a_lost_broker_goes_nowhere(run, rabbitmq: RabbitMQ, 
 def test_a_refused_client_that_resets_leaves_nothing_behind(run):
     async def work() -> None:
         gone = asyncio.Event()
-        stream = Stream(60, 60, lambda _stream: gone.set())
+        stream = Stream(60, 60, Limits(Config()), lambda _stream: gone.set())
         ours, theirs = tcp_pair()
         await asyncio.get_running_loop().connect_accepted_socket(lambda: stream, ours)
         # Given a client that resets its connection, which the loop has not seen yet,
