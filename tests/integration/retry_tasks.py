@@ -15,8 +15,9 @@ app = tasks.app
 def answer(self, query: dict[str, str], headers: dict[str, str], body: str) -> dict:
     """Answer with the statuses in the query's ``statuses``, one after the other, then with 200.
 
-    The body names the delivery; the answer's body is the task's id.
+    The body names the delivery; the answer's body is the task's id. It takes ``seconds``.
     """
+    time.sleep(float(query.get("seconds", 0)))
     directory = Path(os.environ["FAULTS_DIRECTORY"])
     attempt = tasks.take_effect(directory, f"attempts-{body}")
     statuses = query["statuses"].split(",")
