@@ -18,6 +18,7 @@ from struct import Struct
 from uuid import UUID
 
 from gateway.answer import BINARY, JSON, TEXT, Answer
+from gateway.outcome import FAILURE, SUCCESS, Outcome
 
 MINE, LAPSED, PUBLISHING, CONFIRMED, DONE = "mine", "lapsed", "publishing", "confirmed", "done"
 #: What may have become of it since.
@@ -32,6 +33,8 @@ DIGEST = 8  # bytes
 _CONTENT_TYPES = ("", TEXT, JSON, BINARY)
 _ANSWER = Struct(">HBB")  # status, content type, 1 if there are headers
 _WRITTEN_OUT = 0x80
+#: How what is remembered of a failed task begins.
+_ERROR, _GIVEN = b"!", b"="
 _HEADERS = Struct(">I")  # a task may return any length
 
 
@@ -117,3 +120,21 @@ def load(data: bytes) -> Answer:
     content_type = text().decode() if kind == _WRITTEN_OUT else _CONTENT_TYPES[kind]
     headers = json.loads(text()) if has_headers else {}
     return Answer(status, content_type, data[at:], headers)
+
+
+def dump_end(error: str, given: Answer | None) -> bytes:
+    """Write how a task ended after which the delivery runs anew."""
+    if given is None:
+        return _ERROR + error.encode(errors="replace")
+    return _GIVEN + dump(given)
+
+
+def read_end(data: bytes) -> Outcome:
+    """Read what `dump_end` has written, as an outcome that makes the same answer."""
+    if data.startswith(_ERROR):
+        return Outcome(FAILURE, error=data[len(_ERROR) :].decode())
+    given = load(data[len(_GIVEN) :])
+    kind = {"Content-Type": given.content_type} if given.content_type else {}
+    headers = {**given.headers, **kind}
+    body = given.body or None
+    return Outcome(SUCCESS, {"status": given.status, "headers": headers, "body": body})

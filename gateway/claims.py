@@ -35,8 +35,10 @@ from gateway.claim import (
     RELEASED,
     Claim,
     dump,
+    dump_end,
     load,
     read,
+    read_end,
 )
 from gateway.config import Config
 from gateway.errors import KeyConflict, StateUnavailable
@@ -130,8 +132,8 @@ class Claims:
         channel = f"{self._prefix}claimed:{task_id}"
         return Claim(key, channel, owner, span, state, task_id, digest)
 
-    async def state(self, claim: Claim) -> tuple[str, str]:
-        """Return what has become of `claim`, and with `FAILED` the exception.
+    async def state(self, claim: Claim) -> tuple[str, Outcome | None]:
+        """Return what has become of `claim`, and with `FAILED` how its task has ended.
 
         `RELEASED`: it is another's or nobody's, or anybody's to publish. Raises
         `StateUnavailable`.
@@ -141,12 +143,12 @@ class Claims:
         except (RedisError, OSError) as exc:
             raise StateUnavailable from exc
         if failed is not None:
-            return FAILED, failed.decode()
+            return FAILED, read_end(failed)
         record = read(value) if value else None
         if record is None or record.task_id != claim.task_id:
-            return RELEASED, ""
+            return RELEASED, None
         lapsed = record.state == PUBLISHING and record.until == 0
-        return (RELEASED if lapsed else record.state), ""
+        return (RELEASED if lapsed else record.state), None
 
     def hold(self, claim: Claim, until: float) -> None:
         """Renew the lease until the claim is confirmed or released, or `until` (monotonic)."""
@@ -155,7 +157,7 @@ class Claims:
     def settle(self, claim: Claim, outcome: Outcome, given: Answer | None, final: bool) -> None:
         """Write how the claim's task has ended; `given` and `final` are as `Target.read` says."""
         if not final:
-            self.fail(claim, f"answered {given.status}" if given else outcome.error or "")
+            self.fail(claim, outcome.error or "", given)
         elif given is not None:
             self.finish(claim, given)
         else:  # it can be no answer, however often it is asked for
@@ -177,10 +179,15 @@ class Claims:
         args = [_raw(claim.task_id), claim.digest, self._window, answer, claim.channel]
         self._write(claim_scripts.FINISH, claim, args)
 
-    def fail(self, claim: Claim, error: str) -> None:
-        """Write that the task has failed: whoever waits hears of it, the next try runs anew."""
-        text = error.encode(errors="replace")
-        args = [_raw(claim.task_id), text, _ms(_REMEMBER), _ms(claim.span), claim.channel]
+    def fail(self, claim: Claim, error: str, given: Answer | None = None) -> None:
+        """Write that the task has failed: whoever waits hears of it, the next try runs anew.
+
+        `given` is its own answer where that is not final.
+        """
+        if given is not None and len(given.body) > self._largest:
+            error, given = f"answered {given.status}", None
+        end = dump_end(error, given)
+        args = [_raw(claim.task_id), end, _ms(_REMEMBER), _ms(claim.span), claim.channel]
         self._write(claim_scripts.FAIL, claim, args)
 
     def release(self, claim: Claim, certain: bool) -> None:

@@ -15,7 +15,7 @@ from gateway.claim import CONFIRMED, DONE, FAILED, PUBLISHING, RELEASED, Claim
 from gateway.claims import Claims
 from gateway.config import Config
 from gateway.errors import StateUnavailable
-from gateway.outcome import FAILURE, Outcome
+from gateway.outcome import Outcome
 from gateway.pending import Pending
 from gateway.subscription import Subscription
 
@@ -127,11 +127,11 @@ class Joins:
         if pending.ended:
             return ""
         try:
-            state, error = await self._claims.state(claim)
+            state, outcome = await self._claims.state(claim)
         except StateUnavailable:
             return ""
         if state == FAILED:
-            pending.settle(Outcome(FAILURE, error=error))
+            pending.settle(outcome)
         elif state == CONFIRMED:
             pending.confirm()
         return state

@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 import redis
 
-from gateway.answer import TEXT, Answer
+from gateway.answer import TEXT, Answer, of_outcome
 from gateway.celery_message import TaskIds
 from gateway.claim import (
     CONFIRMED,
@@ -29,6 +29,7 @@ from gateway.claim import (
 from gateway.claims import Claims
 from gateway.config import Config
 from gateway.errors import KeyConflict, StateUnavailable
+from gateway.outcome import FAILURE, Outcome
 from gateway.stack import Server
 from tests.integration.deliveries import until
 
@@ -108,10 +109,10 @@ def test_only_whoever_publishes_can_say_that_it_came_to_nothing(two, redis_serve
         owner = await b.take("x", b"digest", task("b"))
         a.release(stale, certain=True)
         a.release(stale, certain=False)
-        assert await a.state(stale) == (PUBLISHING, "")
+        assert await a.state(stale) == (PUBLISHING, None)
         assert (await a.take("x", b"digest", task("c"))).state == PUBLISHING
         b.release(owner, certain=True)
-        assert await b.state(owner) == (RELEASED, "")
+        assert await b.state(owner) == (RELEASED, None)
 
     two(work)
 
@@ -122,7 +123,7 @@ def test_a_late_confirm_outlives_the_takeover_s_failure(two, redis_server):
         lapse(redis_server, stale)
         owner = await b.take("x", b"digest", task("b"))
         a.confirm(stale)
-        assert await a.state(stale) == (CONFIRMED, "")
+        assert await a.state(stale) == (CONFIRMED, None)
         b.release(owner, certain=True)
         assert (await b.take("x", b"digest", task("c"))).task_id == task("a")
         # And in the other order: what the broker has taken is not run under another id.
@@ -130,9 +131,9 @@ def test_a_late_confirm_outlives_the_takeover_s_failure(two, redis_server):
         lapse(redis_server, owner)
         takeover = await b.take("y", b"digest", task("b"))
         b.release(takeover, certain=True)
-        assert await b.state(takeover) == (RELEASED, "")
+        assert await b.state(takeover) == (RELEASED, None)
         a.confirm(owner)
-        assert await a.state(owner) == (CONFIRMED, "")
+        assert await a.state(owner) == (CONFIRMED, None)
         joined = await b.take("y", b"digest", task("c"))
         assert (joined.state, joined.task_id) == (CONFIRMED, task("a"))
 
@@ -143,7 +144,7 @@ def test_what_the_broker_may_have_taken_is_published_under_the_same_id(two):
     async def work(a: Claims, b: Claims) -> tuple[Claim, Claim]:
         first = await a.take("x", b"digest", task("a"))
         a.release(first, certain=False)
-        assert await a.state(first) == (RELEASED, "")
+        assert await a.state(first) == (RELEASED, None)
         again = await a.take("x", b"digest", task("b"))
         a.release(again, certain=True)
         await a.state(again)
@@ -162,7 +163,7 @@ def test_a_lost_reply_to_a_takeover_forgets_no_task_id(start, stack):
     async def work(a: Claims, b: Claims) -> Claim:
         first = await a.take("x", b"digest", task("a"))
         a.release(first, certain=False)
-        assert await a.state(first) == (RELEASED, "")
+        assert await a.state(first) == (RELEASED, None)
         server.freeze()
         with pytest.raises(StateUnavailable):
             await b.take("x", b"digest", task("b"))
@@ -190,7 +191,7 @@ def test_a_claim_takes_at_most_200_bytes(start, stack):
             for claim in taken:
                 a.finish(claim, Answer(200, TEXT, b"ok"))
         # What is written last is read last.
-        assert await a.state(claim) == (DONE, "")
+        assert await a.state(claim) == (DONE, None)
 
     with redis.Redis.from_url(server.url) as client:
         before = client.info("memory")["used_memory"]
@@ -208,7 +209,7 @@ def test_a_large_answer_is_not_kept_beside_its_claim(two):
         for name, size in (("x", 2_048), ("y", 2_049)):
             owner = await a.take(name, b"digest", task(name))
             a.finish(owner, Answer(200, TEXT, b"." * size))
-            assert await a.state(owner) == (DONE, "")
+            assert await a.state(owner) == (DONE, None)
         return await b.take("x", b"digest", task("b")), await b.take("y", b"digest", task("b"))
 
     small, large = two(work)
@@ -243,7 +244,7 @@ def test_who_listens_keeps_a_confirmed_claim_from_lapsing(two, redis_server):
         for name in "xy":
             first = await a.take(name, b"digest", task("a"))
             a.confirm(first)
-            assert await a.state(first) == (CONFIRMED, "")
+            assert await a.state(first) == (CONFIRMED, None)
             lapse(redis_server, first)
             if name == "x":
                 a.prolong(first)
@@ -311,7 +312,7 @@ def test_the_first_answer_stays(two):
         a.fail(owner, "ValueError")
         a.release(owner, certain=True)
         a.confirm(owner)
-        assert await a.state(owner) == (DONE, "")
+        assert await a.state(owner) == (DONE, None)
         return owner, await a.take("x", b"digest", task("c"))
 
     owner, later = two(work)
@@ -325,10 +326,10 @@ def test_a_failure_is_heard_of_by_those_who_wait_and_not_brought_back(two):
         owner = await a.take("x", b"digest", task("a"))
         joined = await b.take("x", b"digest", task("b"))
         a.fail(owner, "Fehler\ud800: too: many")
-        assert await b.state(joined) == (FAILED, "Fehler?: too: many")
+        assert await b.state(joined) == (FAILED, Outcome(FAILURE, error="Fehler?: too: many"))
         a.confirm(owner)  # late
         a.finish(owner, SUCCESS)
-        assert await b.state(joined) == (FAILED, "Fehler?: too: many")
+        assert await b.state(joined) == (FAILED, Outcome(FAILURE, error="Fehler?: too: many"))
         anew = await b.take("x", b"digest", task("c"))
         a.fail(owner, "ValueError")
         return anew, await b.state(anew)
@@ -336,7 +337,7 @@ def test_a_failure_is_heard_of_by_those_who_wait_and_not_brought_back(two):
     anew, state = two(work)
 
     assert (anew.state, anew.task_id) == (MINE, task("c"))
-    assert state == (PUBLISHING, "")
+    assert state == (PUBLISHING, None)
 
 
 def test_another_body_is_refused_without_a_trace(two, redis_server):
@@ -429,3 +430,22 @@ def test_what_is_written_is_tried_again_until_redis_is_back(start, stack):
 def keys(server: Server) -> list[bytes]:
     with redis.Redis.from_url(server.url) as client:
         return client.keys("*")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        Answer(503, TEXT, b"later", {"Retry-After": "5"}),
+        Answer(429, "application/xml", "<n>ü</n>".encode()),
+        Answer(500, "", b""),
+    ],
+)
+def test_those_who_wait_are_told_a_refusal_in_the_task_s_own_words(two, given):
+    async def work(a: Claims, b: Claims) -> Outcome:
+        owner = await a.take("x", b"digest", task("a"))
+        a.fail(owner, "", given)
+        state, outcome = await a.state(owner)
+        assert state == FAILED
+        return outcome
+
+    assert of_outcome(two(work)) == given
