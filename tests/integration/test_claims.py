@@ -164,6 +164,7 @@ def test_a_lost_reply_to_a_takeover_forgets_no_task_id(start, stack):
         first = await a.take("x", b"digest", task("a"))
         a.release(first, certain=False)
         assert await a.state(first) == (RELEASED, None)
+        await b.take("y", b"digest", task("y"))  # it is connected: what it asks for arrives
         server.freeze()
         with pytest.raises(StateUnavailable):
             await b.take("x", b"digest", task("b"))
