@@ -116,13 +116,7 @@ class Exchange(HTTPMessageDelegate):
             self._shared.metrics.answered("", error.status, monotonic() - self.arrived)
             self.respond(answer.of_error(error, self._shared.relay.delivery_id()))
             return
-        try:
-            waiter = self._shared.relay.relay(request, self.respond)
-        except Exception:
-            log.exception("a request could not be relayed")
-            self.refuse(RequestError())
-            self._connection.end(True)
-            return
+        waiter = self._shared.relay.relay(request, self.respond)
         if waiter is not None and not self.answered:
             self._waiter = waiter
             self._connection.set_close_callback(self.on_connection_close)

@@ -12,7 +12,6 @@ A claim that is released while somebody waits on it is taken again, by one of th
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
@@ -32,8 +31,6 @@ from gateway.pending import Pending
 from gateway.state_watch import StateWatch
 from gateway.strategies.base import Strategy
 from gateway.waiter import Waiter
-
-log = logging.getLogger(__name__)
 
 
 class Idempotency:
@@ -79,7 +76,7 @@ class Idempotency:
     def relay(self, waiter: Waiter, message: Message, identity: str) -> None:
         """Have `waiter` answered by the one run of the delivery that `identity` names."""
         waiter.rejoin = partial(self._rejoin, waiter, message, identity)
-        self._run(self._relay(waiter, message, identity))
+        self._run(waiter, self._relay(waiter, message, identity))
 
     def _rejoin(self, waiter: Waiter, message: Message, identity: str) -> None:
         """Have `waiter` wait with those who joined: it cannot hear the result by itself any more.
@@ -89,27 +86,28 @@ class Idempotency:
         pending = Pending(replace(message, task_id=waiter.claim.task_id), waiter.deadline)
         pending.confirm()
         waiter.follow(pending)
-        self._run(self._relay(waiter, message, identity, pending))
+        self._run(waiter, self._relay(waiter, message, identity, pending))
 
-    def _run(self, work: Coroutine[None, None, None]) -> None:
+    def _run(self, waiter: Waiter, work: Coroutine[None, None, None]) -> None:
+        """Begin `work`; what it raises is the answer of `waiter`."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled():
+                waiter.attempt(task.result)
+
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(ended)
 
     async def _relay(
         self, waiter: Waiter, message: Message, identity: str, joined: Pending | None = None
     ) -> None:
         again = joined is not None
-        try:
-            if joined is not None and await self._joins.wait(waiter.claim, joined):
-                return
-            while not await self._try(waiter, message, identity, again):
-                again = True
-        except RequestError as error:
-            waiter.refuse(error)
-        except Exception:
-            log.exception("a delivery could not be relayed")
-            waiter.refuse(RequestError())
+        if joined is not None and await self._joins.wait(waiter.claim, joined):
+            return
+        while not await self._try(waiter, message, identity, again):
+            again = True
 
     async def _try(self, waiter: Waiter, message: Message, identity: str, again: bool) -> bool:
         """Take the claim and go its way; tell whether `waiter` needs no other try."""

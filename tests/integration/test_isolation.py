@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 
 import pytest
+import redis
 import uvloop
 
 from gateway import answer, waiter
@@ -28,6 +29,9 @@ def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server):
     )
     yield worker
     worker.stop()
+    # Celery's client, which `threadpool` has left in this process, would listen on.
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
 
 
 @pytest.fixture(params=["pika", "redis", "ioloop", "threadpool"])
