@@ -54,11 +54,13 @@ class Bench:
     """A private RabbitMQ and Redis, and workers and HTTP servers beside them.
 
     `deadline` is that of a gateway's requests and `result_expires` the life of a stored result,
-    both in seconds. All that a context manager has started is stopped again at its end: what is
-    idle would have connections and heartbeats.
+    both in seconds; `config` is what the gateway's file says beside. All that a context manager
+    has started is stopped again at its end: what is idle would have connections and heartbeats.
     """
 
-    def __init__(self, stack: Stack, deadline: float = 30.0, result_expires: int = 300):
+    def __init__(
+        self, stack: Stack, deadline: float = 30.0, result_expires: int = 300, config: str = ""
+    ):
         print("starting RabbitMQ and Redis", flush=True)
         self._stack = stack
         self.deadline = deadline
@@ -67,7 +69,7 @@ class Bench:
         self.servers: dict[str, Server] = {"broker": self.broker, "redis": self.redis}
         self._config = stack.directory / "gateway.toml"
         routes = (_ROUTE.format(name=name, deadline=deadline) for name in ("echo", "sleep"))
-        self._config.write_text("".join(routes))
+        self._config.write_text(config + "".join(routes))
         self._env = {
             "GATEWAY_BROKER_URL": self.broker.url,
             "GATEWAY_RESULT_BACKEND": self.redis.url,
@@ -193,10 +195,11 @@ class Bench:
         listed = self.broker.ctl("list_queues", "messages", "--no-table-headers").split()
         channels = self.broker.ctl("list_channels", "pid", "--no-table-headers").splitlines()
         with self.ask_redis() as connection:
-            keys = connection.dbsize()
+            keys, memory = connection.dbsize(), connection.info("memory")["used_memory"]
         return {
             **held,
             "keys": keys,
+            "redis_memory": round(memory / 2**20, 2),
             "channels": len(channels),
             "queues": len(listed),
             "messages": sum(map(int, listed)),

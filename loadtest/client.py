@@ -66,7 +66,7 @@ async def _converse(url: str, bodies: Iterator[bytes], tally: Tally, envelope: E
                 tally.count(since, body, status, answer)  # noqa: B023
                 done.set()  # noqa: B023
 
-            connection.post(envelope.wrap(body), answered)
+            connection.post(envelope.wrap(body), answered, envelope.head(body))
             await done.wait()
     finally:
         if connection is not None:

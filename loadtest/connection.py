@@ -29,8 +29,7 @@ class Connection(asyncio.Protocol):
         target = urlsplit(url)
         path = (target.path or "/") + (f"?{target.query}" if target.query else "")
         self._head = (
-            f"POST {path} HTTP/1.1\r\nHost: {target.netloc}\r\n"
-            "Content-Type: application/json\r\nContent-Length: "
+            f"POST {path} HTTP/1.1\r\nHost: {target.netloc}\r\nContent-Type: application/json\r\n"
         ).encode()
         self._buffer = bytearray()
         self._begin = self._end = 0  # of the answer's body, once its head is here
@@ -49,13 +48,16 @@ class Connection(asyncio.Protocol):
     def closed(self) -> bool:
         return self._transport is None or self._transport.is_closing()
 
-    def post(self, body: bytes, answered: Answered) -> None:
-        """Send `body`; `answered` is called once, before another may be sent."""
+    def post(self, body: bytes, answered: Answered, head: bytes = b"") -> None:
+        """Send `body` with the header lines `head`; `answered` is called once, before another may
+        be sent."""
         if self.closed:
             answered(0, b"")
             return
         self._answered = answered
-        self._transport.write(b"%s%d\r\n\r\n%s" % (self._head, len(body), body))
+        self._transport.write(
+            b"%b%bContent-Length: %d\r\n\r\n%b" % (self._head, head, len(body), body)
+        )
 
     def close(self) -> None:
         if self._transport is not None:

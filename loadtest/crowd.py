@@ -110,7 +110,8 @@ class _Crowd:
             if len(self.tally.seconds) == self._number:
                 self.answered.set()
 
-        connection.post(self._front.envelope.wrap(body), answered)
+        envelope = self._front.envelope
+        connection.post(envelope.wrap(body), answered, envelope.head(body))
 
     def close(self) -> None:
         for connection in self._connections:

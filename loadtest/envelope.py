@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,11 +11,15 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Envelope:
     """`wrap` makes a request of a body, `unwrap` finds it in an answer (ValueError, KeyError or
-    TypeError where it is not there). wrk.lua knows the same ones by `name`."""
+    TypeError where it is not there); `head` returns what header lines the body has of its own.
+
+    wrk.lua knows those without such lines, by `name`.
+    """
 
     name: str
     wrap: Callable[[bytes], bytes]
     unwrap: Callable[[bytes], bytes]
+    head: Callable[[bytes], bytes] = lambda body: b""
 
 
 def _to_flower(body: bytes) -> bytes:
@@ -28,6 +33,18 @@ def _from_flower(answer: bytes) -> bytes:
     return found["result"].encode()
 
 
+def _signed(body: bytes) -> bytes:
+    signature = hmac.digest(SECRET, body, "sha256").hex().encode()
+    return (
+        b"X-GitHub-Event: push\r\nX-Hub-Signature-256: sha256=%b\r\nX-GitHub-Delivery: %b\r\n"
+        % (signature, signature[:32])
+    )
+
+
 PLAIN = Envelope("plain", bytes, bytes)
 #: https://flower.readthedocs.io/en/latest/api.html
 FLOWER = Envelope("flower", _to_flower, _from_flower)
+#: What each body is signed with; its identity follows from it, so that the same one is a later try.
+SECRET = b"of the load test"
+#: https://docs.github.com/en/webhooks/using-webhooks/validating-webhook-deliveries
+GITHUB = Envelope("github", bytes, bytes, _signed)

@@ -81,7 +81,9 @@ def constant(
         a_second = rate() if callable(rate) else rate
         usage, total = Usage(front), answered_after + duration
         marks = ((answered_after, usage.begin), (total, usage.end)) if answered_after else ()
-        with openloop.schedule(front.url, a_second, total, connections, marks) as send:
+        with openloop.schedule(
+            front.url, a_second, total, connections, marks, front.envelope
+        ) as send:
             if marks:
                 found = send(bench.deadline + 5)
             else:

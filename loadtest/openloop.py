@@ -19,6 +19,7 @@ from time import monotonic
 from typing import Any
 
 from loadtest.connection import Connection, Tally
+from loadtest.envelope import GITHUB, PLAIN, Envelope
 from loadtest.machine import own_cpu_seconds
 from loadtest.summary import latency
 
@@ -27,6 +28,9 @@ Mark = tuple[float, Callable[[], None]]
 _SIZE = 250  # bytes of a body
 OPEN = 32  # connections that are open before the first request, at least
 _MOST = 10_000
+#: Where bodies have identities: of every 50 requests, the one at such a place is a later try of
+#: that which came so many before, and is under way still, or has its answer.
+_EVERY, _TRIES = 50, {10: 1, 30: 999}
 _LEAD = 0.05  # seconds before the first request is due
 
 
@@ -37,6 +41,7 @@ def schedule(
     seconds: float,
     connections: int = OPEN,
     marks: Sequence[Mark] = (),
+    envelope: Envelope = PLAIN,
 ) -> Iterator[Callable[[float], dict[str, Any]]]:
     """Open so many connections; give what POSTs `rate` distinct bodies a second to `url`.
 
@@ -47,9 +52,11 @@ def schedule(
 
     Whoever measures the server does so from then on, and has nothing of connections in it, or
     between `marks`: what to call so many seconds after the first request was due.
+
+    Where the `envelope` is `GITHUB`, one of 25 is a later try of another.
     """
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(_Precise())) as runner:
-        sender = _Sender(url, rate, seconds, marks)
+        sender = _Sender(url, rate, seconds, marks, envelope)
         runner.run(sender.open(connections))
         gc.collect()
         gc.disable()
@@ -70,15 +77,18 @@ class _Precise(selectors.EpollSelector):
 
 
 class _Sender:
-    def __init__(self, url: str, rate: float, seconds: float, marks: Sequence[Mark]):
+    def __init__(
+        self, url: str, rate: float, seconds: float, marks: Sequence[Mark], envelope: Envelope
+    ):
         self._url = url
+        self._envelope = envelope
         self._marks = marks
         self._rate = rate
         self._seconds = seconds
         self._total = max(1, round(rate * seconds))
         run = secrets.token_hex(4)
         self._body = f'{{"run":"{run}","padding":"{"x" * (_SIZE - 50)}","n":%010d}}'.encode()
-        self._tally = Tally()
+        self._tally = Tally(envelope)
         self._late: list[float] = []
         self._all: list[Connection] = []
         # Used in turn, or the server would close those that are idle for long.
@@ -136,7 +146,7 @@ class _Sender:
             if due > now:
                 asyncio.get_running_loop().call_at(due, self._tick)
                 return
-            body = self._body % self._next
+            body = self._body % self._number(self._next)
             self._next += 1
             if self._idle:
                 self._send(self._idle.popleft(), due, body)
@@ -144,6 +154,11 @@ class _Sender:
                 self._due.append((due, body))
                 if self._open < _MOST:
                     self._connect()
+
+    def _number(self, n: int) -> int:
+        """Return the number in the body of request `n`: its own, or that of which it is a try."""
+        tried = n - _TRIES.get(n % _EVERY, 0)
+        return tried if self._envelope is GITHUB and tried >= 0 else n
 
     def _send(self, connection: Connection, due: float, body: bytes) -> None:
         self._last = monotonic()
@@ -160,7 +175,8 @@ class _Sender:
             if len(self._tally.seconds) == self._total:
                 self._done.set()
 
-        connection.post(body, answered)
+        envelope = self._envelope
+        connection.post(envelope.wrap(body), answered, envelope.head(body))
 
     def _take(self, connection: Connection) -> None:
         if self._due:

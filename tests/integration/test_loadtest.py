@@ -56,7 +56,7 @@ BRIEFLY = {
     "alone": (f"{HERE} pika,redis --requests 100", "pika redis amqp,_pika amqp,_frames", 2),
     "openloop": (f"{HERE} redis --connections 8", "redis", 0),
     "growth": (f"{HERE} pika,threadpool", "pika threadpool", 2),
-    "soak": (f"{HERE} redis --connections 8 --duration 2", "redis", 6),
+    "soak": (f"{HERE} redis --connections 8 --duration 2", "redis", 7),
     "pools": (f"{HERE} redis --connections 8", "redis", 0),
     "consumers": (f"{HERE} pika --connections 8", "direct_reply-to reply_queue", 0),
     "transports": (f"{HERE} pika --connections 8", "pika", 0),
