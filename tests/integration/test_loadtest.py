@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from pathlib import Path
@@ -27,6 +29,7 @@ from loadtest import cli, client, crowd, figures, openloop, trials, wrk
 from loadtest.amqp import Requester
 from loadtest.bench import Bench, Front
 from loadtest.driver import tasks
+from loadtest.envelope import GITHUB, SECRET
 from loadtest.experiments import EXPERIMENTS, growth, pools, soak
 from loadtest.experiments.strategies import conclude
 from loadtest.load import see_that_schedules_were_kept
@@ -234,8 +237,11 @@ def test_experiment_measures_judges_and_shows(
 
 
 @contextmanager
-def server(fault: str) -> Iterator[str]:
-    """Answer POSTs with their bodies, but every 50th as `fault` says; give the URL."""
+def server(fault: str, seen: list[tuple[Message, bytes]] | None = None) -> Iterator[str]:
+    """Answer POSTs with their bodies, but every 50th as `fault` says; give the URL.
+
+    What comes is put into `seen`: headers and body.
+    """
     requests, bodies = count(1), [b""]
     going_on = Lock()
 
@@ -247,6 +253,8 @@ def server(fault: str) -> Iterator[str]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             bodies.append(body)
+            if seen is not None:
+                seen.append((self.headers, body))
             status, faulty = 200, next(requests) % 50 == 0
             if fault == "pause":
                 with going_on:
@@ -323,6 +331,29 @@ def test_clients_give_up_what_is_never_answered():
     assert checked == {"requests": 5, "wrong_answers": 0, "not_2xx": 0, "missing": 5}
     assert (asked["requests"], asked["errors"]["missing"]) == (0, 1)
     assert (scheduled["requests"], scheduled["errors"]["missing"]) == (0, 5)
+
+
+def test_signed_deliveries_are_signed_and_one_of_25_is_a_later_try():
+    # Given a server that keeps what comes, and some more requests than lie between two tries,
+    seen: list[tuple[Message, bytes]] = []
+    with (
+        server("none", seen) as url,
+        openloop.schedule(url, rate=550, seconds=2, envelope=GITHUB) as send,
+    ):
+        found = send(10)
+
+    # when they are answered,
+    assert found["requests"] == len(seen) == 1100
+    assert not any(found["errors"].values())
+
+    # then each is signed as GitHub would, and each identity stands for one body.
+    bodies: dict[str, set[bytes]] = {}
+    for headers, body in seen:
+        signature = hmac.digest(SECRET, body, "sha256").hex()
+        assert headers["X-Hub-Signature-256"] == f"sha256={signature}"
+        bodies.setdefault(headers["X-GitHub-Delivery"], set()).add(body)
+    assert {len(each) for each in bodies.values()} == {1}
+    assert len(seen) - len(bodies) == 1100 // 50 + 2
 
 
 def test_open_loop_counts_what_was_due_while_the_server_stood_still():
