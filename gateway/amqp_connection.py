@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pika
@@ -19,8 +20,13 @@ from gateway.coalescing import Coalescing
 class LoopServices(_AsyncioIOServicesAdapter):
     """pika's services, where the loop and not pika moves the bytes.
 
-    pika reads 4 KB at a time, and arms and disarms a watcher for each write.
+    pika reads 4 KB at a time, and arms and disarms a watcher for each write. `on_taken` is called
+    once pika's connector has what was connected, or knows that nothing was.
     """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_taken: Callable[[], None]):
+        super().__init__(loop)
+        self._on_taken = on_taken
 
     def create_streaming_connection(
         self,
@@ -33,7 +39,12 @@ class LoopServices(_AsyncioIOServicesAdapter):
         made = self._loop.create_connection(
             protocol_factory, sock=sock, ssl=ssl_context, server_hostname=server_hostname
         )
-        return self._schedule_and_wrap_in_io_ref(made, on_done)
+
+        def taken(result: Any) -> None:
+            on_done(result)
+            self._on_taken()
+
+        return self._schedule_and_wrap_in_io_ref(made, taken)
 
 
 class TurnConnection(AsyncioConnection):
@@ -50,7 +61,24 @@ class TurnConnection(AsyncioConnection):
         self._coalescing = coalescing
         self._scanner: Scanner | None = None
         self._loop = asyncio.get_running_loop()
-        super().__init__(parameters, custom_ioloop=LoopServices(self._loop), **callbacks)
+        self._taken = False
+        self._lost: Callable[[], None] | None = None
+        services = LoopServices(self._loop, self._on_taken)
+        super().__init__(parameters, custom_ioloop=services, **callbacks)
+
+    def _on_taken(self) -> None:
+        self._taken = True
+        if self._lost is not None:
+            self._lost()
+
+    def _proto_connection_lost(self, error: BaseException | None) -> None:
+        # pika's connector is told some turns after the transport is made. It would hear nothing of
+        # a connection that was lost before, and fail when its time is up.
+        lost = partial(super()._proto_connection_lost, error)
+        if self._taken:
+            lost()
+        else:
+            self._transport, self._lost = None, lost
 
     def _on_connection_workflow_done(self, conn_or_exc: Any) -> None:
         # pika 1.4 hands over the class itself where an opening connection is closed, and fails

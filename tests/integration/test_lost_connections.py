@@ -7,15 +7,16 @@ import os
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Iterator
+from threading import Thread
 
 import pika
 import pytest
 import redis.asyncio
 
-from gateway import result_store
+from gateway import broker, result_store
 from gateway.batches import Batches
 from gateway.coalescing import Coalescing
-from gateway.config import Config
+from gateway.config import TLS, Config
 from gateway.errors import GatewayError
 from gateway.limits import Limits
 from gateway.metrics import Metrics
@@ -77,6 +78,46 @@ class Losing:
 @pytest.fixture
 def losing(monkeypatch) -> Losing:
     return Losing(monkeypatch)
+
+
+def test_a_broker_that_resets_connections_at_once_leaves_nothing_behind(run, metrics, monkeypatch):
+    # Given a broker that resets whatever it accepts, and connectors that have little time,
+    monkeypatch.setattr(broker, "CONNECT_TIMEOUT", 0.2)
+    errors: list[dict] = []
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: errors.append(context))
+        url = f"amqp://127.0.0.1:{resetting.getsockname()[1]}//"
+
+        # when one connection after the other is tried,
+        for _ in range(100):
+            with pytest.raises(broker.ERRORS):
+                await broker.open_connection(url, TLS(), lambda *_: None, Coalescing(metrics))
+        await asyncio.sleep(2 * broker.CONNECT_TIMEOUT)  # until every connector's time is up
+
+    with socket.create_server(("127.0.0.1", 0)) as resetting:
+        thread = Thread(target=reset_all, args=[resetting])
+        thread.start()
+        try:
+            run(work)
+        finally:
+            resetting.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+    # then each one has failed, and none fails once more when that is over.
+    assert errors == []
+
+
+def reset_all(listening: socket.socket) -> None:
+    """Reset each connection as soon as it is there, until `listening` is shut down."""
+    while True:
+        try:
+            accepted, _ = listening.accept()
+        except OSError:
+            return
+        with accepted:
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def test_commands_fail_with_their_connection_and_the_next_do_not(run, losing, redis_server):
