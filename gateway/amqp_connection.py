@@ -21,10 +21,10 @@ class LoopServices(_AsyncioIOServicesAdapter):
     """pika's services, where the loop and not pika moves the bytes.
 
     pika reads 4 KB at a time, and arms and disarms a watcher for each write. `on_taken` is called
-    once pika's connector has what was connected, or knows that nothing was.
+    with the socket once pika's connector has what was connected, or knows that nothing was.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_taken: Callable[[], None]):
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_taken: Callable[[socket.socket], None]):
         super().__init__(loop)
         self._on_taken = on_taken
 
@@ -42,7 +42,7 @@ class LoopServices(_AsyncioIOServicesAdapter):
 
         def taken(result: Any) -> None:
             on_done(result)
-            self._on_taken()
+            self._on_taken(sock)
 
         return self._schedule_and_wrap_in_io_ref(made, taken)
 
@@ -66,9 +66,12 @@ class TurnConnection(AsyncioConnection):
         services = LoopServices(self._loop, self._on_taken)
         super().__init__(parameters, custom_ioloop=services, **callbacks)
 
-    def _on_taken(self) -> None:
+    def _on_taken(self, sock: socket.socket) -> None:
         self._taken = True
         if self._lost is not None:
+            # uvloop has closed the descriptor, and not told an object that it was given later: that
+            # one would close it once more, when it may be somebody else's.
+            sock.detach()
             self._lost()
 
     def _proto_connection_lost(self, error: BaseException | None) -> None:

@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from threading import Thread
 
 import pika
@@ -99,14 +100,22 @@ def test_a_broker_that_resets_connections_at_once_leaves_nothing_behind(run, met
     with socket.create_server(("127.0.0.1", 0)) as resetting:
         thread = Thread(target=reset_all, args=[resetting])
         thread.start()
+        before = sockets()
         try:
             run(work)
+            after = sockets()
         finally:
             resetting.shutdown(socket.SHUT_RDWR)
             thread.join()
 
-    # then each one has failed, and none fails once more when that is over.
+    # then each one has failed, none fails once more when that is over, and all is closed.
     assert errors == []
+    assert after == before
+
+
+def sockets() -> int:
+    """Count the sockets that this process has open."""
+    return sum(Path(link).is_socket() for link in Path("/proc/self/fd").iterdir())
 
 
 def reset_all(listening: socket.socket) -> None:
