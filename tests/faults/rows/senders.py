@@ -17,6 +17,9 @@ from tests.http_client import request
 LEAVING = 40  # senders at once
 ROUNDS, TIMES = 20, 100  # deliveries, and how often each is sent
 GONE = "gateway_clients_gone_total"
+#: What is under way there is published; elsewhere it may wait for a thread or a greenlet, and of
+#: whoever leaves meanwhile no task runs.
+AT_ONCE = ("ioloop", "pika", "redis")
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -43,7 +46,8 @@ def _leave(lane: Lane) -> None:
     for connection in connections:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         connection.close()
-    ran = poll(lambda: set(names) <= lane.executed(), 20)
+    sure = number if lane.strategy in AT_ONCE else number / 2
+    ran = poll(lambda: len(lane.executed().intersection(names)) >= sure, 20)
     if not blocking:
         left = lane.metric(GONE) - before
         lane.expect(left >= number / 2, f"only {left:g} of {number} were seen to leave")
