@@ -62,6 +62,8 @@ class PikaRPC(Strategy):
         )
 
         def declared(_frame: Any) -> None:
+            if not channel.is_open:  # it took too long, and is being closed
+                return
             scanner.consume(CONSUMER, self._on_reply)
             channel.basic_consume(
                 self._reply_to,

@@ -25,6 +25,7 @@ from gateway.publisher import Publisher
 from gateway.result_channel import ResultChannel
 from gateway.result_store import LOST, ResultStore
 from gateway.stack import RabbitMQ
+from gateway.strategies.pika_rpc import PikaRPC
 from gateway.stream import Stream
 from tests.integration.in_memory import LOOPS
 
@@ -195,6 +196,30 @@ def test_a_subscription_is_lost_and_not_written_to(run, losing, redis_server, me
                 one._transport.abort()
                 await until(lambda: one._lost.done())
                 await one.watch()
+
+    run(work)
+
+
+def test_a_reply_queue_that_comes_too_late_is_not_consumed(run, rabbitmq: RabbitMQ, metrics):
+    async def work() -> None:
+        # Given a connection that is closed, as it took too long, while it declares its reply queue,
+        loop, errors = asyncio.get_running_loop(), []
+        loop.set_exception_handler(lambda _, context: errors.append(context))
+        closed = loop.create_future()
+        connection = await broker.open_connection(
+            rabbitmq.url, TLS(), lambda *_: closed.set_result(None), Coalescing(metrics)
+        )
+        channel = await broker.open_channel(connection)
+        scanner = connection.scan(channel.channel_number, lambda *_: None)
+        strategy = PikaRPC(Config(strategy="pika", broker_url=rabbitmq.url), metrics, "prefix")
+        strategy._consume(channel, scanner, lambda: None)
+        connection.close()
+
+        # when the queue is there before the end of the connection,
+        await closed
+
+        # then nothing has failed.
+        assert errors == []
 
     run(work)
 
