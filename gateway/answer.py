@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from gateway.errors import RequestError, ResultUnusable, TaskFailed
+from gateway.nesting import check_levels
 from gateway.outcome import SUCCESS, Outcome
 
 #: The only headers a task may set (names in lower case).
@@ -85,7 +86,9 @@ def _of_value(status: int, value: Any, content_type: str) -> Answer:
     try:
         if isinstance(value, str):
             return Answer(status, content_type, value.encode())
-        return Answer(status, JSON, _encode(value).encode())
+        text = _encode(value)
+        check_levels(value, text)
+        return Answer(status, JSON, text.encode())
     except (TypeError, ValueError, RecursionError) as exc:
         raise ResultUnusable(f"The task's result is no JSON: {exc}.") from exc
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -28,7 +30,7 @@ from gateway.celery_message import Message
 from gateway.coalescing import Coalescing
 from gateway.config import Config
 from gateway.confirms import Confirms
-from gateway.errors import BrokerBlocked, BrokerUnavailable
+from gateway.errors import BodyTooLarge, BrokerBlocked, BrokerUnavailable
 from gateway.metrics import Metrics
 from gateway.pending import Pending
 from gateway.templates import Templates
@@ -40,6 +42,9 @@ BACKOFF = (0.1, 5.0)  # seconds between attempts: the first, the longest
 STEADY = 1.0  # seconds that a connection has to last for the next one to come without a pause
 SETTLING = 10.0  # seconds after the end of an outage; see `Publisher._on_rejected`
 _SWEEP = 0.1  # seconds between looks at overdue confirms
+
+# What RabbitMQ closes the channel with; it tells its limit in no other way.
+_too_large = re.compile(r"message size \d+ .*larger than .*max size (\d+)").search
 
 
 class Publisher:
@@ -76,6 +81,7 @@ class Publisher:
         self._confirms = Confirms(metrics, self._on_rejected)
         self._outage, self._unsettled_until = True, 0.0  # a start may be the end of one
         self._templates: Templates | None = None
+        self._largest = math.inf  # bytes of a message's body, as far as the broker has told
 
     @property
     def trouble(self) -> str:
@@ -99,8 +105,8 @@ class Publisher:
     def publish(self, pending: Pending, reply_to: str | None = None) -> None:
         """Publish ``pending.message``; its confirm or error is told to `pending`.
 
-        Raises `BrokerUnavailable`, `BrokerBlocked` or `URITooLong` where it is known not to be
-        taken.
+        Raises `BrokerUnavailable`, `BrokerBlocked`, `BodyTooLarge` or `URITooLong` where it is
+        known not to be taken.
         """
         if self._channel is None or not self._channel.is_open:
             raise BrokerUnavailable
@@ -108,6 +114,10 @@ class Publisher:
             raise BrokerBlocked
         if not self._connection.writable:
             raise BrokerUnavailable("The broker reads nothing.")
+        if (size := len(pending.message.body)) > self._largest:
+            raise BodyTooLarge(
+                f"The message would have {size} bytes; the broker takes {self._largest}."
+            )
         self._connection.send(self._templates.encode(pending.message, reply_to))
         pending.sent = monotonic()
         self._confirms.add(pending)
@@ -206,6 +216,8 @@ class Publisher:
             self._drop(describe(exc))
 
     def _on_channel_closed(self, channel: Channel, exc: BaseException) -> None:
+        if found := _too_large(str(exc)):
+            self._largest = int(found[1])
         # A channel alone never comes back: begin anew with the connection.
         if channel.connection.is_open:
             log.warning("channel closed: %s", describe(exc))

@@ -5,8 +5,8 @@ set -eu
 # Servers' programs are not on everybody's PATH.
 PATH="$PATH:/usr/sbin:/usr/lib/rabbitmq/bin"
 
-missing=
-for program in rabbitmq-server redis-server nginx wrk faketime; do  # packages of the same names
+missing=  # packages of the same names
+for program in rabbitmq-server redis-server nginx wrk faketime curl openssl; do
     command -v "$program" >/dev/null || missing="$missing $program"
 done
 [ -n "$missing" ] || exit 0

@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl
 from xml.parsers import expat
 
 from gateway.errors import BadRequest
+from gateway.nesting import MAX_LEVELS, check_levels
 
 MAX_PARAMETERS = 100
 #: Elements inside each other, and elements in all: far above what any sender has.
@@ -37,16 +38,19 @@ def read_json(body: bytes) -> dict[str, Any]:
     """Return the JSON object in `body`, which has to be UTF-8.
 
     Raises `BadRequest` for anything else, also for NaN, for text that is no Unicode (lone
-    surrogates), and for what is too deep or has too many digits for Python.
+    surrogates), for more than `MAX_LEVELS` levels, and for too many digits for Python.
     https://www.rfc-editor.org/rfc/rfc8259
     """
     try:
         text = body.decode()
         value = json.loads(text, parse_constant=_no_constant)
+        check_levels(value, text)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as exc:
+    except ValueError as exc:
         raise BadRequest("The JSON cannot be read.") from exc
+    except RecursionError as exc:
+        raise BadRequest(f"The JSON has over {MAX_LEVELS} levels.") from exc
     if not isinstance(value, dict):
         raise BadRequest("The JSON is no object.")
     return value

@@ -147,7 +147,9 @@ class Stack:
     def _redis(self, name: str, command: str, *extra_args: str) -> Server:
         port = free_port()
         argv = [command, "--bind", "127.0.0.1", "--port", str(port), "--save", "", *extra_args]
-        server = self.spawn(name, argv, cwd=self.directory, ready="Ready to accept connections")
+        # Its own: it would load what another one has dumped there, or end where it cannot read it.
+        home = tempfile.mkdtemp(prefix=f"{name}-", dir=self.directory)
+        server = self.spawn(name, argv, cwd=home, ready="Ready to accept connections")
         server.url = f"redis://127.0.0.1:{port}/0"
         return server
 

@@ -77,15 +77,15 @@ def mend(problem: str) -> str:
     return ""
 
 
-def test_a_queue_that_is_not_durable_or_another_connections_own(channel, servers, tmp_path):
-    channel.queue_declare("passing")
+def test_a_queue_that_deletes_itself_or_is_another_connections_own(channel, servers, tmp_path):
+    channel.queue_declare("passing", durable=True, auto_delete=True)
     channel.queue_declare("mine", exclusive=True)
     config = write(tmp_path, ROUTE + 'queue = "passing"\n[[routes]]\npath = "/m"\nqueue = "mine"\n')
     checked = check(*config, *servers)
     channel.queue_delete("passing")
     texts = [line.text for line in checked.lines if line.check == "queue passing"]
     assert checked.code == 1
-    assert any("'durable'" in text and "delete_queue passing" in text for text in texts)
+    assert any("'auto_delete'" in text and "delete_queue passing" in text for text in texts)
     assert "another connection's" in checked.of("queue mine").text
 
 

@@ -15,7 +15,7 @@ from gateway import publisher as publisher_module
 from gateway import templates
 from gateway.celery_message import Message
 from gateway.config import Config, Route
-from gateway.errors import BrokerUnavailable, URITooLong
+from gateway.errors import BodyTooLarge, BrokerUnavailable, URITooLong
 from gateway.metrics import Metrics
 from gateway.pending import Pending
 from gateway.publisher import Publisher
@@ -206,6 +206,39 @@ def test_a_message_fills_its_header_frame_to_the_last_byte_and_not_beyond(stack,
         run(lambda: Publisher(config(small), metrics), work)
     finally:
         small.stop()
+
+
+@pytest.fixture
+def most_bytes(broker: RabbitMQ) -> Iterator[int]:
+    """A limit of the broker for messages on connections to come."""
+    # RabbitMQ 3 reads the first one, RabbitMQ 4 the other.
+    limit = "application:set_env(rabbit, {0}, {1}), persistent_term:put({0}, {1})."
+    broker.ctl("eval", limit.format("max_message_size", 100_000))
+    yield 100_000
+    broker.ctl("eval", limit.format("max_message_size", 16 * 1024 * 1024))
+
+
+def test_a_message_that_is_too_large_for_the_broker_ends_one_connection_at_most(
+    broker, metrics, most_bytes
+):
+    async def work(publisher: Publisher) -> None:
+        await until(lambda: not publisher.trouble)
+        # Given that the broker has closed the channel of one,
+        first = pending(b"x" * (most_bytes + 1))
+        publisher.publish(first)
+        await until(lambda: first.ended)
+        assert first.error.type == "broker-unavailable"
+        await until(lambda: not publisher.trouble)
+        # when another one comes,
+        neighbour = pending(b"x" * most_bytes)
+        publisher.publish(neighbour)
+        with pytest.raises(BodyTooLarge, match=f"{most_bytes + 1} bytes.*takes {most_bytes}"):
+            publisher.publish(pending(b"x" * (most_bytes + 1)))
+        # then that one alone is refused.
+        await until(lambda: neighbour.confirmed)
+        assert metrics.get("gateway_broker_connections_total") == 2
+
+    run(lambda: Publisher(config(broker), metrics), work)
 
 
 def test_a_connection_that_lasted_comes_back_without_a_pause(broker, metrics, monkeypatch):

@@ -163,6 +163,19 @@ def test_redis_protocol_servers_restart_empty(stack: Stack, start, kind: str):
     server.stop()
 
 
+@pytest.mark.parametrize("kind", ["redis", "embedded"])
+def test_redis_protocol_servers_read_no_dump_of_another_one(stack: Stack, start, kind: str):
+    first = start(stack.redis)
+    with redis.Redis.from_url(first.url) as client:
+        client.set("key", "value")
+        client.save()
+    second = start(getattr(stack, kind))
+    with redis.Redis.from_url(second.url) as client:
+        assert client.get("key") is None
+    for server in (first, second):
+        server.stop()
+
+
 def test_nothing_that_configures_servers_is_inherited(stack: Stack, monkeypatch):
     monkeypatch.setenv("GATEWAY_BROKER_URL", "amqp://elsewhere")
     program = "import os; print(sorted(os.environ), 'ready')"

@@ -15,6 +15,7 @@ from gateway import answer, errors
 from gateway.answer import ALLOWED_HEADERS, BINARY, JSON, MAX_BODY, PROBLEM, TEXT
 from gateway.celery_message import decode_result
 from gateway.errors import RequestError, ResultUnusable, TaskFailed
+from gateway.nesting import MAX_LEVELS
 from gateway.outcome import FAILURE, REVOKED, SUCCESS, Outcome
 
 
@@ -177,11 +178,19 @@ def test_what_json_cannot_say_is_refused(value):
     assert refused(value).startswith("The task's result is no JSON")
 
 
-def test_result_nested_too_deep_is_refused():
+def nested(levels: int) -> list:
     deep: list = []
-    for _ in range(100_000):
+    for _ in range(levels - 1):
         deep = [deep]
-    refused(deep)
+    return deep
+
+
+@pytest.mark.parametrize("wrap", [lambda v: v, lambda v: {"status": 201, "body": v}])
+def test_result_has_most_levels_whatever_python_allows(wrap):
+    allowed = nested(MAX_LEVELS)
+    assert json.loads(answered(wrap(allowed)).body) == allowed
+    for levels in (MAX_LEVELS + 1, 100_000):
+        assert refused(wrap(nested(levels))).startswith("The task's result is no JSON: ")
 
 
 @pytest.mark.parametrize("value", ["x", b"x"])

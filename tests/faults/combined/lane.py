@@ -179,7 +179,7 @@ def run(
     result = Result(seed, strategy, size.seconds, schedule=[fault.line for fault in faults])
     began, holds = monotonic(), False
     with Stack() as stack:
-        servers = Servers(stack, *DURABLE, "--dir", str(stack.directory))
+        servers = Servers(stack, *DURABLE)
         lane = RandomLane(servers, seed, strategy)
         try:
             lane.start()

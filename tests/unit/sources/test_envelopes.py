@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import BadRequest
+from gateway.nesting import MAX_LEVELS
 from gateway.sources.envelopes import (
     MAX_DEPTH,
     MAX_ELEMENTS,
@@ -33,6 +34,26 @@ def test_odd_json_is_refused(body):
 def test_digits_are_limited_by_python():
     # What "5,000 digits" relies on: whoever lifts it has chosen to wait for int().
     assert 0 < sys.get_int_max_str_digits() < 5_000
+
+
+@pytest.mark.parametrize("end", [b"1", rb'"\u00e4"'])
+@pytest.mark.parametrize(("begin", "close"), [(b'{"a":', b"}"), (b"[", b"]")])
+def test_json_may_be_as_deep_as_allowed_whatever_python_allows(begin, close, end):
+    def nested(levels: int) -> bytes:  # inside an object
+        return b'{"a":' + begin * (levels - 1) + end + close * (levels - 1) + b"}"
+
+    assert read_json(nested(MAX_LEVELS))
+    with pytest.raises(BadRequest, match="over 500 levels"):
+        read_json(nested(MAX_LEVELS + 1))
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["[" * 2_000, ["{}"] * 2_000, [[]] * 2_000, [{"a": {}}] * 2_000, {"[" * 900: {"{" * 900: 1}}],
+    ids=["a text", "texts", "lists", "objects", "names"],
+)
+def test_many_brackets_make_no_depth(value):
+    assert read_json(json.dumps({"a": value}).encode()) == {"a": value}
 
 
 @pytest.mark.parametrize("body", ODD_XML.values(), ids=ODD_XML)
