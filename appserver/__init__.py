@@ -3,6 +3,7 @@
 ``celery -A appserver worker`` starts one.
 """
 
+from appserver.answers import Answer
 from appserver.app import app
 
-__all__ = ["app"]
+__all__ = ["Answer", "app"]

@@ -2,7 +2,8 @@
 
 Each is called as ``task(query, headers, body)``: two dicts of strings, and the body as ``str``
 where it is UTF-8, else ``bytes``. What else is known of a delivery is in
-``self.request.headers["delivery"]`` of a bound task.
+``self.request.headers["delivery"]`` of a bound task. A task that sets a status or headers returns
+an `appserver.Answer`.
 """
 
 from __future__ import annotations
