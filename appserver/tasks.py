@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from xml.etree import ElementTree
 
-from appserver.app import app
+from appserver import app
 
 SLEEP = 0.05  # seconds
 LARGE = 100_000  # characters
