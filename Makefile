@@ -1,16 +1,16 @@
 # `make` alone lists the targets.
 
 PYTHON ?= python3
-EXTRAS := build gevent fast dev loadtest test
+EXTRAS := build serve gevent fast dev loadtest test
 # What the image holds: the extras, and what builds the project without fetching anything more.
-IMAGE := --extra gevent --extra fast --extra build
+IMAGE := --extra serve --extra gevent --extra fast --extra build
 MINUTES := 10
 # One list for every version of Python from 3.11 on, and every platform.
 COMPILE = build/constraints/bin/uv --quiet pip compile setup.cfg --universal --python-version 3.11 \
   --generate-hashes --no-annotate --custom-compile-command 'make constraints'
 PIP := .venv/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help install run test check fuzz loadtest faults constraints clean
+.PHONY: help install run test wheel-test check fuzz loadtest faults constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -24,6 +24,10 @@ test: install ## install missing servers, then lint and test (ARGS="...")
 	tests/install-servers.sh
 	$(MAKE) check
 	REQUIRE_SERVERS=1 .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+wheel-test: install ## install the wheel into clean environments, with each Celery (needs a network)
+	tests/install-servers.sh
+	REQUIRE_SERVERS=1 .venv/bin/python -m pytest -n 0 tests/wheel $(ARGS)
 
 check: install ## lint
 	.venv/bin/ruff check .

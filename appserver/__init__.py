@@ -1,8 +1,28 @@
 """The app server: Celery workers that run the relay's tasks and answer over AMQP.
 
-``celery -A appserver worker`` starts one.
+``celery -A appserver worker`` starts one, of the app ``appserver.app``. An app of one's own gets
+all that it has by ``appserver.setup(app)``, and its tasks answer with `appserver.Answer`. To
+import this package makes no app and imports nothing: each name is loaded when it is first used.
 """
 
-from appserver.app import app
+from __future__ import annotations
 
-__all__ = ["app"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from appserver.answers import Answer
+    from appserver.celery_app import app
+    from appserver.celery_setup import setup
+
+__all__ = ["Answer", "app", "setup"]
+
+# No submodule has one of these names: Python would put it in the name's place.
+_HOMES = {"Answer": "answers", "app": "celery_app", "setup": "celery_setup"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return value

@@ -34,11 +34,14 @@ DEAD_LETTER_QUEUE = Queue(
 
 def task_queues(names: str) -> list[Queue]:
     """Return the queue ``celery`` and one for each of `names`, which are separated by commas."""
+    celery = Queue(DEFAULT_QUEUE, Exchange(DEFAULT_QUEUE, type="direct"), routing_key=DEFAULT_QUEUE)
+    return [celery, *named_queues(names, DEFAULT_QUEUE)]
+
+
+def named_queues(names: str, *others: str) -> list[Queue]:
+    """Return a quorum queue for each of `names`, but for those that are among the `others`."""
     named = dict.fromkeys(name.strip() for name in names.split(","))
-    return [
-        Queue(DEFAULT_QUEUE, Exchange(DEFAULT_QUEUE, type="direct"), routing_key=DEFAULT_QUEUE),
-        *(_named(name) for name in named if name and name != DEFAULT_QUEUE),
-    ]
+    return [_named(name) for name in named if name and name not in others]
 
 
 def _named(name: str) -> Queue:

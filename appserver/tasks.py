@@ -2,7 +2,8 @@
 
 Each is called as ``task(query, headers, body)``: two dicts of strings, and the body as ``str``
 where it is UTF-8, else ``bytes``. What else is known of a delivery is in
-``self.request.headers["delivery"]`` of a bound task.
+``self.request.headers["delivery"]`` of a bound task. A task that sets a status or headers returns
+an `appserver.Answer`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import time
 from xml.etree import ElementTree
 
-from appserver.app import app
+from appserver import app
 
 SLEEP = 0.05  # seconds
 LARGE = 100_000  # characters

@@ -1,4 +1,4 @@
-"""Where a worker differs from Celery's: lost children, reconnection, silence between workers."""
+"""Where a worker differs from Celery's: messages that keep losing it, and its connection."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from uuid import uuid4
 
 import amqp
 from billiard.einfo import ExceptionWithTraceback
-from celery import Task, signals
+from celery import Task, bootsteps, signals
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded, WorkerLostError
-from celery.worker.consumer import Consumer, delayed_delivery
+from celery.worker.consumer import Consumer
 from celery.worker.request import Request
 
 from appserver import dead_letters
-from appserver.attempts import TakeBack, attempts
-from appserver.dead_letters import DeadLetters
+from appserver.attempts import attempts
 from appserver.queues import DEAD_LETTER_EXCHANGE
 
 RECONNECT_INTERVAL_MAX = 5  # seconds
@@ -82,19 +81,10 @@ class PoisonAwareRequest(Request):
             attempts(self.app).take_back(self)
 
 
-class PoisonAwareTask(Task):
-    """The base class of tasks whose message is put away when it keeps losing its worker.
+class PoisonAware:
+    """Mixed into a task's class: its message is put away when it keeps losing its worker."""
 
-    A class that has its own `before_start` or `on_bound` calls these.
-    """
-
-    abstract = True
     Request = f"{__name__}:{PoisonAwareRequest.__qualname__}"
-
-    @classmethod
-    def on_bound(cls, app):
-        """Add the worker's part to it: whoever names this class for its tasks needs no more."""
-        app.steps["consumer"].update((DeadLetters, TakeBack))
 
     def before_start(self, task_id, args, kwargs):
         """Begin, or put the message away; runs in the pool, where waiting holds up no one else.
@@ -103,15 +93,14 @@ class PoisonAwareTask(Task):
         as FAILURE and acknowledged. While it cannot be published, it goes back to its queue.
         """
         redelivery = (self.request.properties or {}).get(REDELIVERY)
-        if redelivery is None:
-            return
-        noted = attempts(self.app).begin(task_id, redelivery["attempt"])
-        lost = max(noted, redelivery["lost"])
-        if lost < BEGUN_AGAIN:
-            return
-        self._publish_dead_letter(task_id, redelivery["body"], lost)
-        self._record_loss(task_id, redelivery["store"], lost)
-        raise Ignore()
+        if redelivery is not None:
+            noted = attempts(self.app).begin(task_id, redelivery["attempt"])
+            lost = max(noted, redelivery["lost"])
+            if lost >= BEGUN_AGAIN:
+                self._publish_dead_letter(task_id, redelivery["body"], lost)
+                self._record_loss(task_id, redelivery["store"], lost)
+                raise Ignore()
+        super().before_start(task_id, args, kwargs)
 
     def _publish_dead_letter(self, task_id, body, lost):
         info, seconds = self.request.delivery_info, self._patience()
@@ -153,37 +142,28 @@ class PoisonAwareTask(Task):
         return min([PATIENCE, *(limit / 2 for limit in limits if limit)])
 
 
-class DelayedDelivery(delayed_delivery.DelayedDelivery):
-    """Declare what delays tasks, where queues are quorum queues, on the connected node only.
+class PoisonAwareTasks(bootsteps.Step):
+    """Mix `PoisonAware` into the class of each task, whatever its base class is.
 
-    The nodes of one list are one cluster. Celery declares on each of the list, and tries a node
-    that is away for 17 s before the worker begins to consume.
+    A task with a request class of its own keeps that, and is left as it is.
     """
 
-    def start(self, c):
-        self._connected = c.connection.as_uri(include_password=True)
-        super().start(c)
+    def create(self, worker):
+        for task in worker.app.tasks.values():
+            cls = type(task)
+            if cls.Request == Task.Request:
+                own = {"__module__": cls.__module__}
+                task.__class__ = type(cls.__name__, (PoisonAware, cls), own)
 
-    def _validate_broker_urls(self, broker_urls):
-        return {self._connected}
 
-
-class QuietConsumer(Consumer):
-    """A consumer that neither listens to other workers nor tells them of itself.
-
-    Gossip, mingle and event heartbeats cost a connection, messages for every worker from every
-    worker, and a second at start. The broker's own heartbeat stays.
-    """
+class PromptConsumer(Consumer):
+    """A consumer that soon connects again, and declares what delays tasks on one node only."""
 
     class Blueprint(Consumer.Blueprint):
         default_steps = [
-            DelayedDelivery if "delayed_delivery" in step else step
+            "appserver.delayed_delivery:DelayedDelivery" if "delayed_delivery" in step else step
             for step in Consumer.Blueprint.default_steps
         ]
-
-    def __init__(self, *args, worker_options=None, **kwargs):
-        quiet = dict.fromkeys(("without_gossip", "without_mingle", "without_heartbeat"), True)
-        super().__init__(*args, worker_options={**(worker_options or {}), **quiet}, **kwargs)
 
     def ensure_connected(self, conn):
         """Connect, trying again every 1 to 5 s where Celery's pause grows to 30 s."""
@@ -194,3 +174,19 @@ class QuietConsumer(Consumer):
             interval_max=RECONNECT_INTERVAL_MAX - 1,
         )
         return super().ensure_connected(conn)
+
+
+class QuietConsumer(PromptConsumer):
+    """A consumer that neither listens to other workers nor tells them of itself.
+
+    Gossip, mingle and event heartbeats cost a connection, messages for every worker from every
+    worker, and a second at start. The broker's own heartbeat stays. Where task events are on,
+    somebody listens who needs the heartbeats, too: Flower takes a silent worker for dead.
+    """
+
+    def __init__(self, *args, worker_options=None, task_events=False, **kwargs):
+        quiet = dict.fromkeys(("without_gossip", "without_mingle"), True)
+        if not task_events:
+            quiet["without_heartbeat"] = True
+        options = {**(worker_options or {}), **quiet}
+        super().__init__(*args, worker_options=options, task_events=task_events, **kwargs)

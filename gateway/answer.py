@@ -41,6 +41,7 @@ PROBLEM = "application/problem+json"
 # RFC 9110, 5.5: visible characters, spaces and tabs; what is more would need escaping.
 _field_value = re.compile(r"[\t\x20-\x7e]*").fullmatch
 _ENVELOPE = {"status", "headers", "body"}
+_NEEDED = {"status", "body"}
 
 
 @dataclass(slots=True)
@@ -64,7 +65,7 @@ def of_outcome(outcome: Outcome, content_type: str = TEXT) -> Answer:
     if outcome.error is not None:
         raise ResultUnusable(f"The task's result cannot be read: {outcome.error}.")
     value = outcome.value
-    if isinstance(value, dict) and value.keys() <= _ENVELOPE and _is_status(value.get("status")):
+    if _is_envelope(value):
         answer = _of_envelope(value, content_type)
     else:
         answer = _of_value(200, value, content_type)
@@ -73,9 +74,16 @@ def of_outcome(outcome: Outcome, content_type: str = TEXT) -> Answer:
     return answer
 
 
-def _is_status(value: Any) -> bool:
-    """Is it a status, or the text of one, which is a mistake rather than a JSON answer?"""
-    return type(value) is int or (isinstance(value, str) and value.isdecimal())
+def _is_envelope(value: Any) -> bool:
+    """Tell whether a task's result is an answer; any other dict is the answer's JSON body.
+
+    It has an int ``status``, which True is not, a ``body``, and besides them ``headers`` at most.
+    """
+    return (
+        isinstance(value, dict)
+        and _NEEDED <= value.keys() <= _ENVELOPE
+        and type(value["status"]) is int
+    )
 
 
 def _of_value(status: int, value: Any, content_type: str) -> Answer:
@@ -95,9 +103,9 @@ def _of_value(status: int, value: Any, content_type: str) -> Answer:
 
 def _of_envelope(value: dict[str, Any], content_type: str) -> Answer:
     status = value["status"]
-    if type(status) is not int or not 200 <= status <= 599:
+    if not 200 <= status <= 599:
         raise ResultUnusable(f"The task returned the status {status!r:.99}; 200 to 599 are sent.")
-    answer = _of_value(status, value.get("body"), content_type)
+    answer = _of_value(status, value["body"], content_type)
     headers = value.get("headers") or {}
     if not isinstance(headers, dict):
         raise ResultUnusable("The task returned headers that are no object.")

@@ -133,21 +133,17 @@ def decode_result(payload: bytes) -> Outcome | None:
         loads = kombu_json.loads if b'"__type__"' in payload else json.loads
         meta = loads(payload.decode())
         state = meta["status"]
-        return decode_meta(state, meta.get("result")) if state in FINAL else None
+        return _outcome(state, meta.get("result")) if state in FINAL else None
     # ArithmeticError: a Decimal's. What a task passes on may be anything that a sender made up.
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as e:
         return Outcome(SUCCESS, error=f"no JSON result ({type(e).__name__})")
 
 
-def decode_meta(state: str, result: Any) -> Outcome:
-    """Make an outcome of a final `state` and the stored `result` (an exception, or a dict
-    that describes one, where the state is not SUCCESS)."""
+def _outcome(state: str, result: Any) -> Outcome:
+    """Make an outcome of a final `state` and the stored `result`, which describes an exception
+    where the state is not SUCCESS."""
     if state == SUCCESS:
         return Outcome(SUCCESS, result)
     if isinstance(result, dict):
-        error = str(result.get("exc_type", "unknown"))
-    elif isinstance(result, BaseException):
-        error = type(result).__name__
-    else:
-        error = "unknown" if state == FAILURE else "TaskRevokedError"
-    return Outcome(state, error=error)
+        return Outcome(state, error=str(result.get("exc_type") or "unknown"))
+    return Outcome(state, error="unknown" if state == FAILURE else "TaskRevokedError")

@@ -55,11 +55,11 @@ def configure(arguments: argparse.Namespace) -> Config:
     if config.strategy == "gevent":
         # Importing it would drag gevent into the unpatched parent.
         if importlib.util.find_spec("gevent") is None:
-            problems.append("strategy: gevent is not installed: pip install gevent")
+            problems.append("strategy: no gevent: pip install 'celery-gateway[gevent]'")
     else:
         find(config.strategy)
     if config.loop == "uvloop" and importlib.util.find_spec("uvloop") is None:
-        problems.append("loop: uvloop is not installed: pip install uvloop")
+        problems.append("loop: no uvloop: pip install 'celery-gateway[fast]'")
     if problems:
         raise ConfigError(problems)
     return config

@@ -15,11 +15,11 @@ from amqp.exceptions import MessageNacked
 from celery import Celery
 from celery.result import AsyncResult
 from kombu import Producer
-from kombu.exceptions import KombuError, OperationalError
+from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from gateway import celery_message
-from gateway.celery_message import Message, decode_meta
+from gateway.celery_message import Message
 from gateway.config import Config
 from gateway.errors import (
     BrokerBlocked,
@@ -30,8 +30,9 @@ from gateway.errors import (
     ResultsUnavailable,
     Unroutable,
 )
-from gateway.outcome import FINAL, SUCCESS, Outcome
+from gateway.outcome import Outcome
 from gateway.strategies.celery_options import RESULT_TIMEOUT, broker_tls, sentinel, store_tls
+from gateway.strategies.celery_results import result_backend
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +73,7 @@ class CeleryClient:
             broker_heartbeat=0,
             broker_transport_options={"confirm_publish": True, "max_retries": 0},
             broker_use_ssl=broker_tls(config),
-            result_backend=config.results,
-            result_accept_content=["json"],
+            result_backend=result_backend(config.results),
             # One backend for all threads: the first use of a thread's own costs more than a relay.
             result_backend_thread_safe=True,
             result_backend_transport_options={
@@ -132,8 +132,6 @@ class CeleryClient:
     def _read(self, read: Callable[[], Outcome | None]) -> Outcome | None:
         try:
             return read()
-        except (KombuError, UnicodeDecodeError) as exc:
-            return Outcome(SUCCESS, error=f"no JSON result ({type(exc).__name__})")
         except (RedisError, OSError, RuntimeError) as exc:
             raise ResultsLost from exc
 
@@ -174,8 +172,7 @@ def _get(result: AsyncResult, deadline: float) -> Outcome | None:
 
 def outcome_of(result: AsyncResult) -> Outcome | None:
     """Return how the task ended, from what `result` has already got; None if it has not."""
-    meta = result._get_task_meta()
-    return decode_meta(meta["status"], meta.get("result")) if meta["status"] in FINAL else None
+    return result._get_task_meta()["result"]
 
 
 class _Wire:

@@ -48,6 +48,15 @@ path = "/returned"
 task = "tests.returned"
 
 [[routes]]
+path = "/stored"
+task = "tests.stored"
+
+[[routes]]
+path = "/unended"
+task = "tests.stored"
+deadline = 1.0
+
+[[routes]]
 path = "/nowhere"
 queue = "a-queue-that-nobody-declares"
 declare = false

@@ -62,7 +62,8 @@ def test_a_task_that_no_worker_knows_is_a_502(gateway):
 def test_a_result_that_cannot_be_sent_is_a_502_and_nobody_elses_concern(gateway):
     # Given requests that are under way, and one whose header's name folds to one that is allowed:
     # U+212A, the sign of the kelvin, is a k in lower case, and no byte on the wire.
-    good, bad = b'{"status": 200, "body": "good"}', '{"status": 200, "headers": {"Lin\u212a": "x"}}'
+    good = b'{"status": 200, "body": "good"}'
+    bad = '{"status": 200, "body": "", "headers": {"Lin\u212a": "x"}}'
     bodies = [good] * 20 + [bad.encode()] + [good] * 20
 
     answers = post_all(f"{gateway.url}/returned", bodies)

@@ -12,7 +12,7 @@ import signal
 import time
 from pathlib import Path
 
-from appserver.app import app
+from appserver import app
 from gateway.stack.server import poll
 
 EXECUTED = "executed.jsonl"

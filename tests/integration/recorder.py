@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from appserver.app import app
+from appserver import app
 
 RECORD = "tests.record"
 

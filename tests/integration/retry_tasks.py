@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+from appserver import Answer
 from tests.faults import tasks
 
 app = tasks.app
@@ -22,13 +23,13 @@ def answer(self, query: dict[str, str], headers: dict[str, str], body: str) -> d
     attempt = tasks.take_effect(directory, f"attempts-{body}")
     statuses = query["statuses"].split(",")
     status = int(statuses[attempt - 1]) if attempt <= len(statuses) else 200
-    return {"status": status, "headers": {}, "body": self.request.id}
+    return Answer(status, self.request.id)
 
 
 @app.task(name="retries.odd")
 def odd(query: dict[str, str], headers: dict[str, str], body: str) -> dict:
     """Return what can be no answer, or with ``quotes`` in the query one with a long header."""
     if "quotes" not in query:
-        return {"status": 1}
+        return {"status": 1, "body": ""}
     time.sleep(float(query.get("seconds", 0)))
-    return {"status": 200, "headers": {"Link": '"' * int(query["quotes"])}, "body": body}
+    return Answer(200, body, {"Link": '"' * int(query["quotes"])})

@@ -18,6 +18,7 @@ from celery import Celery
 
 import appserver
 from appserver.worker import BEGUN_AGAIN
+from gateway.stack import StackError
 from gateway.stack.server import poll
 
 ROOT = str(Path(appserver.__file__).parents[1])
@@ -25,24 +26,18 @@ TIMEOUT = 20  # seconds
 CLOSED = "The broker closed the connection for replies"
 EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 
-# What a project of its own has: the backend in one line, the safe requests in another.
+# What a project of its own has: one line makes its workers answer.
 SHOP = """\
 import os, signal
+import appserver
 import redis
 from celery import Celery
 from kombu import Exchange, Queue
 from appserver.reply_connection import reply_connection
 
 RESULTS = os.environ["GATEWAY_RESULT_BACKEND"]
-app = Celery("shop", task_cls="appserver.worker:PoisonAwareTask")
-app.conf.update(
-    broker_url=os.environ["GATEWAY_BROKER_URL"],
-    result_backend=f"appserver.reply_backend:ReplyBackend+{RESULTS}",
-    broker_heartbeat=10,
-    broker_connection_retry_on_startup=True,
-    task_acks_late=True,
-    task_reject_on_worker_lost=True,
-)
+app = Celery("shop", broker=os.environ["GATEWAY_BROKER_URL"], backend=RESULTS)
+appserver.setup(app)
 if "QUORUM" in os.environ:
     app.conf.task_queues = [Queue(os.environ["QUORUM"], Exchange(""), os.environ["QUORUM"],
         queue_arguments={"x-queue-type": "quorum", "x-delivery-limit": 2,
@@ -51,6 +46,19 @@ if "QUORUM" in os.environ:
 @app.task
 def echo(query, headers, body):
     return body
+
+class Noting(app.Task):
+    def before_start(self, task_id, args, kwargs):
+        redis.Redis.from_url(RESULTS).incr(f"begun {task_id}")
+
+@app.task(bind=True, base=Noting)
+def noted(self, query, headers, body):
+    begun = redis.Redis.from_url(RESULTS).get(f"begun {self.request.id}")
+    return appserver.Answer(body=int(begun))
+
+@app.task(base=Noting)
+def die_noted(query, headers, body):
+    die(query, headers, body)
 
 @app.task(time_limit=1)
 def overrun(query, headers, body):
@@ -335,6 +343,22 @@ def test_named_queues_are_quorum_queues_with_dead_letters(worker, rabbitmq):
     assert "gateway.dead\tquorum" in queues
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_own_app_replies_and_stores(worker, store, pool):
+    server, requester = worker("shop", pool=pool)
+
+    ids = {requester.send("shop.echo", f"body {n}", store=n % 2): n for n in range(20)}
+
+    for task_id, n in ids.items():
+        assert requester.reply(task_id)[1]["result"] == f"body {n}"
+        assert store.meta(task_id)["result"] == f"body {n}" if n % 2 else not store.now(task_id)
+    # A base class of its own has its say.
+    assert requester.call("shop.noted")["result"] == {"status": 200, "headers": {}, "body": 1}
+    others = requester.send("shop.echo", reply_to=str(uuid.uuid4()))
+    assert store.meta(others)["result"] == "hello"
+    assert "Traceback" not in server.output()
+
+
 def test_own_app_replies_from_the_main_process(worker):
     _, requester = worker("shop", pool="prefork")
 
@@ -344,11 +368,12 @@ def test_own_app_replies_from_the_main_process(worker):
     assert requester.call("shop.echo")["status"] == "SUCCESS"
 
 
-def test_poison_on_a_classic_queue_ends(worker, store):
+@pytest.mark.parametrize("task", ["shop.die", "shop.die_noted"])
+def test_poison_on_a_classic_queue_ends(worker, store, task):
     _, requester = worker("shop", pool="prefork")
     runs = str(uuid.uuid4())
 
-    meta = requester.call("shop.die", runs)
+    meta = requester.call(task, runs)
 
     assert (meta["status"], meta["result"]["exc_type"]) == ("FAILURE", "WorkerLostError")
     assert requester.call("shop.echo")["status"] == "SUCCESS"
@@ -371,6 +396,38 @@ def test_poison_on_a_quorum_queue_is_the_queues_own_matter(worker, store, rabbit
     dead.close()
 
 
+@pytest.mark.parametrize(
+    ("backend", "told"), [("rpc://", "RPCBackend"), ("cache+memory://", "CacheBackend")]
+)
+def test_own_app_with_results_elsewhere_does_not_start(stack, rabbitmq, tmp_path, backend, told):
+    (tmp_path / "shop.py").write_text(SHOP)
+    with pytest.raises(StackError) as refused:
+        stack.worker(rabbitmq.url, backend, "shop", cwd=tmp_path, env={"PYTHONPATH": ROOT})
+    assert told in str(refused.value) and "set result_backend to" in str(refused.value)
+
+
+def test_task_events_come_with_heartbeats(stack, rabbitmq, redis_server):
+    """Flower takes a worker whose heartbeats it does not hear for dead."""
+    node = f"heard-{uuid.uuid4().hex}@localhost"
+    argv = [sys.executable, "-m", "celery", "-A", "appserver", "worker", "-n", node, "-P", "solo"]
+    urls = {"GATEWAY_BROKER_URL": rabbitmq.url, "GATEWAY_RESULT_BACKEND": redis_server.url}
+    worker = stack.spawn("heard", [*argv, "-E", "-l", "INFO"], env=urls, ready="ready.")
+    heard = []
+
+    def hear(event):
+        heard.append(event["hostname"])
+        receiver.should_stop = True
+
+    with (
+        Celery(broker=rabbitmq.url, set_as_current=False) as client,
+        client.connection_for_read() as link,
+    ):
+        receiver = client.events.Receiver(link, handlers={"worker-heartbeat": hear})
+        receiver.capture(timeout=TIMEOUT, wakeup=False)
+    worker.stop()
+    assert heard == [node]
+
+
 def test_retry_keeps_its_requester(worker):
     _, requester = worker("shop")
 
@@ -391,7 +448,8 @@ def test_fork_leaves_the_parents_connection_alone(worker):
 
 
 def test_alarm_moves_results_to_the_store(worker, store, rabbitmq):
-    server, requester = worker("shop")
+    # Given a worker of which no connection but that for replies has published,
+    server, requester = worker("shop", queue=f"test-{uuid.uuid4()}")
     requester.call("shop.echo")
     first, second = (requester.send("shop.gate", f"{requester.queue} {n}") for n in range(2))
     limit = "set_vm_memory_high_watermark"

@@ -173,6 +173,8 @@ def test_replies(servers, redis_server, worker):
         assert check(*args).well
     with worker(lines="app.conf.result_backend = 'rpc://'"):
         assert check(*args).well
+    with worker(lines="import appserver; appserver.setup(app)"):
+        assert check(*args).well
     with worker(lines=""):
         line = check(*args).of("replies")
-        assert line.status == "FAIL" and "appserver.reply_backend" in line.text
+        assert line.status == "FAIL" and "appserver.setup(app)" in line.text

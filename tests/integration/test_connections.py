@@ -19,7 +19,7 @@ import pytest
 import redis
 from celery import Celery
 
-from appserver.app import settings
+from appserver.settings import settings
 from gateway import result_store
 from gateway.celery_message import Message
 from gateway.config import TLS, Config

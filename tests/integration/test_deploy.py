@@ -30,7 +30,7 @@ OFFICIAL = {
     "redis": {"REDIS_PASSWORD", "STATE_PASSWORD"},
     "nginx": set(),
 }
-#: What a worker reads, and all that it is given: appserver/app.py.
+#: What a worker reads, and all that it is given: appserver/settings.py.
 WORKERS = {"GATEWAY_BROKER_URL", "GATEWAY_RESULT_BACKEND", "GATEWAY_RESULT_EXPIRES"}
 
 

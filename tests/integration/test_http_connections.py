@@ -180,7 +180,7 @@ async def test_strategy_that_cannot_take_it_is_503_at_once(serve):
 async def test_failed_task_and_unusable_result_are_502(serve):
     for outcome, kind in [
         (Outcome(FAILURE, error="KeyError"), "task-failed"),
-        (Outcome(SUCCESS, {"status": 99}), "result-unusable"),
+        (Outcome(SUCCESS, {"status": 99, "body": ""}), "result-unusable"),
     ]:
         async with await serve(lambda message, outcome=outcome: outcome).open() as connection:
             answer = await connection.ask(request(b"x"))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
+from http import HTTPStatus
 from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kombu.utils import json as kombu_json
 
+from appserver import Answer
 from gateway import answer, errors
 from gateway.answer import ALLOWED_HEADERS, BINARY, JSON, MAX_BODY, PROBLEM, TEXT
 from gateway.celery_message import decode_result
@@ -91,13 +94,16 @@ def test_any_json_value_can_be_read_back(value):
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        ({"status": 201}, (201, "", b"")),
+        ({"status": 201, "body": ""}, (201, "text/route", b"")),
         ({"status": 202, "body": "text"}, (202, "text/route", b"text")),
         ({"status": 200, "body": b"\xff"}, (200, BINARY, b"\xff")),
         ({"status": 409, "body": {"no": 1}}, (409, JSON, b'{"no":1}')),
-        ({"status": 503, "headers": None}, (503, "", b"")),
+        ({"status": 503, "headers": None, "body": None}, (503, "", b"")),
         ({"status": 204, "body": None}, (204, "", b"")),
-        ({"status": 599, "headers": {}}, (599, "", b"")),
+        ({"status": 599, "headers": {}, "body": None}, (599, "", b"")),
+        (Answer(), (200, "text/route", b"")),
+        (Answer(HTTPStatus.CREATED, "text"), (201, "text/route", b"text")),
+        (Answer(status=409, body=[1]), (409, JSON, b"[1]")),
     ],
 )
 def test_envelope_is_that_answer(value, expected):
@@ -107,26 +113,45 @@ def test_envelope_is_that_answer(value, expected):
 
 def test_envelope_sets_allowed_headers_only_and_its_own_content_type():
     headers = {"Content-Type": "text/xml", "Retry-After": "5", "x-slack-no-retry": "1"}
-    reply = answered({"status": 200, "headers": headers, "body": "<a/>"})
+    reply = answered(Answer(200, "<a/>", headers))
     assert reply.content_type == "text/xml"
     assert reply.headers == {"Retry-After": "5", "x-slack-no-retry": "1"}
 
 
+@pytest.mark.parametrize("body", ["text", b"\x00\xff", {"a": [1]}, None])
+def test_a_tasks_answer_is_the_same_behind_celerys_json(body):
+    made = Answer(HTTPStatus.ACCEPTED, body, {"Retry-After": "5"})
+    assert kombu_json.loads(kombu_json.dumps(made)) == made
+    assert answered(made) == answered(kombu_json.loads(kombu_json.dumps(made)))
+
+
+@pytest.mark.parametrize("status", [0, 199, 600, True, "200", 200.0, None])
+def test_a_task_makes_no_answer_with_a_status_that_is_none(status):
+    with pytest.raises(ValueError, match="200 to 599"):
+        Answer(status)
+
+
 @pytest.mark.parametrize("name", sorted(ALLOWED_HEADERS - {"content-type"}))
 def test_allowed_header_is_passed_on(name):
-    assert answered({"status": 200, "headers": {name: "v"}}).headers == {name: "v"}
+    assert answered(Answer(headers={name: "v"})).headers == {name: "v"}
 
 
 @pytest.mark.parametrize(
     "value",
     [
-        {"status": 200, "more": 1},
-        {"status": True},
-        {"status": "ok"},
+        {"status": 200},
+        {"status": 0},
+        {"status": 1, "headers": {}},
+        {"status": "200"},
+        {"status": "200", "body": "x"},
+        {"status": True, "body": "x"},
+        {"status": "ok", "body": "x"},
         {"status": None, "body": "x"},
-        {"status": 200.0},
+        {"status": 200.0, "body": "x"},
+        {"status": 200, "body": "x", "more": 1},
         {"headers": {}, "body": "x"},
-        [{"status": 204}],
+        {"body": "x"},
+        [{"status": 204, "body": None}],
     ],
 )
 def test_what_only_resembles_an_envelope_is_json(value):
@@ -138,26 +163,26 @@ def test_what_only_resembles_an_envelope_is_json(value):
 @pytest.mark.parametrize(
     "value",
     [
-        {"status": 99},
-        {"status": 199},
-        {"status": 600},
-        {"status": -200},
-        {"status": 10**30},
-        {"status": "200", "body": "x"},
-        {"status": 200, "headers": ["Location"]},
-        {"status": 200, "headers": "Location: x"},
-        {"status": 200, "headers": {"Set-Cookie": "a=b"}},
-        {"status": 200, "headers": {"Content-Length": "0"}},
-        {"status": 200, "headers": {"Transfer-Encoding": "chunked"}},
-        {"status": 200, "headers": {"Connection": "close"}},
-        {"status": 200, "headers": {"Location\r\nSet-Cookie": "a"}},
-        {"status": 200, "headers": {"Location": "/\r\nSet-Cookie: a=b"}},
-        {"status": 200, "headers": {"Location": "/\n"}},
-        {"status": 200, "headers": {"Location": "/\x00"}},
-        {"status": 200, "headers": {"Location": "/ü"}},
-        {"status": 200, "headers": {"Location": 5}},
-        {"status": 200, "headers": {"Location": None}},
-        {"status": 200, "headers": {"Content-Type": "a\r\nb: c"}},
+        {"status": 0, "body": "x"},
+        {"status": 99, "body": "x"},
+        {"status": 199, "body": "x"},
+        {"status": 600, "body": "x"},
+        {"status": -200, "body": "x"},
+        {"status": 10**30, "body": "x"},
+        {"status": 200, "body": "", "headers": ["Location"]},
+        {"status": 200, "body": "", "headers": "Location: x"},
+        {"status": 200, "body": "", "headers": {"Set-Cookie": "a=b"}},
+        {"status": 200, "body": "", "headers": {"Content-Length": "0"}},
+        {"status": 200, "body": "", "headers": {"Transfer-Encoding": "chunked"}},
+        {"status": 200, "body": "", "headers": {"Connection": "close"}},
+        {"status": 200, "body": "", "headers": {"Location\r\nSet-Cookie": "a"}},
+        {"status": 200, "body": "", "headers": {"Location": "/\r\nSet-Cookie: a=b"}},
+        {"status": 200, "body": "", "headers": {"Location": "/\n"}},
+        {"status": 200, "body": "", "headers": {"Location": "/\x00"}},
+        {"status": 200, "body": "", "headers": {"Location": "/ü"}},
+        {"status": 200, "body": "", "headers": {"Location": 5}},
+        {"status": 200, "body": "", "headers": {"Location": None}},
+        {"status": 200, "body": "", "headers": {"Content-Type": "a\r\nb: c"}},
         {"status": 204, "body": "x"},
         {"status": 304, "body": {}},
         {"status": 200, "body": {1, 2}},
@@ -253,4 +278,4 @@ def test_error_without_ids_leaves_them_out_and_keeps_its_headers_and_detail():
 
 def test_a_header_name_that_only_folds_to_an_allowed_one_is_refused():
     assert "Lin\u212a".lower() == "link"
-    assert "not allowed" in refused({"status": 200, "headers": {"Lin\u212a": "x"}})
+    assert "not allowed" in refused(Answer(headers={"Lin\u212a": "x"}))

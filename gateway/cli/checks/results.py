@@ -22,7 +22,7 @@ from gateway.cli.checks.worker_settings import SAME, STORED, Settings
 from gateway.config import Config
 
 _REPLIES = "replies"
-_REPLYING = "set result_backend appserver.reply_backend:ReplyBackend+redis://... or rpc://"
+_REPLYING = "call appserver.setup(app) in the workers' app, or set its result_backend to rpc://"
 
 
 async def check(

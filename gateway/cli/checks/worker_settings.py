@@ -64,10 +64,7 @@ def elsewhere(
     for url, names in _grouped(settings, _backend).items():
         if not _URL(url):
             problem = f"{listed(names)}: stores nothing in Redis, as result_backend is {url}"
-            remedy = (
-                "set result_backend redis://... or appserver.reply_backend:ReplyBackend+redis://..."
-            )
-            found.append(fail(STORED, problem, remedy))
+            found.append(fail(STORED, problem, "set result_backend redis://... in their app"))
             continue
         server, database = place(url)
         own_server, own_database = place(config.results)

@@ -27,7 +27,8 @@ FORGED = {
     "bad UTF-8": b'{"status": "SUCCESS", "result": "\xc3\x28"}',
     "nested": b'{"status": "SUCCESS", "result": ' + b"[" * 5000 + b"]" * 5000 + b"}",
     "bad status line": b'{"status": "SUCCESS", "result": {"status": 99, "body": "x"}}',
-    "bad header": b'{"status": "SUCCESS", "result": {"status": 200, "headers": {"etag": "\\n"}}}',
+    "bad header": b'{"status": "SUCCESS", "result": {"status": 200, "headers": {"etag": "\\n"},'
+    b' "body": ""}}',
     "huge": json.dumps({"status": "SUCCESS", "result": "x" * 20_000_000}).encode(),
     "another's": json.dumps(GENUINE).encode(),
 }

@@ -8,9 +8,10 @@ import pytest
 from celery.exceptions import ImproperlyConfigured
 from kombu.serialization import dumps, loads
 
-from appserver import app as appserver
-from appserver.app import settings
+from appserver import app
+from appserver.celery_setup import DEFAULTS
 from appserver.queues import DEAD_LETTER_EXCHANGE, QUEUE_ARGUMENTS, task_queues
+from appserver.settings import settings
 from appserver.tasks import echo, fail, large, main, sleep
 
 
@@ -18,17 +19,23 @@ def test_defaults():
     conf = settings({})
 
     assert conf["broker_url"] == "amqp://guest:guest@127.0.0.1:5672//"
-    assert conf["result_backend"].endswith(":ReplyBackend+redis://127.0.0.1:6379/0")
-    assert conf["broker_transport_options"]["confirm_publish"]
+    assert conf["result_backend"] == "redis://127.0.0.1:6379/0"
     assert "broker_use_ssl" not in conf
     assert conf["accept_content"] == ["json"]
-    assert conf["task_acks_late"] and conf["task_reject_on_worker_lost"]
     assert conf["worker_consumer"] == "appserver.worker:QuietConsumer"
+    chatty = settings({"GATEWAY_WORKER_CHATTER": "1"})
+    assert chatty["worker_consumer"] == "appserver.worker:PromptConsumer"
+
+
+def test_the_app_is_set_up_as_any_other():
+    assert app.conf["task_acks_late"] and app.conf["task_reject_on_worker_lost"]
+    assert app.conf["broker_transport_options"]["confirm_publish"]
+    assert app.conf["worker_consumer"] == "appserver.worker:QuietConsumer"
 
 
 def test_every_setting_is_one_that_celery_knows():
-    known = set(appserver.conf.defaults[-1])
-    assert set(settings({})) - known == set()
+    known = set(app.conf.defaults[-1])
+    assert {*settings({}), *DEFAULTS} - known == set()
 
 
 def test_brokers_are_a_list_of_one_scheme():
@@ -73,9 +80,9 @@ def test_result_backends():
     def backend(url, **more):
         return settings({"GATEWAY_RESULT_BACKEND": url, **more})
 
-    assert backend("")["result_backend"].endswith(":StorelessReplyBackend")
+    assert backend("")["result_backend"] is None
     sentinel = backend("sentinel://a:26379/0;sentinel://b:26379/0?master_name=main")
-    assert ":SentinelReplyBackend+sentinel://a" in sentinel["result_backend"]
+    assert sentinel["result_backend"].startswith("sentinel://a")
     assert sentinel["result_backend_transport_options"]["master_name"] == "main"
     prefixed = backend("redis://a", GATEWAY_RESULT_KEY_PREFIX="eu")
     assert prefixed["result_backend_transport_options"]["global_keyprefix"] == "eu"

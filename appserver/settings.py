@@ -1,24 +1,21 @@
-"""The Celery app and its safe, fast defaults.
+"""The app server's own settings, made of the gateway's variables.
 
-Nothing is read from the environment before the configuration is first used, and nothing
-connects before a worker or a client does. docs/appserver.md says why each default is what it is.
+docs/appserver.md says why each default is what it is.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import ssl
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from appserver.bootsteps import PromptHub, QuietTasks
+from appserver.celery_setup import STORES
 from appserver.queues import task_queues
 
 BROKER_URL = "amqp://guest:guest@127.0.0.1:5672//"
@@ -26,15 +23,9 @@ RESULT_BACKEND = "redis://127.0.0.1:6379/0"
 
 RESULT_EXPIRES = 300  # seconds
 BROKER_HEARTBEAT = 10  # seconds
-CONFIRM_TIMEOUT = 5.0  # seconds until a task's own publish counts as lost
 VISIBILITY_TIMEOUT = 600  # seconds until Redis, as a broker, gives a task to another worker
 PREFETCH = 16  # messages a pool process, thread or greenlet
 
-_BACKENDS = {
-    "redis": "ReplyBackend",
-    "rediss": "ReplyBackend",
-    "sentinel": "SentinelReplyBackend",
-}
 _FALSE = {"0", "false", "f", "no", "n", "off"}
 
 
@@ -52,8 +43,6 @@ def settings(environ: Mapping[str, str]) -> dict[str, Any]:
         "accept_content": ["json"],
         "task_serializer": "json",
         "result_serializer": "json",
-        "task_acks_late": True,
-        "task_reject_on_worker_lost": True,
         "task_ignore_result": False,
         "task_track_started": False,
         "task_send_sent_event": False,
@@ -64,9 +53,8 @@ def settings(environ: Mapping[str, str]) -> dict[str, Any]:
 
 def _worker(environ: Mapping[str, str]) -> dict[str, Any]:
     chatter = environ.get("GATEWAY_WORKER_CHATTER", "0").lower() not in _FALSE
-    stock, quiet = "celery.worker.consumer:Consumer", "appserver.worker:QuietConsumer"
     return {
-        "worker_consumer": stock if chatter else quiet,
+        "worker_consumer": f"appserver.worker:{'Prompt' if chatter else 'Quiet'}Consumer",
         "worker_send_task_events": False,
         "worker_prefetch_multiplier": PREFETCH,
         "worker_detect_quorum_queues": True,
@@ -90,33 +78,25 @@ def _broker(url: str, environ: Mapping[str, str]) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "broker_url": url,
         "broker_heartbeat": BROKER_HEARTBEAT,
-        "broker_connection_retry_on_startup": True,
-        "broker_connection_max_retries": None,
-        # Else the worker ends where its own queue is locked by the connection that it has just
-        # lost: another node of the cluster may not know of that yet.
-        "broker_channel_error_retry": True,
     }
     scheme = schemes.pop()
     if scheme == "amqps":
         settings["broker_use_ssl"] = _amqp_tls(environ)
     elif scheme == "rediss":
         settings["broker_use_ssl"] = _redis_tls(environ)
-    settings["broker_transport_options"] = (
-        {"confirm_publish": True, "confirm_timeout": CONFIRM_TIMEOUT}
-        if scheme in ("amqp", "amqps")
-        else {"visibility_timeout": VISIBILITY_TIMEOUT}
-    )
+    if scheme not in ("amqp", "amqps"):
+        settings["broker_transport_options"] = {"visibility_timeout": VISIBILITY_TIMEOUT}
     return settings
 
 
 def _results(url: str, environ: Mapping[str, str]) -> dict[str, Any]:
     """Make the result backend's settings; an empty `url` means that nothing is stored."""
     if not url:
-        return {"result_backend": "appserver.reply_backend:StorelessReplyBackend"}
+        return {"result_backend": None}
     scheme = url.partition(":")[0]
-    if scheme not in _BACKENDS:
+    if scheme not in STORES:
         raise ImproperlyConfigured(
-            f"GATEWAY_RESULT_BACKEND begins with {scheme!r}, not with {', '.join(_BACKENDS)}"
+            f"GATEWAY_RESULT_BACKEND begins with {scheme!r}, not with {', '.join(STORES)}"
         )
     # Retries are Celery's own, below: its Redis backend would nest others, and not where it reads.
     options: dict[str, Any] = {"retry_policy": {"max_retries": 0}}
@@ -128,7 +108,7 @@ def _results(url: str, environ: Mapping[str, str]) -> dict[str, Any]:
         # A Sentinel that is away is passed over, and not tried again and again.
         options["sentinel_kwargs"] = {"socket_timeout": 2.0, "retry": Retry(NoBackoff(), 0)}
     settings = {
-        "result_backend": f"appserver.reply_backend:{_BACKENDS[scheme]}+{url}",
+        "result_backend": url,
         "result_backend_transport_options": options,
         "result_expires": _result_expires(environ),
         # About 5 s in all, so that a restarted Redis still gets the result.
@@ -185,14 +165,3 @@ def _redis_tls(environ: Mapping[str, str]) -> dict[str, Any]:
         "ssl_cert_reqs": ssl.CERT_REQUIRED if verify else ssl.CERT_NONE,
         "ssl_check_hostname": verify,
     }
-
-
-# Not the process's current app: a project that only imports appserver.reply_backend has its own.
-app = Celery(
-    "appserver",
-    include=["appserver.tasks"],
-    task_cls="appserver.worker:PoisonAwareTask",
-    set_as_current=False,
-)
-app.add_defaults(lambda: settings(os.environ))
-app.steps["worker"].update((PromptHub, QuietTasks))

@@ -1,0 +1,113 @@
+"""What is built and installed: two packages without their tests, and a worker that needs little."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterable
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+#: What only the gateway needs.
+GATEWAYS = ("cryptography", "hiredis", "pika", "pydantic", "tornado")
+_BUILD = "import sys; from setuptools import build_meta as b; getattr(b, sys.argv[1])(sys.argv[2])"
+
+
+def build(kind: str, source: Path, to: Path) -> Path:
+    """Build what `kind` says of the tree `source`, as pip would do it; fetches nothing."""
+    argv = [sys.executable, "-c", _BUILD, f"build_{kind}", str(to)]
+    subprocess.run(argv, cwd=source, check=True, capture_output=True)
+    (built,) = (path for path in to.iterdir() if path.name.endswith((".whl", ".gz")))
+    return built
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory) -> tarfile.TarFile:
+    with tarfile.open(build("sdist", ROOT, tmp_path_factory.mktemp("sdist"))) as sdist:
+        yield sdist
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist, tmp_path_factory) -> zipfile.ZipFile:
+    """The wheel as it is made of the source distribution: what that lacks, it lacks."""
+    source = tmp_path_factory.mktemp("source")
+    sdist.extractall(source, filter="data")
+    (tree,) = source.iterdir()
+    with zipfile.ZipFile(build("wheel", tree, tmp_path_factory.mktemp("wheel"))) as wheel:
+        yield wheel
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory) -> Path:
+    home = tmp_path_factory.mktemp("installed")
+    wheel.extractall(home)
+    return home
+
+
+def python(installed: Path, code: str, *missing: str) -> subprocess.CompletedProcess[str]:
+    """Run `code` with what is installed, where these modules are `missing`."""
+    hide = f"import sys; sys.modules.update(dict.fromkeys({missing!r}))\n"
+    argv = [sys.executable, "-W", "error", "-c", hide + code]
+    env = {"PYTHONPATH": str(installed)}
+    return subprocess.run(argv, cwd=installed, env=env, capture_output=True, text=True)
+
+
+def test_the_wheel_has_both_packages_and_no_tests(wheel):
+    names = [name for name in wheel.namelist() if ".dist-info/" not in name]
+    assert {name.partition("/")[0] for name in names} == {"appserver", "gateway"}
+    assert {"appserver/py.typed", "gateway/py.typed", "gateway/admin/dashboard.html"} <= {*names}
+    modules = {str(p.relative_to(ROOT)) for top in ("appserver", "gateway") for p in
+               (ROOT / top).rglob("*.py")}  # fmt: skip
+    assert {name for name in names if name.endswith(".py")} == modules
+    assert not [name for name in names if re.search(r"(^|/)(tests?|loadtest|conftest)\b", name)]
+
+
+def test_the_source_distribution_has_what_the_project_has(sdist):
+    tops = {Path(name).parts[1] for name in sdist.getnames() if "/" in name}
+    assert {"docs", "tests", "deploy", "loadtest", "Makefile", "Dockerfile", "CHANGES.md"} <= tops
+    names = {name.partition("/")[2] for name in sdist.getnames()}
+    assert {"docs/appserver.md", "tests/conftest.py", "constraints-image.txt"} <= names
+    assert not [name for name in names if name.endswith(".pyc")]
+
+
+def test_what_a_worker_needs_is_little_and_bounded(wheel):
+    (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    metadata = Parser().parsestr(wheel.read(name).decode())
+    requirements = metadata.get_all("Requires-Dist")
+
+    def of(extra: str) -> set[str]:
+        end = f'; extra == "{extra}"'
+        return {one.removesuffix(end) for one in requirements if one.endswith(end)}
+
+    def names(some: Iterable[str]) -> set[str]:
+        return {re.match(r"[\w-]+", one)[0] for one in some}
+
+    base = [one for one in requirements if "extra ==" not in one]
+    assert names(base) == {"celery", "kombu", "packaging", "redis"}
+    assert "celery<5.8,>=5.4" in base
+    assert names(of("serve")) == {*GATEWAYS, "redis"}
+    for extra in ("gevent", "fast", "dev"):
+        assert "celery-gateway[serve]" in of(extra)
+    assert "Python :: 3.14" in str(metadata.get_all("Classifier"))
+    assert metadata["Requires-Python"] == ">=3.11"
+
+
+def test_a_worker_needs_nothing_of_the_gateway(installed):
+    modules = [f"appserver.{path.stem}" for path in (ROOT / "appserver").glob("[!_]*.py")]
+    imports = "import " + ", ".join(modules)
+    found = "import appserver; print(appserver.__file__, appserver.app.main)"
+    done = python(installed, f"{imports}\n{found}", "gateway", *GATEWAYS)
+    assert (done.stdout, done.stderr) == (f"{installed}/appserver/__init__.py appserver\n", "")
+
+
+@pytest.mark.parametrize("missing", [GATEWAYS, ("tornado",), ("pydantic",), ("pika",)])
+def test_the_command_without_its_extra_says_what_to_install(installed, missing):
+    done = python(installed, "import gateway.__main__ as g; sys.exit(g.main())", *missing)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"gateway: no \w+: pip install 'celery-gateway\[serve]'\n", done.stderr)

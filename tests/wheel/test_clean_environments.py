@@ -1,0 +1,161 @@
+"""The wheel by itself in clean environments, beside each Celery; `make wheel-test` runs this.
+
+Packages are fetched by pip.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.stack import RabbitMQ, Server, Stack, free_port
+from gateway.stack.stack import answers_ok
+from gateway.strategies import STRATEGIES
+from tests.integration.test_package import ROOT, build
+
+CELERIES = ("5.4", "5.5", "5.6", "5.7")
+QUEUE = "wheel"
+
+SHOP = """\
+import os
+import appserver, celery
+
+app = celery.Celery("shop", broker=os.environ["BROKER"], backend=os.environ["BACKEND"])
+appserver.setup(app)
+
+@app.task(name="shop.version", bind=True)
+def version(self, query, headers, body):
+    return appserver.Answer(201, {"celery": celery.__version__, "body": body}, {"ETag": "x"})
+"""
+
+
+class Environment:
+    """A virtual environment of one's own."""
+
+    def __init__(self, home: Path):
+        self.bin = home / "bin"
+        subprocess.run([sys.executable, "-m", "venv", home], check=True)
+
+    def install(self, *requirements: str) -> None:
+        argv = [self.bin / "pip", "--disable-pip-version-check", "--quiet", "install"]
+        subprocess.run([*argv, *requirements], check=True)
+
+    def versions(self) -> dict[str, str]:
+        argv = [self.bin / "pip", "--disable-pip-version-check", "list", "--format", "json"]
+        done = subprocess.run(argv, check=True, capture_output=True)
+        return {one["name"]: one["version"] for one in json.loads(done.stdout)}
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory) -> Path:
+    return build("wheel", ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="session")
+def shop(tmp_path_factory) -> Path:
+    home = tmp_path_factory.mktemp("shop")
+    (home / "shop.py").write_text(SHOP)
+    (home / "gateway.toml").write_text(
+        f'[[routes]]\npath = "/"\ntask = "shop.version"\nqueue = "{QUEUE}"\n'
+    )
+    return home
+
+
+@pytest.fixture(scope="module", params=CELERIES)
+def beside(request, wheel, tmp_path_factory) -> Environment:
+    """An environment with this Celery, to which the wheel has been added."""
+    environment = Environment(tmp_path_factory.mktemp("environment"))
+    environment.install(f"celery[redis]=={request.param}.*")
+    before = environment.versions()
+    environment.install(str(wheel))
+    # Nothing that the app had is replaced.
+    assert before.items() <= environment.versions().items()
+    assert before["celery"].startswith(request.param)
+    environment.celery = before["celery"]
+    return environment
+
+
+@pytest.fixture
+def worker(
+    beside, shop, stack: Stack, rabbitmq: RabbitMQ, redis_server: Server
+) -> Iterator[Server]:
+    argv = [beside.bin / "celery", "-A", "shop", "worker", "-n", f"{beside.celery}@localhost"]
+    worker = stack.spawn(
+        "worker",
+        [*map(str, argv), "-Q", QUEUE, "-c", "2", "-l", "INFO"],
+        env={"BROKER": rabbitmq.url, "BACKEND": redis_server.url},
+        cwd=shop,
+        ready="ready.",
+    )
+    yield worker
+    worker.stop()
+
+
+def gateway(
+    stack: Stack, program: Path, strategy: str, shop: Path, broker: str, results: str
+) -> Server:
+    ports = free_port(), free_port()
+    argv = [str(program), "serve", "--strategy", strategy, "--broker", broker]
+    argv += ["--result-backend", results, "--config", str(shop / "gateway.toml")]
+    argv += ["--port", str(ports[0]), "--admin-port", str(ports[1])]
+    server = stack.spawn("gateway", argv, ready=lambda: answers_ok(ports[1], "/readyz"))
+    server.url = f"http://127.0.0.1:{ports[0]}/"
+    return server
+
+
+def post(url: str, body: str) -> tuple[int, object]:
+    with urllib.request.urlopen(url, data=body.encode(), timeout=30) as answer:
+        return answer.status, json.loads(answer.read())
+
+
+@pytest.mark.parametrize("strategy", ["pika", "redis"])
+def test_a_worker_with_any_celery_serves(
+    beside, worker, shop, stack, rabbitmq, redis_server, strategy
+):
+    program = Path(sys.executable).parent / "gateway"
+    server = gateway(stack, program, strategy, shop, rabbitmq.url, redis_server.url)
+    for number in range(20):
+        answer = post(server.url, f"hello {number}")
+        assert answer == (201, {"celery": beside.celery, "body": f"hello {number}"})
+    server.stop()
+    assert "Traceback" not in worker.output()
+
+
+def test_the_command_needs_its_extra(beside):
+    done = subprocess.run([beside.bin / "gateway", "check"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "pip install 'celery-gateway[serve]'" in done.stderr
+
+
+def test_the_gateway_in_one_environment_with_any_celery(
+    beside, wheel, worker, shop, stack, rabbitmq, redis_server
+):
+    beside.install(f"{wheel}[gevent]")
+    assert beside.versions()["celery"] == beside.celery
+    for strategy in STRATEGIES:
+        program = beside.bin / "gateway"
+        server = gateway(stack, program, strategy, shop, rabbitmq.url, redis_server.url)
+        for number in range(20):
+            answer = post(server.url, f"hello {number}")
+            assert answer == (201, {"celery": beside.celery, "body": f"hello {number}"})
+        server.stop()
+
+
+def test_dev_in_a_clean_environment(wheel, stack, tmp_path):
+    environment = Environment(tmp_path / "environment")
+    environment.install(f"{wheel}[dev]")
+    port = free_port()
+    argv = [environment.bin / "gateway", "dev", "--port", port, "--admin-port", free_port()]
+    dev = stack.spawn(
+        "dev", list(map(str, argv)), env={"PATH": os.environ["PATH"]}, ready="Ctrl-C stops"
+    )
+    url = f"http://127.0.0.1:{port}/"
+    assert urllib.request.urlopen(url, data=b"hello", timeout=30).read() == b"hello"
+    dev.stop()
