@@ -89,7 +89,7 @@ def test_a_scheme_goes_with_a_secret_from_the_environment(send, monkeypatch):
     assert '"type":"message"' in sent.out
     monkeypatch.setenv("MINE", "another")
     sent = send("/slack", "--as", "slack", "--secret", "env:MINE")
-    reason = "The signature is missing, wrong, or out of time."
+    reason = "The signature does not match."
     assert (sent.code, sent.err) == (1, f"gateway: refused: {reason}\n")
     assert sent.out.startswith("401 Unauthorized\n") and "urn:celery-gateway:unverified" in sent.out
 
