@@ -67,7 +67,11 @@ class Child:
         logger.info("serving with the strategy %s", self._config.strategy)
         await self._stopping.wait()
         logger.info("draining")
-        await self._server.drain(self._config.grace)
+        unanswered = await self._server.drain(self._config.grace)
+        if unanswered:
+            logger.warning("drained: cut off after `grace`, without an answer: %d", unanswered)
+        else:
+            logger.info("drained: all requests are answered")
         answering.cancel()
         await self._relay.stop()
         writer.close()

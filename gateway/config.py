@@ -7,8 +7,6 @@ the defaults stand here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from difflib import get_close_matches
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,6 +24,7 @@ from pydantic import (
 
 from gateway.answer import TEXT
 from gateway.model import Model, Seconds
+from gateway.problems import explain, meant
 from gateway.route import RESULTS, Route
 from gateway.sources import SCHEMES, find
 from gateway.sources.base import Options
@@ -61,6 +60,7 @@ class Config(Model):
     idempotency_window: float = Field(86_400.0, gt=0, le=30 * 86_400)
     max_kept_answer: int = Field(2_048, ge=0, le=1024 * 1024)
     journal: int = Field(0, ge=0, le=10_000_000)
+    log_requests: bool = False
     public_url: str | None = None
     secret_key: SecretStr | None = Field(None, min_length=16)
     host: str = "127.0.0.1"
@@ -131,7 +131,9 @@ class Config(Model):
     def _schemes(cls, values: Any) -> Any:
         """Have each source's own scheme say what it may be told."""
         if not isinstance(values, dict):
-            return values
+            raise ValueError("each source is a table with a name: write [sources.NAME]")
+        if isinstance(values.get("scheme"), str):
+            raise ValueError("a source has a name of its own: write [sources.NAME]")
         found, problems = {}, []
         for name, value in values.items():
             scheme = value.get("scheme") if isinstance(value, dict) else None
@@ -139,7 +141,7 @@ class Config(Model):
                 found[name] = value
             elif scheme not in SCHEMES:
                 what = "there is no such scheme" if scheme else "needed"
-                problems.append(f"{name}.scheme: {what}{_meant(scheme, sorted(SCHEMES))}")
+                problems.append(f"{name}.scheme: {what}{meant(scheme, sorted(SCHEMES))}")
             else:
                 try:
                     found[name] = find(scheme).Options.model_validate(value)
@@ -232,28 +234,6 @@ class Config(Model):
 
     def _habits(self, route: Route) -> Any:
         return find(self.sources[route.source].scheme)
-
-
-def explain(error: ValidationError, model: type[Model], place: str = "") -> list[str]:
-    """Say of each problem with a `model` where it is and what would be valid, a line each."""
-    lines = []
-    for detail in error.errors(include_input=False, include_url=False):
-        loc = detail["loc"]
-        where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in loc).lstrip(".")
-        text = detail["msg"].removeprefix("Value error, ")
-        if detail["type"] == "extra_forbidden":
-            known = {"routes": Route, "tls": TLS}.get(str(loc[0]), model)
-            text = f"there is no such setting{_meant(loc[-1], known.model_fields)}"
-        # A source's problems name their places themselves.
-        where += "." if where == "sources" else ": " if where else ""
-        lines += [f"{place}{where}{line}" for line in text.split("\n")]
-    return lines
-
-
-def _meant(given: Any, known: Iterable[str]) -> str:
-    """Say which of the `known` names is the nearest to the `given` one, or else all of them."""
-    near = get_close_matches(given, known, 1) if isinstance(given, str) else []
-    return f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
 
 
 def _check_url(url: str, schemes: tuple[str, ...]) -> None:

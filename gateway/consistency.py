@@ -15,7 +15,8 @@ _ANY = {"", "0.0.0.0", "::"}
 
 def problems(config: Config) -> list[str]:
     """Return what is wrong with `config` as a whole: a place and what would be valid each."""
-    return [*_of_servers(config), *_of_ports(config), *_of_limits(config), *_of_routes(config)]
+    found = [*_of_servers(config), *_of_ports(config), *_of_limits(config), *_of_routes(config)]
+    return list(dict.fromkeys(found))
 
 
 def _of_servers(config: Config) -> list[str]:

@@ -25,6 +25,8 @@ class Desk(Protocol):
     results: Results
     journal: Journal | None
     failpoint: Failpoint
+    #: Is each request a line in the log?
+    logs_requests: bool
 
     def delivery_id(self) -> str:
         """Return a new delivery id; what is refused has one, too, for whoever looks into it."""

@@ -14,7 +14,7 @@ from time import monotonic
 
 from tornado.httputil import HTTPMessageDelegate, RequestStartLine
 
-from gateway import answer, head
+from gateway import answer, head, request_log
 from gateway.answer import Answer
 from gateway.config import Config
 from gateway.decompression import gunzip
@@ -113,8 +113,9 @@ class Exchange(HTTPMessageDelegate):
         try:
             request = self._request(self._stream.hand_on())
         except RequestError as error:
-            self._shared.metrics.answered("", error.status, monotonic() - self.arrived)
-            self.respond(answer.of_error(error, self._shared.relay.delivery_id()))
+            delivery = self._shared.relay.delivery_id()
+            self._count(error, delivery)
+            self.respond(answer.of_error(error, delivery))
             return
         waiter = self._shared.relay.relay(request, self.respond)
         if waiter is not None and not self.answered:
@@ -172,12 +173,19 @@ class Exchange(HTTPMessageDelegate):
         if self.answered:
             return
         self._pieces.clear()
-        seconds = monotonic() - self.arrived if self.arrived else 0.0
-        self._shared.metrics.answered("", error.status, seconds)
         delivery = self._shared.relay.delivery_id()
+        self._count(error, delivery)
         if error.status >= 500:
             log.warning(f"%d {error.type}: %s (delivery %s)", error.status, error, delivery)
         self._write(answer.of_error(error, delivery), "close")
+
+    def _count(self, error: RequestError, delivery: str) -> None:
+        seconds = monotonic() - self.arrived if self.arrived else 0.0
+        self._shared.metrics.answered("", error.status, seconds)
+        if self._shared.config.log_requests:
+            method, target = (self._start.method, self._start.path) if self._start else ("-", "-")
+            path, _ = head.split_target(target)
+            request_log.write(method, path, error.status, seconds, delivery)
 
     def respond(self, given: Answer) -> None:
         """Answer a complete request."""

@@ -14,6 +14,8 @@ from typing import IO
 
 #: Upper bounds of the latency histogram (seconds).
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+#: Where in a histogram the sum stands: behind those, and the one without a bound.
+_SUM = len(BUCKETS) + 1
 STATUSES = (
     200, 202, 204, 400, 401, 404, 405, 408, 409, 410, 413, 414, 415, 429, 431,
     500, 502, 503, 504, 0,
@@ -21,7 +23,7 @@ STATUSES = (
 
 HELP = {
     "gateway_requests_total": "Requests answered, by route and status (0: any other status).",
-    "gateway_request_seconds": "Seconds from a request's arrival to its answer.",
+    "gateway_request_seconds": "Seconds from a request's arrival to its answer, by route.",
     "gateway_events_unrouted_total": "Verified deliveries whose event no route takes.",
     "gateway_clients_gone_total": "Requests whose client left before the answer.",
     "gateway_messages_published_total": "Messages handed to the broker.",
@@ -51,16 +53,18 @@ class Metrics:
     def __init__(self, file: IO[bytes] | int, routes: Iterable[str]):
         self.series: list[tuple[str, str]] = [(name, "") for name in _GAUGES + _PLAIN]
         self._requests: dict[tuple[str, int], int] = {}
+        #: Where a route's histogram begins: its buckets, then its sum.
+        self._seconds: dict[str, int] = {}
         for route in (*routes, ""):
+            label = f'route="{_escape(route)}"'
             for status in STATUSES:
                 self._requests[route, status] = len(self.series)
-                labels = f'route="{_escape(route)}",status="{status or "other"}"'
+                labels = f'{label},status="{status or "other"}"'
                 self.series.append(("gateway_requests_total", labels))
-        self._latency = len(self.series)
-        for bound in (*BUCKETS, "+Inf"):
-            self.series.append(("gateway_request_seconds_bucket", f'le="{bound}"'))
-        self._seconds = len(self.series)
-        self.series.append(("gateway_request_seconds_sum", ""))
+            self._seconds[route] = len(self.series)
+            for bound in (*BUCKETS, "+Inf"):
+                self.series.append(("gateway_request_seconds_bucket", f'{label},le="{bound}"'))
+            self.series.append(("gateway_request_seconds_sum", label))
         fd = file if isinstance(file, int) else file.fileno()
         self._map = mmap.mmap(fd, self.size(len(self.series)))
         self._values = memoryview(self._map).cast("d")
@@ -75,7 +79,7 @@ class Metrics:
         """Make the counters and the file they live in (inheritable by its descriptor)."""
         routes = list(routes)
         file = tempfile.TemporaryFile(prefix="gateway-metrics-")  # noqa: SIM115 - the caller closes it
-        file.truncate(cls.size(4096 + len(routes) * len(STATUSES)))
+        file.truncate(cls.size(4096 + len(routes) * (len(STATUSES) + _SUM + 1)))
         return cls(file, routes), file
 
     def add(self, name: str, amount: float = 1) -> None:
@@ -92,8 +96,9 @@ class Metrics:
         at = self._requests.get((route, status))
         values = self._values
         values[self._requests[route, 0] if at is None else at] += 1
-        values[self._latency + bisect_left(BUCKETS, seconds)] += 1
-        values[self._seconds] += seconds
+        start = self._seconds[route]
+        values[start + bisect_left(BUCKETS, seconds)] += 1
+        values[start + _SUM] += seconds
 
     def totals(self, alive: bool = True) -> dict[tuple[str, str], float]:
         """Return every series with its value; what is not `alive` has no gauges."""
@@ -119,19 +124,14 @@ def add_up(parts: Iterable[dict[tuple[str, str], float]]) -> dict[tuple[str, str
 
 
 def expose(total: dict[tuple[str, str], float]) -> str:
-    """Write added-up series in Prometheus' text format; request series at zero are left out."""
+    """Write added-up series in Prometheus' text format; request series at zero are left
+    out."""
     lines = []
     for name, text in HELP.items():
         kind = "gauge" if name in _GAUGES else "counter" if name.endswith("_total") else "histogram"
         lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
         if kind == "histogram":
-            count = 0.0
-            for (series, labels), value in total.items():
-                if series == f"{name}_bucket":
-                    count += value
-                    lines.append(f"{series}{{{labels}}} {count:.15g}")
-            lines.append(f"{name}_count {count:.15g}")
-            lines.append(f"{name}_sum {total.get((f'{name}_sum', ''), 0):.6f}")
+            lines += _histograms(name, total)
             continue
         for (series, labels), value in total.items():
             if series == name and (value or not labels):
@@ -139,6 +139,25 @@ def expose(total: dict[tuple[str, str], float]) -> str:
                     f"{series}{{{labels}}} {value:.15g}" if labels else f"{series} {value:.15g}"
                 )
     return "\n".join(lines) + "\n"
+
+
+def _histograms(name: str, total: dict[tuple[str, str], float]) -> list[str]:
+    """Write the histogram of each route that has one: a bucket counts all up to its bound."""
+    counts: dict[str, float] = {}
+    buckets: dict[str, list[str]] = {}
+    for (series, labels), value in total.items():
+        if series == f"{name}_bucket":
+            route = labels.rpartition(",le=")[0]
+            counts[route] = counts.get(route, 0) + value
+            line = f"{series}{{{labels}}} {counts[route]:.15g}"
+            buckets.setdefault(route, []).append(line)
+    lines = []
+    for route, count in counts.items():
+        if count:
+            lines += buckets[route]
+            lines.append(f"{name}_count{{{route}}} {count:.15g}")
+            lines.append(f"{name}_sum{{{route}}} {total[f'{name}_sum', route]:.6f}")
+    return lines
 
 
 def _escape(label: str) -> str:

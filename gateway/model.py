@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 
 class Model(BaseModel):
@@ -14,3 +15,15 @@ class Model(BaseModel):
 
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+def matching(pattern: str, sentence: str) -> AfterValidator:
+    """Make a validator of texts that match `pattern` as a whole; `sentence` says how they look."""
+    matches = re.compile(pattern).fullmatch
+
+    def check(text: str) -> str:
+        if not matches(text):
+            raise ValueError(sentence)
+        return text
+
+    return AfterValidator(check)

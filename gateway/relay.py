@@ -67,6 +67,7 @@ class Relay:
         self.limits = Limits(config)
         self.results = Results(config, self._store)
         self.journal = Journal(config, metrics) if config.journal else None
+        self.logs_requests = config.log_requests
 
     async def start(self) -> None:
         """Begin to connect to broker and stores."""
@@ -219,8 +220,8 @@ class Relay:
 
 
 def _check_look(method: str) -> None:
-    if method != "GET":
-        raise MethodNotAllowed("Send a GET.", headers={"Allow": "GET"})
+    if method not in ("GET", "HEAD"):
+        raise MethodNotAllowed("Send a GET.", headers={"Allow": "GET, HEAD"})
 
 
 def parse_query(text: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from gateway.model import Model, Seconds
+from gateway.model import Model, Seconds, matching
 
 PARAM = re.compile(r"\{([a-z_][a-z0-9_]*)\}")
 #: The path below which results lie; no route may take it.
@@ -15,6 +15,13 @@ RESULTS = "/results/"
 
 #: Where a value of a request stands: a header, or a place in its JSON (RFC 6901).
 _PLACE = r"(header:[!#$%&'*+\-.^_`|~0-9A-Za-z]+|json:(/[^\r\n]*)?)"
+_ordering_key = matching(
+    f"{_PLACE}|param:[a-z0-9_]+", "is written as json:/pointer, header:NAME or param:name"
+)
+_idempotency = matching(f"auto|none|{_PLACE}", "is auto, none, header:NAME or json:/pointer")
+_content_type = matching(
+    r"[\x20-\x7e]+", "has printable ASCII characters only, as in text/plain; charset=utf-8"
+)
 #: The statuses below one of them, without some.
 _final = re.compile(r"below ([2-6]\d\d)(?:, but (\d{3}(?:, \d{3})*))?").fullmatch
 #: Bytes of a queue's name, and of a field's: AMQP's short strings have no more.
@@ -33,23 +40,23 @@ Queue = Annotated[str, Field(min_length=1), AfterValidator(_short)]
 class Route(Model):
     """One path, or some events of the source on it, and the task that they become."""
 
-    path: str = Field(pattern=r"^/[^\s?#]*$")
+    path: Annotated[str, matching(r"/[^\s?#]*", "begins with / and has no space, ? or #")]
     source: str | None = None
     events: list[str] | None = Field(None, min_length=1)
     task: str = Field("api.core.main", min_length=1)
     queue: Queue = "celery"
     queues: list[Queue] | None = Field(None, min_length=2)
-    ordering_key: str | None = Field(None, pattern=f"^({_PLACE}|param:[a-z0-9_]+)$")
+    ordering_key: Annotated[str, _ordering_key] | None = None
     answer: Literal["wait", "accept", "wait-then-accept"] = "wait"
     deadline: Seconds | None = None
     tries: int | None = Field(None, ge=1, le=100)
     retry_after: Seconds | None = None
     fallback: str | None = None
     prefer: bool = False
-    idempotency: str = Field("auto", pattern=f"^(auto|none|{_PLACE})$")
+    idempotency: Annotated[str, _idempotency] = "auto"
     idempotency_scope: Literal["caller", "route"] = "caller"
     final: str = "below 500, but 408, 425, 429"
-    content_type: str | None = Field(None, pattern=r"^[\x20-\x7e]+$")
+    content_type: Annotated[str, _content_type] | None = None
     durable: bool = False
     declare: bool = True
     queue_type: Literal["classic", "quorum"] = "classic"

@@ -179,8 +179,11 @@ class Server:
         if not self.draining:
             asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
-    async def drain(self, grace: float) -> None:
-        """Stop accepting, let idle connections finish, then wait `grace` seconds at the most."""
+    async def drain(self, grace: float) -> int:
+        """Stop accepting, let idle connections finish, then wait `grace` seconds at the most.
+
+        Returns how many requests had no answer by then, or had not taken it.
+        """
         self._draining = self._exchanges.closing = True
         loop = asyncio.get_running_loop()
         while self._sockets:
@@ -195,9 +198,11 @@ class Server:
         await self._until_quiet(min(IDLE_DRAIN, grace))
         while any(stream.busy for stream in self._streams) and monotonic() < end:
             await self._until_quiet(0.05)
+        unanswered = sum(stream.busy for stream in self._streams)
         for stream in list(self._streams):
             stream.abort()
         await self._quiet.wait()
+        return unanswered
 
     async def _until_quiet(self, seconds: float) -> None:
         with suppress(TimeoutError):

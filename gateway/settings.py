@@ -18,8 +18,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from gateway import consistency
-from gateway.config import Config, explain
+from gateway.config import Config
 from gateway.errors import ConfigError
+from gateway.problems import explain
 from gateway.tls import TLS
 
 _NAME = "GATEWAY_"
@@ -32,6 +33,7 @@ _TABLES = ("tls", "sources", "routes")
 _SERVICE = re.compile(
     r"GATEWAY_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 ).fullmatch
+_ROUTE = re.compile(r"routes\[(?P<number>\d+)\][^:\s]*").search
 _ADDRESS = ("tcp://", "udp://", "sctp://")
 
 
@@ -45,7 +47,8 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | None
     problems: list[str] = []
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
-    for name, value in _read(path).items():
+    file = _read(path)
+    for name, value in file.items():
         values[name] = _secrets(value, f"{path}: {name}", environ, problems)
         places[name] = f"{path}: "
     for name in Config.model_fields:
@@ -84,8 +87,20 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | None
             line = line.removeprefix(f"{setting}: ")
         problems.append(place + line)
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError([_with_path(problem, file.get("routes")) for problem in problems])
     return config
+
+
+def _with_path(problem: str, routes: Any) -> str:
+    """Add to a place like ``routes[2].queue`` which path that is, for nobody counts routes."""
+    found = _ROUTE(problem)
+    if not found or not isinstance(routes, list) or int(found["number"]) >= len(routes):
+        return problem
+    route = routes[int(found["number"])]
+    path = route.get("path") if isinstance(route, dict) else None
+    if not isinstance(path, str) or not path.isprintable():  # `{ env = }` may be a secret
+        return problem
+    return f"{problem[: found.end()]} (path {path:.80}){problem[found.end() :]}"
 
 
 def described(config: Config, environ: Mapping[str, str], path: Path | None) -> str:

@@ -51,3 +51,12 @@ def bind_tcp(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def address(bound: socket.socket) -> str:
+    """Return where `bound` listens, as it stands in a URL; of a UNIX socket its path."""
+    name = bound.getsockname()
+    if not isinstance(name, tuple):
+        return os.fsdecode(name)
+    host, port = name[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -67,6 +67,7 @@ class Supervisor:
             listener.close()
         while self._keepers:
             await asyncio.wait(self._keepers)
+        log.info("stopped")
 
     def totals(self) -> dict[tuple[str, str], float]:
         """Add up the counters of all children, the dead ones included."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from time import monotonic
 
-from gateway import answer
+from gateway import answer, request_log
 from gateway.answer import Answer
 from gateway.celery_message import Message
 from gateway.claim import Claim
@@ -160,6 +160,7 @@ class Waiter:
         self._leave()
         self._desk.metrics.add("gateway_clients_gone_total")
         self._write_down(GONE)
+        self._log(GONE)
         self._let_go()
 
     def _let_go(self) -> None:
@@ -177,7 +178,7 @@ class Waiter:
             self._desk.late.listen(self.claim, self.target)
 
     def refuse(self, error: RequestError) -> None:
-        delivery = self.delivery_id or self._desk.delivery_id()
+        delivery = self.delivery_id = self.delivery_id or self._desk.delivery_id()
         if error.status >= 500:
             # The types are few: lines are limited by their text before it is filled in.
             text = f"%d {error.type}: %s (route %s, delivery %s, task %s)"
@@ -197,6 +198,7 @@ class Waiter:
             respond(given)
             self.respond = None  # now that nothing else has to be answered
             self._write_down(given.status, error)
+            self._log(given.status)
 
     def give_result(self, given: Answer) -> None:
         """Answer with a task's, in the form that the sender wants."""
@@ -288,6 +290,11 @@ class Waiter:
         if journal is not None and message is not None:
             seconds = monotonic() - self.request.arrived
             journal.write(message, self.task_id or message.task_id, status, seconds, error)
+
+    def _log(self, status: int) -> None:
+        if self._desk.logs_requests:
+            request, seconds = self.request, monotonic() - self.request.arrived
+            request_log.write(request.method, request.path, status, seconds, self.delivery_id)
 
     def _leave(self) -> None:
         self.rejoin = None

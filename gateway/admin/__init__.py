@@ -3,8 +3,8 @@
 GET /healthz: 200 where every child's loop answers within a second, and at least one does; those
     that are just being started need not. Else 503.
 GET /readyz: 200 where any child has its broker and results and is not draining, else 503;
-    JSON: ``{"ready": true, "children": [{"pid": 7, "broker": "", "results": ""}]}``, where a
-    text says what is wrong.
+    JSON: ``{"ready": true, "version": "1.0", "strategy": "redis", "children": [{"pid": 7,
+    "broker": "", "results": ""}]}``, where a child's text says what is wrong.
 GET /metrics: Prometheus' text format, all processes added up.
 GET /: a page that shows the two last ones every other second.
 
@@ -21,6 +21,7 @@ from tornado.httpserver import HTTPServer
 from tornado.iostream import IOStream
 from tornado.web import Application, RequestHandler
 
+from gateway import __version__
 from gateway.metrics import expose
 from gateway.supervisor import Supervisor
 
@@ -99,6 +100,8 @@ class Readiness(_Page):
         self.write(
             {
                 "ready": ready,
+                "version": __version__,
+                "strategy": self.supervisor.config.strategy,
                 "children": [
                     {"pid": child.pid, **(checks if checks is not None else {"loop": "no answer"})}
                     for child, checks in zip(children, answers, strict=True)

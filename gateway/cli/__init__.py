@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from gateway.cli import check, deliveries, dev, send, serve, strategies
+from gateway.cli import check, completion, deliveries, dev, send, serve, strategies
 from gateway.errors import ConfigError, GatewayError
 
 COMMANDS = {
@@ -16,6 +16,7 @@ COMMANDS = {
     "send": send,
     "deliveries": deliveries,
     "strategies": strategies,
+    "completion": completion,
 }
 
 
@@ -24,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0].startswith("-") and argv[0] not in ("-h", "--help", "--version"):
         argv = ["serve", *argv]
-    arguments = _parser().parse_args(argv)
+    arguments = command_line().parse_args(argv)
     try:
         code = arguments.run(arguments)
         sys.stdout.flush()
@@ -43,7 +44,8 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
+    """Return what parses the command line."""
     from gateway import __version__
 
     parser = argparse.ArgumentParser(

@@ -3,58 +3,47 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import secrets
 import signal
 import sys
 import threading
-import time
-import tomllib
-from contextlib import suppress
 from pathlib import Path
 
-from gateway.cli.samples import sample
-from gateway.cli.send import curl_line, signed_request
+from gateway.cli.local import first_task
+from gateway.cli.local.plan import (
+    APP,
+    BROKER,
+    CONFIG,
+    EMBEDDED,
+    HERE,
+    PUBLIC,
+    RABBITMQ,
+    RESULTS,
+    STATE,
+    Plan,
+    make,
+)
+from gateway.cli.local.welcome import warnings, welcome
 from gateway.config import Config
 from gateway.errors import ConfigError
-from gateway.settings import load
 from gateway.sockets import bind_tcp
-from gateway.sources import find
-from gateway.sources.base import Draft
 from gateway.stack import Server, Stack, StackError, free_port
 
-_BROKER, _RESULTS = "GATEWAY_BROKER_URL", "GATEWAY_RESULT_BACKEND"
-EMBEDDED, RABBITMQ = "embedded", "rabbitmq"
-_PUBLIC, _JOURNAL = "GATEWAY_PUBLIC_URL", "GATEWAY_JOURNAL"
-_HERE = "http://127.0.0.1"
 #: Those whose lines are of interest only when they fail.
 _SILENT = {EMBEDDED, RABBITMQ, "epmd"}
-
-# What is served without a file. The printed message is good for a day.
-_DEMO = """\
-[sources.wechat]
-scheme = "wechat"
-secrets = "demo-token"
-tolerance = 86400
-
-[[routes]]
-path = "/"
-
-[[routes]]
-path = "/wechat"
-source = "wechat"
-task = "appserver.tasks.reply"
-"""
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--broker",
         metavar="URL",
-        help=f"{EMBEDDED} (a Redis-protocol server, the default), {RABBITMQ} (a private one, where "
-        "it is installed) or the URL of one that runs; default: GATEWAY_BROKER_URL",
+        help=f"{EMBEDDED} (a Redis-protocol server), {RABBITMQ} (a private one, where it is "
+        "installed) or the URL of one that runs; default: GATEWAY_BROKER_URL, else what the routes "
+        "need",
     )
-    parser.add_argument("--app", default="appserver", help="the worker's Celery app (appserver)")
+    parser.add_argument("--app", default=APP, help=f"the worker's Celery app ({APP})")
     parser.add_argument("--port", type=int, help="port to listen on (8000)")
     parser.add_argument("--admin-port", type=int, help="dashboard, health (9464)")
     parser.add_argument("--strategy", help="how results are awaited (redis)")
@@ -62,6 +51,10 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    # What it publishes itself, the gateway's own lines tell better.
+    for name in ("gateway", "pika"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     woken = threading.Event()
     interrupted = threading.Event()
 
@@ -69,62 +62,74 @@ def run(arguments: argparse.Namespace) -> int:
         interrupted.set()
         woken.set()
 
-    signal.signal(signal.SIGINT, interrupt)
-    signal.signal(signal.SIGTERM, interrupt)
-    signal.signal(signal.SIGCHLD, lambda *_: woken.set())
-    with Stack(on_line=_print_line) as stack:
-        servers, welcome = _start(stack, arguments)
-        print(welcome, flush=True)
+    with Stack(on_line=_print_line, silent=_SILENT) as stack:
+        servers, lines = _start(stack, arguments)
+        signal.signal(signal.SIGINT, interrupt)
+        signal.signal(signal.SIGTERM, interrupt)
+        signal.signal(signal.SIGCHLD, lambda *_: woken.set())
+        _say(*lines)
         while not interrupted.is_set():
-            woken.wait()
-            woken.clear()
             dead = [server for server in servers if not server.alive()]
-            if dead and not interrupted.is_set():
+            if dead:
                 for server in dead:
                     server.kill()  # and have the last of its output
                 raise StackError("; ".join(f"{it.name} has ended{it.tail()}" for it in dead))
-        print("\nstopping", flush=True)
-    print("stopped")
+            woken.wait()
+            woken.clear()
+        _say("\nstopping")
+    _say("stopped")
     return 0
 
 
-def _start(stack: Stack, arguments: argparse.Namespace) -> tuple[list[Server], str]:
+def _start(stack: Stack, arguments: argparse.Namespace) -> tuple[list[Server], list[str]]:
     """Start everything; return the servers and what to tell the user."""
-    broker, results, servers = _start_servers(stack, arguments)
-    path, demo = _file(stack, arguments)
-    # The worker's app, and `{ env = }` in the file, may need any of these.
-    made_up = _made_up(path)
-    env = {**made_up, **os.environ, _BROKER: broker, _RESULTS: results}
-    flags = {name: getattr(arguments, name) for name in ("port", "admin_port", "strategy")}
-    config = load({**flags, "broker_url": broker, "result_backend": results}, env, path)
-    _see_that_they_are_free(config)
-    port = config.port or free_port()
-    if made_up.get(_PUBLIC) == config.public_url:
-        env[_PUBLIC] = f"{_HERE}:{port}"
+    plan = make(arguments, os.environ, stack.directory)
+    _see_that_they_are_free(plan.config)
+    broker, results, servers = _start_servers(stack, plan)
     ours = {server.url for server in servers}
-    if _JOURNAL in made_up and _JOURNAL not in os.environ and config.state not in ours:
-        del env[_JOURNAL]  # somebody else's may be there
-    servers.append(
-        stack.worker(
-            broker,
-            results,
-            app=arguments.app,
-            pool="prefork",
-            concurrency=2,
-            queues=config.queues,
-            env=env,
-        )
-    )
+    config = plan.load(broker, results)
+    port = config.port or free_port()
+    env = _environment(plan, config, port, ours)
+    own_queue = "" if broker in ours else f"gateway.dev.{secrets.token_hex(4)}"
+    _say(f"starting a worker of {arguments.app}")
+    servers.append(stack.attached_worker(arguments.app, config.queues, env, own_queue))
+    worker = first_task.run(config, [own_queue] if own_queue else config.queues)
+    _say("starting the gateway")
     options = ["--strategy", arguments.strategy] if arguments.strategy else []
-    if path:
-        options += ["--config", str(path)]
+    if plan.path:
+        options += ["--config", str(plan.path)]
     # The URLs, which may have passwords, are in its environment.
     gateway = stack.gateway(*options, port=port, admin_port=config.admin_port, env=env)
     servers.append(gateway)
-    exports = {name: env[name] for name in (_BROKER, _RESULTS) if env[name] in ours}
-    if arguments.config:
-        exports["GATEWAY_CONFIG"] = str(arguments.config.absolute())
-    return servers, _welcome(config, demo, gateway, exports)
+    exports = {name: env[name] for name in (BROKER, RESULTS, STATE) if env[name] in ours}
+    if plan.path:
+        exports[CONFIG] = str(plan.path.absolute())
+    # Elsewhere another worker may have what this one lacks.
+    told = [] if own_queue else warnings(config, arguments.app, worker, plan.path)
+    return servers, [*told, *welcome(config, plan, arguments.app, gateway, exports)]
+
+
+def _environment(plan: Plan, config: Config, port: int, ours: set[str]) -> dict[str, str]:
+    """Return what worker and gateway find in their environment.
+
+    The worker's app, and `{ env = }` in the file, may need any of the variables that are there.
+    """
+    env = {
+        **plan.env,
+        BROKER: ";".join(config.brokers),
+        RESULTS: config.results,
+        STATE: config.state,
+        # The worker does not read the file.
+        "GATEWAY_RESULT_KEY_PREFIX": config.result_key_prefix,
+        "GATEWAY_RESULT_EXPIRES": str(config.result_expires),
+        **{f"GATEWAY_TLS_{name.upper()}": str(it) for name, it in config.tls if it is not None},
+    }
+    if config.public_url == HERE:
+        env[PUBLIC] = f"{HERE}:{port}"
+    journal = "GATEWAY_JOURNAL"
+    if journal not in os.environ and config.state not in ours:
+        env.pop(journal, None)  # somebody else's may be there
+    return env
 
 
 def _see_that_they_are_free(config: Config) -> None:
@@ -137,66 +142,29 @@ def _see_that_they_are_free(config: Config) -> None:
             raise ConfigError([f"{where}; {flag} chooses another"]) from exc
 
 
-def _start_servers(stack: Stack, arguments: argparse.Namespace) -> tuple[str, str, list[Server]]:
+def _start_servers(stack: Stack, plan: Plan) -> tuple[str, str, list[Server]]:
     """Return the URLs of broker and result store, and the servers that were started for them."""
-    wanted = arguments.broker or os.environ.get(_BROKER) or EMBEDDED
-    results = os.environ.get(_RESULTS, "")
-    servers = []
-    if wanted == EMBEDDED or not results:
+    servers: list[Server] = []
+    broker, results = plan.broker, plan.results
+    if broker == EMBEDDED or not results:
+        _say("starting the embedded server")
         servers.append(stack.embedded())
         results = results or servers[0].url
-    if wanted == EMBEDDED:
-        return servers[0].url, results, servers
-    if wanted == RABBITMQ:
+    if broker == EMBEDDED:
+        broker = servers[0].url
+    elif broker == RABBITMQ:
+        if plan.why:
+            _say(f"the routes need RabbitMQ: {plan.why}")
+        _say("starting RabbitMQ, which takes up to ten seconds")
         servers.append(stack.rabbitmq())
-        return servers[-1].url, results, servers
-    return wanted, results, servers
+        broker = servers[-1].url
+    return broker, results, servers
 
 
-def _file(stack: Stack, arguments: argparse.Namespace) -> tuple[Path | None, bool]:
-    """Return the configuration's file, and whether it is the demo's, which needs our worker."""
-    if path := arguments.config or os.environ.get("GATEWAY_CONFIG"):
-        return Path(path), False
-    if arguments.app != "appserver":
-        return None, False
-    path = stack.directory / "gateway.toml"
-    path.write_text(_DEMO)
-    return path, True
-
-
-def _made_up(path: Path | None) -> dict[str, str]:
-    """Return variables for what result URLs and the journal need, and the file does not have."""
-    made_up = {"public_url": _HERE, "secret_key": secrets.token_hex(16), "journal": "1000"}
-    # What is wrong with the file is told when it is loaded.
-    with suppress(OSError, ValueError):
-        for name in tomllib.loads(path.read_text("utf-8")) if path else ():
-            made_up.pop(name, None)
-    return {f"GATEWAY_{name.upper()}": value for name, value in made_up.items()}
+def _say(*lines: str) -> None:
+    print(*lines, sep="\n", flush=True)
 
 
 def _print_line(name: str, line: str) -> None:
-    if name not in _SILENT:
-        sys.stdout.write(f"{name:<9}| {line}\n")
-        sys.stdout.flush()
-
-
-def _welcome(config: Config, demo: bool, gateway: Server, exports: dict[str, str]) -> str:
-    lines = ["", "Ready. A POST is relayed as a task, which answers it."]
-    if any(route.path == "/" and not route.source for route in config.routes):
-        lines += ["The default task answers with the body:", ""]
-        lines += [f"    curl --data 'hello' {gateway.url}/"]
-    if demo:
-        lines += ["", "A message as WeChat sends it, signed, good for a day:", ""]
-        lines += [f"    {_message(config, f'{gateway.url}/wechat')}"]
-    if exports:
-        lines += ["", "For `gateway check`, `gateway deliveries`, and workers of your own:", ""]
-        lines += [f"    export {' '.join(f'{name}={url}' for name, url in exports.items())}"]
-    lines += ["", f"Dashboard: {gateway.admin_url}/ (and /healthz, /readyz, /metrics)."]
-    return "\n".join([*lines, "Ctrl-C stops everything.", ""])
-
-
-def _message(config: Config, url: str) -> str:
-    options = config.sources["wechat"]
-    now = time.time()
-    _, body = sample(options.scheme, "", str(secrets.randbelow(10**15)), now)
-    return curl_line(signed_request(find(options.scheme)(options), Draft(body, url, now)))
+    sys.stdout.write(f"{name:<9}| {line}\n")
+    sys.stdout.flush()

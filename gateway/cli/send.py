@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import secrets
 import shlex
@@ -10,6 +11,7 @@ import sys
 import time
 from base64 import b64encode
 from collections.abc import Mapping
+from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import NamedTuple
@@ -17,11 +19,11 @@ from urllib.parse import urlencode, urlsplit
 
 from pydantic import ValidationError
 
-from gateway.answer import JSON
+from gateway.answer import JSON, PROBLEM
 from gateway.cli.samples import sample
-from gateway.config import explain
 from gateway.delivery import Request
 from gateway.errors import BadRequest, ConfigError, GatewayError, RequestError, Unverified
+from gateway.problems import explain
 from gateway.settings import load
 from gateway.sources import SCHEMES, find
 from gateway.sources.base import Draft, Signed, Source
@@ -233,7 +235,22 @@ def _send(outgoing: Outgoing, source: Source) -> int:
     if opened is not None:
         print("(decrypted)")
     print(f"\n{(body if opened is None else opened).decode(errors='replace')}")
-    return 0 if 200 <= response.status < 300 else 1
+    if 200 <= response.status < 300:
+        return 0
+    if reason := _reason(response.getheader("Content-Type", ""), body):
+        print(f"gateway: refused: {reason}", file=sys.stderr)
+    return 1
+
+
+def _reason(content_type: str, body: bytes) -> str:
+    """Return what a gateway's error says; empty: it is none."""
+    if content_type != PROBLEM:
+        return ""
+    with suppress(ValueError, RecursionError):
+        problem = json.loads(body)
+        if isinstance(problem, dict) and isinstance(problem.get("detail"), str):
+            return "".join(each for each in problem["detail"] if each.isprintable())
+    return ""
 
 
 def _opened(body: bytes, source: Source) -> bytes | None:

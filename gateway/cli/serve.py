@@ -16,7 +16,7 @@ from gateway.admin import admin_server
 from gateway.config import Config
 from gateway.errors import ConfigError
 from gateway.settings import described, load, unknown_variables
-from gateway.sockets import bind, bind_tcp
+from gateway.sockets import address, bind, bind_tcp
 from gateway.strategies import STRATEGIES, find
 from gateway.supervisor import Supervisor
 
@@ -73,7 +73,12 @@ def run(arguments: argparse.Namespace) -> int:
     for name, near in unknown_variables(os.environ, arguments.config).items():
         hint = f"; did you mean {near}?" if near else ""
         logger.warning("%s is not read: there is no such variable%s", name, hint)
-    logger.info("listening on %s", ", ".join(str(bound.getsockname()) for bound in sockets))
+    logger.info("listening on %s", ", ".join(map(address, sockets)))
+    pages = "dashboard, health and metrics"
+    if admin:
+        logger.info("%s on http://%s/", pages, ", ".join(map(address, admin)))
+    else:
+        logger.info("no %s: admin_port is 0", pages)
     for name, source in config.sources.items():
         if source.tolerance == 0:
             logger.warning("source %s: tolerance 0, a recorded request stays good", name)

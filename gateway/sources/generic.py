@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 from uuid import uuid4
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from gateway.delivery import Request
+from gateway.model import matching
 from gateway.sources import base
 from gateway.sources.base import Draft, Signed, Verified
 from gateway.sources.envelopes import read_json
@@ -22,9 +23,13 @@ from gateway.sources.signatures import check_time, header, raw
 _TOKEN = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"  # RFC 9110, 5.1
 _placeholder = re.compile(r"\{(body|timestamp|id)\}")
 
-HeaderName = Annotated[str, Field(pattern=f"^{_TOKEN}$")]
+HeaderName = Annotated[str, matching(_TOKEN, "is a header's name, as in X-Signature")]
 #: A header, or a place in a JSON body.
-Place = Annotated[str, Field(pattern=rf"^(header:{_TOKEN}|json:(/[^\r\n]*)?)$")]
+Place = Annotated[
+    str,
+    matching(rf"header:{_TOKEN}|json:(/[^\r\n]*)?", "is written as header:NAME or json:/pointer"),
+]
+_Printable = Annotated[str, matching(r"[\x20-\x7e]*", "has printable ASCII characters only")]
 
 
 class Options(base.Options):
@@ -34,7 +39,7 @@ class Options(base.Options):
     algorithm: Literal["sha1", "sha256", "sha512"] = "sha256"
     encoding: Literal["hex", "base64"] = "hex"
     #: What the header has before the signature.
-    prefix: str = Field("", pattern=r"^[\x20-\x7e]*$")
+    prefix: _Printable = ""
     #: ``{body}``, ``{timestamp}`` and ``{id}`` with text around and between them.
     signed: str = "{body}"
     #: Has seconds since the epoch.

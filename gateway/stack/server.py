@@ -110,7 +110,9 @@ class Server:
             return log.read().decode(errors="replace")
 
     def tail(self) -> str:
-        """Return its last lines, each on a new one."""
+        """Return its last lines, each on a new one; or where they are, if they were shown."""
+        if self._on_line:
+            return ": see its lines above"
         return "".join(f"\n    {line}" for line in self.output().splitlines()[-20:])
 
     def stop(self, timeout: float = 10) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -26,16 +26,23 @@ from gateway.stack.server import Server, StackError
 # server behind its caller's back.
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH")
 
+#: The task of attached workers that says what their app has: that it runs shows that they work.
+DESCRIBE = "gateway.describe"
+
 
 class Stack:
     """Start servers; at exit, stop them in reverse order and remove their directory.
 
     With `on_line`, every line of output is also given to `on_line(name, line)`, in a thread for
-    each server.
+    each server; but not of those whose names are `silent`.
     """
 
-    def __init__(self, on_line: Callable[[str, str], None] | None = None):
-        self._on_line = on_line
+    def __init__(
+        self,
+        on_line: Callable[[str, str], None] | None = None,
+        silent: Collection[str] = (),
+    ):
+        self._on_line, self._silent = on_line, silent
         self._names: set[str] = set()
         self._naming = threading.Lock()
         self._epmd_port: int | None = None
@@ -74,9 +81,10 @@ class Stack:
         """Start a process and wait until it is ready.
 
         `ready` is polled until it is true; a string is awaited in the output. `env` is added to
-        the little that is inherited. Raises StackError, with the last 20 lines of its output,
-        when the process dies or `timeout` seconds pass.
+        the little that is inherited. Raises StackError, with the last 20 lines of its output
+        unless they were given to `on_line`, when the process dies or `timeout` seconds pass.
         """
+        on_line = None if name in self._silent else self._on_line
         numbered = (f"{name}-{n}" for n in itertools.count(2))
         with self._naming:  # servers may be started by several threads
             name = next(n for n in itertools.chain([name], numbered) if n not in self._names)
@@ -90,7 +98,7 @@ class Stack:
             cwd=cwd,
             ready=ready,
             timeout=timeout,
-            on_line=self._on_line,
+            on_line=on_line,
             on_change=self._tell_reaper,
         )
         self._exit.callback(server.stop)
@@ -175,6 +183,18 @@ class Stack:
             urls["GATEWAY_RESULT_BACKEND"] = results
         env = {**urls, **(env or {})}
         return self.spawn("worker", argv, env=env, cwd=cwd, ready=f"{node} ready.")
+
+    def attached_worker(
+        self, app: str, queues: Sequence[str], env: Mapping[str, str], own_queue: str = ""
+    ) -> Server:
+        """Start a worker of `app` on the servers in `env`, whatever the app says of its own.
+
+        It also consumes `own_queue`, where there is one; see `gateway.stack.attached`.
+        """
+        ready = self.directory / f"worker-{secrets.token_hex(4)}.ready"
+        argv = [sys.executable, "-m", "gateway.stack.attached", app, ",".join(queues), str(ready)]
+        argv += [own_queue] if own_queue else []
+        return self.spawn("worker", argv, env=env, ready=ready.exists)
 
     def gateway(
         self,

@@ -12,6 +12,7 @@ from gateway import errors
 from gateway.answer import ALLOWED_HEADERS
 from gateway.cli import COMMANDS
 from gateway.config import Config
+from gateway.delivery import Delivery
 from gateway.route import Route
 from gateway.sources.base import Options
 from gateway.strategies import STRATEGIES
@@ -91,6 +92,37 @@ def test_files_that_a_document_names_exist(name):
 def test_the_readme_shows_the_committed_report():
     assert figures.fill_readme(text("README.md")) == text("README.md")
     assert text("README.md").count("<!-- strategies -->\n| strategy |") == 1
+
+
+def test_performance_says_how_many_figures_are_missed():
+    document = text("docs/performance.md")
+    rows = re.findall(r"^\|.*\| missed \|$", document, re.M)
+    words = ["None", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine"]
+    (said,) = re.findall(r"^(\w+) of the figures above (?:is|are) missed\.$", document, re.M)
+    assert said == words[len(rows)]
+
+
+def test_the_shortest_strategies_are_named():
+    files = [ROOT / "gateway/strategies" / path for path in ("blocking.py", "threadpool.py")]
+    files += [ROOT / "gateway/strategies" / f"{name}.py" for name in ("ioloop", "pika_rpc")]
+    files.append(ROOT / "gateway/strategies/redis_push.py")
+    by_library: dict[bool, list[tuple[int, str]]] = {True: [], False: []}
+    for file in files:
+        code = file.read_text("utf-8")
+        by_library["celery_strategy" in code].append((code.count("\n"), file.name))
+    said = re.search(
+        r"strategies/(\w+\.py)` is the\s+shortest that publishes with pika, "
+        r"`gateway/strategies/(\w+\.py)` with kombu",
+        text("CONTRIBUTING.md"),
+    )
+    assert said.groups() == (min(by_library[False])[1], min(by_library[True])[1])
+
+
+def test_every_key_that_a_task_is_told_is_documented():
+    delivery = Delivery("", "", {}, {}, "", {}, b"", "", 0.0)
+    assert first_cells(text("docs/appserver.md"), "What a task is told") == set(
+        delivery.table(store=False)
+    )
 
 
 def test_make_lists_the_targets_that_the_documents_use():

@@ -24,6 +24,19 @@ def test_every_row_is_documented_under_its_title():
     assert {int(number) for number, star, _ in documented if star} == SHORT_ROWS
 
 
+def test_the_senders_column_has_every_status_that_was_seen():
+    text = (DOCS / "reliability.md").read_text()
+    told = dict(re.findall(r"^\| (\d+)\*? \| [^|]+ \| ([^|]+) \|", text, re.M))
+    for number, cell in told.items():
+        if same := re.fullmatch(r"as (\d+)", cell):
+            told[number] = told[same[1]]
+    report = json.loads((DOCS / "reports" / "faults.json").read_text())
+    for row in report["rows"]:
+        seen = {status for status in row["statuses"] if not status.startswith("2")}
+        cell = told[str(row["row"])]
+        assert {status for status in seen if status not in cell} == set(), (row["row"], cell)
+
+
 #: They kill a gateway with each of a few requests: there is no load to speak of.
 FEW = {22, 23}
 

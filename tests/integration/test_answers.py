@@ -277,6 +277,27 @@ def test_what_is_no_url_of_a_result_finds_nothing(servers, one):
     foreign.stop()
 
 
+def test_a_head_of_a_result_is_its_get_without_the_body(one):
+    answer = run(send(one, "/accept", "a result"))
+    run(result(one, answer))
+    path = urlsplit(answer.headers["location"]).path
+
+    async def ask(path: str) -> tuple[Answer, Answer]:
+        async with await Connection.open(port(one)) as connection:
+            connection.send(request(b"", path, method="HEAD"))
+            head = await connection.answer(head=True)
+            return head, await connection.ask(request(b"", path, method="GET"))
+
+    for asked, status in [(path, 200), (f"{path}x", 404)]:
+        head, whole = run(ask(asked))
+        assert head.status == whole.status == status
+        for name in ("content-type", "content-length"):
+            assert head.headers[name] == whole.headers[name]
+        assert len(whole.body) == int(head.headers["content-length"]) > 0
+    refused = run(send(one, path, "", method="POST"))
+    assert (refused.status, refused.headers["allow"]) == (405, "GET, HEAD")
+
+
 def test_many_who_ask_at_once_are_answered_over_few_connections(servers, one):
     answer = run(send(one, "/accept", "asked for"))
     run(result(one, answer))

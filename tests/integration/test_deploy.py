@@ -106,6 +106,26 @@ def test_compose_waits_for_healthy_servers_only_where_there_is_a_check(name):
         assert "healthcheck" in SERVICES[dependency] or dependency == "gateway"
 
 
+def test_compose_serves_a_configuration_that_can_be_edited():
+    gateway = SERVICES["gateway"]
+    (volume,) = gateway["volumes"]
+    source, target, mode = volume.split(":")
+    command = gateway["command"]
+    assert (target, mode) == (command[command.index("--config") + 1], "ro")
+    routes = load({}, {}, ROOT / "deploy" / source).routes
+    # One that the workers of the same file consume.
+    assert {route.queue for route in routes} == {"celery"}
+    assert not [arg for arg in SERVICES["worker"]["command"] if arg.startswith(("-Q", "--queues"))]
+
+
+def test_what_a_reload_reads_again_is_in_files():
+    """The unit's comments show secrets where a reload finds new ones, and what it cannot change."""
+    unit = next(unit for unit in UNITS if unit.name == "gateway@.service").read_text()
+    shown = re.findall(r"^# +(\w+) = \{ (\w+) = ", unit, re.M)
+    assert shown == [("broker_url", "file"), ("secrets", "file")]
+    assert "LoadCredential=" in unit and "with a restart only" in unit
+
+
 def test_compose_holds_no_secret():
     for service in SERVICES.values():
         for name, value in service.get("environment", {}).items():

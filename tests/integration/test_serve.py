@@ -13,12 +13,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
+from gateway import __version__
 from gateway.process import START_TIMEOUT
 from gateway.stack import RabbitMQ, Server, Stack, free_port
 from gateway.strategies import STRATEGIES
@@ -251,6 +253,37 @@ def test_unix_socket_does_not_take_the_place_of_a_file(tmp_path):
     done = run("serve", "--uds", str(file), "--admin-port", "0")
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
     assert file.read_text() == "data"
+
+
+@cache
+def completion(shell: str) -> str:
+    return run("completion", shell).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "some"),
+    [
+        (["gateway", "de"], {"deliveries"}),
+        (["gateway", ""], {"serve", "dev", "check", "send", "--version"}),
+        (["gateway", "dev", "--a"], {"--app", "--admin-port"}),
+        (["gateway", "dev", "--port", "80", "--br"], {"--broker"}),
+        (["gateway", "serve", "--strategy", "t"], {"threadpool"}),
+        (["gateway", "send", "--as", "wec"], {"wechat", "wecom"}),
+        (["gateway", "deliveries", "s"], {"show"}),
+        (["gateway", "deliveries", "list", "--st"], {"--strategy", "--status"}),
+        (["gateway", "serve", "--log-format", ""], {"text", "json"}),
+        (["gateway", "dev", "--config", "gate"], set()),  # a file's name, bash's own matter
+    ],
+)
+def test_the_shell_completes_commands_options_and_values(words, some):
+    script = completion("bash")
+    given = " ".join(f"'{word}'" for word in words)
+    asked = f"COMP_WORDS=({given}); COMP_CWORD={len(words) - 1}; _gateway; echo ${{COMPREPLY[@]}}"
+    done = subprocess.run(["bash", "-c", script + asked], capture_output=True, text=True)
+    assert done.stderr == ""
+    assert some <= set(done.stdout.split())
+    assert all(word.startswith(words[-1]) for word in done.stdout.split())
+    assert bool(done.stdout.split()) == bool(some)
 
 
 def test_strategies_lists_the_table():
@@ -525,6 +558,60 @@ def test_request_under_way_is_answered_and_new_connections_are_refused(gateway, 
     assert "Traceback" not in server.output()
 
 
+def test_the_log_says_where_it_listens_and_what_has_become_of_the_drain(gateway, nobody):
+    idle, busy = gateway(), gateway(*nobody(60))
+    config = Path(nobody(60)[1])
+    config.write_text(f"grace = 0.2\n{config.read_text()}")
+    os.kill(busy.pid, signal.SIGHUP)
+    until(lambda: "reloaded" in busy.output())
+
+    async def talk() -> None:
+        async with await Connection.open(port(busy)) as connection:
+            connection.send(request(b"x", "/nobody"))
+            while not await asyncio.to_thread(in_flight, busy):
+                await asyncio.sleep(0.01)
+            os.kill(busy.pid, signal.SIGTERM)
+            with suppress(ConnectionResetError):
+                assert await connection.at_end()
+
+    asyncio.run(asyncio.wait_for(talk(), TIMEOUT))
+    os.kill(idle.pid, signal.SIGTERM)
+
+    assert exit_code(busy) == exit_code(idle) == 0
+    said = idle.output()
+    assert f"listening on {idle.url.removeprefix('http://')}\n" in said
+    assert f"dashboard, health and metrics on {idle.admin_url}/\n" in said
+    assert re.search(r"draining\n(.*\n)*.*drained: all requests are answered\n.*stopped\n", said)
+    assert "drained: cut off after `grace`, without an answer: 1\n" in busy.output()
+
+
+def test_requests_are_lines_of_the_log_only_where_that_is_said(stack, gateway, urls, worker):
+    silent, told = gateway(), stack.gateway(*urls, env={"GATEWAY_LOG_REQUESTS": "true"})
+
+    async def ask(server: Server) -> list[Answer]:
+        async with await Connection.open(port(server)) as connection:
+            calls = [request(b"x"), request(b"x", "/no?secret=1"), request(method="PUT")]
+            answers = [await connection.ask(call) for call in calls]
+            return [*answers, await connection.ask(b"POST / HTTP/1.1\r\n\r\n")]
+
+    answers = [asyncio.run(ask(server)) for server in (silent, told)][1]
+    assert [answer.status for answer in answers] == [200, 404, 405, 400]
+    lines = re.findall(
+        r"requests: (\w+) (\S+) (\d+) [\d.]+ ms delivery (\S+)$", told.output(), re.M
+    )
+    assert [line[:3] for line in lines] == [
+        ("POST", "/", "200"),
+        ("POST", "/no", "404"),
+        ("PUT", "/", "405"),
+        ("POST", "/", "400"),
+    ]
+    ids = [line[3] for line in lines]
+    assert ids[1:] == [answer.problem["delivery_id"] for answer in answers[1:]]
+    assert len(set(ids)) == 4 and "secret" not in told.output()
+    assert "requests: " not in silent.output()
+    told.kill()
+
+
 def test_second_signal_ends_at_once(gateway, nobody):
     server = gateway(*nobody(60))
 
@@ -590,9 +677,13 @@ def test_dashboard_shows_series_that_there_are_and_loads_nothing_else(gateway):
     assert "default-src 'none'" in page.headers["content-security-policy"]
     shown = set(re.findall(r'"(gateway_\w+)"', page.body.decode()))
     exposed = ask(f"{server.admin_url}/metrics").body.decode()
+    shown = {name.removesuffix("_bucket") for name in shown}
     assert shown and shown <= set(re.findall(r"^(?:# TYPE )?(\w+)", exposed, re.M))
     assert set(re.findall(r'fetch\("(\w+)"', page.body.decode())) == {"metrics", "readyz"}
     assert not re.findall(r"(?:src|href)=", page.body.decode())
+    told = readiness(server)
+    assert set(re.findall(r"\bready\.(\w+)", page.body.decode())) == told.keys()
+    assert (told["version"], told["strategy"]) == (__version__, "redis")
 
 
 def test_broker_that_is_away_fails_readiness_but_not_liveness(gateway, rabbitmq, worker):

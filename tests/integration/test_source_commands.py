@@ -89,7 +89,8 @@ def test_a_scheme_goes_with_a_secret_from_the_environment(send, monkeypatch):
     assert '"type":"message"' in sent.out
     monkeypatch.setenv("MINE", "another")
     sent = send("/slack", "--as", "slack", "--secret", "env:MINE")
-    assert (sent.code, sent.err) == (1, "")
+    reason = "The signature does not match."
+    assert (sent.code, sent.err) == (1, f"gateway: refused: {reason}\n")
     assert sent.out.startswith("401 Unauthorized\n") and "urn:celery-gateway:unverified" in sent.out
 
 
@@ -159,8 +160,9 @@ def test_a_note_says_why_the_source_will_refuse_it(send):
     for args, reason in [(["discord"], "--secret"), (["stripe", "--data", "no JSON"], "JSON")]:
         sent = send(f"/{args[0]}", "--as", *args)
         assert sent.code == 1 and sent.out.startswith("40")
-        (line,) = sent.err.splitlines()
+        line, refused = sent.err.splitlines()
         assert line.startswith("gateway: the source will refuse this: ") and reason in line
+        assert refused.startswith("gateway: refused: ")
 
 
 @pytest.mark.parametrize(

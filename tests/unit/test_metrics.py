@@ -79,7 +79,7 @@ def test_parent_reads_what_a_child_counts_and_keeps_it_when_that_is_killed(count
     totals = metrics.totals(alive=False)
     assert totals["gateway_messages_published_total", ""] == 7
     assert totals["gateway_requests_total", 'route="/a",status="200"'] == 1
-    assert totals["gateway_request_seconds_sum", ""] == 0.02
+    assert totals["gateway_request_seconds_sum", 'route="/a"'] == 0.02
     assert ("gateway_in_flight", "") not in totals
 
 
@@ -120,16 +120,34 @@ def test_exposition_can_be_read_back(counters):
 
     samples = parsed(expose(metrics.totals()))
 
-    quoted = 'route="/\\"quoted\\\\\\"",status="200"'
-    assert samples[f"gateway_requests_total{{{quoted}}}"] == len(latencies)
+    quoted = 'route="/\\"quoted\\\\\\""'
+    assert samples[f'gateway_requests_total{{{quoted},status="200"}}'] == len(latencies)
     assert samples["gateway_connections_open"] == 1
     assert samples["gateway_messages_published_total"] == 123_456_789
     # A bucket counts all that is not above its bound.
-    bounds = {f'gateway_request_seconds_bucket{{le="{b}"}}': i + 2 for i, b in enumerate(BUCKETS)}
+    bucket = f"gateway_request_seconds_bucket{{{quoted},le="
+    bounds = {f'{bucket}"{b}"}}': i + 2 for i, b in enumerate(BUCKETS)}
     assert {name: samples[name] for name in bounds} == bounds
-    assert samples['gateway_request_seconds_bucket{le="+Inf"}'] == len(latencies)
-    assert samples["gateway_request_seconds_count"] == len(latencies)
-    assert samples["gateway_request_seconds_sum"] == pytest.approx(sum(latencies))
+    assert samples[f'{bucket}"+Inf"}}'] == len(latencies)
+    assert samples[f"gateway_request_seconds_count{{{quoted}}}"] == len(latencies)
+    total = samples[f"gateway_request_seconds_sum{{{quoted}}}"]
+    assert total == pytest.approx(sum(latencies))
+
+
+def test_each_route_has_latencies_of_its_own(counters):
+    (one, _), (other, _) = counters(["/a", "/b"]), counters(["/b"])
+    one.answered("/a", 200, 0.02)
+    one.answered("/b", 200, 2.0)
+    other.answered("/b", 503, 3.0)
+
+    samples = parsed(expose(add_up([one.totals(), other.totals()])))
+
+    name = "gateway_request_seconds"
+    assert samples[f'{name}_count{{route="/a"}}'] == 1
+    assert samples[f'{name}_bucket{{route="/b",le="2.5"}}'] == 1
+    assert samples[f'{name}_count{{route="/b"}}'] == 2
+    assert samples[f'{name}_sum{{route="/b"}}'] == 5
+    assert not any('route=""' in series for series in samples)
 
 
 def test_plain_series_are_there_from_the_beginning_and_labelled_ones_are_not(counters):
@@ -137,8 +155,8 @@ def test_plain_series_are_there_from_the_beginning_and_labelled_ones_are_not(cou
     samples = parsed(expose(metrics.totals()))
     labelled = {"gateway_requests_total", "gateway_request_seconds"}
     assert HELP.keys() - labelled <= samples.keys()
-    assert not any(name.startswith("gateway_requests_total") for name in samples)
-    assert parsed(expose({}))["gateway_request_seconds_count"] == 0  # no child lives yet
+    assert not any(name.startswith(tuple(labelled)) for name in samples)
+    assert parsed(expose({})) == {}  # no child lives yet
 
 
 def test_file_has_room_for_every_route(counters):

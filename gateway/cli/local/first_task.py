@@ -1,0 +1,67 @@
+"""One task that really runs, before `gateway dev` says that it is ready."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gateway.celery_message import TaskIds, encode_body
+from gateway.config import Config
+from gateway.errors import RequestError
+from gateway.journal import Entry
+from gateway.outcome import SUCCESS, Outcome
+from gateway.replay import outcomes, publishing
+from gateway.stack import StackError
+from gateway.stack.stack import DESCRIBE
+
+SECONDS = 15.0  # in which a worker that is ready has to run a task
+
+
+class Described(NamedTuple):
+    """The names of an app's tasks; does it reply over AMQP by its own configuration?"""
+
+    tasks: list[str]
+    replies: bool
+
+
+def run(config: Config, queues: Sequence[str]) -> Described:
+    """Run a task on each of the `queues`, and read its result where the gateway will.
+
+    Returns what the worker's app has. Raises `StackError` where one has no result.
+    """
+    return asyncio.run(_run(config, queues))
+
+
+async def _run(config: Config, queues: Sequence[str]) -> Described:
+    ids = TaskIds()
+    call = encode_body({}, {}, b"")
+    waiting = {ids.new(): queue for queue in queues}
+    found = Described([], False)
+    async with publishing(config) as publish:
+        for task_id, queue in waiting.items():
+            entry = Entry({"id": task_id}, DESCRIBE, task_id, queue, 0, 0.0, call)
+            try:
+                await publish(entry, task_id)
+            except RequestError as exc:
+                raise StackError(f"no task can be sent to the queue {queue}: {exc}") from exc
+        async for task_id, outcome in outcomes(config, list(waiting), SECONDS):
+            found = _described(outcome, waiting.pop(task_id))
+    if waiting:
+        raise StackError(
+            f"the worker has run no task from the queue {', '.join(waiting.values())} in "
+            f"{SECONDS:g} s, or has stored no result in the result store; see its lines above"
+        )
+    return found
+
+
+def _described(outcome: Outcome, queue: str) -> Described:
+    if outcome.state != SUCCESS:
+        raise StackError(f"the worker cannot run a task from {queue}: {outcome.error}")
+    if not isinstance(outcome.value, dict):
+        why = f" ({outcome.error})" if outcome.error else ""
+        raise StackError(
+            f"the worker's results cannot be read{why}: the gateway reads JSON; set "
+            "result_serializer = 'json' and no result_compression in the app"
+        )
+    return Described(**outcome.value)

@@ -1,0 +1,91 @@
+"""What `gateway dev` tells the user once everything runs: lines to copy."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from gateway.cli.local.first_task import Described
+from gateway.cli.local.plan import APP, Plan
+from gateway.cli.samples import sample
+from gateway.cli.send import curl_line, signed_request
+from gateway.config import Config
+from gateway.sources import find
+from gateway.sources.base import Draft
+from gateway.stack import Server
+
+_FEW = 3  # sources, tasks that are named
+_DEFAULT = "api.core.main"
+
+
+def welcome(
+    config: Config, plan: Plan, app: str, gateway: Server, exports: Mapping[str, str]
+) -> list[str]:
+    """Return the lines that say how to use what has been started."""
+    lines = ["", "Ready. A POST is relayed as a task, which answers it."]
+    plain = [route for route in config.routes if route.path == "/" and not route.source]
+    if plain:
+        echo = app == APP and plain[0].task == _DEFAULT
+        lines += ["The default task answers with the body:" if echo else "For instance:", ""]
+        lines += [f"    curl --data 'hello' {gateway.url}/"]
+    if plan.demo:
+        lines += ["", "A message as WeChat sends it, signed, good for a day:", ""]
+        lines += [f"    {_message(config, f'{gateway.url}/wechat')}"]
+    elif sent := _sent(config, plan.path, gateway.url):
+        lines += ["", "Deliveries as their senders would send them:", "", *sent]
+    if exports:
+        words = shlex.join(f"{name}={value}" for name, value in exports.items())
+        lines += ["", "For `gateway check` and `gateway deliveries` in another terminal:", ""]
+        lines += [f"    export {words}"]
+    lines += ["", f"Dashboard: {gateway.admin_url}/ (and /healthz, /readyz, /metrics)."]
+    return [*lines, "Ctrl-C stops everything.", ""]
+
+
+def warnings(config: Config, app: str, worker: Described, path: Path | None) -> list[str]:
+    """Return a line for each task that a route names and the app's worker does not have, and for
+    what the app lacks where it is deployed."""
+    lines, tasks = [], worker.tasks
+    for task in sorted(config.queues_by_task.keys() - set(tasks)):
+        paths = sorted({route.path for route in config.routes if route.task == task})
+        near = get_close_matches(task, tasks, 1)
+        hint = f"did you mean {near[0]}?" if near else f"it has {_listed(tasks)}"
+        lines.append(
+            f"warning: the app {app} has no task {task}, so {', '.join(paths)} answers 502; {hint}"
+        )
+    if lines and path is None:
+        lines.append(
+            "warning: write which task a path is for into a file, and name that by --config:\n\n"
+            f'    [[routes]]\n    path = "/"\n    task = "{next(iter(tasks), "shop.take_order")}"\n'
+        )
+    if config.strategy == "pika" and not worker.replies:
+        lines.append(
+            f"warning: where it is deployed, the app {app} needs a result_backend that replies for "
+            "the strategy pika: appserver.reply_backend:ReplyBackend+redis://...; here it has one"
+        )
+    return lines
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _FEW
+    return (", ".join(names[:_FEW]) or "none") + (f" and {more} more" if more > 0 else "")
+
+
+def _sent(config: Config, path: Path | None, url: str) -> list[str]:
+    """Return the lines that send a delivery of each source, of the first few."""
+    found = {route.source: route.path for route in reversed(config.routes) if route.source}
+    file = f" --config {shlex.quote(str(path))}" if path else ""
+    return [
+        f"    gateway send --as {shlex.quote(name)}{file} {shlex.quote(url + found[name])}"
+        for name in sorted(found)[:_FEW]
+    ]
+
+
+def _message(config: Config, url: str) -> str:
+    options = config.sources["wechat"]
+    now = time.time()
+    _, body = sample(options.scheme, "", str(secrets.randbelow(10**15)), now)
+    return curl_line(signed_request(find(options.scheme)(options), Draft(body, url, now)))

@@ -1,0 +1,37 @@
+"""Tasks that leave their answer to others."""
+
+from __future__ import annotations
+
+from celery import group
+
+from appserver import app
+
+
+@app.task(name="replacing.part")
+def part(text: str) -> str:
+    """Return the text."""
+    return text
+
+
+@app.task(name="replacing.by_task", bind=True)
+def by_task(self, query: dict, headers: dict, body: str) -> str:
+    """Be replaced by one task."""
+    return self.replace(part.si(body))
+
+
+@app.task(name="replacing.by_chain", bind=True)
+def by_chain(self, query: dict, headers: dict, body: str) -> str:
+    """Be replaced by two tasks, one after the other."""
+    return self.replace(part.si("lost") | part.si(body))
+
+
+@app.task(name="replacing.by_group", bind=True)
+def by_group(self, query: dict, headers: dict, body: str) -> str:
+    """Be replaced by two tasks at once."""
+    return self.replace(group(part.si(body), part.si(body)))
+
+
+@app.task(name="replacing.odd")
+def odd(query: dict, headers: dict, body: str) -> object:
+    """Return what no JSON has."""
+    return object()

@@ -1,0 +1,185 @@
+"""`gateway dev` with somebody's own app: on its own servers, ready when a task has run."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import redis
+
+from gateway.cli.local import first_task
+from gateway.config import Config
+from gateway.stack import Server, Stack, StackError, free_port
+from gateway.stack.programs import find_rabbitmq
+from tests.docs.test_documents import text
+from tests.docs.test_readme import output_until
+
+READY = "Ctrl-C stops everything"
+README_APP = re.search(r"```python\n(.*?)```", text("README.md"), re.S)[1]
+README_ROUTE = re.search(r"```toml\n(.*?)```", text("README.md"), re.S)[1]
+TOLD_APP = re.search(
+    r"## What a task is told\n.*?```python\n(.*?)```", text("docs/appserver.md"), re.S
+)[1]
+
+# What an app's module may do beside naming its servers.
+STUBBORN = """
+import os
+from celery.signals import celeryd_init, worker_init
+
+os.environ["CELERY_BROKER_URL"] = os.environ["CELERY_BROKER_READ_URL"] = "{staging}"
+
+
+@celeryd_init.connect
+@worker_init.connect
+def configure(**_):
+    app.conf.broker_url = app.conf.broker_read_url = app.conf.broker_write_url = "{staging}"
+    app.conf.broker_transport_options = {{"global_keyprefix": "shop"}}
+"""
+
+
+@contextmanager
+def dev(directory: Path, *args: str, **env: str) -> Iterator[SimpleNamespace]:
+    """Run `gateway dev` in `directory` until it is ready; then give its URL and what it said."""
+    port = free_port()
+    ports = ["--port", str(port), "--admin-port", str(free_port())]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gateway", "dev", *ports, *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd=directory,
+        env={**os.environ, **env},
+    )
+    try:
+        told = SimpleNamespace(url=f"http://127.0.0.1:{port}", process=process, said="")
+        told.said = output_until(process, READY)
+        yield told
+        process.send_signal(signal.SIGINT)
+        told.said += process.communicate(timeout=60)[0].decode()
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def post(url: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+    with urllib.request.urlopen(url, data=body, timeout=30) as answer:
+        return answer.status, dict(answer.headers), answer.read()
+
+
+def write(directory: Path, app: str, toml: str = "") -> None:
+    (directory / "shop.py").write_text(app)
+    (directory / "gateway.toml").write_text(toml)
+
+
+# An app of one's own ----------------------------------------------------------------------------
+
+
+def test_the_readmes_app_answers_and_leaves_its_own_broker_alone(stack, start, tmp_path):
+    # Given an app that names its staging's broker in every way, whose queue has messages,
+    staging = start(stack.embedded)
+    app = README_APP.replace("amqp://...", staging.url).replace("redis://...", staging.url)
+    write(tmp_path, app + STUBBORN.format(staging=staging.url), README_ROUTE)
+    with redis.Redis.from_url(staging.url) as client:
+        client.rpush("orders", "somebody's message")
+        before = client.info("stats")["total_connections_received"]
+
+        # when it is tried out, as its documents say,
+        with dev(
+            tmp_path, "--app", "shop", "--config", "gateway.toml", BROKER_URL=staging.url
+        ) as tried:
+            status, headers, body = post(f"{tried.url}/orders/berlin?a=b", b"one")
+
+        # then its task knows the parameter of the path,
+        assert (status, headers["Location"], body) == (201, "/orders/berlin/7", b"created")
+        # nobody has asked the other broker for anything,
+        assert client.info("stats")["total_connections_received"] == before
+        assert client.lrange("orders", 0, -1) == [b"somebody's message"]
+    # and each request is a line, with its delivery.
+    line = r"POST /orders/berlin 201 [\d.]+ ms delivery [0-9a-f-]{36}\n"
+    assert len(re.findall(line, tried.said)) == 1
+    assert "Traceback" not in tried.said
+
+
+def test_a_ready_block_gets_rabbitmq_and_a_stock_app_may_use_pika(stack, start, tmp_path):
+    # Given the document's example of a task, on a route that needs confirms, and an unknown task,
+    start(partial(find_rabbitmq, "rabbitmq-server"))
+    route = '[[routes]]\npath = "/orders/{shop}"\ntask = "shop.take_order"\n'
+    other = '[[routes]]\npath = "/refunds"\ntask = "shop.take_ordr"\n'
+    write(tmp_path, TOLD_APP, f'{route}answer = "wait-then-accept"\n{other}')
+
+    with dev(tmp_path, "--app", "shop", "--config", "gateway.toml", "--strategy", "pika") as tried:
+        status, _, body = post(f"{tried.url}/orders/berlin", b"one")
+
+    assert (status, body) == (200, b"berlin takes one from 127.0.0.1")
+    said = tried.said
+    assert said.index("the routes need RabbitMQ: ") < said.index("starting RabbitMQ")
+    assert (
+        "has no task shop.take_ordr, so /refunds answers 502; did you mean shop.take_order?" in said
+    )
+    assert "the app shop needs a result_backend that replies for the strategy pika" in said
+    assert f"GATEWAY_CONFIG={tmp_path}/gateway.toml" in said
+
+
+def test_what_keeps_the_app_from_starting_is_told_once(tmp_path):
+    write(tmp_path, "raise RuntimeError('no database here')")
+    for app, told in [("shop", "no database here"), ("shops", "there is no module shops in")]:
+        ran = subprocess.run(
+            [sys.executable, "-m", "gateway", "dev", "--app", app, "--port", str(free_port())]
+            + ["--admin-port", str(free_port())],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            timeout=60,
+        )
+        assert ran.returncode == 1
+        assert f"{ran.stdout}{ran.stderr}".count(told) == (2 if app == "shop" else 1), ran.stdout
+        assert ran.stderr == "gateway: worker exited with 1: see its lines above\n"
+
+
+# The first task -----------------------------------------------------------------------------------
+
+
+def config(server: Server, broker: str = "", **settings) -> Config:
+    return Config(broker_url=broker or server.url, result_backend=server.url, **settings)
+
+
+def test_a_worker_that_runs_nothing_is_told_in_time(stack: Stack, start, monkeypatch):
+    server = start(stack.embedded)
+    monkeypatch.setattr(first_task, "SECONDS", 0.5)
+    with pytest.raises(StackError, match=r"has run no task from the queue celery in 0.5 s"):
+        first_task.run(config(server), ["celery"])
+
+
+def test_results_that_the_gateway_cannot_read_are_told(stack: Stack, start, tmp_path):
+    server = start(stack.embedded)
+    serializer = "app.conf.update(result_serializer='yaml', accept_content=['json', 'yaml'])"
+    write(tmp_path, f"from celery import Celery\napp = Celery('shop')\n{serializer}\n")
+    env = {"GATEWAY_BROKER_URL": server.url, "GATEWAY_RESULT_BACKEND": server.url}
+    worker = stack.attached_worker("shop", ["celery"], {**env, "PYTHONPATH": str(tmp_path)})
+    with pytest.raises(StackError, match="set result_serializer = 'json'"):
+        first_task.run(config(server), ["celery"])
+    worker.stop()
+
+
+def test_on_somebodys_broker_the_first_task_has_a_queue_of_its_own(stack, rabbitmq, redis_server):
+    # Given a queue with messages of others,
+    env = {"GATEWAY_BROKER_URL": rabbitmq.url, "GATEWAY_RESULT_BACKEND": redis_server.url}
+    worker = stack.attached_worker("appserver", ["crowded"], env, "gateway.dev.1")
+
+    described = first_task.run(config(redis_server, rabbitmq.url), ["gateway.dev.1"])
+
+    assert described.replies and "api.core.main" in described.tasks
+    # then that is gone with the worker.
+    worker.stop()
+    assert "gateway.dev.1" not in rabbitmq.ctl("list_queues", "name")
+    rabbitmq.ctl("delete_queue", "crowded")

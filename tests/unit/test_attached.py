@@ -1,0 +1,192 @@
+"""An app is led to the servers of `gateway dev`, wherever it names its own."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+import pytest
+from celery import Celery
+from celery.exceptions import ImproperlyConfigured
+
+from gateway.stack.attached import Attachment, attach, load
+
+STAGING, STORE = "amqp://staging.example.com//", "redis://staging.example.com/0"
+OURS = {
+    "GATEWAY_BROKER_URL": "redis://127.0.0.1:7/0",
+    "GATEWAY_RESULT_BACKEND": "redis://127.0.0.1:7/1",
+}
+VARIABLES = [
+    *("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL"),
+    "CELERY_RESULT_BACKEND",
+]
+
+
+@pytest.fixture(autouse=True)
+def variables(monkeypatch):
+    """Have the variables that an attachment sets restored."""
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "amqp://from-the-shell.example.com//")
+
+
+def constructor() -> Celery:
+    return Celery("shop", broker=STAGING, backend=STORE, set_as_current=False)
+
+
+def conf_object() -> Celery:
+    app = Celery("shop", set_as_current=False)
+    app.conf.broker_url, app.conf.result_backend = STAGING, STORE
+    app.conf.broker_read_url = app.conf.broker_write_url = STAGING
+    return app
+
+
+def configured() -> Celery:
+    app = conf_object()
+    assert app.conf.task_default_queue == "celery"  # which loads the configuration
+    return app
+
+
+def config_object() -> Celery:
+    app = Celery("shop", set_as_current=False)
+    app.config_from_object(SimpleNamespace(broker_url=STAGING, result_backend=STORE))
+    return app
+
+
+def old_names() -> Celery:
+    app = Celery("shop", set_as_current=False)
+    app.config_from_object(SimpleNamespace(BROKER_URL=STAGING, CELERY_RESULT_BACKEND=STORE))
+    return app
+
+
+def djangos() -> Celery:
+    app = Celery("shop", set_as_current=False)
+    settings = {"BROKER_URL": STAGING, "RESULT_BACKEND": STORE, "BROKER_USE_SSL": {"ca_certs": "x"}}
+    settings = SimpleNamespace(**{f"CELERY_{name}": value for name, value in settings.items()})
+    app.config_from_object(settings, namespace="CELERY")
+    return app
+
+
+def parts() -> Celery:
+    app = constructor()
+    app.conf.update(
+        broker_user="me",
+        broker_password="secret",
+        broker_vhost="staging",
+        broker_port=5671,
+        broker_transport="amqps",
+        broker_use_ssl=True,
+        broker_transport_options={"global_keyprefix": "x"},
+        result_backend_transport_options={"global_keyprefix": "x"},
+        redis_password="secret",
+        redis_db=5,
+        redis_backend_use_ssl={"ssl_ca_certs": "x"},
+    )
+    return app
+
+
+def subclass() -> Celery:
+    class Shop(Celery):
+        backend_cls = "cache+memory://"
+
+        def on_configure(self):
+            self.conf.broker_url = STAGING
+
+    return Shop("shop", broker=STAGING, set_as_current=False)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [constructor, conf_object, configured, config_object, old_names, djangos, parts, subclass],
+)
+def test_neither_broker_nor_store_is_the_apps_own(make):
+    app = make()
+
+    Attachment(OURS).apply(app)
+
+    for connection in (app.connection_for_read(), app.connection_for_write(), app.connection()):
+        assert connection.as_uri(include_password=True) == OURS["GATEWAY_BROKER_URL"]
+        assert (connection.userid, connection.password) == (None, None)
+        assert not connection.ssl
+        assert "global_keyprefix" not in connection.transport_options
+    assert app.backend.as_uri(include_password=True) == OURS["GATEWAY_RESULT_BACKEND"]
+    assert app.backend.connparams["port"] == 7 and app.backend.connparams["db"] == 1
+    assert not app.backend.connparams.get("password")
+    assert app.backend.key_t(app.backend.get_key_for_task("id")) == b"celery-task-meta-id"
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_what_the_apps_module_sets_in_the_environment_is_set_back(name):
+    attachment = Attachment(OURS)
+    attachment.prepare()
+    os.environ[name] = STAGING  # as a file of variables that is read on import
+
+    app = constructor()
+    attachment.apply(app)
+
+    assert app.connection_for_read().as_uri(include_password=True) == OURS["GATEWAY_BROKER_URL"]
+    assert app.connection_for_write().as_uri(include_password=True) == OURS["GATEWAY_BROKER_URL"]
+    assert app.conf.result_backend.endswith(OURS["GATEWAY_RESULT_BACKEND"])
+
+
+def test_another_app_of_the_same_process_is_led_there_too():
+    Attachment(OURS).apply(constructor())
+    other = Celery("other", broker=STAGING, backend=STORE, set_as_current=False)
+    assert other.connection_for_write().as_uri(include_password=True) == OURS["GATEWAY_BROKER_URL"]
+
+
+def test_an_app_that_goes_its_own_way_all_the_same_is_not_started():
+    class Stubborn(Celery):
+        def connection_for_read(self, url=None, **kwargs):
+            return super().connection_for_read("amqp://me:secret@staging.example.com//")
+
+    with pytest.raises(ImproperlyConfigured, match=r"staging\.example\.com") as error:
+        Attachment(OURS).apply(Stubborn("shop", set_as_current=False))
+    assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("backend", "replies"),
+    [
+        (STORE, False),
+        (f"appserver.reply_backend:ReplyBackend+{STORE}", True),
+        ("rpc://", True),
+        (None, False),
+    ],
+)
+def test_a_task_says_what_the_app_has_and_whether_it_replies_by_itself(backend, replies):
+    app = Celery("shop", backend=backend, set_as_current=False)
+
+    @app.task(name="shop.take_order", shared=False)
+    def take_order(query: dict, headers: dict, body: str) -> None:
+        pass
+
+    app.conf.task_ignore_result = True
+
+    attach(app, Attachment(OURS))
+
+    described = app.tasks["gateway.describe"]
+    assert described() == {"tasks": ["shop.take_order"], "replies": replies}
+    assert not described.ignore_result
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("no_such_shop", "there is no module no_such_shop in "),
+        ("no_such_shop.celery:app", "there is no module no_such_shop in "),
+        ("tests.unit.test_delivery:shop", "test_delivery has no Celery app called shop"),
+        ("tests.unit.test_delivery", "has no Celery app called celery"),
+        ("os:sep", "this is no Celery app"),
+    ],
+)
+def test_an_app_that_is_not_there_is_told_in_a_sentence(name, told):
+    with pytest.raises(SystemExit) as end:
+        load(name)
+    assert str(end.value).startswith(f"--app {name}: ") and told in str(end.value)
+
+
+def test_what_an_apps_own_import_lacks_is_raised_as_it_is(tmp_path, monkeypatch):
+    (tmp_path / "shop_with_a_gap.py").write_text("import no_such_library\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+        load("shop_with_a_gap")
