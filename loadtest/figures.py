@@ -1,8 +1,8 @@
 """Put the committed reports' figures into documents: ``python -m loadtest.figures``.
 
-README.md has a block for the strategies. In docs/performance.md a block begins with
-``<!-- NAME targets -->`` or ``<!-- NAME table -->``, and docs/reports/NAME.json is the report. All
-end with the same after a slash.
+README.md has a block for the strategies, and one for what else stands between HTTP and Celery. In
+docs/performance.md a block begins with ``<!-- NAME targets -->`` or ``<!-- NAME table -->``, and
+docs/reports/NAME.json is the report. All end with the same after a slash.
 """
 
 from __future__ import annotations
@@ -15,12 +15,23 @@ from typing import Any
 
 from loadtest.machine import ROOT
 from loadtest.summary import Summary, summarize
+from loadtest.table import PROCESSES
 
 README = ROOT / "README.md"
 DOCUMENT = ROOT / "docs" / "performance.md"
 REPORTS = ROOT / "docs" / "reports"
 
+#: The rows of the block of peers, and what they are.
+PEERS = {
+    "pika": "this gateway, `--strategy=pika`",
+    "redis": "this gateway, `--strategy=redis`",
+    "flower": "Flower, `/api/task/apply`",
+    "fastapi": "FastAPI, `apply_async` and `get()` in its thread pool",
+}
+_LATENCIES = (("latency_ms", "p50"), ("latency_ms", "p99"))
+
 _strategies = re.compile(r"<!-- strategies -->\n.*?<!-- /strategies -->", re.DOTALL)
+_peers = re.compile(r"<!-- peers -->\n.*?<!-- /peers -->", re.DOTALL)
 _block = re.compile(r"<!-- (\w+) (targets|table) -->\n.*?<!-- /\1 \2 -->", re.DOTALL)
 
 
@@ -30,7 +41,39 @@ def fill(document: str) -> str:
 
 
 def fill_readme(document: str) -> str:
-    """Return `document` with the comparison of the strategies in its block."""
+    """Return `document` with the comparisons of strategies and of peers in their blocks."""
+    strategies, peers = _strategies_block(), _peers_block()
+    document = _strategies.sub(lambda _: strategies, document)
+    return _peers.sub(lambda _: peers, document)
+
+
+def _peers_block() -> str:
+    report = json.loads((REPORTS / "peers.json").read_text("utf-8"))
+    fewest = min(row["connections"] for row in report["rows"])
+    rows = sorted(
+        (s for s in summarize(report["rows"]) if s.connections == fewest and s.strategy in PEERS),
+        key=lambda s: -s.median("rps"),
+    )
+    head = ("", "req/s", "p50 ms", "p99 ms", "CPU µs a request, all processes")
+    lines = [
+        [
+            PEERS[row.strategy],
+            *(f"{row.median(*f):,.0f}" for f in (("rps",), *_LATENCIES)),
+            f"{sum(row.median('cpu_us_per_request', name) for name in PROCESSES):,.0f}",
+        ]
+        for row in rows
+    ]
+    text = textwrap.fill(
+        f"{fewest} connections, the same echo task, worker, RabbitMQ and Redis; medians of "
+        f"{report['options']['repeats']} runs in turn on {report['machine']['cores']} cores that "
+        "carry everything, wrk too. Only the gateway's messages are confirmed. "
+        f"[Report](docs/reports/peers.json), commit `{report['commit'][:10]}`.",
+        100,
+    )
+    return f"<!-- peers -->\n{_markdown([head, *lines], names=1)}\n{text}\n<!-- /peers -->"
+
+
+def _strategies_block() -> str:
     report = json.loads((REPORTS / "strategies.json").read_text("utf-8"))
     options, cores = report["options"], report["machine"]["cores"]
     rows = sorted(summarize(report["rows"]), key=lambda s: (s.connections, -s.median("rps")))
@@ -53,15 +96,13 @@ def fill_readme(document: str) -> str:
         100,
     )
     table = _markdown([head, *map(_row, rows)], names=1)
-    block = f"<!-- strategies -->\n{table}\n{text}\n<!-- /strategies -->"
-    return _strategies.sub(lambda _: block, document)
+    return f"<!-- strategies -->\n{table}\n{text}\n<!-- /strategies -->"
 
 
 def _row(summary: Summary) -> list[str]:
     figures = [
         ("rps",),
-        ("latency_ms", "p50"),
-        ("latency_ms", "p99"),
+        *_LATENCIES,
         ("cpu_us_per_request", "gateway"),
         ("cpu_us_per_request", "worker"),
     ]
