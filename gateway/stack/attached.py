@@ -23,7 +23,8 @@ from celery.app.utils import find_app
 from celery.exceptions import ImproperlyConfigured
 from kombu import Connection, Queue
 
-from appserver.app import settings
+from appserver.celery_setup import STORES, ReplyingBackend
+from appserver.settings import settings
 from gateway.stack.stack import DESCRIBE
 
 POOL, CONCURRENCY = "prefork", 2
@@ -43,6 +44,9 @@ class Attachment:
     def __init__(self, environ: Mapping[str, str]):
         named = settings(environ)
         self._broker = named["broker_url"]
+        results = named["result_backend"]
+        # The app may have no `appserver.setup` that makes its own backend one that replies.
+        named["result_backend"] = f"{STORES[results.partition(':')[0]]}+{results}"
         self._variables = {
             **dict.fromkeys(_BROKER, self._broker),
             _RESULTS: named["result_backend"],
@@ -86,7 +90,7 @@ def attach(app: Celery, attachment: Attachment, own_queue: str = "") -> None:
 
     # Not the attribute, which is what the variables say.
     own = str(app.conf.get("result_backend") or "")
-    replies = own.startswith(_REPLYING)
+    replies = ReplyingBackend in app.steps["worker"] or own.startswith(_REPLYING)
 
     def describe(*_: Any) -> dict[str, Any]:
         names = sorted(name for name in app.tasks if not name.startswith(("celery.", DESCRIBE)))

@@ -126,7 +126,7 @@ def test_a_ready_block_gets_rabbitmq_and_a_stock_app_may_use_pika(stack, start, 
     assert (
         "has no task shop.take_ordr, so /refunds answers 502; did you mean shop.take_order?" in said
     )
-    assert "the app shop needs a result_backend that replies for the strategy pika" in said
+    assert "the app shop has to reply for the strategy pika: call appserver.setup(app)" in said
     assert f"GATEWAY_CONFIG={tmp_path}/gateway.toml" in said
 
 

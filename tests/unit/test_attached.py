@@ -9,6 +9,7 @@ import pytest
 from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
+import appserver
 from gateway.stack.attached import Attachment, attach, load
 
 STAGING, STORE = "amqp://staging.example.com//", "redis://staging.example.com/0"
@@ -167,6 +168,16 @@ def test_a_task_says_what_the_app_has_and_whether_it_replies_by_itself(backend, 
     described = app.tasks["gateway.describe"]
     assert described() == {"tasks": ["shop.take_order"], "replies": replies}
     assert not described.ignore_result
+
+
+def test_an_app_that_was_set_up_replies_by_itself():
+    app = Celery("shop", backend=STORE, set_as_current=False)
+    appserver.setup(app)
+
+    attach(app, Attachment(OURS))
+
+    assert app.tasks["gateway.describe"]() == {"tasks": [], "replies": True}
+    assert app.conf.result_backend.startswith("appserver.reply_backend:ReplyBackend+")
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,8 @@ def warnings(config: Config, app: str, worker: Described, path: Path | None) -> 
         )
     if config.strategy == "pika" and not worker.replies:
         lines.append(
-            f"warning: where it is deployed, the app {app} needs a result_backend that replies for "
-            "the strategy pika: appserver.reply_backend:ReplyBackend+redis://...; here it has one"
+            f"warning: where it is deployed, the app {app} has to reply for the strategy pika: "
+            "call appserver.setup(app) in it; here it replies all the same"
         )
     return lines
 
