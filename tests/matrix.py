@@ -147,13 +147,14 @@ class Machine:
             raise subprocess.CalledProcessError(process.returncode, argv)
 
     def _versions(self) -> tuple[str, str, str]:
-        """Return the versions of Python, RabbitMQ, and Redis or Valkey: their packages'."""
+        """Return the versions of Python, and of RabbitMQ and Redis or Valkey by their packages."""
+        (python,) = _lines("chroot", str(self.root), "python3", "-V")
         query = ["dpkg-query", f"--root={self.root}", "--show"]
         lines = _lines(*query, "--showformat=${Package} ${source:Upstream-Version}\\n")
         versions = dict(line.split() for line in lines)
         valkey = versions.get("valkey-server")
         redis = f"Valkey {valkey}" if valkey else f"Redis {versions['redis-server']}"
-        return versions["python3"], versions["rabbitmq-server"], redis
+        return python.removeprefix("Python "), versions["rabbitmq-server"], redis
 
 
 def _lines(*argv: str) -> list[str]:
