@@ -26,7 +26,7 @@ MACHINES = {
     "debian-12": ["bookworm"],
     "debian-13": ["trixie"],
     "debian-testing": ["testing"],
-    "debian-testing-valkey": ["testing", "valkey-server", "valkey-redis-compat"],
+    "debian-testing-valkey": ["testing", "valkey-server"],
 }
 #: What README asks for, and what pip knows its index by.
 PACKAGES = ["python3-venv", "make", "ca-certificates"]
@@ -102,6 +102,8 @@ class Machine:
         argv += [f"--aptopt={option}" for option in options]
         self._call(*argv, suite, str(partial), _mirror())
         (partial / "etc/hosts").write_text("127.0.0.1 localhost\n")
+        if (partial / "usr/bin/valkey-server").exists():  # it then stands for Redis
+            (partial / "usr/bin/redis-server").symlink_to("valkey-server")
         # Nothing that is installed later starts as a service.
         policy = partial / "usr/sbin/policy-rc.d"
         policy.write_text("#!/bin/sh\nexit 101\n")
