@@ -10,7 +10,7 @@ COMPILE = build/constraints/bin/uv --quiet pip compile setup.cfg --universal --p
   --generate-hashes --no-annotate --custom-compile-command 'make constraints'
 PIP := .venv/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help install run test wheel-test check fuzz loadtest faults constraints clean
+.PHONY: help install run test wheel-test matrix check fuzz loadtest faults constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -28,6 +28,9 @@ test: install ## install missing servers, then lint and test (ARGS="...")
 wheel-test: install ## install the wheel into clean environments, with each Celery (needs a network)
 	tests/install-servers.sh
 	REQUIRE_SERVERS=1 .venv/bin/python -m pytest -n 0 tests/wheel $(ARGS)
+
+matrix: ## install and test on Debian 12, 13 and testing, as root (ARGS="debian-13 --pytest '-k redis'")
+	$(PYTHON) tests/matrix.py $(ARGS)
 
 check: install ## lint
 	.venv/bin/ruff check .
