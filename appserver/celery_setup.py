@@ -86,6 +86,7 @@ class ReplyingBackend(bootsteps.Step):
                 f" answer the gateway: set result_backend to a URL that begins with"
                 f" {', '.join(f'{scheme}://' for scheme in STORES)}, or to None"
             )
-        # `gateway check` reads it there.
-        url = getattr(backend, "url", None)
-        app.conf.result_backend = f"{kind}+{url}" if url else kind
+        # `gateway check` reads it there, and anybody who may ask workers for their settings: not
+        # every Celery hides a password in it. What backends are made of is another attribute.
+        app.backend_cls = app.backend_cls or app.conf.result_backend
+        app.conf.result_backend = f"{kind}+{backend.as_uri()}" if backend.url else kind

@@ -31,7 +31,8 @@ class ResultScript:
     """Mixed into one of Celery's Redis backends; other results than plain JSON go Celery's way."""
 
     def _store_result(self, task_id, result, state, traceback=None, request=None, **kwargs):
-        if self.serializer != "json" or self.compression:
+        # Celery compresses results since 5.7.
+        if self.serializer != "json" or getattr(self, "compression", None):
             return super()._store_result(task_id, result, state, traceback, request, **kwargs)
         meta = self._get_result_meta(result, state, traceback, request)
         meta["task_id"] = bytes_to_str(task_id)
