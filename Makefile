@@ -10,7 +10,7 @@ COMPILE = build/constraints/bin/uv --quiet pip compile setup.cfg --universal --p
   --generate-hashes --no-annotate --custom-compile-command 'make constraints'
 PIP := .venv/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help install run test wheel-test matrix check fuzz loadtest faults constraints clean
+.PHONY: help install run test wheel matrix check fuzz loadtest faults constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -25,7 +25,7 @@ test: install ## install missing servers, then lint and test (ARGS="...")
 	$(MAKE) check
 	REQUIRE_SERVERS=1 .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-wheel-test: install ## install the wheel into clean environments, with each Celery (needs a network)
+wheel: install ## install the wheel into clean environments, with each Celery (needs a network)
 	tests/install-servers.sh
 	REQUIRE_SERVERS=1 .venv/bin/python -m pytest -n 0 tests/wheel $(ARGS)
 

@@ -1,4 +1,4 @@
-"""The wheel by itself in clean environments, beside each Celery; `make wheel-test` runs this.
+"""The wheel by itself in clean environments, beside each Celery; `make wheel` runs this.
 
 Packages are fetched by pip.
 """
