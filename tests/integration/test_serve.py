@@ -596,6 +596,7 @@ def test_requests_are_lines_of_the_log_only_where_that_is_said(stack, gateway, u
 
     answers = [asyncio.run(ask(server)) for server in (silent, told)][1]
     assert [answer.status for answer in answers] == [200, 404, 405, 400]
+    until(lambda: told.output().count("requests: ") == len(answers))
     lines = re.findall(
         r"requests: (\w+) (\S+) (\d+) [\d.]+ ms delivery (\S+)$", told.output(), re.M
     )
