@@ -89,7 +89,7 @@ def quick(request: pytest.FixtureRequest, servers: Servers) -> House:
     house.stop()
 
 
-@pytest.mark.parametrize(("seconds", "number"), [(0.1, 1), (1.4, 2), (2.4, 3)])
+@pytest.mark.parametrize(("seconds", "number"), [(0.1, 1), (1.35, 2), (2.3, 3)])
 def test_the_try_that_is_connected_gets_the_answer(servers, quick, seconds, number):
     body = message(quick.number + number)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from urllib.parse import quote, quote_plus, urlencode
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from twilio.request_validator import RequestValidator
 
@@ -104,6 +104,7 @@ def test_twilios_library_verifies_what_we_sign(token, form, path, query, url):
 @cases
 @given(secrets, objects, paths, queries, public_urls)
 def test_twilio_agrees_with_its_library_on_json(token, body, path, query, url):
+    assume("bodySHA256" not in query)  # Twilio adds it, and its library looks at one only
     source = twilio(token, url)
     target = f"{path}?{query}" if query else path
     signed = source.sign(Draft(body.encode(), f"http://127.0.0.1{target}", NOW))
