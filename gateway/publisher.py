@@ -30,7 +30,7 @@ from gateway.celery_message import Message
 from gateway.coalescing import Coalescing
 from gateway.config import Config
 from gateway.confirms import Confirms
-from gateway.errors import BodyTooLarge, BrokerBlocked, BrokerUnavailable
+from gateway.errors import BrokerBlocked, BrokerUnavailable
 from gateway.metrics import Metrics
 from gateway.pending import Pending
 from gateway.templates import Templates
@@ -114,10 +114,6 @@ class Publisher:
             raise BrokerBlocked
         if not self._connection.writable:
             raise BrokerUnavailable("The broker reads nothing.")
-        if (size := len(pending.message.body)) > self._largest:
-            raise BodyTooLarge(
-                f"The message would have {size} bytes; the broker takes {self._largest}."
-            )
         self._connection.send(self._templates.encode(pending.message, reply_to))
         pending.sent = monotonic()
         self._confirms.add(pending)
@@ -126,7 +122,7 @@ class Publisher:
             self._sweeper = asyncio.get_running_loop().call_later(_SWEEP, self._sweep)
 
     def check(self, message: Message) -> None:
-        """Raise `URITooLong` where the broker would not take so much beside a body.
+        """Raise `URITooLong` or `BodyTooLarge` where the broker would not take so much.
 
         For whoever publishes to the same broker by other means.
         """
@@ -201,7 +197,9 @@ class Publisher:
             raise
         self._metrics.add("gateway_broker_connections_total")
         self._channel, self._confirms = channel, confirms
-        self._templates = Templates(channel.channel_number, connection.params.frame_max)
+        self._templates = Templates(
+            channel.channel_number, connection.params.frame_max, self._largest
+        )
         self._trouble = self.blocked = ""
         if self._outage:  # and not where `_on_rejected` has closed it: that has to come to an end
             self._outage, self._unsettled_until = False, monotonic() + SETTLING

@@ -1,28 +1,38 @@
-"""Celery's messages as the bytes of one channel: from templates, and held against its frames."""
+"""Celery's messages as the bytes of one channel: from templates, and held against its limits."""
 
 from __future__ import annotations
 
 from gateway.amqp_frames import Template, fields
 from gateway.celery_message import CONTENT_ENCODING, CONTENT_TYPE, Message, common_headers
-from gateway.errors import URITooLong
+from gateway.errors import BodyTooLarge, URITooLong
 
 _MOST = 1_000  # templates: a few for each route
 
 
 class Templates:
-    """Encodes messages for a channel; `frame_max` is what was agreed with the broker, in bytes."""
+    """Encodes messages for a channel.
 
-    def __init__(self, channel: int, frame_max: int):
+    In bytes: `frame_max` is what was agreed with the broker, `largest` the largest body that it
+    takes.
+    """
+
+    def __init__(self, channel: int, frame_max: int, largest: float):
         self._channel = channel
         self._frame_max = frame_max
+        self._largest = largest
         self._made: dict[tuple[str, str, bool, str | None], Template] = {}
 
     def encode(self, message: Message, reply_to: str | None = None) -> bytes:
         """Return `message` as frames.
 
-        Raises `URITooLong` where its headers have no room in theirs: what else a sender chooses of
-        them is bounded (see `Delivery.table`).
+        Raises `BodyTooLarge`; `URITooLong` where its headers have no room in theirs: what else a
+        sender chooses of them is bounded (see `Delivery.table`).
         """
+        if len(message.body) > self._largest:
+            raise BodyTooLarge(
+                f"The message would have {len(message.body)} bytes; the broker takes "
+                f"{self._largest}."
+            )
         key = message.task, message.queue, message.persistent, reply_to
         template = self._made.get(key)
         if template is None:
