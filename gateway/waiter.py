@@ -159,8 +159,7 @@ class Waiter:
         self.respond = None
         self._leave()
         self._desk.metrics.add("gateway_clients_gone_total")
-        self._write_down(GONE)
-        self._log(GONE)
+        self._record(GONE)
         self._let_go()
 
     def _let_go(self) -> None:
@@ -197,8 +196,7 @@ class Waiter:
             self._desk.metrics.answered(self.path, given.status, monotonic() - self.request.arrived)
             respond(given)
             self.respond = None  # now that nothing else has to be answered
-            self._write_down(given.status, error)
-            self._log(given.status)
+            self._record(given.status, error)
 
     def give_result(self, given: Answer) -> None:
         """Answer with a task's, in the form that the sender wants."""
@@ -285,15 +283,13 @@ class Waiter:
         location = self._desk.results.location(self.delivery_id, self.task_id, self.path, age)
         self.give(answer.of_acceptance(self.delivery_id, self.task_id, location))
 
-    def _write_down(self, status: int, error: str = "") -> None:
-        journal, message = self._desk.journal, self.message
-        if journal is not None and message is not None:
-            seconds = monotonic() - self.request.arrived
-            journal.write(message, self.task_id or message.task_id, status, seconds, error)
-
-    def _log(self, status: int) -> None:
-        if self._desk.logs_requests:
-            request, seconds = self.request, monotonic() - self.request.arrived
+    def _record(self, status: int, error: str = "") -> None:
+        """Write down how the request has ended: in the journal, and in the log if it is to be."""
+        desk, message, request = self._desk, self.message, self.request
+        seconds = monotonic() - request.arrived
+        if desk.journal is not None and message is not None:
+            desk.journal.write(message, self.task_id or message.task_id, status, seconds, error)
+        if desk.logs_requests:
             request_log.write(request.method, request.path, status, seconds, self.delivery_id)
 
     def _leave(self) -> None:
