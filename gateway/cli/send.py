@@ -6,42 +6,31 @@ import argparse
 import json
 import os
 import secrets
-import shlex
 import sys
 import time
-from base64 import b64encode
 from collections.abc import Mapping
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
-from typing import NamedTuple
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
-from gateway.answer import JSON, PROBLEM
+from gateway.answer import PROBLEM
+from gateway.cli.outgoing import Outgoing, curl_line, signed_request
 from gateway.cli.samples import sample
 from gateway.delivery import Request
 from gateway.errors import BadRequest, ConfigError, GatewayError, RequestError, Unverified
 from gateway.problems import explain
 from gateway.settings import load
 from gateway.sources import SCHEMES, find
-from gateway.sources.base import Draft, Signed, Source
+from gateway.sources.base import Draft, Source
 from gateway.sources.wechat_crypto import CryptoOptions, MessageCrypto
-from gateway.sources.wechat_message import XML, Message
+from gateway.sources.wechat_message import Message
 
 TIMEOUT = 60.0  # seconds for the whole answer
-FORM = "application/x-www-form-urlencoded"
 #: Answer headers that tell nothing.
 _DULL = {"date", "server", "connection", "keep-alive", "content-length", "transfer-encoding"}
-
-
-class Outgoing(NamedTuple):
-    """A request as it goes out."""
-
-    url: str
-    headers: dict[str, str]
-    body: bytes
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -83,33 +72,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(curl_line(outgoing))
         return 0
     return _send(outgoing, source)
-
-
-def signed_request(source: Source, draft: Draft) -> Outgoing:
-    """Sign `draft` with `source`. Raises `GatewayError` where that cannot be."""
-    try:
-        signed = source.sign(draft)
-    except BadRequest as exc:
-        raise GatewayError(f"the body cannot be signed: {exc}") from exc
-    parts = urlsplit(draft.url)
-    query = "&".join(filter(None, [parts.query, urlencode(signed.query)]))
-    headers = {"content-type": _content_type(signed), **signed.headers}
-    return Outgoing(parts._replace(query=query).geturl(), headers, signed.body)
-
-
-def curl_line(outgoing: Outgoing) -> str:
-    """Return the shell command that sends it."""
-    headers = [f"-H {shlex.quote(f'{name}: {value}')}" for name, value in outgoing.headers.items()]
-    try:
-        text = outgoing.body.decode()
-    except UnicodeDecodeError:
-        text = "\0"
-    if "\0" in text:  # what no argument may have
-        before = f"echo {b64encode(outgoing.body).decode()} | base64 -d | "
-        body = "--data-binary @-"
-    else:
-        before, body = "", f"--data-raw {shlex.quote(text)}"
-    return f"{before}{' '.join(['curl', *headers, body, shlex.quote(outgoing.url)])}"
 
 
 def _source(arguments: argparse.Namespace, url: str) -> Source:
@@ -207,10 +169,6 @@ def _verify(source: Source, outgoing: Outgoing, now: float) -> None:
     except RequestError as exc:  # which may be what is to be seen
         hint = " A private key comes with --secret." if isinstance(exc, Unverified) else ""
         print(f"gateway: the source will refuse this: {exc}{hint}", file=sys.stderr)
-
-
-def _content_type(signed: Signed) -> str:
-    return {b"{": JSON, b"[": JSON, b"<": XML}.get(signed.body[:1], FORM)
 
 
 def _send(outgoing: Outgoing, source: Source) -> int:
