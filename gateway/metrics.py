@@ -124,8 +124,7 @@ def add_up(parts: Iterable[dict[tuple[str, str], float]]) -> dict[tuple[str, str
 
 
 def expose(total: dict[tuple[str, str], float]) -> str:
-    """Write added-up series in Prometheus' text format; request series at zero are left
-    out."""
+    """Write added-up series in Prometheus' text format; request series at zero are left out."""
     lines = []
     for name, text in HELP.items():
         kind = "gauge" if name in _GAUGES else "counter" if name.endswith("_total") else "histogram"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 class Envelope:
     """`wrap` makes a request of a body, `unwrap` finds it in an answer (ValueError, KeyError or
     TypeError where it is not there); `head` returns what header lines the body has of its own.
+    `identified`: the same body again is a later try, and no other delivery.
 
     wrk.lua knows those without such lines, by `name`.
     """
@@ -20,6 +21,7 @@ class Envelope:
     wrap: Callable[[bytes], bytes]
     unwrap: Callable[[bytes], bytes]
     head: Callable[[bytes], bytes] = lambda body: b""
+    identified: bool = False
 
 
 def _to_flower(body: bytes) -> bytes:
@@ -47,4 +49,4 @@ FLOWER = Envelope("flower", _to_flower, _from_flower)
 #: What each body is signed with; its identity follows from it, so that the same one is a later try.
 SECRET = b"of the load test"
 #: https://docs.github.com/en/webhooks/using-webhooks/validating-webhook-deliveries
-GITHUB = Envelope("github", bytes, bytes, _signed)
+GITHUB = Envelope("github", bytes, bytes, _signed, identified=True)

@@ -19,7 +19,7 @@ from time import monotonic
 from typing import Any
 
 from loadtest.connection import Connection, Tally
-from loadtest.envelope import GITHUB, PLAIN, Envelope
+from loadtest.envelope import PLAIN, Envelope
 from loadtest.machine import own_cpu_seconds
 from loadtest.summary import latency
 
@@ -53,7 +53,7 @@ def schedule(
     Whoever measures the server does so from then on, and has nothing of connections in it, or
     between `marks`: what to call so many seconds after the first request was due.
 
-    Where the `envelope` is `GITHUB`, one of 25 is a later try of another.
+    Where the `envelope` identifies bodies, one of 25 is a later try of another.
     """
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(_Precise())) as runner:
         sender = _Sender(url, rate, seconds, marks, envelope)
@@ -158,7 +158,7 @@ class _Sender:
     def _number(self, n: int) -> int:
         """Return the number in the body of request `n`: its own, or that of which it is a try."""
         tried = n - _TRIES.get(n % _EVERY, 0)
-        return tried if self._envelope is GITHUB and tried >= 0 else n
+        return tried if self._envelope.identified and tried >= 0 else n
 
     def _send(self, connection: Connection, due: float, body: bytes) -> None:
         self._last = monotonic()

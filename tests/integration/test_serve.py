@@ -115,6 +115,13 @@ def until(condition: Callable[[], object], timeout: float = TIMEOUT) -> None:
         time.sleep(0.02)
 
 
+async def wait_at(connection: Connection, server: Server) -> None:
+    """Send what nobody answers, and return once `server` has it under way."""
+    connection.send(request(b"x", "/nobody"))
+    while not await asyncio.to_thread(in_flight, server):
+        await asyncio.sleep(0.01)
+
+
 def children(server: Server) -> list[int]:
     return [child["pid"] for child in readiness(server)["children"]]
 
@@ -532,9 +539,7 @@ def test_request_under_way_is_answered_and_new_connections_are_refused(gateway, 
     async def talk() -> Answer:
         async with await Connection.open(port(server)) as connection:
             # Given a request under way,
-            connection.send(request(b"x", "/nobody"))
-            while not await asyncio.to_thread(in_flight, server):
-                await asyncio.sleep(0.01)
+            await wait_at(connection, server)
             # when the gateway is told to stop, as a terminal does or a service manager,
             if group:
                 os.killpg(server.pid, signal.SIGINT)
@@ -567,9 +572,7 @@ def test_the_log_says_where_it_listens_and_what_has_become_of_the_drain(gateway,
 
     async def talk() -> None:
         async with await Connection.open(port(busy)) as connection:
-            connection.send(request(b"x", "/nobody"))
-            while not await asyncio.to_thread(in_flight, busy):
-                await asyncio.sleep(0.01)
+            await wait_at(connection, busy)
             os.kill(busy.pid, signal.SIGTERM)
             with suppress(ConnectionResetError):
                 assert await connection.at_end()
@@ -618,9 +621,7 @@ def test_second_signal_ends_at_once(gateway, nobody):
 
     async def talk() -> None:
         async with await Connection.open(port(server)) as connection:
-            connection.send(request(b"x", "/nobody"))
-            while not await asyncio.to_thread(in_flight, server):
-                await asyncio.sleep(0.01)
+            await wait_at(connection, server)
             os.kill(server.pid, signal.SIGTERM)
             while "draining" not in server.output():
                 await asyncio.sleep(0.01)
