@@ -49,7 +49,7 @@ def render(report: Report) -> str:
         f"<section><h2>{escape(each.title)}</h2>{each.svg()}</section>" for each in report.plots
     )
     problems = "".join(f"<li>{escape(problem)}</li>" for problem in report.problems())
-    trouble = f"<div class='box bad'>A failed run:<ul>{problems}</ul></div>" if problems else ""
+    error = f"<div class='box bad'>A failed run:<ul>{problems}</ul></div>" if problems else ""
     judged = (
         f"<h2>Against the targets</h2><div class='scroll'>{_table(report.target_lines(), 1)}</div>"
         if report.targets
@@ -65,7 +65,7 @@ def render(report: Report) -> str:
 <style>{plot.style()}{_STYLE}</style>
 <h1>Load test: {escape(report.experiment)}</h1>
 <p class="soft">{escape(_circumstances(report))}</p>
-{trouble}
+{error}
 <h2>What it says</h2>
 {conclusion}
 {judged}

@@ -23,7 +23,7 @@ from tornado.web import Application, RequestHandler
 
 from gateway import __version__
 from gateway.metrics import expose
-from gateway.supervisor import Supervisor
+from gateway.process.supervisor import Supervisor
 
 _DASHBOARD = Path(__file__).with_name("dashboard.html")
 #: Connections that may be open.

@@ -15,8 +15,8 @@ from gateway.cli import checks
 from gateway.cli.checks import configuration
 from gateway.cli.checks.finding import FAIL, Finding, ok, skipped
 from gateway.cli.serve import configure
+from gateway.config.loading import described
 from gateway.errors import ConfigError
-from gateway.settings import described
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -15,11 +15,11 @@ from typing import Any
 
 from gateway.celery_message import TaskIds
 from gateway.cli.serve import configure
-from gateway.config import Config
+from gateway.config.settings import Config
 from gateway.errors import ConfigError, GatewayError, NotConfirmed, RequestError
-from gateway.journal import GONE, Entry, entries
+from gateway.journal.replay import outcomes, publishing
+from gateway.journal.store import GONE, Entry, entries
 from gateway.outcome import SUCCESS, Outcome
-from gateway.replay import outcomes, publishing
 
 _LINE = "{:<24} {:<36} {:>6} {:>9}  {} {}"
 

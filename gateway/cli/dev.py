@@ -26,9 +26,9 @@ from gateway.cli.local.plan import (
     make,
 )
 from gateway.cli.local.welcome import warnings, welcome
-from gateway.config import Config
+from gateway.config.settings import Config
 from gateway.errors import ConfigError
-from gateway.sockets import bind_tcp
+from gateway.process.sockets import bind_tcp
 from gateway.stack import Server, Stack, StackError, free_port
 
 #: Those whose lines are of interest only when they fail.

@@ -19,10 +19,10 @@ from pydantic import ValidationError
 from gateway.answer import PROBLEM
 from gateway.cli.outgoing import Outgoing, curl_line, signed_request
 from gateway.cli.samples import sample
+from gateway.config.loading import load
+from gateway.config.problems import explain
 from gateway.delivery import Request
 from gateway.errors import BadRequest, ConfigError, GatewayError, RequestError, Unverified
-from gateway.problems import explain
-from gateway.settings import load
 from gateway.sources import SCHEMES, find
 from gateway.sources.base import Draft, Source
 from gateway.sources.wechat_crypto import CryptoOptions, MessageCrypto

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from gateway import log
 from gateway.admin import admin_server
-from gateway.config import Config
+from gateway.config.loading import described, load, unknown_variables
+from gateway.config.settings import Config
 from gateway.errors import ConfigError
-from gateway.settings import described, load, unknown_variables
-from gateway.sockets import address, bind, bind_tcp
+from gateway.process.sockets import address, bind, bind_tcp
+from gateway.process.supervisor import Supervisor
 from gateway.strategies import STRATEGIES, find
-from gateway.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from gateway.amqp.kombu_publisher import KombuPublisher
+from gateway.amqp.publisher import Publisher
 from gateway.celery_message import Message
-from gateway.kombu_publisher import KombuPublisher
-from gateway.pending import Pending
-from gateway.publisher import Publisher
+from gateway.pending_task import PendingTask
 
 
 class Strategy(ABC):
@@ -36,12 +36,12 @@ class Strategy(ABC):
         """Begin to connect; servers that are away are waited for in the background."""
 
     @abstractmethod
-    def send(self, message: Message, deadline: float) -> Pending:
+    def send(self, message: Message, deadline: float) -> PendingTask:
         """Publish `message` and wait for its result until `deadline` (monotonic seconds)."""
 
-    def publish(self, message: Message, deadline: float) -> Pending:
+    def publish(self, message: Message, deadline: float) -> PendingTask:
         """Publish `message` through the asynchronous publisher and wait for its confirm only."""
-        pending = Pending(message, deadline)
+        pending = PendingTask(message, deadline)
         self._publisher.publish(pending)
         return pending
 

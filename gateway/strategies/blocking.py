@@ -6,7 +6,7 @@ import logging
 
 from gateway.celery_message import Message
 from gateway.errors import RequestError
-from gateway.pending import Pending
+from gateway.pending_task import PendingTask
 from gateway.strategies.celery_strategy import CeleryStrategy
 
 log = logging.getLogger(__name__)
@@ -21,9 +21,9 @@ class Blocking(CeleryStrategy):
         log.warning("blocking answers one request at a time: it is the baseline, not for use")
         await super().start()
 
-    def send(self, message: Message, deadline: float) -> Pending:
+    def send(self, message: Message, deadline: float) -> PendingTask:
         self._admit(message)
-        pending = Pending(message, deadline)
+        pending = PendingTask(message, deadline)
         result = self._client.subscribe(message.task_id)
         try:
             try:

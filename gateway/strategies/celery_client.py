@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 
 from gateway import celery_message
 from gateway.celery_message import Message
-from gateway.config import Config
+from gateway.config.settings import Config
 from gateway.errors import (
     BrokerBlocked,
     BrokerUnavailable,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+from gateway.amqp.publisher import Publisher
 from gateway.celery_message import Message
-from gateway.config import Config
+from gateway.config.settings import Config
 from gateway.errors import BrokerBlocked, BrokerUnavailable, ResultsUnavailable
 from gateway.metrics import Metrics
-from gateway.pending import Pending
-from gateway.publisher import Publisher
-from gateway.result_store import ResultStore
+from gateway.pending_task import PendingTask
+from gateway.stores.result_store import ResultStore
 from gateway.strategies.base import Strategy
 from gateway.strategies.celery_client import CeleryClient
 
@@ -41,13 +41,13 @@ class CeleryStrategy(Strategy):
         self._client.close()
 
     def checks(self) -> dict[str, str]:
-        return {"broker": self._publisher.trouble, "results": self._store.trouble}
+        return {"broker": self._publisher.error, "results": self._store.error}
 
     def _new_client(self) -> CeleryClient:
         # Publishes where the queues have been looked at, and what the watcher says is true.
         return CeleryClient(self._config, lambda: self._publisher.url, self._doubt)
 
-    def _confirm(self, pending: Pending) -> None:
+    def _confirm(self, pending: PendingTask) -> None:
         """Tell `pending` of its confirm; called on the loop."""
         self._metrics.add("gateway_messages_published_total")
         self._metrics.add("gateway_messages_confirmed_total")
@@ -62,9 +62,9 @@ class CeleryStrategy(Strategy):
         """Raise what is already known to keep `message` from being taken and answered."""
         if self._publisher.blocked:
             raise BrokerBlocked
-        if self._publisher.trouble:
+        if self._publisher.error:
             raise BrokerUnavailable
-        if self._store.trouble:
+        if self._store.error:
             raise ResultsUnavailable
         if message.delivery["query_string"] or message.delivery["params"]:
             # py-amqp does not look at the length of what it writes.

@@ -1,6 +1,6 @@
 """`gevent`: Celery's gevent drainer, with a greenlet for each publish.
 
-The process has been patched before anything else was imported (see `gateway.child`), so
+The process has been patched before anything else was imported (see `gateway.process.child`), so
 that Celery chooses its gevent drainer, and kombu's sockets yield. The loop itself runs on
 gevent's hub: what a greenlet has for it must come by `call_soon_threadsafe`, or the loop
 is not woken.
@@ -20,10 +20,10 @@ from gevent.queue import SimpleQueue
 from redis.exceptions import RedisError
 
 from gateway.celery_message import Message
-from gateway.config import Config
+from gateway.config.settings import Config
 from gateway.errors import RequestError, ResultsLost, ResultsUnavailable, Unavailable
 from gateway.metrics import Metrics
-from gateway.pending import Pending
+from gateway.pending_task import PendingTask
 from gateway.strategies.celery_client import outcome_of
 from gateway.strategies.celery_strategy import CeleryStrategy
 
@@ -39,10 +39,10 @@ class GeventDrainer(CeleryStrategy):
 
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         super().__init__(config, metrics, prefix)
-        self._work: SimpleQueue[tuple[Callable[[Pending], None], Pending]] = SimpleQueue()
+        self._work: SimpleQueue[tuple[Callable[[PendingTask], None], PendingTask]] = SimpleQueue()
         self._greenlets: list[gevent.Greenlet] = []
         self._starting = Semaphore()
-        self._waiting: dict[Pending, AsyncResult] = {}
+        self._waiting: dict[PendingTask, AsyncResult] = {}
 
     async def start(self) -> None:
         self._greenlets = [gevent.spawn(self._run) for _ in range(PUBLISHERS)]
@@ -52,9 +52,9 @@ class GeventDrainer(CeleryStrategy):
         gevent.killall(self._greenlets, block=False)
         await super().stop()
 
-    def send(self, message: Message, deadline: float) -> Pending:
+    def send(self, message: Message, deadline: float) -> PendingTask:
         self._admit(message)
-        pending = Pending(message, deadline)
+        pending = PendingTask(message, deadline)
         self._work.put((self._publish, pending))
         return pending
 
@@ -78,13 +78,13 @@ class GeventDrainer(CeleryStrategy):
             if error is not None:
                 self._loop.call_soon_threadsafe(pending.fail, error)
 
-    def _publish(self, pending: Pending) -> None:
+    def _publish(self, pending: PendingTask) -> None:
         assert self._loop is not None
         if self._subscribe(pending) is not None:
             self._client.publish(pending.message, pending.deadline)
             self._loop.call_soon_threadsafe(self._confirm, pending)
 
-    def _subscribe(self, pending: Pending) -> AsyncResult | None:
+    def _subscribe(self, pending: PendingTask) -> AsyncResult | None:
         """Listen for the result; None where nobody waits for it any more."""
         # The subscription before the drainer: one that finds none sleeps for a second.
         result = self._client.subscribe(pending.message.task_id)
@@ -92,7 +92,7 @@ class GeventDrainer(CeleryStrategy):
             self._client.forget(result)
             return None
         self._waiting[pending] = result
-        pending.let_go = self._let_go
+        pending.on_release = self._release
         try:
             self._start_drainer()
             result.then(partial(self._heard, pending))
@@ -107,7 +107,7 @@ class GeventDrainer(CeleryStrategy):
             drainer.spawn = partial(gevent.spawn, self._drain)
             drainer.start()
 
-    def _fetch(self, pending: Pending) -> None:
+    def _fetch(self, pending: PendingTask) -> None:
         """Listen anew for a task that is already published."""
         assert self._loop is not None
         result = self._subscribe(pending)
@@ -132,13 +132,13 @@ class GeventDrainer(CeleryStrategy):
             for pending in list(self._waiting):
                 self._work.put((self._fetch, pending))
 
-    def _heard(self, pending: Pending, result: AsyncResult) -> None:
+    def _heard(self, pending: PendingTask, result: AsyncResult) -> None:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(pending.settle, outcome_of(result))
 
     # On the loop ---------------------------------------------------------------------------
 
-    def _let_go(self, pending: Pending) -> None:
+    def _release(self, pending: PendingTask) -> None:
         result = self._waiting.pop(pending, None)
         if result is not None and pending.outcome is None:
             gevent.spawn(self._client.forget, result)

@@ -6,13 +6,13 @@ import asyncio
 import logging
 
 from gateway import background
+from gateway.amqp.publishers import publisher_for
 from gateway.celery_message import Message, decode_result
-from gateway.config import Config
+from gateway.config.settings import Config
 from gateway.errors import ResultsUnavailable
 from gateway.metrics import Metrics
-from gateway.pending import Pending
-from gateway.publishers import publisher_for
-from gateway.result_store import CONNECT_TIMEOUT, LOST, ResultStore
+from gateway.pending_task import PendingTask
+from gateway.stores.result_store import CONNECT_TIMEOUT, LOST, ResultStore
 from gateway.strategies.base import Strategy
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class IOLoop(Strategy):
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         self._publisher = publisher_for(config, metrics)
         self._store = ResultStore(config)
-        self._waiting: dict[str, Pending] = {}
+        self._waiting: dict[str, PendingTask] = {}
         self._some = asyncio.Event()
         self._poller: asyncio.Task[None] | None = None
 
@@ -43,19 +43,19 @@ class IOLoop(Strategy):
         await self._store.stop()
         await self._publisher.stop()
 
-    def send(self, message: Message, deadline: float) -> Pending:
-        if self._store.trouble:
+    def send(self, message: Message, deadline: float) -> PendingTask:
+        if self._store.error:
             raise ResultsUnavailable
-        pending = Pending(message, deadline, self._let_go)
+        pending = PendingTask(message, deadline, self._release)
         self._publisher.publish(pending)
         self._waiting[message.task_id] = pending
         self._some.set()
         return pending
 
     def checks(self) -> dict[str, str]:
-        return {"broker": self._publisher.trouble, "results": self._store.trouble}
+        return {"broker": self._publisher.error, "results": self._store.error}
 
-    def _let_go(self, pending: Pending) -> None:
+    def _release(self, pending: PendingTask) -> None:
         self._waiting.pop(pending.message.task_id, None)
 
     async def _poll(self) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 
 from pika.channel import Channel
 
-from gateway.amqp_scanner import Scanner
+from gateway.amqp.publisher import Publisher
+from gateway.amqp.scanner import Scanner
 from gateway.celery_message import Message, decode_result
-from gateway.config import Config
+from gateway.config.settings import Config
 from gateway.errors import ResultsLost
 from gateway.metrics import Metrics
-from gateway.pending import Pending
-from gateway.publisher import Publisher
+from gateway.pending_task import PendingTask
 from gateway.strategies.base import Strategy
 
 #: `appserver.reply_backend` replies to queues that begin so.
@@ -29,7 +29,7 @@ class PikaRPC(Strategy):
 
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         self._metrics = metrics
-        self._waiting: dict[str, Pending] = {}
+        self._waiting: dict[str, PendingTask] = {}
         self._publisher = Publisher(config, metrics, self._consume, self._lost)
         self._reply_to = ""
 
@@ -39,16 +39,16 @@ class PikaRPC(Strategy):
     async def stop(self) -> None:
         await self._publisher.stop()
 
-    def send(self, message: Message, deadline: float) -> Pending:
-        pending = Pending(message, deadline, self._let_go)
+    def send(self, message: Message, deadline: float) -> PendingTask:
+        pending = PendingTask(message, deadline, self._release)
         self._publisher.publish(pending, self._reply_to)
         self._waiting[message.task_id] = pending
         return pending
 
     def checks(self) -> dict[str, str]:
-        return {"broker": self._publisher.trouble}
+        return {"broker": self._publisher.error}
 
-    def _let_go(self, pending: Pending) -> None:
+    def _release(self, pending: PendingTask) -> None:
         self._waiting.pop(pending.message.task_id, None)
 
     def _consume(self, channel: Channel, scanner: Scanner, ready: Callable[[], None]) -> None:

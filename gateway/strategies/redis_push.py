@@ -11,15 +11,16 @@ import logging
 from math import inf
 from time import monotonic
 
-from gateway import background, result_store
+from gateway import background
+from gateway.amqp.publishers import publisher_for
 from gateway.celery_message import Message, decode_result
-from gateway.coalescing import Coalescing
-from gateway.config import Config
+from gateway.config.settings import Config
 from gateway.errors import ResultsUnavailable
 from gateway.metrics import Metrics
-from gateway.pending import Pending
-from gateway.publishers import publisher_for
-from gateway.result_channel import SILENCE, ResultChannel
+from gateway.pending_task import PendingTask
+from gateway.read_throttling import ReadThrottling
+from gateway.stores import result_store
+from gateway.stores.result_channel import SILENCE, ResultChannel
 from gateway.strategies.base import Strategy
 
 log = logging.getLogger(__name__)
@@ -36,9 +37,9 @@ class RedisPush(Strategy):
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         self._config = config
         self._metrics = metrics
-        self._waiting: dict[str, Pending] = {}
-        self._coalescing = Coalescing(metrics)
-        self._publisher = publisher_for(config, metrics, self._coalescing)
+        self._waiting: dict[str, PendingTask] = {}
+        self._throttling = ReadThrottling(metrics)
+        self._publisher = publisher_for(config, metrics, self._throttling)
         self._store = result_store.ResultStore(config)
         channels = result_store.key_prefix(config)
         self._skip = len(channels.encode())
@@ -46,7 +47,7 @@ class RedisPush(Strategy):
         # The ids sent since the last sweep, and those of the sweep before it.
         self._young: list[str] = []
         self._older: list[str] = []
-        self._trouble = "not subscribed yet"
+        self._error = "not subscribed yet"
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -63,19 +64,19 @@ class RedisPush(Strategy):
         await self._store.stop()
         await self._publisher.stop()
 
-    def send(self, message: Message, deadline: float) -> Pending:
-        if self._trouble:
+    def send(self, message: Message, deadline: float) -> PendingTask:
+        if self._error:
             raise ResultsUnavailable
-        pending = Pending(message, deadline, self._let_go)
+        pending = PendingTask(message, deadline, self._release)
         self._publisher.publish(pending)
         self._waiting[message.task_id] = pending
         self._young.append(message.task_id)
         return pending
 
     def checks(self) -> dict[str, str]:
-        return {"broker": self._publisher.trouble, "results": self._trouble}
+        return {"broker": self._publisher.error, "results": self._error}
 
-    def _let_go(self, pending: Pending) -> None:
+    def _release(self, pending: PendingTask) -> None:
         self._waiting.pop(pending.message.task_id, None)
 
     def _receive(self, task_id: str, payload: bytes) -> None:
@@ -91,23 +92,23 @@ class RedisPush(Strategy):
             since = inf
             try:
                 async with ResultChannel(
-                    client, self._channels, self._hear, self._coalescing
+                    client, self._channels, self._hear, self._throttling
                 ) as channel:
                     if self._waiting:
                         await self._fetch(list(self._waiting))
                     log.info("subscribed to %s*", self._channels)
                     self._metrics.add("gateway_result_connections_total")
-                    self._trouble = ""
+                    self._error = ""
                     since = monotonic()
                     await channel.watch()
             except result_store.LOST as exc:
-                if not self._trouble:
+                if not self._error:
                     log.warning("result subscription lost: %s", exc)
                 # One that was cut, and not silent: what comes until the next one stands is fetched
                 # then, and a store that is gone refuses it within milliseconds.
                 if monotonic() - since > PAUSE and not isinstance(exc, TimeoutError):
                     continue
-                self._trouble = f"{type(exc).__name__}: {exc}"
+                self._error = f"{type(exc).__name__}: {exc}"
             await asyncio.sleep(PAUSE)
 
     def _hear(self, channel: bytes, payload: bytes) -> None:

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 
 from gateway.celery_message import Message
-from gateway.config import Config
+from gateway.config.settings import Config
 from gateway.errors import RequestError
 from gateway.metrics import Metrics
-from gateway.pending import Pending
+from gateway.pending_task import PendingTask
 from gateway.strategies.celery_strategy import CeleryStrategy
 
 log = logging.getLogger(__name__)
@@ -34,14 +34,14 @@ class ThreadPool(CeleryStrategy):
         self._pool.shutdown(wait=False, cancel_futures=True)
         await super().stop()
 
-    def send(self, message: Message, deadline: float) -> Pending:
+    def send(self, message: Message, deadline: float) -> PendingTask:
         self._admit(message)
-        pending = Pending(message, deadline)
+        pending = PendingTask(message, deadline)
         work = self._pool.submit(self._relay, pending)
-        pending.let_go = lambda _pending: work.cancel()
+        pending.on_release = lambda _pending: work.cancel()
         return pending
 
-    def _relay(self, pending: Pending) -> None:
+    def _relay(self, pending: PendingTask) -> None:
         """Publish and wait, in a thread of the pool."""
         assert self._loop is not None
         tell = self._loop.call_soon_threadsafe

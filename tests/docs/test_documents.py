@@ -11,12 +11,12 @@ import pytest
 from gateway import errors
 from gateway.answer import ALLOWED_HEADERS
 from gateway.cli import COMMANDS
-from gateway.config import Config
+from gateway.config.route import Route
+from gateway.config.settings import Config
+from gateway.config.tls import TLS
 from gateway.delivery import Delivery
-from gateway.route import Route
 from gateway.sources.base import Options
 from gateway.strategies import STRATEGIES
-from gateway.tls import TLS
 from loadtest import figures
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gateway.settings import load
+from gateway.config.loading import load
 from gateway.sources import SCHEMES
 from gateway.stack import free_port
 from tests.docs.test_documents import ROOT, text

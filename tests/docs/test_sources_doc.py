@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gateway.settings import load
+from gateway.config.loading import load
 from gateway.sources import SCHEMES, find
 from gateway.sources.base import Options
 from tests.docs.test_documents import text

@@ -12,7 +12,7 @@ from typing import Any
 
 import redis
 
-from gateway.claim import DIGEST, Record, read
+from gateway.claims.claim import DIGEST, Record, read
 from gateway.stack import RabbitMQ, Server, Stack
 from tests.faults.oracle import Execution, executions
 from tests.faults.tasks import EXECUTED

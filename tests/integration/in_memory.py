@@ -11,13 +11,13 @@ from kombu.utils.json import loads
 from tornado.ioloop import IOLoop
 
 from gateway.celery_message import Message, TaskIds
-from gateway.config import Config
+from gateway.config.settings import Config
+from gateway.http.server import Server
 from gateway.metrics import Metrics
 from gateway.outcome import SUCCESS, Outcome
-from gateway.pending import Pending
-from gateway.relay import Relay
-from gateway.server import Server
-from gateway.sockets import bind
+from gateway.pending_task import PendingTask
+from gateway.process.sockets import bind
+from gateway.relay.relay import Relay
 from gateway.strategies.base import Strategy
 from tests.http_client import Connection
 
@@ -43,8 +43,8 @@ class InMemory(Strategy):
 
     def __init__(self, task: Callable[[Message], Outcome] | None):
         self.task = task
-        self.sent: asyncio.Queue[Pending] = asyncio.Queue()
-        self.freed: asyncio.Queue[Pending] = asyncio.Queue()
+        self.sent: asyncio.Queue[PendingTask] = asyncio.Queue()
+        self.freed: asyncio.Queue[PendingTask] = asyncio.Queue()
 
     async def start(self) -> None: ...
 
@@ -53,8 +53,8 @@ class InMemory(Strategy):
     def checks(self) -> dict[str, str]:
         return {}
 
-    def send(self, message: Message, deadline: float) -> Pending:
-        pending = Pending(message, deadline, self.freed.put_nowait)
+    def send(self, message: Message, deadline: float) -> PendingTask:
+        pending = PendingTask(message, deadline, self.freed.put_nowait)
         self.sent.put_nowait(pending)
         if self.task is not None:
             pending.settle(self.task(message))

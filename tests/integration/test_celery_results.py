@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 import redis
 
-from gateway.config import Config
+from gateway.config.settings import Config
 from gateway.outcome import SUCCESS, Outcome
 from gateway.stack.server import poll
 from gateway.strategies.celery_client import CeleryClient

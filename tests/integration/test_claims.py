@@ -14,7 +14,7 @@ import redis
 
 from gateway.answer import TEXT, Answer, of_outcome
 from gateway.celery_message import TaskIds
-from gateway.claim import (
+from gateway.claims.claim import (
     CONFIRMED,
     DONE,
     FAILED,
@@ -26,8 +26,8 @@ from gateway.claim import (
     Record,
     read,
 )
-from gateway.claims import Claims
-from gateway.config import Config
+from gateway.claims.store import Claims
+from gateway.config.settings import Config
 from gateway.errors import KeyConflict, StateUnavailable
 from gateway.outcome import FAILURE, Outcome
 from gateway.stack import Server

@@ -20,15 +20,15 @@ import redis
 from celery import Celery
 
 from appserver.settings import settings
-from gateway import result_store
+from gateway.amqp.publisher import Publisher
 from gateway.celery_message import Message
-from gateway.config import TLS, Config
+from gateway.config.settings import TLS, Config
 from gateway.errors import BrokerUnavailable, Unroutable
 from gateway.metrics import Metrics
-from gateway.publisher import Publisher
-from gateway.result_store import ResultStore
 from gateway.stack import RabbitMQ, Server, Stack, free_port
 from gateway.stack.programs import find
+from gateway.stores import result_store
+from gateway.stores.result_store import ResultStore
 from gateway.strategies import STRATEGIES
 from gateway.strategies.celery_client import CeleryClient
 from tests.contract.conftest import get, post_each
@@ -284,9 +284,9 @@ async def connected_on_the_loop(config: Config) -> dict[str, bool]:
     with file:
         for client in clients.values():
             await client.start()
-        while "not connected yet" in [client.trouble for client in clients.values()]:
+        while "not connected yet" in [client.error for client in clients.values()]:
             await asyncio.sleep(0.02)
-        found = {name: not client.trouble for name, client in clients.items()}
+        found = {name: not client.error for name, client in clients.items()}
         for client in clients.values():
             await client.stop()
     return found

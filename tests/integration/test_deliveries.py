@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 
-from gateway import batches
 from gateway.cli import main
 from gateway.stack import RabbitMQ, Server, Stack, free_port
 from gateway.stack.server import poll
+from gateway.stores import pipeline
 from tests.http_client import Connection, request
 from tests.integration.deliveries import Servers, gather, metric, port, run, send
 
@@ -254,7 +254,7 @@ def test_no_request_waits_for_the_journal(stack, start, servers, queue):
     results.freeze()
     try:
         # Even the slowest machine does not take that long for each.
-        assert min(run(answered())) < batches.PATIENCE
+        assert min(run(answered())) < pipeline.PATIENCE
         assert poll(lambda: metric(server, "gateway_journal_lost_total") == 20, 30)
     finally:
         results.thaw()

@@ -13,8 +13,8 @@ import pytest
 import redis
 import yaml
 
-from gateway.config import Config
-from gateway.settings import load
+from gateway.config.loading import load
+from gateway.config.settings import Config
 from gateway.stack import Server, Stack, free_port
 from gateway.stack.nginx import nginx_config
 from gateway.stack.programs import find

@@ -18,7 +18,7 @@ import pytest
 import redis
 
 from gateway.cli.local import first_task
-from gateway.config import Config
+from gateway.config.settings import Config
 from gateway.stack import Server, Stack, StackError, free_port
 from gateway.stack.programs import find_rabbitmq
 from tests.docs.test_documents import text

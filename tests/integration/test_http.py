@@ -13,7 +13,7 @@ from kombu.utils.json import loads
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError
 from tornado.ioloop import IOLoop
 
-from gateway import stream
+from gateway.http import stream
 from tests.http_client import request
 from tests.integration.in_memory import LOOPS, Start, arguments, running, serving
 

@@ -12,12 +12,12 @@ import pytest
 from kombu.utils.json import loads
 from tornado.ioloop import IOLoop
 
-from gateway import server, stream
 from gateway.celery_message import Message
-from gateway.config import Config
+from gateway.config.settings import Config
 from gateway.errors import BrokerBlocked, Rejected
-from gateway.limits import Limits
+from gateway.http import server, stream
 from gateway.outcome import FAILURE, SUCCESS, Outcome
+from gateway.relay.limits import Limits
 from tests.http_client import Connection, request
 from tests.integration.in_memory import LOOPS, Start, echo, running, serving
 

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from tornado.ioloop import IOLoop
 
-from gateway import server
+from gateway.http import server
+from gateway.http.stream import Stream
 from gateway.outcome import SUCCESS, Outcome
-from gateway.stream import Stream
 from tests.http_client import Answer, Connection, request
 from tests.integration.in_memory import LOOPS, Gateway, InMemory, Start, echo, running, serving
 

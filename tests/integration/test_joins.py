@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import redis
 
-from gateway import result_store
 from gateway.answer import Answer
-from gateway.batches import Batches
 from gateway.celery_message import RESULT_KEY, Message, TaskIds
-from gateway.claim import CONFIRMED, PUBLISHING, Claim, read
-from gateway.claims import Claims
-from gateway.config import Config
-from gateway.joins import Joins
+from gateway.claims.claim import CONFIRMED, PUBLISHING, Claim, read
+from gateway.claims.store import Claims
+from gateway.config.settings import Config
 from gateway.outcome import FAILURE, SUCCESS
-from gateway.pending import Pending
+from gateway.pending_task import PendingTask
+from gateway.relay.result_waiter import ResultWaiter
 from gateway.stack import Server
+from gateway.stores import result_store
+from gateway.stores.pipeline import Pipeline
 from tests.integration.deliveries import channels, until
 
 TASK = TaskIds().new()
@@ -30,10 +30,10 @@ RESULT = json.dumps({"status": "SUCCESS", "result": "done"})
 class Waiting:
     """One that has joined the task of another, who owns the claim."""
 
-    def __init__(self, claims: Claims, joins: Joins, owned: Claim, joined: Claim):
+    def __init__(self, claims: Claims, joins: ResultWaiter, owned: Claim, joined: Claim):
         self.claims, self.owned = claims, owned
         message = Message(joined.task_id, "task", "queue", b"", {})
-        self.pending = Pending(message, 0.0)
+        self.pending = PendingTask(message, 0.0)
         self.waiting = asyncio.create_task(joins.wait(joined, self.pending))
 
 
@@ -45,12 +45,12 @@ def joined(redis_server: Server) -> Callable[[Callable[[Waiting], Awaitable[Any]
 
     async def run(work: Callable[[Waiting], Awaitable[Any]]) -> None:
         claims = Claims(config)
-        results = Batches(lambda: result_store.connect(config), "results")
-        joins = Joins(config, claims, results)
+        results = Pipeline(lambda: result_store.connect(config), "results")
+        joins = ResultWaiter(config, claims, results)
         for opened in (claims, results, joins):
             await opened.start()
         try:
-            await until(lambda: not joins.trouble)
+            await until(lambda: not joins.error)
             owned = await claims.take("x", b"digest", TASK)
             joined = await claims.take("x", b"digest", TaskIds().new())
             waiting = Waiting(claims, joins, owned, joined)

@@ -14,19 +14,20 @@ import pika
 import pytest
 import redis.asyncio
 
-from gateway import broker, result_store
-from gateway.batches import Batches
-from gateway.coalescing import Coalescing
-from gateway.config import TLS, Config
+from gateway.amqp import broker
+from gateway.amqp.publisher import Publisher
+from gateway.config.settings import TLS, Config
 from gateway.errors import GatewayError
-from gateway.limits import Limits
+from gateway.http.stream import Stream
 from gateway.metrics import Metrics
-from gateway.publisher import Publisher
-from gateway.result_channel import ResultChannel
-from gateway.result_store import LOST, ResultStore
+from gateway.read_throttling import ReadThrottling
+from gateway.relay.limits import Limits
 from gateway.stack import RabbitMQ
+from gateway.stores import result_store
+from gateway.stores.pipeline import Pipeline
+from gateway.stores.result_channel import ResultChannel
+from gateway.stores.result_store import LOST, ResultStore
 from gateway.strategies.pika_rpc import PikaRPC
-from gateway.stream import Stream
 from tests.integration.in_memory import LOOPS
 
 TIMEOUT = 20  # seconds
@@ -95,7 +96,7 @@ def test_a_broker_that_resets_connections_at_once_leaves_nothing_behind(run, met
         # when one connection after the other is tried,
         for _ in range(100):
             with pytest.raises(broker.ERRORS):
-                await broker.open_connection(url, TLS(), lambda *_: None, Coalescing(metrics))
+                await broker.open_connection(url, TLS(), lambda *_: None, ReadThrottling(metrics))
         await asyncio.sleep(2 * broker.CONNECT_TIMEOUT)  # until every connector's time is up
 
     with socket.create_server(("127.0.0.1", 0)) as resetting:
@@ -134,7 +135,7 @@ def test_commands_fail_with_their_connection_and_the_next_do_not(run, losing, re
     config = Config(result_backend=redis_server.url)
 
     async def work() -> None:
-        some = Batches(lambda: result_store.connect(config), "test")
+        some = Pipeline(lambda: result_store.connect(config), "test")
         await some.start()
         assert await some.run("PING") is True
         losing.more = 1
@@ -154,10 +155,10 @@ def test_a_store_is_missed_and_found_again(run, losing, redis_server, monkeypatc
     async def work() -> None:
         store = ResultStore(config)
         await store.start()
-        await until(lambda: not store.trouble)
+        await until(lambda: not store.error)
         losing.more = 1
-        await until(lambda: store.trouble)
-        await until(lambda: not store.trouble)
+        await until(lambda: store.error)
+        await until(lambda: not store.error)
         losing.more = 2  # that it is lost for one who watches, too
         with pytest.raises(LOST):
             while True:
@@ -185,7 +186,7 @@ def test_a_subscription_is_lost_and_not_written_to(run, losing, redis_server, me
     async def work() -> None:
         def channel() -> ResultChannel:
             client = result_store.connect(config)
-            return ResultChannel(client, "x", lambda *_: None, Coalescing(metrics))
+            return ResultChannel(client, "x", lambda *_: None, ReadThrottling(metrics))
 
         losing.more = 1
         with pytest.raises(LOST):
@@ -207,7 +208,7 @@ def test_a_reply_queue_that_comes_too_late_is_not_consumed(run, rabbitmq: Rabbit
         loop.set_exception_handler(lambda _, context: errors.append(context))
         closed = loop.create_future()
         connection = await broker.open_connection(
-            rabbitmq.url, TLS(), lambda *_: closed.set_result(None), Coalescing(metrics)
+            rabbitmq.url, TLS(), lambda *_: closed.set_result(None), ReadThrottling(metrics)
         )
         channel = await broker.open_channel(connection)
         scanner = connection.scan(channel.channel_number, lambda *_: None)
@@ -228,7 +229,7 @@ def test_what_is_written_to_a_lost_broker_goes_nowhere(run, rabbitmq: RabbitMQ, 
     async def work() -> None:
         publisher = Publisher(Config(broker_url=rabbitmq.url), metrics)
         await publisher.start()
-        await until(lambda: not publisher.trouble)
+        await until(lambda: not publisher.error)
         connection = publisher._connection
         with socket.socket(fileno=os.dup(fileno(connection._transport))) as same:
             same.shutdown(socket.SHUT_RDWR)
@@ -238,7 +239,7 @@ def test_what_is_written_to_a_lost_broker_goes_nowhere(run, rabbitmq: RabbitMQ, 
         connection.send(b"frames")
         connection._flush()
         connection.limit_writes(1)
-        await until(lambda: not publisher.trouble and publisher._connection is not connection)
+        await until(lambda: not publisher.error and publisher._connection is not connection)
         await publisher.stop()
 
     run(work)

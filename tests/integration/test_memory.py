@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gateway.config import Config
-from gateway.server import OTHER_FILES
+from gateway.config.settings import Config
+from gateway.http.server import OTHER_FILES
 from gateway.stack import RabbitMQ, Server, Stack, free_port
 from gateway.stack.server import poll
 from tests.contract.conftest import get, metric

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import Config
+from gateway.config.settings import Config
 from gateway.stack import RabbitMQ, Server, Stack, free_port
 from gateway.stack.loopback import accepts, answers_ok
 from gateway.stack.nginx import NGINX_CONF

@@ -10,15 +10,15 @@ from time import monotonic
 
 import pytest
 
-from gateway import broker as broker_module
-from gateway import publisher as publisher_module
-from gateway import templates
+from gateway.amqp import broker as broker_module
+from gateway.amqp import publisher as publisher_module
+from gateway.amqp import templates
+from gateway.amqp.publisher import Publisher
 from gateway.celery_message import Message
-from gateway.config import Config, Route
+from gateway.config.settings import Config, Route
 from gateway.errors import BodyTooLarge, BrokerUnavailable, URITooLong
 from gateway.metrics import Metrics
-from gateway.pending import Pending
-from gateway.publisher import Publisher
+from gateway.pending_task import PendingTask
 from gateway.stack import RabbitMQ, Stack
 
 TIMEOUT = 30  # seconds
@@ -70,14 +70,14 @@ def frozen(broker: RabbitMQ) -> Iterator[None]:
         broker.thaw()
 
 
-def pending(body: bytes = b"[]", queue: str = QUEUE) -> Pending:
+def pending(body: bytes = b"[]", queue: str = QUEUE) -> PendingTask:
     message = Message(f"id-{monotonic()}", "task", queue, body, {})
-    return Pending(message, monotonic() + TIMEOUT)
+    return PendingTask(message, monotonic() + TIMEOUT)
 
 
-def published_as(task_id: str, delivery_id: str, queue: str) -> Pending:
+def published_as(task_id: str, delivery_id: str, queue: str) -> PendingTask:
     message = Message(task_id, "task", queue, b"[]", {"id": delivery_id})
-    return Pending(message, monotonic() + TIMEOUT)
+    return PendingTask(message, monotonic() + TIMEOUT)
 
 
 def config(broker: RabbitMQ, **settings) -> Config:
@@ -92,13 +92,13 @@ def cut(publisher: Publisher) -> None:
 def test_a_waiter_that_fails_keeps_no_publisher_from_its_broker(broker, metrics):
     lost, told = [], []
 
-    def fails(ended: Pending) -> None:
+    def fails(ended: PendingTask) -> None:
         if ended.error is not None:
             raise ZeroDivisionError
 
     async def work(publisher: Publisher) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, what: told.append(what))
-        await until(lambda: not publisher.trouble)
+        await until(lambda: not publisher.error)
         # Given an unconfirmed message, and a watcher with a bug,
         with frozen(broker):
             waiting = pending()
@@ -109,7 +109,7 @@ def test_a_waiter_that_fails_keeps_no_publisher_from_its_broker(broker, metrics)
             await until(lambda: lost)
             assert waiting.ended
         # then it comes back.
-        await until(lambda: not publisher.trouble)
+        await until(lambda: not publisher.error)
         later = pending()
         publisher.publish(later)
         await until(lambda: later.confirmed)
@@ -120,12 +120,12 @@ def test_a_waiter_that_fails_keeps_no_publisher_from_its_broker(broker, metrics)
 
 
 def test_a_waiter_that_fails_keeps_no_other_from_its_timeout(broker, metrics):
-    def fails(ended: Pending) -> None:
+    def fails(ended: PendingTask) -> None:
         raise ZeroDivisionError
 
     async def work(publisher: Publisher) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        await until(lambda: not publisher.trouble)
+        await until(lambda: not publisher.error)
         with frozen(broker):
             first, second = pending(), pending()
             publisher.publish(first)
@@ -140,7 +140,7 @@ def test_a_waiter_that_fails_keeps_no_other_from_its_timeout(broker, metrics):
 
 def test_a_return_that_comes_after_its_timeout_concerns_no_later_try(broker, metrics):
     async def work(publisher: Publisher) -> None:
-        await until(lambda: not publisher.trouble)
+        await until(lambda: not publisher.error)
         with frozen(broker):
             # Given a message for a queue that is missing, which is given up (it may take the broker
             # a moment to freeze),
@@ -165,7 +165,7 @@ def test_templates_are_kept_in_bounds(broker, metrics, monkeypatch):
     monkeypatch.setattr(templates, "_MOST", 3)
 
     async def work(publisher: Publisher) -> None:
-        await until(lambda: not publisher.trouble)
+        await until(lambda: not publisher.error)
         sent = [pending(queue=f"queue-{number}") for number in range(10)]
         for one in sent:
             publisher.publish(one)
@@ -179,12 +179,12 @@ def test_templates_are_kept_in_bounds(broker, metrics, monkeypatch):
 def test_a_message_fills_its_header_frame_to_the_last_byte_and_not_beyond(stack, start, metrics):
     small = start(lambda: stack.rabbitmq("frame_max = 8192\n"))
 
-    def with_headers(size: int) -> Pending:
+    def with_headers(size: int) -> PendingTask:
         message = Message("x" * 255, "task", QUEUE, b"x" * 30_000, {"id": "1", "q": "x" * size})
-        return Pending(message, monotonic() + TIMEOUT)
+        return PendingTask(message, monotonic() + TIMEOUT)
 
     async def work(publisher: Publisher) -> None:
-        await until(lambda: not publisher.trouble)
+        await until(lambda: not publisher.error)
         assert publisher._connection.params.frame_max == 8192
         taken, refused = 0, 8192
         while refused - taken > 1:
@@ -222,13 +222,13 @@ def test_a_message_that_is_too_large_for_the_broker_ends_one_connection_at_most(
     broker, metrics, most_bytes
 ):
     async def work(publisher: Publisher) -> None:
-        await until(lambda: not publisher.trouble)
+        await until(lambda: not publisher.error)
         # Given that the broker has closed the channel of one,
         first = pending(b"x" * (most_bytes + 1))
         publisher.publish(first)
         await until(lambda: first.ended)
         assert first.error.type == "broker-unavailable"
-        await until(lambda: not publisher.trouble)
+        await until(lambda: not publisher.error)
         # when another one comes,
         neighbour = pending(b"x" * most_bytes)
         publisher.publish(neighbour)
@@ -249,14 +249,14 @@ def test_a_connection_that_lasted_comes_back_without_a_pause(broker, metrics, mo
 
     async def work(publisher: Publisher) -> None:
         for _ in range(3):
-            await until(lambda: not publisher.trouble)
+            await until(lambda: not publisher.error)
             # when a connection has lasted for as long as it has to, and goes,
             await asyncio.sleep(2 * publisher_module.STEADY)
             lost.clear()
             cut(publisher)
             await until(lambda: lost)
         # then it is back within the test's time.
-        await until(lambda: not publisher.trouble)
+        await until(lambda: not publisher.error)
 
     run(lambda: Publisher(config(broker), metrics, on_lost=lambda: lost.append(1)), work)
 
@@ -268,7 +268,7 @@ def test_what_ends_a_channel_while_it_is_prepared_is_told_at_once(broker, metric
         channel.queue_declare("a-queue-that-nobody-makes", passive=True, callback=lambda _: None)
 
     async def work(publisher: Publisher) -> None:
-        await until(lambda: "NOT_FOUND" in publisher.trouble)
+        await until(lambda: "NOT_FOUND" in publisher.error)
 
     run(lambda: Publisher(config(broker), metrics, consume), work)
 
@@ -279,7 +279,7 @@ def test_a_broker_that_does_not_read_is_given_so_much_and_no_more(broker, metric
     most = 1024 * 1024
 
     async def work(publisher: Publisher) -> None:
-        await until(lambda: not publisher.trouble)
+        await until(lambda: not publisher.error)
         with frozen(broker):
             # What fits into the kernel's buffers has to be filled first.
             with pytest.raises(BrokerUnavailable, match="The broker reads nothing"):
@@ -301,9 +301,9 @@ def test_an_alarm_is_noticed_by_who_connects_and_publishes_nothing(broker, metri
     try:
 
         async def work(publisher: Publisher) -> None:
-            await until(lambda: publisher.trouble.startswith("blocked: "))
+            await until(lambda: publisher.error.startswith("blocked: "))
             await asyncio.to_thread(broker.ctl, "set_vm_memory_high_watermark", "0.4")
-            await until(lambda: not publisher.trouble)
+            await until(lambda: not publisher.error)
 
         run(lambda: Publisher(config(broker), metrics), work)
     finally:
@@ -330,7 +330,7 @@ def test_a_quorum_queue_that_takes_nothing_since_an_outage_is_tried_on_another_c
 
     async def published(publisher: Publisher) -> str:
         """Publish once; return what the broker says of it."""
-        await until(lambda: not publisher.trouble)
+        await until(lambda: not publisher.error)
         one = pending(queue=queue)
         publisher.publish(one)
         await until(lambda: one.ended or one.confirmed)
@@ -345,7 +345,7 @@ def test_a_quorum_queue_that_takes_nothing_since_an_outage_is_tried_on_another_c
             while await published(publisher) != "rejected":
                 pass
             # then nothing is wrong with the connection,
-            assert (connections(), publisher.trouble) == (1, "")
+            assert (connections(), publisher.error) == (1, "")
             # but when it has taken nothing since an outage, however long, there may be,
             cut(publisher)
             await until(lambda: losses)
@@ -354,7 +354,7 @@ def test_a_quorum_queue_that_takes_nothing_since_an_outage_is_tried_on_another_c
             # until that has been tried for long enough.
             for _ in range(3):
                 assert await published(publisher) == "rejected"
-            assert (connections(), publisher.trouble) == (2 + more, "")
+            assert (connections(), publisher.error) == (2 + more, "")
         finally:
             broker.ctl("clear_policy", "full")
 

@@ -9,13 +9,13 @@ import pytest
 import redis
 from redis.exceptions import RedisError, ResponseError
 
-from gateway import result_channel
-from gateway.coalescing import Coalescing
-from gateway.config import Config
+from gateway.config.settings import Config
 from gateway.metrics import Metrics
-from gateway.result_channel import ResultChannel
-from gateway.result_store import connect
+from gateway.read_throttling import ReadThrottling
 from gateway.stack import Server, Stack
+from gateway.stores import result_channel
+from gateway.stores.result_channel import ResultChannel
+from gateway.stores.result_store import connect
 
 TIMEOUT = 10  # seconds
 
@@ -39,7 +39,7 @@ def hear(store: Server, prefix: str, work) -> list[tuple[bytes, bytes]]:
         client = connect(Config(result_backend=store.url))
         async with (
             asyncio.timeout(TIMEOUT),
-            ResultChannel(client, prefix, hear, Coalescing(metrics)) as channel,
+            ResultChannel(client, prefix, hear, ReadThrottling(metrics)) as channel,
         ):
             await work(channel, heard)
 

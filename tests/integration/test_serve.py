@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from gateway import __version__
-from gateway.process import START_TIMEOUT
+from gateway.process.child_handle import START_TIMEOUT
 from gateway.stack import RabbitMQ, Server, Stack, free_port
 from gateway.strategies import STRATEGIES
 from tests.http_client import Answer, Connection, request

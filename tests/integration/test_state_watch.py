@@ -9,10 +9,10 @@ import sys
 import pytest
 import redis
 
-from gateway import result_store
-from gateway.config import Config
+from gateway.claims.state_watch import others
+from gateway.config.settings import Config
 from gateway.stack import RabbitMQ, Server, Stack
-from gateway.state_watch import others
+from gateway.stores import result_store
 from tests.integration.deliveries import KEYED, metric, until
 
 PREFIX = 'state_prefix = "shared"\n'

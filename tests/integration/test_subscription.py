@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 import redis
 
-from gateway import result_store
-from gateway.config import Config
+from gateway.config.settings import Config
 from gateway.stack import Server
-from gateway.subscription import Subscription
+from gateway.stores import result_store
+from gateway.stores.subscription import Subscription
 from tests.integration.deliveries import until
 from tests.integration.in_memory import LOOPS
 
@@ -45,7 +45,7 @@ def heard(redis_server: Server) -> Callable[[Callable[[Subscription], Awaitable[
 
 def test_what_is_published_after_add_has_returned_is_heard(heard, client):
     async def work(subscription: Subscription) -> None:
-        await until(lambda: not subscription.trouble)
+        await until(lambda: not subscription.error)
         for n in range(100):
             got: list[bytes | None] = []
             await subscription.add(f"channel-{n}", got.append)
@@ -60,7 +60,7 @@ def test_what_is_published_after_add_has_returned_is_heard(heard, client):
 
 def test_add_waits_until_redis_has_heard_of_it(heard, redis_server):
     async def work(subscription: Subscription) -> None:
-        await until(lambda: not subscription.trouble)
+        await until(lambda: not subscription.error)
         redis_server.freeze()
         adding = asyncio.create_task(subscription.add("slow", lambda _message: None))
         await asyncio.sleep(0.2)
@@ -98,7 +98,7 @@ def test_a_channel_removed_at_any_moment_of_connecting_is_forgotten(heard, clien
         for _ in range(steps):
             await asyncio.sleep(0)
         await subscription.remove("removed", hear)
-        await until(lambda: not subscription.trouble)
+        await until(lambda: not subscription.error)
         await until(lambda: client.pubsub_numsub("removed") == [(b"removed", 0)])
 
     heard(work)
@@ -106,7 +106,7 @@ def test_a_channel_removed_at_any_moment_of_connecting_is_forgotten(heard, clien
 
 def test_after_a_cut_everyone_is_told_and_hears_again(heard, client):
     async def work(subscription: Subscription) -> None:
-        await until(lambda: not subscription.trouble)
+        await until(lambda: not subscription.error)
         got: dict[int, list[bytes | None]] = {n: [] for n in range(50)}
         await asyncio.gather(*(subscription.add(f"cut-{n}", got[n].append) for n in got))
 
@@ -128,7 +128,7 @@ def test_after_a_cut_everyone_is_told_and_hears_again(heard, client):
 @pytest.mark.parametrize("steps", range(4))
 def test_a_connection_that_closes_under_a_command_is_nobody_s_failure(heard, client, steps):
     async def work(subscription: Subscription) -> None:
-        await until(lambda: not subscription.trouble)
+        await until(lambda: not subscription.error)
         got: list[bytes | None] = []
         await subscription.add("closing", got.append)
         await subscription.add("other", got.append)
@@ -148,7 +148,7 @@ def test_a_connection_that_closes_under_a_command_is_nobody_s_failure(heard, cli
 
 def test_what_comes_and_goes_leaves_nothing_behind(heard, client):
     async def work(subscription: Subscription) -> None:
-        await until(lambda: not subscription.trouble)
+        await until(lambda: not subscription.error)
 
         async def come_and_go(n: int) -> None:
             def hear(_message: bytes | None) -> None:

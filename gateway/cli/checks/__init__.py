@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from gateway.cli.checks import brokers, stores
 from gateway.cli.checks.finding import LIMIT, Finding, fail
 from gateway.cli.checks.threads import DaemonThreads
-from gateway.config import Config
+from gateway.config.settings import Config
 from gateway.errors import GatewayError
 
 Check = Callable[[Config], Awaitable[list[Finding]]]

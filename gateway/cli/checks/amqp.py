@@ -12,13 +12,13 @@ from typing import Any
 import pika
 from pika.channel import Channel
 
-from gateway import broker
-from gateway.amqp_connection import TurnConnection
+from gateway.amqp import broker
+from gateway.amqp.connection import TurnConnection
+from gateway.amqp.publisher import PROBE
 from gateway.celery_message import CONTENT_ENCODING, CONTENT_TYPE
-from gateway.coalescing import Coalescing
-from gateway.config import Config
+from gateway.config.settings import Config
 from gateway.metrics import Metrics
-from gateway.publisher import PROBE
+from gateway.read_throttling import ReadThrottling
 from gateway.strategies.pika_rpc import REPLY_PREFIX
 
 _FAREWELL = 0.2  # seconds; a broker in an alarm does not read that the connection is closed
@@ -31,7 +31,7 @@ async def connected(url: str, config: Config) -> AsyncIterator[TurnConnection]:
     metrics, file = Metrics.create([])
     try:
         connection = await broker.open_connection(
-            url, config.tls, lambda *_: closed.set(), Coalescing(metrics)
+            url, config.tls, lambda *_: closed.set(), ReadThrottling(metrics)
         )
         try:
             yield connection

@@ -11,11 +11,12 @@ import pika
 from kombu.utils.url import maybe_sanitize_url, parse_url
 from redis.exceptions import RedisError
 
-from gateway import broker, result_store
-from gateway.amqp_connection import TurnConnection
+from gateway.amqp import broker
+from gateway.amqp.connection import TurnConnection
 from gateway.cli.checks import amqp, queues, remote, results, stores, workers
 from gateway.cli.checks.finding import LIMIT, Finding, fail, ok, skipped, warn
-from gateway.config import Config
+from gateway.config.settings import Config
+from gateway.stores import result_store
 
 _SETTING = "broker_url (GATEWAY_BROKER_URL, --broker)"
 _AWAY = f"start it, or correct {_SETTING}"

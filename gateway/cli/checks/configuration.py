@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gateway.cli.checks.finding import Finding, fail, ok, warn
-from gateway.config import Config
-from gateway.settings import unknown_variables
+from gateway.config.loading import unknown_variables
+from gateway.config.settings import Config
 from gateway.sources import find
 
 _DOCUMENT = "docs/configuration.md says what each setting may be"

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from pika.exceptions import ChannelClosedByBroker
 
-from gateway.amqp_connection import TurnConnection
+from gateway.amqp.connection import TurnConnection
 from gateway.cli.checks import amqp
 from gateway.cli.checks.finding import Finding, counted, fail, ok, skipped
-from gateway.config import Config
-from gateway.route import Route
+from gateway.config.route import Route
+from gateway.config.settings import Config
 
 _AT_ONCE = 16  # channels, of which some brokers allow few
 _START = "start a worker: celery -A APP worker -Q {} (APP: yours, or appserver)"

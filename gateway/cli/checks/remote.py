@@ -21,7 +21,7 @@ from pika.exceptions import ChannelClosedByBroker
 from redis.exceptions import RedisError
 
 from gateway.cli.checks.amqp import Exchange
-from gateway.config import Config
+from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.strategies.celery_client import CeleryClient
 

@@ -9,8 +9,8 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from gateway import result_store
-from gateway.config import Config
+from gateway.config.settings import Config
+from gateway.stores import result_store
 
 _PATIENCE = 0.8  # seconds
 

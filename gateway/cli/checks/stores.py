@@ -12,10 +12,10 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
-from gateway import result_store
+from gateway.claims.state_watch import others
 from gateway.cli.checks.finding import LIMIT, Finding, fail, listed, ok, skipped, warn
-from gateway.config import Config
-from gateway.state_watch import others
+from gateway.config.settings import Config
+from gateway.stores import result_store
 
 OLDEST = (6, 2)  # Redis
 FULL = 0.9  # of its maxmemory

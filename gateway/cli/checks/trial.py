@@ -15,13 +15,13 @@ from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 from redis.exceptions import NoPermissionError, RedisError
 
-from gateway import result_store
 from gateway.celery_message import RESULT_KEY, Message, TaskIds, decode_result, encode_body
 from gateway.cli.checks import amqp, remote
 from gateway.cli.checks.finding import counted
 from gateway.cli.checks.queues import Seen
 from gateway.cli.checks.remote import Answers
-from gateway.config import Config
+from gateway.config.settings import Config
+from gateway.stores import result_store
 
 TASK = "celery.accumulate"  # returns its arguments
 LEAST = 1.5  # seconds that a trial needs

@@ -15,7 +15,7 @@ from kombu.utils.url import url_to_parts
 from gateway.cli.checks.finding import Finding, fail, listed, warn
 from gateway.cli.checks.remote import Answers
 from gateway.cli.checks.same_redis import Server
-from gateway.config import Config
+from gateway.config.settings import Config
 
 STORED = "stored results"
 SAME = (

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from gateway.cli.checks.finding import Finding, counted, fail, listed, ok, skipped, warn
 from gateway.cli.checks.queues import Seen
 from gateway.cli.checks.remote import Answers, Sufficient
-from gateway.config import Config
+from gateway.config.settings import Config
 
 _START = "start one: celery -A APP worker -Q {} (APP: yours, or appserver)"
 _SILENT = "frozen, busy in the pool `solo`, without remote control, or of another's node name"

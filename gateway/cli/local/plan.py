@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from gateway.config import Config
+from gateway.config.loading import load
+from gateway.config.settings import Config
 from gateway.errors import ConfigError
-from gateway.settings import load
 from gateway.stack import ProgramMissing
 from gateway.stack.programs import find_rabbitmq
 

@@ -13,7 +13,7 @@ from gateway.cli.local.first_task import Described
 from gateway.cli.local.plan import APP, Plan
 from gateway.cli.outgoing import curl_line, signed_request
 from gateway.cli.samples import sample
-from gateway.config import Config
+from gateway.config.settings import Config
 from gateway.sources import find
 from gateway.sources.base import Draft
 from gateway.stack import Server

@@ -1,0 +1,1 @@
+"""The broker: publishing, confirms, returns, reconnection, and the bytes of frames."""

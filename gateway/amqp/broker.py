@@ -1,0 +1,157 @@
+"""The connection to the broker: pika's own, made awaitable, with the queues looked at."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pika
+from kombu.utils.url import parse_url
+from pika.adapters.utils.connection_workflow import AMQPConnectorException
+from pika.channel import Channel
+
+from gateway.amqp.connection import TurnConnection
+from gateway.config.settings import TLS, Route
+from gateway.read_throttling import ReadThrottling
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT = 10  # seconds; a silent broker is given up after twice that
+CONNECT_TIMEOUT = 5  # seconds for TCP, TLS, AMQP and the queues together
+_AT_ONCE = 16  # queues looked at: each takes a channel, of which some brokers allow few
+#: What opening a connection and working on it raise; a connector's error is no AMQPError.
+ERRORS = (OSError, pika.exceptions.AMQPError, AMQPConnectorException)
+
+
+async def open_connection(
+    url: str,
+    tls: TLS,
+    on_closed: Callable[[Any, BaseException], None],
+    throttling: ReadThrottling,
+) -> TurnConnection:
+    """Connect to the broker at `url`; `on_closed` hears of the end of what was opened.
+
+    Raises one of `ERRORS`.
+    """
+    opened = asyncio.get_running_loop().create_future()
+    connection = TurnConnection(
+        _parameters(url, tls),
+        throttling,
+        on_open_callback=lambda c: _resolve(opened, c),
+        on_open_error_callback=lambda c, exc: _reject(opened, exc),
+        on_close_callback=on_closed,
+    )
+    try:
+        return await opened
+    except BaseException:
+        close(connection)
+        raise
+
+
+def close(connection: TurnConnection) -> None:
+    """Begin to close `connection` unless that has begun already."""
+    if not (connection.is_closing or connection.is_closed):
+        connection.close()
+
+
+def _parameters(url: str, tls: TLS) -> pika.ConnectionParameters:
+    # As kombu reads it: in `amqp://host//` and `amqp://host` the virtual host is `/`.
+    parts = parse_url(url)
+    secure = parts["transport"] == "amqps"
+    return pika.ConnectionParameters(
+        host=parts["hostname"] or "localhost",
+        port=parts["port"] or (5671 if secure else 5672),
+        virtual_host=parts["virtual_host"] or "/",
+        credentials=pika.PlainCredentials(
+            parts["userid"] or "guest", parts["password"] or "guest", erase_on_connect=True
+        ),
+        heartbeat=HEARTBEAT,
+        socket_timeout=CONNECT_TIMEOUT,
+        stack_timeout=CONNECT_TIMEOUT,
+        ssl_options=pika.SSLOptions(tls.context(), parts["hostname"]) if secure else None,
+        client_properties={"connection_name": "gateway"},
+    )
+
+
+async def open_channel(connection: TurnConnection) -> Channel:
+    """Open a channel; raises pika's AMQPError where the connection goes meanwhile."""
+    opened = asyncio.get_running_loop().create_future()
+    channel = connection.channel(on_open_callback=lambda c: _resolve(opened, c))
+    channel.add_on_close_callback(lambda c, exc: _reject(opened, exc))
+    return await opened
+
+
+async def rpc(channel: Channel, call: Callable[[Callable[..., None]], object]) -> None:
+    """Make a `call` on `channel` that takes a callback, and wait for that.
+
+    Raises pika's AMQPError where the channel closes first.
+    """
+    done = asyncio.get_running_loop().create_future()
+    channel.add_on_close_callback(lambda c, exc: _reject(done, exc))
+    call(lambda *_frames: _resolve(done, None))
+    await done
+
+
+async def select_confirms(channel: Channel) -> None:
+    """Have the broker confirm what is published on `channel`; the scanner hears it, not pika."""
+    await rpc(channel, partial(channel.confirm_delivery, lambda _: None))
+
+
+async def look_at_queues(connection: TurnConnection, routes: Sequence[Route]) -> None:
+    """Declare each route's queue that is missing, unless the route says ``declare = false``."""
+    room = asyncio.Semaphore(_AT_ONCE)
+
+    async def look(queue: str, route: Route) -> None:
+        async with room:
+            if await _declare(connection, queue, passive=True):
+                return
+            if not route.declare:
+                log.warning("the queue %s is missing and not ours to declare", queue)
+            elif await _declare(connection, queue, arguments=route.arguments()):
+                log.info("declared the queue %s", queue)
+
+    queues = {queue: route for route in routes for queue in route.queue_names}
+    await asyncio.gather(*(look(queue, route) for queue, route in queues.items()))
+
+
+async def _declare(
+    connection: TurnConnection, queue: str, passive: bool = False, arguments: Any = None
+) -> bool:
+    """Declare `queue` durable on a channel of its own, which a refusal closes."""
+    channel = await open_channel(connection)
+    declare = partial(
+        channel.queue_declare, queue, passive=passive, durable=True, arguments=arguments
+    )
+    try:
+        await rpc(channel, lambda callback: declare(callback=callback))
+    except pika.exceptions.ChannelClosedByBroker as exc:
+        if not (passive and exc.reply_code == 404):
+            log.warning("queue %s: %s", queue, exc.reply_text)
+        return False
+    channel.close()
+    return True
+
+
+def _resolve(future: asyncio.Future[Any], value: Any) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _reject(future: asyncio.Future[Any], exc: BaseException) -> None:
+    if not future.done():
+        future.set_exception(exc)
+
+
+def _parts(exc: BaseException) -> list[Any]:
+    return [*exc.args, *getattr(exc, "exceptions", ()), getattr(exc, "exception", None)]
+
+
+def describe(exc: BaseException) -> str:
+    """Say what happened; pika wraps the error that a person needs in others."""
+    while inner := [e for e in _parts(exc) if isinstance(e, BaseException)]:
+        exc = inner[-1]
+    text = str(exc)
+    return f"{type(exc).__name__}: {text}" if text else type(exc).__name__

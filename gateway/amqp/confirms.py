@@ -1,0 +1,101 @@
+"""What was published on one channel and is not confirmed yet."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from itertools import takewhile
+from time import monotonic
+from typing import Any
+
+from gateway.celery_message import Message
+from gateway.errors import NotConfirmed, Rejected, RequestError, Unroutable
+from gateway.metrics import Metrics
+from gateway.pending_task import PendingTask
+
+log = logging.getLogger(__name__)
+
+#: A task's and a delivery's id. A task may be published again, by a later try, while the return of
+#: an earlier message under the same id is still on its way.
+Published = tuple[str, str]
+
+
+class Confirms:
+    """Turns acks, nacks and returns into the ends of `PendingTask` messages.
+
+    The broker numbers what is published on a channel from 1; so does this. `on_rejected` is called
+    with the name of a queue that has rejected a message and confirmed none yet on this channel.
+    """
+
+    def __init__(self, metrics: Metrics, on_rejected: Callable[[str], None]):
+        self._metrics = metrics
+        self._on_rejected = on_rejected
+        self._taken: set[str] = set()
+        self._tag = 0
+        self._pending: dict[int, PendingTask] = {}
+        # What was returned and not acknowledged yet, and when (monotonic seconds).
+        self._returned: dict[Published, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._pending) + len(self._returned)
+
+    def add(self, pending: PendingTask) -> None:
+        """Expect the confirm of what has just been published."""
+        self._tag += 1
+        self._pending[self._tag] = pending
+
+    def skip(self) -> None:
+        """Expect the confirm of what nobody waits for."""
+        self._tag += 1
+
+    def confirm(self, tag: int, multiple: bool, acked: bool) -> None:
+        """Settle `tag`, and all before it where the confirm stands for `multiple`."""
+        tags: Iterable[int] = (tag,)
+        if multiple:
+            tags = list(takewhile(lambda each: each <= tag, self._pending))
+        for each in tags:
+            pending = self._pending.pop(each, None)
+            if pending is None:  # settled or given up before
+                continue
+            if not acked:
+                self._refuse(pending, Rejected())
+                if pending.message.queue not in self._taken:
+                    self._on_rejected(pending.message.queue)
+            elif self._returned and self._returned.pop(_published(pending.message), None):
+                self._refuse(pending, Unroutable(f"The queue {pending.message.queue} is missing."))
+            else:
+                self._taken.add(pending.message.queue)
+                self._metrics.add("gateway_messages_confirmed_total")
+                pending.confirm()
+
+    def on_return(self, _channel: Any, method: Any, properties: Any, _body: bytes) -> None:
+        """Take pika's word of a return, which comes before the ack of the same message."""
+        delivery = properties.headers["delivery"]
+        self._returned[properties.correlation_id, delivery.get("id", "")] = monotonic()
+        log.warning("message returned: %s (queue %s)", method.reply_text, method.routing_key)
+
+    def give_up(self, sent_before: float) -> None:
+        """Fail what was sent before that moment (monotonic seconds) and is not confirmed."""
+        overdue = takewhile(lambda item: item[1].sent <= sent_before, self._pending.items())
+        for tag, pending in list(overdue):
+            del self._pending[tag]
+            self._refuse(pending, NotConfirmed())
+        # Nothing that was returned before that moment is waited for any more.
+        stale = takewhile(lambda item: item[1] <= sent_before, self._returned.items())
+        for published, _ in list(stale):
+            del self._returned[published]
+
+    def fail(self, error: RequestError) -> None:
+        """Fail all: the channel is gone, and no confirm of it will ever come."""
+        lost, self._pending = self._pending, {}
+        self._returned.clear()
+        for pending in lost.values():
+            self._refuse(pending, error)
+
+    def _refuse(self, pending: PendingTask, error: RequestError) -> None:
+        self._metrics.add("gateway_messages_refused_total")
+        pending.fail(error)
+
+
+def _published(message: Message) -> Published:
+    return message.task_id, message.delivery.get("id", "")

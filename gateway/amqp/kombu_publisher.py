@@ -1,0 +1,101 @@
+"""Publishing where the broker is not AMQP: the Redis that `gateway dev` embeds.
+
+kombu blocks, so it works in a thread of its own. There are no confirms: a message counts as
+confirmed when the server has answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+
+from kombu import Connection, Producer
+from kombu.exceptions import OperationalError
+
+from gateway import celery_message
+from gateway.config.settings import Config
+from gateway.errors import BrokerUnavailable
+from gateway.metrics import Metrics
+from gateway.pending_task import PendingTask
+
+log = logging.getLogger(__name__)
+
+
+class KombuPublisher:
+    """The same surface as `publisher.Publisher`, without its promises."""
+
+    def __init__(self, config: Config, metrics: Metrics):
+        self._url = config.brokers[0]
+        self._metrics = metrics
+        self._thread = ThreadPoolExecutor(1, "publisher")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._producer: Producer | None = None
+        self.error = "not connected yet"
+
+    async def start(self) -> None:
+        log.warning("the broker is not AMQP: nothing is confirmed, this is for trying out only")
+        self._loop = asyncio.get_running_loop()
+        self._loop.run_in_executor(self._thread, self._connect)
+
+    async def stop(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
+        self._thread.shutdown()
+
+    def publish(self, pending: PendingTask, reply_to: str | None = None) -> None:
+        self._thread.submit(self._publish, pending)
+
+    # In the thread ----------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        try:
+            connection = Connection(self._url, connect_timeout=3)
+            connection.ensure_connection(max_retries=1, reraise_as_library_errors=True)
+        except OperationalError as exc:
+            self.error = str(exc)
+            log.warning("no broker: %s", exc)
+            return
+        self._producer = Producer(connection, auto_declare=False)
+        self._metrics.add("gateway_broker_connections_total")
+        self.error = ""
+
+    def _close(self) -> None:
+        if self._producer is not None:
+            self._producer.connection.release()
+            self._producer = None
+
+    def _publish(self, pending: PendingTask) -> None:
+        assert self._loop is not None
+        if pending.ended:  # its sender has been told that it was not taken
+            return
+        if self._producer is None:
+            self._connect()
+        if self._producer is None:
+            self._loop.call_soon_threadsafe(pending.fail, BrokerUnavailable())
+            return
+        connection = self._producer.connection
+        try:
+            self._producer.publish(
+                pending.message.body,
+                exchange="",
+                routing_key=pending.message.queue,
+                content_type=celery_message.CONTENT_TYPE,
+                content_encoding=celery_message.CONTENT_ENCODING,
+                headers=pending.message.headers(),
+                correlation_id=pending.message.task_id,
+                delivery_mode=2,
+                retry=False,
+            )
+        except connection.connection_errors + connection.channel_errors as exc:
+            self.error = str(exc)
+            self._close()
+            self._loop.call_soon_threadsafe(pending.fail, BrokerUnavailable())
+        else:
+            self._loop.call_soon_threadsafe(self._published, pending)
+
+    # On the loop ------------------------------------------------------------------------
+
+    def _published(self, pending: PendingTask) -> None:
+        self._metrics.add("gateway_messages_published_total")
+        self._metrics.add("gateway_messages_confirmed_total")
+        pending.confirm()

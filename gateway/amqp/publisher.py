@@ -1,0 +1,262 @@
+"""The asynchronous AMQP publisher: one connection a process, every message confirmed.
+
+pika runs the connection; this class restores it, looks after the routes' queues, and writes
+messages past pika, by templates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from itertools import cycle
+from time import monotonic
+from typing import Any
+
+import pika
+from kombu.utils.url import maybe_sanitize_url
+from pika.channel import Channel
+
+from gateway import background
+from gateway.amqp import broker
+from gateway.amqp.broker import describe
+from gateway.amqp.confirms import Confirms
+from gateway.amqp.connection import TurnConnection
+from gateway.amqp.scanner import Scanner
+from gateway.amqp.templates import Templates
+from gateway.celery_message import Message
+from gateway.config.settings import Config
+from gateway.errors import BrokerBlocked, BrokerUnavailable
+from gateway.metrics import Metrics
+from gateway.pending_task import PendingTask
+from gateway.read_throttling import ReadThrottling
+
+log = logging.getLogger(__name__)
+
+PROBE = "gateway.probe"  # a routing key that no queue has
+BACKOFF = (0.1, 5.0)  # seconds between attempts: the first, the longest
+STEADY = 1.0  # seconds that a connection has to last for the next one to come without a pause
+SETTLING = 10.0  # seconds after the end of an outage; see `Publisher._on_rejected`
+_SWEEP = 0.1  # seconds between looks at overdue confirms
+
+# What RabbitMQ closes the channel with; it tells its limit in no other way.
+_too_large = re.compile(r"message size \d+ .*larger than .*max size (\d+)").search
+
+
+class Publisher:
+    """Publishes to the default exchange: mandatory, confirmed, never twice.
+
+    `on_channel` is called with each new channel and its scanner before anything is published on
+    it, so that a reply consumer stands on the same one; it calls back when it is ready. `on_lost`
+    is called when the connection has gone. `throttling` is shared with whatever else it reads.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        metrics: Metrics,
+        on_channel: Callable[[Channel, Scanner, Callable[[], None]], None] | None = None,
+        on_lost: Callable[[], None] | None = None,
+        throttling: ReadThrottling | None = None,
+    ):
+        self._config = config
+        self._metrics = metrics
+        self._on_channel = on_channel
+        self._on_lost = on_lost
+        self._throttling = throttling or ReadThrottling(metrics)
+        self._brokers = cycle(config.brokers)
+        #: The broker that it is connected to, or was last.
+        self.url = config.brokers[0]
+        self._connection: TurnConnection | None = None
+        self._channel: Channel | None = None
+        self._lost = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._error = "not connected yet"
+        self.blocked = ""
+        self._confirms = Confirms(metrics, self._on_rejected)
+        self._outage, self._unsettled_until = True, 0.0  # a start may be the end of one
+        self._templates: Templates | None = None
+        self._largest = math.inf  # bytes of a message's body, as far as the broker has told
+
+    @property
+    def error(self) -> str:
+        """What keeps it from publishing, in words; empty when nothing does."""
+        return self._error or self.blocked
+
+    async def start(self) -> None:
+        self._task = background.start(self._keep_connected(), "broker connection")
+
+    async def stop(self) -> None:
+        await background.stop(self._task)
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        if self._connection is not None and self._connection.is_open:
+            self._error = "stopping"
+            self._connection.close()
+            # A frozen broker does not say goodbye: the process ends without.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._lost.wait(), broker.CONNECT_TIMEOUT)
+
+    def publish(self, pending: PendingTask, reply_to: str | None = None) -> None:
+        """Publish ``pending.message``; its confirm or error is told to `pending`.
+
+        Raises `BrokerUnavailable`, `BrokerBlocked`, `BodyTooLarge` or `URITooLong` where it is
+        known not to be taken.
+        """
+        if self._channel is None or not self._channel.is_open:
+            raise BrokerUnavailable
+        if self.blocked:
+            raise BrokerBlocked
+        if not self._connection.writable:
+            raise BrokerUnavailable("The broker reads nothing.")
+        self._connection.send(self._templates.encode(pending.message, reply_to))
+        pending.sent = monotonic()
+        self._confirms.add(pending)
+        self._metrics.add("gateway_messages_published_total")
+        if self._sweeper is None:
+            self._sweeper = asyncio.get_running_loop().call_later(_SWEEP, self._sweep)
+
+    def check(self, message: Message) -> None:
+        """Raise `URITooLong` or `BodyTooLarge` where the broker would not take so much.
+
+        For whoever publishes to the same broker by other means.
+        """
+        if self._channel is not None:
+            self._templates.encode(message)
+
+    def probe(self) -> None:
+        """Publish to nowhere: the broker tells only connections that publish that they are
+        blocked, and when they no longer are."""
+        if not self.error and self._channel is not None and self._channel.is_open:
+            self._channel.basic_publish("", PROBE, b"")
+            self._confirms.skip()
+
+    def _sweep(self) -> None:
+        try:
+            self._confirms.give_up(monotonic() - self._config.confirm_timeout)
+        finally:  # one that fails must not end the others' timeouts
+            self._sweeper = None
+            if self._confirms:
+                self._sweeper = asyncio.get_running_loop().call_later(_SWEEP, self._sweep)
+
+    # Connection -------------------------------------------------------------------------
+
+    async def _keep_connected(self) -> None:
+        pause = BACKOFF[0]
+        while True:
+            url = next(self._brokers)
+            self._lost.clear()
+            try:
+                async with asyncio.timeout(broker.CONNECT_TIMEOUT):
+                    await self._connect(url)
+            except broker.ERRORS as exc:
+                self._drop(f"{maybe_sanitize_url(url)}: {describe(exc)}")
+                log.warning("no broker at %s", self._error)
+                pause = await _pause(pause)
+                continue
+            log.info("connected to the broker at %s", maybe_sanitize_url(url))
+            self.url = url
+            connected = monotonic()
+            await self._lost.wait()
+            if monotonic() - connected > STEADY:
+                pause = BACKOFF[0]
+                continue
+            # One that ends as soon as it begins would be tried at the rate of the requests.
+            pause = await _pause(pause)
+
+    async def _connect(self, url: str) -> None:
+        """Open connection and channel, look at the queues, and begin to publish."""
+        connection = await broker.open_connection(
+            url, self._config.tls, self._on_closed, self._throttling
+        )
+        self._connection = connection
+        try:
+            connection.limit_writes(self._config.max_in_flight_bytes)
+            connection.add_on_connection_blocked_callback(self._on_blocked)
+            connection.add_on_connection_unblocked_callback(self._on_unblocked)
+            await broker.look_at_queues(connection, self._config.routes)
+            channel = await broker.open_channel(connection)
+            # Late confirms of an earlier channel must not be taken for this one's.
+            confirms = Confirms(self._metrics, self._on_rejected)
+            scanner = connection.scan(channel.channel_number, confirms.confirm)
+            channel.add_on_return_callback(confirms.on_return)
+            channel.add_on_close_callback(self._on_channel_closed)
+            await broker.select_confirms(channel)
+            if self._on_channel is not None:
+                await broker.rpc(channel, partial(self._on_channel, channel, scanner))
+            if not channel.is_open:
+                raise pika.exceptions.ChannelClosed(0, "the channel was closed at once")
+        except BaseException:
+            self._connection = None  # what it still says is of no concern any more
+            broker.close(connection)
+            raise
+        self._metrics.add("gateway_broker_connections_total")
+        self._channel, self._confirms = channel, confirms
+        self._templates = Templates(
+            channel.channel_number, connection.params.frame_max, self._largest
+        )
+        self._error = self.blocked = ""
+        if self._outage:  # and not where `_on_rejected` has closed it: that has to come to an end
+            self._outage, self._unsettled_until = False, monotonic() + SETTLING
+        self.probe()
+
+    def _on_closed(self, connection: Any, exc: BaseException) -> None:
+        if connection is self._connection:
+            if not self._error:
+                log.warning("connection to the broker lost: %s", describe(exc))
+                self._outage = True
+            self._lost.set()
+            self._drop(describe(exc))
+
+    def _on_channel_closed(self, channel: Channel, exc: BaseException) -> None:
+        if found := _too_large(str(exc)):
+            self._largest = int(found[1])
+        # A channel alone never comes back: begin anew with the connection.
+        if channel.connection.is_open:
+            log.warning("channel closed: %s", describe(exc))
+            channel.connection.close(reply_text="channel closed")
+
+    def _on_rejected(self, queue: str) -> None:
+        """Begin anew where a quorum queue has taken nothing since an outage.
+
+        A channel that is opened before another leader is elected remembers the lost one until
+        that is back: https://github.com/rabbitmq/rabbitmq-server/pull/9241
+        """
+        quorum = (r.queue_type == "quorum" for r in self._config.routes if queue in r.queue_names)
+        if not self._error and monotonic() < self._unsettled_until and any(quorum):
+            self._error = f"the queue {queue} has taken nothing since the outage"
+            log.warning("%s: connecting anew", self._error)
+            self._connection.close(reply_text="a queue takes nothing")
+
+    def _drop(self, error: str) -> None:
+        """Give up the connection: nothing unconfirmed on it will ever be confirmed."""
+        self._error, self._channel = error, None
+        try:
+            self._confirms.fail(BrokerUnavailable("The connection to the broker was lost."))
+        finally:
+            if self._on_lost is not None:
+                self._on_lost()
+
+    def _on_blocked(self, _connection: Any, method: Any) -> None:
+        reason = method.method.reason
+        log.warning("the broker takes no messages: %s", reason)
+        self.blocked = f"blocked: {reason}"
+
+    def _on_unblocked(self, _connection: Any, _method: Any) -> None:
+        log.info("the broker takes messages again")
+        self.blocked = ""
+
+
+async def _pause(seconds: float) -> float:
+    """Wait about `seconds`; return the next, longer pause.
+
+    Jitter keeps processes that lost one broker together from coming back together.
+    """
+    await asyncio.sleep(seconds * random.uniform(0.5, 1.0))
+    return min(seconds * 2, BACKOFF[1])

@@ -1,0 +1,1 @@
+"""A delivery is taken once: who has taken it, in Redis."""

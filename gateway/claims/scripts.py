@@ -1,0 +1,166 @@
+"""What is done to claims, as scripts in Redis: of any number of processes one wins.
+
+KEYS[1] is the claim, a string as `gateway.claims.claim` describes it; KEYS[2], where a script looks
+at it, exists while it is remembered that the task has failed. Ids and digests are bytes, times are
+milliseconds. Redis' clock is the only one.
+"""
+
+_READ = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local key = KEYS[1]
+local value = redis.call('GET', key)
+local state, tries, first, task, digest, at, till, owner, rest = 'R', 0, 0, '', '', 1, 0, '', ''
+if value then
+    state, tries, first, task, digest, at = struct.unpack('>c1BI6c16c8', value)
+    if state == 'P' then
+        till, owner, at = struct.unpack('>I6c16', value, at)
+    elseif state == 'C' then
+        till, at = struct.unpack('>I6', value, at)
+    end
+    rest = value:sub(at)
+end
+local function write(life)
+    local data = struct.pack('>c1BI6c16c8', state, math.min(tries, 255), first, task, digest)
+    if state == 'P' then
+        data = data .. struct.pack('>I6c16', till, owner)
+    elseif state == 'C' then
+        data = data .. struct.pack('>I6', till)
+    else
+        data = data .. rest
+    end
+    if life then
+        redis.call('SET', key, data, 'PX', math.max(life, 1))
+    else
+        redis.call('SET', key, data, 'KEEPTTL')
+    end
+end
+"""
+
+# task, digest, lease, life (both ms), 1 to count this try, 1 if another body is refused, 1 to
+# run again where the result of a confirmed task has expired, ms of all tries
+TAKE = (
+    _READ
+    + """
+local count = tonumber(ARGV[5])
+if state ~= 'R' and ARGV[6] == '1' and digest ~= ARGV[2] then
+    return {'conflict', '', '', 0, 0, 0, ''}
+end
+if state == 'R' and (first == 0 or now > first + ARGV[8]) then
+    first, tries = now, 1 - count
+end
+tries = tries + count
+local found = state
+if state == 'R' then
+    found, task, digest = 'mine', ARGV[1], ARGV[2]
+elseif (state == 'P' or (state == 'C' and ARGV[7] == '1')) and now > till then
+    found = 'lapsed'
+end
+if found ~= state then
+    state, owner, till = 'P', ARGV[1], now + ARGV[3]
+    write(tonumber(ARGV[4]))
+elseif state ~= 'D' then
+    write()
+end
+return {found, task, digest, now - first, tries, till - now, rest}
+"""
+)
+
+# owner, lease (ms)
+RENEW = (
+    _READ
+    + """
+if state == 'P' and owner == ARGV[1] then
+    till = now + ARGV[2]
+    write()
+end
+"""
+)
+
+# task, ms
+PROLONG = (
+    _READ
+    + """
+if state == 'C' and task == ARGV[1] then
+    till = now + ARGV[2]
+    write()
+end
+"""
+)
+
+# What has to be known of a claim that Redis has lost, as it was restarted: task, digest.
+_RESTORE = """
+local lost = state == 'R' and redis.call('EXISTS', KEYS[2]) == 0
+if lost then
+    task, digest = ARGV[1], ARGV[2]
+    if first == 0 then
+        first, tries = now, 1
+    end
+end
+"""
+
+# task, digest, life (ms), how long a result is kept (ms), channel
+CONFIRM = (
+    _READ
+    + _RESTORE
+    + """
+if lost or (state == 'P' and task == ARGV[1]) then
+    local life = lost and tonumber(ARGV[3])
+    state, till = 'C', now + ARGV[4]
+    write(life)
+    redis.call('PUBLISH', ARGV[5], 'confirmed')
+end
+"""
+)
+
+# task, digest, window (ms), answer, channel
+FINISH = (
+    _READ
+    + _RESTORE
+    + """
+if lost or (state ~= 'R' and state ~= 'D' and task == ARGV[1]) then
+    state, rest = 'D', ARGV[4]
+    write(tonumber(ARGV[3]))
+    redis.call('PUBLISH', ARGV[5], 'done')
+end
+"""
+)
+
+_FREE = """
+local function free(span)
+    state, task, digest, rest = 'R', string.rep('\\0', 16), string.rep('\\0', 8), ''
+    write(first + span - now)
+end
+"""
+
+# task, exception, ms that it is remembered, ms of all tries, channel
+FAIL = (
+    _READ
+    + _FREE
+    + """
+if state ~= 'R' and state ~= 'D' and task == ARGV[1] then
+    redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
+    free(ARGV[4])
+    redis.call('PUBLISH', ARGV[5], 'released')
+end
+"""
+)
+
+# owner, 1 if the broker surely has not taken the message, ms of all tries, channel
+#
+# Who has taken a lapsed claim over knows nothing of the publish before its own: the task id stays.
+RELEASE = (
+    _READ
+    + _FREE
+    + """
+if state == 'P' and owner == ARGV[1] then
+    if ARGV[2] == '1' and task == owner then
+        free(ARGV[3])
+    else
+        till = 0
+        write()
+    end
+    redis.call('PUBLISH', ARGV[4], 'released')
+end
+"""
+)

@@ -1,0 +1,256 @@
+"""Claims on deliveries, in Redis: who runs one, under which task id, and what came of it.
+
+    (none) -> publishing -> confirmed -> done
+                  |             |
+                  +-> (none)    +-> (none)      released: the next try runs anew
+
+*publishing* is a lease that is renewed while the message waits for its confirm: once it has
+lapsed, whoever comes next publishes again, under the same task id. It lapses at once where nobody
+knows whether the broker has taken the message. *confirmed* is waited for as long as a result is
+kept, or somebody listens for it. *done* has the answer, unless that is too large.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from functools import partial
+from time import monotonic
+from typing import Any
+from uuid import UUID
+
+from redis.exceptions import RedisError
+
+from gateway import background
+from gateway.answer import Answer
+from gateway.claims import scripts
+from gateway.claims.claim import (
+    CONFIRMED,
+    DIGEST,
+    DONE,
+    FAILED,
+    MINE,
+    PUBLISHING,
+    RELEASED,
+    Claim,
+    dump,
+    dump_end,
+    load,
+    read,
+    read_end,
+)
+from gateway.config.settings import Config
+from gateway.errors import KeyConflict, StateUnavailable
+from gateway.outcome import Outcome
+from gateway.stores import result_store
+from gateway.stores.pipeline import Pipeline
+
+log = logging.getLogger(__name__)
+
+_KEY = 16  # bytes of an identity's digest
+_KIND = b"c:"  # short: with the usual prefix a key fits into Redis' allocation of 32 bytes
+_RENEWAL = 1.0  # seconds between renewals of a lease
+#: Seconds for which a write is tried again, and for which a failure is remembered: a late confirm
+#: must not bring back what has failed.
+_INSIST, _REMEMBER = 10.0, 20.0
+_NAMES = {b"P": PUBLISHING, b"C": CONFIRMED, b"D": DONE}
+
+
+class Claims:
+    """The store of claims at `Config.state`.
+
+    What is written of a claim is written in the background, in order: nobody waits for it.
+    """
+
+    def __init__(self, config: Config):
+        #: Commands to the Redis of the claims.
+        self.redis = Pipeline(lambda: result_store.connect(config, config.state), "claims")
+        self._prefix = config.prefix
+        longest = _longest(config)
+        # `blocking` can tell nobody of a confirm that it has, and cannot renew, while it waits.
+        standstill = longest if config.strategy == "blocking" else 0.0
+        self._lease = config.confirm_timeout + 1 + standstill
+        self._window = _ms(config.idempotency_window)
+        # Whoever waits for the result hears it, however soon it expires.
+        self._kept = _ms(max(config.result_expires, longest))
+        self._life = max(self._window, _ms(self._lease) + self._kept)
+        self._largest = config.max_kept_answer
+        # Those that wait for their confirm, and until when (monotonic seconds).
+        self._leased: dict[str, tuple[Claim, float]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self.redis.start()
+        self._task = background.start(self._renew(), "claim renewal")
+
+    async def stop(self) -> None:
+        await background.stop(self._task)
+        await self.redis.stop()
+
+    async def take(
+        self,
+        identity: str,
+        body: bytes,
+        task_id: str,
+        *,
+        span: float = 0.0,
+        again: bool = False,
+        strict: bool = False,
+        rerun: bool = True,
+        patience: float | None = None,
+    ) -> Claim:
+        """Claim the delivery known by `identity`, or return whose it is.
+
+        `again` is another look of the same try, which is not counted. `strict` refuses another
+        `body`; `rerun` has it run again where its result has expired and nobody had seen it.
+        Raises `KeyConflict` and, at the latest after `patience` seconds, `StateUnavailable`.
+        """
+        key = self._prefix.encode() + _KIND + _digest(identity.encode(), _KEY)
+        digest = _digest(body, DIGEST)
+        flags = [1 - again, int(strict), int(rerun)]
+        args = [_raw(task_id), digest, _ms(self._lease), self._life, *flags, _ms(span)]
+        try:
+            async with asyncio.timeout(patience):
+                reply = await self.redis.run("EVAL", scripts.TAKE, 1, key, *args)
+        except (RedisError, OSError) as exc:
+            log.warning("a claim could not be taken: %s", exc)
+            # Should it have been taken all the same, it is nobody's.
+            self.release(self._claim(key, task_id, span, MINE, task_id, digest), certain=True)
+            raise StateUnavailable from exc
+        found, task, known, age, tries, lease, answer = reply
+        if found == b"conflict":
+            raise KeyConflict
+        state = _NAMES.get(found) or found.decode()
+        claim = self._claim(key, task_id, span, state, str(UUID(bytes=task)), known)
+        claim.age = max(int(age), 0) / 1000  # Redis' clock may have been set back
+        claim.tries, claim.lease = int(tries), int(lease) / 1000
+        claim.answer = load(answer) if answer else None
+        return claim
+
+    def _claim(
+        self, key: bytes, owner: str, span: float, state: str, task_id: str, digest: bytes
+    ) -> Claim:
+        channel = f"{self._prefix}claimed:{task_id}"
+        return Claim(key, channel, owner, span, state, task_id, digest)
+
+    async def state(self, claim: Claim) -> tuple[str, Outcome | None]:
+        """Return what has become of `claim`, and with `FAILED` how its task has ended.
+
+        `RELEASED`: it is another's or nobody's, or anybody's to publish. Raises
+        `StateUnavailable`.
+        """
+        try:
+            value, failed = await self.redis.run("MGET", claim.key, self._failed(claim))
+        except (RedisError, OSError) as exc:
+            raise StateUnavailable from exc
+        if failed is not None:
+            return FAILED, read_end(failed)
+        record = read(value) if value else None
+        if record is None or record.task_id != claim.task_id:
+            return RELEASED, None
+        lapsed = record.state == PUBLISHING and record.until == 0
+        return (RELEASED if lapsed else record.state), None
+
+    def hold(self, claim: Claim, until: float) -> None:
+        """Renew the lease until the claim is confirmed or released, or `until` (monotonic)."""
+        self._leased[claim.owner] = (claim, until)
+
+    def settle(self, claim: Claim, outcome: Outcome, given: Answer | None, final: bool) -> None:
+        """Write how the claim's task has ended; `given` and `final` are as `Target.read` says."""
+        if not final:
+            self.fail(claim, outcome.error or "", given)
+        elif given is not None:
+            self.finish(claim, given)
+        else:  # it can be no answer, however often it is asked for
+            self.confirm(claim)
+
+    def confirm(self, claim: Claim) -> None:
+        """Write that the broker has taken the message."""
+        args = [_raw(claim.task_id), claim.digest, self._life, self._kept, claim.channel]
+        self._write(scripts.CONFIRM, claim, args)
+
+    def prolong(self, claim: Claim) -> None:
+        """Write that somebody listens for the result of a confirmed message."""
+        args = [_raw(claim.task_id), self._kept]
+        self._write(scripts.PROLONG, claim, args)
+
+    def finish(self, claim: Claim, given: Answer) -> None:
+        """Write the final answer, which every later try gets."""
+        answer = dump(given) if len(given.body) <= self._largest else b""
+        args = [_raw(claim.task_id), claim.digest, self._window, answer, claim.channel]
+        self._write(scripts.FINISH, claim, args)
+
+    def fail(self, claim: Claim, error: str, given: Answer | None = None) -> None:
+        """Write that the task has failed: whoever waits hears of it, the next try runs anew.
+
+        `given` is its own answer where that is not final.
+        """
+        if given is not None and len(given.body) > self._largest:
+            error, given = f"answered {given.status}", None
+        end = dump_end(error, given)
+        args = [_raw(claim.task_id), end, _ms(_REMEMBER), _ms(claim.span), claim.channel]
+        self._write(scripts.FAIL, claim, args)
+
+    def release(self, claim: Claim, certain: bool) -> None:
+        """Write that publishing came to nothing: the next try publishes.
+
+        It does so under the same task id, unless it is `certain` that the broker has not taken
+        the message and nobody has published it before.
+        """
+        args = [_raw(claim.owner), int(certain), _ms(claim.span), claim.channel]
+        self._write(scripts.RELEASE, claim, args)
+
+    def _failed(self, claim: Claim) -> str:
+        """Return the key that remembers that the claim's task has failed."""
+        return f"{self._prefix}failed:{claim.task_id}"
+
+    def _write(self, script: str, claim: Claim, args: list[Any], since: float = 0.0) -> None:
+        self._leased.pop(claim.owner, None)
+        since = since or monotonic()
+
+        def written(reply: asyncio.Future[Any]) -> None:
+            if reply.cancelled() or (exc := reply.exception()) is None:
+                return
+            log.warning("a claim could not be written: %s", exc)
+            if monotonic() - since < _INSIST:
+                again = partial(self._write, script, claim, args, since)
+                asyncio.get_running_loop().call_later(_RENEWAL, again)
+
+        reply = self.redis.run("EVAL", script, 2, claim.key, self._failed(claim), *args)
+        reply.add_done_callback(written)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(_RENEWAL)
+            now = monotonic()
+            self._leased = {k: held for k, held in self._leased.items() if now < held[1]}
+            for owner, (claim, _) in self._leased.items():
+                args = [_raw(owner), _ms(self._lease)]
+                renewed = self.redis.run("EVAL", scripts.RENEW, 1, claim.key, *args)
+                renewed.add_done_callback(_missed)
+
+
+def _missed(renewal: asyncio.Future[Any]) -> None:
+    if not renewal.cancelled() and (exc := renewal.exception()) is not None:
+        log.warning("a claim could not be renewed: %s", exc)
+
+
+def _longest(config: Config) -> float:
+    """Return for how many seconds a request waits at the most."""
+    return max(
+        config.deadline(route) + (config.tries(route) - 1) * config.retry_after(route)
+        for route in config.routes
+    )
+
+
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000)
+
+
+def _digest(data: bytes, size: int) -> bytes:
+    return hashlib.blake2b(data, digest_size=size).digest()
+
+
+def _raw(task_id: str) -> bytes:
+    return UUID(task_id).bytes

@@ -1,0 +1,1 @@
+"""Every setting and route, where they come from, and what cannot work together."""

@@ -1,0 +1,117 @@
+"""Settings that are valid by themselves and cannot work together."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from gateway.config.route import PARAM, Route
+from gateway.config.settings import Config
+from gateway.sources import find
+
+#: What stands for all addresses of the machine.
+_ANY = {"", "0.0.0.0", "::"}
+
+
+def problems(config: Config) -> list[str]:
+    """Return what is wrong with `config` as a whole: a place and what would be valid each."""
+    found = [*_of_servers(config), *_of_ports(config), *_of_limits(config), *_of_routes(config)]
+    return list(dict.fromkeys(found))
+
+
+def _of_servers(config: Config) -> list[str]:
+    problems = []
+    if not config.results and config.strategy != "pika":
+        problems.append(f"result_backend: {config.strategy} needs one; only pika does without")
+    if config.journal and not config.state:
+        problems.append("journal: it is kept in Redis; set result_backend or state_url")
+    if not config.amqp:
+        if config.strategy not in ("redis", "ioloop"):
+            problems.append(
+                f"strategy: {config.strategy} needs an AMQP broker; "
+                "with a Redis broker only redis and ioloop work"
+            )
+        if len(config.brokers) > 1:
+            problems.append("broker_url: a list of brokers needs AMQP")
+    if len({urlsplit(broker).scheme for broker in config.brokers}) > 1:
+        problems.append("broker_url: TLS is for all brokers of a list or for none")
+    if config.strategy == "gevent" and config.loop == "uvloop":
+        problems.append("loop: gevent runs on asyncio's own loop; use auto or asyncio")
+    return problems
+
+
+def _of_ports(config: Config) -> list[str]:
+    if config.uds or not config.port or config.port != config.admin_port:
+        return []
+    hosts = {config.host, config.admin_host}
+    if len(hosts) > 1 and not hosts & _ANY:
+        return []
+    return [f"admin_port: {config.port} is the port for webhooks; choose another, or 0 for none"]
+
+
+def _of_limits(config: Config) -> list[str]:
+    least = 2 * (config.max_body + config.max_header)
+    if config.max_in_flight_bytes >= least:
+        return []
+    return [
+        "max_in_flight_bytes: a request of max_body and max_header counts together with its "
+        f"message; {least} or more are needed"
+    ]
+
+
+def _of_routes(config: Config) -> list[str]:
+    problems = [] if config.routes else ["routes: at least one is needed"]
+    seen: dict[str, Route] = {}
+    whole: set[str] = set()
+    declared: dict[str, tuple[bool, dict[str, Any]]] = {}
+    for i, route in enumerate(config.routes):
+        place = f"routes[{i}]"
+        path = PARAM.sub("{}", route.path)
+        if path in whole:
+            problems.append(f"{place}.path: a route before it takes all of {path}")
+        first = seen.setdefault(path, route)
+        if path not in whole and (first.path, first.source) != (route.path, route.source):
+            problems.append(f"{place}: routes on {path} differ in source or parameters")
+        if route.events is None:
+            whole.add(path)
+        for queue in route.queue_names:
+            kind = (route.declare, route.arguments())
+            if declared.setdefault(queue, kind) != kind:
+                problems.append(f"routes: the queue {queue} is declared in different ways")
+        problems += [f"{place}.{text}" for text in _of_route(config, route)]
+    return problems
+
+
+def _of_route(config: Config, route: Route) -> list[str]:
+    problems = []
+    if route.source is not None and route.source not in config.sources:
+        names = ", ".join(sorted(config.sources)) or "none"
+        return [f"source: no such source; [sources] has {names}"]
+    scheme = find(config.sources[route.source].scheme) if route.source else None
+    if scheme is not None and scheme.needs_public_url and not config.public_url:
+        problems.append("source: signs the URL; set public_url to what the sender sees")
+    if route.answer != "wait" or route.prefer:
+        if not config.amqp:
+            problems.append("answer: only an AMQP broker confirms; use wait with this one")
+        if not config.results:
+            problems.append("answer: a result that is fetched later needs result_backend")
+        if _gives_location(config, route) and not (config.secret_key and config.public_url):
+            problems.append("answer: a 202 has a Location, which needs secret_key and public_url")
+    if not config.amqp and (route.tries or 1) > 1:
+        problems.append("tries: only an AMQP broker confirms; not with this one")
+    if (config.joins(route) or route.takes_chosen_keys) and not config.state:
+        problems.append("idempotency: claims need state_url, or a result_backend in Redis")
+    if config.joins(route) and not config.results:
+        problems.append("idempotency: whoever joins reads the result from result_backend")
+    if config.joins(route) and config.tries(route) > 1 and not config.retry_after(route):
+        problems.append("retry_after: needed with tries: the seconds between them")
+    if (route.tries or 1) > 1 and not config.joins(route):
+        problems.append("tries: who tries again is known by an identity; set idempotency")
+    return problems
+
+
+def _gives_location(config: Config, route: Route) -> bool:
+    """Can a request on `route` be answered with a 202, and not only with its fallback?"""
+    if route.prefer or config.fallback(route) is None:
+        return True
+    return route.answer == "accept" and route.source is None

@@ -1,0 +1,177 @@
+"""Where settings come from: flags, environment, a TOML file.
+
+A value comes from a flag, else from a `GATEWAY_*` variable, else from the TOML file, else
+from its default. All problems are found before any is reported.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from gateway.config import cross_checks
+from gateway.config.problems import explain
+from gateway.config.settings import Config
+from gateway.config.tls import TLS
+from gateway.errors import ConfigError
+
+_NAME = "GATEWAY_"
+#: Variables that are read, and no settings: the file's name, the app server's, the tests'.
+_OTHERS = ("CONFIG", "QUEUES", "WORKER_CHATTER", "FAILPOINT")
+#: Settings that only a file can have.
+_TABLES = ("tls", "sources", "routes")
+# Kubernetes describes a service called `gateway`, or `gateway-something`, in such variables.
+# https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
+_SERVICE = re.compile(
+    r"GATEWAY_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+).fullmatch
+_ROUTE = re.compile(r"routes\[(?P<number>\d+)\][^:\s]*").search
+_ADDRESS = ("tcp://", "udp://", "sctp://")
+
+
+def load(flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | None = None) -> Config:
+    """Make the configuration of `flags`, `environ` and the TOML file at `path`.
+
+    Without `path`, `GATEWAY_CONFIG` names the file; without that there is none. Flags that
+    are None were not given. Raises `ConfigError` with all problems.
+    """
+    path = _file(environ, path)
+    problems: list[str] = []
+    values: dict[str, Any] = {}
+    places: dict[str, str] = {}
+    file = _read(path)
+    for name, value in file.items():
+        values[name] = _secrets(value, f"{path}: {name}", environ, problems)
+        places[name] = f"{path}: "
+    for name in Config.model_fields:
+        text = environ.get(_NAME + name.upper(), "")
+        if name in _TABLES or text.startswith(_ADDRESS):
+            continue
+        if text or (name == "result_backend" and _NAME + name.upper() in environ):
+            values[name] = text.split(",") if name == "trusted_proxies" else text
+            places[name] = f"environment {_NAME}{name.upper()}: "
+    for name in TLS.model_fields:
+        text = environ.get(f"{_NAME}TLS_{name.upper()}", "")
+        if text and isinstance(values.setdefault("tls", {}), dict):
+            values["tls"] = {**values["tls"], name: text}
+            places["tls"] = f"environment {_NAME}TLS_{name.upper()}: "
+    for name, value in flags.items():
+        if value is not None:
+            values[name] = value
+            flag = "broker" if name == "broker_url" else name.replace("_", "-")
+            places[name] = f"--{flag}: "
+    if flags.get("port") is not None and flags.get("uds") is None:
+        values.pop("uds", None)
+    try:
+        config = Config.model_validate(values)
+        # What could not be read would be missed.
+        found = [] if problems else cross_checks.problems(config)
+    except ValidationError as exc:
+        found = explain(exc, Config)
+    unread = {problem.removeprefix(f"{path}: ").split(": ")[0] for problem in problems}
+    for line in found:
+        where = line.split(": ")[0]
+        if any(where in (place, place.rpartition("[")[0]) for place in unread):
+            continue  # what could not be read is not wrong as well
+        setting = re.split(r"[:.\[]", line)[0]
+        place = places.get(setting, "")
+        if place and place != f"{path}: ":  # a flag's or a variable's names the setting already
+            line = line.removeprefix(f"{setting}: ")
+        problems.append(place + line)
+    if problems:
+        raise ConfigError([_with_path(problem, file.get("routes")) for problem in problems])
+    return config
+
+
+def _with_path(problem: str, routes: Any) -> str:
+    """Add to a place like ``routes[2].queue`` which path that is, for nobody counts routes."""
+    found = _ROUTE(problem)
+    if not found or not isinstance(routes, list) or int(found["number"]) >= len(routes):
+        return problem
+    route = routes[int(found["number"])]
+    path = route.get("path") if isinstance(route, dict) else None
+    if not isinstance(path, str) or not path.isprintable():  # `{ env = }` may be a secret
+        return problem
+    return f"{problem[: found.end()]} (path {path:.80}){problem[found.end() :]}"
+
+
+def described(config: Config, environ: Mapping[str, str], path: Path | None) -> str:
+    """Say in a few words what `load` has made of the same arguments."""
+    file = _file(environ, path) or "no file (--config, GATEWAY_CONFIG)"
+    number = len(config.routes)
+    return f"{file}, {number} route{'s' * (number != 1)}, strategy {config.strategy}"
+
+
+def unknown_variables(environ: Mapping[str, str], path: Path | None) -> dict[str, str]:
+    """Return the GATEWAY_* variables that nobody reads, each with the known name it is nearest to.
+
+    That is empty where none is near. What the file names as ``{ env = NAME }`` is read.
+    """
+    settings = (name.upper() for name in Config.model_fields if name not in _TABLES)
+    known = [*settings, *(f"TLS_{name.upper()}" for name in TLS.model_fields), *_OTHERS]
+    named: set[str] = set()
+    with suppress(ConfigError):  # `load` says what is wrong with the file
+        named.update(_variables_of(_read(_file(environ, path))))
+    found = {}
+    for name, text in sorted(environ.items()):
+        own = name.removeprefix(_NAME)
+        if own == name or own in known or name in named:
+            continue
+        if _SERVICE(name) or text.startswith(_ADDRESS):
+            continue
+        near = get_close_matches(own.upper(), known, 1)
+        found[name] = _NAME + near[0] if near else ""
+    return found
+
+
+def _variables_of(value: Any) -> Iterator[str]:
+    """Yield the names in ``{ env = NAME }``, wherever they stand."""
+    if isinstance(value, dict) and value.keys() == {"env"}:
+        yield str(value["env"])
+    elif isinstance(value, (dict, list)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _variables_of(each)
+
+
+def _file(environ: Mapping[str, str], path: Path | None) -> Path | None:
+    return path or (Path(environ["GATEWAY_CONFIG"]) if environ.get("GATEWAY_CONFIG") else None)
+
+
+def _read(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as exc:
+        raise ConfigError([f"{path}: cannot be read: {exc.strerror}"]) from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError([f"{path}: no TOML: {exc}"]) from exc
+
+
+def _secrets(value: Any, place: str, environ: Mapping[str, str], problems: list[str]) -> Any:
+    """Replace ``{ env = NAME }`` and ``{ file = PATH }``, wherever they stand, by the text."""
+    if isinstance(value, list):
+        return [_secrets(v, f"{place}[{i}]", environ, problems) for i, v in enumerate(value)]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"env"}:
+        if isinstance(value["env"], str) and value["env"] in environ:
+            return environ[value["env"]]
+        problems.append(f"{place}: the environment variable {value['env']} is not set")
+        return ""
+    if value.keys() == {"file"}:
+        try:
+            return Path(os.fspath(value["file"])).read_text("utf-8").strip()
+        except (OSError, TypeError, ValueError) as exc:  # ValueError: no UTF-8, or no path
+            reason = getattr(exc, "strerror", None) or exc
+            problems.append(f"{place}: the file {value['file']} cannot be read: {reason}")
+            return ""
+    return {k: _secrets(v, f"{place}.{k}", environ, problems) for k, v in value.items()}

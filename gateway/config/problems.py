@@ -1,0 +1,91 @@
+"""What is wrong with settings, in sentences: pydantic's own speak of inputs and parsing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from gateway.config.route import Route
+from gateway.config.tls import TLS
+from gateway.model import Model
+
+_NUMBER, _WHOLE = "has to be a number", "has to be a whole number"
+_BOOL, _TEXT, _TABLE = "has to be true or false", "has to be a text", "has to be a table"
+#: By pydantic's type of the error; what stands in braces is the error's context.
+#: https://docs.pydantic.dev/latest/errors/validation_errors/
+_SENTENCES = {
+    "missing": "is needed",
+    "bool_parsing": _BOOL,
+    "bool_type": _BOOL,
+    "dict_type": _TABLE,
+    "float_parsing": _NUMBER,
+    "float_type": _NUMBER,
+    "finite_number": _NUMBER,
+    "greater_than": "has to be above {gt}",
+    "greater_than_equal": "has to be {ge} or more",
+    "int_from_float": _WHOLE,
+    "int_parsing": _WHOLE,
+    "int_parsing_size": _WHOLE,
+    "int_type": _WHOLE,
+    "less_than": "has to be below {lt}",
+    "less_than_equal": "has to be {le} or less",
+    "list_type": "has to be a list",
+    "literal_error": "has to be {expected}",
+    "model_type": _TABLE,
+    "path_type": "has to be a path",
+    "string_too_long": "has to have {max_length} or fewer characters",
+    "string_too_short": "has to have {min_length} or more characters",
+    "string_type": _TEXT,
+    "string_unicode": _TEXT,
+    "too_short": "has to have {min_length} or more",
+}
+#: What a part of a place says of a union of types, and not of a setting.
+_TYPES = {"str", "int", "bool"}
+_TYPED = "has to be a text, a whole number, true or false"
+
+
+def explain(error: ValidationError, model: type[Model], place: str = "") -> list[str]:
+    """Say of each problem with a `model` where it is and what would be valid, a line each."""
+    lines: dict[str, None] = {}
+    for detail in error.errors(include_input=False, include_url=False):
+        loc, text = detail["loc"], _sentence(detail, model)
+        if loc and loc[-1] in _TYPES:
+            loc, text = loc[:-1], _TYPED
+        where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in loc).lstrip(".")
+        for line in text.split("\n"):
+            # A source's problems name their places themselves.
+            named = where == "sources" and re.match(r"\S+: ", line)
+            between = "" if not where else "." if named else ": "
+            lines[f"{place}{where}{between}{line}"] = None
+    return list(lines)
+
+
+def meant(given: Any, known: Iterable[str]) -> str:
+    """Say which of the `known` names is the nearest to the `given` one, or else all of them."""
+    near = get_close_matches(given, known, 1) if isinstance(given, str) else []
+    return f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
+
+
+def _sentence(detail: ErrorDetails, model: type[Model]) -> str:
+    kind, loc = detail["type"], detail["loc"]
+    if kind == "extra_forbidden":
+        known = {"routes": Route, "tls": TLS}.get(str(loc[0]), model)
+        hint = meant(loc[-1], known.model_fields)
+        if loc == ("route",):
+            hint = "; write [[routes]] for each route"
+        return f"there is no such setting{hint}"
+    if kind == "list_type" and loc == ("routes",):
+        return "each route is a table of its own: write [[routes]] instead of [routes]"
+    if kind in _SENTENCES:
+        context = {name: _plain(value) for name, value in detail.get("ctx", {}).items()}
+        return _SENTENCES[kind].format(**context)
+    return detail["msg"].removeprefix("Value error, ")
+
+
+def _plain(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value

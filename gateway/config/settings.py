@@ -1,0 +1,250 @@
+"""Every setting, validated once.
+
+Where the values come from is `settings.py`'s matter, what cannot work together `consistency.py`'s;
+the defaults stand here.
+"""
+
+from __future__ import annotations
+
+import re
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import quote, urlsplit
+
+from kombu.utils.url import parse_url
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SecretStr,
+    SerializeAsAny,
+    ValidationError,
+    field_validator,
+)
+
+from gateway.answer import TEXT
+from gateway.config.problems import explain, meant
+from gateway.config.route import RESULTS, Route
+from gateway.config.tls import TLS
+from gateway.model import Model, Seconds
+from gateway.sources import SCHEMES, find
+from gateway.sources.base import Options
+
+BROKER_SCHEMES = ("amqp", "amqps", "redis", "rediss")
+STORE_SCHEMES = ("redis", "rediss", "sentinel")
+
+# What a Location may begin with, as bytes on the wire.
+_PUBLIC_URL = re.compile(r"https?://(?:(?![?#])[!-~])+(?<!/)").fullmatch
+
+
+def _listed(value: Any) -> Any:
+    """Take one URL, a `;`-separated text of them as Celery does, or a list."""
+    if isinstance(value, str):
+        return value.split(";")
+    return value if isinstance(value, list) else [value]
+
+
+class Config(Model):
+    """The settings of a gateway; times in seconds, sizes in bytes, limits per process."""
+
+    strategy: Literal["blocking", "threadpool", "ioloop", "gevent", "pika", "redis"] = "redis"
+    broker_url: Annotated[list[SecretStr], BeforeValidator(_listed)] = [
+        SecretStr("amqp://guest:guest@127.0.0.1:5672//")
+    ]
+    result_backend: SecretStr | None = SecretStr("redis://127.0.0.1:6379/0")
+    result_key_prefix: str = ""
+    result_expires: Seconds = 300.0
+    state_url: SecretStr | None = None
+    state_prefix: str | None = Field(None, min_length=1, max_length=200)
+    without_state: Literal["refuse", "relay"] = "refuse"
+    idempotency_window: float = Field(86_400.0, gt=0, le=30 * 86_400)
+    max_kept_answer: int = Field(2_048, ge=0, le=1024 * 1024)
+    journal: int = Field(0, ge=0, le=10_000_000)
+    log_requests: bool = False
+    public_url: str | None = None
+    secret_key: SecretStr | None = Field(None, min_length=16)
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65_535)
+    uds: Path | None = None
+    processes: int = Field(1, ge=1, le=256)
+    admin_host: str = "127.0.0.1"
+    admin_port: int = Field(9464, ge=0, le=65_535)
+    timeout: Seconds = 10.0
+    confirm_timeout: Seconds = 3.0
+    max_connections: int = Field(12_000, ge=1)
+    max_in_flight: int = Field(10_000, ge=1)
+    max_in_flight_bytes: int = Field(128 * 1024 * 1024, ge=1)
+    threads: int = Field(64, ge=1, le=1_000)
+    max_body: int = Field(1024 * 1024, ge=0, le=128 * 1024 * 1024)
+    max_header: int = Field(16 * 1024, ge=256, le=64 * 1024)
+    body_timeout: Seconds = 10.0
+    idle_timeout: Seconds = 75.0
+    grace: Seconds = 30.0
+    backlog: int = Field(4_096, ge=1)
+    trusted_proxies: list[str] = ["127.0.0.1", "::1"]
+    log_format: Literal["text", "json"] = "text"
+    loop: Literal["auto", "asyncio", "uvloop"] = "auto"
+    tls: TLS = TLS()
+    sources: dict[str, SerializeAsAny[Options]] = {}
+    routes: list[Route] = [Route(path="/")]
+
+    @field_validator("broker_url")
+    @classmethod
+    def _brokers(cls, urls: list[SecretStr]) -> list[SecretStr]:
+        for url in urls:
+            _check_url(url.get_secret_value(), BROKER_SCHEMES)
+        return urls
+
+    @field_validator("public_url")
+    @classmethod
+    def _printable(cls, url: str | None) -> str | None:
+        if url is not None and not _PUBLIC_URL(url):
+            raise ValueError(
+                "begins with https:// or http://, ends without a slash, and has no query; letters "
+                "that are not ASCII are written as senders write them: xn--... in the host, %.. "
+                "in the path"
+            )
+        return url
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _networks(cls, texts: list[str]) -> list[str]:
+        texts = [text.strip() for text in texts]
+        for text in texts:
+            ip_network(text)
+        return texts
+
+    @field_validator("result_backend", "state_url", mode="before")
+    @classmethod
+    def _none(cls, url: Any) -> Any:
+        return None if url == "" else url
+
+    @field_validator("result_backend", "state_url")
+    @classmethod
+    def _store(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is not None:
+            _check_url(url.get_secret_value(), STORE_SCHEMES)
+        return url
+
+    @field_validator("sources", mode="before")
+    @classmethod
+    def _schemes(cls, values: Any) -> Any:
+        """Have each source's own scheme say what it may be told."""
+        if not isinstance(values, dict):
+            raise ValueError("each source is a table with a name: write [sources.NAME]")
+        if isinstance(values.get("scheme"), str):
+            raise ValueError("a source has a name of its own: write [sources.NAME]")
+        found, problems = {}, []
+        for name, value in values.items():
+            scheme = value.get("scheme") if isinstance(value, dict) else None
+            if isinstance(value, Options):
+                found[name] = value
+            elif scheme not in SCHEMES:
+                what = "there is no such scheme" if scheme else "needed"
+                problems.append(f"{name}.scheme: {what}{meant(scheme, sorted(SCHEMES))}")
+            else:
+                try:
+                    found[name] = find(scheme).Options.model_validate(value)
+                except ValidationError as exc:
+                    problems += explain(exc, find(scheme).Options, f"{name}.")
+        if problems:
+            raise ValueError("\n".join(problems))
+        return found
+
+    @property
+    def brokers(self) -> list[str]:
+        """The broker URLs, secrets included."""
+        return [url.get_secret_value() for url in self.broker_url]
+
+    @property
+    def results(self) -> str:
+        """The result store's URL, secrets included; empty where there is none."""
+        return self.result_backend.get_secret_value() if self.result_backend else ""
+
+    @property
+    def state(self) -> str:
+        """The URL of the Redis where claims and the journal live; empty where there is none."""
+        return self.state_url.get_secret_value() if self.state_url else self.results
+
+    @property
+    def prefix(self) -> str:
+        """What all names begin with that the gateway gives to what it keeps in Redis.
+
+        Deployments with other virtual hosts or result prefixes share nothing.
+        """
+        if self.state_prefix is not None:
+            return f"{self.state_prefix}:"
+        host = quote(parse_url(self.brokers[0])["virtual_host"] or "/", safe="/")
+        return f"gateway:{host}:{self.result_key_prefix}:"
+
+    @property
+    def amqp(self) -> bool:
+        """Is the broker an AMQP one (and not the Redis that `gateway dev` embeds)?"""
+        return urlsplit(self.brokers[0]).scheme.startswith("amqp")
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of routes and results, as requests are counted by."""
+        return [*dict.fromkeys(route.path for route in self.routes), RESULTS]
+
+    @property
+    def queues(self) -> list[str]:
+        """The queues that messages may go to."""
+        return sorted({queue for route in self.routes for queue in route.queue_names})
+
+    @property
+    def queues_by_task(self) -> dict[str, list[str]]:
+        """Where each task may be sent."""
+        found: dict[str, set[str]] = {}
+        for route in self.routes:
+            found.setdefault(route.task, set()).update(route.queue_names)
+        return {task: sorted(queues) for task, queues in found.items()}
+
+    # What a route says, or else its source, or else the settings ----------------------------
+
+    def deadline(self, route: Route) -> float:
+        """Return the seconds that a request on `route` has."""
+        return route.deadline or (route.source and self._habits(route).deadline) or self.timeout
+
+    def tries(self, route: Route) -> int:
+        """Return how often the sender tries, where later tries may get the answer."""
+        if not (self.amqp and self.joins(route)):
+            return 1
+        return route.tries or (self._habits(route).tries if route.source else 1)
+
+    def retry_after(self, route: Route) -> float:
+        """Return the seconds between the sender's tries."""
+        return route.retry_after or (self._habits(route).retry_after if route.source else 0.0)
+
+    def fallback(self, route: Route) -> str | None:
+        """Return the body that says "taken" without a result; None: an empty 202."""
+        if route.fallback is not None:
+            return route.fallback
+        return self._habits(route).fallback if route.source else None
+
+    def content_type(self, route: Route) -> str:
+        """Return the content type of a task's str."""
+        return route.content_type or (self._habits(route).content_type if route.source else TEXT)
+
+    def joins(self, route: Route) -> bool:
+        """Can a request on `route` be known to be a try of another's delivery?"""
+        if route.idempotency == "auto":
+            return route.source is not None and self._habits(route).identifies
+        return route.idempotency != "none"
+
+    def _habits(self, route: Route) -> Any:
+        return find(self.sources[route.source].scheme)
+
+
+def _check_url(url: str, schemes: tuple[str, ...]) -> None:
+    """Raise ValueError, without quoting the URL, unless it can be connected to."""
+    needed = f"a URL with a host is needed that begins with {':// or '.join(schemes)}://"
+    try:
+        parts = urlsplit(url)
+        # A sentinel URL lists several hosts, which urlsplit takes for one with a bad port.
+        several = parts.scheme == "sentinel"
+        if parts.scheme in schemes and parts.hostname and (several or parts.port != 0):
+            return
+    except ValueError as exc:
+        raise ValueError(needed) from exc
+    raise ValueError(needed)

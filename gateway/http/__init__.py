@@ -1,0 +1,1 @@
+"""One connection, one exchange: parsing, limits, bad input."""

@@ -1,0 +1,216 @@
+"""HTTP messages below RequestHandler: one request and its answer, and what they may be.
+
+Tornado parses and frames HTTP/1; what a request may be, and what happens when it is not,
+is decided here. https://www.rfc-editor.org/rfc/rfc9112
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from http.client import responses
+from time import monotonic
+
+from tornado.httputil import HTTPMessageDelegate, RequestStartLine
+
+from gateway import answer, request_log
+from gateway.answer import Answer
+from gateway.config.settings import Config
+from gateway.delivery import Request
+from gateway.errors import BodyTooLarge, BodyTooSlow, Full, RequestError
+from gateway.http import head
+from gateway.http.connection import Connection, Headers
+from gateway.http.decompression import gunzip
+from gateway.http.proxies import Proxies
+from gateway.http.read_buffer import Refused
+from gateway.http.stream import Stream
+from gateway.metrics import Metrics
+from gateway.relay.relay import Relay, Waiter
+
+log = logging.getLogger(__name__)
+
+#: Bytes that a header field, and a piece of a body, take beside their own.
+FIELD, PIECE = 128, 64
+
+
+class Exchanges:
+    """What all exchanges of a process share; once `closing`, each answer ends its connection."""
+
+    def __init__(self, config: Config, relay: Relay, metrics: Metrics):
+        self.config = config
+        self.relay = relay
+        self.metrics = metrics
+        self.proxies = Proxies(config.trusted_proxies)
+        self.closing = False
+        self._second = 0
+        self._starts: dict[int, str] = {}
+
+    def start_of(self, status: int) -> str:
+        """Return an answer's first lines, with the Date; RFC 9110, 6.6.1."""
+        now = int(time.time())
+        if self._second != now:
+            self._second = now
+            self._starts.clear()
+        start = self._starts.get(status)
+        if start is None:
+            date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(now))
+            start = f"HTTP/1.1 {status} {responses.get(status, 'Unknown')}\r\nDate: {date}\r\n"
+            self._starts[status] = start
+        return start
+
+
+class Exchange(HTTPMessageDelegate):
+    """One request and its answer on a connection."""
+
+    __slots__ = (
+        "_complete", "_connection", "_headers", "_length", "_pieces", "_shared", "_start",
+        "_stream", "_waiter", "answered", "arrived",
+    )  # fmt: skip
+
+    def __init__(self, shared: Exchanges, stream: Stream, connection: Connection):
+        self._shared = shared
+        self._stream = stream
+        self._connection = connection
+        self._start: RequestStartLine | None = None
+        self._waiter: Waiter | None = None
+        self._pieces: list[bytes] = []
+        self._length = 0
+        self._complete = False
+        self.answered = False
+        self.arrived = 0.0
+
+    def headers_received(self, start_line: RequestStartLine, headers: Headers) -> None:
+        self.arrived = now = monotonic()
+        self._start, self._headers = start_line, headers
+        stream, config = self._stream, self._shared.config
+        stream.receiving = True
+        stream.deadline = now + config.body_timeout
+        try:
+            length = head.check(start_line, headers, config)
+            # A body that is here is no reason to end the connection; any other is not waited for.
+            if length is None or length > stream.size:
+                path, _ = head.split_target(start_line.path)
+                missing = length - stream.size if length else 0  # the rest counts already
+                self._shared.relay.expect(start_line.method, path, missing)
+        except RequestError as error:
+            raise Refused(error) from error
+
+    def data_received(self, chunk: bytes) -> None:
+        limit = self._shared.config.max_body
+        self._length += len(chunk)
+        if self._length > limit:
+            raise Refused(BodyTooLarge(f"The body is over {limit} bytes."))
+        if self._pieces:  # nearly all bodies come whole
+            self._stream.hold(PIECE)
+        # One that grew in place would be moved, and leave holes that nothing fits into.
+        self._pieces.append(chunk)
+
+    def finish(self) -> None:
+        if self.answered:  # it was late, by a turn of the loop
+            return
+        self._complete = True
+        self._stream.deadline = math.inf  # the relay has its own
+        try:
+            request = self._request(self._stream.hand_on())
+        except RequestError as error:
+            delivery = self._shared.relay.delivery_id()
+            self._count(error, delivery)
+            self.respond(answer.of_error(error, delivery))
+            return
+        waiter = self._shared.relay.relay(request, self.respond)
+        if waiter is not None and not self.answered:
+            self._waiter = waiter
+            self._connection.set_close_callback(self.on_connection_close)
+
+    def _request(self, size: int) -> Request:
+        """Make the request of what was received in `size` bytes."""
+        shared, headers = self._shared, self._headers
+        path, query = head.split_target(self._start.path)
+        body = b"".join(self._pieces)
+        self._pieces.clear()
+        size += FIELD * len(headers)
+        if dict.get(headers, "content-encoding", "identity").lower() != "identity":
+            body = gunzip(body, shared.config.max_body)
+            size += len(body)
+            for name in ("content-encoding", "content-length"):  # the task gets neither
+                headers.pop(name, None)
+        return Request(
+            method=self._start.method,
+            path=path,
+            query_string=query,
+            headers=headers,
+            body=body,
+            remote=shared.proxies.sender(
+                self._connection.context, dict.get(headers, "x-forwarded-for", "")
+            ),
+            arrived=self.arrived,
+            received_at=time.time(),
+            size=size,
+        )
+
+    def on_connection_close(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None:
+            waiter.cancel()
+
+    def late(self) -> None:
+        """End a request that does not arrive in time."""
+        if not self.answered:
+            part = "header" if self._start is None else "body"
+            self._stream.refuse(Refused(BodyTooSlow(f"The {part} did not arrive in time.")))
+        self._stream.close()
+
+    def full(self) -> None:
+        """End a request that there is no room for, or a client that sends ahead of its answer."""
+        if self._complete:
+            self._stream.abort()
+        else:
+            self._stream.refuse(Refused(Full()))
+            self._stream.close()
+
+    def refuse(self, error: RequestError) -> None:
+        """Answer before the request is read to its end; the connection ends with it."""
+        if self.answered:
+            return
+        self._pieces.clear()
+        delivery = self._shared.relay.delivery_id()
+        self._count(error, delivery)
+        if error.status >= 500:
+            log.warning(f"%d {error.type}: %s (delivery %s)", error.status, error, delivery)
+        self._write(answer.of_error(error, delivery), "close")
+
+    def _count(self, error: RequestError, delivery: str) -> None:
+        seconds = monotonic() - self.arrived if self.arrived else 0.0
+        self._shared.metrics.answered("", error.status, seconds)
+        if self._shared.config.log_requests:
+            method, target = (self._start.method, self._start.path) if self._start else ("-", "-")
+            path, _ = head.split_target(target)
+            request_log.write(method, path, error.status, seconds, delivery)
+
+    def respond(self, given: Answer) -> None:
+        """Answer a complete request."""
+        connection = self._connection
+        last = connection.last or self._shared.closing
+        kept = "keep-alive" if self._start.version == "HTTP/1.0" else ""
+        self._write(given, "close" if last else kept)
+        connection.end(last)
+
+    def _write(self, given: Answer, connection: str) -> None:
+        lines = self._shared.start_of(given.status)
+        for name, value in given.headers.items():
+            lines += f"{name}: {value}\r\n"
+        if given.status not in (204, 304):
+            lines += f"Content-Length: {len(given.body)}\r\n"
+        if given.content_type:
+            lines += f"Content-Type: {given.content_type}\r\n"
+        if connection:
+            lines += f"Connection: {connection}\r\n"
+        data = f"{lines}\r\n".encode("latin1")
+        if self._start is None or self._start.method != "HEAD":
+            data += given.body
+        self.answered = True
+        self._waiter = None
+        self._stream.send(data)
+        # For the client to take it, and to send its next request.
+        self._stream.deadline = monotonic() + self._shared.config.idle_timeout

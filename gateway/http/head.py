@@ -1,0 +1,60 @@
+"""What the header of a request may say, before its body is read.
+
+https://www.rfc-editor.org/rfc/rfc9112
+"""
+
+from __future__ import annotations
+
+import re
+
+from tornado.httputil import RequestStartLine
+
+from gateway.config.settings import Config
+from gateway.errors import BadRequest, BodyTooLarge, EncodingNotAccepted
+from gateway.http.connection import Headers
+
+_VERSIONS = ("HTTP/1.1", "HTTP/1.0")
+# RFC 9110, 7.2; user information and paths have no place in it.
+_host = re.compile(
+    r"[A-Za-z0-9._~%!$&'()*+,;=\-]*(:[0-9]*)?|\[[0-9A-Fa-f:.]+\](:[0-9]*)?"
+).fullmatch
+# What a number of bytes may be: no more digits than any memory has.
+_length = re.compile(r"[0-9]{1,18}").fullmatch
+
+
+def split_target(target: str) -> tuple[str, str]:
+    """Return a target's path and query."""
+    if target.startswith(("http://", "https://")):  # RFC 9112, 3.2.2: the absolute form
+        target = "/" + target.split("/", 3)[3] if target.count("/") > 2 else "/"
+    path, _, query = target.partition("?")
+    return path, query
+
+
+def check(start_line: RequestStartLine, headers: Headers, config: Config) -> int | None:
+    """Refuse what need not be read any further; return the body's length, None: it is unknown."""
+    version = start_line.version
+    if version not in _VERSIONS:
+        raise BadRequest(f"{version} is not spoken here.")
+    if not start_line.path.isascii():  # RFC 3986, 2
+        raise BadRequest("The target has bytes that no URI has.")
+    host = dict.get(headers, "host")
+    if host is None:
+        if version == "HTTP/1.1":
+            raise BadRequest("A Host header is needed.")
+    elif not _host(host):
+        raise BadRequest("The Host header is malformed, or not the only one.")
+    size = 0
+    length = dict.get(headers, "content-length")
+    if length is not None:
+        if not _length(length):
+            raise BadRequest("The Content-Length is no number of bytes.")
+        size = int(length)
+        if size > config.max_body:
+            raise BodyTooLarge(f"The body is over {config.max_body} bytes.")
+    chunked = dict.__contains__(headers, "transfer-encoding")
+    if chunked and version == "HTTP/1.0":
+        raise BadRequest("HTTP/1.0 has no Transfer-Encoding.")
+    encoding = dict.get(headers, "content-encoding")
+    if encoding is not None and encoding.lower() not in ("identity", "gzip", "x-gzip"):
+        raise EncodingNotAccepted
+    return None if chunked else size

@@ -1,0 +1,1 @@
+"""What was received, in Redis, and publishing it once more."""

@@ -1,0 +1,85 @@
+"""Run deliveries again that stand in the journal, each as another task."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from time import monotonic
+
+from gateway.amqp import broker
+from gateway.amqp.publishers import publisher_for
+from gateway.celery_message import decode_result
+from gateway.config.settings import Config
+from gateway.errors import BrokerUnavailable, NotConfirmed, Rejected, RequestError, Unroutable
+from gateway.journal.store import Entry
+from gateway.metrics import Metrics
+from gateway.outcome import Outcome
+from gateway.pending_task import PendingTask
+from gateway.stores import result_store
+
+_LOOK = 0.1  # seconds between looks
+
+Publish = Callable[[Entry, str], Awaitable[None]]
+
+
+@asynccontextmanager
+async def publishing(config: Config) -> AsyncIterator[Publish]:
+    """Give what publishes a delivery's message under a task id, and returns when it is confirmed.
+
+    It raises `NotConfirmed` where nobody knows whether the broker has the message, and another
+    `RequestError` where it has not. Raises `BrokerUnavailable`.
+    """
+    metrics, file = Metrics.create([])
+    publisher = publisher_for(config, metrics)
+
+    async def publish(entry: Entry, task_id: str) -> None:
+        pending = PendingTask(entry.message(task_id), monotonic() + config.confirm_timeout)
+        told: asyncio.Future[RequestError | None] = asyncio.get_running_loop().create_future()
+        publisher.publish(pending)
+        pending.watch(lambda it: told.done() or told.set_result(it.error))
+        try:
+            error = await asyncio.wait_for(told, config.confirm_timeout + 1)
+        except TimeoutError as exc:
+            pending.abandon()
+            raise NotConfirmed from exc
+        if isinstance(error, (Rejected, Unroutable)):
+            raise error
+        if error is not None:
+            raise NotConfirmed from error
+
+    await publisher.start()
+    try:
+        end = monotonic() + (broker.CONNECT_TIMEOUT + 1) * len(config.brokers)
+        while publisher.error and monotonic() < end:
+            await asyncio.sleep(_LOOK)
+        if publisher.error:
+            raise BrokerUnavailable(publisher.error)
+        yield publish
+    finally:
+        await publisher.stop()
+        metrics.close()
+        file.close()
+
+
+async def outcomes(
+    config: Config, task_ids: Sequence[str], wait: float = 0.0
+) -> AsyncIterator[tuple[str, Outcome]]:
+    """Yield what the tasks' stored results say, as they come, for `wait` seconds at the most.
+
+    Raises `gateway.errors.GatewayError` where the result store does not answer.
+    """
+    if not config.results:
+        return
+    end, waiting, prefix = monotonic() + wait, list(task_ids), result_store.key_prefix(config)
+    async with result_store.asking(config, config.results) as ask:
+        while waiting:
+            stored = await ask("MGET", *(prefix + task_id for task_id in waiting))
+            found = [payload and decode_result(payload) for payload in stored]
+            for task_id, outcome in zip(waiting, found, strict=True):
+                if outcome is not None:
+                    yield task_id, outcome
+            waiting = [t for t, outcome in zip(waiting, found, strict=True) if outcome is None]
+            if monotonic() >= end:
+                return
+            await asyncio.sleep(_LOOK)

@@ -1,0 +1,134 @@
+"""What was received, in Redis: the last deliveries and how they were answered, to list and replay.
+
+It is written after the answer and read by people: a request never waits for it, nor fails with it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from asyncio import Future
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from gateway.celery_message import Message
+from gateway.config.settings import Config
+from gateway.metrics import Metrics
+from gateway.stores import result_store
+from gateway.stores.pipeline import Pipeline
+
+log = logging.getLogger(__name__)
+
+GONE = 0  # the status where the sender had left before the answer
+_PAGE = 20  # entries a look: with large bodies more would hold up Redis' other clients
+
+
+@dataclass(slots=True, frozen=True)
+class Entry:
+    """A delivery and its answer.
+
+    ``delivery`` is the message's header of that name, ``call`` the message's body; ``status``
+    was answered `seconds` after the request came, with an ``error`` or none. Where it joined
+    another try, ``task_id`` is that one's; it need not have been published.
+    """
+
+    delivery: dict[str, Any]
+    task: str
+    task_id: str
+    queue: str
+    status: int
+    seconds: float
+    call: bytes
+    error: str = ""
+
+    @property
+    def id(self) -> str:
+        return self.delivery["id"]
+
+    def message(self, task_id: str) -> Message:
+        """Return a message for the same call, as another task: to last, and to be stored."""
+        delivery = {**self.delivery, "store": True}
+        return Message(task_id, self.task, self.queue, self.call, delivery, persistent=True)
+
+    def arguments(self) -> tuple[dict[str, str], dict[str, str], Any]:
+        """Return the query, the headers and the body that the task is called with."""
+        query, headers, body = json.loads(self.call)[0]
+        return query, headers, body
+
+
+class Journal:
+    """Writes the last `Config.journal` deliveries."""
+
+    def __init__(self, config: Config, metrics: Metrics):
+        self._redis = Pipeline(lambda: result_store.connect(config, config.state), "journal")
+        self._key = key(config)
+        self._length = config.journal
+        self._metrics = metrics
+        self._most_bytes = config.max_in_flight_bytes
+        self._bytes = 0  # of bodies that wait for Redis
+        self._error = ""
+
+    async def start(self) -> None:
+        await self._redis.start()
+
+    async def stop(self) -> None:
+        await self._redis.stop()
+
+    def write(
+        self, message: Message, task_id: str, status: int, seconds: float, error: str
+    ) -> None:
+        """Write how the delivery of `message` was answered, which `task_id` has run or runs."""
+        size = len(message.body)
+        if self._bytes + size > self._most_bytes:
+            self._lose("too many bytes wait to be written")
+            return
+        self._bytes += size
+        about = {
+            "delivery": message.delivery,
+            "task": message.task,
+            "task_id": task_id,
+            "queue": message.queue,
+            "status": status,
+            "seconds": round(seconds, 6),
+            "error": error,
+        }
+        # Redis may keep a few more than it is told to, which is cheaper by far.
+        bound = ("MAXLEN", "~", self._length)
+        fields = ("about", json.dumps(about), "call", message.body)
+        reply = self._redis.run("XADD", self._key, *bound, "*", *fields)
+        reply.add_done_callback(partial(self._written, size))
+
+    def _written(self, size: int, reply: Future[Any]) -> None:
+        self._bytes -= size
+        if not reply.cancelled():
+            exc = reply.exception()
+            if exc is not None:
+                self._lose(str(exc))
+            else:
+                self._error = ""
+
+    def _lose(self, error: str) -> None:
+        self._metrics.add("gateway_journal_lost_total")
+        if error != self._error:
+            log.warning("deliveries are not written to the journal: %s", error)
+            self._error = error
+
+
+def key(config: Config) -> str:
+    """Return the name of the stream."""
+    return f"{config.prefix}journal"
+
+
+async def entries(config: Config) -> AsyncIterator[Entry]:
+    """Yield what the journal has, the newest first.
+
+    Raises `gateway.errors.GatewayError` where Redis does not answer, or is older than 6.2.
+    """
+    newest = "+"
+    async with result_store.asking(config, config.state) as ask:
+        while page := await ask("XREVRANGE", key(config), newest, "-", "COUNT", _PAGE):
+            for _, fields in page:
+                yield Entry(**json.loads(fields[b"about"]), call=fields[b"call"])
+            newest = f"({page[-1][0].decode()}"

@@ -1,0 +1,83 @@
+"""A message on its way to a result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.celery_message import Message
+from gateway.errors import RequestError
+from gateway.outcome import Outcome
+
+
+class PendingTask:
+    """A message that was sent and whose result is awaited.
+
+    It ends once: with an ``outcome``, with an ``error``, or abandoned. ``confirmed`` says
+    that the broker has acknowledged the message and routed it to a queue. A result that
+    comes before its confirm is the answer.
+    """
+
+    __slots__ = (
+        "_changed", "confirmed", "deadline", "ended", "error", "on_release", "message", "outcome",
+        "sent",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        message: Message,
+        deadline: float,
+        on_release: Callable[[PendingTask], object] | None = None,
+    ):
+        self.message = message
+        #: Monotonic seconds: nobody waits any longer than this.
+        self.deadline = deadline
+        self.confirmed = False
+        self.ended = False
+        self.outcome: Outcome | None = None
+        self.error: RequestError | None = None
+        #: Monotonic seconds at which the message went to the broker.
+        self.sent = 0.0
+        self._changed: Callable[[PendingTask], object] | None = None
+        #: Called once, when the wait ends or is given up: frees what the strategy holds.
+        self.on_release = on_release
+
+    def watch(self, changed: Callable[[PendingTask], object]) -> None:
+        """Have `changed` called at the confirm and at the end, at once for what already was."""
+        self._changed = changed
+        if self.confirmed or self.ended:
+            changed(self)
+
+    def confirm(self) -> None:
+        if not self.confirmed and not self.ended:
+            self.confirmed = True
+            if self._changed is not None:
+                self._changed(self)
+
+    def settle(self, outcome: Outcome | None) -> None:
+        """End with `outcome`; None (a state that is not final) is passed over."""
+        if outcome is not None and not self.ended:
+            self.outcome = outcome
+            self._end()
+
+    def fail(self, error: RequestError) -> None:
+        if not self.ended:
+            self.error = error
+            self._end()
+
+    def abandon(self) -> None:
+        """Free what waiting holds; nothing is told to the watcher any more."""
+        self._changed = None
+        self._free()
+
+    def _end(self) -> None:
+        self._free()
+        # Whoever watches knows this object: a circle, whose bodies would wait for the collector.
+        changed, self._changed = self._changed, None
+        if changed is not None:
+            changed(self)
+
+    def _free(self) -> None:
+        self.ended = True
+        on_release, self.on_release = self.on_release, None
+        if on_release is not None:
+            on_release(self)

@@ -1,0 +1,1 @@
+"""The parent, its children, and what they share: sockets and counters."""

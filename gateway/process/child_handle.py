@@ -1,0 +1,123 @@
+"""A serving process as its parent sees it: started, asked, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import signal
+import socket
+import struct
+import sys
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+
+from gateway.config.settings import Config
+from gateway.metrics import Metrics
+
+START_TIMEOUT = 30.0  # seconds until a new child must answer
+ASK_TIMEOUT = 1.0  # seconds a living loop needs at most
+END_TIMEOUT = 10.0  # seconds beyond the grace period until a child that does not end is killed
+
+# Not `-m`, which would look into the working directory first: whoever serves there may have a
+# redis.py of their own.
+_CHILD = f"""\
+import sys
+sys.path.append({str(Path(__file__).parents[2])!r})
+from gateway.process.child import main
+main()
+"""
+
+
+class ChildHandle:
+    """A child as its parent sees it."""
+
+    def __init__(self, config: Config, sockets: list[socket.socket]):
+        self.config = config
+        self._sockets = sockets
+        self._asking = asyncio.Lock()
+        self._asked = 0
+        self._answered = False
+        self.metrics, self._file = Metrics.create(config.paths)
+        self._child: asyncio.subprocess.Process
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter
+        self.retired = False
+        self.started = monotonic()
+
+    async def start(self) -> None:
+        """Start the process and hand it its configuration; raises OSError."""
+        ours, theirs = socket.socketpair()
+        fds = [s.fileno() for s in self._sockets]
+        argv = [sys.executable, "-P", "-c", _CHILD, str(theirs.fileno())]
+        if self.config.strategy == "gevent":
+            argv.append("gevent")
+        try:
+            self._child = await asyncio.create_subprocess_exec(
+                *argv, pass_fds=[theirs.fileno(), self._file.fileno(), *fds]
+            )
+        except OSError:
+            ours.close()
+            self.close()
+            raise
+        finally:
+            theirs.close()
+        self._reader, self._writer = await asyncio.open_connection(sock=ours)
+        start = pickle.dumps(
+            {"config": self.config, "sockets": fds, "metrics": self._file.fileno()}
+        )
+        self._writer.write(struct.pack("!I", len(start)) + start)
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def starting(self) -> bool:
+        """It has not answered yet, and need not have."""
+        return not self._answered and monotonic() - self.started < START_TIMEOUT
+
+    async def ask(self, timeout: float = ASK_TIMEOUT) -> dict[str, str] | None:
+        """Return the child's own checks, or None where its loop does not answer in time."""
+        try:
+            async with asyncio.timeout(timeout), self._asking:
+                self._asked += 1
+                self._writer.write(b"%d\n" % self._asked)
+                while line := await self._reader.readline():
+                    number, checks = json.loads(line)
+                    if number == self._asked:  # else it is late: nobody waits for it any more
+                        self._answered = True
+                        return checks
+                return None
+        except (TimeoutError, OSError):
+            return None
+
+    async def ready(self, timeout: float = START_TIMEOUT) -> bool:
+        """Wait until the child serves and its strategy is ready, or until it is known not to be."""
+        end = monotonic() + timeout
+        checks = await self.ask(timeout)
+        while checks and any(checks.values()) and monotonic() < end:
+            await asyncio.sleep(0.05)
+            checks = await self.ask()
+        return checks is not None and not any(checks.values())
+
+    async def wait(self) -> int:
+        code = await self._child.wait()
+        self._writer.close()
+        return code
+
+    def signal(self, number: int) -> None:
+        # It may just have ended by itself.
+        with suppress(ProcessLookupError):
+            self._child.send_signal(number)
+
+    def end(self) -> None:
+        """Have the child drain; should it not be able to, kill it."""
+        self.signal(signal.SIGTERM)
+        patience = self.config.grace + END_TIMEOUT
+        asyncio.get_running_loop().call_later(patience, self.signal, signal.SIGKILL)
+
+    def close(self) -> None:
+        self.metrics.close()
+        self._file.close()

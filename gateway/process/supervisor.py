@@ -1,0 +1,199 @@
+"""The parent: starts children, restarts and replaces them.
+
+It opens nothing but the sockets it is given: children are new Python processes, not forks of one
+that has loops, clients or threads, so each reads its code anew and gevent can patch before any
+import.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import signal
+import socket
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from time import monotonic
+
+from gateway.config.settings import Config
+from gateway.errors import ConfigError
+from gateway.metrics import add_up
+from gateway.process.child_handle import ChildHandle
+
+log = logging.getLogger(__name__)
+
+#: The settings that its sockets come from.
+_BOUND = ("host", "port", "uds", "admin_host", "admin_port")
+BACKOFF = (0.1, 5.0)  # seconds before a dead child is started again: the first, the longest
+
+
+class Supervisor:
+    """Keeps ``config.processes`` children serving on `sockets`.
+
+    `load` reads the configuration again at SIGHUP.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        sockets: list[socket.socket],
+        load: Callable[[], Config],
+    ):
+        self.config = config
+        self._sockets = sockets
+        self._load = load
+        self._keepers: set[asyncio.Task[None]] = set()
+        self._stopping = asyncio.Event()
+        self._reloading = asyncio.Lock()
+        #: The living children, and what the dead ones have counted.
+        self.children: list[ChildHandle] = []
+        self.gone: dict[tuple[str, str], float] = {}
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT; a second one ends everything at once."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        loop.add_signal_handler(signal.SIGHUP, lambda: self._keep(self._reload()))
+        _raise_file_limit()
+        for _ in range(self.config.processes):
+            self._keep(self._keep_one())
+        await self._stopping.wait()
+        for child in self.children:
+            child.end()
+        # As the children do: who connects from now on is refused, and nobody's request is lost.
+        for listener in self._sockets:
+            listener.close()
+        while self._keepers:
+            await asyncio.wait(self._keepers)
+        log.info("stopped")
+
+    def totals(self) -> dict[tuple[str, str], float]:
+        """Add up the counters of all children, the dead ones included."""
+        return add_up([self.gone, *(child.metrics.totals() for child in self.children)])
+
+    @property
+    def draining(self) -> bool:
+        return self._stopping.is_set()
+
+    def _stop(self) -> None:
+        if self._stopping.is_set():
+            log.warning("told twice to stop: ending at once")
+            for child in self.children:
+                child.signal(signal.SIGKILL)
+        self._stopping.set()
+
+    def _keep(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._keepers.add(task)
+        task.add_done_callback(self._kept)
+
+    def _kept(self, task: asyncio.Task[None]) -> None:
+        self._keepers.discard(task)
+        task.result()  # a bug is told by the loop
+
+    async def _keep_one(self, child: ChildHandle | None = None) -> None:
+        """Start a child, and another whenever it dies unasked."""
+        pause = BACKOFF[0]
+        while not self._stopping.is_set():
+            if child is None:
+                async with self._reloading:  # which may have brought another in its place
+                    if self._enough():
+                        return
+                    child = await self._start(self.config)
+                if child is None:
+                    pause = await self._pause(pause)
+                    continue
+            code = await child.wait()
+            lived = monotonic() - child.started
+            self.children.remove(child)
+            self.gone = add_up([self.gone, child.metrics.totals(alive=False)])
+            child.close()
+            if self._stopping.is_set() or child.retired:
+                return
+            if lived > BACKOFF[1]:
+                pause = BACKOFF[0]
+            log.error("child %d ended with %d; another in %.1f s", child.pid, code, pause)
+            child = None
+            pause = await self._pause(pause)
+
+    async def _pause(self, seconds: float) -> float:
+        """Wait `seconds`, or until it is time to stop; return the next, longer pause."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+        return min(seconds * 2, BACKOFF[1])
+
+    def _enough(self) -> bool:
+        return sum(not child.retired for child in self.children) >= self.config.processes
+
+    async def _start(self, config: Config) -> ChildHandle | None:
+        try:
+            child = ChildHandle(config, self._sockets)
+            await child.start()
+        except OSError as exc:
+            log.error("cannot start a child: %s", exc)
+            return None
+        self.children.append(child)
+        if self._stopping.is_set():
+            child.end()
+        return child
+
+    async def _reload(self) -> None:
+        """Replace all children, once as many new ones are ready; else nothing changes.
+
+        Until then the old ones serve on: a configuration that only some of the new ones can use
+        would leave two at a time.
+        """
+        async with self._reloading:
+            try:
+                config = self._load()
+            except ConfigError as exc:
+                for problem in exc.problems:
+                    log.error("not reloaded: %s", problem)
+                return
+            bound = {name: getattr(self.config, name) for name in _BOUND}
+            for name, value in bound.items():
+                if getattr(config, name) != value:
+                    log.warning("%s stays %s: it changes only with a restart", name, value)
+            config = config.model_copy(update=bound)
+            # Not those that another reload has replaced and that drain yet.
+            old = [child for child in self.children if not child.retired]
+            log.info("reloading: replacing %d children", len(old))
+            new: list[ChildHandle] = []
+            error = await self._start_all(config, new)
+            if self._stopping.is_set():
+                return
+            if error:
+                log.error("not reloaded: %s; the old children stay", error)
+            else:
+                self.config = config
+                log.info("reloaded")
+            for child in new if error else old:
+                self._retire(child)
+
+    async def _start_all(self, config: Config, new: list[ChildHandle]) -> str:
+        """Start all of a configuration's children, one after the other, beside the old ones.
+
+        Returns what was wrong, as soon as something is; what was started is added to `new`.
+        """
+        for _ in range(config.processes):
+            child = await self._start(config)
+            if child is None:
+                return "a new child cannot be started"
+            new.append(child)
+            self._keep(self._keep_one(child))
+            if not await child.ready():
+                return f"the new child {child.pid} is not ready"
+        ended = [child.pid for child in new if child not in self.children]
+        return f"the new child {ended[0]} has ended" if ended else ""
+
+    def _retire(self, child: ChildHandle) -> None:
+        child.retired = True
+        child.end()
+
+
+def _raise_file_limit() -> None:
+    """Allow as many open files as the system lets us: a request is a file."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,130 @@
+"""Deliveries whose task goes on though nobody waits for it any more: their claims hear of its end.
+
+So the next try gets the answer, however long the task has taken, and nothing runs twice. A result
+that no process listens for, as the one that did has ended, is found by the next try as long as it
+is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic
+
+from redis.exceptions import RedisError
+
+from gateway import background
+from gateway.celery_message import decode_result
+from gateway.claims.claim import Claim
+from gateway.claims.store import Claims
+from gateway.config.settings import Config
+from gateway.outcome import Outcome
+from gateway.relay.routes import Target
+from gateway.stores import result_store
+from gateway.stores.pipeline import Pipeline
+from gateway.stores.subscription import Subscription
+
+log = logging.getLogger(__name__)
+
+#: Seconds between looks for results that were missed: a third of their life, within these.
+_LOOKS = (0.1, 60.0)
+_MGET = 500  # keys a command
+
+
+@dataclass(slots=True, eq=False)
+class _Task:
+    """``until`` is monotonic seconds."""
+
+    claim: Claim
+    target: Target
+    until: float
+    hear: Callable[[bytes | None], object]
+
+
+class LateResults:
+    """Listens for the results of at most `Config.max_in_flight` tasks; the oldest give way."""
+
+    def __init__(self, config: Config, claims: Claims, results: Pipeline, told: Subscription):
+        self._claims = claims
+        self._results = results
+        self._told = told
+        self._prefix = result_store.key_prefix(config)
+        self._most = config.max_in_flight
+        self._window = config.idempotency_window
+        self._pause = min(max(config.result_expires / 3, _LOOKS[0]), _LOOKS[1])
+        self._waiting: dict[str, _Task] = {}
+        self._begun: set[asyncio.Task[None]] = set()
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._sweeper = background.start(self._sweep(), "late results")
+
+    async def stop(self) -> None:
+        await background.stop(self._sweeper)
+        for task in self._begun:
+            task.cancel()
+        await asyncio.gather(*self._begun, return_exceptions=True)
+
+    def listen(self, claim: Claim, target: Target) -> None:
+        """Have `claim` told how its task ends, if it does so within the claim's window."""
+        if claim.task_id in self._waiting:
+            return
+        if len(self._waiting) >= self._most:
+            self._forget(next(iter(self._waiting)))
+        hear = partial(self._hear, claim.task_id)
+        until = monotonic() + self._window - claim.age
+        self._waiting[claim.task_id] = _Task(claim, target, until, hear)
+        self._begin(self._subscribe(claim.task_id, hear))
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._begun.add(task)
+        task.add_done_callback(self._begun.discard)
+
+    async def _subscribe(self, task_id: str, hear: Callable[[bytes | None], object]) -> None:
+        await self._told.add(self._prefix + task_id, hear)
+        await self._look([task_id])
+
+    def _hear(self, task_id: str, payload: bytes | None) -> None:
+        if payload is None:  # some may have been missed
+            self._begin(self._look([task_id]))
+        else:
+            self._ended(task_id, decode_result(payload))
+
+    def _ended(self, task_id: str, outcome: Outcome | None) -> None:
+        if outcome is None or task_id not in self._waiting:
+            return
+        task = self._forget(task_id)
+        self._claims.settle(task.claim, outcome, *task.target.read(outcome))
+
+    def _forget(self, task_id: str) -> _Task:
+        task = self._waiting.pop(task_id)
+        self._begin(self._told.remove(self._prefix + task_id, task.hear))
+        return task
+
+    async def _look(self, task_ids: list[str]) -> None:
+        keys = [self._prefix + task_id for task_id in task_ids]
+        try:
+            payloads = await self._results.run("MGET", *keys)
+        except (RedisError, OSError) as exc:
+            log.warning("cannot look for late results: %s", exc)
+            return
+        for task_id, payload in zip(task_ids, payloads, strict=True):
+            if payload is not None:
+                self._ended(task_id, decode_result(payload))
+
+    async def _sweep(self) -> None:
+        """Look for what was missed, and have the claims wait as long as this process listens."""
+        while True:
+            await asyncio.sleep(self._pause)
+            now = monotonic()
+            for task_id in [t for t, task in self._waiting.items() if task.until <= now]:
+                self._forget(task_id)
+            waiting = list(self._waiting)
+            for i in range(0, len(waiting), _MGET):
+                await self._look(waiting[i : i + _MGET])
+            for task in self._waiting.values():
+                self._claims.prolong(task.claim)

@@ -1,0 +1,145 @@
+"""Results by URL: unguessable paths that name a task for a while, and what is found there.
+
+A token is a delivery's and its task's id, the moment it expires and its route, with an HMAC-SHA256
+over them: nothing is stored, and any process with the same `secret_key` can read it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from struct import Struct
+from uuid import UUID
+
+from redis.exceptions import RedisError
+
+from gateway import answer
+from gateway.answer import Answer
+from gateway.celery_message import decode_result
+from gateway.config.route import RESULTS
+from gateway.config.settings import Config
+from gateway.errors import NotFound, ResultExpired, ResultsUnavailable
+from gateway.stores import result_store
+from gateway.stores.pipeline import Pipeline
+
+#: Delivery id, task id, expiry (seconds since the epoch), the first bytes of the route's digest.
+_FIELDS = Struct(">16s16sI8s")
+_MAC = 16  # bytes of the HMAC
+
+_UNKNOWN = "There is no such result."
+RETRY_AFTER = 1  # seconds after which a result that is not there may be asked for again
+
+
+@dataclass(slots=True, frozen=True)
+class Ticket:
+    """What a token says: the delivery, its task, the content type of its route's str results.
+
+    ``expires`` is seconds since the epoch.
+    """
+
+    delivery_id: str
+    task_id: str
+    expires: float
+    content_type: str
+
+
+class Tokens:
+    """Makes and reads the tokens of result URLs; `content_types` are the routes', by path.
+
+    Deployments with the same `key` and another `prefix` do not read each other's.
+    """
+
+    def __init__(self, key: bytes, prefix: str, content_types: Iterable[tuple[str, str]]):
+        self._key = hmac.digest(key, b"results\0" + prefix.encode(), "sha256")
+        self._routes = {_digest(path): content_type for path, content_type in content_types}
+
+    def make(self, delivery_id: str, task_id: str, path: str, expires: float) -> str:
+        ids = UUID(delivery_id).bytes, UUID(task_id).bytes
+        fields = _FIELDS.pack(*ids, int(expires), _digest(path))
+        return _encode(fields + self._mac(fields))
+
+    def read(self, token: str) -> Ticket:
+        """Return what `token` names.
+
+        Raises `NotFound` for what was not made by `make` with the same key and routes.
+        """
+        try:
+            data = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
+        except ValueError as exc:
+            raise NotFound(_UNKNOWN) from exc
+        # One token a result: other spellings of the same bytes are none of ours.
+        if len(data) != _FIELDS.size + _MAC or _encode(data) != token:
+            raise NotFound(_UNKNOWN)
+        fields, mac = data[: _FIELDS.size], data[_FIELDS.size :]
+        if not hmac.compare_digest(mac, self._mac(fields)):
+            raise NotFound(_UNKNOWN)
+        delivery, task, expires, route = _FIELDS.unpack(fields)
+        if route not in self._routes:
+            raise NotFound(_UNKNOWN)
+        ids = str(UUID(bytes=delivery)), str(UUID(bytes=task))
+        return Ticket(*ids, expires, self._routes[route])
+
+    def _mac(self, fields: bytes) -> bytes:
+        return hmac.digest(self._key, fields, "sha256")[:_MAC]
+
+
+def _encode(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def _digest(path: str) -> bytes:
+    return hashlib.sha256(path.encode()).digest()[:8]
+
+
+class Results:
+    """Says where a result will be, and answers whoever asks there.
+
+    `store` reads the result store; None: there is none.
+    """
+
+    def __init__(self, config: Config, store: Pipeline | None):
+        key = config.secret_key.get_secret_value().encode() if config.secret_key else b""
+        types = ((route.path, config.content_type(route)) for route in config.routes)
+        self._tokens = Tokens(key, config.prefix, types)
+        # Without a key there are no URLs, and a token made with an empty one is not ours.
+        self._served = bool(key) and store is not None
+        self._store = store
+        self._prefix = result_store.key_prefix(config)
+        self._base = (config.public_url or "") + RESULTS
+        self._life = config.result_expires
+
+    def location(self, delivery_id: str, task_id: str, path: str, age: float = 0.0) -> str:
+        """Return the URL of the result of a task that was taken `age` seconds ago.
+
+        Empty without a key.
+        """
+        if not self._served:
+            return ""
+        expires = time.time() - age + self._life
+        return self._base + self._tokens.make(delivery_id, task_id, path, expires)
+
+    def ticket(self, path: str) -> Ticket:
+        """Return what `path` names; raises `NotFound`."""
+        if not self._served:
+            raise NotFound(_UNKNOWN)
+        return self._tokens.read(path.removeprefix(RESULTS))
+
+    async def look(self, ticket: Ticket) -> Answer:
+        """Answer who asks for the result: 200 with it, or 202 while there is none.
+
+        Raises `ResultExpired`, `ResultsUnavailable` and what `gateway.answer.of_outcome` raises.
+        """
+        if time.time() >= ticket.expires:
+            raise ResultExpired
+        try:
+            payload = await self._store.run("GET", self._prefix + ticket.task_id)
+        except (RedisError, OSError) as exc:
+            raise ResultsUnavailable from exc
+        outcome = decode_result(payload) if payload is not None else None
+        if outcome is None:
+            return Answer(202, "", b"", {"Retry-After": str(RETRY_AFTER)})
+        return answer.of_outcome(outcome, ticket.content_type)

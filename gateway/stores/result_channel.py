@@ -1,0 +1,108 @@
+"""Results as Redis pushes them: one pattern subscription, read by the loop in batches.
+
+redis-py connects: addresses, TLS, Sentinel and passwords are its own. The transport is then taken
+over, because its client costs a coroutine's turn and more for each message.
+https://redis.io/docs/latest/develop/pubsub/
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+
+import hiredis
+import redis.asyncio
+from redis.exceptions import ConnectionError, InvalidResponse, ResponseError
+
+from gateway.read_throttling import ReadThrottling
+
+# What stands for more than itself in a pattern.
+_special = re.compile(r"[*?\[\]\\^]").sub
+
+SILENCE = 5.0  # seconds without a word, a PING's answer included, end the subscription
+
+
+class ResultChannel(asyncio.Protocol):
+    """Hears what is published on channels that begin with `prefix`: `hear(channel, message)`.
+
+    Used as ``async with``; what fails raises one of `gateway.stores.result_store.LOST`.
+    """
+
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        prefix: str,
+        hear: Callable[[bytes, bytes], object],
+        throttling: ReadThrottling,
+    ):
+        self._client = client
+        self._pattern = _special(r"\\\g<0>", prefix) + "*"
+        self._hear = hear
+        self._throttling = throttling
+        self._reader = hiredis.Reader(protocolError=InvalidResponse)
+        self._heard = False
+        loop = asyncio.get_running_loop()
+        self._subscribed = loop.create_future()
+        self._lost = loop.create_future()
+
+    async def __aenter__(self) -> ResultChannel:
+        try:
+            async with asyncio.timeout(SILENCE):
+                connection = await self._client.connection_pool.get_connection()
+                # redis-py has no public name for it.
+                self._transport = connection._writer.transport
+                self._before = self._transport.get_protocol()
+                self._transport.set_protocol(self)
+                self._write(b"PSUBSCRIBE", self._pattern.encode())
+                await asyncio.wait((self._subscribed, self._lost), return_when="FIRST_COMPLETED")
+                self._check()
+        except BaseException:
+            await self._client.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._transport.abort()  # a frozen server would be waited for
+        await self._client.aclose()
+
+    async def watch(self) -> None:
+        """Return never: raises once the connection is lost, or silent for too long."""
+        while True:
+            self._heard = False
+            await asyncio.wait((self._lost,), timeout=SILENCE)
+            self._check()
+            if not self._heard:
+                self._write(b"PING")
+                await asyncio.wait((self._lost,), timeout=SILENCE)
+                self._check()
+                if not self._heard:
+                    raise TimeoutError("the result store is silent")
+
+    def _check(self) -> None:
+        if self._lost.done():
+            raise self._lost.result()
+
+    def _write(self, *words: bytes) -> None:
+        self._transport.write(hiredis.pack_command(words))
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = True
+        self._reader.feed(data)
+        while (reply := self._reader.gets()) is not False:
+            if type(reply) is list and reply[0] == b"pmessage":
+                self._hear(reply[2], reply[3])
+            elif isinstance(reply, Exception):
+                self._lose(ResponseError(str(reply)))
+            elif not self._subscribed.done():
+                self._subscribed.set_result(None)
+        self._throttling.rest(self._transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # redis-py's own waits for its end.
+        self._before.connection_lost(exc)
+        self._lose(exc or ConnectionError("the result store closed the connection"))
+
+    def _lose(self, exc: Exception) -> None:
+        if not self._lost.done():
+            self._lost.set_result(exc)

@@ -1,0 +1,179 @@
+"""The Redis where Celery's workers store results, seen from the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import redis.asyncio
+from kombu.utils.url import maybe_sanitize_url, url_to_parts
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError, RedisError
+
+from gateway import background
+from gateway.celery_message import RESULT_KEY
+from gateway.config.settings import Config
+from gateway.errors import GatewayError
+
+log = logging.getLogger(__name__)
+
+Ask = Callable[..., Awaitable[Any]]
+
+#: What a lost connection raises; RuntimeError: uvloop, where one that is closed is written to.
+LOST = (RedisError, OSError, RuntimeError)
+
+CONNECT_TIMEOUT = 3.0  # seconds
+PING = 1.0  # seconds between looks at the store's health
+PATIENCE = 3.0  # seconds that `asking` waits for a reply
+_MGET = 500  # keys a command: a long one would hold up the store's other clients
+
+
+def key_prefix(config: Config) -> str:
+    """Return what stands before a task id in a result's key, as Celery writes it."""
+    prefix = config.result_key_prefix
+    if prefix and prefix[-1] not in ":_-.":
+        prefix += "_"
+    return prefix + RESULT_KEY
+
+
+def connect(config: Config, url: str = "") -> redis.asyncio.Redis:
+    """Make a client for the Redis at `url`, or else the result store; it connects when used.
+
+    It never retries by itself and has no timeout a command: who waits sets a deadline.
+    """
+    options = {
+        "socket_connect_timeout": CONNECT_TIMEOUT,
+        "socket_timeout": None,
+        "socket_keepalive": True,
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+    }
+    url = url or config.results
+    if url.startswith("sentinel:"):
+        return _master(url, options)
+    if url.startswith("rediss:"):
+        tls = config.tls
+        options |= {
+            "ssl_ca_certs": str(tls.ca) if tls.ca else None,
+            "ssl_certfile": str(tls.cert) if tls.cert else None,
+            "ssl_keyfile": str(tls.key) if tls.key else None,
+            "ssl_cert_reqs": "required" if tls.verify else "none",
+            "ssl_check_hostname": tls.verify,
+        }
+    return redis.asyncio.Redis.from_url(url, **options)
+
+
+class _Master(redis.asyncio.Redis):
+    """A master's client, which closes those of the Sentinels as well."""
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        await super().aclose(close_connection_pool)
+        sentinels = self.connection_pool.sentinel_manager.sentinels
+        await asyncio.gather(*(sentinel.aclose() for sentinel in sentinels))
+
+
+def _master(url: str, options: dict) -> redis.asyncio.Redis:
+    """Find the master that ``sentinel://host:26379/0;sentinel://...?master_name=NAME`` watch."""
+    parts = [url_to_parts(part) for part in url.split(";")]
+    watchers = [(part.hostname, part.port or 26379) for part in parts]
+    database = (parts[0].path or "").strip("/") or "0"
+    # One that is away is passed over at once; all of them have to fit into a caller's patience.
+    patience = {"socket_timeout": CONNECT_TIMEOUT / len(parts), "retry": options["retry"]}
+    account = {"username": parts[0].username, "password": parts[0].password}
+    sentinel = Sentinel(watchers, sentinel_kwargs=patience)
+    master = master_name(url)
+    return sentinel.master_for(master, _Master, db=int(database), **account, **options)
+
+
+def master_name(url: str) -> str:
+    """Return the name of the master that a sentinel URL asks for."""
+    return url_to_parts(url.split(";")[-1]).query.get("master_name", "mymaster")
+
+
+def without_password(url: str) -> str:
+    """Return a store's URL as it may be shown."""
+    return ";".join(map(maybe_sanitize_url, url.split(";")))
+
+
+@asynccontextmanager
+async def asking(config: Config, url: str) -> AsyncIterator[Ask]:
+    """Give what returns the reply of the Redis at `url` to a command.
+
+    It raises `GatewayError` where there is none within `PATIENCE`.
+    """
+    client = connect(config, url)
+
+    async def ask(*command: str | int) -> Any:
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return await client.execute_command(*command)
+        except LOST as exc:
+            away = isinstance(exc, (ConnectionError, OSError, RuntimeError))
+            name = "state_url" if config.state_url and url == config.state else "result_backend"
+            remedy = f"; start it, or correct {name} (GATEWAY_{name.upper()})" if away else ""
+            problem = f"{without_password(url)}: {str(exc) or 'no answer in time'}{remedy}"
+            raise GatewayError(problem) from exc
+
+    try:
+        yield ask
+    finally:
+        await client.aclose()
+
+
+class ResultStore:
+    """Fetches results by task id and knows whether the store answers."""
+
+    def __init__(self, config: Config):
+        self._config = config
+        self._prefix = key_prefix(config)
+        self._client: redis.asyncio.Redis | None = None
+        self._task: asyncio.Task[None] | None = None
+        #: What is wrong with the store, in words; empty when it answers.
+        self.error = "not connected yet"
+
+    async def start(self) -> None:
+        self._client = connect(self._config)
+        self._task = background.start(self._watch(), "result store")
+
+    async def stop(self) -> None:
+        await background.stop(self._task)
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def fetch(self, task_ids: Sequence[str]) -> list[tuple[str, bytes]]:
+        """Return those of `task_ids` that have something stored, with it.
+
+        Raises one of `LOST` where the store does not answer.
+        """
+        assert self._client is not None
+        found = []
+        for i in range(0, len(task_ids), _MGET):
+            some = task_ids[i : i + _MGET]
+            values = await self._client.mget([self._prefix + task_id for task_id in some])
+            found += [
+                (task_id, value)
+                for task_id, value in zip(some, values, strict=True)
+                if value is not None
+            ]
+        return found
+
+    async def _watch(self) -> None:
+        assert self._client is not None
+        url = without_password(self._config.results)
+        while True:
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT):
+                    await self._client.ping()
+                if self.error:
+                    log.info("connected to the result store %s", url)
+                self.error = ""
+            except LOST as exc:
+                if (error := f"{type(exc).__name__}: {exc}") != self.error:
+                    log.warning("no result store at %s: %s", url, error)
+                self.error = error
+            await asyncio.sleep(PING)

@@ -1,0 +1,33 @@
+"""Queues are looked at beside each other, but not all at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.amqp import broker
+from gateway.config.settings import Config
+
+
+@pytest.mark.parametrize("count", [1, 5, 3 * broker._AT_ONCE])
+def test_queues_are_looked_at_beside_each_other(monkeypatch, count):
+    under_way, most, looked_at = 0, 0, []
+
+    async def declare(_connection, queue, passive=False, arguments=None):
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0)
+        under_way -= 1
+        looked_at.append(queue)
+        return passive
+
+    monkeypatch.setattr(broker, "_declare", declare)
+    queues = [f"queue-{number}" for number in range(count)]
+    routes = Config(routes=[{"path": f"/{q}", "queue": q} for q in queues]).routes
+
+    asyncio.run(broker.look_at_queues(None, routes))
+
+    assert sorted(looked_at) == sorted(queues)
+    assert most == min(count, broker._AT_ONCE)

@@ -1,0 +1,519 @@
+"""Settings: who wins, what is refused and where it stands, and secrets that stay secret."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import ssl
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from gateway.config.loading import load
+from gateway.config.problems import explain
+from gateway.config.settings import Config, Route
+from gateway.config.tls import TLS
+from gateway.errors import ConfigError
+from gateway.sources import SCHEMES, find
+
+SECRET = "open-sesame"
+
+
+@pytest.fixture
+def toml(tmp_path):
+    """Write a configuration file and return its path."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "gateway.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def problems(flags=None, environ=None, path=None) -> list[str]:
+    with pytest.raises(ConfigError) as error:
+        load(flags or {}, environ or {}, path)
+    assert str(error.value) == "\n".join(error.value.problems)
+    return error.value.problems
+
+
+# Order --------------------------------------------------------------------------------
+
+
+def test_without_anything_there_is_one_unsigned_route():
+    config = load({}, {})
+
+    assert [(r.path, r.task, r.queue, r.answer) for r in config.routes] == [
+        ("/", "api.core.main", "celery", "wait")
+    ]
+    assert (config.timeout, config.confirm_timeout, config.max_in_flight) == (10, 3, 10_000)
+    assert (config.processes, config.max_body, config.max_header) == (1, 2**20, 2**14)
+    assert (config.body_timeout, config.idle_timeout, config.grace) == (10, 75, 30)
+    assert (config.host, config.port, config.backlog) == ("127.0.0.1", 8000, 4096)
+    assert (config.admin_host, config.admin_port) == ("127.0.0.1", 9464)
+    assert (config.strategy, config.log_format, config.loop) == ("redis", "text", "auto")
+
+
+def test_flag_wins_over_environment_over_file_over_default(toml):
+    path = toml("port = 3")
+    environ = {"GATEWAY_PORT": "2"}
+
+    assert load({"port": 1}, environ, path).port == 1
+    assert load({"port": None}, environ, path).port == 2
+    assert load({}, {}, path).port == 3
+    assert load({}, {}).port == 8000
+
+
+def test_environment_may_name_the_file_and_a_flag_another(toml, tmp_path):
+    environ = {"GATEWAY_CONFIG": str(toml("port = 3"))}
+    other = tmp_path / "other.toml"
+    other.write_text("port = 4")
+
+    assert load({}, environ).port == 3
+    assert load({}, environ, other).port == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("strategy", "ioloop", "ioloop"),
+        ("timeout", "2.5", 2.5),
+        ("uds", "/run/gateway.sock", Path("/run/gateway.sock")),
+        ("trusted_proxies", "10.0.0.1,10.0.0.2", ["10.0.0.1", "10.0.0.2"]),
+    ],
+)
+def test_settings_from_the_environment_are_converted(name, text, value):
+    assert getattr(load({}, {f"GATEWAY_{name.upper()}": text}), name) == value
+
+
+def test_no_result_backend_is_an_empty_text_in_the_environment():
+    assert load({"strategy": "pika"}, {"GATEWAY_RESULT_BACKEND": ""}).results == ""
+
+
+def test_tls_settings_of_file_and_environment_join(toml, tmp_path):
+    path = toml("[tls]\nverify = false")
+    ca = Path(ssl.get_default_verify_paths().cafile or path)
+
+    tls = load({}, {"GATEWAY_TLS_CA": str(ca)}, path).tls
+
+    assert (tls.ca, tls.verify) == (ca, False)
+
+
+@pytest.mark.parametrize("urls", ['"amqp://a//;amqp://b//"', '["amqp://a//", "amqp://b//"]'])
+def test_brokers_are_a_list_or_separated_as_celery_does(toml, urls):
+    config = load({}, {}, toml(f"broker_url = {urls}"))
+    assert config.brokers == ["amqp://a//", "amqp://b//"]
+    assert config.amqp
+
+
+def test_deadline_is_the_routes_or_else_the_timeout():
+    config = load({"timeout": 4}, {})
+    assert config.deadline(Route(path="/")) == 4
+    assert config.deadline(Route(path="/", deadline=2)) == 2
+
+
+def test_queue_arguments_follow_the_type():
+    assert Route(path="/").arguments() == {}
+    route = Route(path="/", queue="q", queue_type="quorum", queue_arguments={"x-delivery-limit": 3})
+    assert route.arguments() == {"x-queue-type": "quorum", "x-delivery-limit": 3}
+
+
+def test_tls_context_verifies_unless_told_not_to():
+    assert Config().tls.context().verify_mode is ssl.CERT_REQUIRED
+    lax = Config(tls={"verify": False}).tls.context()
+    assert (lax.verify_mode, lax.check_hostname) == (ssl.CERT_NONE, False)
+
+
+# Problems -----------------------------------------------------------------------------
+
+
+def test_all_problems_are_told_together_with_their_places(toml):
+    path = toml("""
+        colour = "red"
+        port = "http"
+        result_backend = { env = "NOWHERE" }
+        [[routes]]
+        path = "no-slash"
+        deadline = 0
+        [[routes]]
+        path = "/{a}/{a}"
+        colour = "blue"
+        [tls]
+        colour = "green"
+        ca = "/nowhere.pem"
+    """)
+
+    found = problems({"processes": 0}, {"GATEWAY_TIMEOUT": "-1"}, path)
+
+    for place, hint in [
+        ("colour", "there are strategy, broker_url,"),
+        ("port", "has to be a whole number"),
+        ("result_backend", "NOWHERE is not set"),
+        ("routes[0].path (path no-slash)", "begins with /"),
+        ("routes[0].deadline (path no-slash)", "has to be above 0"),
+        ("routes[1].colour (path /{a}/{a})", "there are path, source,"),
+        ("tls.colour", "there are ca, cert,"),
+    ]:
+        assert any(p.startswith(f"{path}: {place}: ") and hint in p for p in found), (place, found)
+    assert "--processes: has to be 1 or more" in found
+    assert "environment GATEWAY_TIMEOUT: has to be above 0" in found
+
+
+def test_what_was_meant_is_told(toml):
+    path = toml("""
+        jurnal = 5
+        [[routes]]
+        path = "/"
+        dedline = 3
+        [sources.shop]
+        scheme = "gihub"
+    """)
+    assert sorted(problems(path=path)) == [
+        f"{path}: jurnal: there is no such setting; did you mean journal?",
+        f"{path}: routes[0].dedline (path /): there is no such setting; did you mean deadline?",
+        f"{path}: sources.shop.scheme: there is no such scheme; did you mean github?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('result_backend = ""\nstrategy = "ioloop"', "result_backend: "),
+        ('broker_url = "redis://h"\nstrategy = "pika"', "strategy: pika needs an AMQP broker"),
+        ('broker_url = "redis://h"\nstrategy = "gevent"', "only redis and ioloop work"),
+        ('broker_url = "redis://a;redis://b"', "broker_url: a list of brokers needs AMQP"),
+        ('broker_url = "amqp://a;amqps://b"', "broker_url: TLS is for all brokers of a list"),
+        ('strategy = "gevent"\nloop = "uvloop"', "loop: gevent runs on asyncio's own loop"),
+        ("routes = []", "routes: at least one is needed"),
+        (
+            '[[routes]]\npath = "/{a}"\n[[routes]]\npath = "/{b}"',
+            "routes[1].path (path /{b}): a route before it",
+        ),
+        (
+            '[[routes]]\npath = "/a"\nqueue = "q"\n'
+            '[[routes]]\npath = "/b"\nqueue = "q"\nqueue_type = "quorum"',
+            "routes: the queue q is declared in different ways",
+        ),
+        ('[[routes]]\npath = "/"\nqueue_type = "quorum"', "`celery` never gets arguments"),
+        ('[[routes]]\npath = "/"\nqueue_arguments = { x = 1 }', "`celery` never gets arguments"),
+        ('[[routes]]\npath = "/{a}/{a}"', "with a name of its own"),
+        (f'[[routes]]\npath = "/{{{256 * "a"}}}"', "name has at most 255 characters"),
+        (f'[[routes]]\npath = "/"\nqueue = "{128 * "ü"}"', "has over 255 bytes"),
+        ('[[routes]]\npath = "/{A}"', "each parameter is written {name}"),
+        ('[[routes]]\npath = "/"\nanswer = "maybe"', "'wait'"),
+        ('[[routes]]\npath = "/results/x"', "/results/ is reserved for results"),
+        (
+            '[[routes]]\npath = "/"\nsource = "x"',
+            "routes[0].source (path /): no such source; [sources] has none",
+        ),
+        ('[[routes]]\npath = "/"\nevents = ["x"]', "events: only a source knows the event"),
+        ('[[routes]]\npath = "/"\nanswer = "accept"', "needs secret_key and public_url"),
+        ('[[routes]]\npath = "/"\nprefer = true', "needs secret_key and public_url"),
+        (
+            '[[routes]]\npath = "/"\ntries = 3',
+            "routes[0].tries (path /): who tries again is known by an identity",
+        ),
+        ('[[routes]]\npath = "/"\nqueues = ["a", "b"]', "ordering_key: goes together with queues"),
+        ('[[routes]]\npath = "/"\nqueues = ["a", "a"]\nordering_key = "json:/x"', "named once"),
+        (
+            '[[routes]]\npath = "/"\nqueues = ["a", "b"]\nordering_key = "param:x"',
+            "the path has no parameter x",
+        ),
+        ('[[routes]]\npath = "/"\nidempotency = "header:"', "(path /): is auto, none, header:NAME"),
+        (
+            'strategy = "pika"\nresult_backend = ""\n'
+            'state_url = "redis://h"\n[[routes]]\npath = "/"\nidempotency = "header:X-Id"',
+            "whoever joins reads the result from result_backend",
+        ),
+        (
+            '[[routes]]\npath = "/"\nprefer = true\nfallback = "success"',
+            "needs secret_key and public_url",
+        ),
+        (
+            '[[routes]]\npath = "/"\nanswer = "accept"\nfallback = "success"',
+            "needs secret_key and public_url",
+        ),
+        ('public_url = "hooks.example.com"', "public_url: begins with https:// or http://"),
+        ('public_url = "https://"', "public_url: begins with"),
+        ('public_url = "https://h/"', "public_url: begins with"),
+        ('public_url = "https://h?a=1"', "public_url: begins with"),
+        ('public_url = "https://h#a"', "public_url: begins with"),
+        ('public_url = "https://h\\n"', "public_url: begins with"),
+        ('public_url = "https://h/\\u0000"', "public_url: begins with"),
+        ('public_url = "https://\\u043f\\u0440.\\u0440\\u0444"', "xn--... in the host"),
+        ('secret_key = "short"', "secret_key: has to have 16"),
+        (
+            '[sources.x]\nscheme = "nobody"\nsecrets = "s"',
+            "sources.x.scheme: there is no such scheme; there are dingtalk",
+        ),
+        ('[sources.x]\nsecrets = "s"', "sources.x.scheme: needed; there are dingtalk"),
+        ('[sources.x]\nscheme = "github"', "sources.x.secrets: is needed"),
+        (
+            '[sources.x]\nscheme = "github"\nsecrets = []',
+            "sources.x.secrets: has to have 1 or more",
+        ),
+        ('[sources.x]\nscheme = "github"\nsecrets = [""]', "an empty secret verifies nothing"),
+        (
+            '[sources.x]\nscheme = "github"\nsecrets = "s"\ncolour = 1',
+            "sources.x.colour: there is no such setting; there are scheme, secrets,",
+        ),
+        (
+            '[sources.x]\nscheme = "twilio"\nsecrets = "s"\n[[routes]]\npath = "/"\nsource = "x"',
+            "routes[0].source (path /): signs the URL; set public_url",
+        ),
+        (
+            '[sources.x]\nscheme = "github"\nsecrets = "s"\n'
+            '[[routes]]\npath = "/"\nsource = "x"\n[[routes]]\npath = "/"\nevents = ["push"]\n'
+            'source = "x"',
+            "a route before it takes all of /",
+        ),
+        ('[tls]\nkey = "/dev/null"', "tls: key: "),
+        ('[tls]\nca = "/nowhere.pem"', "tls: ca: no such file: /nowhere.pem"),
+        ("timeout = 0", "timeout: has to be above 0"),
+        ("max_body = -1", "max_body: has to be 0 or more"),
+        ("port = 65536", "port: has to be 65535 or less"),
+        ('[routes]\npath = "/"', "routes: each route is a table of its own: write [[routes]]"),
+        ('[[route]]\npath = "/"', "route: there is no such setting; write [[routes]] for each"),
+        ('[sources]\nscheme = "github"', "sources: a source has a name of its own: write [sources"),
+        ('[[sources]]\nscheme = "github"', "sources: each source is a table with a name: write ["),
+        ("port = []", "port: has to be a whole number"),
+        ("port = 8000.5", "port: has to be a whole number"),
+        ("timeout = []", "timeout: has to be a number"),
+        ("log_requests = 5", "log_requests: has to be true or false"),
+        ('trusted_proxies = "10.0.0.1"', "trusted_proxies: has to be a list"),
+        ("tls = 5", "tls: has to be a table"),
+        ("routes = [5]", "routes[0]: has to be a table"),
+        ('[[routes]]\ntask = "t"', "routes[0].path: is needed"),
+        ('[[routes]]\npath = "/"\ntask = ""', "(path /): has to have 1 or more characters"),
+        ('[[routes]]\npath = "/"\ntask = 5', "(path /): has to be a text"),
+        ('[[routes]]\npath = "/"\nevents = []', "(path /): has to have 1 or more"),
+        ('[[routes]]\npath = "/"\nordering_key = "x"', "is written as json:/pointer, header:NAME"),
+        ('[[routes]]\npath = "/"\ncontent_type = "ü"', "has printable ASCII characters only"),
+        (
+            '[[routes]]\npath = "/"\nqueue = "q"\nqueue_arguments = { x = 1.5 }',
+            "queue_arguments.x (path /): has to be a text, a whole number, true or false",
+        ),
+        ('strategy = "magic"', "'blocking', 'threadpool', 'ioloop', 'gevent', 'pika' or 'redis'"),
+    ],
+)
+def test_what_cannot_work_is_refused(toml, text, problem):
+    (found,) = problems(path=toml(text))
+    assert problem in found
+
+
+@pytest.mark.parametrize("url", ["http://h", "https://h:1/a", "https://xn--e1afmkfd.xn--p1ai/%D0"])
+def test_public_url_is_taken_as_senders_see_it(url):
+    assert Config(public_url=url).public_url == url
+
+
+@pytest.mark.parametrize(
+    "route",
+    [
+        'answer = "wait-then-accept"\nfallback = "success"',
+        'answer = "accept"\nfallback = "success"\nsource = "github"',
+        'answer = "wait"\nfallback = "success"',
+    ],
+)
+def test_what_is_never_answered_with_a_location_needs_no_key(toml, route):
+    source = '[sources.github]\nscheme = "github"\nsecrets = "s"\n'
+    config = load({}, {}, toml(f'{source}[[routes]]\npath = "/"\n{route}'))
+    assert config.secret_key is None
+
+
+def test_a_problem_with_a_flag_names_it_as_it_is_given():
+    (found,) = problems({"broker_url": "http://h"})
+    assert found.startswith("--broker: a URL ")
+
+
+@pytest.mark.parametrize("name", ["broker_url", "result_backend"])
+@pytest.mark.parametrize(
+    "url", ["", "localhost", "http://host", "amqp://", "redis://", "redis://h:x", "amqp://h:99999"]
+)
+def test_url_needs_a_known_scheme_a_host_and_a_port_that_can_be(toml, name, url):
+    if (name, url) == ("result_backend", ""):
+        url = "://"  # an empty one means that there is none
+    found = problems(path=toml(f'{name} = "{url}"'))
+    assert len(found) == 1
+    assert "a URL with a host is needed that begins with" in found[0]
+
+
+def test_tls_file_that_is_missing_is_told_with_its_variable():
+    (found,) = problems(environ={"GATEWAY_TLS_CA": "/nowhere.pem"})
+    assert "GATEWAY_TLS_CA" in found and "/nowhere.pem" in found
+
+
+@pytest.mark.parametrize("content", [b"port =", b"\xff"])
+def test_file_that_is_no_toml_is_one_problem(tmp_path, content):
+    path = tmp_path / "gateway.toml"
+    path.write_bytes(content)
+    assert problems(path=path)[0].startswith(f"{path}: no TOML: ")
+
+
+def test_file_that_is_missing_is_one_problem(tmp_path):
+    path = tmp_path / "absent.toml"
+    assert problems(path=path) == [f"{path}: cannot be read: No such file or directory"]
+
+
+# Secrets ------------------------------------------------------------------------------
+
+
+def test_secrets_stand_in_the_environment_in_files_or_in_place(toml, tmp_path):
+    (tmp_path / "secret").write_text("redis://:from-file@h/0\n")
+    path = toml(f"""
+        broker_url = [{{ env = "BROKER" }}, "amqp://in-place@h"]
+        result_backend = {{ file = "{tmp_path / "secret"}" }}
+    """)
+
+    config = load({}, {"BROKER": "amqp://from-env@h"}, path)
+
+    assert config.brokers == ["amqp://from-env@h", "amqp://in-place@h"]
+    assert config.results == "redis://:from-file@h/0"
+
+
+@pytest.mark.parametrize(
+    ("secret", "hint"),
+    [
+        ('{ env = "NOWHERE" }', "the environment variable NOWHERE is not set"),
+        ('{ file = "/nowhere" }', "the file /nowhere cannot be read"),
+        ('{ file = "BINARY" }', "cannot be read"),
+        ('{ file = "/a\\u0000b" }', "cannot be read"),
+        ("{ file = 5 }", "the file 5 cannot be read"),
+        ("{ env = 5 }", "5"),
+    ],
+)
+def test_secret_that_is_not_there_is_a_problem_with_its_place(toml, tmp_path, secret, hint):
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    path = toml(f"result_backend = {secret.replace('BINARY', str(tmp_path / 'binary'))}")
+
+    # The real environment is stricter than a dict: its names are texts.
+    found = problems(environ=os.environ, path=path)
+
+    (problem,) = found
+    assert problem.startswith(f"{path}: result_backend: ") and hint in problem
+
+
+def test_secret_that_is_not_there_is_not_called_wrong_as_well(toml):
+    path = toml("""
+        secret_key = { env = "KEY" }
+        [sources.shop]
+        scheme = "github"
+        secrets = [{ env = "NEW" }, { file = "/nowhere" }]
+    """)
+    assert problems(path=path) == [
+        f"{path}: secret_key: the environment variable KEY is not set",
+        f"{path}: sources.shop.secrets[0]: the environment variable NEW is not set",
+        f"{path}: sources.shop.secrets[1]: the file /nowhere cannot be read: "
+        "No such file or directory",
+    ]
+
+
+def test_secrets_are_in_no_text_of_the_configuration():
+    config = load(
+        {"result_backend": f"redis://:{SECRET}@h/0"},
+        {"GATEWAY_BROKER_URL": f"amqp://u:{SECRET}@a;amqp://u:{SECRET}@b"},
+    )
+
+    texts = [repr(config), str(config), f"{config}", repr(config.broker_url), str(vars(config))]
+    texts += [config.model_dump_json(), str(config.model_dump())]
+
+    assert not any(SECRET in text for text in texts)
+    # Yet they travel to the children.
+    assert pickle.loads(pickle.dumps(config)).results == f"redis://:{SECRET}@h/0"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'broker_url = "http://{SECRET}@h"',
+        f'broker_url = ["amqp://h", 5, "{SECRET}"]',
+        f'broker_url = "amqp://u:{SECRET}@h:port"',
+        f'result_backend = "{SECRET}://h"',
+        f'result_backend = "redis://:{SECRET}@[h"',
+        f'result_backend = {{ text = "{SECRET}" }}',
+        f'result_backend = ["{SECRET}"]',
+        f'broker_url = "redis://:{SECRET}@a;redis://b"',
+        f'broker_url = "redis://:{SECRET}@a"\nstrategy = "pika"',
+        f'broker_url = "amqp://{SECRET}@h"\nport = "x"',
+        f'broker_url = "amqp://{SECRET}@h',
+        f'state_url = "{SECRET}"',
+        f'secret_key = ["{SECRET}"]',
+        f'[sources.x]\nscheme = "{SECRET}"',
+        f'[sources.x]\nscheme = "github"\nsecrets = [["{SECRET}"]]',
+        f'[sources.x]\nscheme = "standard"\nsecrets = "whsec_{SECRET}!"',
+    ],
+)
+def test_secrets_are_in_no_problem(toml, text):
+    with pytest.raises(ConfigError) as error:
+        load({}, {}, toml(text))
+    chain, texts = error.value, []
+    while chain:  # what a traceback would print
+        texts += [str(chain), repr(chain)]
+        chain = chain.__cause__ or (None if chain.__suppress_context__ else chain.__context__)
+    assert not any(SECRET in text for text in texts)
+
+
+# Limits and ports -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"port": 8000, "admin_port": 8000},
+        {"port": 8000, "admin_port": 8000, "host": "0.0.0.0"},
+        {"port": 8000, "admin_port": 8000, "admin_host": "::"},
+        {"port": 9464},
+    ],
+)
+def test_webhooks_and_dashboard_do_not_share_a_port(flags):
+    (problem,) = problems(flags)
+    number = flags["port"]
+    assert problem.endswith(f"{number} is the port for webhooks; choose another, or 0 for none")
+    assert "admin" in problem
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"port": 0, "admin_port": 0},
+        {"port": 8000, "admin_port": 8000, "uds": "/run/gateway.sock"},
+        {"port": 8000, "admin_port": 8000, "host": "192.0.2.1", "admin_host": "127.0.0.1"},
+    ],
+)
+def test_ports_of_different_addresses_may_be_the_same(flags):
+    assert load({**flags, "port": None} if "uds" in flags else flags, {})
+
+
+def test_the_largest_body_and_its_message_must_fit(toml):
+    (problem,) = problems(path=toml("max_in_flight_bytes = 2000000"))
+    assert "max_in_flight_bytes: a request of max_body" in problem
+    assert load({}, {}, toml("max_in_flight_bytes = 2000000\nmax_body = 500000"))
+
+
+@pytest.mark.parametrize("model", [Config, Route, TLS, *(find(s).Options for s in SCHEMES)])
+def test_no_problem_is_told_in_pydantics_words(model):
+    """Whatever a setting is given, what comes back speaks of settings, not of inputs."""
+    for name in model.model_fields:
+        for value in (None, True, -1, 1e30, "", "\0", [], [[]], {}, {"x": {}}, object()):
+            try:
+                model.model_validate({name: value})
+            except ValidationError as error:
+                for line in explain(error, model):
+                    assert not re.search(r"\b(Input|input|valid|Field|Value|should)\b", line), line
+
+
+def test_a_path_from_the_environment_is_not_shown(toml):
+    path = toml('[[routes]]\npath = { env = "HOOK" }\ndeadline = 0\n')
+    (problem,) = problems(environ={"HOOK": f"/{SECRET}"}, path=path)
+    assert problem == f"{path}: routes[0].deadline: has to be above 0"
+
+
+def test_what_several_routes_have_in_common_is_told_once(toml):
+    routes = "".join(
+        f'[[routes]]\npath = "/{n}"\nqueue = "q"\nqueue_arguments = {{ x = {n} }}\n'
+        for n in range(3)
+    )
+    (problem,) = problems(path=toml(routes))
+    assert "the queue q is declared in different ways" in problem

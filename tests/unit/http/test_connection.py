@@ -1,0 +1,82 @@
+"""The short cut for headers against Tornado's own way."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tornado.http1connection import HTTP1Connection
+from tornado.httputil import HTTPInputError, RequestStartLine, parse_request_start_line
+
+from gateway.http.connection import MAX_HEADERS, Connection, Headers
+from gateway.http.read_buffer import Refused
+
+FIRST = "POST / HTTP/1.1"
+#: The characters that make a difference in a header.
+_text = st.text(alphabet='aZ09-_.!:;,/ \t\r\n\0\x0b\x1f\x7f\x80\xe9\xa0\xff"(@', max_size=12)
+_names = st.sampled_from(["Host", "hOST", "X-One", "x!#$%&'*+^`|~"])
+_spaces = st.sampled_from(["", " ", "\t "])
+_values = st.sampled_from(["", "a", "a \tb", "\xe9"])
+_good = st.builds("{}:{}{}{}".format, _names, _spaces, _values, _spaces)
+
+
+def tornados(data: bytes) -> tuple[RequestStartLine, Headers]:
+    first, headers = HTTP1Connection.__new__(HTTP1Connection)._parse_headers(data)
+    names = {name.lower(): ", ".join(headers.get_list(name)) for name in headers}
+    return parse_request_start_line(first), Headers(names)
+
+
+def ours(data: bytes) -> tuple[RequestStartLine, Headers]:
+    first, headers = Connection.__new__(Connection)._parse_headers(data)
+    return parse_request_start_line(first), headers
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(_good, _text), max_size=6), st.sampled_from(["\r\n"] * 5 + ["\n", "\r"]))
+@example([], "\r\n")
+@example(["Host: h", "Host: i", "host:"], "\r\n")
+@example(["a b: 1"], "\r\n")
+@example([" a: 1"], "\r\n")
+@example(["a: 1", " b"], "\r\n")
+@example(["", "a: 1"], "\r\n")
+@example([""], "\r")
+def test_it_takes_nothing_that_tornado_does_not_take_in_the_same_sense(lines, end):
+    data = (end.join([FIRST, *lines]) + "\r\n\r\n").encode("latin1")
+    try:
+        found = ours(data)
+    except HTTPInputError:
+        # Beyond Tornado we refuse only lines with an end of their own.
+        if not re.search(rb"\r(?!\n)|(?<!\r)\n", data):
+            with pytest.raises(HTTPInputError):
+                tornados(data)
+    else:
+        assert found == tornados(data)
+
+
+@settings(deadline=None)
+@given(st.lists(_good, max_size=6))
+def test_it_takes_everything_that_is_as_it_should_be(lines):
+    data = "\r\n".join([FIRST, *lines, "", ""]).encode("latin1")
+    first, headers = ours(data)
+    assert first == ("POST", "/", "HTTP/1.1")
+    assert set(headers) == {line.partition(":")[0].lower() for line in lines}
+
+
+def test_lines_are_limited():
+    for count in (MAX_HEADERS, MAX_HEADERS + 1):
+        data = "\r\n".join([FIRST, *("X: 1" for _ in range(count)), "", ""]).encode()
+        if count > MAX_HEADERS:
+            with pytest.raises(Refused):
+                ours(data)
+        else:
+            assert ours(data)[1] == {"x": ", ".join(["1"] * count)}
+
+
+def test_headers_answer_to_tornados_spelling():
+    headers = Headers.of([("content-length", "1"), ("x", "1"), ("x", "2")])
+    assert "Content-Length" in headers and "Host" not in headers
+    assert headers["Content-Length"] == headers.get("content-LENGTH") == "1"
+    assert headers.get("Host") is None and headers.get("Host", "h") == "h"
+    assert dict(headers) == {"content-length": "1", "x": "1, 2"}

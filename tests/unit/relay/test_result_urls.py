@@ -1,0 +1,100 @@
+"""Tokens of result URLs: what was made is read, anything else is not found."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from uuid import uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.config.route import Route
+from gateway.config.settings import Config
+from gateway.errors import NotFound, ResultExpired
+from gateway.relay.result_urls import Results, Ticket, Tokens
+
+PATHS = [("/", "text/plain"), ("/xml", "text/xml")]
+TOKENS = Tokens(b"a key of sixteen bytes", "gateway:/::", PATHS)
+DELIVERY, TASK = str(uuid4()), str(uuid4())
+
+
+def test_what_was_made_is_read():
+    ticket = TOKENS.read(TOKENS.make(DELIVERY, TASK, "/xml", 1_000))
+
+    assert (ticket.delivery_id, ticket.task_id) == (DELIVERY, TASK)
+    assert (ticket.expires, ticket.content_type) == (1_000, "text/xml")
+
+
+def test_a_token_is_safe_in_a_path_and_tells_nothing_of_the_route():
+    token = TOKENS.make(DELIVERY, TASK, "/xml", 1_000)
+    assert set(token) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
+    assert token[64:] != TOKENS.make(DELIVERY, TASK, "/", 1_000)[64:]
+
+
+@given(st.binary(max_size=64))
+def test_random_bytes_find_nothing(data):
+    with pytest.raises(NotFound):
+        TOKENS.read(base64.urlsafe_b64encode(data).rstrip(b"=").decode())
+
+
+@given(st.text(max_size=80))
+def test_random_text_finds_nothing(text):
+    with pytest.raises(NotFound):
+        TOKENS.read(text)
+
+
+@given(st.integers(0, 8 * 60 - 1))
+def test_no_bit_can_be_changed(bit):
+    data = bytearray(base64.urlsafe_b64decode(TOKENS.make(DELIVERY, TASK, "/", 1_000)))
+    data[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(NotFound):
+        TOKENS.read(base64.urlsafe_b64encode(data).rstrip(b"=").decode())
+
+
+@pytest.mark.parametrize("change", ["{}=", "{}A", " {}", "{}\n", "{}%3D", "/{}", "é{}", "{}/"])
+def test_a_token_has_one_spelling(change):
+    with pytest.raises(NotFound):
+        TOKENS.read(change.format(TOKENS.make(DELIVERY, TASK, "/", 1_000)))
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        Tokens(b"another key of 16 bytes", "gateway:/::", PATHS),
+        Tokens(b"a key of sixteen bytes", "gateway:/other::", PATHS),
+        Tokens(b"a key of sixteen bytes", "gateway:/::", [("/gone", "text/plain")]),
+    ],
+)
+def test_another_key_s_and_a_removed_route_s_are_not_found(foreign):
+    path = "/gone" if foreign._routes.keys() != TOKENS._routes.keys() else "/"
+    with pytest.raises(NotFound):
+        TOKENS.read(foreign.make(DELIVERY, TASK, path, 1_000))
+
+
+def test_without_a_key_there_is_no_location():
+    config = Config(routes=[Route(path="/")])
+    assert Results(config, None).location(DELIVERY, TASK, "/") == ""
+
+
+def test_the_location_of_an_old_delivery_ends_when_the_first_one_s_does(monkeypatch):
+    config = Config(
+        routes=[Route(path="/")], secret_key="k" * 16, public_url="https://x", result_expires=100
+    )
+    monkeypatch.setattr("gateway.relay.result_urls.time.time", lambda: 1_000)
+    results = Results(config, object())
+
+    first = results.location(DELIVERY, TASK, "/")
+    second = results.location(DELIVERY, TASK, "/", age=40)
+
+    assert first.startswith("https://x/results/")
+    assert results.ticket(first.removeprefix("https://x")).expires == 1_100
+    assert results.ticket(second.removeprefix("https://x")).expires == 1_060
+
+
+def test_an_expired_ticket_is_gone():
+    config = Config(routes=[Route(path="/")], secret_key="k" * 16, public_url="https://x")
+    ticket = Ticket(DELIVERY, TASK, 1_000, "text/plain")
+    with pytest.raises(ResultExpired):
+        asyncio.run(Results(config, object()).look(ticket))

@@ -1,0 +1,158 @@
+"""From a path to its route."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.config.settings import Config, Route
+from gateway.delivery import Request
+from gateway.errors import BadRequest, MethodNotAllowed, NotFound
+from gateway.relay.routes import Routes
+from gateway.sources.base import Verified
+
+
+def routes(*some: Route, **settings: object) -> Routes:
+    return Routes(Config(routes=list(some), **settings))
+
+
+def request(method: str = "POST", **headers: str) -> Request:
+    return Request(method, "/", "", headers, b"{}", "127.0.0.1", 0.0, 0.0)
+
+
+ROUTES = routes(
+    Route(path="/"),
+    Route(path="/wechat/{account}"),
+    Route(path="/wechat/main"),
+    Route(path="/wechat/{account}/{event}.json"),
+    Route(path="/a.b"),
+    Route(path="/größe"),
+    Route(path="/{anything}"),
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "route", "params"),
+    [
+        ("/", "/", {}),
+        ("/wechat/main", "/wechat/main", {}),
+        ("/wechat/other", "/wechat/{account}", {"account": "other"}),
+        ("/wechat/a%20b", "/wechat/{account}", {"account": "a b"}),
+        ("/wechat/%C3%BC", "/wechat/{account}", {"account": "ü"}),
+        ("/w%65chat/m%61in", "/wechat/main", {}),
+        ("/gr%C3%B6%C3%9Fe", "/größe", {}),
+        ("/wechat/%2541", "/wechat/{account}", {"account": "%41"}),
+        (
+            "/wechat/a/b.c.json",
+            "/wechat/{account}/{event}.json",
+            {"account": "a", "event": "b.c"},
+        ),
+        ("/axb", "/{anything}", {"anything": "axb"}),
+        ("/wechat", "/{anything}", {"anything": "wechat"}),
+    ],
+)
+def test_path_finds_its_route_and_parameters(path, route, params):
+    found, got = ROUTES.find(path)
+    assert (found.path, got) == (route, params)
+
+
+@pytest.mark.parametrize(
+    "path", ["", "//", "/wechat/", "/wechat/a/b", "/x/", "/a/../../etc", "/wechat%2Fa%2Fb", "*"]
+)
+def test_path_that_no_route_has(path):
+    with pytest.raises(NotFound):
+        ROUTES.find(path)
+
+
+@pytest.mark.parametrize("path", ["/%00", "/a%0Ab", "/%7F", "/%ff", "/%c3", "/%ED%A0%80"])
+def test_path_that_is_no_text_is_malformed(path):
+    with pytest.raises(BadRequest):
+        ROUTES.find(path)
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "TRACE", "post", "X" * 1000])
+def test_other_methods_are_told_what_is_allowed(method):
+    with pytest.raises(MethodNotAllowed) as error:
+        ROUTES.find("/")[0].verify(request(method))
+    assert error.value.headers == {"Allow": "POST"}
+    assert len(error.value.detail) < 60
+
+
+def test_routes_with_parameters_are_tried_in_the_order_of_the_file():
+    first, second = Route(path="/{a}/x"), Route(path="/y/{b}")
+    assert routes(first, second).find("/y/x")[0].path == first.path
+    assert routes(second, first).find("/y/x")[0].path == second.path
+
+
+@given(st.text(st.characters(exclude_characters="%", exclude_categories=["Cc", "Cs"])))
+def test_no_path_reaches_a_route_that_it_does_not_spell(text):
+    hooks = routes(Route(path="/hook.{name}"))
+    try:
+        _, params = hooks.find(text)
+    except NotFound:
+        return
+    assert text == f"/hook.{params['name']}" and "/" not in params["name"]
+
+
+# Sources and events --------------------------------------------------------------------
+
+GITHUB = {"scheme": "github", "secrets": "s3cret", "pass_headers": ["Authorization"]}
+SOURCES = {"forge": GITHUB, "chat": {"scheme": "meta", "secrets": "s", "verify_token": "t"}}
+
+
+def test_first_route_that_names_the_event_takes_it():
+    some = [
+        Route(path="/", source="forge", events=["push", "issues.*"], task="first"),
+        Route(path="/", source="forge", events=["issues.opened", "star"], task="second"),
+        Route(path="/", source="forge", task="rest"),
+    ]
+    endpoint, _ = routes(*some, sources=SOURCES).find("/")
+    tasks = {
+        event: endpoint.target(event).route.task
+        for event in ("push", "issues.opened", "star", "issues", "")
+    }
+    assert tasks == {
+        "push": "first", "issues.opened": "first", "star": "second", "issues": "rest", "": "rest",
+    }  # fmt: skip
+
+
+def test_event_that_no_route_takes_has_no_target():
+    endpoint, _ = routes(Route(path="/", source="forge", events=["push"]), sources=SOURCES).find(
+        "/"
+    )
+    assert endpoint.target("issues") is None
+    assert endpoint.unrouted(Verified(b"{}")).status == 204
+
+
+def test_task_gets_no_secrets_but_those_it_asks_for():
+    endpoint, _ = routes(Route(path="/", source="forge"), sources=SOURCES).find("/")
+    given = {
+        "authorization": "Basic x",
+        "cookie": "a=b",
+        "proxy-authorization": "Basic y",
+        "x-hub-signature-256": "sha256=0",
+        "x-github-event": "push",
+    }
+    assert endpoint.headers(request(**given)) == {
+        "authorization": "Basic x",
+        "x-github-event": "push",
+    }
+    plain, _ = routes(Route(path="/")).find("/")
+    assert plain.headers(request(**given)) == given
+
+
+def test_get_is_for_the_handshakes_of_sources_that_have_one():
+    hook, _ = routes(Route(path="/", source="forge"), sources=SOURCES).find("/")
+    chat, _ = routes(Route(path="/", source="chat"), sources=SOURCES).find("/")
+    for endpoint, method, allowed in [(hook, "GET", "POST"), (chat, "PUT", "GET, POST")]:
+        with pytest.raises(MethodNotAllowed) as error:
+            endpoint.verify(request(method))
+        assert error.value.headers == {"Allow": allowed}
+
+
+def test_an_event_with_an_endless_name_is_refused():
+    (endpoint, _) = ROUTES.find("/")
+    assert endpoint.target("x" * 255) is not None
+    with pytest.raises(BadRequest, match="event"):
+        endpoint.target("x" * 256)

@@ -1,0 +1,82 @@
+"""Reads rest while much is under way, all of them until the same moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from gateway import read_throttling as coalescing_module
+from gateway.metrics import Metrics
+from gateway.read_throttling import FEW, ReadThrottling
+
+
+class Transport:
+    """Notes down whether it is read."""
+
+    def __init__(self) -> None:
+        self.changes: list[str] = []
+        self.resumed = asyncio.Event()
+
+    def pause_reading(self) -> None:
+        self.changes.append("paused")
+
+    def resume_reading(self) -> None:
+        self.changes.append("resumed")
+        self.resumed.set()
+
+
+@pytest.fixture
+def metrics() -> Iterator[Metrics]:
+    metrics, file = Metrics.create([])
+    with file:
+        yield metrics
+        metrics.close()
+
+
+def busy(metrics: Metrics) -> ReadThrottling:
+    """Return one that has just been told of a read."""
+    throttling = ReadThrottling(metrics)
+    throttling.rest(Transport())
+    return throttling
+
+
+def test_few_requests_are_not_delayed(metrics):
+    async def run() -> list[str]:
+        metrics.add("gateway_in_flight", FEW - 1)
+        transport = Transport()
+        busy(metrics).rest(transport)
+        return transport.changes
+
+    assert asyncio.run(run()) == []
+
+
+def test_reads_that_are_far_from_each_other_gather_nothing(metrics, monkeypatch):
+    monkeypatch.setattr(coalescing_module, "SPARSE", -1.0)
+
+    async def run() -> list[str]:
+        metrics.add("gateway_in_flight", FEW)
+        transport = Transport()
+        busy(metrics).rest(transport)
+        return transport.changes
+
+    assert asyncio.run(run()) == []
+
+
+def test_all_rest_until_the_same_moment_and_again(metrics):
+    async def run() -> None:
+        metrics.add("gateway_in_flight", FEW)
+        throttling, first, second = busy(metrics), Transport(), Transport()
+        for number in (1, 2):
+            throttling.rest(first)
+            throttling.rest(second)
+            assert (
+                first.changes == second.changes == [*["paused", "resumed"] * (number - 1), "paused"]
+            )
+            await first.resumed.wait()
+            assert second.resumed.is_set()
+            first.resumed.clear()
+            second.resumed.clear()
+
+    asyncio.run(asyncio.wait_for(run(), 10))
