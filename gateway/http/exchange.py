@@ -26,7 +26,8 @@ from gateway.http.proxies import Proxies
 from gateway.http.read_buffer import Refused
 from gateway.http.stream import Stream
 from gateway.metrics import Metrics
-from gateway.relay.relay import Relay, Waiter
+from gateway.relay.in_flight import InFlight
+from gateway.relay.relay import Relay
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class Exchange(HTTPMessageDelegate):
 
     __slots__ = (
         "_complete", "_connection", "_headers", "_length", "_pieces", "_shared", "_start",
-        "_stream", "_waiter", "answered", "arrived",
+        "_in_flight", "_stream", "answered", "arrived",
     )  # fmt: skip
 
     def __init__(self, shared: Exchanges, stream: Stream, connection: Connection):
@@ -73,7 +74,7 @@ class Exchange(HTTPMessageDelegate):
         self._stream = stream
         self._connection = connection
         self._start: RequestStartLine | None = None
-        self._waiter: Waiter | None = None
+        self._in_flight: InFlight | None = None
         self._pieces: list[bytes] = []
         self._length = 0
         self._complete = False
@@ -118,9 +119,9 @@ class Exchange(HTTPMessageDelegate):
             self._count(error, delivery)
             self.respond(answer.of_error(error, delivery))
             return
-        waiter = self._shared.relay.relay(request, self.respond)
-        if waiter is not None and not self.answered:
-            self._waiter = waiter
+        in_flight = self._shared.relay.relay(request, self.respond)
+        if in_flight is not None and not self.answered:
+            self._in_flight = in_flight
             self._connection.set_close_callback(self.on_connection_close)
 
     def _request(self, size: int) -> Request:
@@ -150,9 +151,9 @@ class Exchange(HTTPMessageDelegate):
         )
 
     def on_connection_close(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None:
-            waiter.cancel()
+        in_flight, self._in_flight = self._in_flight, None
+        if in_flight is not None:
+            in_flight.cancel()
 
     def late(self) -> None:
         """End a request that does not arrive in time."""
@@ -210,7 +211,7 @@ class Exchange(HTTPMessageDelegate):
         if self._start is None or self._start.method != "HEAD":
             data += given.body
         self.answered = True
-        self._waiter = None
+        self._in_flight = None
         self._stream.send(data)
         # For the client to take it, and to send its next request.
         self._stream.deadline = monotonic() + self._shared.config.idle_timeout

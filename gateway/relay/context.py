@@ -1,32 +1,31 @@
-"""What the requests that are under way in a process have in common."""
+"""The services that the requests of a process share."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
 
-from gateway.claims.store import Claims
+from gateway.celery_message import TaskIds
 from gateway.failpoints import Failpoint
 from gateway.journal.store import Journal
 from gateway.metrics import Metrics
 from gateway.relay.deadlines import Deadlines
-from gateway.relay.late_results import LateResults
+from gateway.relay.idempotency import Idempotency
 from gateway.relay.limits import Limits
-from gateway.relay.result_urls import Results
+from gateway.relay.result_urls import ResultURLs
+from gateway.strategies.base import Strategy
 
 
-class Desk(Protocol):
-    """What all waiters of a process share."""
+@dataclass(slots=True, frozen=True)
+class Context:
+    """What a request needs on its way; ``log_requests``: each is a line in the log."""
 
-    limits: Limits
+    strategy: Strategy
+    ids: TaskIds
     metrics: Metrics
+    limits: Limits
     deadlines: Deadlines
-    claims: Claims | None
-    late: LateResults | None
-    results: Results
-    journal: Journal | None
+    result_urls: ResultURLs
     failpoint: Failpoint
-    #: Is each request a line in the log?
-    logs_requests: bool
-
-    def delivery_id(self) -> str:
-        """Return a new delivery id; what is refused has one, too, for whoever looks into it."""
+    idempotency: Idempotency | None
+    journal: Journal | None
+    log_requests: bool

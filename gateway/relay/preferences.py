@@ -22,6 +22,18 @@ class Preference:
     applied: str
 
 
+@dataclass(slots=True, frozen=True)
+class Terms:
+    """How a request is answered, by its route and what its sender prefers.
+
+    ``deadline`` is monotonic seconds, ``applied`` the answer's Preference-Applied.
+    """
+
+    answer: str
+    deadline: float
+    applied: str = ""
+
+
 def read(header: str) -> Preference | None:
     """Return what a Prefer header asks for; None where nothing that is known.
 

@@ -1,27 +1,32 @@
-"""A request's way through the house, step by step."""
+"""A request's way, step by step."""
 
 from __future__ import annotations
 
-import asyncio
 from time import monotonic
 from urllib.parse import parse_qsl
 
-from gateway.answer import Answer
 from gateway.celery_message import Message, TaskIds, encode_body
 from gateway.config.route import RESULTS
 from gateway.config.settings import Config
 from gateway.delivery import Delivery, Request
-from gateway.errors import BadRequest, BodyTooSlow, MethodNotAllowed
+from gateway.errors import BadRequest, BodyTooSlow
 from gateway.failpoints import Failpoint
 from gateway.journal.store import Journal
 from gateway.metrics import Metrics
 from gateway.relay import preferences
+from gateway.relay.attempt import attempt
+from gateway.relay.context import Context
 from gateway.relay.deadlines import Deadlines
+from gateway.relay.delivery_in_flight import DeliveryInFlight
 from gateway.relay.idempotency import Idempotency
-from gateway.relay.in_flight import Respond, Waiter
+from gateway.relay.in_flight import InFlight
 from gateway.relay.limits import Limits
-from gateway.relay.result_urls import Results
-from gateway.relay.routes import Endpoint, Routes
+from gateway.relay.preferences import Terms
+from gateway.relay.reply import Reply, Respond
+from gateway.relay.result_lookup import ResultLookup, check_method
+from gateway.relay.result_urls import ResultURLs
+from gateway.relay.routes import Endpoint, Routes, Target
+from gateway.sources.base import Verified
 from gateway.stores import result_store
 from gateway.stores.pipeline import Pipeline
 from gateway.strategies.base import Strategy
@@ -45,151 +50,134 @@ class Relay:
         failpoint: Failpoint | None = None,
     ):
         failpoint = failpoint or Failpoint()
-        self._config = config
-        self._strategy = strategy
-        self._ids = ids
+        self._timeout = config.timeout
         self._routes = Routes(config)
         joined = any(config.joins(route) for route in config.routes)
-        self._store = (
-            Pipeline(lambda: result_store.connect(config), "looks at results")
+        self._results = (
+            Pipeline(lambda: result_store.connect(config), "results that are asked for")
             if config.results and (joined or config.secret_key)
             else None
         )
-        self._idempotency = (
-            Idempotency(config, strategy, self._store, metrics, failpoint) if joined else None
+        self.context = Context(
+            strategy=strategy,
+            ids=ids,
+            metrics=metrics,
+            limits=Limits(config),
+            deadlines=Deadlines(),
+            result_urls=ResultURLs(config, self._results),
+            failpoint=failpoint,
+            idempotency=(
+                Idempotency(config, strategy, self._results, metrics, failpoint) if joined else None
+            ),
+            journal=Journal(config, metrics) if config.journal else None,
+            log_requests=config.log_requests,
         )
-        self._looking: set[asyncio.Task[Answer]] = set()
-        # What its waiters need.
-        self.metrics = metrics
-        self.failpoint = failpoint
-        self.claims = self._idempotency and self._idempotency.claims
-        self.late = self._idempotency and self._idempotency.late
-        self.deadlines = Deadlines()
-        self.limits = Limits(config)
-        self.results = Results(config, self._store)
-        self.journal = Journal(config, metrics) if config.journal else None
-        self.logs_requests = config.log_requests
 
     async def start(self) -> None:
         """Begin to connect to broker and stores."""
-        await self._strategy.start()
-        if self._store is not None:
-            await self._store.start()
-        if self._idempotency is not None:
-            await self._idempotency.start()
-        if self.journal is not None:
-            await self.journal.start()
+        for service in self._services():
+            await service.start()
 
     async def stop(self) -> None:
-        if self.journal is not None:
-            await self.journal.stop()
-        if self._idempotency is not None:
-            await self._idempotency.stop()
-        if self._store is not None:
-            await self._store.stop()
-        await self._strategy.stop()
+        for service in reversed(self._services()):
+            await service.stop()
+
+    def _services(self) -> list[Strategy | Pipeline | Idempotency | Journal]:
+        """Return what is opened, in the order in which it is."""
+        context = self.context
+        some = (context.strategy, self._results, context.idempotency, context.journal)
+        return [service for service in some if service is not None]
 
     def checks(self) -> dict[str, str]:
         """Say for each server that requests go through what is wrong with it."""
-        checks = self._strategy.checks()
-        if self._idempotency is not None:
-            checks["state"] = self._idempotency.error
+        checks = self.context.strategy.checks()
+        if self.context.idempotency is not None:
+            checks["state"] = self.context.idempotency.error
         return checks
 
     @property
+    def limits(self) -> Limits:
+        return self.context.limits
+
+    @property
     def in_flight(self) -> int:
-        return self.limits.in_flight
+        return self.context.limits.in_flight
+
+    def delivery_id(self) -> str:
+        """Return a new delivery id; what is refused has one, too, by which to ask about it."""
+        return self.context.ids.new()
 
     def expect(self, method: str, path: str, size: int) -> None:
         """Raise a `RequestError` where a request with `size` bytes still to come is not taken."""
         if path.startswith(RESULTS):
-            _check_look(method)
+            check_method(method)
         else:
             endpoint, _ = self._routes.find(path)
             endpoint.check(method)
         self.limits.admit(size)
 
-    def relay(self, request: Request, respond: Respond) -> Waiter | None:
+    def relay(self, request: Request, respond: Respond) -> InFlight | None:
         """Take `request` all the way; `respond` is called once, at once or later.
 
-        Returns the waiter to cancel should the sender leave, None if it is answered already.
+        Returns what to cancel should the sender leave, None if it is answered already.
         """
-        waiter = Waiter(self, request, respond)
-        waiter.attempt(self._take, waiter)
-        return None if waiter.gone else waiter
+        reply = Reply(self.context, request, respond)
+        in_flight = attempt(reply, self._begin, reply)
+        return None if reply.closed else in_flight
 
-    def _take(self, waiter: Waiter) -> None:
-        request = waiter.request
+    def _begin(self, reply: Reply) -> InFlight | None:
+        """Start what `reply` waits for; None: it has been given."""
+        request = reply.request
         self.limits.admit(request.size)
+        in_flight: InFlight | None
         if request.path.startswith(RESULTS):
-            self._look(waiter)
-            return
-        endpoint, params = self._routes.find(request.path)
-        waiter.path = endpoint.path
-        verified = waiter.verified = endpoint.verify(request)
-        if verified.challenge is not None:
-            waiter.give(verified.challenge)
-            return
-        target = waiter.target = endpoint.target(verified.event)
-        if target is None:
-            self.metrics.add("gateway_events_unrouted_total")
-            waiter.give(endpoint.unrouted(verified))
-            return
-        endpoint.limits.admit()
-        waiter.source_limits = endpoint.limits
-        waiter.deadline = request.arrived + target.deadline
-        waiter.mode = target.answer
-        if target.prefer and "prefer" in request.headers:
-            self._prefer(waiter)
-        if waiter.deadline <= monotonic():
-            raise BodyTooSlow("The body came after the deadline.")
-        waiter.delivery = self._deliver(waiter, endpoint, params)
-        waiter.delivery_id = waiter.delivery.id
-        message = waiter.message = self._message(waiter)
-        self.limits.admit(waiter.size)
-        if identity := target.identity(waiter.delivery, verified):
-            self._idempotency.relay(waiter, message, identity)
-        elif waiter.mode == "accept":
-            waiter.follow(self._strategy.publish(message, waiter.deadline))
+            in_flight = self._lookup(reply)
         else:
-            waiter.follow(self._strategy.send(message, waiter.deadline))
-        if not waiter.gone:  # `blocking` has everything at once
-            waiter.wait()
+            in_flight = self._delivery(reply)
+        if in_flight is not None:
+            attempt(in_flight, in_flight.start)
+        return in_flight
 
-    def delivery_id(self) -> str:
-        """Return a new delivery id; what is refused has one, too, for whoever looks into it."""
-        return self._ids.new()
+    def _lookup(self, reply: Reply) -> ResultLookup:
+        """Return what answers for a result's URL."""
+        request = reply.request
+        check_method(request.method)
+        reply.path = RESULTS
+        ticket = self.context.result_urls.ticket(request.path)
+        reply.delivery_id, reply.task_id = ticket.delivery_id, ticket.task_id
+        return ResultLookup(self.context, reply, request.arrived + self._timeout, ticket)
 
-    def _prefer(self, waiter: Waiter) -> None:
-        preference = preferences.read(waiter.request.headers["prefer"])
-        if preference is not None:
-            waiter.mode = preference.answer
-            waiter.applied = preference.applied
-            if preference.wait is not None:
-                latest = waiter.request.arrived + preference.wait
-                waiter.deadline = min(waiter.deadline, latest)
-
-    def _deliver(self, waiter: Waiter, endpoint: Endpoint, params: dict[str, str]) -> Delivery:
-        request = waiter.request
-        return Delivery(
-            id=self.delivery_id(),
-            source=endpoint.name,
-            route=endpoint.path,
-            event=waiter.verified.event,
-            params=params,
-            query=parse_query(request.query_string),
-            query_string=request.query_string,
-            headers=endpoint.headers(request),
-            body=waiter.verified.body,
-            remote=request.remote,
-            received_at=request.received_at,
+    def _delivery(self, reply: Reply) -> DeliveryInFlight | None:
+        """Return what answers for a delivery; None: nothing has to be relayed."""
+        request = reply.request
+        endpoint, params = self._routes.find(request.path)
+        reply.path = endpoint.path
+        verified = endpoint.verify(request)
+        if verified.challenge is not None:
+            reply.give(verified.challenge)
+            return None
+        target = endpoint.target(verified.event)
+        if target is None:
+            self.context.metrics.add("gateway_events_unrouted_total")
+            reply.give(endpoint.unrouted(verified))
+            return None
+        endpoint.limits.admit()
+        terms = _terms(target, request)
+        reply.applied = terms.applied
+        if terms.deadline <= monotonic():
+            raise BodyTooSlow("The body came after the deadline.")
+        reply.delivery_id = self.delivery_id()
+        delivery = _deliver(reply.delivery_id, request, endpoint, params, verified)
+        message = reply.message = self._message(delivery, target, terms)
+        self.limits.admit(request.size + len(message.body))
+        return DeliveryInFlight(
+            self.context, reply, endpoint.limits, target, terms, verified, delivery, message
         )
 
-    def _message(self, waiter: Waiter) -> Message:
-        delivery, target = waiter.delivery, waiter.target
-        later = target.identified or waiter.mode != "wait"
+    def _message(self, delivery: Delivery, target: Target, terms: Terms) -> Message:
+        later = target.identified or terms.answer != "wait"
         return Message(
-            task_id=self._ids.new(),
+            task_id=self.context.ids.new(),
             task=target.route.task,
             queue=target.queue_of(delivery),
             body=encode_body(delivery.query, delivery.headers, delivery.body),
@@ -200,29 +188,39 @@ class Relay:
             expires=None if later else delivery.received_at + target.deadline + 1,
         )
 
-    def _look(self, waiter: Waiter) -> None:
-        """Answer for a result's URL."""
-        request = waiter.request
-        _check_look(request.method)
-        waiter.path = RESULTS
-        waiter.deadline = request.arrived + self._config.timeout
-        ticket = self.results.ticket(request.path)
-        waiter.delivery_id, waiter.task_id = ticket.delivery_id, ticket.task_id
 
-        def looked(task: asyncio.Task[Answer]) -> None:
-            self._looking.discard(task)
-            if not task.cancelled():
-                waiter.attempt(lambda: waiter.give(task.result()))
-
-        waiter.wait()
-        task = asyncio.create_task(self.results.look(ticket))
-        self._looking.add(task)
-        task.add_done_callback(looked)
+def _terms(target: Target, request: Request) -> Terms:
+    """Return how `request` is answered, as its route and its sender want it."""
+    deadline = request.arrived + target.deadline
+    if target.prefer and "prefer" in request.headers:
+        preference = preferences.read(request.headers["prefer"])
+        if preference is not None:
+            if preference.wait is not None:
+                deadline = min(deadline, request.arrived + preference.wait)
+            return Terms(preference.answer, deadline, preference.applied)
+    return Terms(target.answer, deadline)
 
 
-def _check_look(method: str) -> None:
-    if method not in ("GET", "HEAD"):
-        raise MethodNotAllowed("Send a GET.", headers={"Allow": "GET, HEAD"})
+def _deliver(
+    delivery_id: str,
+    request: Request,
+    endpoint: Endpoint,
+    params: dict[str, str],
+    verified: Verified,
+) -> Delivery:
+    return Delivery(
+        id=delivery_id,
+        source=endpoint.name,
+        route=endpoint.path,
+        event=verified.event,
+        params=params,
+        query=parse_query(request.query_string),
+        query_string=request.query_string,
+        headers=endpoint.headers(request),
+        body=verified.body,
+        remote=request.remote,
+        received_at=request.received_at,
+    )
 
 
 def parse_query(text: str) -> dict[str, str]:

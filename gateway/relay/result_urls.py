@@ -95,7 +95,7 @@ def _digest(path: str) -> bytes:
     return hashlib.sha256(path.encode()).digest()[:8]
 
 
-class Results:
+class ResultURLs:
     """Says where a result will be, and answers whoever asks there.
 
     `store` reads the result store; None: there is none.
@@ -128,7 +128,7 @@ class Results:
             raise NotFound(_UNKNOWN)
         return self._tokens.read(path.removeprefix(RESULTS))
 
-    async def look(self, ticket: Ticket) -> Answer:
+    async def fetch(self, ticket: Ticket) -> Answer:
         """Answer who asks for the result: 200 with it, or 202 while there is none.
 
         Raises `ResultExpired`, `ResultsUnavailable` and what `gateway.answer.of_outcome` raises.

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import redis
+from gateway.relay.result_waiter import ResultWaiter
 
 from gateway.answer import Answer
 from gateway.celery_message import RESULT_KEY, Message, TaskIds
@@ -17,7 +18,6 @@ from gateway.claims.store import Claims
 from gateway.config.settings import Config
 from gateway.outcome import FAILURE, SUCCESS
 from gateway.pending_task import PendingTask
-from gateway.relay.result_waiter import ResultWaiter
 from gateway.stack import Server
 from gateway.stores import result_store
 from gateway.stores.pipeline import Pipeline

@@ -17,20 +17,23 @@ from time import monotonic
 from redis.exceptions import RedisError
 
 from gateway import background
+from gateway.answer import Answer
 from gateway.celery_message import decode_result
 from gateway.claims.claim import Claim
 from gateway.claims.store import Claims
 from gateway.config.settings import Config
 from gateway.outcome import Outcome
-from gateway.relay.routes import Target
 from gateway.stores import result_store
 from gateway.stores.pipeline import Pipeline
 from gateway.stores.subscription import Subscription
 
 log = logging.getLogger(__name__)
 
-#: Seconds between looks for results that were missed: a third of their life, within these.
-_LOOKS = (0.1, 60.0)
+#: Returns the answer that an outcome makes, and whether later tries get the same.
+Read = Callable[[Outcome], tuple[Answer | None, bool]]
+
+#: Seconds between queries for results that were missed: a third of their life, within these.
+_PAUSES = (0.1, 60.0)
 _MGET = 500  # keys a command
 
 
@@ -39,7 +42,7 @@ class _Task:
     """``until`` is monotonic seconds."""
 
     claim: Claim
-    target: Target
+    read: Read
     until: float
     hear: Callable[[bytes | None], object]
 
@@ -54,7 +57,7 @@ class LateResults:
         self._prefix = result_store.key_prefix(config)
         self._most = config.max_in_flight
         self._window = config.idempotency_window
-        self._pause = min(max(config.result_expires / 3, _LOOKS[0]), _LOOKS[1])
+        self._pause = min(max(config.result_expires / 3, _PAUSES[0]), _PAUSES[1])
         self._waiting: dict[str, _Task] = {}
         self._begun: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
@@ -68,7 +71,7 @@ class LateResults:
             task.cancel()
         await asyncio.gather(*self._begun, return_exceptions=True)
 
-    def listen(self, claim: Claim, target: Target) -> None:
+    def listen(self, claim: Claim, read: Read) -> None:
         """Have `claim` told how its task ends, if it does so within the claim's window."""
         if claim.task_id in self._waiting:
             return
@@ -76,7 +79,7 @@ class LateResults:
             self._forget(next(iter(self._waiting)))
         hear = partial(self._hear, claim.task_id)
         until = monotonic() + self._window - claim.age
-        self._waiting[claim.task_id] = _Task(claim, target, until, hear)
+        self._waiting[claim.task_id] = _Task(claim, read, until, hear)
         self._begin(self._subscribe(claim.task_id, hear))
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
@@ -86,11 +89,11 @@ class LateResults:
 
     async def _subscribe(self, task_id: str, hear: Callable[[bytes | None], object]) -> None:
         await self._told.add(self._prefix + task_id, hear)
-        await self._look([task_id])
+        await self._fetch([task_id])
 
     def _hear(self, task_id: str, payload: bytes | None) -> None:
         if payload is None:  # some may have been missed
-            self._begin(self._look([task_id]))
+            self._begin(self._fetch([task_id]))
         else:
             self._ended(task_id, decode_result(payload))
 
@@ -98,26 +101,26 @@ class LateResults:
         if outcome is None or task_id not in self._waiting:
             return
         task = self._forget(task_id)
-        self._claims.settle(task.claim, outcome, *task.target.read(outcome))
+        self._claims.settle(task.claim, outcome, *task.read(outcome))
 
     def _forget(self, task_id: str) -> _Task:
         task = self._waiting.pop(task_id)
         self._begin(self._told.remove(self._prefix + task_id, task.hear))
         return task
 
-    async def _look(self, task_ids: list[str]) -> None:
+    async def _fetch(self, task_ids: list[str]) -> None:
         keys = [self._prefix + task_id for task_id in task_ids]
         try:
             payloads = await self._results.run("MGET", *keys)
         except (RedisError, OSError) as exc:
-            log.warning("cannot look for late results: %s", exc)
+            log.warning("late results cannot be fetched: %s", exc)
             return
         for task_id, payload in zip(task_ids, payloads, strict=True):
             if payload is not None:
                 self._ended(task_id, decode_result(payload))
 
     async def _sweep(self) -> None:
-        """Look for what was missed, and have the claims wait as long as this process listens."""
+        """Fetch what was missed, and have the claims wait as long as this process listens."""
         while True:
             await asyncio.sleep(self._pause)
             now = monotonic()
@@ -125,6 +128,6 @@ class LateResults:
                 self._forget(task_id)
             waiting = list(self._waiting)
             for i in range(0, len(waiting), _MGET):
-                await self._look(waiting[i : i + _MGET])
+                await self._fetch(waiting[i : i + _MGET])
             for task in self._waiting.values():
                 self._claims.prolong(task.claim)

@@ -21,11 +21,11 @@ from gateway.stores.subscription import Subscription
 
 log = logging.getLogger(__name__)
 
-LOOK = 2.0  # seconds between looks at a result that nobody has told of
+PAUSE = 2.0  # seconds between queries for a result that nobody has told of
 
 
 class ResultWaiter:
-    """Hears of the results and claims that somebody waits for, and looks for what it missed."""
+    """Hears of the results and claims that somebody waits for, and fetches what it missed."""
 
     def __init__(self, config: Config, claims: Claims, results: Pipeline):
         self._claims = claims
@@ -57,7 +57,7 @@ class ResultWaiter:
         try:
             payload = await self._results.run("GET", self._prefix + claim.task_id)
         except (RedisError, OSError) as exc:
-            log.warning("cannot look for a result: %s", exc)
+            log.warning("a result cannot be fetched: %s", exc)
             return None
         return decode_result(payload) if payload is not None else None
 
@@ -100,7 +100,7 @@ class ResultWaiter:
         lapse = monotonic() + claim.lease
         while not pending.ended:
             woken.clear()
-            state = await self._look(claim, pending)
+            state = await self._fetch(claim, pending)
             publishing = state == PUBLISHING
             lapsed = publishing and not claim.ours and monotonic() >= lapse
             if lapsed or state in (RELEASED, DONE):
@@ -111,9 +111,9 @@ class ResultWaiter:
                     self._claims.confirm(claim)
                 pending.abandon()
                 return False
-            patience = LOOK
+            patience = PAUSE
             if publishing and not claim.ours:
-                patience = min(LOOK, max(lapse - monotonic(), 0))
+                patience = min(PAUSE, max(lapse - monotonic(), 0))
             try:
                 async with asyncio.timeout(patience):
                     await woken.wait()
@@ -121,7 +121,7 @@ class ResultWaiter:
                 continue
         return True
 
-    async def _look(self, claim: Claim, pending: PendingTask) -> str:
+    async def _fetch(self, claim: Claim, pending: PendingTask) -> str:
         """See whether the task has ended; else return what has become of the claim."""
         pending.settle(await self.stored(claim))
         if pending.ended:

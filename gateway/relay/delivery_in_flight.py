@@ -1,0 +1,211 @@
+"""A delivery that is being relayed: from its message to whatever is its answer."""
+
+from __future__ import annotations
+
+import time
+from enum import Enum
+
+from gateway import answer
+from gateway.answer import Answer
+from gateway.celery_message import Message
+from gateway.claims.handle import NO_CLAIM, ClaimHandle, NoClaim
+from gateway.delivery import Delivery
+from gateway.errors import (
+    DeadlinePassed,
+    NotConfirmed,
+    RequestError,
+    ResultsLost,
+    StateUnavailable,
+)
+from gateway.failpoints import CONFIRMED
+from gateway.outcome import SUCCESS, Outcome
+from gateway.pending_task import PendingTask
+from gateway.relay.attempt import attempt
+from gateway.relay.context import Context
+from gateway.relay.in_flight import InFlight
+from gateway.relay.limits import SourceLimits
+from gateway.relay.preferences import Terms
+from gateway.relay.reply import Reply
+from gateway.relay.routes import Target
+from gateway.sources.base import Verified
+
+
+class Stage(Enum):
+    """What a delivery waits for."""
+
+    CLAIM = "to know whether another try has taken it"
+    CONFIRM = "the broker's word that it has the message"
+    RESULT = "the task's end"
+
+
+class DeliveryInFlight(InFlight):
+    """Answers its request once, with whatever comes first: outcome, error, confirm, deadline."""
+
+    __slots__ = (
+        "claim", "delivery", "identity", "message", "mode", "pending", "stage", "target",
+        "verified",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        context: Context,
+        reply: Reply,
+        source_limits: SourceLimits,
+        target: Target,
+        terms: Terms,
+        verified: Verified,
+        delivery: Delivery,
+        message: Message,
+    ):
+        super().__init__(context, reply, terms.deadline, source_limits)
+        self.target = target
+        self.mode = terms.answer
+        self.verified = verified
+        self.delivery = delivery
+        self.message = message
+        self.identity = target.identity(delivery, verified)
+        self.stage = Stage.CLAIM
+        self.claim: ClaimHandle | NoClaim = NO_CLAIM
+        self.pending: PendingTask | None = None
+
+    def start(self) -> None:
+        """Publish, or have the claim decide whether to."""
+        if self.identity:
+            self.context.idempotency.relay(self)
+        else:
+            self.follow(self.publish())
+        if not self.reply.closed:  # `blocking` has everything at once
+            self.enter(self.reply.request.size + len(self.message.body))
+
+    def publish(self) -> PendingTask:
+        """Publish the message, and wait for as much as the mode asks for."""
+        strategy = self.context.strategy
+        send = strategy.publish if self.mode == "accept" else strategy.send
+        return send(self.message, self.deadline)
+
+    def follow(self, pending: PendingTask) -> None:
+        """Be answered by what becomes of `pending`."""
+        self.stage = Stage.CONFIRM
+        self.pending = pending
+        self.reply.task_id = pending.message.task_id
+        pending.watch(self._changed)
+
+    def join(self, handle: ClaimHandle, again: bool) -> None:
+        """Attach to the task that holds the claim; `again`: to another than before.
+
+        Of several tries all but the last are held until the moment at which the last one
+        should end, so that whichever the sender still listens to gets the answer; but who has
+        said how long to wait is not held.
+        """
+        self.claim, claim = handle, handle.claim
+        self.reply.task_id = claim.task_id
+        if claim.tries < self.target.tries and not again and not self.reply.applied:
+            first = self.reply.request.arrived - claim.age
+            self.extend(first + self.target.hold + self.target.deadline)
+
+    def release(self) -> None:
+        # A claim has to be told of the confirm, or the next try would publish again.
+        if self.pending is not None and (not self.claim.ours or self.stage is Stage.RESULT):
+            self.pending.abandon()
+            if self.claim.ours:
+                self.claim.unattended()
+
+    def _expire(self) -> None:
+        if self.stage is Stage.CLAIM:
+            self.refuse(StateUnavailable())
+        elif self.stage is Stage.CONFIRM:
+            self.pending.abandon()
+            error = NotConfirmed()
+            self.claim.unconfirmed(error)
+            self.refuse(error)
+        else:
+            self.pending.abandon()
+            self.claim.unattended()
+            self._give_up(DeadlinePassed())
+
+    def _changed(self, pending: PendingTask) -> None:
+        """Hear of the confirm or the end of what is pending."""
+        attempt(self, self._hear, pending)
+
+    def _hear(self, pending: PendingTask) -> None:
+        if pending.confirmed:
+            self.stage = Stage.RESULT
+        if pending.outcome is not None:
+            self._end(pending.outcome)
+        elif pending.error is not None:
+            self._fail(pending.error)
+        else:
+            self._confirm(pending)
+
+    def _confirm(self, pending: PendingTask) -> None:
+        self.context.failpoint.reach(CONFIRMED)
+        self.claim.confirmed()
+        if self.reply.closed:
+            pending.abandon()
+            self.claim.unattended()
+        elif self.mode == "accept":
+            pending.abandon()
+            self.accept()
+
+    def _fail(self, error: RequestError) -> None:
+        if self.stage is Stage.CONFIRM:
+            self.claim.unconfirmed(error)
+            self.refuse(error)
+        elif (
+            isinstance(error, ResultsLost) and self.claim is not NO_CLAIM and not self.reply.closed
+        ):
+            # Its result is stored, too, where whoever joins looks for it.
+            self.context.idempotency.rejoin(self)
+        else:
+            self._give_up(error)
+
+    def _give_up(self, error: RequestError) -> None:
+        """Answer without the result of a task that may still run."""
+        if self.mode == "wait-then-accept":
+            self.accept()
+        else:
+            self.refuse(error)
+
+    def _end(self, outcome: Outcome) -> None:
+        try:
+            given = answer.of_outcome(outcome, self.target.content_type)
+        except RequestError as error:
+            taken = outcome.state == SUCCESS
+            self.claim.ended(outcome, None, taken)
+            if taken and self.mode == "accept":  # who wants no result need not hear of it
+                self.accept()
+            else:
+                self.refuse(error)
+        else:
+            self.claim.ended(outcome, given, given.status in self.target.final)
+            self.give_again(given)
+
+    def give_again(self, given: Answer) -> None:
+        """Answer with a task's, or with its acceptance where that is all the sender gets."""
+        if self.mode == "accept":
+            self.accept()
+        else:
+            self._give_result(given)
+
+    def _give_result(self, given: Answer) -> None:
+        """Answer with a task's, in the form that the sender wants."""
+        source = self.target.source
+        if source is not None and given.status < 300:
+            try:
+                given = source.reply(given, self.verified, time.time())
+            except RequestError as error:
+                self.refuse(error)
+                return
+        self.give(given)
+
+    def accept(self) -> None:
+        """Say that the message is taken: its result is not there yet."""
+        target, reply = self.target, self.reply
+        # A sender whose way of saying so is not a 202 would take that for a failure.
+        own_way = target.source is not None and not reply.applied
+        if target.fallback is not None and (own_way or self.mode == "wait-then-accept"):
+            self._give_result(Answer(200, target.content_type, target.fallback.encode()))
+            return
+        ids = reply.delivery_id, reply.task_id
+        location = self.context.result_urls.location(*ids, reply.path, self.claim.age)
+        self.give(answer.of_acceptance(*ids, location))
