@@ -68,6 +68,10 @@ class DeliveryInFlight(InFlight):
         self.claim: ClaimHandle | NoClaim = NO_CLAIM
         self.pending: PendingTask | None = None
 
+    @property
+    def _claimed(self) -> bool:
+        return self.claim is not NO_CLAIM
+
     def start(self) -> None:
         """Publish, or have the claim decide whether to."""
         if self.identity:
@@ -151,9 +155,7 @@ class DeliveryInFlight(InFlight):
         if self.stage is Stage.CONFIRM:
             self.claim.unconfirmed(error)
             self.refuse(error)
-        elif (
-            isinstance(error, ResultsLost) and self.claim is not NO_CLAIM and not self.reply.closed
-        ):
+        elif isinstance(error, ResultsLost) and self._claimed and not self.reply.closed:
             # Its result is stored, too, where whoever joins looks for it.
             self.context.idempotency.rejoin(self)
         else:

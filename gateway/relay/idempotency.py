@@ -169,7 +169,7 @@ class Idempotency:
             delivery.accept()
 
     async def _resume(self, handle: ClaimHandle, delivery: DeliveryInFlight) -> PendingTask | None:
-        """Have `delivery` follow the task of a claim that is there; None: that has failed before."""
+        """Have `delivery` follow the task of a claim that was there; None: it has failed before."""
         claim = handle.claim
         pending = PendingTask(replace(delivery.message, task_id=claim.task_id), delivery.deadline)
         if delivery.reply.closed and not handle.ours:

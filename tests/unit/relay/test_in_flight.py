@@ -10,13 +10,20 @@ from types import SimpleNamespace
 import pytest
 
 from gateway.answer import Answer
-from gateway.celery_message import TaskIds
+from gateway.celery_message import Message, TaskIds
 from gateway.claims.claim import CONFIRMED, Claim
+from gateway.claims.handle import ClaimHandle
 from gateway.config.settings import Config
-from gateway.delivery import Request
+from gateway.delivery import Delivery, Request
 from gateway.metrics import Metrics
-from gateway.relay.in_flight import Waiter
+from gateway.relay.delivery_in_flight import DeliveryInFlight
+from gateway.relay.limits import SourceLimits
+from gateway.relay.preferences import Terms
 from gateway.relay.relay import Relay
+from gateway.relay.reply import Reply
+from gateway.relay.result_lookup import ResultLookup
+from gateway.relay.result_urls import Ticket
+from gateway.sources.base import Verified
 from tests.integration.in_memory import InMemory, echo
 
 DEADLINE = 5.0
@@ -35,10 +42,21 @@ class House:
         """Return a request whose header came `ago` seconds before its body."""
         return Request("POST", "/", "", {}, b"hello", "127.0.0.1", monotonic() - ago, 0.0)
 
-    def waiter(self) -> Waiter:
-        waiter = Waiter(self.relay, self.request(), self.given.append)
-        waiter.deadline = waiter.request.arrived + DEADLINE
-        return waiter
+    def reply(self) -> Reply:
+        return Reply(self.relay.context, self.request(), self.given.append)
+
+    def delivery(self, target: SimpleNamespace, applied: str = "") -> DeliveryInFlight:
+        """Return one that waits for its claim."""
+        reply = self.reply()
+        reply.applied = applied
+        target.identity = lambda delivery, verified: "one"
+        terms = Terms("wait", reply.request.arrived + DEADLINE, applied)
+        delivery = Delivery("id", "/", {}, {}, "", {}, b"hello", "127.0.0.1", 0.0)
+        message = Message("task", "echo", "celery", b"hello", {})
+        context, limits = self.relay.context, SourceLimits(None)
+        return DeliveryInFlight(
+            context, reply, limits, target, terms, Verified(b"hello"), delivery, message
+        )
 
 
 @pytest.fixture
@@ -64,24 +82,23 @@ def test_a_body_after_the_deadline_is_not_published(house):
 
 @pytest.mark.parametrize(("applied", "held"), [("", True), ("wait=5", False)])
 def test_earlier_tries_are_held_unless_the_sender_says_how_long_it_waits(house, applied, held):
+    target = SimpleNamespace(tries=3, hold=10.0, deadline=DEADLINE)
+    claim = Claim(b"key", "channel", "owner", 15.0, CONFIRMED, "task", b"", tries=1)
+
     async def join() -> float:
-        waiter = house.waiter()
-        waiter.target = SimpleNamespace(tries=3, hold=10.0, deadline=DEADLINE)
-        waiter.applied = applied
-        waiter.wait()
-        waiter.join(Claim(b"key", "channel", "owner", 15.0, CONFIRMED, "task", b"", tries=1))
-        waiter.give(Answer(200, "", b""))
-        return waiter.deadline - waiter.request.arrived
+        delivery = house.delivery(target, applied)
+        delivery.enter(0)
+        delivery.join(ClaimHandle(claim, None, None, None), again=False)
+        delivery.give(Answer(200, "", b""))
+        return delivery.deadline - delivery.reply.request.arrived
 
     assert asyncio.run(join()) == pytest.approx(DEADLINE + 10 * held)
 
 
-@pytest.mark.parametrize(
-    ("target", "error"),
-    [(None, b"results-unavailable"), (SimpleNamespace(tries=1), b"state-unavailable")],
-)
-def test_who_waits_for_a_store_in_vain_is_told_which(house, target, error):
-    waiter = house.waiter()
-    waiter.target = target
-    waiter.expire()
-    assert error in house.given[0].body
+def test_who_waits_for_a_store_in_vain_is_told_which(house):
+    house.delivery(SimpleNamespace(tries=1)).expire()
+    ResultLookup(house.relay.context, house.reply(), 0.0, Ticket("", "", 0.0, "")).expire()
+
+    claims, results = house.given
+    assert b"state-unavailable" in claims.body
+    assert b"results-unavailable" in results.body

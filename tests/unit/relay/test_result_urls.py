@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.config.route import Route
 from gateway.config.settings import Config
 from gateway.errors import NotFound, ResultExpired
-from gateway.relay.result_urls import Results, Ticket, Tokens
+from gateway.relay.result_urls import ResultURLs, Ticket, Tokens
 
 PATHS = [("/", "text/plain"), ("/xml", "text/xml")]
 TOKENS = Tokens(b"a key of sixteen bytes", "gateway:/::", PATHS)
@@ -75,7 +75,7 @@ def test_another_key_s_and_a_removed_route_s_are_not_found(foreign):
 
 def test_without_a_key_there_is_no_location():
     config = Config(routes=[Route(path="/")])
-    assert Results(config, None).location(DELIVERY, TASK, "/") == ""
+    assert ResultURLs(config, None).location(DELIVERY, TASK, "/") == ""
 
 
 def test_the_location_of_an_old_delivery_ends_when_the_first_one_s_does(monkeypatch):
@@ -83,7 +83,7 @@ def test_the_location_of_an_old_delivery_ends_when_the_first_one_s_does(monkeypa
         routes=[Route(path="/")], secret_key="k" * 16, public_url="https://x", result_expires=100
     )
     monkeypatch.setattr("gateway.relay.result_urls.time.time", lambda: 1_000)
-    results = Results(config, object())
+    results = ResultURLs(config, object())
 
     first = results.location(DELIVERY, TASK, "/")
     second = results.location(DELIVERY, TASK, "/", age=40)
@@ -97,4 +97,4 @@ def test_an_expired_ticket_is_gone():
     config = Config(routes=[Route(path="/")], secret_key="k" * 16, public_url="https://x")
     ticket = Ticket(DELIVERY, TASK, 1_000, "text/plain")
     with pytest.raises(ResultExpired):
-        asyncio.run(Results(config, object()).look(ticket))
+        asyncio.run(ResultURLs(config, object()).fetch(ticket))
