@@ -14,9 +14,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from gateway.config.strategies import STRATEGIES
 from gateway.errors import GatewayError
 from gateway.stack import Stack
-from gateway.strategies import STRATEGIES
 from loadtest import machine, page, wrk
 from loadtest.experiments import EXPERIMENTS, find
 from loadtest.report import Report

@@ -68,8 +68,8 @@ class Claims:
         self.redis = Pipeline(lambda: result_store.connect(config, config.state), "claims")
         self._prefix = config.prefix
         longest = _longest(config)
-        # `blocking` can tell nobody of a confirm that it has, and cannot renew, while it waits.
-        standstill = longest if config.strategy == "blocking" else 0.0
+        # One that blocks can neither tell of a confirm that it has, nor renew, while it waits.
+        standstill = longest if config.waits.blocks else 0.0
         self._lease = config.confirm_timeout + 1 + standstill
         self._window = _ms(config.idempotency_window)
         # Whoever waits for the result hears it, however soon it expires.

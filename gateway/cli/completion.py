@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
+from gateway.config.strategies import STRATEGIES
 from gateway.sources import SCHEMES
-from gateway.strategies import STRATEGIES
 
 #: What an option's value may be, beside what the parser knows.
 _VALUES = {"--strategy": sorted(STRATEGIES), "--as": sorted(SCHEMES)}

@@ -15,10 +15,11 @@ from gateway import log
 from gateway.admin import admin_server
 from gateway.config.loading import described, load, unknown_variables
 from gateway.config.settings import Config
+from gateway.config.strategies import STRATEGIES
 from gateway.errors import ConfigError
 from gateway.process.sockets import address, bind, bind_tcp
 from gateway.process.supervisor import Supervisor
-from gateway.strategies import STRATEGIES, find
+from gateway.strategies import find
 
 logger = logging.getLogger(__name__)
 
@@ -52,10 +53,10 @@ def configure(arguments: argparse.Namespace) -> Config:
     flags = {k: v for k, v in vars(arguments).items() if k in Config.model_fields}
     config = load(flags, os.environ, arguments.config)
     problems = []
-    if config.strategy == "gevent":
-        # Importing it would drag gevent into the unpatched parent.
-        if importlib.util.find_spec("gevent") is None:
-            problems.append("strategy: no gevent: pip install 'celery-gateway[gevent]'")
+    if extra := config.waits.patches:
+        # Importing it would drag the library into the unpatched parent.
+        if importlib.util.find_spec(extra) is None:
+            problems.append(f"strategy: no {extra}: pip install 'celery-gateway[{extra}]'")
     else:
         find(config.strategy)
     if config.loop == "uvloop" and importlib.util.find_spec("uvloop") is None:

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from gateway.config.route import PARAM, Route
 from gateway.config.settings import Config
+from gateway.config.strategies import STRATEGIES
 from gateway.sources import find
 
 #: What stands for all addresses of the machine.
@@ -21,22 +22,26 @@ def problems(config: Config) -> list[str]:
 
 def _of_servers(config: Config) -> list[str]:
     problems = []
-    if not config.results and config.strategy != "pika":
-        problems.append(f"result_backend: {config.strategy} needs one; only pika does without")
+    if not config.results and config.waits.stored:
+        without = " and ".join(name for name, info in STRATEGIES.items() if not info.stored)
+        problems.append(
+            f"result_backend: {config.strategy} needs one; strategies without it: {without}"
+        )
     if config.journal and not config.state:
         problems.append("journal: it is kept in Redis; set result_backend or state_url")
     if not config.amqp:
-        if config.strategy not in ("redis", "ioloop"):
+        if config.waits.amqp_only:
+            others = " and ".join(name for name, info in STRATEGIES.items() if not info.amqp_only)
             problems.append(
                 f"strategy: {config.strategy} needs an AMQP broker; "
-                "with a Redis broker only redis and ioloop work"
+                f"with a Redis broker only {others} work"
             )
         if len(config.brokers) > 1:
             problems.append("broker_url: a list of brokers needs AMQP")
     if len({urlsplit(broker).scheme for broker in config.brokers}) > 1:
         problems.append("broker_url: TLS is for all brokers of a list or for none")
-    if config.strategy == "gevent" and config.loop == "uvloop":
-        problems.append("loop: gevent runs on asyncio's own loop; use auto or asyncio")
+    if config.waits.patches and config.loop == "uvloop":
+        problems.append(f"loop: {config.strategy} runs on asyncio's own loop; use auto or asyncio")
     return problems
 
 

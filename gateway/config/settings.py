@@ -14,6 +14,7 @@ from urllib.parse import quote, urlsplit
 
 from kombu.utils.url import parse_url
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     SecretStr,
@@ -25,6 +26,7 @@ from pydantic import (
 from gateway.answer import TEXT
 from gateway.config.problems import explain, meant
 from gateway.config.route import RESULTS, Route
+from gateway.config.strategies import STRATEGIES, StrategyInfo
 from gateway.config.tls import TLS
 from gateway.model import Model, Seconds
 from gateway.sources import SCHEMES, find
@@ -37,6 +39,13 @@ STORE_SCHEMES = ("redis", "rediss", "sentinel")
 _PUBLIC_URL = re.compile(r"https?://(?:(?![?#])[!-~])+(?<!/)").fullmatch
 
 
+def _strategy(name: str) -> str:
+    if name not in STRATEGIES:
+        *others, last = (repr(each) for each in STRATEGIES)
+        raise ValueError(f"has to be {', '.join(others)} or {last}")
+    return name
+
+
 def _listed(value: Any) -> Any:
     """Take one URL, a `;`-separated text of them as Celery does, or a list."""
     if isinstance(value, str):
@@ -47,7 +56,7 @@ def _listed(value: Any) -> Any:
 class Config(Model):
     """The settings of a gateway; times in seconds, sizes in bytes, limits per process."""
 
-    strategy: Literal["blocking", "threadpool", "ioloop", "gevent", "pika", "redis"] = "redis"
+    strategy: Annotated[str, AfterValidator(_strategy)] = "redis"
     broker_url: Annotated[list[SecretStr], BeforeValidator(_listed)] = [
         SecretStr("amqp://guest:guest@127.0.0.1:5672//")
     ]
@@ -176,6 +185,11 @@ class Config(Model):
             return f"{self.state_prefix}:"
         host = quote(parse_url(self.brokers[0])["virtual_host"] or "/", safe="/")
         return f"gateway:{host}:{self.result_key_prefix}:"
+
+    @property
+    def waits(self) -> StrategyInfo:
+        """What the strategy can do."""
+        return STRATEGIES[self.strategy]
 
     @property
     def amqp(self) -> bool:

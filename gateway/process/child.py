@@ -150,7 +150,7 @@ def main() -> None:
 
 
 def _loop_factory(config: Config) -> Any:
-    if config.strategy == "gevent" or config.loop == "asyncio":
+    if config.waits.patches or config.loop == "asyncio":
         return None
     try:
         import uvloop

@@ -51,8 +51,8 @@ class ChildHandle:
         ours, theirs = socket.socketpair()
         fds = [s.fileno() for s in self._sockets]
         argv = [sys.executable, "-P", "-c", _CHILD, str(theirs.fileno())]
-        if self.config.strategy == "gevent":
-            argv.append("gevent")
+        if self.config.waits.patches:
+            argv.append(self.config.waits.patches)
         try:
             self._child = await asyncio.create_subprocess_exec(
                 *argv, pass_fds=[theirs.fileno(), self._file.fileno(), *fds]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
+from gateway.config.strategies import STRATEGIES
 from gateway.stack import Stack
 from loadtest.bench import Bench
 from loadtest.load import closed
@@ -40,7 +41,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
                 [
                     closed(
                         bench,
-                        _BLOCKING if name == "blocking" else connections,
+                        _BLOCKING if STRATEGIES[name].blocks else connections,
                         options.duration,
                         options.threads,
                         task.path,
@@ -55,7 +56,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         alternate(trials, options.repeats, report)
     fast_case, slow_case = cases
     for name in options.strategies:
-        bounds = ({}, {}) if name == "blocking" else ({"at_least": 0.8}, {"at_least": 1_200})
+        bounds = ({}, {}) if STRATEGIES[name].blocks else ({"at_least": 0.8}, {"at_least": 1_200})
         share = ratios(report.rows, ("rps",), (name, slow_case), (name, fast_case))
         rate = figures(report.rows, name, ("rps",), slow_case)
         report.judge(

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Set
 from functools import partial
 
+from gateway.config.strategies import STRATEGIES
 from gateway.stack import Stack
 from loadtest.bench import Bench
 from loadtest.load import closed
@@ -14,7 +15,7 @@ from loadtest.summary import Summary
 from loadtest.trials import AT_ONCE, Trial, alternate
 
 #: All others work with any Celery worker.
-NEEDS_REPLY_BACKEND = {"pika"}
+NEEDS_REPLY_BACKEND = {name for name, info in STRATEGIES.items() if info.replies}
 
 DEFAULTS = {"duration": 30, "repeats": 3}
 

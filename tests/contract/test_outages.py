@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from gateway.config.strategies import STRATEGIES
 from gateway.stack import RabbitMQ, Server, Stack
-from gateway.strategies import STRATEGIES
 from tests.contract.conftest import GRACE, get, metric, post, post_each, start_gateway, until
 
 CONFIRMED = "gateway_messages_confirmed_total"

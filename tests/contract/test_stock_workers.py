@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.config.strategies import STRATEGIES
 from gateway.stack import RabbitMQ, Server, Stack
-from gateway.strategies import STRATEGIES
 from tests.contract.conftest import post_all
 
 APP = """

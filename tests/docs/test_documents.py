@@ -13,10 +13,10 @@ from gateway.answer import ALLOWED_HEADERS
 from gateway.cli import COMMANDS
 from gateway.config.route import Route
 from gateway.config.settings import Config
+from gateway.config.strategies import STRATEGIES
 from gateway.config.tls import TLS
 from gateway.delivery import Delivery
 from gateway.sources.base import Options
-from gateway.strategies import STRATEGIES
 from loadtest import figures
 
 ROOT = Path(__file__).parents[2]

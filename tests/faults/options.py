@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gateway.strategies import STRATEGIES
+from gateway.config.strategies import STRATEGIES
 from tests.faults.rows import ROWS
 
 ALL = list(STRATEGIES)

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
+from gateway.config.strategies import STRATEGIES
 from gateway.stack import RabbitMQ, Server, Stack
-from gateway.strategies import STRATEGIES
 from tests.http_client import Answer, Connection, request
 from tests.integration.deliveries import (
     URLS,

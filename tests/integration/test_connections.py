@@ -23,20 +23,20 @@ from appserver.settings import settings
 from gateway.amqp.publisher import Publisher
 from gateway.celery_message import Message
 from gateway.config.settings import TLS, Config
+from gateway.config.strategies import STRATEGIES
 from gateway.errors import BrokerUnavailable, Unroutable
 from gateway.metrics import Metrics
 from gateway.stack import RabbitMQ, Server, Stack, free_port
 from gateway.stack.programs import find
 from gateway.stores import result_store
 from gateway.stores.result_store import ResultStore
-from gateway.strategies import STRATEGIES
 from gateway.strategies.celery_client import CeleryClient
 from tests.contract.conftest import get, post_each
 
 TIMEOUT = 60  # seconds until something must have happened
 
 #: Those that have results from Redis.
-STORED = [name for name in STRATEGIES if name != "pika"]
+STORED = [name for name, info in STRATEGIES.items() if info.stored]
 
 #: Three that publish and wait each in another way.
 DIFFERENT = ["pika", "redis", "threadpool"]

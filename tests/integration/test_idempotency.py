@@ -7,8 +7,8 @@ import asyncio
 import pytest
 import redis
 
+from gateway.config.strategies import STRATEGIES
 from gateway.stack import RabbitMQ, Server, Stack
-from gateway.strategies import STRATEGIES
 from tests.integration.deliveries import (
     KEYED,
     Servers,

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
+from gateway.config.strategies import STRATEGIES
 from gateway.stack import RabbitMQ, Server, Stack
 from gateway.stack.loopback import answers_ok
-from gateway.strategies import STRATEGIES
 from tests.integration.deliveries import (
     KEYED,
     URLS,

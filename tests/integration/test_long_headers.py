@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from gateway.config.strategies import STRATEGIES
 from gateway.stack import RabbitMQ, Server, Stack
-from gateway.strategies import STRATEGIES
 from tests.http_client import Answer, Connection, request
 from tests.integration.deliveries import ROOT, URLS, gather, metric, port, run
 

@@ -21,9 +21,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from gateway import __version__
+from gateway.config.strategies import STRATEGIES
 from gateway.process.child_handle import START_TIMEOUT
 from gateway.stack import RabbitMQ, Server, Stack, free_port
-from gateway.strategies import STRATEGIES
 from tests.http_client import Answer, Connection, request
 
 ROOT = Path(__file__).parents[2]
@@ -297,7 +297,7 @@ def test_strategies_lists_the_table():
     done = run("strategies")
     assert (done.returncode, done.stderr) == (0, "")
     assert dict(line.split(maxsplit=1) for line in done.stdout.splitlines()) == {
-        name: summary for name, (_, summary) in STRATEGIES.items()
+        name: info.summary for name, info in STRATEGIES.items()
     }
 
 

@@ -37,7 +37,7 @@ async def check(
         return []
     reads, settings = _reads(config), worker_settings.of(answers)
     found = worker_settings.forms(config, settings) if reads else []
-    hears = config.strategy == "pika"
+    hears = config.waits.replies
     others = worker_settings.other_servers(config, settings)
     same = await same_redis.compare(config, others.values()) if config.results else {}
     unsafe = [
@@ -71,7 +71,7 @@ async def judge(config: Config, answers: Answers) -> list[Finding]:
 
 def _reads(config: Config) -> bool:
     """Does the gateway read results from the store?"""
-    if config.strategy != "pika":
+    if config.waits.stored:
         return True
     return bool(config.results) and any(
         config.joins(r) or r.answer != "wait" or r.prefer for r in config.routes

@@ -118,12 +118,11 @@ async def _read_results(client: Redis, config: Config) -> None:
     """Read as the gateway does, for which the account may lack a permission."""
     key = f"{result_store.key_prefix(config)}check-{secrets.token_hex(8)}"
     await client.mget([key])
-    if config.strategy in ("pika", "ioloop"):
+    subscribes = config.waits.subscribes
+    if not subscribes:
         return
     async with client.pubsub() as pubsub:
-        await (
-            pubsub.psubscribe(f"{key}*") if config.strategy == "redis" else pubsub.subscribe(key)
-        )
+        await (pubsub.psubscribe(f"{key}*") if subscribes == "prefix" else pubsub.subscribe(key))
         await pubsub.get_message(timeout=None)  # that it is subscribed, or may not
 
 

@@ -61,10 +61,10 @@ def warnings(config: Config, app: str, worker: Described, path: Path | None) -> 
             "warning: write which task a path is for into a file, and name that by --config:\n\n"
             f'    [[routes]]\n    path = "/"\n    task = "{next(iter(tasks), "shop.take_order")}"\n'
         )
-    if config.strategy == "pika" and not worker.replies:
+    if config.waits.replies and not worker.replies:
         lines.append(
-            f"warning: where it is deployed, the app {app} has to reply for the strategy pika: "
-            "call appserver.setup(app) in it; here it replies all the same"
+            f"warning: where it is deployed, the app {app} has to reply for the strategy "
+            f"{config.strategy}: call appserver.setup(app) in it; here it replies all the same"
         )
     return lines
 

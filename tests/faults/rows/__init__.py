@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.strategies import STRATEGIES
+from gateway.config.strategies import STRATEGIES
 from tests.faults.client import RESET
 from tests.faults.oracle import Result
 from tests.faults.rows import (
