@@ -11,6 +11,9 @@ from typing import Any
 _IDS = "-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 _traceparent = re.compile(f"00{_IDS}|(?!00|ff)[0-9a-f]{{2}}{_IDS}(-[!-~]{{0,200}})?").fullmatch
 
+#: Request headers that are between sender and gateway.
+PRIVATE_HEADERS = frozenset(["authorization", "cookie"])
+
 
 @dataclass(slots=True)
 class Request:

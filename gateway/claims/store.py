@@ -157,7 +157,7 @@ class Claims:
         self._leased[claim.owner] = (claim, until)
 
     def settle(self, claim: Claim, outcome: Outcome, given: Answer | None, final: bool) -> None:
-        """Write how the claim's task has ended; `given` and `final` are as `Target.read` says."""
+        """Write how the claim's task has ended; `given` and `final` are as `Route.read` says."""
         if not final:
             self.fail(claim, outcome.error or "", given)
         elif given is not None:
@@ -238,10 +238,7 @@ def _missed(renewal: asyncio.Future[Any]) -> None:
 
 def _longest(config: Config) -> float:
     """Return for how many seconds a request waits at the most."""
-    return max(
-        config.deadline(route) + (config.tries(route) - 1) * config.retry_after(route)
-        for route in config.routes
-    )
+    return max(route.deadline + route.hold for route in config.routes)
 
 
 def _ms(seconds: float) -> int:

@@ -25,7 +25,7 @@ def _of_servers(config: Config) -> list[str]:
     if not config.results and config.waits.stored:
         without = " and ".join(name for name, info in STRATEGIES.items() if not info.stored)
         problems.append(
-            f"result_backend: {config.strategy} needs one; strategies without it: {without}"
+            f"result_backend: {config.strategy} needs one; without it there is {without}"
         )
     if config.journal and not config.state:
         problems.append("journal: it is kept in Redis; set result_backend or state_url")
@@ -100,23 +100,23 @@ def _of_route(config: Config, route: Route) -> list[str]:
             problems.append("answer: only an AMQP broker confirms; use wait with this one")
         if not config.results:
             problems.append("answer: a result that is fetched later needs result_backend")
-        if _gives_location(config, route) and not (config.secret_key and config.public_url):
+        if _gives_location(route) and not (config.secret_key and config.public_url):
             problems.append("answer: a 202 has a Location, which needs secret_key and public_url")
-    if not config.amqp and (route.tries or 1) > 1:
+    if not config.amqp and route.tries > 1:
         problems.append("tries: only an AMQP broker confirms; not with this one")
-    if (config.joins(route) or route.takes_chosen_keys) and not config.state:
+    if (route.identified or route.takes_chosen_keys) and not config.state:
         problems.append("idempotency: claims need state_url, or a result_backend in Redis")
-    if config.joins(route) and not config.results:
+    if route.identified and not config.results:
         problems.append("idempotency: whoever joins reads the result from result_backend")
-    if config.joins(route) and config.tries(route) > 1 and not config.retry_after(route):
+    if route.identified and route.tries > 1 and not route.retry_after:
         problems.append("retry_after: needed with tries: the seconds between them")
-    if (route.tries or 1) > 1 and not config.joins(route):
+    if route.tries > 1 and not route.identified:
         problems.append("tries: who tries again is known by an identity; set idempotency")
     return problems
 
 
-def _gives_location(config: Config, route: Route) -> bool:
+def _gives_location(route: Route) -> bool:
     """Can a request on `route` be answered with a 202, and not only with its fallback?"""
-    if route.prefer or config.fallback(route) is None:
+    if route.prefer or route.fallback is None:
         return True
     return route.answer == "accept" and route.source is None

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
+from functools import cached_property
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, field_validator, model_validator
 
+from gateway.answer import TEXT, Answer, of_outcome
+from gateway.config import key_extractors
+from gateway.delivery import PRIVATE_HEADERS, Delivery
+from gateway.errors import RequestError
 from gateway.model import Model, Seconds, matching
+from gateway.outcome import SUCCESS, Outcome
+from gateway.sources.base import Source, Verified
 
 PARAM = re.compile(r"\{([a-z_][a-z0-9_]*)\}")
 #: The path below which results lie; no route may take it.
@@ -38,7 +47,11 @@ Queue = Annotated[str, Field(min_length=1), AfterValidator(_short)]
 
 
 class Route(Model):
-    """One path, or some events of the source on it, and the task that they become."""
+    """One path, or some events of the source on it, and the task that they become.
+
+    As part of a `Config` it is complete: what the file does not say is the source's default, or
+    the gateway's. Until then 0 and "" stand for what is not said. Times are seconds.
+    """
 
     path: Annotated[str, matching(r"/[^\s?#]*", "begins with / and has no space, ? or #")]
     source: str | None = None
@@ -48,19 +61,20 @@ class Route(Model):
     queues: list[Queue] | None = Field(None, min_length=2)
     ordering_key: Annotated[str, _ordering_key] | None = None
     answer: Literal["wait", "accept", "wait-then-accept"] = "wait"
-    deadline: Seconds | None = None
-    tries: int | None = Field(None, ge=1, le=100)
-    retry_after: Seconds | None = None
+    deadline: Seconds = 0.0
+    tries: int = Field(0, ge=1, le=100)
+    retry_after: Seconds = 0.0
     fallback: str | None = None
     prefer: bool = False
     idempotency: Annotated[str, _idempotency] = "auto"
     idempotency_scope: Literal["caller", "route"] = "caller"
     final: str = "below 500, but 408, 425, 429"
-    content_type: Annotated[str, _content_type] | None = None
+    content_type: Annotated[str, _content_type] = ""
     durable: bool = False
     declare: bool = True
     queue_type: Literal["classic", "quorum"] = "classic"
     queue_arguments: dict[str, str | int | bool] = {}
+    _identified: bool = PrivateAttr(default=False)
 
     @model_validator(mode="after")
     def _consistent(self) -> Route:
@@ -95,7 +109,88 @@ class Route(Model):
             raise ValueError("is written as in: below 500, but 408, 425, 429")
         return text
 
+    def completed(self, scheme: type[Source] | None, timeout: float, amqp: bool) -> Route:
+        """Return the route with everything filled in that it leaves to others.
+
+        `timeout` is the gateway's, in seconds; `amqp` says what the broker is.
+        """
+        if self.idempotency == "auto":
+            identified = scheme is not None and scheme.identifies
+        else:
+            identified = self.idempotency != "none"
+        # Without confirms a later try cannot be told that an earlier one is taken.
+        tries = scheme.tries if scheme and identified and amqp else 1
+        fallback = scheme.fallback if scheme and self.fallback is None else self.fallback
+        route = self.model_copy(
+            update={
+                "deadline": self.deadline or (scheme and scheme.deadline) or timeout,
+                "tries": self.tries or tries,
+                "retry_after": self.retry_after or (scheme.retry_after if scheme else 0.0),
+                "fallback": fallback,
+                "content_type": self.content_type or (scheme.content_type if scheme else TEXT),
+            }
+        )
+        route._identified = identified
+        return route
+
     @property
+    def identified(self) -> bool:
+        """Can a request be known to be a try of another's delivery?"""
+        return self._identified
+
+    @property
+    def hold(self) -> float:
+        """The seconds from the first try's arrival to the last one's."""
+        return (self.tries - 1) * self.retry_after
+
+    @cached_property
+    def queue_of(self) -> Callable[[Delivery], str]:
+        """What chooses the queue of a delivery."""
+        if self.queues and self.ordering_key:
+            return key_extractors.chooser(self.ordering_key, self.queues)
+        return lambda _delivery: self.queue
+
+    @cached_property
+    def _chosen_key(self) -> Callable[[Delivery], str] | None:
+        return key_extractors.finder(self.idempotency) if self.takes_chosen_keys else None
+
+    def identity(self, delivery: Delivery, verified: Verified) -> str:
+        """Return what all tries of `delivery` have in common, and no other has; empty: nothing.
+
+        Raises `BadRequest` where the operator's key is missing.
+        """
+        if not self._identified:
+            return ""
+        own = self._chosen_key(delivery) if self._chosen_key else verified.identity
+        if not own:
+            return ""
+        params = sorted(delivery.params.items())
+        caller = self._caller(delivery)
+        return json.dumps(
+            [delivery.source, delivery.route, self.task, params, verified.account, caller, own]
+        )
+
+    def _caller(self, delivery: Delivery) -> list[str]:
+        """Return what tells callers from each other who may all have chosen the same key."""
+        if self.source is not None or self.idempotency_scope == "route":
+            return []
+        return [delivery.headers.get(name, "") for name in sorted(PRIVATE_HEADERS)]
+
+    def read(self, outcome: Outcome) -> tuple[Answer | None, bool]:
+        """Return the answer that `outcome` makes, and whether later tries get the same.
+
+        There is no answer where the task has failed, or where its result cannot be one: only the
+        former lets the next try run anew.
+        """
+        if outcome.state != SUCCESS:
+            return None, False
+        try:
+            given = of_outcome(outcome, self.content_type)
+        except RequestError:
+            return None, True
+        return given, given.status in self.final_statuses
+
+    @cached_property
     def final_statuses(self) -> frozenset[int]:
         """The statuses of a task's answers that end a delivery: later tries get them, too."""
         end, without = _final(self.final).groups()

@@ -20,10 +20,10 @@ from pydantic import (
     SecretStr,
     SerializeAsAny,
     ValidationError,
+    ValidationInfo,
     field_validator,
 )
 
-from gateway.answer import TEXT
 from gateway.config.problems import explain, meant
 from gateway.config.route import RESULTS, Route
 from gateway.config.strategies import STRATEGIES, StrategyInfo
@@ -95,7 +95,7 @@ class Config(Model):
     loop: Literal["auto", "asyncio", "uvloop"] = "auto"
     tls: TLS = TLS()
     sources: dict[str, SerializeAsAny[Options]] = {}
-    routes: list[Route] = [Route(path="/")]
+    routes: list[Route] = Field([Route(path="/")], validate_default=True)
 
     @field_validator("broker_url")
     @classmethod
@@ -160,6 +160,21 @@ class Config(Model):
             raise ValueError("\n".join(problems))
         return found
 
+    @field_validator("routes")
+    @classmethod
+    def _complete(cls, routes: list[Route], info: ValidationInfo) -> list[Route]:
+        """Fill in what routes leave to their sources and to the settings before them."""
+        sources, timeout = info.data.get("sources", {}), info.data.get("timeout", 0.0)
+        amqp = all(_is_amqp(url) for url in info.data.get("broker_url", ()))
+        return [
+            route.completed(
+                find(sources[route.source].scheme) if route.source in sources else None,
+                timeout,
+                amqp,
+            )
+            for route in routes
+        ]
+
     @property
     def brokers(self) -> list[str]:
         """The broker URLs, secrets included."""
@@ -194,7 +209,7 @@ class Config(Model):
     @property
     def amqp(self) -> bool:
         """Is the broker an AMQP one (and not the Redis that `gateway dev` embeds)?"""
-        return urlsplit(self.brokers[0]).scheme.startswith("amqp")
+        return _is_amqp(self.broker_url[0])
 
     @property
     def paths(self) -> list[str]:
@@ -214,40 +229,9 @@ class Config(Model):
             found.setdefault(route.task, set()).update(route.queue_names)
         return {task: sorted(queues) for task, queues in found.items()}
 
-    # What a route says, or else its source, or else the settings ----------------------------
 
-    def deadline(self, route: Route) -> float:
-        """Return the seconds that a request on `route` has."""
-        return route.deadline or (route.source and self._habits(route).deadline) or self.timeout
-
-    def tries(self, route: Route) -> int:
-        """Return how often the sender tries, where later tries may get the answer."""
-        if not (self.amqp and self.joins(route)):
-            return 1
-        return route.tries or (self._habits(route).tries if route.source else 1)
-
-    def retry_after(self, route: Route) -> float:
-        """Return the seconds between the sender's tries."""
-        return route.retry_after or (self._habits(route).retry_after if route.source else 0.0)
-
-    def fallback(self, route: Route) -> str | None:
-        """Return the body that says "taken" without a result; None: an empty 202."""
-        if route.fallback is not None:
-            return route.fallback
-        return self._habits(route).fallback if route.source else None
-
-    def content_type(self, route: Route) -> str:
-        """Return the content type of a task's str."""
-        return route.content_type or (self._habits(route).content_type if route.source else TEXT)
-
-    def joins(self, route: Route) -> bool:
-        """Can a request on `route` be known to be a try of another's delivery?"""
-        if route.idempotency == "auto":
-            return route.source is not None and self._habits(route).identifies
-        return route.idempotency != "none"
-
-    def _habits(self, route: Route) -> Any:
-        return find(self.sources[route.source].scheme)
+def _is_amqp(url: SecretStr) -> bool:
+    return urlsplit(url.get_secret_value()).scheme.startswith("amqp")
 
 
 def _check_url(url: str, schemes: tuple[str, ...]) -> None:

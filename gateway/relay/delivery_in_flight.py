@@ -9,6 +9,7 @@ from gateway import answer
 from gateway.answer import Answer
 from gateway.celery_message import Message
 from gateway.claims.handle import NO_CLAIM, ClaimHandle, NoClaim
+from gateway.config.route import Route
 from gateway.delivery import Delivery
 from gateway.errors import (
     DeadlinePassed,
@@ -23,10 +24,9 @@ from gateway.pending_task import PendingTask
 from gateway.relay.attempt import attempt
 from gateway.relay.context import Context
 from gateway.relay.in_flight import InFlight
-from gateway.relay.limits import SourceLimits
 from gateway.relay.preferences import Terms
 from gateway.relay.reply import Reply
-from gateway.relay.routes import Target
+from gateway.relay.routes import Endpoint
 from gateway.sources.base import Verified
 
 
@@ -42,7 +42,7 @@ class DeliveryInFlight(InFlight):
     """Answers its request once, with whatever comes first: outcome, error, confirm, deadline."""
 
     __slots__ = (
-        "claim", "delivery", "identity", "message", "mode", "pending", "stage", "target",
+        "claim", "delivery", "identity", "message", "mode", "pending", "route", "source", "stage",
         "verified",
     )  # fmt: skip
 
@@ -50,20 +50,21 @@ class DeliveryInFlight(InFlight):
         self,
         context: Context,
         reply: Reply,
-        source_limits: SourceLimits,
-        target: Target,
+        endpoint: Endpoint,
+        route: Route,
         terms: Terms,
         verified: Verified,
         delivery: Delivery,
         message: Message,
     ):
-        super().__init__(context, reply, terms.deadline, source_limits)
-        self.target = target
+        super().__init__(context, reply, terms.deadline, endpoint.limits)
+        self.route = route
+        self.source = endpoint.source
         self.mode = terms.answer
         self.verified = verified
         self.delivery = delivery
         self.message = message
-        self.identity = target.identity(delivery, verified)
+        self.identity = route.identity(delivery, verified)
         self.stage = Stage.CLAIM
         self.claim: ClaimHandle | NoClaim = NO_CLAIM
         self.pending: PendingTask | None = None
@@ -103,9 +104,9 @@ class DeliveryInFlight(InFlight):
         """
         self.claim, claim = handle, handle.claim
         self.reply.task_id = claim.task_id
-        if claim.tries < self.target.tries and not again and not self.reply.applied:
+        if claim.tries < self.route.tries and not again and not self.reply.applied:
             first = self.reply.request.arrived - claim.age
-            self.extend(first + self.target.hold + self.target.deadline)
+            self.extend(first + self.route.hold + self.route.deadline)
 
     def release(self) -> None:
         # A claim has to be told of the confirm, or the next try would publish again.
@@ -170,7 +171,7 @@ class DeliveryInFlight(InFlight):
 
     def _end(self, outcome: Outcome) -> None:
         try:
-            given = answer.of_outcome(outcome, self.target.content_type)
+            given = answer.of_outcome(outcome, self.route.content_type)
         except RequestError as error:
             taken = outcome.state == SUCCESS
             self.claim.ended(outcome, None, taken)
@@ -179,7 +180,7 @@ class DeliveryInFlight(InFlight):
             else:
                 self.refuse(error)
         else:
-            self.claim.ended(outcome, given, given.status in self.target.final)
+            self.claim.ended(outcome, given, given.status in self.route.final_statuses)
             self.give_again(given)
 
     def give_again(self, given: Answer) -> None:
@@ -191,7 +192,7 @@ class DeliveryInFlight(InFlight):
 
     def _give_result(self, given: Answer) -> None:
         """Answer with a task's, in the form that the sender wants."""
-        source = self.target.source
+        source = self.source
         if source is not None and given.status < 300:
             try:
                 given = source.reply(given, self.verified, time.time())
@@ -202,11 +203,11 @@ class DeliveryInFlight(InFlight):
 
     def accept(self) -> None:
         """Say that the message is taken: its result is not there yet."""
-        target, reply = self.target, self.reply
+        route, reply = self.route, self.reply
         # A sender whose way of saying so is not a 202 would take that for a failure.
-        own_way = target.source is not None and not reply.applied
-        if target.fallback is not None and (own_way or self.mode == "wait-then-accept"):
-            self._give_result(Answer(200, target.content_type, target.fallback.encode()))
+        own_way = self.source is not None and not reply.applied
+        if route.fallback is not None and (own_way or self.mode == "wait-then-accept"):
+            self._give_result(Answer(200, route.content_type, route.fallback.encode()))
             return
         ids = reply.delivery_id, reply.task_id
         location = self.context.result_urls.location(*ids, reply.path, self.claim.age)

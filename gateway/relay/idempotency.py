@@ -136,21 +136,21 @@ class Idempotency:
         return pending is not None and await self._waiter.wait(handle.claim, pending)
 
     async def _take(self, delivery: DeliveryInFlight, again: bool) -> ClaimHandle:
-        target = delivery.target
+        route = delivery.route
         # Whoever can do without the claim must have time left to be relayed.
         patience = None if self._refuse else (delivery.deadline - monotonic()) / 2
         claim = await self._claims.take(
             delivery.identity,
             delivery.delivery.body,
             delivery.message.task_id,
-            span=target.hold + target.deadline if target.tries > 1 else 0.0,
+            span=route.hold + route.deadline if route.tries > 1 else 0.0,
             again=again,
-            strict=target.route.takes_chosen_keys,
+            strict=route.takes_chosen_keys,
             # Without a result all others can say that the delivery is taken.
             rerun=delivery.mode == "wait",
             patience=patience,
         )
-        return ClaimHandle(claim, self._claims, self._late, target.read)
+        return ClaimHandle(claim, self._claims, self._late, route.read)
 
     def _too_late(self, delivery: DeliveryInFlight, handle: ClaimHandle) -> bool:
         """Tell whether the sender has been told already that nothing was taken: so it stays."""
@@ -162,7 +162,7 @@ class Idempotency:
         """Answer as an earlier try was answered."""
         given = handle.claim.answer
         if given is None and (outcome := await self._waiter.stored(handle.claim)) is not None:
-            given, _ = delivery.target.read(outcome)
+            given, _ = delivery.route.read(outcome)
         if given is not None:
             delivery.give_again(given)
         else:  # too large to be kept, and the result has expired
@@ -179,7 +179,7 @@ class Idempotency:
         # It may have ended while nobody waited for it, or just now.
         outcome = await self._waiter.stored(claim)
         if outcome is not None:
-            given, final = delivery.target.read(outcome)
+            given, final = delivery.route.read(outcome)
             if not final:
                 handle.ended(outcome, given, final)
                 return None

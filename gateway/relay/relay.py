@@ -6,7 +6,7 @@ from time import monotonic
 from urllib.parse import parse_qsl
 
 from gateway.celery_message import Message, TaskIds, encode_body
-from gateway.config.route import RESULTS
+from gateway.config.route import RESULTS, Route
 from gateway.config.settings import Config
 from gateway.delivery import Delivery, Request
 from gateway.errors import BadRequest, BodyTooSlow
@@ -25,7 +25,7 @@ from gateway.relay.preferences import Terms
 from gateway.relay.reply import Reply, Respond
 from gateway.relay.result_lookup import ResultLookup, check_method
 from gateway.relay.result_urls import ResultURLs
-from gateway.relay.routes import Endpoint, Routes, Target
+from gateway.relay.routes import Endpoint, Routes
 from gateway.sources.base import Verified
 from gateway.stores import result_store
 from gateway.stores.pipeline import Pipeline
@@ -52,7 +52,7 @@ class Relay:
         failpoint = failpoint or Failpoint()
         self._timeout = config.timeout
         self._routes = Routes(config)
-        joined = any(config.joins(route) for route in config.routes)
+        joined = any(route.identified for route in config.routes)
         self._results = (
             Pipeline(lambda: result_store.connect(config), "results that are asked for")
             if config.results and (joined or config.secret_key)
@@ -156,49 +156,49 @@ class Relay:
         if verified.challenge is not None:
             reply.give(verified.challenge)
             return None
-        target = endpoint.target(verified.event)
-        if target is None:
+        route = endpoint.route(verified.event)
+        if route is None:
             self.context.metrics.add("gateway_events_unrouted_total")
             reply.give(endpoint.unrouted(verified))
             return None
         endpoint.limits.admit()
-        terms = _terms(target, request)
+        terms = _terms(route, request)
         reply.applied = terms.applied
         if terms.deadline <= monotonic():
             raise BodyTooSlow("The body came after the deadline.")
         reply.delivery_id = self.delivery_id()
         delivery = _deliver(reply.delivery_id, request, endpoint, params, verified)
-        message = reply.message = self._message(delivery, target, terms)
+        message = reply.message = self._message(delivery, route, terms)
         self.limits.admit(request.size + len(message.body))
         return DeliveryInFlight(
-            self.context, reply, endpoint.limits, target, terms, verified, delivery, message
+            self.context, reply, endpoint, route, terms, verified, delivery, message
         )
 
-    def _message(self, delivery: Delivery, target: Target, terms: Terms) -> Message:
-        later = target.identified or terms.answer != "wait"
+    def _message(self, delivery: Delivery, route: Route, terms: Terms) -> Message:
+        later = route.identified or terms.answer != "wait"
         return Message(
             task_id=self.context.ids.new(),
-            task=target.route.task,
-            queue=target.queue_of(delivery),
+            task=route.task,
+            queue=route.queue_of(delivery),
             body=encode_body(delivery.query, delivery.headers, delivery.body),
             delivery=delivery.table(store=later),
             # Where a 2xx may come before the result, or a retry may join, it has to last.
-            persistent=later or target.route.durable,
+            persistent=later or route.durable,
             # Else nobody waits for it after its deadline: a worker need not begin it.
-            expires=None if later else delivery.received_at + target.deadline + 1,
+            expires=None if later else delivery.received_at + route.deadline + 1,
         )
 
 
-def _terms(target: Target, request: Request) -> Terms:
+def _terms(route: Route, request: Request) -> Terms:
     """Return how `request` is answered, as its route and its sender want it."""
-    deadline = request.arrived + target.deadline
-    if target.prefer and "prefer" in request.headers:
+    deadline = request.arrived + route.deadline
+    if route.prefer and "prefer" in request.headers:
         preference = preferences.read(request.headers["prefer"])
         if preference is not None:
             if preference.wait is not None:
                 deadline = min(deadline, request.arrived + preference.wait)
             return Terms(preference.answer, deadline, preference.applied)
-    return Terms(target.answer, deadline)
+    return Terms(route.answer, deadline)
 
 
 def _deliver(

@@ -103,7 +103,7 @@ class ResultURLs:
 
     def __init__(self, config: Config, store: Pipeline | None):
         key = config.secret_key.get_secret_value().encode() if config.secret_key else b""
-        types = ((route.path, config.content_type(route)) for route in config.routes)
+        types = ((route.path, route.content_type) for route in config.routes)
         self._tokens = Tokens(key, config.prefix, types)
         # Without a key there are no URLs, and a token made with an empty one is not ours.
         self._served = bool(key) and store is not None

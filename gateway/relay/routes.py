@@ -2,111 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
-from collections.abc import Callable
 from fnmatch import fnmatchcase
 from urllib.parse import unquote_to_bytes
 
-from gateway.answer import Answer, of_outcome
+from gateway.answer import Answer
 from gateway.config.route import PARAM, Route
 from gateway.config.settings import Config
-from gateway.delivery import Delivery, Request
-from gateway.errors import BadRequest, MethodNotAllowed, NotFound, RequestError
-from gateway.outcome import SUCCESS, Outcome
-from gateway.relay import key_extractors
+from gateway.delivery import PRIVATE_HEADERS, Request
+from gateway.errors import BadRequest, MethodNotAllowed, NotFound
 from gateway.relay.limits import SourceLimits
 from gateway.sources import find
 from gateway.sources.base import Source, Verified
 
 #: Characters of an event's name; senders' longest have about 60.
 MAX_EVENT = 255
-#: Request headers that are between sender and gateway, on a route with a source.
-_PRIVATE = frozenset(["authorization", "cookie"])
-
-
-class Target:
-    """A route with its source's habits filled in; seconds where nothing else is said."""
-
-    __slots__ = (
-        "answer", "content_type", "deadline", "fallback", "final", "hold", "identified",
-        "queue_of", "route", "source", "tries", "_key",
-    )  # fmt: skip
-
-    def __init__(self, route: Route, config: Config, source: Source | None):
-        self.route = route
-        self.source = source
-        self.answer = route.answer
-        self.deadline = config.deadline(route)
-        self.tries = config.tries(route)
-        #: From the first try's arrival to the last one's.
-        self.hold = (self.tries - 1) * config.retry_after(route)
-        self.fallback = config.fallback(route)
-        self.content_type = config.content_type(route)
-        self.identified = config.joins(route)
-        #: The statuses of answers that later tries get, too.
-        self.final = route.final_statuses
-        self._key = key_extractors.finder(route.idempotency) if route.takes_chosen_keys else None
-        self.queue_of: Callable[[Delivery], str] = (
-            key_extractors.chooser(route.ordering_key, route.queues)
-            if route.queues
-            else lambda _delivery: route.queue
-        )
-
-    @property
-    def prefer(self) -> bool:
-        return self.route.prefer
-
-    def read(self, outcome: Outcome) -> tuple[Answer | None, bool]:
-        """Return the answer that `outcome` makes, and whether later tries get the same.
-
-        There is no answer where the task has failed, or where its result cannot be one: only the
-        former lets the next try run anew.
-        """
-        if outcome.state != SUCCESS:
-            return None, False
-        try:
-            given = of_outcome(outcome, self.content_type)
-        except RequestError:
-            return None, True
-        return given, given.status in self.final
-
-    def identity(self, delivery: Delivery, verified: Verified) -> str:
-        """Return what all tries of `delivery` have in common, and no other has; empty: nothing.
-
-        Raises `BadRequest` where the operator's key is missing.
-        """
-        if not self.identified:
-            return ""
-        own = self._key(delivery) if self._key else verified.identity
-        if not own:
-            return ""
-        params = sorted(delivery.params.items())
-        route, task = delivery.route, self.route.task
-        return json.dumps(
-            [delivery.source, route, task, params, verified.account, self._caller(delivery), own]
-        )
-
-    def _caller(self, delivery: Delivery) -> list[str]:
-        """Return what tells callers from each other who may all have chosen the same key."""
-        if self.source is not None or self.route.idempotency_scope == "route":
-            return []
-        return [delivery.headers.get(name, "") for name in sorted(_PRIVATE)]
 
 
 class Endpoint:
-    """A path: its source, and the targets of its events."""
+    """A path: its source, and the routes of its events."""
 
     def __init__(
-        self, path: str, name: str, source: Source | None, limits: SourceLimits, some: list[Target]
+        self, path: str, name: str, source: Source | None, limits: SourceLimits, some: list[Route]
     ):
         self.path = path
         self.name = name
         self.source = source
         self.limits = limits
-        self._any = some[-1] if some[-1].route.events is None else None
-        self._by_event = [target for target in some if target.route.events is not None]
+        self._any = some[-1] if some[-1].events is None else None
+        self._by_event = [(route, route.events) for route in some if route.events is not None]
         self._kept = frozenset(h.lower() for h in source.options.pass_headers) if source else None
 
     def verify(self, request: Request) -> Verified:
@@ -126,16 +51,16 @@ class Endpoint:
             raise MethodNotAllowed("Send a GET or a POST.", headers={"Allow": "GET, POST"})
         raise MethodNotAllowed(f"Send a POST, not a {method[:20]}.", headers={"Allow": "POST"})
 
-    def target(self, event: str) -> Target | None:
+    def route(self, event: str) -> Route | None:
         """Return where deliveries of `event` go; None: nowhere.
 
         Raises `BadRequest` where it is too long for the message.
         """
         if len(event) > MAX_EVENT:
             raise BadRequest(f"The event's name has over {MAX_EVENT} characters.")
-        for target in self._by_event:
-            if any(fnmatchcase(event, pattern) for pattern in target.route.events):
-                return target
+        for route, patterns in self._by_event:
+            if any(fnmatchcase(event, pattern) for pattern in patterns):
+                return route
         return self._any
 
     def unrouted(self, verified: Verified) -> Answer:
@@ -155,7 +80,7 @@ class Endpoint:
             name: value
             for name, value in request.headers.items()
             if name in self._kept
-            or not (name in _PRIVATE or name in secret or name.startswith("proxy-"))
+            or not (name in PRIVATE_HEADERS or name in secret or name.startswith("proxy-"))
         }
 
 
@@ -176,9 +101,8 @@ class Routes:
         for path, some in routes.items():
             name = some[0].source or ""
             source = sources.get(name)
-            targets = [Target(route, config, source) for route in some]
             spent = limits.get(name) or SourceLimits(None)
-            endpoint = Endpoint(path, name, source, spent, targets)
+            endpoint = Endpoint(path, name, source, spent, some)
             if "{" in path:
                 self._patterns.append((_pattern(path), endpoint))
             else:

@@ -1,4 +1,4 @@
-"""Publishing and waiting: one file each, one contract (see `base`); the table is in the settings."""
+"""Publishing and waiting: one file each, one contract (see `base`), one table in `config`."""
 
 from __future__ import annotations
 

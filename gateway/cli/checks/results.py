@@ -74,7 +74,7 @@ def _reads(config: Config) -> bool:
     if config.waits.stored:
         return True
     return bool(config.results) and any(
-        config.joins(r) or r.answer != "wait" or r.prefer for r in config.routes
+        r.identified or r.answer != "wait" or r.prefer for r in config.routes
     )
 
 

@@ -58,7 +58,7 @@ async def check_results(config: Config) -> list[Finding]:
 
 async def check_state(config: Config) -> list[Finding]:
     """Return what the Redis says where claims and the journal are."""
-    used = config.journal or any(config.joins(r) or r.takes_chosen_keys for r in config.routes)
+    used = config.journal or any(r.identified or r.takes_chosen_keys for r in config.routes)
     if not config.state or not (used or config.state_url):
         return [ok("state", "none is needed: no route tells deliveries apart, and no journal")]
     name = f"state {result_store.without_password(config.state)}"

@@ -45,17 +45,24 @@ class House:
     def reply(self) -> Reply:
         return Reply(self.relay.context, self.request(), self.given.append)
 
-    def delivery(self, target: SimpleNamespace, applied: str = "") -> DeliveryInFlight:
+    def delivery(self, route: SimpleNamespace, applied: str = "") -> DeliveryInFlight:
         """Return one that waits for its claim."""
         reply = self.reply()
         reply.applied = applied
-        target.identity = lambda delivery, verified: "one"
+        route.identity = lambda delivery, verified: "one"
         terms = Terms("wait", reply.request.arrived + DEADLINE, applied)
         delivery = Delivery("id", "/", {}, {}, "", {}, b"hello", "127.0.0.1", 0.0)
         message = Message("task", "echo", "celery", b"hello", {})
-        context, limits = self.relay.context, SourceLimits(None)
+        endpoint = SimpleNamespace(limits=SourceLimits(None), source=None)
         return DeliveryInFlight(
-            context, reply, limits, target, terms, Verified(b"hello"), delivery, message
+            self.relay.context,
+            reply,
+            endpoint,
+            route,
+            terms,
+            Verified(b"hello"),
+            delivery,
+            message,
         )
 
 
@@ -82,11 +89,11 @@ def test_a_body_after_the_deadline_is_not_published(house):
 
 @pytest.mark.parametrize(("applied", "held"), [("", True), ("wait=5", False)])
 def test_earlier_tries_are_held_unless_the_sender_says_how_long_it_waits(house, applied, held):
-    target = SimpleNamespace(tries=3, hold=10.0, deadline=DEADLINE)
+    route = SimpleNamespace(tries=3, hold=10.0, deadline=DEADLINE)
     claim = Claim(b"key", "channel", "owner", 15.0, CONFIRMED, "task", b"", tries=1)
 
     async def join() -> float:
-        delivery = house.delivery(target, applied)
+        delivery = house.delivery(route, applied)
         delivery.enter(0)
         delivery.join(ClaimHandle(claim, None, None, None), again=False)
         delivery.give(Answer(200, "", b""))

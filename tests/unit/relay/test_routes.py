@@ -109,7 +109,7 @@ def test_first_route_that_names_the_event_takes_it():
     ]
     endpoint, _ = routes(*some, sources=SOURCES).find("/")
     tasks = {
-        event: endpoint.target(event).route.task
+        event: endpoint.route(event).task
         for event in ("push", "issues.opened", "star", "issues", "")
     }
     assert tasks == {
@@ -121,7 +121,7 @@ def test_event_that_no_route_takes_has_no_target():
     endpoint, _ = routes(Route(path="/", source="forge", events=["push"]), sources=SOURCES).find(
         "/"
     )
-    assert endpoint.target("issues") is None
+    assert endpoint.route("issues") is None
     assert endpoint.unrouted(Verified(b"{}")).status == 204
 
 
@@ -153,6 +153,6 @@ def test_get_is_for_the_handshakes_of_sources_that_have_one():
 
 def test_an_event_with_an_endless_name_is_refused():
     (endpoint, _) = ROUTES.find("/")
-    assert endpoint.target("x" * 255) is not None
+    assert endpoint.route("x" * 255) is not None
     with pytest.raises(BadRequest, match="event"):
-        endpoint.target("x" * 256)
+        endpoint.route("x" * 256)

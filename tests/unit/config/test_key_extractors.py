@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.config.key_extractors import MAX_LENGTH, chooser, finder
 from gateway.delivery import Delivery
 from gateway.errors import BadRequest
-from gateway.relay.key_extractors import MAX_LENGTH, chooser, finder
 
 DOCUMENT = {
     "id": "evt_1",
