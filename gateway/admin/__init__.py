@@ -22,7 +22,7 @@ from tornado.iostream import IOStream
 from tornado.web import Application, RequestHandler
 
 from gateway import __version__
-from gateway.metrics import expose
+from gateway.admin.exposition import CONTENT_TYPE, expose
 from gateway.process.supervisor import Supervisor
 
 _DASHBOARD = Path(__file__).with_name("dashboard.html")
@@ -112,7 +112,7 @@ class Readiness(_Page):
 
 class Exposition(_Page):
     def get(self) -> None:
-        self.set_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+        self.set_header("Content-Type", CONTENT_TYPE)
         self.write(expose(self.supervisor.totals()))
 
 

@@ -30,7 +30,7 @@ async def publishing(config: Config) -> AsyncIterator[Publish]:
     It raises `NotConfirmed` where nobody knows whether the broker has the message, and another
     `RequestError` where it has not. Raises `BrokerUnavailable`.
     """
-    metrics, file = Metrics.create([])
+    metrics = Metrics()
     publisher = publisher_for(config, metrics)
 
     async def publish(entry: Entry, task_id: str) -> None:
@@ -59,7 +59,6 @@ async def publishing(config: Config) -> AsyncIterator[Publish]:
     finally:
         await publisher.stop()
         metrics.close()
-        file.close()
 
 
 async def outcomes(

@@ -18,10 +18,8 @@ import ctypes
 import json
 import logging
 import os
-import pickle
 import signal
 import socket
-import struct
 from contextlib import suppress
 from time import monotonic
 from typing import Any
@@ -29,14 +27,17 @@ from typing import Any
 from gateway import log
 from gateway.celery_message import TaskIds
 from gateway.config.settings import Config
+from gateway.errors import ConfigError
 from gateway.failpoints import Failpoint
 from gateway.http.server import Server
 from gateway.metrics import Metrics
+from gateway.process.handover import HEAD, Start, read
 from gateway.relay.relay import Relay
 from gateway.strategies import find
 
 logger = logging.getLogger(__name__)
 
+_UNUSABLE = 78  # the exit code: EX_CONFIG in sysexits.h
 # mallopt(3); bytes
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _LARGE = -3, -1, 1024 * 1024
 
@@ -104,10 +105,15 @@ class Child:
             self._stopping.set()
 
 
-def receive(control: socket.socket) -> dict[str, Any]:
-    """Read what the parent sends first: a length and a pickle (it is our own process)."""
-    (size,) = struct.unpack("!I", _exactly(control, 4))
-    return pickle.loads(_exactly(control, size))
+def receive(control: socket.socket) -> Start:
+    """Read what the parent sends first; raises SystemExit where this version cannot use it."""
+    (size,) = HEAD.unpack(_exactly(control, HEAD.size))
+    try:
+        return read(_exactly(control, size))
+    except ConfigError as exc:
+        for problem in exc.problems:
+            logger.error("this version cannot use its parent's configuration: %s", problem)
+        raise SystemExit(_UNUSABLE) from exc
 
 
 def _exactly(control: socket.socket, size: int) -> bytes:
@@ -135,12 +141,12 @@ def main() -> None:
     _give_memory_back()
     control = socket.socket(fileno=int(sys.argv[1]))
     start = receive(control)
-    config: Config = start["config"]
+    config = start.config
     listener = log.start(config.log_format)
 
     async def serve() -> None:
-        sockets = [socket.socket(fileno=fd) for fd in start["sockets"]]
-        await Child(config, sockets, start["metrics"]).run(control)
+        sockets = [socket.socket(fileno=fd) for fd in start.sockets]
+        await Child(config, sockets, start.metrics).run(control)
 
     try:
         with asyncio.Runner(loop_factory=_loop_factory(config)) as runner:

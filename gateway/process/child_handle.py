@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-import pickle
 import signal
 import socket
-import struct
 import sys
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
 from gateway.config.settings import Config
-from gateway.metrics import Metrics
+from gateway.process.counters import Counters
+from gateway.process.handover import HEAD, Start, write
 
 START_TIMEOUT = 30.0  # seconds until a new child must answer
 ASK_TIMEOUT = 1.0  # seconds a living loop needs at most
 END_TIMEOUT = 10.0  # seconds beyond the grace period until a child that does not end is killed
 
+# A running parent starts this in whatever version is installed by then, so it stays where it is.
 # Not `-m`, which would look into the working directory first: whoever serves there may have a
 # redis.py of their own.
 _CHILD = f"""\
@@ -39,7 +39,7 @@ class ChildHandle:
         self._asking = asyncio.Lock()
         self._asked = 0
         self._answered = False
-        self.metrics, self._file = Metrics.create(config.paths)
+        self.counters = Counters()
         self._child: asyncio.subprocess.Process
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
@@ -55,7 +55,7 @@ class ChildHandle:
             argv.append(self.config.waits.patches)
         try:
             self._child = await asyncio.create_subprocess_exec(
-                *argv, pass_fds=[theirs.fileno(), self._file.fileno(), *fds]
+                *argv, pass_fds=[theirs.fileno(), self.counters.fileno(), *fds]
             )
         except OSError:
             ours.close()
@@ -64,10 +64,8 @@ class ChildHandle:
         finally:
             theirs.close()
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
-        start = pickle.dumps(
-            {"config": self.config, "sockets": fds, "metrics": self._file.fileno()}
-        )
-        self._writer.write(struct.pack("!I", len(start)) + start)
+        start = write(Start(self.config, fds, self.counters.fileno()))
+        self._writer.write(HEAD.pack(len(start)) + start)
 
     @property
     def pid(self) -> int:
@@ -119,5 +117,4 @@ class ChildHandle:
         asyncio.get_running_loop().call_later(patience, self.signal, signal.SIGKILL)
 
     def close(self) -> None:
-        self.metrics.close()
-        self._file.close()
+        self.counters.close()

@@ -18,8 +18,8 @@ from time import monotonic
 
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
-from gateway.metrics import add_up
 from gateway.process.child_handle import ChildHandle
+from gateway.process.counters import Totals, add_up
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Supervisor:
         self._reloading = asyncio.Lock()
         #: The living children, and what the dead ones have counted.
         self.children: list[ChildHandle] = []
-        self.gone: dict[tuple[str, str], float] = {}
+        self.gone: Totals = {}
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT; a second one ends everything at once."""
@@ -69,9 +69,9 @@ class Supervisor:
             await asyncio.wait(self._keepers)
         log.info("stopped")
 
-    def totals(self) -> dict[tuple[str, str], float]:
+    def totals(self) -> Totals:
         """Add up the counters of all children, the dead ones included."""
-        return add_up([self.gone, *(child.metrics.totals() for child in self.children)])
+        return add_up([self.gone, *(child.counters.totals() for child in self.children)])
 
     @property
     def draining(self) -> bool:
@@ -108,7 +108,7 @@ class Supervisor:
             code = await child.wait()
             lived = monotonic() - child.started
             self.children.remove(child)
-            self.gone = add_up([self.gone, child.metrics.totals(alive=False)])
+            self.gone = add_up([self.gone, child.counters.totals(alive=False)])
             child.close()
             if self._stopping.is_set() or child.retired:
                 return

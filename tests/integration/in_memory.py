@@ -66,7 +66,7 @@ class Gateway:
 
     def __init__(self, strategy: Callable[[Config, Metrics, str], Strategy], settings: dict):
         config = Config(**{"port": 0, "routes": ROUTES, **settings})
-        self.metrics, self._file = Metrics.create(route.path for route in config.routes)
+        self.metrics = Metrics(routes=[route.path for route in config.routes])
         ids = TaskIds()
         self.strategy = strategy(config, self.metrics, ids.prefix)
         self.relay = Relay(config, self.strategy, self.metrics, ids)
@@ -82,12 +82,11 @@ class Gateway:
         await self.server.drain(0)
         self._listener.close()
         self.metrics.close()
-        self._file.close()
 
     def counted(self, status: int) -> float:
         """Return how many requests that no route has taken were answered with `status`."""
-        labels = f'route="",status="{status}"'
-        return self.metrics.totals()["gateway_requests_total", labels]
+        labels = (("route", ""), ("status", str(status)))
+        return self.metrics.count(("gateway_requests_total", labels))
 
 
 Start = Callable[..., Gateway]

@@ -279,16 +279,14 @@ def connected(tls: TLS, broker: str, results: str) -> dict[str, bool]:
 
 
 async def connected_on_the_loop(config: Config) -> dict[str, bool]:
-    metrics, file = Metrics.create([])
-    clients = {"publisher": Publisher(config, metrics), "store": ResultStore(config)}
-    with file:
-        for client in clients.values():
-            await client.start()
-        while "not connected yet" in [client.error for client in clients.values()]:
-            await asyncio.sleep(0.02)
-        found = {name: not client.error for name, client in clients.items()}
-        for client in clients.values():
-            await client.stop()
+    clients = {"publisher": Publisher(config, Metrics()), "store": ResultStore(config)}
+    for client in clients.values():
+        await client.start()
+    while "not connected yet" in [client.error for client in clients.values()]:
+        await asyncio.sleep(0.02)
+    found = {name: not client.error for name, client in clients.items()}
+    for client in clients.values():
+        await client.stop()
     return found
 
 

@@ -35,10 +35,9 @@ TIMEOUT = 20  # seconds
 
 @pytest.fixture
 def metrics() -> Iterator[Metrics]:
-    metrics, file = Metrics.create([])
-    with file:
-        yield metrics
-        metrics.close()
+    metrics = Metrics()
+    yield metrics
+    metrics.close()
 
 
 @pytest.fixture(params=list(LOOPS))

@@ -35,10 +35,9 @@ def broker(stack: Stack, start) -> Iterator[RabbitMQ]:
 
 @pytest.fixture
 def metrics() -> Iterator[Metrics]:
-    metrics, file = Metrics.create([])
-    with file:
-        yield metrics
-        metrics.close()
+    metrics = Metrics()
+    yield metrics
+    metrics.close()
 
 
 def run(publisher: Callable[[], Publisher], work) -> None:

@@ -30,7 +30,7 @@ def store(stack: Stack, start) -> Iterator[Server]:
 def hear(store: Server, prefix: str, work) -> list[tuple[bytes, bytes]]:
     """Do `work(channel, heard)` while what is published below `prefix` is written down."""
     heard: list[tuple[bytes, bytes]] = []
-    metrics, file = Metrics.create([])
+    metrics = Metrics()
 
     def hear(*message: bytes) -> None:
         heard.append(message)
@@ -43,8 +43,7 @@ def hear(store: Server, prefix: str, work) -> list[tuple[bytes, bytes]]:
         ):
             await work(channel, heard)
 
-    with file:
-        asyncio.run(run())
+    asyncio.run(run())
     metrics.close()
     return heard
 

@@ -10,7 +10,9 @@ import sys
 
 import pytest
 
-from gateway.metrics import BUCKETS, HELP, STATUSES, Metrics, add_up, expose
+from gateway.admin.exposition import expose
+from gateway.metrics import BUCKETS, FORM, HEAD, HELP, STATUSES, Metrics, Series
+from gateway.process.counters import Counters, add_up
 
 ROUTES = ["/a", '/"quoted\\"']
 
@@ -27,25 +29,38 @@ signal.pause()
 """
 
 
+class Counted:
+    """What a child counts, and what its parent reads."""
+
+    def __init__(self, routes: list[str]):
+        self.counters = Counters()
+        self.metrics = Metrics(self.counters.fileno(), routes)
+        self.totals = self.counters.totals
+
+
 @pytest.fixture
-def counters():
-    """Make counters and their file; all are closed at the end."""
+def counting():
+    """Make what counts and what is counted; all are closed at the end."""
     made = []
 
     def make(routes=ROUTES):
-        made.append(Metrics.create(routes))
+        made.append(Counted(routes))
         return made[-1]
 
     yield make
-    for metrics, file in made:
-        metrics.close()
-        file.close()
+    for counted in made:
+        counted.metrics.close()
+        counted.counters.close()
 
 
-def parsed(text: str) -> dict[str, float]:
+def requests(route: str, status: object) -> Series:
+    return "gateway_requests_total", (("route", route), ("status", str(status)))
+
+
+def parsed(exposed: bytes) -> dict[str, float]:
     """Read Prometheus' text format as strictly as its own parser does."""
     samples, described = {}, []
-    for line in text.splitlines():
+    for line in exposed.decode().splitlines():
         if line.startswith("#"):
             kind, name, rest = re.fullmatch(r"# (HELP|TYPE) (\w+) (.+)", line).groups()
             described.append((kind, name))
@@ -60,123 +75,158 @@ def parsed(text: str) -> dict[str, float]:
     return samples
 
 
-def test_parent_reads_what_a_child_counts_and_keeps_it_when_that_is_killed(counters):
+def test_parent_reads_what_a_child_counts_and_keeps_it_when_that_is_killed():
     # Given a child that counts in a file of the parent's,
-    metrics, file = counters()
+    counters = Counters()
+    assert counters.totals() == {}
     child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(file.fileno()), *ROUTES],
-        pass_fds=[file.fileno()],
+        [sys.executable, "-c", CHILD, str(counters.fileno()), *ROUTES],
+        pass_fds=[counters.fileno()],
         stdout=subprocess.PIPE,
     )
     with child:
         assert child.stdout.readline() == b"counted\n"
-        assert metrics.get("gateway_in_flight") == 3
+        assert counters.totals()["gateway_in_flight", ()] == 3
 
         # when it is killed,
         os.kill(child.pid, signal.SIGKILL)
 
     # then its counts are there, and only its gauges are not.
-    totals = metrics.totals(alive=False)
-    assert totals["gateway_messages_published_total", ""] == 7
-    assert totals["gateway_requests_total", 'route="/a",status="200"'] == 1
-    assert totals["gateway_request_seconds_sum", 'route="/a"'] == 0.02
-    assert ("gateway_in_flight", "") not in totals
+    totals = counters.totals(alive=False)
+    assert totals["gateway_messages_published_total", ()] == 7
+    assert totals[requests("/a", 200)] == 1
+    assert totals["gateway_request_seconds_sum", (("route", "/a"),)] == 0.02
+    assert ("gateway_in_flight", ()) not in totals
+    counters.close()
 
 
-def test_processes_are_added_up_whatever_their_routes(counters):
-    (one, _), (other, _) = counters(["/a"]), counters(["/a", "/b"])
-    for metrics in (one, other):
-        metrics.answered("/a", 200, 0)
-        metrics.add("gateway_in_flight")
-    other.answered("/b", 503, 0)
+def test_a_child_with_other_metrics_than_its_parents_is_read_by_their_names(counting, monkeypatch):
+    # Given a child of a version in which a metric is new, others have gone, and so has a status,
+    monkeypatch.setattr(
+        "gateway.metrics._PLAIN", ("gateway_new_total", "gateway_clients_gone_total")
+    )
+    monkeypatch.setattr("gateway.metrics.STATUSES", (200, 299, 0))
+    one = counting()
+    monkeypatch.undo()
+    other = counting()
+    for each in (one, other):
+        each.metrics.answered("/a", 200, 0.02)
+        each.metrics.add("gateway_clients_gone_total")
+    one.metrics.add("gateway_new_total", 5)
+
+    # when both are added up,
+    total = add_up([one.totals(), other.totals()])
+
+    # then what both have is the sum, and what is not known here is not shown.
+    assert total[requests("/a", 200)] == total["gateway_clients_gone_total", ()] == 2
+    samples = parsed(expose(total))
+    assert samples["gateway_clients_gone_total"] == 2
+    assert samples["gateway_messages_published_total"] == 0
+    assert not any(name.startswith("gateway_new") for name in samples)
+
+
+def test_a_file_of_another_form_is_told_once_and_left_out(caplog):
+    counters = Counters()
+    os.pwrite(counters.fileno(), HEAD.pack(FORM.replace(b"1", b"9"), 5, 5) + bytes(100), 0)
+
+    assert counters.totals() == counters.totals() == {}
+
+    (record,) = caplog.records
+    assert "another version" in record.getMessage()
+    counters.close()
+
+
+def test_processes_are_added_up_whatever_their_routes(counting):
+    one, other = counting(["/a"]), counting(["/a", "/b"])
+    for each in (one, other):
+        each.metrics.answered("/a", 200, 0)
+        each.metrics.add("gateway_in_flight")
+    other.metrics.answered("/b", 503, 0)
 
     total = add_up([one.totals(), other.totals(), {}])
 
-    assert total["gateway_requests_total", 'route="/a",status="200"'] == 2
-    assert total["gateway_requests_total", 'route="/b",status="503"'] == 1
-    assert total["gateway_in_flight", ""] == 2
+    assert total[requests("/a", 200)] == 2
+    assert total[requests("/b", 503)] == 1
+    assert total["gateway_in_flight", ()] == 2
 
 
-def test_statuses_and_routes_that_nobody_named_are_counted_together(counters):
-    metrics, _ = counters()
-    metrics.answered("/a", 418, 0)
-    metrics.answered("/a", 299, 0)
-    metrics.answered("", 404, 0)
+def test_statuses_and_routes_that_nobody_named_are_counted_together(counting):
+    counted = counting()
+    counted.metrics.answered("/a", 418, 0)
+    counted.metrics.answered("/a", 299, 0)
+    counted.metrics.answered("", 404, 0)
 
-    samples = parsed(expose(metrics.totals()))
+    samples = parsed(expose(counted.totals()))
 
     assert samples['gateway_requests_total{route="/a",status="other"}'] == 2
     assert samples['gateway_requests_total{route="",status="404"}'] == 1
 
 
-def test_exposition_can_be_read_back(counters):
-    metrics, _ = counters()
+def test_exposition_can_be_read_back(counting):
+    counted = counting()
     latencies = [0.0, *BUCKETS, 99.0]
     for seconds in latencies:
-        metrics.answered(ROUTES[1], 200, seconds)
-    metrics.add("gateway_connections_open", 2)
-    metrics.add("gateway_connections_open", -1)
-    metrics.add("gateway_messages_published_total", 123_456_789)
+        counted.metrics.answered(ROUTES[1], 200, seconds)
+    counted.metrics.add("gateway_connections_open", 2)
+    counted.metrics.add("gateway_connections_open", -1)
+    counted.metrics.add("gateway_messages_published_total", 123_456_789)
 
-    samples = parsed(expose(metrics.totals()))
+    samples = parsed(expose(counted.totals()))
 
     quoted = 'route="/\\"quoted\\\\\\""'
     assert samples[f'gateway_requests_total{{{quoted},status="200"}}'] == len(latencies)
     assert samples["gateway_connections_open"] == 1
     assert samples["gateway_messages_published_total"] == 123_456_789
     # A bucket counts all that is not above its bound.
-    bucket = f"gateway_request_seconds_bucket{{{quoted},le="
-    bounds = {f'{bucket}"{b}"}}': i + 2 for i, b in enumerate(BUCKETS)}
-    assert {name: samples[name] for name in bounds} == bounds
-    assert samples[f'{bucket}"+Inf"}}'] == len(latencies)
-    assert samples[f"gateway_request_seconds_count{{{quoted}}}"] == len(latencies)
-    total = samples[f"gateway_request_seconds_sum{{{quoted}}}"]
-    assert total == pytest.approx(sum(latencies))
+    name = "gateway_request_seconds"
+    bounds = {f'{name}_bucket{{le="{b}",{quoted}}}': i + 2 for i, b in enumerate(BUCKETS)}
+    assert {series: samples[series] for series in bounds} == bounds
+    assert samples[f'{name}_bucket{{le="+Inf",{quoted}}}'] == len(latencies)
+    assert samples[f"{name}_count{{{quoted}}}"] == len(latencies)
+    assert samples[f"{name}_sum{{{quoted}}}"] == pytest.approx(sum(latencies))
 
 
-def test_each_route_has_latencies_of_its_own(counters):
-    (one, _), (other, _) = counters(["/a", "/b"]), counters(["/b"])
-    one.answered("/a", 200, 0.02)
-    one.answered("/b", 200, 2.0)
-    other.answered("/b", 503, 3.0)
+def test_each_route_has_latencies_of_its_own(counting):
+    one, other = counting(["/a", "/b"]), counting(["/b"])
+    one.metrics.answered("/a", 200, 0.02)
+    one.metrics.answered("/b", 200, 2.0)
+    other.metrics.answered("/b", 503, 3.0)
 
     samples = parsed(expose(add_up([one.totals(), other.totals()])))
 
     name = "gateway_request_seconds"
     assert samples[f'{name}_count{{route="/a"}}'] == 1
-    assert samples[f'{name}_bucket{{route="/b",le="2.5"}}'] == 1
+    assert samples[f'{name}_bucket{{le="2.5",route="/b"}}'] == 1
     assert samples[f'{name}_count{{route="/b"}}'] == 2
     assert samples[f'{name}_sum{{route="/b"}}'] == 5
     assert not any('route=""' in series for series in samples)
 
 
-def test_plain_series_are_there_from_the_beginning_and_labelled_ones_are_not(counters):
-    metrics, _ = counters()
-    samples = parsed(expose(metrics.totals()))
+def test_plain_series_are_there_from_the_beginning_and_labelled_ones_are_not(counting):
+    samples = parsed(expose(counting().totals()))
     labelled = {"gateway_requests_total", "gateway_request_seconds"}
     assert HELP.keys() - labelled <= samples.keys()
     assert not any(name.startswith(tuple(labelled)) for name in samples)
     assert parsed(expose({})) == {}  # no child lives yet
 
 
-def test_file_has_room_for_every_route(counters):
+def test_file_has_room_for_every_route(counting):
     routes = [f"/{n}" for n in range(300)]
-    metrics, file = counters(routes)
+    counted = counting(routes)
     for route in routes:
         for status in STATUSES:
-            metrics.answered(route, status, 0)
-    assert os.fstat(file.fileno()).st_size >= 8 * len(metrics.series)
+            counted.metrics.answered(route, status, 0)
     assert all(
         value == 1
-        for (name, labels), value in metrics.totals().items()
-        if name == "gateway_requests_total" and 'route=""' not in labels
+        for (name, labels), value in counted.totals().items()
+        if name == "gateway_requests_total" and labels[0] != ("route", "")
     )
 
 
-def test_what_every_process_sees_alike_is_not_added_up(counters):
+def test_what_every_process_sees_alike_is_not_added_up(counting):
     name = "gateway_state_memory_ratio"
-    parts = [counters()[0] for _ in range(2)]
-    for metrics, value in zip(parts, (0.25, 0.5), strict=True):
-        metrics.set(name, value)
+    parts = [counting() for _ in range(2)]
+    for counted, value in zip(parts, (0.25, 0.5), strict=True):
+        counted.metrics.set(name, value)
 
-    assert add_up(metrics.totals() for metrics in parts)[name, ""] == 0.5
+    assert add_up(counted.totals() for counted in parts)[name, ()] == 0.5

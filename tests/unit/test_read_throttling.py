@@ -29,10 +29,9 @@ class Transport:
 
 @pytest.fixture
 def metrics() -> Iterator[Metrics]:
-    metrics, file = Metrics.create([])
-    with file:
-        yield metrics
-        metrics.close()
+    metrics = Metrics()
+    yield metrics
+    metrics.close()
 
 
 def busy(metrics: Metrics) -> ReadThrottling:

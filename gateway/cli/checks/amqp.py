@@ -28,7 +28,7 @@ _FAREWELL = 0.2  # seconds; a broker in an alarm does not read that the connecti
 async def connected(url: str, config: Config) -> AsyncIterator[TurnConnection]:
     """Give a connection to the broker at `url`; raises one of `broker.ERRORS`."""
     closed = asyncio.Event()
-    metrics, file = Metrics.create([])
+    metrics = Metrics()
     try:
         connection = await broker.open_connection(
             url, config.tls, lambda *_: closed.set(), ReadThrottling(metrics)
@@ -41,7 +41,6 @@ async def connected(url: str, config: Config) -> AsyncIterator[TurnConnection]:
                 await asyncio.wait_for(closed.wait(), _FAREWELL)
     finally:
         metrics.close()
-        file.close()
 
 
 async def blocked(connection: TurnConnection) -> str:

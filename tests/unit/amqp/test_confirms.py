@@ -16,10 +16,9 @@ from gateway.pending_task import PendingTask
 
 @pytest.fixture
 def metrics():
-    metrics, file = Metrics.create([])
-    with file:
-        yield metrics
-        metrics.close()
+    metrics = Metrics()
+    yield metrics
+    metrics.close()
 
 
 @pytest.fixture

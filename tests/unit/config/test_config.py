@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import re
 import ssl
 from pathlib import Path
@@ -16,6 +15,7 @@ from gateway.config.problems import explain
 from gateway.config.settings import Config, Route
 from gateway.config.tls import TLS
 from gateway.errors import ConfigError
+from gateway.process.handover import Start, read, write
 from gateway.sources import SCHEMES, find
 
 SECRET = "open-sesame"
@@ -420,7 +420,7 @@ def test_secrets_are_in_no_text_of_the_configuration():
 
     assert not any(SECRET in text for text in texts)
     # Yet they travel to the children.
-    assert pickle.loads(pickle.dumps(config)).results == f"redis://:{SECRET}@h/0"
+    assert read(write(Start(config, [], 0))).config.results == f"redis://:{SECRET}@h/0"
 
 
 @pytest.mark.parametrize(

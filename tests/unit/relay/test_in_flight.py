@@ -68,10 +68,9 @@ class House:
 
 @pytest.fixture
 def house() -> Iterator[House]:
-    metrics, file = Metrics.create(["/"])
-    with file:
-        yield House(metrics)
-        metrics.close()
+    metrics = Metrics(routes=["/"])
+    yield House(metrics)
+    metrics.close()
 
 
 @pytest.mark.parametrize("ago", [0.0, DEADLINE - 1])

@@ -1,0 +1,69 @@
+"""What a parent hands to a child that it starts, as plain data that the child validates again.
+
+A parent may have been running since before the last upgrade: its children are of the new version.
+What is the default is not handed over, so that a version with more or fewer settings reads it, too.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from struct import Struct
+from typing import Any
+
+from pydantic import SecretStr, ValidationError
+
+from gateway.config.problems import explain
+from gateway.config.settings import Config
+from gateway.errors import ConfigError
+
+#: Before the data: how many bytes they are.
+HEAD = Struct("!I")
+#: Changes when a child could not understand the data any more.
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The configuration, and the descriptors of the listening sockets and of the counters."""
+
+    config: Config
+    sockets: list[int]
+    metrics: int
+
+
+def write(start: Start) -> bytes:
+    """Return `start` as bytes, secrets included."""
+    return json.dumps(
+        {
+            "version": VERSION,
+            "config": start.config.model_dump(exclude_unset=True),
+            "sockets": start.sockets,
+            "metrics": start.metrics,
+        },
+        default=_plain,
+    ).encode()
+
+
+def read(data: bytes) -> Start:
+    """Read what `write` has written. Raises `ConfigError` where this version cannot use it."""
+    start = json.loads(data)
+    if start["version"] != VERSION:
+        raise ConfigError(
+            [f"the parent speaks version {start['version']}, not {VERSION}: restart the gateway"]
+        )
+    try:
+        config = Config.model_validate(start["config"])
+    except ValidationError as exc:
+        problems = [f"{problem} (restart the gateway)" for problem in explain(exc, Config)]
+        raise ConfigError(problems) from exc
+    return Start(config, start["sockets"], start["metrics"])
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} cannot be handed over")
