@@ -1,9 +1,10 @@
-"""ARCHITECTURE.md's map and rules are those of the code."""
+"""ARCHITECTURE.md's lists and rules are those of the code."""
 
 from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 
 from tests.docs.test_documents import ROOT, text
@@ -11,21 +12,14 @@ from tests.docs.test_documents import ROOT, text
 PACKAGE = ROOT / "gateway"
 
 
-def floors() -> dict[str, int]:
-    """Return the line of the map on which each module or package of `gateway/` stands."""
-    house = text("ARCHITECTURE.md").split("\n## The house\n")[1].split("\n## ")[0]
-    found = {}
-    for number, line in enumerate(house.splitlines()):
-        names = re.match(r"    ((?:\w+(?:\.py|/) ?)+)", line)
-        for name in names[1].split() if names else ():
-            found[name] = number
-    return found
+def section(title: str) -> str:
+    return text("ARCHITECTURE.md").split(f"## {title}\n")[1].split("\n## ")[0]
 
 
-def room(module: str) -> str:
-    """Return what the map calls the place where `module` is, as in ``gateway.cli.send``."""
-    name = module.split(".")[1]
-    return f"{name}/" if (PACKAGE / name).is_dir() else f"{name}.py"
+def listed() -> list[str]:
+    """Return the packages of the gateway in the order of the list."""
+    inside = section("The packages").split("Beside the package")[0]
+    return re.findall(r"^    (\w+)/", inside, re.MULTILINE)
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
@@ -35,31 +29,25 @@ def modules() -> Iterator[tuple[str, ast.Module]]:
         yield name.removesuffix(".__init__"), ast.parse(path.read_text("utf-8"))
 
 
-def imported(tree: ast.Module) -> Iterator[str]:
-    """Yield what a module imports from the package when it is imported itself."""
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gateway"):
-            for alias in node.names:
-                inside = PACKAGE.joinpath(*node.module.split(".")[1:], alias.name)
-                known = inside.is_dir() or inside.with_suffix(".py").exists()
-                yield f"{node.module}.{alias.name}" if known else node.module
+def test_the_list_is_the_contract_that_is_checked():
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    layers = config["tool"]["importlinter"]["contracts"][0]["layers"]
+    names = [name for layer in layers for name in re.split(r" [|:] ", layer)]
+    packages = [name for name in names if (PACKAGE / name).is_dir()]
+
+    assert packages == listed()
+    assert set(packages) == {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert [name for name in names if not (PACKAGE / name).exists()] == [
+        path.stem for path in sorted(PACKAGE.glob("[a-z]*.py"))
+    ]
 
 
-def test_imports_only_go_down_the_floors():
-    floor, wrong = floors(), []
-    for name, tree in modules():
-        if name in ("gateway", "gateway.__main__"):
-            continue
-        for other in imported(tree):
-            if other == "gateway":  # the version
-                continue
-            here, there = room(name), room(other)
-            if here != there and floor[here] > floor[there]:
-                wrong.append(f"{here} is below {there}, which it imports")
-    assert sorted(set(wrong)) == []
+def test_packages_inside_packages_are_listed():
+    inside = re.findall(r"^      (\w+)/", section("The packages"), re.MULTILINE)
+    assert inside == sorted(path.parent.name for path in PACKAGE.glob("*/*/__init__.py"))
 
 
-def test_the_environment_is_read_where_the_map_says():
+def test_the_environment_is_read_where_the_rules_say():
     readers = {
         name.removeprefix("gateway.").partition(".")[0]
         for name, tree in modules()
@@ -70,6 +58,7 @@ def test_the_environment_is_read_where_the_map_says():
     assert set(re.findall(r"`(\w+)", sentence[1])) == readers
 
 
-def test_the_map_names_only_what_exists():
-    missing = [name for name in floors() if not (PACKAGE / name).exists()]
-    assert [name for name in missing if not (ROOT / name).exists()] == []
+def test_files_that_are_named_exist():
+    named = set(re.findall(r"`(?:gateway/)?([\w/]+\.py)`", text("ARCHITECTURE.md")))
+    known = [ROOT, PACKAGE, *(PACKAGE / name for name in listed())]
+    assert [name for name in named if not any((at / name).exists() for at in known)] == []

@@ -1,0 +1,66 @@
+"""The way of a request is the one that ARCHITECTURE.md writes down, call by call."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+from types import FrameType
+
+import gateway
+from gateway.stack import RabbitMQ, Server, Stack
+from gateway.strategies import find
+from tests.docs.test_documents import text
+from tests.http_client import request
+from tests.integration.in_memory import Gateway
+
+PACKAGE = Path(gateway.__file__).parent
+TIMEOUT = 20  # seconds
+
+
+def documented() -> list[list[tuple[str, str]]]:
+    """Return the calls of each way: file and name."""
+    ways = re.findall(r"(?:^    \S+\.py +\S+\n)+", text("ARCHITECTURE.md").split("### Call by call\n")[1].split("\n## ")[0], re.MULTILINE)
+    return [[tuple(line.split()) for line in way.splitlines()] for way in ways]
+
+
+def test_a_request_goes_the_way_that_is_written_down(
+    stack: Stack, rabbitmq: RabbitMQ, redis_server: Server
+):
+    worker = stack.worker(rabbitmq.url, redis_server.url)
+    calls: list[tuple[str, str]] = []
+
+    def called(frame: FrameType, event: str, _argument: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(PACKAGE):
+            calls.append((str(path.relative_to(PACKAGE)), frame.f_code.co_qualname))
+
+    async def serving() -> None:
+        settings = {"broker_url": rabbitmq.url, "strategy": "pika", "result_backend": ""}
+        settings["routes"] = [{"path": "/", "task": "appserver.tasks.echo"}]
+        one = Gateway(find("pika"), settings)
+        await one.relay.start()
+        try:
+            async with asyncio.timeout(TIMEOUT):
+                while any(one.relay.checks().values()):
+                    await asyncio.sleep(0.01)
+                async with await one.open() as connection:
+                    sys.setprofile(called)
+                    answer = await connection.ask(request(b"hello"))
+                    sys.setprofile(None)
+            assert (answer.status, answer.body) == (200, b"hello")
+        finally:
+            sys.setprofile(None)
+            await one.relay.stop()
+            await one.close()
+
+    asyncio.run(serving())
+    worker.stop()
+
+    ways = documented()
+    assert [len(way) for way in ways] == [20, 5, 11]
+    for way in ways:
+        rest = iter(calls)
+        missing = [call for call in way if call not in rest]
+        assert missing == []
