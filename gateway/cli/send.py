@@ -18,7 +18,6 @@ from pydantic import ValidationError
 
 from gateway.answer import PROBLEM
 from gateway.cli.outgoing import Outgoing, curl_line, signed_request
-from gateway.cli.samples import sample
 from gateway.config.loading import load
 from gateway.config.problems import explain
 from gateway.delivery import Request
@@ -127,7 +126,7 @@ def _outgoing(source: Source, arguments: argparse.Namespace, url: str) -> Outgoi
     if arguments.data is None:
         token = getattr(source.options, "verification_token", None)
         token = token.get_secret_value() if token else ""
-        event, body = sample(source.options.scheme, event, identity, now, token)
+        event, body = source.sample(event, identity, now, token)
     else:
         body = _read(arguments.data)
     outgoing = signed_request(source, Draft(body, url, now, event, identity))

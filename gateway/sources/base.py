@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from string import Template
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import BeforeValidator, Field, SecretStr, field_validator
 
@@ -84,6 +85,38 @@ class Signed:
     query: dict[str, str] = field(default_factory=dict)
 
 
+class Sample(NamedTuple):
+    """A small delivery of an ``event``.
+
+    ``body`` has the placeholders ``$id``, ``$time`` (seconds since the epoch), ``$token`` (a secret
+    that some senders write into the body), ``$event``, and ``$kind`` and ``$action``: what stands
+    before and after the event's first dot.
+    """
+
+    event: str
+    body: str
+
+
+@dataclass(frozen=True)
+class Example:
+    """What tests and load tests of a scheme need.
+
+    ``options`` are those of ``[sources.NAME]`` with which the sender signs, ``receiver`` what
+    differs at the receiving end (a public key); ``other_secret`` verifies nothing of the sender's.
+    ``proof`` is the header or query parameter with the signature, which is good for a while only
+    where it is ``timed``. ``identity`` is what is found in a sample whose id is 123456789; where it
+    is empty, the digest of the body stands for one. An ``opaque`` body is not parsed.
+    """
+
+    options: dict[str, Any]
+    other_secret: str
+    proof: str
+    timed: bool = False
+    receiver: dict[str, Any] = field(default_factory=dict)
+    identity: str = "123456789"
+    opaque: bool = False
+
+
 class Source(ABC):
     """Knows one sender's scheme in both directions. No I/O; the time is handed in.
 
@@ -98,6 +131,9 @@ class Source(ABC):
     """
 
     Options: ClassVar[type[Options]] = Options
+    #: What the sender sends, by the part of the event before the first dot; "": any other event.
+    samples: ClassVar[dict[str, Sample]]
+    example: ClassVar[Example]
     #: The sender's habits, for routes that say nothing else: seconds until it hangs up (less
     #: a margin), how often it tries in all, seconds between two tries.
     deadline: ClassVar[float | None] = None
@@ -119,6 +155,17 @@ class Source(ABC):
     def __init__(self, options: Options, public_url: str = ""):
         self.options = options
         self.public_url = public_url
+
+    @classmethod
+    def sample(cls, event: str, identity: str, now: float, token: str = "") -> tuple[str, bytes]:
+        """Return an event (`event`, unless that is empty) and the body of a delivery of it."""
+        event = event or cls.samples[""].event
+        kind, _, action = event.partition(".")
+        found = cls.samples.get(kind, cls.samples[""])
+        body = Template(found.body).substitute(
+            event=event, kind=kind, action=action, id=identity, time=int(now), token=token
+        )
+        return event, body.encode()
 
     @property
     def covers_body(self) -> bool:

@@ -19,7 +19,7 @@ from gateway.answer import JSON, Answer
 from gateway.delivery import Request
 from gateway.errors import Unverified
 from gateway.sources import wechat_crypto
-from gateway.sources.base import Draft, Signed, Source, Verified
+from gateway.sources.base import Draft, Example, Sample, Signed, Source, Verified
 from gateway.sources.envelopes import read_json
 from gateway.sources.fields import name
 from gateway.sources.signatures import check, check_time, digest, header, raw, secrets
@@ -48,6 +48,27 @@ class DingTalk(Source):
     event is its EventType; its ``eventId`` identifies it, else all that it says. A robot's
     message has its ``msgtype`` and its ``msgId``, which are not signed.
     """
+
+    samples = {
+        "": Sample(
+            "user_add_org",
+            '{"EventType":"$event","eventId":"$id","TimeStamp":$time,"UserId":["größe"]}',
+        ),
+        "text": Sample(
+            "text",
+            '{"msgtype":"text","msgId":"$id","text":{"content":"hello"},"robotCode":"robot"}',
+        ),
+    }
+    example = Example(
+        {
+            "secrets": "123456",
+            "aes_key": "4g5j64qlyl3zvetqxz5jiocdr586fn2zvjpa8zls3ij",
+            "receive_id": "suite4x",
+        },
+        other_secret="123457",
+        proof="msg_signature",
+        timed=True,
+    )
 
     Options = Options
     deadline = 1.2

@@ -15,7 +15,7 @@ from gateway.answer import JSON, Answer
 from gateway.delivery import Request
 from gateway.errors import Unverified
 from gateway.sources import base
-from gateway.sources.base import Draft, Signed, Source, Verified
+from gateway.sources.base import Draft, Example, Sample, Signed, Source, Verified
 from gateway.sources.ed25519 import public_key, sign, verifies
 from gateway.sources.envelopes import read_json
 from gateway.sources.fields import name
@@ -54,6 +54,20 @@ class Discord(Source):
     ``APPLICATION_COMMAND``, or the webhook event's ``type``. The JSON's ``id`` identifies an
     interaction; an event has none: the body's digest does. Both kinds of PING are answered.
     """
+
+    samples = {
+        "": Sample(
+            "APPLICATION_COMMAND",
+            '{"id":"$id","type":2,"version":1,"data":{"id":"1","type":1,"name":"höhe"}}',
+        )
+    }
+    example = Example(
+        {"secrets": "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"},
+        receiver={"secrets": "03a107bff3ce10be1d70dd18e74bc09967e4d6309ba50d5f1ddc8664125531b8"},
+        other_secret="3b6a27bcceb6a42d62a3a8d02a6f0d73653215771de243a63ac048a18b59da29",
+        proof="x-signature-ed25519",
+        timed=True,
+    )
 
     Options = Options
     deadline = 2.5

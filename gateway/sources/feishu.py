@@ -20,7 +20,7 @@ from gateway.answer import JSON, Answer
 from gateway.delivery import Request
 from gateway.errors import RequestError, Unverified
 from gateway.sources import base
-from gateway.sources.base import Draft, Signed, Source, Verified
+from gateway.sources.base import Draft, Example, Sample, Signed, Source, Verified
 from gateway.sources.envelopes import read_json
 from gateway.sources.fields import at, name
 from gateway.sources.signatures import check, check_time, digest, header, raw, secrets
@@ -48,6 +48,20 @@ class Feishu(Source):
     repeats what it says and has no other effect. Anything else without a signature gets the
     same 401, whatever was wrong with it.
     """
+
+    samples = {
+        "": Sample(
+            "im.message.receive_v1",
+            '{"schema":"2.0","header":{"event_id":"$id","event_type":"$event",'
+            '"create_time":"$time","token":"$token"},"event":{"text":"größe"}}',
+        )
+    }
+    example = Example(
+        {"secrets": "test key", "verification_token": "v"},
+        other_secret="test kez",
+        proof="x-lark-signature",
+        timed=True,
+    )
 
     Options = Options
     deadline = 2.5

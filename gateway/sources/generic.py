@@ -14,7 +14,7 @@ from pydantic import model_validator
 from gateway.delivery import Request
 from gateway.model import matching
 from gateway.sources import base
-from gateway.sources.base import Draft, Signed, Verified
+from gateway.sources.base import Draft, Example, Sample, Signed, Verified
 from gateway.sources.envelopes import read_json
 from gateway.sources.fields import at, name, pointer
 from gateway.sources.hmac_source import HMACSource
@@ -70,6 +70,25 @@ class GenericHMAC(HMACSource):
     A header is signed only where `signed` names it: the event, or an identity that is not
     ``{id}``, may stand in one that is not.
     """
+
+    samples = {"": Sample("hello", '{"id":"$id","type":"$event"}')}
+    example = Example(
+        {
+            "secrets": "s3cret",
+            "header": "X-Signature",
+            "algorithm": "sha512",
+            "encoding": "base64",
+            "prefix": "v1=",
+            "signed": "{id}.{timestamp}.{body}",
+            "timestamp_header": "X-Time",
+            "id_header": "X-Id",
+            "event": "header:X-Event",
+        },
+        other_secret="secret",
+        proof="x-signature",
+        opaque=True,
+        timed=True,
+    )
 
     Options = Options
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from gateway.delivery import Request
-from gateway.sources.base import Draft, Signed, Verified
+from gateway.sources.base import Draft, Example, Sample, Signed, Verified
 from gateway.sources.fields import name, read_form, read_if_json
 from gateway.sources.hmac_source import HMACSource
 
@@ -19,6 +19,18 @@ class GitHub(HMACSource):
     Not signed: the headers. The event is ``X-GitHub-Event`` and, where the body has one, its
     ``action``, as in ``issues.opened``; ``X-GitHub-Delivery`` identifies the delivery.
     """
+
+    samples = {
+        "": Sample(
+            "issues.opened", '{"action":"$action","issue":{"id":$id,"number":1,"title":"größe"}}'
+        )
+    }
+    example = Example(
+        {"secrets": "It's a Secret to Everybody"},
+        other_secret="It's a Secret to Nobody",
+        proof="x-hub-signature-256",
+        opaque=True,
+    )
 
     header = "x-hub-signature-256"
     prefix = b"sha256="

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.delivery import Request
-from gateway.sources.base import Draft, Signed, Verified
+from gateway.sources.base import Draft, Example, Sample, Signed, Verified
 from gateway.sources.bearer import BearerSource
 
 
@@ -13,6 +13,11 @@ class GitLab(BearerSource):
     The event is ``X-Gitlab-Event``; ``Idempotency-Key``, before GitLab 17.4
     ``X-Gitlab-Event-UUID``, identifies the delivery.
     """
+
+    samples = {"": Sample("Push Hook", '{"object_kind":"push","ref":"refs/heads/main"}')}
+    example = Example(
+        {"secrets": "glwt-größe"}, other_secret="glwt-größer", proof="x-gitlab-token", opaque=True
+    )
 
     header = "x-gitlab-token"
     deadline = 9.0

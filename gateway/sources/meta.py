@@ -11,7 +11,7 @@ from gateway.answer import TEXT, Answer
 from gateway.delivery import Request
 from gateway.errors import MethodNotAllowed, Unverified
 from gateway.sources import base
-from gateway.sources.base import Draft, Signed, Verified
+from gateway.sources.base import Draft, Example, Sample, Signed, Verified
 from gateway.sources.envelopes import read_query
 from gateway.sources.fields import name, read_if_json
 from gateway.sources.hmac_source import HMACSource
@@ -31,6 +31,21 @@ class Meta(HMACSource):
     The event is the JSON's ``object`` and, where its changes are all of one, their ``field``,
     as in ``page.feed``. Nothing but the body itself identifies a delivery: its digest does.
     """
+
+    samples = {
+        "": Sample(
+            "page.feed",
+            '{"object":"$kind","entry":[{"id":"$id","time":$time,'
+            '"changes":[{"field":"$action"}]}]}',
+        )
+    }
+    example = Example(
+        {"secrets": "app secret", "verify_token": "chosen"},
+        other_secret="App secret",
+        proof="x-hub-signature-256",
+        identity="",
+        opaque=True,
+    )
 
     Options = Options
     header = "x-hub-signature-256"

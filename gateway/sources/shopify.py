@@ -5,7 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 
 from gateway.delivery import Request
-from gateway.sources.base import Draft, Signed, Verified
+from gateway.sources.base import Draft, Example, Sample, Signed, Verified
 from gateway.sources.hmac_source import HMACSource
 
 
@@ -15,6 +15,11 @@ class Shopify(HMACSource):
     Not signed: the headers. The event is ``X-Shopify-Topic``, as ``orders/create``;
     ``X-Shopify-Event-Id`` identifies the delivery.
     """
+
+    samples = {"": Sample("orders/create", '{"id":$id,"currency":"EUR","total_price":"12.00"}')}
+    example = Example(
+        {"secrets": "Convoy"}, other_secret="convoy", proof="x-shopify-hmac-sha256", opaque=True
+    )
 
     header = "x-shopify-hmac-sha256"
     encode = staticmethod(b64encode)

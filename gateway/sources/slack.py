@@ -5,7 +5,7 @@ from __future__ import annotations
 from gateway.answer import TEXT, Answer
 from gateway.delivery import Request
 from gateway.errors import BadRequest
-from gateway.sources.base import Draft, Signed, Verified
+from gateway.sources.base import Draft, Example, Sample, Signed, Verified
 from gateway.sources.envelopes import read_json
 from gateway.sources.fields import name, read_form, utf8
 from gateway.sources.hmac_source import HMACSource
@@ -21,6 +21,19 @@ class Slack(HMACSource):
     ``type``, of slash commands the ``command``. The JSON's ``event_id`` identifies an event;
     what comes as a form has no id and is not sent again.
     """
+
+    samples = {
+        "": Sample(
+            "app_mention",
+            '{"type":"event_callback","event_id":"$id","event":{"type":"$event","text":"hello"}}',
+        )
+    }
+    example = Example(
+        {"secrets": "8f742231b10e8888abcd99yyyzzz85a5"},
+        other_secret="8f742231b10e8888abcd99yyyzzz85a6",
+        proof="x-slack-signature",
+        timed=True,
+    )
 
     header = "x-slack-signature"
     prefix = b"v0="

@@ -16,7 +16,7 @@ from pydantic import SecretStr, field_validator
 from gateway.delivery import Request
 from gateway.errors import Unverified
 from gateway.sources import base, ed25519
-from gateway.sources.base import Draft, Signed, Source, Verified
+from gateway.sources.base import Draft, Example, Sample, Signed, Source, Verified
 from gateway.sources.fields import name, read_if_json
 from gateway.sources.signatures import check_time, header, mac, raw
 
@@ -95,6 +95,17 @@ class Standard(Source):
     The event is the JSON's ``type`` where the body is JSON and has one; ``webhook-id``
     identifies the delivery.
     """
+
+    samples = {
+        "": Sample("invoice.paid", '{"type":"$event","timestamp":$time,"data":{"id":"$id"}}')
+    }
+    example = Example(
+        {"secrets": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"},
+        other_secret="whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSx",
+        proof="webhook-signature",
+        opaque=True,
+        timed=True,
+    )
 
     Options = Options
     deadline = 14.0

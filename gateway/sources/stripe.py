@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.delivery import Request
 from gateway.errors import Unverified
-from gateway.sources.base import Draft, Signed, Verified
+from gateway.sources.base import Draft, Example, Sample, Signed, Verified
 from gateway.sources.envelopes import read_json
 from gateway.sources.fields import name
 from gateway.sources.hmac_source import HMACSource
@@ -16,6 +16,19 @@ class Stripe(HMACSource):
 
     The event is the JSON's ``type``; its ``id`` identifies the delivery.
     """
+
+    samples = {
+        "": Sample(
+            "charge.succeeded",
+            '{"id":"$id","object":"event","type":"$event","created":$time,"data":{"object":{}}}',
+        )
+    }
+    example = Example(
+        {"secrets": "whsec_test_secret"},
+        other_secret="whsec_test_secret2",
+        proof="stripe-signature",
+        timed=True,
+    )
 
     header = "stripe-signature"
     deadline = 9.0

@@ -8,7 +8,7 @@ from pydantic import SecretStr, field_validator
 
 from gateway.delivery import Request
 from gateway.sources import base
-from gateway.sources.base import Draft, Signed, Verified
+from gateway.sources.base import Draft, Example, Sample, Signed, Verified
 from gateway.sources.bearer import BearerSource
 from gateway.sources.envelopes import read_json
 from gateway.sources.fields import name
@@ -32,6 +32,19 @@ class Telegram(BearerSource):
 
     The event is the update's kind, as ``message``; the JSON's ``update_id`` identifies it.
     """
+
+    samples = {
+        "": Sample(
+            "message",
+            '{"update_id":$id,"$event":{"message_id":1,"date":$time,'
+            '"chat":{"id":1,"type":"private"},"text":"hello"}}',
+        )
+    }
+    example = Example(
+        {"secrets": "A-secret_token"},
+        other_secret="A-secret_tokem",
+        proof="x-telegram-bot-api-secret-token",
+    )
 
     Options = Options
     header = "x-telegram-bot-api-secret-token"

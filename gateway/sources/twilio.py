@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from gateway.delivery import Request
 from gateway.errors import BadRequest, Unverified
-from gateway.sources.base import Draft, Options, Signed, Source, Verified
+from gateway.sources.base import Draft, Example, Options, Sample, Signed, Source, Verified
 from gateway.sources.fields import name, read_form, utf8
 from gateway.sources.signatures import check, header, mac, raw, secrets
 
@@ -29,6 +29,11 @@ class Twilio(Source):
     Not signed: the headers, the order of a form's fields. The event is a form's
     ``MessageStatus`` or ``CallStatus``; ``I-Twilio-Idempotency-Token`` identifies the delivery.
     """
+
+    samples = {
+        "": Sample("ringing", "CallSid=CA$id&CallStatus=$event&From=%2B4930123&To=%2B4930124&Note=")
+    }
+    example = Example({"secrets": "12345"}, other_secret="12346", proof="x-twilio-signature")
 
     deadline = 14.0
     #: No instruction, in Twilio's markup.

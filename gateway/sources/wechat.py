@@ -13,9 +13,16 @@ from gateway.answer import JSON, TEXT, Answer
 from gateway.delivery import Request
 from gateway.errors import Unverified
 from gateway.sources import wechat_crypto
-from gateway.sources.base import Draft, Signed, Source, Verified
+from gateway.sources.base import Draft, Example, Signed, Source, Verified
 from gateway.sources.wechat_crypto import CryptoOptions, MessageCrypto, Opened, Sealed
-from gateway.sources.wechat_message import XML, Message, looks_like_json, passive_reply, render
+from gateway.sources.wechat_message import (
+    SAMPLES,
+    XML,
+    Message,
+    looks_like_json,
+    passive_reply,
+    render,
+)
 
 
 class Options(CryptoOptions):
@@ -48,6 +55,15 @@ class WeChat(Source):
     message is identified by its MsgId with the account and, in WeCom, the agent; an event by
     all that it says.
     """
+
+    samples = SAMPLES
+    example = Example(
+        {"secrets": "AAAAA", "aes_key": "A" * 43, "receive_id": "wxba5fad812f8e6fb9"},
+        other_secret="AAAAB",
+        proof="msg_signature",
+        timed=True,
+        identity="gh_gateway::123456789",
+    )
 
     Options = Options
     deadline = 4.5

@@ -13,6 +13,7 @@ from typing import Any
 
 from gateway.answer import JSON, Answer
 from gateway.errors import BadRequest, ResultUnusable
+from gateway.sources.base import Sample
 from gateway.sources.envelopes import read_json, read_xml
 from gateway.sources.fields import name
 from gateway.sources.signatures import digest
@@ -23,6 +24,18 @@ _MAX_DEPTH = 4
 _tag = re.compile(r"[A-Za-z_][A-Za-z0-9_]*").fullmatch
 # What https://www.w3.org/TR/xml/#charsets leaves out.
 _no_xml = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+_MESSAGE = (
+    "<xml><ToUserName><![CDATA[gh_gateway]]></ToUserName>"
+    "<FromUserName><![CDATA[o_sender]]></FromUserName>"
+    "<CreateTime>$time</CreateTime><MsgType><![CDATA[$kind]]></MsgType>"
+)
+#: Of WeChat and WeCom: a text message, and an event.
+SAMPLES = {
+    "": Sample("text", f"{_MESSAGE}<Content><![CDATA[größe]]></Content><MsgId>$id</MsgId></xml>"),
+    "event": Sample("event.subscribe", f"{_MESSAGE}<Event><![CDATA[$action]]></Event></xml>"),
+}
 
 
 @dataclass(slots=True, frozen=True)

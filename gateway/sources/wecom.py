@@ -12,9 +12,10 @@ from pydantic import BeforeValidator, Field, SecretStr
 
 from gateway.answer import TEXT, Answer
 from gateway.delivery import Request
-from gateway.sources.base import Draft, Signed, listed
+from gateway.sources.base import Draft, Example, Signed, listed
 from gateway.sources.wechat import WeChat
 from gateway.sources.wechat_crypto import CryptoOptions, Sealed
+from gateway.sources.wechat_message import SAMPLES
 
 
 class Options(CryptoOptions):
@@ -31,6 +32,19 @@ class WeCom(WeChat):
     An intelligent robot's messages are JSON; what a task returns for one is the robot's own
     JSON object.
     """
+
+    samples = SAMPLES
+    example = Example(
+        {
+            "secrets": "QDG6eK",
+            "aes_key": "4g5j64qlyl3zvetqxz5jiocdr586fn2zvjpa8zls3ij",
+            "receive_id": "wx5823bf96d3bd56c7",
+        },
+        other_secret="QDG6eL",
+        proof="msg_signature",
+        timed=True,
+        identity="gh_gateway::123456789",
+    )
 
     Options = Options
 

@@ -9,7 +9,7 @@ from base64 import b64encode
 from gateway.answer import JSON, Answer
 from gateway.delivery import Request
 from gateway.errors import Unverified
-from gateway.sources.base import Draft, Signed, Verified
+from gateway.sources.base import Draft, Example, Sample, Signed, Verified
 from gateway.sources.envelopes import read_query
 from gateway.sources.hmac_source import HMACSource
 from gateway.sources.signatures import digest, raw
@@ -24,6 +24,18 @@ class X(HMACSource):
 
     There is no event. Nothing but the body itself identifies a delivery: its digest does.
     """
+
+    samples = {
+        "": Sample(
+            "", '{"for_user_id":"1","tweet_create_events":[{"id_str":"$id","text":"hello"}]}'
+        )
+    }
+    example = Example(
+        {"secrets": "consumer secret"},
+        other_secret="consumer_secret",
+        proof="x-twitter-webhooks-signature",
+        identity="",
+    )
 
     header = "x-twitter-webhooks-signature"
     prefix = b"sha256="

@@ -21,7 +21,11 @@ TIMEOUT = 20  # seconds
 
 def documented() -> list[list[tuple[str, str]]]:
     """Return the calls of each way: file and name."""
-    ways = re.findall(r"(?:^    \S+\.py +\S+\n)+", text("ARCHITECTURE.md").split("### Call by call\n")[1].split("\n## ")[0], re.MULTILINE)
+    ways = re.findall(
+        r"(?:^    \S+\.py +\S+\n)+",
+        text("ARCHITECTURE.md").split("### Call by call\n")[1].split("\n## ")[0],
+        re.MULTILINE,
+    )
     return [[tuple(line.split()) for line in way.splitlines()] for way in ways]
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from gateway.cli.local.first_task import Described
 from gateway.cli.local.plan import APP, Plan
 from gateway.cli.outgoing import curl_line, signed_request
-from gateway.cli.samples import sample
 from gateway.config.settings import Config
 from gateway.sources import find
 from gateway.sources.base import Draft
@@ -87,5 +86,6 @@ def _sent(config: Config, path: Path | None, url: str) -> list[str]:
 def _message(config: Config, url: str) -> str:
     options = config.sources["wechat"]
     now = time.time()
-    _, body = sample(options.scheme, "", str(secrets.randbelow(10**15)), now)
-    return curl_line(signed_request(find(options.scheme)(options), Draft(body, url, now)))
+    source = find(options.scheme)(options)
+    _, body = source.sample("", str(secrets.randbelow(10**15)), now)
+    return curl_line(signed_request(source, Draft(body, url, now)))
