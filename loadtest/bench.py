@@ -10,12 +10,14 @@ from dataclasses import dataclass, field, replace
 
 import redis
 
-from gateway.stack import Server, Stack, StackError, free_port
+from gateway.stack import StackError, free_port
 from gateway.stack.loopback import accepts
 from gateway.stack.nginx import nginx_config
 from gateway.stack.programs import find
 from loadtest.envelope import PLAIN, Envelope
 from loadtest.machine import ROOT
+from loadtest.stack import Measured as Server
+from loadtest.stack import Stack
 
 _ROUTE = """\
 [[routes]]

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from gateway.config.strategies import STRATEGIES
 from gateway.errors import GatewayError
-from gateway.stack import Stack
 from loadtest import machine, page, wrk
 from loadtest.experiments import EXPERIMENTS, find
 from loadtest.report import Report
+from loadtest.stack import Stack
 from loadtest.tasks import Task
 
 _OPEN_FILES = 65_536

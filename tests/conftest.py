@@ -10,7 +10,8 @@ from typing import TypeVar
 import pytest
 from tornado.ioloop import IOLoop
 
-from gateway.stack import ProgramMissing, RabbitMQ, Server, Stack, loopback
+from gateway.stack import loopback
+from tests.support.stack import ProgramMissing, RabbitMQ, Server, Stack
 
 S = TypeVar("S", bound=Server)
 

@@ -9,11 +9,10 @@ Everything lives below one temporary directory and nothing outlives the `with` b
 is ready when the method that starts it returns.
 """
 
-from gateway.stack.clock import Clock
 from gateway.stack.loopback import free_port
 from gateway.stack.programs import ProgramMissing
 from gateway.stack.rabbitmq import RabbitMQ
 from gateway.stack.server import Server, StackError
 from gateway.stack.stack import Stack
 
-__all__ = ["Clock", "ProgramMissing", "RabbitMQ", "Server", "Stack", "StackError", "free_port"]
+__all__ = ["ProgramMissing", "RabbitMQ", "Server", "Stack", "StackError", "free_port"]

@@ -10,16 +10,10 @@ from gateway.stack.programs import find_rabbitmq
 from gateway.stack.server import Server, StackError
 
 _CTL_TIMEOUT = 60  # seconds for one command
-_DUMP = "case whereis(mnesia_sup) of undefined -> dumped; _ -> mnesia:dump_log() end."
 
 
 class RabbitMQ(Server):
     """A RabbitMQ node."""
-
-    @property
-    def node(self) -> str:
-        """Its name among Erlang's nodes."""
-        return self.env["RABBITMQ_NODENAME"]
 
     def ctl(self, *args: str) -> str:
         """Run rabbitmqctl against this node and return what it wrote.
@@ -37,26 +31,6 @@ class RabbitMQ(Server):
         if done.returncode:
             raise StackError(f"{command}: {(done.stderr or done.stdout).strip()}")
         return done.stdout
-
-    def join(self, other: RabbitMQ) -> None:
-        """Make this node one of `other`'s cluster; it forgets what it had."""
-        self.ctl("stop_app")
-        self.ctl("join_cluster", other.node)
-        self.ctl("start_app")
-
-    def sync(self) -> None:
-        """Put the definitions of queues, exchanges and users on disk.
-
-        A node that is killed in its first seconds may have lost what was declared last, and a
-        lost queue takes its confirmed messages along. RabbitMQ 3.10, killed right after the
-        first declaration: 2 of 18 times; 3 seconds later: 0 of 15; after this: 0 of 36. Where
-        there is no Mnesia, Khepri has written each definition before it was confirmed.
-
-        Raises StackError where that did not succeed.
-        """
-        answer = self.ctl("eval", _DUMP).strip()
-        if answer != "dumped":  # rabbitmqctl is content with any value
-            raise StackError(f"Mnesia's log is not on disk: {answer}")
 
 
 def rabbitmq_environment(home: Path, port: int, epmd_port: int, config: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A child process: start, stop, kill, freeze and measure it, with all that it starts itself."""
+"""A child process: start, stop and kill it, with all that it starts itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+
+import psutil
 
 from gateway.errors import GatewayError
 
@@ -117,9 +118,9 @@ class Server:
 
     def stop(self, timeout: float = 10) -> None:
         """Ask the process to end, wait at most `timeout` seconds, then kill what is left."""
-        family = self._family()
+        family = self.family()
         if self.alive():
-            self.thaw()  # a stopped process would not see the signal
+            self.signal(signal.SIGCONT)  # a stopped process would not see the next one
             self._process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout)
@@ -127,21 +128,16 @@ class Server:
 
     def kill(self) -> None:
         """Kill the process and all its descendants at once; return when they are gone."""
-        self._kill(self._family())
+        self._kill(self.family())
 
-    def _kill(self, family: dict[int, _Stat]) -> None:
+    def _kill(self, family: list[psutil.Process]) -> None:
         # All of them, as whoever inherited a listening socket keeps the port.
-        def survivors() -> list[int]:
-            table = _process_table()
-            return [
-                pid
-                for pid, stat in family.items()
-                if pid in table and table[pid].started == stat.started and table[pid].living
-            ]
+        def survivors() -> list[psutil.Process]:
+            return [process for process in family if _lives(process)]
 
         if self._gone:
             return  # its process id may be somebody else's by now
-        self._signal(signal.SIGKILL, survivors())
+        self.signal(signal.SIGKILL, survivors())
         self._process.wait()
         if not poll(lambda: not survivors(), 10):
             raise StackError(f"{self.name}: processes {survivors()} survived SIGKILL")
@@ -151,20 +147,15 @@ class Server:
             self._on_change(f"-{self.pid}")
         self._gone = True
 
-    def freeze(self) -> None:
-        """Stop the process and its descendants (SIGSTOP) where they are, until `thaw`."""
-        self._signal(signal.SIGSTOP, self.pids())
-
-    def thaw(self) -> None:
-        """Let a frozen server go on."""
-        self._signal(signal.SIGCONT, self.pids())
-
-    def _signal(self, number: signal.Signals, pids: list[int]) -> None:
+    def signal(self, number: signal.Signals, family: list[psutil.Process] | None = None) -> None:
+        """Send a signal to the process and its descendants, or to those in `family`."""
         # By group, which also has those whose parent is gone; and one by one, for those that
         # have a group of their own, as what the Erlang VM starts.
-        for send, pid in [(os.killpg, self.pid), *((os.kill, pid) for pid in pids)]:
-            with suppress(ProcessLookupError):
-                send(pid, number)
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+        for process in self.family() if family is None else family:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
 
     def restart(self) -> None:
         """Stop it if it runs, start it again with the same command, ports and data; wait."""
@@ -174,66 +165,35 @@ class Server:
 
     def pids(self) -> list[int]:
         """List the process and its descendants, as far as they are alive."""
-        return [pid for pid, stat in self._family().items() if stat.living]
+        return [process.pid for process in self.family() if _lives(process)]
 
-    def _family(self) -> dict[int, _Stat]:
+    def family(self) -> list[psutil.Process]:
+        """Return the process and its descendants, those that nobody has waited for included."""
+        table = list(psutil.process_iter(["ppid"]))
         # Who shares its session may have lost the parent that led back to it.
-        table = _process_table()
-        pids = [pid for pid, stat in table.items() if self.pid in (pid, stat.session)]
-        for pid in pids:  # grows as it goes
-            pids += [p for p, stat in table.items() if stat.ppid == pid and p not in pids]
-        return {pid: table[pid] for pid in pids}
-
-    def cpu_seconds(self) -> float:
-        """Add up user and system time, in seconds, of the process and its descendants.
-
-        What has ended counts through the parent that waited for it.
-        """
-        return sum(stat.cpu_seconds for stat in self._family().values())
-
-    def rss_bytes(self) -> int:
-        """Add up the resident memory of the same processes; shared pages count in each."""
-        return sum(stat.rss_bytes for stat in self._family().values())
-
-    def descriptors(self) -> int:
-        """Count the open file descriptors of the same processes."""
-        return sum(map(descriptors, self.pids()))
+        family = [each for each in table if self.pid in (each.pid, _session(each.pid))]
+        known = {each.pid for each in family}
+        for one in family:  # grows as it goes
+            for each in table:
+                if each.info["ppid"] == one.pid and each.pid not in known:
+                    family.append(each)
+                    known.add(each.pid)
+        return family
 
 
-class _Stat(NamedTuple):
-    living: bool
-    ppid: int
-    session: int
-    cpu_seconds: float
-    started: int
-    rss_bytes: int
+def _lives(process: psutil.Process) -> bool:
+    """Does it run, and has it not merely nobody who has waited for it?"""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
-def _process_table() -> dict[int, _Stat]:
-    """Read all processes from /proc; nothing where there is no /proc. See proc(5)."""
-    tick, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-    table = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # ended meanwhile
-            # The name stands in parentheses and may contain anything; the state is behind it.
-            state, *fields = path.read_text(errors="replace").rpartition(")")[2].split()
-            table[int(path.parent.name)] = _Stat(
-                living=state not in "ZX",
-                ppid=int(fields[0]),
-                session=int(fields[2]),
-                # utime, stime, cutime, cstime
-                cpu_seconds=sum(map(int, fields[10:14])) / tick,
-                started=int(fields[18]),
-                rss_bytes=int(fields[20]) * page,
-            )
-    return table
-
-
-def descriptors(pid: int) -> int:
-    """Count a process' open file descriptors; none where it has ended."""
-    with suppress(OSError):
-        return len(os.listdir(f"/proc/{pid}/fd"))
-    return 0
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:  # it has ended, or is somebody else's
+        return 0
 
 
 def poll(condition: Callable[[], bool], timeout: float) -> bool:

@@ -10,12 +10,10 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from gateway.stack import reaper
-from gateway.stack.clock import Clock
 from gateway.stack.loopback import accepts, answers_ok, free_port
 from gateway.stack.nginx import nginx_config
 from gateway.stack.programs import find, find_embedded, find_rabbitmq
@@ -36,6 +34,10 @@ class Stack:
     With `on_line`, every line of output is also given to `on_line(name, line)`, in a thread for
     each server; but not of those whose names are `silent`.
     """
+
+    #: What its servers are.
+    server_class: type[Server] = Server
+    rabbitmq_class: type[RabbitMQ] = RabbitMQ
 
     def __init__(
         self,
@@ -76,7 +78,7 @@ class Stack:
         cwd: Path | str | None = None,
         ready: Callable[[], bool] | str | None = None,
         timeout: float = 60,
-        server_class: type[Server] = Server,
+        server_class: type[Server] | None = None,
     ) -> Server:
         """Start a process and wait until it is ready.
 
@@ -90,7 +92,7 @@ class Stack:
             name = next(n for n in itertools.chain([name], numbered) if n not in self._names)
             self._names.add(name)
         inherited = {key: os.environ[key] for key in _INHERITED if key in os.environ}
-        server = server_class(
+        server = (server_class or self.server_class)(
             name,
             argv,
             log=self.directory / f"{name}.log",
@@ -110,7 +112,7 @@ class Stack:
         return server
 
     def rabbitmq(self, config: str = "", port: int | None = None) -> RabbitMQ:
-        """Start a RabbitMQ node; those of one stack can form a cluster with `ctl`.
+        """Start a RabbitMQ node; those of one stack can form a cluster.
 
         `config` is more of its rabbitmq.conf.
         """
@@ -121,19 +123,10 @@ class Stack:
             env=rabbitmq_environment(self._home("rabbitmq", port), port, self._epmd(), config),
             ready="Server startup complete",
             timeout=120,
-            server_class=RabbitMQ,
+            server_class=self.rabbitmq_class,
         )
         server.url = f"amqp://guest:guest@127.0.0.1:{port}//"
         return server
-
-    def rabbitmq_cluster(self, nodes: int = 3) -> list[RabbitMQ]:
-        """Start so many RabbitMQ nodes and make one cluster of them."""
-        self._epmd()  # one for all
-        with ThreadPoolExecutor(nodes) as threads:
-            first, *others = threads.map(lambda _: self.rabbitmq(), range(nodes))
-        for node in others:  # in turn, so that each learns of those before it
-            node.join(first)
-        return [first, *others]
 
     def _epmd(self) -> int:
         # A node that finds no port mapper starts one, which outlives it.
@@ -230,10 +223,6 @@ class Stack:
         server = self.spawn("nginx", argv, ready=lambda: accepts(port))
         server.url = f"http://127.0.0.1:{port}"
         return server
-
-    def clock(self) -> Clock:
-        """Make a clock that can be stepped, for who is started with its `env`."""
-        return Clock(self.directory / f"clock-{secrets.token_hex(4)}")
 
     def _home(self, name: str, port: int) -> Path:
         home = self.directory / f"{name}-{port}"

@@ -10,12 +10,12 @@ import argparse
 from contextlib import nullcontext
 from functools import partial
 
-from gateway.stack import Stack
 from loadtest import client, pika_client
 from loadtest.amqp import Requester
 from loadtest.bench import Bench, Front
 from loadtest.load import Load, take
 from loadtest.report import Report
+from loadtest.stack import Stack
 from loadtest.summary import Row
 from loadtest.targets import Target, ratios
 from loadtest.trials import Trial, alternate

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from gateway.stack import Stack
 from loadtest.amqp import Requester
 from loadtest.bench import Bench, Front
 from loadtest.load import AROUND, Load, take
 from loadtest.report import Report
+from loadtest.stack import Stack
 from loadtest.summary import Row
 from loadtest.targets import Target, ratios
 from loadtest.trials import Trial, alternate

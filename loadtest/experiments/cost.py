@@ -6,11 +6,11 @@ import argparse
 from contextlib import nullcontext
 from functools import partial
 
-from gateway.stack import Stack
 from loadtest import driver
 from loadtest.bench import Bench, Front
 from loadtest.load import closed
 from loadtest.report import Report
+from loadtest.stack import Stack
 from loadtest.targets import Target, ratios
 from loadtest.trials import Trial, alternate
 

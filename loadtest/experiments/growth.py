@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from gateway.config.strategies import STRATEGIES
-from gateway.stack import Stack
 from loadtest import table
 from loadtest.bench import Bench
 from loadtest.load import Load, constant, see_that_schedules_were_kept
 from loadtest.openloop import OPEN
 from loadtest.plot import Plot, Point
 from loadtest.report import Report
+from loadtest.stack import Stack
 from loadtest.summary import summarize
 from loadtest.table import Column
 from loadtest.targets import Target, ratios

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from gateway.stack import Stack
 from loadtest.bench import Bench
 from loadtest.load import closed
 from loadtest.report import Report
+from loadtest.stack import Stack
 from loadtest.targets import Target, ratios
 from loadtest.trials import Trial, alternate
 

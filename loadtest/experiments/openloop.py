@@ -7,11 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from statistics import median
 
-from gateway.stack import Stack
 from loadtest import table
 from loadtest.bench import Bench
 from loadtest.load import closed, constant, see_that_schedules_were_kept
 from loadtest.report import Report
+from loadtest.stack import Stack
 from loadtest.table import Column
 from loadtest.targets import Target, figures
 from loadtest.trials import Trial, alternate

@@ -6,12 +6,12 @@ import argparse
 from contextlib import nullcontext
 from functools import partial
 
-from gateway.stack import Stack
 from loadtest.amqp import Requester
 from loadtest.bench import Bench, Front
 from loadtest.envelope import FLOWER, PLAIN
 from loadtest.load import AROUND, Load, closed, take
 from loadtest.report import Report
+from loadtest.stack import Stack
 from loadtest.summary import Row
 from loadtest.targets import Target, ratios
 from loadtest.trials import Trial, alternate

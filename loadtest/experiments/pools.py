@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from gateway.stack import Stack
 from loadtest.bench import Bench, Front
 from loadtest.load import closed
 from loadtest.report import Report
+from loadtest.stack import Stack
 from loadtest.trials import Trial, alternate
 
 DEFAULTS = {"strategies": ["pika", "redis"], "connections": [64]}

@@ -6,10 +6,10 @@ import argparse
 from functools import partial
 
 from gateway.config.strategies import STRATEGIES
-from gateway.stack import Stack
 from loadtest.bench import Bench
 from loadtest.load import closed
 from loadtest.report import Report
+from loadtest.stack import Stack
 from loadtest.targets import Target, figures, ratios
 from loadtest.tasks import Task
 from loadtest.trials import Trial, alternate

@@ -12,13 +12,13 @@ from threading import Event
 from time import monotonic
 from typing import Any
 
-from gateway.stack import Stack
 from loadtest import table
 from loadtest.bench import Bench, Front
 from loadtest.envelope import GITHUB, SECRET
 from loadtest.load import Load, closed, constant, see_that_schedules_were_kept
 from loadtest.plot import Plot, Point
 from loadtest.report import Report
+from loadtest.stack import Stack
 from loadtest.summary import Row, summarize
 from loadtest.table import Column
 from loadtest.targets import Target, figures

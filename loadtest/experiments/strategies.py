@@ -7,10 +7,10 @@ from collections.abc import Set
 from functools import partial
 
 from gateway.config.strategies import STRATEGIES
-from gateway.stack import Stack
 from loadtest.bench import Bench
 from loadtest.load import closed
 from loadtest.report import Report
+from loadtest.stack import Stack
 from loadtest.summary import Summary
 from loadtest.trials import AT_ONCE, Trial, alternate
 

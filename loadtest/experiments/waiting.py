@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from gateway.stack import Stack
 from loadtest import crowd, table
 from loadtest.bench import Bench, Front
 from loadtest.load import Load, take
 from loadtest.report import Report
+from loadtest.stack import Stack
 from loadtest.summary import Row
 from loadtest.table import Column
 from loadtest.targets import Target, figures

@@ -11,8 +11,8 @@ from tornado.httpclient import HTTPResponse
 from tornado.simple_httpclient import SimpleAsyncHTTPClient
 
 from gateway.config.strategies import STRATEGIES
-from gateway.stack import RabbitMQ, Server, Stack
 from gateway.stack.server import poll
+from tests.support.stack import RabbitMQ, Server, Stack
 
 ROOT = Path(__file__).parents[2]
 #: Seconds: the deadline of the route `/slow`, and how much later an answer may come.

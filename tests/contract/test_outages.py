@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from gateway.config.strategies import STRATEGIES
-from gateway.stack import RabbitMQ, Server, Stack
 from tests.contract.conftest import GRACE, get, metric, post, post_each, start_gateway, until
+from tests.support.stack import RabbitMQ, Server, Stack
 
 CONFIRMED = "gateway_messages_confirmed_total"
 CONNECTED = "gateway_broker_connections_total"

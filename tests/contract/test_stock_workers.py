@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gateway.config.strategies import STRATEGIES
-from gateway.stack import RabbitMQ, Server, Stack
 from tests.contract.conftest import post_all
+from tests.support.stack import RabbitMQ, Server, Stack
 
 APP = """
 import os

@@ -17,8 +17,8 @@ import pytest
 
 from gateway.config.loading import load
 from gateway.sources import SCHEMES
-from gateway.stack import free_port
 from tests.docs.test_documents import ROOT, text
+from tests.support.stack import free_port
 
 SECONDS = 60  # until the first answer
 

@@ -16,13 +16,13 @@ from amqp.exceptions import AMQPError
 from redis.exceptions import RedisError
 
 from gateway.errors import GatewayError
-from gateway.stack import Stack
 from tests.faults import options
 from tests.faults.combined import lanes
 from tests.faults.oracle import Result
 from tests.faults.report import Report, line, table
 from tests.faults.rows import ROWS, Row, run
 from tests.faults.servers import Servers
+from tests.support.stack import Stack
 
 log = logging.getLogger("faults")
 

@@ -12,12 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from time import monotonic, sleep
 
-from gateway.stack import Server, Stack
-from gateway.stack.server import descriptors, poll
+from gateway.stack.server import poll
+from loadtest.stack import descriptors
 from tests.faults import oracle
 from tests.faults.client import Sender
 from tests.faults.oracle import Execution, Remains, Result, Window
 from tests.faults.tasks import EXECUTED
+from tests.support.stack import Server, Stack
 
 ROOT = Path(__file__).parents[2]
 SECRET = "whsec_" + "ZmF1bHRz" * 4

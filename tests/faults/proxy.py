@@ -9,7 +9,7 @@ import threading
 from contextlib import suppress
 from time import monotonic
 
-from gateway.stack import free_port
+from tests.support.stack import free_port
 
 _CHUNK = 16 * 1024
 _QUEUED = 8  # chunks on their way in one direction: what a link's buffers hold

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import amqp
 from redis import Redis
 
-from gateway.stack import RabbitMQ, Server, Stack
+from tests.support.stack import RabbitMQ, Server, Stack
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.stack import free_port
 from tests.faults.client import RESET, Sender
+from tests.support.stack import free_port
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 

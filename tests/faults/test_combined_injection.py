@@ -10,9 +10,9 @@ import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError
 
-from gateway.stack import Server, Stack
 from tests.faults.combined.injection import Injection
 from tests.faults.combined.schedule import CLIENTS, FROZEN, KILLED, SUBSCRIBERS, Fault
+from tests.support.stack import Server, Stack
 
 
 @pytest.fixture

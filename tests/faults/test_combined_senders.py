@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.stack import free_port
 from tests.faults.client import REFUSED, RESET
 from tests.faults.combined.senders import Senders
 from tests.faults.combined.watchdog import PERIOD, Watchdog
+from tests.support.stack import free_port
 
 DELIVERIES = 60
 

@@ -10,13 +10,13 @@ from amqp.exceptions import AMQPError
 from redis.exceptions import RedisError
 
 from gateway.errors import GatewayError
-from gateway.stack import Stack
 from tests.faults.__main__ import attempt
 from tests.faults.oracle import Result
 from tests.faults.report import Report
 from tests.faults.rows import TWO, Row
 from tests.faults.servers import Servers
 from tests.faults.trial import Trial
+from tests.support.stack import Stack
 
 VERSIONS = {"rabbitmq": "3.10.8", "redis": "7.0.15"}
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.stack import Stack
 from tests.faults import rows
 from tests.faults.oracle import Result
 from tests.faults.report import line
 from tests.faults.rows import ROWS, TWO
 from tests.faults.servers import Servers
 from tests.faults.trial import SHORT
+from tests.support.stack import Stack
 
 ROLLED = 25
 SHORT_ROWS = {1, 3, 6, 12, 18, 20, 22, ROLLED}

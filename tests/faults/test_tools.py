@@ -9,9 +9,9 @@ from contextlib import closing, suppress
 
 import pytest
 
-from gateway.stack import RabbitMQ, Server, Stack, free_port
 from tests.faults.proxy import Proxy
 from tests.faults.servers import port_of
+from tests.support.stack import RabbitMQ, Server, Stack, free_port
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from pathlib import Path
 from time import monotonic
 from typing import TypeVar
 
-from gateway.stack import RabbitMQ, Server
 from gateway.stack.server import poll
 from tests.faults.client import EXTRA, Client, Sender
 from tests.faults.lane import Lane
 from tests.faults.oracle import RECOVERY, Result, Window
 from tests.faults.servers import Servers, port_of, together
+from tests.support.stack import RabbitMQ, Server
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from gateway.stack import RabbitMQ, Server, Stack
+from tests.support.stack import RabbitMQ, Server, Stack
 
 ROUTE = '[[routes]]\npath = "/"\n'
 KEYED = ROUTE + 'idempotency = "header:Idempotency-Key"\n'

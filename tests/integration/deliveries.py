@@ -13,10 +13,10 @@ from typing import Any
 import redis
 
 from gateway.claims.claim import DIGEST, Record, read
-from gateway.stack import RabbitMQ, Server, Stack
 from tests.faults.oracle import Execution, executions
 from tests.faults.tasks import EXECUTED
 from tests.http_client import Answer, Connection, request
+from tests.support.stack import RabbitMQ, Server, Stack
 
 ROOT = Path(__file__).parents[2]
 #: What a route with answers by URL needs.

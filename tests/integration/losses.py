@@ -10,11 +10,11 @@ from pathlib import Path
 import pika
 import redis
 
-from gateway.stack import RabbitMQ, Server, Stack
 from gateway.stack.server import poll
 from tests.faults.oracle import Execution, executions
 from tests.faults.tasks import EXECUTED
 from tests.integration.deliveries import ROOT, URLS
+from tests.support.stack import RabbitMQ, Server, Stack
 
 TIMEOUT = 30  # seconds
 DEAD = "gateway.dead"

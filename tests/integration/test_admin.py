@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from gateway import admin
-from gateway.stack import Server, Stack, free_port
 from tests.contract.conftest import get
 from tests.http_client import Connection, request
+from tests.support.stack import Server, Stack, free_port
 
 
 @pytest.fixture(scope="module")

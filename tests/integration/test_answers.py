@@ -17,7 +17,6 @@ import pytest
 import redis
 
 from gateway.config.strategies import STRATEGIES
-from gateway.stack import RabbitMQ, Server, Stack
 from tests.http_client import Answer, Connection, request
 from tests.integration.deliveries import (
     URLS,
@@ -31,6 +30,7 @@ from tests.integration.deliveries import (
     state_of,
     until,
 )
+from tests.support.stack import RabbitMQ, Server, Stack
 
 SECONDS = float(os.environ.get("ACCEPT_SECONDS", "10"))
 RATE = float(os.environ.get("ACCEPT_RATE", "200"))

@@ -18,8 +18,8 @@ from celery import Celery
 
 import appserver
 from appserver.worker import BEGUN_AGAIN
-from gateway.stack import StackError
 from gateway.stack.server import poll
+from tests.support.stack import StackError
 
 ROOT = str(Path(appserver.__file__).parents[1])
 TIMEOUT = 20  # seconds

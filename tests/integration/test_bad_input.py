@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from gateway.stack import RabbitMQ, Server, Stack
 from tests.http_client import Answer, Connection, request
 from tests.integration import bad_input
 from tests.integration.bad_input import NGINX
 from tests.integration.recorder import RECORD, records
+from tests.support.stack import RabbitMQ, Server, Stack
 
 ROOT = Path(__file__).parents[2]
 BODY_TIMEOUT = 1.0  # seconds, the gateway's and nginx's

@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from gateway.stack import RabbitMQ, Server, Stack, free_port
 from tests.docs.test_documents import ROOT
 from tests.integration.checking import apply, check, run, urls, write
+from tests.support.stack import RabbitMQ, Server, Stack, free_port
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.stack import RabbitMQ, Server, Stack
 from tests.integration.checking import KEYED, apply, check, urls, write
+from tests.support.stack import RabbitMQ, Server, Stack
 
 # A resolver that does not answer, as seen by whoever looks up a name.
 NO_RESOLVER = """\

@@ -7,8 +7,8 @@ import re
 import pika
 import pytest
 
-from gateway.stack import RabbitMQ, Server, Stack
 from tests.integration.checking import ROUTE, check, urls, write
+from tests.support.stack import RabbitMQ, Server, Stack
 
 
 @pytest.fixture(scope="module")

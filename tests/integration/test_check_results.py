@@ -9,9 +9,9 @@ import pytest
 import redis
 from celery import Celery
 
-from gateway.stack import RabbitMQ, Server, Stack
 from gateway.stack.server import poll
 from tests.integration.checking import check, urls, worker_of
+from tests.support.stack import RabbitMQ, Server, Stack
 
 
 @pytest.fixture

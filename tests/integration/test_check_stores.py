@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from gateway.cli.checks import stores
-from gateway.stack import RabbitMQ, Server, Stack, free_port
 from tests.integration.checking import KEYED, ROUTE, check, urls, write
+from tests.support.stack import RabbitMQ, Server, Stack, free_port
 
 
 @pytest.fixture(scope="module")

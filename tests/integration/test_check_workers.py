@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from gateway.stack import RabbitMQ, Server, Stack
 from tests.docs.test_documents import ROOT
 from tests.integration.checking import ROUTE, check, urls, worker_of, write
+from tests.support.stack import RabbitMQ, Server, Stack
 
 
 @pytest.fixture

@@ -30,8 +30,8 @@ from gateway.claims.store import Claims
 from gateway.config.settings import Config
 from gateway.errors import KeyConflict, StateUnavailable
 from gateway.outcome import FAILURE, Outcome
-from gateway.stack import Server
 from tests.integration.deliveries import until
+from tests.support.stack import Server
 
 SUCCESS = Answer(200, "text/plain", b"\x00done\xff", {"X-Slack-No-Retry": "1"})
 Work = Callable[[Claims, Claims], Awaitable[Any]]

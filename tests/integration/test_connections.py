@@ -26,12 +26,12 @@ from gateway.config.settings import TLS, Config
 from gateway.config.strategies import STRATEGIES
 from gateway.errors import BrokerUnavailable, Unroutable
 from gateway.metrics import Metrics
-from gateway.stack import RabbitMQ, Server, Stack, free_port
 from gateway.stack.programs import find
 from gateway.stores import result_store
 from gateway.stores.result_store import ResultStore
 from gateway.strategies.celery_client import CeleryClient
 from tests.contract.conftest import get, post_each
+from tests.support.stack import RabbitMQ, Server, Stack, free_port
 
 TIMEOUT = 60  # seconds until something must have happened
 

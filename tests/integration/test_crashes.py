@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from gateway.failpoints import CLAIMED, CONFIRMED, PUBLISHED
-from gateway.stack import RabbitMQ, Server, Stack
 from gateway.stack.loopback import answers_ok
 from tests.integration.deliveries import (
     KEYED,
@@ -24,6 +23,7 @@ from tests.integration.deliveries import (
     state_of,
     until,
 )
+from tests.support.stack import RabbitMQ, Server, Stack
 
 KILLS = int(os.environ.get("KILLS", "3"))
 #: The lease lapses 1.5 s after a process is gone.

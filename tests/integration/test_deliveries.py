@@ -11,11 +11,11 @@ import pytest
 import redis
 
 from gateway.cli import main
-from gateway.stack import RabbitMQ, Server, Stack, free_port
 from gateway.stack.server import poll
 from gateway.stores import pipeline
 from tests.http_client import Connection, request
 from tests.integration.deliveries import Servers, gather, metric, port, run, send
+from tests.support.stack import RabbitMQ, Server, Stack, free_port
 
 CONFIG = """
 journal = {journal}

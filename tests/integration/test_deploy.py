@@ -15,9 +15,9 @@ import yaml
 
 from gateway.config.loading import load
 from gateway.config.settings import Config
-from gateway.stack import Server, Stack, free_port
 from gateway.stack.nginx import nginx_config
 from gateway.stack.programs import find
+from tests.support.stack import Server, Stack, free_port
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())

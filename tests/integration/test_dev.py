@@ -19,10 +19,10 @@ import redis
 
 from gateway.cli.local import first_task
 from gateway.config.settings import Config
-from gateway.stack import Server, Stack, StackError, free_port
 from gateway.stack.programs import find_rabbitmq
 from tests.docs.test_documents import text
 from tests.docs.test_readme import output_until
+from tests.support.stack import Server, Stack, StackError, free_port
 
 READY = "Ctrl-C stops everything"
 README_APP = re.search(r"```python\n(.*?)```", text("README.md"), re.S)[1]

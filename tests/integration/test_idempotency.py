@@ -8,7 +8,6 @@ import pytest
 import redis
 
 from gateway.config.strategies import STRATEGIES
-from gateway.stack import RabbitMQ, Server, Stack
 from tests.integration.deliveries import (
     KEYED,
     Servers,
@@ -23,6 +22,7 @@ from tests.integration.deliveries import (
     state_of,
     until,
 )
+from tests.support.stack import RabbitMQ, Server, Stack
 
 CONFIG = (
     KEYED

@@ -12,10 +12,10 @@ import uvloop
 
 from gateway import answer
 from gateway.relay import delivery_in_flight
-from gateway.stack import RabbitMQ, Server, Stack
 from gateway.strategies import find
 from tests.http_client import Answer, Connection, request
 from tests.integration.in_memory import Gateway
+from tests.support.stack import RabbitMQ, Server, Stack
 
 TIMEOUT = 20  # seconds
 ROOT = Path(__file__).parents[2]

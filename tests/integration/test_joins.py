@@ -18,10 +18,10 @@ from gateway.claims.store import Claims
 from gateway.config.settings import Config
 from gateway.outcome import FAILURE, SUCCESS
 from gateway.pending_task import PendingTask
-from gateway.stack import Server
 from gateway.stores import result_store
 from gateway.stores.pipeline import Pipeline
 from tests.integration.deliveries import channels, until
+from tests.support.stack import Server
 
 TASK = TaskIds().new()
 RESULT = json.dumps({"status": "SUCCESS", "result": "done"})

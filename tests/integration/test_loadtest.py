@@ -23,7 +23,6 @@ from time import monotonic
 
 import pytest
 
-from gateway.stack import Stack
 from gateway.stack.programs import find, find_rabbitmq
 from loadtest import cli, client, crowd, figures, openloop, trials, wrk
 from loadtest.amqp import Requester
@@ -36,6 +35,7 @@ from loadtest.load import see_that_schedules_were_kept
 from loadtest.report import Report
 from loadtest.summary import summarize
 from loadtest.targets import Target, ratios
+from tests.support.stack import Stack
 
 RUN = Path(__file__).parents[2] / "loadtest" / "run.sh"
 PROCESSES = {"gateway", "worker", "broker", "redis", "nginx"}

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.config.strategies import STRATEGIES
-from gateway.stack import RabbitMQ, Server, Stack
 from tests.http_client import Answer, Connection, request
 from tests.integration.deliveries import ROOT, URLS, gather, metric, port, run
+from tests.support.stack import RabbitMQ, Server, Stack
 
 FRAME = 8192  # bytes
 CONFIG = f"""{URLS}

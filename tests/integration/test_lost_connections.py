@@ -22,13 +22,13 @@ from gateway.http.stream import Stream
 from gateway.metrics import Metrics
 from gateway.read_throttling import ReadThrottling
 from gateway.relay.limits import Limits
-from gateway.stack import RabbitMQ
 from gateway.stores import result_store
 from gateway.stores.pipeline import Pipeline
 from gateway.stores.result_channel import ResultChannel
 from gateway.stores.result_store import LOST, ResultStore
 from gateway.strategies.pika_rpc import PikaRPC
 from tests.integration.in_memory import LOOPS
+from tests.support.stack import RabbitMQ
 
 TIMEOUT = 20  # seconds
 

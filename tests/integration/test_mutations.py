@@ -19,10 +19,10 @@ from random import Random
 
 import pytest
 
-from gateway.stack import RabbitMQ, Server, Stack
 from tests.http_client import Connection, request
 from tests.integration.mutations import MARKER, Call, calls, message, mutate
 from tests.integration.recorder import RECORD, records
+from tests.support.stack import RabbitMQ, Server, Stack
 
 log = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from gateway.config.settings import Config
-from gateway.stack import RabbitMQ, Server, Stack, free_port
 from gateway.stack.loopback import accepts, answers_ok
 from gateway.stack.nginx import NGINX_CONF
 from gateway.stack.server import poll
 from tests.contract.conftest import get, metric, post, post_all, until
 from tests.http_client import request
+from tests.support.stack import RabbitMQ, Server, Stack, free_port
 
 ROUTES = """
 [[routes]]

@@ -8,7 +8,6 @@ import pytest
 import redis
 
 from gateway.config.strategies import STRATEGIES
-from gateway.stack import RabbitMQ, Server, Stack
 from gateway.stack.loopback import answers_ok
 from tests.integration.deliveries import (
     KEYED,
@@ -26,6 +25,7 @@ from tests.integration.deliveries import (
     state_of,
     until,
 )
+from tests.support.stack import RabbitMQ, Server, Stack
 
 ODD = """
 [[routes]]

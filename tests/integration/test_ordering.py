@@ -8,8 +8,8 @@ import json
 import kombu
 import pytest
 
-from gateway.stack import RabbitMQ, Server, Stack
 from tests.integration.deliveries import URLS, Servers, run, send, until
+from tests.support.stack import RabbitMQ, Server, Stack
 
 QUEUES = ["order-0", "order-1", "order-2"]
 KEYS = [f"account-{n}" for n in range(24)]

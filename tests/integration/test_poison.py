@@ -7,10 +7,10 @@ import contextlib
 import pytest
 
 from appserver.worker import BEGUN_AGAIN
-from gateway.stack import RabbitMQ, Server, StackError
 from gateway.stack.server import poll
 from tests.faults.tasks import BEGUN
 from tests.integration.losses import TIMEOUT, Servers, accept, ask, result
+from tests.support.stack import RabbitMQ, Server, StackError
 
 RUNS = 1 + BEGUN_AGAIN
 

@@ -19,7 +19,7 @@ from gateway.config.settings import Config, Route
 from gateway.errors import BodyTooLarge, BrokerUnavailable, URITooLong
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
-from gateway.stack import RabbitMQ, Stack
+from tests.support.stack import RabbitMQ, Stack
 
 TIMEOUT = 30  # seconds
 QUEUE = "celery"

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import redis
 
-from gateway.stack import RabbitMQ, Server, Stack
 from tests.contract.conftest import metric, post, until
+from tests.support.stack import RabbitMQ, Server, Stack
 
 CONNECTED = "gateway_broker_connections_total"
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.stack import RabbitMQ, Server, Stack
 from tests.contract.conftest import post_each
+from tests.support.stack import RabbitMQ, Server, Stack
 
 TASKS = ("by_task", "by_chain", "by_group", "odd")
 ROUTES = "".join(

@@ -12,10 +12,10 @@ from redis.exceptions import RedisError, ResponseError
 from gateway.config.settings import Config
 from gateway.metrics import Metrics
 from gateway.read_throttling import ReadThrottling
-from gateway.stack import Server, Stack
 from gateway.stores import result_channel
 from gateway.stores.result_channel import ResultChannel
 from gateway.stores.result_store import connect
+from tests.support.stack import Server, Stack
 
 TIMEOUT = 10  # seconds
 

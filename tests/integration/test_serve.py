@@ -23,8 +23,8 @@ import pytest
 from gateway import __version__
 from gateway.config.strategies import STRATEGIES
 from gateway.process.child_handle import START_TIMEOUT
-from gateway.stack import RabbitMQ, Server, Stack, free_port
 from tests.http_client import Answer, Connection, request
+from tests.support.stack import RabbitMQ, Server, Stack, free_port
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 20  # seconds for what takes as long as it takes

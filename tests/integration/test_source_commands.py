@@ -13,11 +13,11 @@ import pytest
 
 from gateway.cli import main
 from gateway.sources import SCHEMES
-from gateway.stack import RabbitMQ, Server, Stack
 from tests.docs.test_sources_doc import SECRET, SECTIONS, environment
 from tests.integration.senders import ENCRYPTION
 from tests.integration.senders import SECRET as OTHER_SECRET
 from tests.integration.webhooks import start_worker, toml
+from tests.support.stack import RabbitMQ, Server, Stack
 
 #: Seed and public key of RFC 8032, 7.1, test 1.
 SEED = "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60"

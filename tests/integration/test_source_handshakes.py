@@ -12,7 +12,6 @@ from typing import NamedTuple
 import pytest
 from nacl.signing import SigningKey
 
-from gateway.stack import RabbitMQ, Server, Stack
 from tests.contract.conftest import metric
 from tests.integration.senders import (
     ENCRYPTION,
@@ -25,6 +24,7 @@ from tests.integration.senders import (
     times,
 )
 from tests.integration.webhooks import Call, ask, others, toml
+from tests.support.stack import RabbitMQ, Server, Stack
 
 SEED = bytes(range(32))
 SOURCES = {

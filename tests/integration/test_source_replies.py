@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gateway.stack import RabbitMQ, Server, Stack
 from tests.contract.conftest import metric
 from tests.integration.senders import (
     ENCRYPTION,
@@ -25,6 +24,7 @@ from tests.integration.senders import (
     times,
 )
 from tests.integration.webhooks import Call, ask, start_worker, toml
+from tests.support.stack import RabbitMQ, Server, Stack
 
 SOURCES: dict[str, dict[str, Any]] = {
     "plain": {"scheme": "wechat", "secrets": SECRET},

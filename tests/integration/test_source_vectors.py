@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.stack import RabbitMQ, Server, Stack
 from gateway.stack.programs import find
 from tests.contract.conftest import metric
 from tests.http_client import Answer
 from tests.integration.vectors import FOUND, MORE_WRONG, VECTORS, Vector
 from tests.integration.webhooks import Call, ask, ask_all, others, toml
+from tests.support.stack import RabbitMQ, Server, Stack
 
 ALL = [*VECTORS, *MORE_WRONG]
 PUBLISHED = "gateway_messages_published_total"

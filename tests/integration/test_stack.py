@@ -11,8 +11,8 @@ import pika
 import pytest
 import redis
 
-from gateway.stack import RabbitMQ, Stack, StackError, free_port
 from gateway.stack.server import poll
+from tests.support.stack import RabbitMQ, Stack, StackError, free_port
 
 WAIT = "import signal; signal.pause()"
 # A process with a child in a session of its own, as the Erlang VM has.

@@ -9,7 +9,6 @@ from time import monotonic
 import pytest
 import redis
 
-from gateway.stack import RabbitMQ, Server, Stack
 from gateway.stack.loopback import answers_ok
 from tests.integration.deliveries import (
     KEYED,
@@ -24,6 +23,7 @@ from tests.integration.deliveries import (
     state_of,
     until,
 )
+from tests.support.stack import RabbitMQ, Server, Stack
 
 OPEN = """
 [[routes]]

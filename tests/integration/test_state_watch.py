@@ -11,9 +11,9 @@ import redis
 
 from gateway.claims.state_watch import others
 from gateway.config.settings import Config
-from gateway.stack import RabbitMQ, Server, Stack
 from gateway.stores import result_store
 from tests.integration.deliveries import KEYED, metric, until
+from tests.support.stack import RabbitMQ, Server, Stack
 
 PREFIX = 'state_prefix = "shared"\n'
 

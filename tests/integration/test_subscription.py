@@ -9,11 +9,11 @@ import pytest
 import redis
 
 from gateway.config.settings import Config
-from gateway.stack import Server
 from gateway.stores import result_store
 from gateway.stores.subscription import Subscription
 from tests.integration.deliveries import until
 from tests.integration.in_memory import LOOPS
+from tests.support.stack import Server
 
 STEPS = 60  # turns of the loop: more than connecting takes
 

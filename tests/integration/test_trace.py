@@ -9,11 +9,11 @@ from pathlib import Path
 from types import FrameType
 
 import gateway
-from gateway.stack import RabbitMQ, Server, Stack
 from gateway.strategies import find
 from tests.docs.test_documents import text
 from tests.http_client import request
 from tests.integration.in_memory import Gateway
+from tests.support.stack import RabbitMQ, Server, Stack
 
 PACKAGE = Path(gateway.__file__).parent
 TIMEOUT = 20  # seconds

@@ -9,7 +9,6 @@ from time import monotonic
 import kombu
 import pytest
 
-from gateway.stack import RabbitMQ, Server, Stack
 from tests.integration.deliveries import (
     Servers,
     channels,
@@ -18,6 +17,7 @@ from tests.integration.deliveries import (
     send,
     until,
 )
+from tests.support.stack import RabbitMQ, Server, Stack
 
 GRACE = 0.5  # seconds that an answer may come after its deadline
 TRIES = 3

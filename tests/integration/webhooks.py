@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from gateway.stack import RabbitMQ, Server, Stack
 from tests.http_client import Answer, Connection, request
+from tests.support.stack import RabbitMQ, Server, Stack
 
 ROOT = Path(__file__).parents[2]
 TASKS = "tests.integration.webhook_tasks"

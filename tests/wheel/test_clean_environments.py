@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from gateway.config.strategies import STRATEGIES
-from gateway.stack import RabbitMQ, Server, Stack, free_port
 from gateway.stack.stack import answers_ok
 from tests.integration.test_package import ROOT, build
+from tests.support.stack import RabbitMQ, Server, Stack, free_port
 
 CELERIES = ("5.4", "5.5", "5.6", "5.7")
 QUEUE = "wheel"

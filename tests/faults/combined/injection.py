@@ -16,9 +16,9 @@ from time import monotonic
 
 from redis import Redis
 
-from gateway.stack import RabbitMQ, Server, StackError
 from tests.faults.combined import schedule
 from tests.faults.combined.schedule import Fault
+from tests.support.stack import RabbitMQ, Server, StackError
 
 log = logging.getLogger("faults")
 

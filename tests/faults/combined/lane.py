@@ -15,7 +15,6 @@ from redis import Redis
 
 from gateway.celery_message import RESULT_KEY
 from gateway.outcome import SUCCESS
-from gateway.stack import Server, Stack
 from gateway.stack.server import poll
 from tests.faults.client import Client
 from tests.faults.combined import oracle
@@ -29,6 +28,7 @@ from tests.faults.lane import SETTLED, Lane
 from tests.faults.oracle import RECOVERY
 from tests.faults.servers import Servers, port_of, together
 from tests.faults.tasks import EXECUTED
+from tests.support.stack import Server, Stack
 
 log = logging.getLogger("faults")
 

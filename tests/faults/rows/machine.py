@@ -14,7 +14,8 @@ from contextlib import ExitStack
 
 from gateway.sources import find
 from gateway.sources.base import Draft
-from gateway.stack.server import descriptors, poll
+from gateway.stack.server import poll
+from loadtest.stack import descriptors
 from tests.faults.client import Sent
 from tests.faults.lane import SECRET, Lane
 from tests.faults.servers import port_of, together

@@ -7,13 +7,13 @@ import time
 from time import monotonic
 from typing import Any
 
-from gateway.stack import RabbitMQ
 from gateway.stack.server import poll
 from tests.faults.lane import Lane
 from tests.faults.proxy import Proxy
 from tests.faults.rows.brokers import BOTH, expect_prompt, expect_unconfirmed
 from tests.faults.servers import port_of
 from tests.faults.trial import Trial
+from tests.support.stack import RabbitMQ
 
 HEARTBEAT = 30  # seconds after which a silent broker must have been given up: twice 10 + 5
 IN_FLIGHT = 200

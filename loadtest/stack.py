@@ -1,0 +1,55 @@
+"""The servers of a load test: private ones, whose processes can be measured."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import psutil
+
+from gateway import stack
+
+
+def descriptors(pid: int) -> int:
+    """Count a process' open file descriptors; none where it has ended."""
+    with suppress(psutil.NoSuchProcess):
+        return int(psutil.Process(pid).num_fds())
+    return 0
+
+
+class Measured(stack.Server):
+    """A server that tells what it and its descendants have used."""
+
+    def cpu_seconds(self) -> float:
+        """Add up user and system time, in seconds.
+
+        What has ended counts through the parent that waited for it.
+        """
+        total = 0.0
+        for process in self.family():
+            with suppress(psutil.NoSuchProcess):
+                used = process.cpu_times()
+                total += used.user + used.system + used.children_user + used.children_system
+        return total
+
+    def rss_bytes(self) -> int:
+        """Add up the resident memory; shared pages count in each process."""
+        total = 0
+        for process in self.family():
+            with suppress(psutil.NoSuchProcess):
+                total += process.memory_info().rss
+        return total
+
+    def descriptors(self) -> int:
+        """Count the open file descriptors."""
+        return sum(map(descriptors, self.pids()))
+
+
+class MeasuredRabbitMQ(Measured, stack.RabbitMQ):
+    """A RabbitMQ node."""
+
+
+class Stack(stack.Stack):
+    """Starts servers that can be measured."""
+
+    server_class: type[stack.Server] = Measured
+    rabbitmq_class: type[stack.RabbitMQ] = MeasuredRabbitMQ
