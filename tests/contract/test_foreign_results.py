@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.contract.conftest import post_all, post_each
+from tests.support.requests import post_all, post_each
 
 GOOD = b'{"status": "SUCCESS", "result": "good"}'
 SUCCESS = '{"status": "SUCCESS", '

@@ -9,8 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from gateway.config.strategies import STRATEGIES
-from tests.contract.conftest import GRACE, get, metric, post, post_each, start_gateway, until
+from tests.contract.conftest import GRACE, start_gateway
+from tests.support.requests import get, metric, post, post_each
 from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.waiting import until
 
 CONFIRMED = "gateway_messages_confirmed_total"
 CONNECTED = "gateway_broker_connections_total"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.strategies import STRATEGIES
-from tests.contract.conftest import post_all
+from tests.support.requests import post_all
 from tests.support.stack import RabbitMQ, Server, Stack
 
 APP = """

@@ -7,7 +7,9 @@ import socket
 import struct
 import time
 
-from tests.contract.conftest import DEADLINE, GRACE, get, metric, post, post_all, until
+from tests.contract.conftest import DEADLINE, GRACE
+from tests.support.requests import get, metric, post, post_all
+from tests.support.waiting import until
 
 
 def problem(answer):

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from tests.http_client import Answer, Connection, request
+from tests.support.http_client import Answer, Connection, request
 
 #: Seconds beyond its patience that a sender waits before it calls a request unanswered.
 EXTRA = 3.0

@@ -6,7 +6,7 @@ import gzip
 import json
 from dataclasses import dataclass, field
 
-from tests.http_client import request
+from tests.support.http_client import request
 
 HEAD = b"POST / HTTP/1.1\r\nHost: gateway\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-import urllib.request
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import redis
 from gateway.claims.claim import DIGEST, Record, read
 from tests.faults.oracle import Execution, executions
 from tests.faults.tasks import EXECUTED
-from tests.http_client import Answer, Connection, request
+from tests.support.http_client import Answer, Connection, request
 from tests.support.stack import RabbitMQ, Server, Stack
 
 ROOT = Path(__file__).parents[2]
@@ -126,21 +125,6 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
 
 async def gather(*work: Coroutine[Any, Any, Any]) -> list[Any]:
     return await asyncio.gather(*work)
-
-
-async def until(condition: Callable[[], object], timeout: float = 60, pause: float = 0.02) -> None:
-    """Look again and again, without holding up the loop; all in seconds."""
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end
-        await asyncio.sleep(pause)
-
-
-def metric(gateway: Server, name: str) -> float:
-    """Return the sum of a metric's series; holds up the loop for a moment."""
-    with urllib.request.urlopen(f"{gateway.admin_url}/metrics") as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
 
 def claim(server: Server, body: str) -> Record | None:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from gateway import admin
-from tests.contract.conftest import get
-from tests.http_client import Connection, request
+from tests.support.http_client import Connection, request
+from tests.support.requests import get
 from tests.support.stack import Server, Stack, free_port
 
 

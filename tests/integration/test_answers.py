@@ -17,20 +17,11 @@ import pytest
 import redis
 
 from gateway.config.strategies import STRATEGIES
-from tests.http_client import Answer, Connection, request
-from tests.integration.deliveries import (
-    URLS,
-    Servers,
-    expired,
-    gather,
-    metric,
-    port,
-    run,
-    send,
-    state_of,
-    until,
-)
+from tests.integration.deliveries import URLS, Servers, expired, gather, port, run, send, state_of
+from tests.support.http_client import Answer, Connection, request
+from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.waiting import eventually
 
 SECONDS = float(os.environ.get("ACCEPT_SECONDS", "10"))
 RATE = float(os.environ.get("ACCEPT_RATE", "200"))
@@ -158,7 +149,7 @@ def test_a_result_in_time_is_the_answer_a_later_one_is_at_its_location(servers, 
     assert (fallback.status, fallback.body) == (200, b"success")
     assert fallback.headers["content-type"] == "text/xml"
     assert run(result(gateway, later)).body == body.encode()
-    run(until(lambda: servers.executions(f"fallback-{body}")))
+    run(eventually(lambda: servers.executions(f"fallback-{body}")))
 
 
 def test_an_accepted_delivery_is_accepted_again_and_runs_once(servers, gateway):
@@ -180,7 +171,7 @@ def test_an_accepted_delivery_is_not_run_again_when_its_result_has_gone(servers)
     gateway = servers.gateway("redis", config)
     key = "Idempotency-Key: gone"
     first = run(send(gateway, "/accept-once", "gone", key))
-    run(until(lambda: servers.executions("gone")))
+    run(eventually(lambda: servers.executions("gone")))
     location = urlsplit(first.headers["location"]).path
 
     async def expire() -> None:
@@ -188,7 +179,7 @@ def test_an_accepted_delivery_is_not_run_again_when_its_result_has_gone(servers)
             await asyncio.sleep(0.05)
 
     run(expire())
-    run(until(lambda: expired(servers.results, "gone")))
+    run(eventually(lambda: expired(servers.results, "gone")))
     (execution,) = servers.executions("gone")
     with redis.Redis.from_url(servers.results.url) as client:
         client.delete(f"celery-task-meta-{execution.task}")
@@ -349,7 +340,7 @@ def test_everything_accepted_is_executed_though_the_broker_is_killed(
     def missing() -> set[str]:
         return accepted - {one.id for one in servers.executions("")}
 
-    run(until(lambda: not missing(), timeout=60 + 3 * SECONDS, pause=1))
+    run(eventually(lambda: not missing(), timeout=60 + 3 * SECONDS, pause=1))
     record_property("statuses", dict(Counter(statuses.values())))
     record_property("executed", len(servers.executions("")))
     tasks: dict[str, set[str]] = {}

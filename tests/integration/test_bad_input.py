@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.http_client import Answer, Connection, request
 from tests.integration import bad_input
 from tests.integration.bad_input import NGINX
 from tests.integration.recorder import RECORD, records
+from tests.support.http_client import Answer, Connection, request
 from tests.support.stack import RabbitMQ, Server, Stack
 
 ROOT = Path(__file__).parents[2]

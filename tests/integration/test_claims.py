@@ -30,8 +30,8 @@ from gateway.claims.store import Claims
 from gateway.config.settings import Config
 from gateway.errors import KeyConflict, StateUnavailable
 from gateway.outcome import FAILURE, Outcome
-from tests.integration.deliveries import until
 from tests.support.stack import Server
+from tests.support.waiting import eventually
 
 SUCCESS = Answer(200, "text/plain", b"\x00done\xff", {"X-Slack-No-Retry": "1"})
 Work = Callable[[Claims, Claims], Awaitable[Any]]
@@ -169,7 +169,7 @@ def test_a_lost_reply_to_a_takeover_forgets_no_task_id(start, stack):
         with pytest.raises(StateUnavailable):
             await b.take("x", b"digest", task("b"))
         server.thaw()
-        await until(lambda: read_claim(server, first).tries == 2)  # it was taken all the same
+        await eventually(lambda: read_claim(server, first).tries == 2)  # it was taken all the same
         while (claim := await a.take("x", b"digest", task("c"), again=True)).state == PUBLISHING:
             await asyncio.sleep(0.02)  # until its release is written, or its lease lapses
         return claim
@@ -422,7 +422,7 @@ def test_what_is_written_is_tried_again_until_redis_is_back(start, stack):
             await b.state(claim)
         seconds = monotonic() - began
         await asyncio.to_thread(server.restart)
-        await until(lambda: keys(server))
+        await eventually(lambda: keys(server))
         return seconds, await b.take("x", b"digest", task("c"))
 
     seconds, claim = asyncio.run(with_claims(server.url, work, {}))

@@ -30,8 +30,9 @@ from gateway.stack.programs import find
 from gateway.stores import result_store
 from gateway.stores.result_store import ResultStore
 from gateway.strategies.celery_client import CeleryClient
-from tests.contract.conftest import get, post_each
+from tests.support.requests import get, post_each
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
+from tests.support.waiting import until
 
 TIMEOUT = 60  # seconds until something must have happened
 
@@ -63,13 +64,6 @@ def together(start: Callable[[str], T], names: list[str]) -> dict[str, T]:
     """Start what has these names at once: most of a start is waiting."""
     with ThreadPoolExecutor(len(names)) as pool:
         return dict(zip(names, pool.map(start, names), strict=True))
-
-
-def until(condition: Callable[[], bool], said: Callable[[], object] = lambda: "") -> None:
-    end = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < end, said()
-        time.sleep(0.05)
 
 
 def answers(gateways: Gateways, path: str = "/") -> dict[str, object]:

@@ -12,18 +12,10 @@ import pytest
 
 from gateway.failpoints import CLAIMED, CONFIRMED, PUBLISHED
 from gateway.stack.loopback import answers_ok
-from tests.integration.deliveries import (
-    KEYED,
-    Servers,
-    deliver,
-    expired,
-    gather,
-    metric,
-    run,
-    state_of,
-    until,
-)
+from tests.integration.deliveries import KEYED, Servers, deliver, expired, gather, run, state_of
+from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.waiting import eventually
 
 KILLS = int(os.environ.get("KILLS", "3"))
 #: The lease lapses 1.5 s after a process is gone.
@@ -61,7 +53,7 @@ def test_a_retry_elsewhere_is_answered_by_one_task(
         assert not armed.exists()
         if name == CONFIRMED and n == 0:
             # Whoever finds the lease lapsed looks for a result first.
-            run(until(lambda key=key: expired(servers.results, key)))
+            run(eventually(lambda key=key: expired(servers.results, key)))
         # Its parent starts another, which has no part in this.
         tries = run(gather(deliver(other, key), deliver(other, key)))
         assert [(a.status, a.body) for a in tries] == [(200, key.encode())] * 2
@@ -70,7 +62,7 @@ def test_a_retry_elsewhere_is_answered_by_one_task(
         # The effect is that of the first execution; the task's id is its unique key.
         assert [one.attempt for one in executions] == list(range(1, len(executions) + 1))
         again += len(executions) - 1
-        run(until(lambda: ready(doomed)))
+        run(eventually(lambda: ready(doomed)))
 
     record_property("executed_again", again)
     if name == CONFIRMED:
@@ -105,7 +97,7 @@ def test_what_was_not_confirmed_is_published_again_under_the_same_id(
     frozen.freeze()
     refused = run(gather(*(deliver(gateway, key) for key in keys)))
     frozen.thaw()
-    run(until(lambda: ready(gateway)))
+    run(eventually(lambda: ready(gateway)))
     answers = run(gather(*(deliver(gateway, key) for key in keys)))
 
     assert {a.status for a in refused} == {503}
@@ -121,13 +113,13 @@ def test_a_sender_that_leaves_before_the_confirm_has_delivered(stack, redis_serv
 
     frozen.freeze()
     left = run(deliver(gateway, "left", patience=0.3))
-    run(until(lambda: metric(gateway, "gateway_clients_gone_total")))
+    run(eventually(lambda: metric(gateway, "gateway_clients_gone_total")))
     frozen.thaw()
-    run(until(lambda: servers.executions("left")))
+    run(eventually(lambda: servers.executions("left")))
 
     assert left is None
     # Nobody has to wait until the lease lapses, and to look.
-    run(until(lambda: state_of(servers.results, "left") == "done"))
+    run(eventually(lambda: state_of(servers.results, "left") == "done"))
     assert run(deliver(gateway, "left")).body == b"left"
     assert len(servers.executions("left")) == 1
     servers.stop()

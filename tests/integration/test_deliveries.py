@@ -13,8 +13,9 @@ import redis
 from gateway.cli import main
 from gateway.stack.server import poll
 from gateway.stores import pipeline
-from tests.http_client import Connection, request
-from tests.integration.deliveries import Servers, gather, metric, port, run, send
+from tests.integration.deliveries import Servers, gather, port, run, send
+from tests.support.http_client import Connection, request
+from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
 
 CONFIG = """

@@ -14,8 +14,8 @@ from tornado.httpclient import AsyncHTTPClient, HTTPClientError
 from tornado.ioloop import IOLoop
 
 from gateway.http import stream
-from tests.http_client import request
-from tests.integration.in_memory import LOOPS, Start, arguments, running, serving
+from tests.support.http_client import request
+from tests.support.in_memory import LOOPS, Start, arguments, running, serving
 
 CHUNKED = b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
 

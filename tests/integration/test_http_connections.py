@@ -18,8 +18,8 @@ from gateway.errors import BrokerBlocked, Rejected
 from gateway.http import server, stream
 from gateway.outcome import FAILURE, SUCCESS, Outcome
 from gateway.relay.limits import Limits
-from tests.http_client import Connection, request
-from tests.integration.in_memory import LOOPS, Start, echo, running, serving
+from tests.support.http_client import Connection, request
+from tests.support.in_memory import LOOPS, Start, echo, running, serving
 
 pytestmark = pytest.mark.gen_test(timeout=10)
 

@@ -13,8 +13,8 @@ from tornado.ioloop import IOLoop
 from gateway.http import server
 from gateway.http.stream import Stream
 from gateway.outcome import SUCCESS, Outcome
-from tests.http_client import Answer, Connection, request
-from tests.integration.in_memory import LOOPS, Gateway, InMemory, Start, echo, running, serving
+from tests.support.http_client import Answer, Connection, request
+from tests.support.in_memory import LOOPS, Gateway, InMemory, Start, echo, running, serving
 
 pytestmark = pytest.mark.gen_test(timeout=10)
 

@@ -16,13 +16,13 @@ from tests.integration.deliveries import (
     deliver,
     expired,
     gather,
-    metric,
     run,
     send,
     state_of,
-    until,
 )
+from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.waiting import eventually
 
 CONFIG = (
     KEYED
@@ -87,7 +87,7 @@ def test_100_copies_over_four_processes_run_once_and_get_one_answer(servers, str
     assert execution.attempt == 1
     for gateway in gateways:
         assert metric(gateway, "gateway_in_flight") == 0
-    run(until(lambda: channels(servers.results) == []))
+    run(eventually(lambda: channels(servers.results) == []))
     for server in (nginx, *gateways):
         server.stop()
 
@@ -113,13 +113,13 @@ def test_those_that_wait_free_everything_when_they_leave(servers, gateway):
 
     async def some_leave() -> list:
         owner = asyncio.create_task(deliver(gateway, "leaving", seconds=3))
-        await until(lambda: state_of(servers.results, "leaving") == "confirmed")
+        await eventually(lambda: state_of(servers.results, "leaving") == "confirmed")
         leaving = [deliver(gateway, "leaving", seconds=3, patience=1) for _ in range(20)]
         assert await gather(*leaving) == [None] * 20
-        await until(lambda: metric(gateway, "gateway_clients_gone_total") == gone + 20)
-        await until(lambda: metric(gateway, "gateway_in_flight") == 1)
+        await eventually(lambda: metric(gateway, "gateway_clients_gone_total") == gone + 20)
+        await eventually(lambda: metric(gateway, "gateway_in_flight") == 1)
         # Nobody but the owner waits.
-        await until(lambda: channels(servers.results) == [])
+        await eventually(lambda: channels(servers.results) == [])
         return await owner
 
     answer = run(some_leave())
@@ -135,7 +135,7 @@ def test_a_sender_that_left_gets_the_answer_when_it_comes_back(servers, gateway)
     # While the task runs, and after it has ended with nobody there.
     joined = run(deliver(gateway, "back"))
     assert run(deliver(gateway, "back-later", seconds=1, patience=0.5)) is None
-    run(until(lambda: servers.executions("back-later")))
+    run(eventually(lambda: servers.executions("back-later")))
     later = run(deliver(gateway, "back-later"))
 
     assert (joined.status, joined.body) == (200, b"back")
@@ -150,7 +150,7 @@ def test_a_sender_that_leaves_before_it_is_known_whose_the_delivery_is_has_deliv
         client.client_pause(500)
     assert run(deliver(gateway, "hasty", patience=0.2)) is None
 
-    run(until(lambda: servers.executions("hasty")))
+    run(eventually(lambda: servers.executions("hasty")))
     answer = run(deliver(gateway, "hasty"))
 
     assert (answer.status, answer.body) == (200, b"hasty")
@@ -194,7 +194,7 @@ def test_a_failure_is_everyones_and_the_next_try_runs_anew(servers, strategy, pa
     key = f"Idempotency-Key: {strategy}"
 
     together = run(gather(*(send(gateway, path, "x", key) for _ in range(COPIES))))
-    run(until(lambda: metric(gateway, "gateway_in_flight") == 0))
+    run(eventually(lambda: metric(gateway, "gateway_in_flight") == 0))
     next_try = run(send(gateway, path, "x", key))
 
     assert {a.type for a in [*together, next_try]} == {"task-failed"}
@@ -213,7 +213,7 @@ def test_a_message_that_comes_back_releases_its_claim(servers, strategy):
 
     refused = run(send(gateway, "/nowhere", key, f"Idempotency-Key: {key}"))
     assert refused.type == "unroutable"
-    run(until(lambda: metric(gateway, "gateway_in_flight") == 0))
+    run(eventually(lambda: metric(gateway, "gateway_in_flight") == 0))
     worker = servers.start_worker(["a-queue-that-comes-later"], concurrency=1)
     answer = run(send(gateway, "/nowhere", key, f"Idempotency-Key: {key}"))
 
@@ -234,7 +234,7 @@ def test_a_message_that_is_rejected_is_published_again_under_its_task_s_id(serve
 
     servers.broker.ctl("clear_policy", "one")
     worker = servers.start_worker(["a-queue-for-one"], concurrency=1)
-    run(until(lambda: servers.executions("filler")))
+    run(eventually(lambda: servers.executions("filler")))
     answer = run(send(gateway, "/full", "rejected", "Idempotency-Key: rejected"))
 
     assert (answer.status, answer.body) == (200, b"rejected")
@@ -248,12 +248,12 @@ def test_a_result_that_has_expired_unseen_is_not_waited_for(servers):
     config = "result_expires = 2\nidempotency_window = 60\n" + KEYED
     gateway = servers.gateway("redis", config)
     assert run(deliver(gateway, "expired", seconds=0.3, patience=0.1)) is None
-    run(until(lambda: servers.executions("expired")))
+    run(eventually(lambda: servers.executions("expired")))
     (first,) = servers.executions("expired")
     with redis.Redis.from_url(servers.results.url) as client:
-        run(until(lambda: client.exists(f"celery-task-meta-{first.task}")))
+        run(eventually(lambda: client.exists(f"celery-task-meta-{first.task}")))
         client.delete(f"celery-task-meta-{first.task}")
-    run(until(lambda: expired(servers.results, "expired")))
+    run(eventually(lambda: expired(servers.results, "expired")))
 
     answer = run(deliver(gateway, "expired"))
 
@@ -266,7 +266,7 @@ def test_the_stored_answer_ends_with_its_window(servers):
     gateway = servers.gateway("pika", "idempotency_window = 1\n" + KEYED)
     assert run(deliver(gateway, "window")).status == 200
     assert state_of(servers.results, "window") == "done"
-    run(until(lambda: not claim(servers.results, "window")))
+    run(eventually(lambda: not claim(servers.results, "window")))
 
     assert run(deliver(gateway, "window")).status == 200
     assert len({one.task for one in servers.executions("window")}) == 2

@@ -13,8 +13,8 @@ import uvloop
 from gateway import answer
 from gateway.relay import delivery_in_flight
 from gateway.strategies import find
-from tests.http_client import Answer, Connection, request
-from tests.integration.in_memory import Gateway
+from tests.support.http_client import Answer, Connection, request
+from tests.support.in_memory import Gateway
 from tests.support.stack import RabbitMQ, Server, Stack
 
 TIMEOUT = 20  # seconds

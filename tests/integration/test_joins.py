@@ -20,8 +20,9 @@ from gateway.outcome import FAILURE, SUCCESS
 from gateway.pending_task import PendingTask
 from gateway.stores import result_store
 from gateway.stores.pipeline import Pipeline
-from tests.integration.deliveries import channels, until
+from tests.integration.deliveries import channels
 from tests.support.stack import Server
+from tests.support.waiting import eventually
 
 TASK = TaskIds().new()
 RESULT = json.dumps({"status": "SUCCESS", "result": "done"})
@@ -50,13 +51,13 @@ def joined(redis_server: Server) -> Callable[[Callable[[Waiting], Awaitable[Any]
         for opened in (claims, results, joins):
             await opened.start()
         try:
-            await until(lambda: not joins.error)
+            await eventually(lambda: not joins.error)
             owned = await claims.take("x", b"digest", TASK)
             joined = await claims.take("x", b"digest", TaskIds().new())
             waiting = Waiting(claims, joins, owned, joined)
-            await until(lambda: len(channels(redis_server)) == 2)
+            await eventually(lambda: len(channels(redis_server)) == 2)
             await work(waiting)
-            await until(lambda: channels(redis_server) == [])
+            await eventually(lambda: channels(redis_server) == [])
         finally:
             for opened in (joins, results, claims):
                 await opened.stop()
@@ -96,7 +97,7 @@ def test_a_failure_is_heard_of_though_it_was_not_stored(joined):
 def test_a_confirm_is_heard_of_and_waiting_goes_on(joined):
     async def work(one: Waiting) -> None:
         one.claims.confirm(one.owned)
-        await until(lambda: one.pending.confirmed)
+        await eventually(lambda: one.pending.confirmed)
         assert not one.waiting.done()
         one.pending.abandon()
         assert await one.waiting
@@ -119,7 +120,7 @@ def test_a_confirmed_claim_that_redis_has_lost_is_not_run_under_another_task_id(
 ):
     async def work(one: Waiting) -> None:
         one.claims.confirm(one.owned)
-        await until(lambda: one.pending.confirmed)
+        await eventually(lambda: one.pending.confirmed)
         with redis.Redis.from_url(redis_server.url) as client:
             client.flushall()
         assert not await one.waiting

@@ -20,13 +20,13 @@ from tests.integration.deliveries import (
     cut_connections,
     deliver,
     gather,
-    metric,
     run,
     send,
     state_of,
-    until,
 )
+from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.waiting import eventually
 
 ANSWER = """
 [[routes]]
@@ -106,7 +106,7 @@ def test_a_task_that_ends_after_the_deadline_is_the_next_try_s_answer(servers, s
 
     late = run(deliver(gateway, key, seconds=2.5))
     # The result has expired by now, and with it what a later try could look for.
-    run(until(lambda: state_of(servers.results, key) == "done"))
+    run(eventually(lambda: state_of(servers.results, key) == "done"))
     (first,) = servers.executions(key)
     expire_result(servers, first.task)
     tries = [run(deliver(gateway, key)) for _ in range(3)]
@@ -114,7 +114,7 @@ def test_a_task_that_ends_after_the_deadline_is_the_next_try_s_answer(servers, s
     assert late.status == 504
     assert {(a.status, a.body) for a in tries} == {(200, key.encode())}
     assert len(servers.executions(key)) == 1
-    run(until(lambda: channels(servers.results) == []))
+    run(eventually(lambda: channels(servers.results) == []))
     gateway.stop()
 
 
@@ -122,7 +122,7 @@ def test_a_sender_that_left_gets_the_answer_though_the_result_has_expired(server
     gateway = servers.gateway("redis", "result_expires = 1\n" + KEYED)
 
     assert run(deliver(gateway, "left-late", seconds=2.0, patience=0.4)) is None
-    run(until(lambda: state_of(servers.results, "left-late") == "done"))
+    run(eventually(lambda: state_of(servers.results, "left-late") == "done"))
 
     assert run(deliver(gateway, "left-late")).body == b"left-late"
     assert len(servers.executions("left-late")) == 1
@@ -134,7 +134,7 @@ def test_a_late_result_is_found_though_its_subscription_was_cut(servers):
 
     assert run(deliver(gateway, "cut-late", seconds=1.5)).status == 504
     with redis.Redis.from_url(servers.results.url) as client:
-        run(until(lambda: channels(servers.results)))
+        run(eventually(lambda: channels(servers.results)))
         while state_of(servers.results, "cut-late") != "done":
             client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
 
@@ -148,7 +148,7 @@ def test_a_task_that_fails_after_the_deadline_runs_anew(servers):
     servers.worker.freeze()
     late = run(ask(gateway, "late-refusal", "503"))
     servers.worker.thaw()
-    run(until(lambda: claim(servers.results, "late-refusal") is None))
+    run(eventually(lambda: claim(servers.results, "late-refusal") is None))
 
     assert late[0] == 504
     assert run(ask(gateway, "late-refusal", "503"))[0] == 200
@@ -187,8 +187,8 @@ def test_who_was_told_that_nothing_was_taken_has_published_nothing(servers, with
             servers.results.thaw()
 
     answers = run(outage())
-    run(until(lambda: metric(gateway, "gateway_in_flight") == 0))
-    run(until(lambda: answers_ok(int(gateway.admin_url.rpartition(":")[2]), "/readyz")))
+    run(eventually(lambda: metric(gateway, "gateway_in_flight") == 0))
+    run(eventually(lambda: answers_ok(int(gateway.admin_url.rpartition(":")[2]), "/readyz")))
     after = run(deliver(gateway, f"after-{key}"))
 
     assert after.status == 200
@@ -222,10 +222,10 @@ fallback = "success"
             asyncio.create_task(send(gateway, path, key, f"Idempotency-Key: {key}"))
             for path, key in zip(paths, keys, strict=True)
         ]
-        await until(lambda: all(state_of(servers.results, key) == "confirmed" for key in keys))
+        await eventually(lambda: all(state_of(servers.results, key) == "confirmed" for key in keys))
         connected = metric(gateway, "gateway_broker_connections_total")
         await asyncio.to_thread(cut_connections, servers.broker, "gateway")
-        await until(lambda: metric(gateway, "gateway_broker_connections_total") > connected)
+        await eventually(lambda: metric(gateway, "gateway_broker_connections_total") > connected)
         return await asyncio.gather(*waiting)
 
     answers = run(cut())

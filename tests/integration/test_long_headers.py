@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.config.strategies import STRATEGIES
-from tests.http_client import Answer, Connection, request
-from tests.integration.deliveries import ROOT, URLS, gather, metric, port, run
+from tests.integration.deliveries import ROOT, URLS, gather, port, run
+from tests.support.http_client import Answer, Connection, request
+from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
 
 FRAME = 8192  # bytes

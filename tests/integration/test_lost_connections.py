@@ -27,8 +27,9 @@ from gateway.stores.pipeline import Pipeline
 from gateway.stores.result_channel import ResultChannel
 from gateway.stores.result_store import LOST, ResultStore
 from gateway.strategies.pika_rpc import PikaRPC
-from tests.integration.in_memory import LOOPS
+from tests.support.in_memory import LOOPS
 from tests.support.stack import RabbitMQ
+from tests.support.waiting import eventually
 
 TIMEOUT = 20  # seconds
 
@@ -51,11 +52,6 @@ def run(request) -> Callable[[Callable[[], Awaitable[None]]], None]:
             runner.run(limited())
 
     return run
-
-
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 class Losing:
@@ -154,10 +150,10 @@ def test_a_store_is_missed_and_found_again(run, losing, redis_server, monkeypatc
     async def work() -> None:
         store = ResultStore(config)
         await store.start()
-        await until(lambda: not store.error)
+        await eventually(lambda: not store.error)
         losing.more = 1
-        await until(lambda: store.error)
-        await until(lambda: not store.error)
+        await eventually(lambda: store.error)
+        await eventually(lambda: not store.error)
         losing.more = 2  # that it is lost for one who watches, too
         with pytest.raises(LOST):
             while True:
@@ -194,7 +190,7 @@ def test_a_subscription_is_lost_and_not_written_to(run, losing, redis_server, me
         with pytest.raises(LOST):
             async with channel() as one:
                 one._transport.abort()
-                await until(lambda: one._lost.done())
+                await eventually(lambda: one._lost.done())
                 await one.watch()
 
     run(work)
@@ -228,7 +224,7 @@ def test_what_is_written_to_a_lost_broker_goes_nowhere(run, rabbitmq: RabbitMQ, 
     async def work() -> None:
         publisher = Publisher(Config(broker_url=rabbitmq.url), metrics)
         await publisher.start()
-        await until(lambda: not publisher.error)
+        await eventually(lambda: not publisher.error)
         connection = publisher._connection
         with socket.socket(fileno=os.dup(fileno(connection._transport))) as same:
             same.shutdown(socket.SHUT_RDWR)
@@ -238,7 +234,7 @@ def test_what_is_written_to_a_lost_broker_goes_nowhere(run, rabbitmq: RabbitMQ, 
         connection.send(b"frames")
         connection._flush()
         connection.limit_writes(1)
-        await until(lambda: not publisher.error and publisher._connection is not connection)
+        await eventually(lambda: not publisher.error and publisher._connection is not connection)
         await publisher.stop()
 
     run(work)

@@ -17,8 +17,8 @@ import yaml
 from gateway.config.settings import Config
 from gateway.http.server import OTHER_FILES
 from gateway.stack.server import poll
-from tests.contract.conftest import get, metric
-from tests.http_client import Connection, request
+from tests.support.http_client import Connection, request
+from tests.support.requests import get, metric
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
 
 ROOT = Path(__file__).parents[2]

@@ -19,9 +19,9 @@ from random import Random
 
 import pytest
 
-from tests.http_client import Connection, request
 from tests.integration.mutations import MARKER, Call, calls, message, mutate
 from tests.integration.recorder import RECORD, records
+from tests.support.http_client import Connection, request
 from tests.support.stack import RabbitMQ, Server, Stack
 
 log = logging.getLogger(__name__)

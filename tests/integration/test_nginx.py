@@ -16,9 +16,10 @@ from gateway.config.settings import Config
 from gateway.stack.loopback import accepts, answers_ok
 from gateway.stack.nginx import NGINX_CONF
 from gateway.stack.server import poll
-from tests.contract.conftest import get, metric, post, post_all, until
-from tests.http_client import request
+from tests.support.http_client import request
+from tests.support.requests import get, metric, post, post_all
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
+from tests.support.waiting import until
 
 ROUTES = """
 [[routes]]

@@ -19,13 +19,13 @@ from tests.integration.deliveries import (
     deliver,
     expired,
     gather,
-    metric,
     run,
     send,
     state_of,
-    until,
 )
+from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.waiting import eventually
 
 ODD = """
 [[routes]]
@@ -67,7 +67,7 @@ def test_who_wants_no_result_is_not_told_that_it_can_be_no_answer(servers):
         first = await send(gateway, "/odd", "x", "Idempotency-Key: unusable")
         with redis.Redis.from_url(servers.results.url) as client:
             task_id = claim(servers.results, "x").task_id
-            await until(lambda: client.exists(f"celery-task-meta-{task_id}"))
+            await eventually(lambda: client.exists(f"celery-task-meta-{task_id}"))
         later = await send(gateway, "/odd", "x", "Idempotency-Key: unusable")
         return [first.status, later.status]
 
@@ -82,8 +82,8 @@ def test_a_result_that_has_expired_is_not_listened_for(servers):
 
     async def tries() -> list[int]:
         statuses = [(await send(gateway, "/keyed", *key, "Prefer: respond-async")).status]
-        await until(lambda: servers.executions("mixed"))
-        await until(lambda: expired(servers.results, "mixed"))
+        await eventually(lambda: servers.executions("mixed"))
+        await eventually(lambda: expired(servers.results, "mixed"))
         with redis.Redis.from_url(servers.results.url) as client:
             client.delete(f"celery-task-meta-{servers.executions('mixed')[0].task}")
         statuses.append((await send(gateway, "/keyed", *key, "Prefer: wait=1")).status)
@@ -107,9 +107,11 @@ def test_what_was_never_sent_is_not_listened_for(servers, strategy):
         first = f"first-{strategy}"
         while (await deliver(gateway, first)).problem["type"].rpartition(":")[2] != BLOCKED:
             pass
-        await until(lambda: not answers_ok(int(gateway.admin_url.rpartition(":")[2]), "/readyz"))
+        await eventually(
+            lambda: not answers_ok(int(gateway.admin_url.rpartition(":")[2]), "/readyz")
+        )
         answers = [await deliver(gateway, key) for key in keys]
-        await until(lambda: not any(state_of(servers.results, key) for key in keys))
+        await eventually(lambda: not any(state_of(servers.results, key) for key in keys))
         return answers
 
     servers.broker.ctl(WATERMARK, "0")
@@ -129,7 +131,7 @@ def test_who_waits_for_longer_than_results_are_stored_keeps_the_claim(servers):
 
     async def tries() -> list:
         first = asyncio.create_task(deliver(gateway, "patient", seconds=3))
-        await until(lambda: state_of(servers.results, "patient") == "confirmed")
+        await eventually(lambda: state_of(servers.results, "patient") == "confirmed")
         await asyncio.sleep(1.5)
         return [await deliver(gateway, "patient", seconds=3), await first]
 
@@ -152,7 +154,7 @@ def test_pika_s_requests_without_a_claim_hear_at_once_that_their_results_are_los
     async def cut() -> list:
         keys = [f"unclaimed-{n}" for n in range(3)]
         waiting = [asyncio.create_task(deliver(gateway, key, seconds=3)) for key in keys]
-        await until(lambda: metric(gateway, "gateway_messages_confirmed_total") == len(keys))
+        await eventually(lambda: metric(gateway, "gateway_messages_confirmed_total") == len(keys))
         await asyncio.to_thread(cut_connections, servers.broker, "gateway")
         return await asyncio.gather(*waiting)
 

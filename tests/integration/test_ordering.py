@@ -8,8 +8,9 @@ import json
 import kombu
 import pytest
 
-from tests.integration.deliveries import URLS, Servers, run, send, until
+from tests.integration.deliveries import URLS, Servers, run, send
 from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.waiting import eventually
 
 QUEUES = ["order-0", "order-1", "order-2"]
 KEYS = [f"account-{n}" for n in range(24)]
@@ -71,7 +72,7 @@ def test_one_key_one_queue_one_order(servers):
     assert set(queue_of.values()) == set(QUEUES)
 
     workers = [servers.start_worker([queue], concurrency=1) for queue in QUEUES]
-    run(until(lambda: len(servers.executions("{")) == EACH * len(KEYS)))
+    run(eventually(lambda: len(servers.executions("{")) == EACH * len(KEYS)))
     done = [one.id for one in servers.executions("{")]
     for key in KEYS:
         expected = [event(key, number) for number in range(EACH)]

@@ -20,6 +20,7 @@ from gateway.errors import BodyTooLarge, BrokerUnavailable, URITooLong
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
 from tests.support.stack import RabbitMQ, Stack
+from tests.support.waiting import eventually
 
 TIMEOUT = 30  # seconds
 QUEUE = "celery"
@@ -53,11 +54,6 @@ def run(publisher: Callable[[], Publisher], work) -> None:
                 await one.stop()
 
     asyncio.run(both())
-
-
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 @contextmanager
@@ -97,7 +93,7 @@ def test_a_waiter_that_fails_keeps_no_publisher_from_its_broker(broker, metrics)
 
     async def work(publisher: Publisher) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, what: told.append(what))
-        await until(lambda: not publisher.error)
+        await eventually(lambda: not publisher.error)
         # Given an unconfirmed message, and a watcher with a bug,
         with frozen(broker):
             waiting = pending()
@@ -105,13 +101,13 @@ def test_a_waiter_that_fails_keeps_no_publisher_from_its_broker(broker, metrics)
             waiting.watch(fails)
             # when the connection goes,
             cut(publisher)
-            await until(lambda: lost)
+            await eventually(lambda: lost)
             assert waiting.ended
         # then it comes back.
-        await until(lambda: not publisher.error)
+        await eventually(lambda: not publisher.error)
         later = pending()
         publisher.publish(later)
-        await until(lambda: later.confirmed)
+        await eventually(lambda: later.confirmed)
 
     run(lambda: Publisher(config(broker), metrics, on_lost=lambda: lost.append(1)), work)
 
@@ -124,14 +120,14 @@ def test_a_waiter_that_fails_keeps_no_other_from_its_timeout(broker, metrics):
 
     async def work(publisher: Publisher) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        await until(lambda: not publisher.error)
+        await eventually(lambda: not publisher.error)
         with frozen(broker):
             first, second = pending(), pending()
             publisher.publish(first)
             first.watch(fails)
             await asyncio.sleep(0.2)  # they are not overdue in the same sweep
             publisher.publish(second)
-            await until(lambda: first.ended and second.ended)
+            await eventually(lambda: first.ended and second.ended)
             assert second.error is not None and second.error.type == "not-confirmed"
 
     run(lambda: Publisher(config(broker, confirm_timeout=0.3), metrics), work)
@@ -139,7 +135,7 @@ def test_a_waiter_that_fails_keeps_no_other_from_its_timeout(broker, metrics):
 
 def test_a_return_that_comes_after_its_timeout_concerns_no_later_try(broker, metrics):
     async def work(publisher: Publisher) -> None:
-        await until(lambda: not publisher.error)
+        await eventually(lambda: not publisher.error)
         with frozen(broker):
             # Given a message for a queue that is missing, which is given up (it may take the broker
             # a moment to freeze),
@@ -147,14 +143,14 @@ def test_a_return_that_comes_after_its_timeout_concerns_no_later_try(broker, met
             while not given_up:
                 first = published_as("id", "first", "a-queue-that-nobody-makes")
                 publisher.publish(first)
-                await until(lambda first=first: first.ended)
+                await eventually(lambda first=first: first.ended)
                 given_up = first.error.type == "not-confirmed"
             # and the next try's under the same task id: the queue is there now.
             second = published_as("id", "second", QUEUE)
             publisher.publish(second)
-        await until(lambda: second.ended or second.confirmed)
+        await eventually(lambda: second.ended or second.confirmed)
         assert second.confirmed, second.error
-        await until(lambda: not publisher._confirms)
+        await eventually(lambda: not publisher._confirms)
 
     # The broker may need most of its time to wake up.
     run(lambda: Publisher(config(broker, confirm_timeout=2.0), metrics), work)
@@ -164,11 +160,11 @@ def test_templates_are_kept_in_bounds(broker, metrics, monkeypatch):
     monkeypatch.setattr(templates, "_MOST", 3)
 
     async def work(publisher: Publisher) -> None:
-        await until(lambda: not publisher.error)
+        await eventually(lambda: not publisher.error)
         sent = [pending(queue=f"queue-{number}") for number in range(10)]
         for one in sent:
             publisher.publish(one)
-        await until(lambda: all(one.ended for one in sent))
+        await eventually(lambda: all(one.ended for one in sent))
         assert {one.error.type for one in sent} == {"unroutable"}
         assert 0 < len(publisher._templates._made) <= 3
 
@@ -183,7 +179,7 @@ def test_a_message_fills_its_header_frame_to_the_last_byte_and_not_beyond(stack,
         return PendingTask(message, monotonic() + TIMEOUT)
 
     async def work(publisher: Publisher) -> None:
-        await until(lambda: not publisher.error)
+        await eventually(lambda: not publisher.error)
         assert publisher._connection.params.frame_max == 8192
         taken, refused = 0, 8192
         while refused - taken > 1:
@@ -195,7 +191,7 @@ def test_a_message_fills_its_header_frame_to_the_last_byte_and_not_beyond(stack,
                 assert "too long" in error.detail
                 refused = size
             else:
-                await until(lambda one=one: one.ended or one.confirmed)
+                await eventually(lambda one=one: one.ended or one.confirmed)
                 assert one.confirmed, one.error
                 taken = size
         assert taken > 7000
@@ -221,20 +217,20 @@ def test_a_message_that_is_too_large_for_the_broker_ends_one_connection_at_most(
     broker, metrics, most_bytes
 ):
     async def work(publisher: Publisher) -> None:
-        await until(lambda: not publisher.error)
+        await eventually(lambda: not publisher.error)
         # Given that the broker has closed the channel of one,
         first = pending(b"x" * (most_bytes + 1))
         publisher.publish(first)
-        await until(lambda: first.ended)
+        await eventually(lambda: first.ended)
         assert first.error.type == "broker-unavailable"
-        await until(lambda: not publisher.error)
+        await eventually(lambda: not publisher.error)
         # when another one comes,
         neighbour = pending(b"x" * most_bytes)
         publisher.publish(neighbour)
         with pytest.raises(BodyTooLarge, match=f"{most_bytes + 1} bytes.*takes {most_bytes}"):
             publisher.publish(pending(b"x" * (most_bytes + 1)))
         # then that one alone is refused.
-        await until(lambda: neighbour.confirmed)
+        await eventually(lambda: neighbour.confirmed)
         assert metrics.get("gateway_broker_connections_total") == 2
 
     run(lambda: Publisher(config(broker), metrics), work)
@@ -248,14 +244,14 @@ def test_a_connection_that_lasted_comes_back_without_a_pause(broker, metrics, mo
 
     async def work(publisher: Publisher) -> None:
         for _ in range(3):
-            await until(lambda: not publisher.error)
+            await eventually(lambda: not publisher.error)
             # when a connection has lasted for as long as it has to, and goes,
             await asyncio.sleep(2 * publisher_module.STEADY)
             lost.clear()
             cut(publisher)
-            await until(lambda: lost)
+            await eventually(lambda: lost)
         # then it is back within the test's time.
-        await until(lambda: not publisher.error)
+        await eventually(lambda: not publisher.error)
 
     run(lambda: Publisher(config(broker), metrics, on_lost=lambda: lost.append(1)), work)
 
@@ -267,7 +263,7 @@ def test_what_ends_a_channel_while_it_is_prepared_is_told_at_once(broker, metric
         channel.queue_declare("a-queue-that-nobody-makes", passive=True, callback=lambda _: None)
 
     async def work(publisher: Publisher) -> None:
-        await until(lambda: "NOT_FOUND" in publisher.error)
+        await eventually(lambda: "NOT_FOUND" in publisher.error)
 
     run(lambda: Publisher(config(broker), metrics, consume), work)
 
@@ -278,7 +274,7 @@ def test_a_broker_that_does_not_read_is_given_so_much_and_no_more(broker, metric
     most = 1024 * 1024
 
     async def work(publisher: Publisher) -> None:
-        await until(lambda: not publisher.error)
+        await eventually(lambda: not publisher.error)
         with frozen(broker):
             # What fits into the kernel's buffers has to be filled first.
             with pytest.raises(BrokerUnavailable, match="The broker reads nothing"):
@@ -287,10 +283,10 @@ def test_a_broker_that_does_not_read_is_given_so_much_and_no_more(broker, metric
                     await asyncio.sleep(0)
             transport = publisher._connection._transport
             assert most <= transport.get_write_buffer_size() <= 3 * most
-        await until(lambda: publisher._connection.writable)
+        await eventually(lambda: publisher._connection.writable)
         last = pending()
         publisher.publish(last)
-        await until(lambda: last.confirmed)
+        await eventually(lambda: last.confirmed)
 
     run(lambda: Publisher(config(broker, max_in_flight_bytes=most), metrics), work)
 
@@ -300,9 +296,9 @@ def test_an_alarm_is_noticed_by_who_connects_and_publishes_nothing(broker, metri
     try:
 
         async def work(publisher: Publisher) -> None:
-            await until(lambda: publisher.error.startswith("blocked: "))
+            await eventually(lambda: publisher.error.startswith("blocked: "))
             await asyncio.to_thread(broker.ctl, "set_vm_memory_high_watermark", "0.4")
-            await until(lambda: not publisher.error)
+            await eventually(lambda: not publisher.error)
 
         run(lambda: Publisher(config(broker), metrics), work)
     finally:
@@ -329,10 +325,10 @@ def test_a_quorum_queue_that_takes_nothing_since_an_outage_is_tried_on_another_c
 
     async def published(publisher: Publisher) -> str:
         """Publish once; return what the broker says of it."""
-        await until(lambda: not publisher.error)
+        await eventually(lambda: not publisher.error)
         one = pending(queue=queue)
         publisher.publish(one)
-        await until(lambda: one.ended or one.confirmed)
+        await eventually(lambda: one.ended or one.confirmed)
         return "confirmed" if one.confirmed else one.error.type
 
     async def work(publisher: Publisher) -> None:
@@ -347,9 +343,9 @@ def test_a_quorum_queue_that_takes_nothing_since_an_outage_is_tried_on_another_c
             assert (connections(), publisher.error) == (1, "")
             # but when it has taken nothing since an outage, however long, there may be,
             cut(publisher)
-            await until(lambda: losses)
+            await eventually(lambda: losses)
             assert await published(publisher) == "rejected"
-            await until(lambda: connections() == 2 + more)
+            await eventually(lambda: connections() == 2 + more)
             # until that has been tried for long enough.
             for _ in range(3):
                 assert await published(publisher) == "rejected"

@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import redis
 
-from tests.contract.conftest import metric, post, until
+from tests.support.requests import metric, post
 from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.waiting import until
 
 CONNECTED = "gateway_broker_connections_total"
 

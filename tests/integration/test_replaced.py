@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.contract.conftest import post_each
+from tests.support.requests import post_each
 from tests.support.stack import RabbitMQ, Server, Stack
 
 TASKS = ("by_task", "by_chain", "by_group", "odd")

@@ -16,6 +16,7 @@ from gateway.stores import result_channel
 from gateway.stores.result_channel import ResultChannel
 from gateway.stores.result_store import connect
 from tests.support.stack import Server, Stack
+from tests.support.waiting import eventually
 
 TIMEOUT = 10  # seconds
 
@@ -48,11 +49,6 @@ def hear(store: Server, prefix: str, work) -> list[tuple[bytes, bytes]]:
     return heard
 
 
-async def until(condition) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)
-
-
 def test_every_message_on_the_pattern_is_heard_in_order(store):
     payloads = [b"%d " % n * (n % 7) ** 6 for n in range(200)]  # up to 200 KB
 
@@ -63,7 +59,7 @@ def test_every_message_on_the_pattern_is_heard_in_order(store):
             pipeline.publish(f"other-{n}", b"not for us")
             pipeline.publish(f"mine-{n}", payload)
         await asyncio.to_thread(pipeline.execute)
-        await until(lambda: len(heard) == len(payloads))
+        await eventually(lambda: len(heard) == len(payloads))
 
     assert hear(store, "mine-", work) == [
         (b"mine-%d" % n, payload) for n, payload in enumerate(payloads)
@@ -77,7 +73,7 @@ def test_a_prefix_means_itself_alone(store, prefix):
         for other in ("ax", "a", "b", "xx", "[", "\\", "x"):
             publisher.publish(f"{other}-1", b"not for us")
         assert publisher.publish(f"{prefix}-1", b"x") == 1
-        await until(lambda: heard)
+        await eventually(lambda: heard)
 
     assert hear(store, f"{prefix}-", work) == [(f"{prefix}-1".encode(), b"x")]
 
@@ -85,7 +81,7 @@ def test_a_prefix_means_itself_alone(store, prefix):
 def test_what_is_published_once_it_is_open_is_heard(store):
     async def work(_channel, heard):
         assert redis.Redis.from_url(store.url).publish("mine-1", b"x") == 1
-        await until(lambda: heard)
+        await eventually(lambda: heard)
 
     assert hear(store, "mine-", work) == [(b"mine-1", b"x")]
 

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from http.client import HTTPConnection
@@ -23,8 +23,10 @@ import pytest
 from gateway import __version__
 from gateway.config.strategies import STRATEGIES
 from gateway.process.child_handle import START_TIMEOUT
-from tests.http_client import Answer, Connection, request
+from tests.support.http_client import Answer, Connection, request
+from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 20  # seconds for what takes as long as it takes
@@ -107,14 +109,6 @@ def post(server: Server, body: bytes, path: str = "/") -> Answer:
     return ask(server.url + path, "POST", body)
 
 
-def until(condition: Callable[[], object], timeout: float = TIMEOUT) -> None:
-    """Wait for what no event tells, for `timeout` seconds at the most."""
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.02)
-
-
 async def wait_at(connection: Connection, server: Server) -> None:
     """Send what nobody answers, and return once `server` has it under way."""
     connection.send(request(b"x", "/nobody"))
@@ -132,13 +126,6 @@ def readiness(server: Server) -> dict:
 
 def is_ready(server: Server) -> bool:
     return ask(f"{server.admin_url}/readyz").status == 200
-
-
-def metric(server: Server, series: str) -> float:
-    for line in ask(f"{server.admin_url}/metrics").body.decode().splitlines():
-        if line.startswith(f"{series} "):
-            return float(line.rpartition(" ")[2])
-    return 0
 
 
 def answered(server: Server) -> float:

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import pytest
 from nacl.signing import SigningKey
 
-from tests.contract.conftest import metric
 from tests.integration.senders import (
     ENCRYPTION,
     SECRET,
@@ -24,6 +23,7 @@ from tests.integration.senders import (
     times,
 )
 from tests.integration.webhooks import Call, ask, others, toml
+from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
 
 SEED = bytes(range(32))

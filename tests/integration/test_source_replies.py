@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.contract.conftest import metric
 from tests.integration.senders import (
     ENCRYPTION,
     SECRET,
@@ -24,6 +23,7 @@ from tests.integration.senders import (
     times,
 )
 from tests.integration.webhooks import Call, ask, start_worker, toml
+from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
 
 SOURCES: dict[str, dict[str, Any]] = {

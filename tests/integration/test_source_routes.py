@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.contract.conftest import metric
 from tests.integration.senders import SECRET, github, wechat
 from tests.integration.webhooks import ask, ask_all, start_worker, toml
+from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
 
 PUBLISHED, UNROUTED = "gateway_messages_published_total", "gateway_events_unrouted_total"

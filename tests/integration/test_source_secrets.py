@@ -13,10 +13,10 @@ from urllib.parse import urlencode
 import pytest
 from twilio.request_validator import RequestValidator
 
-from tests.contract.conftest import until
 from tests.integration.senders import AES_KEY, ENCRYPTION, SECRET, github, wechat
 from tests.integration.webhooks import Call, ask, ask_all, start_worker, toml
 from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.waiting import until
 
 OLD_SECRET, FILE_SECRET = "0ld-s3cret", "s3cret-in-a-file"
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from gateway.stack.programs import find
-from tests.contract.conftest import metric
-from tests.http_client import Answer
 from tests.integration.vectors import FOUND, MORE_WRONG, VECTORS, Vector
 from tests.integration.webhooks import Call, ask, ask_all, others, toml
+from tests.support.http_client import Answer
+from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
 
 ALL = [*VECTORS, *MORE_WRONG]

@@ -17,13 +17,13 @@ from tests.integration.deliveries import (
     claim,
     deliver,
     gather,
-    metric,
     run,
     send,
     state_of,
-    until,
 )
+from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.waiting import eventually
 
 OPEN = """
 [[routes]]
@@ -77,7 +77,7 @@ def test_claims_live_where_they_were_told_to(servers, gateway, state):
     assert len(servers.executions(name)) == 1
     assert state_of(state, name) == "done"
     assert claim(servers.results, name) is None
-    run(until(lambda: channels(state) + channels(servers.results) == []))
+    run(eventually(lambda: channels(state) + channels(servers.results) == []))
 
 
 @pytest.mark.parametrize("fault", ["killed", "frozen"])
@@ -92,9 +92,9 @@ def test_without_claims_deliveries_are_refused_or_relayed(servers, gateway, stat
         away = run(gather(*(deliver(gateway, f"{name}-{n}") for n in range(50))))
         open_route = run(send(gateway, "/open", f"open-{name}"))
         seconds = monotonic() - began
-        run(until(lambda: metric(gateway, "gateway_in_flight") == 0))
+        run(eventually(lambda: metric(gateway, "gateway_in_flight") == 0))
         # Who can do without is as ready as ever.
-        run(until(lambda: is_ready(gateway) is (gateway.without == "relay")))
+        run(eventually(lambda: is_ready(gateway) is (gateway.without == "relay")))
     finally:
         if fault == "killed":
             state.restart()
@@ -120,7 +120,7 @@ def test_without_claims_deliveries_are_refused_or_relayed(servers, gateway, stat
         # What was relayed without a claim is run again when it comes again.
         assert len({one.id for one in done}) == 51
         assert sum(one.id == f"{name}-0" for one in done) <= 2
-    run(until(lambda: channels(state) + channels(servers.results) == []))
+    run(eventually(lambda: channels(state) + channels(servers.results) == []))
 
 
 def test_claims_that_were_lost_are_written_again(servers, gateway, state):
@@ -129,11 +129,11 @@ def test_claims_that_were_lost_are_written_again(servers, gateway, state):
     async def lose() -> list:
         await use(gateway, state)
         first = asyncio.create_task(deliver(gateway, name, seconds=1.5))
-        await until(lambda: state_of(state, name) == "confirmed")
+        await eventually(lambda: state_of(state, name) == "confirmed")
         await asyncio.to_thread(state.kill)
         await asyncio.to_thread(state.restart)
         answer = await first
-        await until(lambda: state_of(state, name) == "done")
+        await eventually(lambda: state_of(state, name) == "done")
         return [answer, await deliver(gateway, name)]
 
     answers = run(lose())
@@ -167,7 +167,7 @@ def test_those_that_wait_are_answered_though_their_subscription_is_cut(servers, 
 
     async def cut() -> list:
         some = [asyncio.create_task(deliver(gateway, name, seconds=1.5)) for _ in range(21)]
-        await until(lambda: len(channels(servers.results)) == 2)
+        await eventually(lambda: len(channels(servers.results)) == 2)
         with redis.Redis.from_url(servers.results.url) as client:
             while not all(one.done() for one in some):
                 client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
@@ -178,7 +178,7 @@ def test_those_that_wait_are_answered_though_their_subscription_is_cut(servers, 
 
     assert {(a.status, a.body) for a in answers} == {(200, name.encode())}
     assert len(servers.executions(name)) == 1
-    run(until(lambda: channels(servers.results) == []))
+    run(eventually(lambda: channels(servers.results) == []))
     assert metric(gateway, "gateway_in_flight") == 0
     gateway.stop()
 
@@ -197,7 +197,7 @@ def test_what_is_one_too_many_is_refused_at_once(servers, limit):
         some = [send(gateway, "/open?seconds=0.8", f"{n:010000}") for n in range(4)]
         some.append(send(gateway, "/keyed?seconds=0.8", f"{9:010000}", f"Idempotency-Key: {name}"))
         waiting = [asyncio.create_task(one) for one in some]
-        await until(lambda: metric(gateway, "gateway_in_flight") == 5)
+        await eventually(lambda: metric(gateway, "gateway_in_flight") == 5)
         refused = await gather(
             send(gateway, "/open", "0123456789" * 1_000),
             send(gateway, "/keyed", f"{9:010000}", f"Idempotency-Key: {name}"),

@@ -12,8 +12,10 @@ import redis
 from gateway.claims.state_watch import others
 from gateway.config.settings import Config
 from gateway.stores import result_store
-from tests.integration.deliveries import KEYED, metric, until
+from tests.integration.deliveries import KEYED
+from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.waiting import eventually
 
 PREFIX = 'state_prefix = "shared"\n'
 
@@ -37,7 +39,7 @@ def config(gateway_broker: str, results: str, **settings: object) -> Config:
 def test_another_deployment_with_the_same_prefix_is_seen(gateway, rabbitmq, redis_server):
     urls = rabbitmq.url, redis_server.url
     with redis.Redis.from_url(redis_server.url) as client:
-        asyncio.run(until(lambda: client.exists("shared:deployments")))
+        asyncio.run(eventually(lambda: client.exists("shared:deployments")))
 
     async def look(settings: dict[str, object]) -> list[str]:
         looking = config(*urls, **settings)
@@ -71,6 +73,8 @@ def test_how_full_redis_is_can_be_seen(gateway, redis_server):
         used = client.info("memory")["used_memory"]
         client.config_set("maxmemory", used * 4)
         try:
-            asyncio.run(until(lambda: 0.1 < metric(gateway, "gateway_state_memory_ratio") < 0.5))
+            asyncio.run(
+                eventually(lambda: 0.1 < metric(gateway, "gateway_state_memory_ratio") < 0.5)
+            )
         finally:
             client.config_set("maxmemory", 0)

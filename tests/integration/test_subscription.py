@@ -11,9 +11,9 @@ import redis
 from gateway.config.settings import Config
 from gateway.stores import result_store
 from gateway.stores.subscription import Subscription
-from tests.integration.deliveries import until
-from tests.integration.in_memory import LOOPS
+from tests.support.in_memory import LOOPS
 from tests.support.stack import Server
+from tests.support.waiting import eventually
 
 STEPS = 60  # turns of the loop: more than connecting takes
 
@@ -45,22 +45,22 @@ def heard(redis_server: Server) -> Callable[[Callable[[Subscription], Awaitable[
 
 def test_what_is_published_after_add_has_returned_is_heard(heard, client):
     async def work(subscription: Subscription) -> None:
-        await until(lambda: not subscription.error)
+        await eventually(lambda: not subscription.error)
         for n in range(100):
             got: list[bytes | None] = []
             await subscription.add(f"channel-{n}", got.append)
             client.publish(f"channel-{n}", b"message")
-            await until(lambda got=got: got)
+            await eventually(lambda got=got: got)
             assert got == [b"message"]
             await subscription.remove(f"channel-{n}", got.append)
-        await until(lambda: client.pubsub_channels("channel-*") == [])
+        await eventually(lambda: client.pubsub_channels("channel-*") == [])
 
     heard(work)
 
 
 def test_add_waits_until_redis_has_heard_of_it(heard, redis_server):
     async def work(subscription: Subscription) -> None:
-        await until(lambda: not subscription.error)
+        await eventually(lambda: not subscription.error)
         redis_server.freeze()
         adding = asyncio.create_task(subscription.add("slow", lambda _message: None))
         await asyncio.sleep(0.2)
@@ -78,9 +78,9 @@ def test_a_channel_added_at_any_moment_of_connecting_is_heard(heard, client, ste
         for _ in range(steps):
             await asyncio.sleep(0)
         await subscription.add("early", got.append)
-        await until(lambda: client.pubsub_numsub("early") == [(b"early", 1)])
+        await eventually(lambda: client.pubsub_numsub("early") == [(b"early", 1)])
         client.publish("early", b"message")
-        await until(lambda: b"message" in got)
+        await eventually(lambda: b"message" in got)
         # Whoever comes second does not wait for a confirm that has been.
         await subscription.add("early", lambda _message: None)
 
@@ -98,27 +98,27 @@ def test_a_channel_removed_at_any_moment_of_connecting_is_forgotten(heard, clien
         for _ in range(steps):
             await asyncio.sleep(0)
         await subscription.remove("removed", hear)
-        await until(lambda: not subscription.error)
-        await until(lambda: client.pubsub_numsub("removed") == [(b"removed", 0)])
+        await eventually(lambda: not subscription.error)
+        await eventually(lambda: client.pubsub_numsub("removed") == [(b"removed", 0)])
 
     heard(work)
 
 
 def test_after_a_cut_everyone_is_told_and_hears_again(heard, client):
     async def work(subscription: Subscription) -> None:
-        await until(lambda: not subscription.error)
+        await eventually(lambda: not subscription.error)
         got: dict[int, list[bytes | None]] = {n: [] for n in range(50)}
         await asyncio.gather(*(subscription.add(f"cut-{n}", got[n].append) for n in got))
 
         client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
 
-        await until(lambda: all(some == [None] for some in got.values()))
+        await eventually(lambda: all(some == [None] for some in got.values()))
         for n in got:
             client.publish(f"cut-{n}", b"message")
-        await until(lambda: all(some == [None, b"message"] for some in got.values()))
+        await eventually(lambda: all(some == [None, b"message"] for some in got.values()))
         for n, some in got.items():
             await subscription.remove(f"cut-{n}", some.append)
-        await until(lambda: client.pubsub_channels("cut-*") == [])
+        await eventually(lambda: client.pubsub_channels("cut-*") == [])
 
     heard(work)
 
@@ -128,7 +128,7 @@ def test_after_a_cut_everyone_is_told_and_hears_again(heard, client):
 @pytest.mark.parametrize("steps", range(4))
 def test_a_connection_that_closes_under_a_command_is_nobody_s_failure(heard, client, steps):
     async def work(subscription: Subscription) -> None:
-        await until(lambda: not subscription.error)
+        await eventually(lambda: not subscription.error)
         got: list[bytes | None] = []
         await subscription.add("closing", got.append)
         await subscription.add("other", got.append)
@@ -139,8 +139,8 @@ def test_a_connection_that_closes_under_a_command_is_nobody_s_failure(heard, cli
         await subscription.remove("closing", got.append)
         await subscription.add("third", got.append)
 
-        await until(lambda: got)
-        await until(lambda: client.pubsub_numsub("third") == [(b"third", 1)])
+        await eventually(lambda: got)
+        await eventually(lambda: client.pubsub_numsub("third") == [(b"third", 1)])
 
     # asyncio's transports take what is written to them and drop it.
     heard(work, "uvloop")
@@ -148,7 +148,7 @@ def test_a_connection_that_closes_under_a_command_is_nobody_s_failure(heard, cli
 
 def test_what_comes_and_goes_leaves_nothing_behind(heard, client):
     async def work(subscription: Subscription) -> None:
-        await until(lambda: not subscription.error)
+        await eventually(lambda: not subscription.error)
 
         async def come_and_go(n: int) -> None:
             def hear(_message: bytes | None) -> None:
@@ -159,7 +159,7 @@ def test_what_comes_and_goes_leaves_nothing_behind(heard, client):
                 await subscription.remove(f"busy-{n % 5}", hear)
 
         await asyncio.gather(*(come_and_go(n) for n in range(50)))
-        await until(lambda: client.pubsub_channels("busy-*") == [])
+        await eventually(lambda: client.pubsub_channels("busy-*") == [])
         pubsub = subscription._pubsub
         assert not (pubsub.channels or pubsub.pending_unsubscribe_channels)
 

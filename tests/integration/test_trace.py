@@ -11,8 +11,8 @@ from types import FrameType
 import gateway
 from gateway.strategies import find
 from tests.docs.test_documents import text
-from tests.http_client import request
-from tests.integration.in_memory import Gateway
+from tests.support.http_client import request
+from tests.support.in_memory import Gateway
 from tests.support.stack import RabbitMQ, Server, Stack
 
 PACKAGE = Path(gateway.__file__).parent

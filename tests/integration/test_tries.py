@@ -9,15 +9,10 @@ from time import monotonic
 import kombu
 import pytest
 
-from tests.integration.deliveries import (
-    Servers,
-    channels,
-    metric,
-    run,
-    send,
-    until,
-)
+from tests.integration.deliveries import Servers, channels, run, send
+from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.waiting import eventually
 
 GRACE = 0.5  # seconds that an answer may come after its deadline
 TRIES = 3
@@ -71,8 +66,8 @@ class House:
         return None, TRIES, self.patience
 
     def stop(self) -> None:
-        run(until(lambda: sum(metric(g, "gateway_in_flight") for g in self.gateways) == 0))
-        run(until(lambda: channels(self.servers.results) == []))
+        run(eventually(lambda: sum(metric(g, "gateway_in_flight") for g in self.gateways) == 0))
+        run(eventually(lambda: channels(self.servers.results) == []))
         for server in (self.nginx, *self.gateways):
             server.stop()
 
@@ -107,7 +102,7 @@ def test_a_task_that_takes_longer_is_answered_by_the_last_try_s_fallback(servers
     assert (answer, number) == (b"success", TRIES)
     assert quick.deadline - 0.1 <= seconds <= quick.deadline + GRACE
     # The task goes on, and who asks once more gets what it says.
-    run(until(lambda: servers.executions(body)))
+    run(eventually(lambda: servers.executions(body)))
     later, _, _ = run(quick.send(body, 0))
     assert later == body.encode()
     assert len(servers.executions(body)) == 1
@@ -124,7 +119,7 @@ def test_a_sender_that_stays_connected_is_answered_when_the_last_try_would_be(se
         return monotonic() - began
 
     assert end - 0.1 <= run(stay()) <= end + GRACE
-    run(until(lambda: servers.executions(body)))
+    run(eventually(lambda: servers.executions(body)))
 
 
 def test_all_tries_that_are_connected_get_the_answer(servers, quick):
@@ -187,6 +182,6 @@ def test_in_wechat_s_own_time(servers):
     for body, (answer, number, seconds) in zip(twenty, answers[2:], strict=True):
         assert (answer, number) == (b"success", TRIES)
         assert seconds <= WECHAT[1] + GRACE
-        run(until(lambda body=body: len(servers.executions(body)) == 1))
+        run(eventually(lambda body=body: len(servers.executions(body)) == 1))
     for house in houses:
         house.stop()

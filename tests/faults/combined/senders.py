@@ -15,7 +15,7 @@ from time import monotonic
 
 from tests.faults.client import EXTRA, REFUSED, RESET, SILENT
 from tests.faults.combined.watchdog import Watchdog
-from tests.http_client import Answer, Connection, request
+from tests.support.http_client import Answer, Connection, request
 
 #: The routes by path, and the seconds that a request on each has.
 DEADLINES = {"/wait": 5.0, "/accept": 5.0, "/wait-then-accept": 2.0}

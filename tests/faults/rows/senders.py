@@ -12,7 +12,7 @@ from tests.faults.client import Sent
 from tests.faults.lane import Lane
 from tests.faults.servers import port_of
 from tests.faults.trial import Trial
-from tests.http_client import request
+from tests.support.http_client import request
 
 LEAVING = 40  # senders at once
 ROUNDS, TIMES = 20, 100  # deliveries, and how often each is sent

@@ -24,7 +24,7 @@ from gateway.relay.reply import Reply
 from gateway.relay.result_lookup import ResultLookup
 from gateway.relay.result_urls import Ticket
 from gateway.sources.base import Verified
-from tests.integration.in_memory import InMemory, echo
+from tests.support.in_memory import InMemory, echo
 
 DEADLINE = 5.0
 

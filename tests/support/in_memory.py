@@ -19,7 +19,7 @@ from gateway.pending_task import PendingTask
 from gateway.process.sockets import bind
 from gateway.relay.relay import Relay
 from gateway.strategies.base import Strategy
-from tests.http_client import Connection
+from tests.support.http_client import Connection
 
 ROUTES = [{"path": "/"}, {"path": "/hooks/{account}"}, {"path": "/xml", "content_type": "text/xml"}]
 #: The loops that gateways run on: connections are their transports.
