@@ -21,9 +21,11 @@ def until(
         time.sleep(0.02)
 
 
-async def eventually(condition: Callable[[], object], timeout: float = TIMEOUT) -> None:
+async def eventually(
+    condition: Callable[[], object], timeout: float = TIMEOUT, pause: float = 0.01
+) -> None:
     """The same, without holding up the loop."""
     end = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < end
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(pause)
