@@ -59,7 +59,7 @@ def rows() -> list[Row]:
 def source(scheme: str, options: dict[str, Any]) -> Source:
     found = find(scheme)
     return found(
-        found.Options.model_validate({"scheme": scheme, **options}), URL.removesuffix("/in")
+        found.options_class.model_validate({"scheme": scheme, **options}), URL.removesuffix("/in")
     )
 
 

@@ -44,7 +44,7 @@ from gateway.config.settings import Config
 from gateway.errors import KeyConflict, StateUnavailable
 from gateway.outcome import Outcome
 from gateway.stores import result_store
-from gateway.stores.pipeline import Pipeline
+from gateway.stores.pipeline import Arg, Pipeline
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,8 @@ class Claims:
         key = self._prefix.encode() + _KIND + _digest(identity.encode(), _KEY)
         digest = _digest(body, DIGEST)
         flags = [1 - again, int(strict), int(rerun)]
-        args = [_raw(task_id), digest, _ms(self._lease), self._life, *flags, _ms(span)]
+        lease = _ms(self._lease)
+        args: list[Arg] = [_raw(task_id), digest, lease, self._life, *flags, _ms(span)]
         try:
             async with asyncio.timeout(patience):
                 reply = await self.redis.run("EVAL", scripts.TAKE, 1, key, *args)
@@ -167,18 +168,18 @@ class Claims:
 
     def confirm(self, claim: Claim) -> None:
         """Write that the broker has taken the message."""
-        args = [_raw(claim.task_id), claim.digest, self._life, self._kept, claim.channel]
+        args: list[Arg] = [_raw(claim.task_id), claim.digest, self._life, self._kept, claim.channel]
         self._write(scripts.CONFIRM, claim, args)
 
     def prolong(self, claim: Claim) -> None:
         """Write that somebody listens for the result of a confirmed message."""
-        args = [_raw(claim.task_id), self._kept]
+        args: list[Arg] = [_raw(claim.task_id), self._kept]
         self._write(scripts.PROLONG, claim, args)
 
     def finish(self, claim: Claim, given: Answer) -> None:
         """Write the final answer, which every later try gets."""
         answer = dump(given) if len(given.body) <= self._largest else b""
-        args = [_raw(claim.task_id), claim.digest, self._window, answer, claim.channel]
+        args: list[Arg] = [_raw(claim.task_id), claim.digest, self._window, answer, claim.channel]
         self._write(scripts.FINISH, claim, args)
 
     def fail(self, claim: Claim, error: str, given: Answer | None = None) -> None:
@@ -189,7 +190,7 @@ class Claims:
         if given is not None and len(given.body) > self._largest:
             error, given = f"answered {given.status}", None
         end = dump_end(error, given)
-        args = [_raw(claim.task_id), end, _ms(_REMEMBER), _ms(claim.span), claim.channel]
+        args: list[Arg] = [_raw(claim.task_id), end, _ms(_REMEMBER), _ms(claim.span), claim.channel]
         self._write(scripts.FAIL, claim, args)
 
     def release(self, claim: Claim, certain: bool) -> None:
@@ -198,14 +199,14 @@ class Claims:
         It does so under the same task id, unless it is `certain` that the broker has not taken
         the message and nobody has published it before.
         """
-        args = [_raw(claim.owner), int(certain), _ms(claim.span), claim.channel]
+        args: list[Arg] = [_raw(claim.owner), int(certain), _ms(claim.span), claim.channel]
         self._write(scripts.RELEASE, claim, args)
 
     def _failed(self, claim: Claim) -> str:
         """Return the key that remembers that the claim's task has failed."""
         return f"{self._prefix}failed:{claim.task_id}"
 
-    def _write(self, script: str, claim: Claim, args: list[Any], since: float = 0.0) -> None:
+    def _write(self, script: str, claim: Claim, args: list[Arg], since: float = 0.0) -> None:
         self._leased.pop(claim.owner, None)
         since = since or monotonic()
 
@@ -226,7 +227,7 @@ class Claims:
             now = monotonic()
             self._leased = {k: held for k, held in self._leased.items() if now < held[1]}
             for owner, (claim, _) in self._leased.items():
-                args = [_raw(owner), _ms(self._lease)]
+                args: list[Arg] = [_raw(owner), _ms(self._lease)]
                 renewed = self.redis.run("EVAL", scripts.RENEW, 1, claim.key, *args)
                 renewed.add_done_callback(_missed)
 

@@ -89,9 +89,9 @@ def _source(arguments: argparse.Namespace, url: str) -> Source:
         raise ConfigError([f"--secret: {name} needs it; --secret env:NAME takes it from NAME"])
     scheme = find(values.setdefault("scheme", name))
     try:
-        chosen = scheme.Options.model_validate(values)
+        chosen = scheme.options_class.model_validate(values)
     except ValidationError as exc:
-        raise ConfigError(explain(exc, scheme.Options, f"{name}: ")) from exc
+        raise ConfigError(explain(exc, scheme.options_class, f"{name}: ")) from exc
     parts = urlsplit(url)
     return scheme(chosen, config.public_url or f"{parts.scheme}://{parts.netloc}")
 

@@ -74,7 +74,8 @@ def meant(given: Any, known: Iterable[str]) -> str:
 def _sentence(detail: ErrorDetails, model: type[Model]) -> str:
     kind, loc = detail["type"], detail["loc"]
     if kind == "extra_forbidden":
-        known = {"routes": Route, "tls": TLS}.get(str(loc[0]), model)
+        tables: dict[str, type[Model]] = {"routes": Route, "tls": TLS}
+        known = tables.get(str(loc[0]), model)
         hint = meant(loc[-1], known.model_fields)
         if loc == ("route",):
             hint = "; write [[routes]] for each route"

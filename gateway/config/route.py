@@ -94,10 +94,9 @@ class Route(Model):
             raise ValueError("ordering_key: goes together with queues, a list of two or more")
         if self.queues and len(set(self.queues)) != len(self.queues):
             raise ValueError("queues: each is named once")
-        if (self.ordering_key or "").startswith("param:"):
-            name = self.ordering_key.removeprefix("param:")
-            if name not in params:
-                raise ValueError(f"ordering_key: the path has no parameter {name}")
+        kind, _, name = (self.ordering_key or "").partition(":")
+        if kind == "param" and name not in params:
+            raise ValueError(f"ordering_key: the path has no parameter {name}")
         if self.events is not None and self.source is None:
             raise ValueError("events: only a source knows the event; name it in `source`")
         return self
@@ -193,7 +192,7 @@ class Route(Model):
     @cached_property
     def final_statuses(self) -> frozenset[int]:
         """The statuses of a task's answers that end a delivery: later tries get them, too."""
-        end, without = _final(self.final).groups()
+        end, _, without = self.final.removeprefix("below ").partition(", but ")
         return frozenset(range(200, int(end))) - {int(each) for each in (without or "0").split(",")}
 
     @property

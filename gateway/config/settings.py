@@ -153,9 +153,9 @@ class Config(Model):
                 problems.append(f"{name}.scheme: {what}{meant(scheme, sorted(SCHEMES))}")
             else:
                 try:
-                    found[name] = find(scheme).Options.model_validate(value)
+                    found[name] = find(scheme).options_class.model_validate(value)
                 except ValidationError as exc:
-                    problems += explain(exc, find(scheme).Options, f"{name}.")
+                    problems += explain(exc, find(scheme).options_class, f"{name}.")
         if problems:
             raise ValueError("\n".join(problems))
         return found

@@ -37,7 +37,12 @@ async def publishing(config: Config) -> AsyncIterator[Publish]:
         pending = PendingTask(entry.message(task_id), monotonic() + config.confirm_timeout)
         told: asyncio.Future[RequestError | None] = asyncio.get_running_loop().create_future()
         publisher.publish(pending)
-        pending.watch(lambda it: told.done() or told.set_result(it.error))
+
+        def changed(changed: PendingTask) -> None:
+            if not told.done():
+                told.set_result(changed.error)
+
+        pending.watch(changed)
         try:
             error = await asyncio.wait_for(told, config.confirm_timeout + 1)
         except TimeoutError as exc:

@@ -45,7 +45,7 @@ class Entry:
 
     @property
     def id(self) -> str:
-        return self.delivery["id"]
+        return str(self.delivery["id"])
 
     def message(self, task_id: str) -> Message:
         """Return a message for the same call, as another task: to last, and to be stored."""

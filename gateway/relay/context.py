@@ -26,6 +26,7 @@ class Context:
     deadlines: Deadlines
     result_urls: ResultURLs
     failpoint: Failpoint
-    idempotency: Idempotency | None
     journal: Journal | None
+    #: There is one wherever a route has an identity.
+    idempotency: Idempotency | None
     log_requests: bool

@@ -67,16 +67,13 @@ class DeliveryInFlight(InFlight):
         self.identity = route.identity(delivery, verified)
         self.stage = Stage.CLAIM
         self.claim: ClaimHandle | NoClaim = NO_CLAIM
-        self.pending: PendingTask | None = None
-
-    @property
-    def _claimed(self) -> bool:
-        return self.claim is not NO_CLAIM
+        self.pending: PendingTask  # from `follow` on
 
     def start(self) -> None:
         """Publish, or have the claim decide whether to."""
-        if self.identity:
-            self.context.idempotency.relay(self)
+        idempotency = self.context.idempotency
+        if self.identity and idempotency is not None:
+            idempotency.relay(self)
         else:
             self.follow(self.publish())
         if not self.reply.closed:  # `blocking` has everything at once
@@ -110,10 +107,11 @@ class DeliveryInFlight(InFlight):
 
     def release(self) -> None:
         # A claim has to be told of the confirm, or the next try would publish again.
-        if self.pending is not None and (not self.claim.ours or self.stage is Stage.RESULT):
-            self.pending.abandon()
-            if self.claim.ours:
-                self.claim.unattended()
+        if self.stage is Stage.CLAIM or (self.stage is Stage.CONFIRM and self.claim.ours):
+            return
+        self.pending.abandon()
+        if self.claim.ours:
+            self.claim.unattended()
 
     def _expire(self) -> None:
         if self.stage is Stage.CLAIM:
@@ -153,12 +151,18 @@ class DeliveryInFlight(InFlight):
             self.accept()
 
     def _fail(self, error: RequestError) -> None:
+        claim, idempotency = self.claim, self.context.idempotency
         if self.stage is Stage.CONFIRM:
-            self.claim.unconfirmed(error)
+            claim.unconfirmed(error)
             self.refuse(error)
-        elif isinstance(error, ResultsLost) and self._claimed and not self.reply.closed:
+        elif (
+            isinstance(error, ResultsLost)
+            and isinstance(claim, ClaimHandle)
+            and idempotency is not None
+            and not self.reply.closed
+        ):
             # Its result is stored, too, where whoever joins looks for it.
-            self.context.idempotency.rejoin(self)
+            idempotency.rejoin(self, claim)
         else:
             self._give_up(error)
 

@@ -80,16 +80,16 @@ class Idempotency:
         """Have `delivery` answered by its one run."""
         self._run(delivery, self._relay(delivery))
 
-    def rejoin(self, delivery: DeliveryInFlight) -> None:
+    def rejoin(self, delivery: DeliveryInFlight, handle: ClaimHandle) -> None:
         """Have `delivery` wait with those who joined: it cannot hear the result by itself any more.
 
         The message is confirmed, and its result is stored.
         """
-        message = replace(delivery.message, task_id=delivery.reply.task_id)
+        message = replace(delivery.message, task_id=handle.claim.task_id)
         pending = PendingTask(message, delivery.deadline)
         pending.confirm()
         delivery.follow(pending)
-        self._run(delivery, self._relay(delivery, pending))
+        self._run(delivery, self._rejoin(delivery, handle, pending))
 
     def _run(self, delivery: DeliveryInFlight, work: Coroutine[None, None, None]) -> None:
         """Begin `work`; what it raises is the answer of `delivery`."""
@@ -103,12 +103,15 @@ class Idempotency:
         self._tasks.add(task)
         task.add_done_callback(ended)
 
-    async def _relay(self, delivery: DeliveryInFlight, joined: PendingTask | None = None) -> None:
-        again = joined is not None
-        if joined is not None and await self._waiter.wait(delivery.claim.claim, joined):
-            return
+    async def _relay(self, delivery: DeliveryInFlight, again: bool = False) -> None:
         while not await self._try(delivery, again):
             again = True
+
+    async def _rejoin(
+        self, delivery: DeliveryInFlight, handle: ClaimHandle, pending: PendingTask
+    ) -> None:
+        if not await self._waiter.wait(handle.claim, pending):
+            await self._relay(delivery, again=True)
 
     async def _try(self, delivery: DeliveryInFlight, again: bool) -> bool:
         """Take the claim and go its way; tell whether `delivery` needs no other try."""

@@ -67,7 +67,9 @@ class Relay:
             result_urls=ResultURLs(config, self._results),
             failpoint=failpoint,
             idempotency=(
-                Idempotency(config, strategy, self._results, metrics, failpoint) if joined else None
+                Idempotency(config, strategy, self._results, metrics, failpoint)
+                if joined and self._results is not None
+                else None
             ),
             journal=Journal(config, metrics) if config.journal else None,
             log_requests=config.log_requests,

@@ -135,6 +135,8 @@ class ResultURLs:
         """
         if time.time() >= ticket.expires:
             raise ResultExpired
+        if self._store is None:
+            raise ResultsUnavailable
         try:
             payload = await self._store.run("GET", self._prefix + ticket.task_id)
         except (RedisError, OSError) as exc:

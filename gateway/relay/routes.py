@@ -32,7 +32,8 @@ class Endpoint:
         self.limits = limits
         self._any = some[-1] if some[-1].events is None else None
         self._by_event = [(route, route.events) for route in some if route.events is not None]
-        self._kept = frozenset(h.lower() for h in source.options.pass_headers) if source else None
+        kept = source.options.pass_headers if source else []
+        self._kept = frozenset(name.lower() for name in kept)
 
     def verify(self, request: Request) -> Verified:
         """Return what `request` says; a handshake is a challenge. Raises `RequestError`."""
@@ -40,6 +41,8 @@ class Endpoint:
         if request.method == "POST":
             return source.verify(request) if source else Verified(request.body)
         self.check(request.method)
+        if source is None:  # which takes nothing but a POST
+            raise NotFound
         return Verified(b"", challenge=source.handshake(request))
 
     def check(self, method: str) -> None:
@@ -66,8 +69,9 @@ class Endpoint:
     def unrouted(self, verified: Verified) -> Answer:
         """Return the answer for an event that no route takes."""
         source = self.source
-        if source.options.unrouted is not None or source.fallback is None:
-            return Answer(source.options.unrouted or 204, "", b"")
+        if source is None or source.options.unrouted is not None or source.fallback is None:
+            status = source.options.unrouted if source else None
+            return Answer(status or 204, "", b"")
         taken = Answer(200, source.content_type, source.fallback.encode())
         return source.reply(taken, verified, time.time())
 

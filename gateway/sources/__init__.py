@@ -29,4 +29,5 @@ SCHEMES = {
 def find(scheme: str) -> type[Source]:
     """Return the class for the name in a source's `scheme`."""
     module, _, name = SCHEMES[scheme].partition(":")
-    return getattr(import_module(module), name)
+    found: type[Source] = getattr(import_module(module), name)
+    return found

@@ -130,7 +130,7 @@ class Source(ABC):
     - `reply` gives a successful task's answer the form that the sender wants.
     """
 
-    Options: ClassVar[type[Options]] = Options
+    options_class: ClassVar[type[Options]] = Options
     #: What the sender sends, by the part of the event before the first dot; "": any other event.
     samples: ClassVar[dict[str, Sample]]
     example: ClassVar[Example]
@@ -144,7 +144,7 @@ class Source(ABC):
     #: The content type of a task's str.
     content_type: ClassVar[str] = TEXT
     #: Request headers, in lower case, that the task does not get.
-    secret_headers: ClassVar[frozenset[str]] = frozenset()
+    secret_headers: frozenset[str] = frozenset()
     #: Does a delivery say which one it is, so that a second try can be known?
     identifies: ClassVar[bool] = True
     #: Does the sender's handshake come as a GET?

@@ -70,7 +70,8 @@ class DingTalk(Source):
         timed=True,
     )
 
-    Options = Options
+    options_class = Options
+    options: Options
     deadline = 1.2
     fallback = "success"
     secret_headers = frozenset(["sign"])

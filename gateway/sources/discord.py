@@ -69,7 +69,8 @@ class Discord(Source):
         timed=True,
     )
 
-    Options = Options
+    options_class = Options
+    options: Options
     deadline = 2.5
     secret_headers = frozenset([SIGNATURE])
 

@@ -63,7 +63,8 @@ class Feishu(Source):
         timed=True,
     )
 
-    Options = Options
+    options_class = Options
+    options: Options
     deadline = 2.5
     fallback = ""
     secret_headers = frozenset([SIGNATURE])

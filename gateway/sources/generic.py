@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from base64 import b64encode
-from binascii import hexlify
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 from uuid import uuid4
@@ -90,13 +88,14 @@ class GenericHMAC(HMACSource):
         timed=True,
     )
 
-    Options = Options
+    options_class = Options
+    options: Options
 
     def __init__(self, options: Options, public_url: str = ""):
         self.header = options.header.lower()
         self.secret_headers = frozenset([self.header])
         self.algorithm = options.algorithm
-        self.encode = {"hex": hexlify, "base64": b64encode}[options.encoding]
+        self.encoding = options.encoding
         self.prefix = options.prefix.encode()
         super().__init__(options, public_url)
         # Texts and placeholders take turns, a text first.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hmac
+from base64 import b64encode
 from binascii import hexlify
 from collections.abc import Callable
-from typing import ClassVar
 
 from gateway.delivery import Request
 from gateway.sources.base import Options, Source
 from gateway.sources.signatures import check, header, mac, raw, secrets
+
+_ENCODINGS: dict[str, Callable[[bytes], bytes]] = {"hex": hexlify, "base64": b64encode}
 
 
 class HMACSource(Source):
@@ -18,13 +20,15 @@ class HMACSource(Source):
     A scheme says what is signed by what it gives to `check` and to `signature`.
     """
 
-    header: ClassVar[str]
-    algorithm: ClassVar[str] = "sha256"
-    prefix: ClassVar[bytes] = b""
-    encode: ClassVar[Callable[[bytes], bytes]] = staticmethod(hexlify)
+    header: str
+    algorithm: str = "sha256"
+    prefix: bytes = b""
+    #: ``hex`` or ``base64``.
+    encoding: str = "hex"
 
     def __init__(self, options: Options, public_url: str = ""):
         super().__init__(options, public_url)
+        self._encode = _ENCODINGS[self.encoding]
         self._keys = [hmac.new(key, digestmod=self.algorithm) for key in secrets(options)]
 
     def check(self, request: Request, *signed: bytes) -> None:
@@ -37,4 +41,4 @@ class HMACSource(Source):
         return {self.header: self._signature(self._keys[0], signed).decode()}
 
     def _signature(self, key: hmac.HMAC, signed: tuple[bytes, ...]) -> bytes:
-        return self.prefix + self.encode(mac(key, signed))
+        return self.prefix + self._encode(mac(key, signed))

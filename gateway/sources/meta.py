@@ -5,6 +5,8 @@ https://developers.facebook.com/docs/graph-api/webhooks/getting-started
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field, SecretStr
 
 from gateway.answer import TEXT, Answer
@@ -47,7 +49,8 @@ class Meta(HMACSource):
         opaque=True,
     )
 
-    Options = Options
+    options_class = Options
+    options: Options
     header = "x-hub-signature-256"
     prefix = b"sha256="
     deadline = 4.5
@@ -84,7 +87,7 @@ def _event(body: bytes) -> str:
     return f"{event}.{field}" if field else event
 
 
-def _changes(message: dict) -> list[dict]:
+def _changes(message: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         change
         for entry in _objects(message.get("entry"))
@@ -92,5 +95,5 @@ def _changes(message: dict) -> list[dict]:
     ]
 
 
-def _objects(value: object) -> list[dict]:
+def _objects(value: object) -> list[dict[str, Any]]:
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []

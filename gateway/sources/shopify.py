@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
-
 from gateway.delivery import Request
 from gateway.sources.base import Draft, Example, Sample, Signed, Verified
 from gateway.sources.hmac_source import HMACSource
@@ -22,7 +20,7 @@ class Shopify(HMACSource):
     )
 
     header = "x-shopify-hmac-sha256"
-    encode = staticmethod(b64encode)
+    encoding = "base64"
     deadline = 4.5
     secret_headers = frozenset([header])
 

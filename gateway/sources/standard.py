@@ -107,7 +107,8 @@ class Standard(Source):
         timed=True,
     )
 
-    Options = Options
+    options_class = Options
+    options: Options
     deadline = 14.0
     secret_headers = frozenset(["webhook-signature", "svix-signature"])
 

@@ -43,7 +43,7 @@ class Stripe(HMACSource):
         check_time(times[0], request.received_at, self.options.tolerance)
         signed = (times[0].encode(), b".", request.body)
         given = [raw(value) for key, _, value in fields if key == "v1"]
-        check(given, (self.encode(mac(key, signed)) for key in self._keys))
+        check(given, (self._encode(mac(key, signed)) for key in self._keys))
         event = read_json(request.body)
         return Verified(request.body, name(event.get("id")), name(event.get("type")))
 

@@ -46,7 +46,8 @@ class Telegram(BearerSource):
         proof="x-telegram-bot-api-secret-token",
     )
 
-    Options = Options
+    options_class = Options
+    options: Options
     header = "x-telegram-bot-api-secret-token"
     deadline = 55.0
     secret_headers = frozenset([header])

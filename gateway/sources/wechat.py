@@ -7,7 +7,7 @@ https://developers.weixin.qq.com/doc/oplatform/developers/dev/push/encryption.ht
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from gateway.answer import JSON, TEXT, Answer
 from gateway.delivery import Request
@@ -65,7 +65,8 @@ class WeChat(Source):
         identity="gh_gateway::123456789",
     )
 
-    Options = Options
+    options_class: ClassVar[type[CryptoOptions]] = Options
+    options: CryptoOptions
     deadline = 4.5
     tries = 3
     retry_after = 5.0
@@ -76,10 +77,11 @@ class WeChat(Source):
     def __init__(self, options: CryptoOptions, public_url: str = ""):
         super().__init__(options, public_url)
         self._crypto = MessageCrypto(options)
+        self._plain = isinstance(options, Options) and options.plain
 
     @property
     def covers_body(self) -> bool:
-        return bool(self._crypto.keys) and not self.options.plain
+        return bool(self._crypto.keys) and not self._plain
 
     def handshake(self, request: Request) -> Answer:
         query = self._crypto.parameters(request)

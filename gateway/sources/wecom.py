@@ -46,7 +46,7 @@ class WeCom(WeChat):
         identity="gh_gateway::123456789",
     )
 
-    Options = Options
+    options_class = Options
 
     @property
     def covers_body(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from base64 import b64encode
 
 from gateway.answer import JSON, Answer
 from gateway.delivery import Request
@@ -39,7 +38,7 @@ class X(HMACSource):
 
     header = "x-twitter-webhooks-signature"
     prefix = b"sha256="
-    encode = staticmethod(b64encode)
+    encoding = "base64"
     deadline = 9.0
     fallback = ""
     secret_headers = frozenset([header])

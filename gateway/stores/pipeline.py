@@ -21,6 +21,9 @@ from gateway.stores.result_store import LOST
 PATIENCE = 1.0
 _MOST = 500  # commands a batch
 
+#: An argument of a command.
+Arg = bytes | str | int
+
 
 class Pipeline:
     """Sends commands in the order in which they were given.
@@ -46,7 +49,7 @@ class Pipeline:
                 await asyncio.wait_for(self._idle.wait(), PATIENCE)
             await background.stop(self._task)
 
-    def run(self, *command: bytes | str | int) -> asyncio.Future[Any]:
+    def run(self, *command: Arg) -> asyncio.Future[Any]:
         """Return the reply to `command`, in the future.
 
         It fails with `redis.exceptions.ResponseError`, or with OSError where Redis does not

@@ -57,7 +57,7 @@ def test_every_block_loads(block, tmp_path):
 def test_every_option_of_a_scheme_is_in_its_section():
     common = set(Options.model_fields)
     for scheme, section in SECTIONS.items():
-        own = set(find(scheme).Options.model_fields) - common
+        own = set(find(scheme).options_class.model_fields) - common
         mentioned = set(re.findall(r"`(\w+)(?: = [^`]*)?`|^(\w+) = ", section, re.M))
         mentioned = {a or b for a, b in mentioned}
         assert own - mentioned == set(), scheme

@@ -92,7 +92,7 @@ def clock_stepped(trial: Trial) -> None:
 def _expect_verdict(trial: Trial, lane: Lane, stepped: bool) -> None:
     """Sign with the true time; expect a 401 that says why where the gateway has another."""
     scheme = find("standard")
-    options = scheme.Options(scheme="standard", secrets=[SECRET])
+    options = scheme.options_class(scheme="standard", secrets=[SECRET])
     identity = f"{lane.queue}-{len(lane.sender.sent)}"
     signed = scheme(options).sign(Draft(identity.encode(), "", time.time(), identity=identity))
     headers = [f"{name}: {value}" for name, value in signed.headers.items()]

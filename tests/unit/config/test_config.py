@@ -491,7 +491,7 @@ def test_the_largest_body_and_its_message_must_fit(toml):
     assert load({}, {}, toml("max_in_flight_bytes = 2000000\nmax_body = 500000"))
 
 
-@pytest.mark.parametrize("model", [Config, Route, TLS, *(find(s).Options for s in SCHEMES)])
+@pytest.mark.parametrize("model", [Config, Route, TLS, *(find(s).options_class for s in SCHEMES)])
 def test_no_problem_is_told_in_pydantics_words(model):
     """Whatever a setting is given, what comes back speaks of settings, not of inputs."""
     for name in model.model_fields:

@@ -42,7 +42,7 @@ aes_keys = st.text(ascii_letters + digits, min_size=43, max_size=43)
 
 def source(scheme: str, **options: Any) -> Source:
     found = find(scheme)
-    return found(found.Options.model_validate({"scheme": scheme, **options}))
+    return found(found.options_class.model_validate({"scheme": scheme, **options}))
 
 
 def safe(**options: Any) -> Source:

@@ -18,7 +18,7 @@ def sender(scheme: str, **changes: Any) -> Source:
     """Return the sending end with the example's options, changed."""
     found = find(scheme)
     values = {"scheme": scheme, **EXAMPLES[scheme].options, **changes}
-    return found(found.Options.model_validate(values), PUBLIC_URL)
+    return found(found.options_class.model_validate(values), PUBLIC_URL)
 
 
 def receiver(scheme: str, **changes: Any) -> Source:

@@ -22,7 +22,7 @@ from tests.unit.sources.sending import URL, received
 def source(**options) -> Source:
     found = find("hmac")
     values = {"scheme": "hmac", "secrets": "key", "header": "X-Signature", **options}
-    return found(found.Options.model_validate(values))
+    return found(found.options_class.model_validate(values))
 
 
 def problem(**options) -> str:

@@ -38,7 +38,7 @@ class Case:
         """Verify it with something changed."""
         case = replace(self, **changes)
         found = find(case.scheme)
-        options = found.Options(scheme=case.scheme, secrets=[case.secret])
+        options = found.options_class(scheme=case.scheme, secrets=[case.secret])
         # The receiver is where it is, whatever URL was signed.
         parts, own = urlsplit(case.url), urlsplit(self.url)
         source = found(options, f"{own.scheme}://{own.netloc}")
