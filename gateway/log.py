@@ -29,7 +29,8 @@ class Listener(QueueListener):
     def stop(self) -> None:
         with suppress(queue.Full):
             self.enqueue_sentinel()
-        self._thread.join(LAST)
+        if self._thread is not None:
+            self._thread.join(LAST)
 
 
 class Sparing(logging.Filter):

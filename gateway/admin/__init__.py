@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from pathlib import Path
+from typing import Any
 
 from tornado.httpserver import HTTPServer
 from tornado.iostream import IOStream
@@ -36,7 +37,7 @@ class AdminServer(HTTPServer):
     """Closes the oldest connection for a new one: whoever keeps many open is no reason for a
     probe to fail."""
 
-    def initialize(self, application: Application) -> None:
+    def initialize(self, application: Application) -> None:  # type: ignore[override] # Tornado's way
         super().initialize(
             application,
             no_keep_alive=True,
@@ -47,7 +48,7 @@ class AdminServer(HTTPServer):
         )
         self._open: list[IOStream] = []
 
-    def handle_stream(self, stream: IOStream, address: tuple) -> None:
+    def handle_stream(self, stream: IOStream, address: tuple[Any, ...]) -> None:
         self._open = [one for one in self._open if not one.closed()]
         if len(self._open) == CONNECTIONS:
             self._open.pop(0).close()

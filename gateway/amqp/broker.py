@@ -14,7 +14,8 @@ from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.channel import Channel
 
 from gateway.amqp.connection import TurnConnection
-from gateway.config.settings import TLS, Route
+from gateway.config.route import Route
+from gateway.config.tls import TLS
 from gateway.read_throttling import ReadThrottling
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ async def open_connection(
 
     Raises one of `ERRORS`.
     """
-    opened = asyncio.get_running_loop().create_future()
+    opened: asyncio.Future[TurnConnection] = asyncio.get_running_loop().create_future()
     connection = TurnConnection(
         _parameters(url, tls),
         throttling,

@@ -61,7 +61,7 @@ class Confirms:
                 self._refuse(pending, Rejected())
                 if pending.message.queue not in self._taken:
                     self._on_rejected(pending.message.queue)
-            elif self._returned and self._returned.pop(_published(pending.message), None):
+            elif self._returned and self._returned.pop(_published(pending.message), 0.0):
                 self._refuse(pending, Unroutable(f"The queue {pending.message.queue} is missing."))
             else:
                 self._taken.add(pending.message.queue)

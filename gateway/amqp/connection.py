@@ -50,6 +50,10 @@ class LoopServices(_AsyncioIOServicesAdapter):
 class TurnConnection(AsyncioConnection):
     """Sends what one turn of the loop has written at once, and lets a scanner read first."""
 
+    # pika's own.
+    _frame_buffer: bytes
+    bytes_received: int
+
     def __init__(
         self,
         parameters: pika.ConnectionParameters,

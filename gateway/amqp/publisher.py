@@ -81,7 +81,7 @@ class Publisher:
         self.blocked = ""
         self._confirms = Confirms(metrics, self._on_rejected)
         self._outage, self._unsettled_until = True, 0.0  # a start may be the end of one
-        self._templates: Templates | None = None
+        self._templates: Templates  # of the channel that is open
         self._largest = math.inf  # bytes of a message's body, as far as the broker has told
 
     @property
@@ -113,9 +113,10 @@ class Publisher:
             raise BrokerUnavailable
         if self.blocked:
             raise BrokerBlocked
-        if not self._connection.writable:
+        connection = self._channel.connection
+        if not connection.writable:
             raise BrokerUnavailable("The broker reads nothing.")
-        self._connection.send(self._templates.encode(pending.message, reply_to))
+        connection.send(self._templates.encode(pending.message, reply_to))
         pending.sent = monotonic()
         self._confirms.add(pending)
         self._metrics.add("gateway_messages_published_total")
@@ -232,7 +233,8 @@ class Publisher:
         if not self._error and monotonic() < self._unsettled_until and any(quorum):
             self._error = f"the queue {queue} has taken nothing since the outage"
             log.warning("%s: connecting anew", self._error)
-            self._connection.close(reply_text="a queue takes nothing")
+            if self._connection is not None:
+                self._connection.close(reply_text="a queue takes nothing")
 
     def _drop(self, error: str) -> None:
         """Give up the connection: nothing unconfirmed on it will ever be confirmed."""

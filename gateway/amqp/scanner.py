@@ -37,6 +37,10 @@ _confirm = Struct(">QB").unpack_from
 _content = Struct(">QH").unpack_from
 
 
+def _nobody(correlation_id: str, body: bytes) -> None:
+    """Hear a reply where nothing is consumed, which cannot be."""
+
+
 class Scanner:
     """Reads one channel's confirms and one consumer's deliveries, which are not acknowledged.
 
@@ -54,7 +58,7 @@ class Scanner:
         self._channel = channel
         self._on_frame = on_frame
         self._on_confirm = on_confirm
-        self._on_reply: Callable[[str, bytes], object] | None = None
+        self._on_reply: Callable[[str, bytes], object] = _nobody
         self._consumer = b""
         self._begun = b""  # a frame's beginning
         # The delivery that is being read.
@@ -88,7 +92,7 @@ class Scanner:
                     self._on_confirm(tag, bool(flags & 1), method == ACK)
                 elif (
                     method == DELIVER
-                    and self._on_reply is not None
+                    and self._consumer
                     and data.startswith(self._consumer, at + 11)
                 ):
                     self._reading = True

@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
         argv = ["serve", *argv]
     arguments = command_line().parse_args(argv)
     try:
-        code = arguments.run(arguments)
+        code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code
     except ConfigError as exc:

@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _commands(parser: argparse.ArgumentParser, name: str) -> Iterator[tuple[str, list[str]]]:
     """Yield each command, the commands below it, and the words that may follow each."""
-    words = []
+    words: list[str] = []
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             words += action.choices

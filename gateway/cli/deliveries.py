@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -23,7 +23,7 @@ from gateway.outcome import SUCCESS, Outcome
 
 _LINE = "{:<24} {:<36} {:>6} {:>9}  {} {}"
 
-Work = Callable[[argparse.Namespace, Config], Awaitable[int]]
+Work = Callable[[argparse.Namespace, Config], Coroutine[None, None, int]]
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -173,7 +173,7 @@ def _verify(source: Source, outgoing: Outgoing, now: float) -> None:
 def _send(outgoing: Outgoing, source: Source) -> int:
     parts = urlsplit(outgoing.url)
     connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    connection = connect(parts.hostname, parts.port, timeout=TIMEOUT)
+    connection = connect(parts.hostname or "", parts.port, timeout=TIMEOUT)
     target = f"{parts.path}?{parts.query}" if parts.query else parts.path
     try:
         connection.request("POST", target, outgoing.body, outgoing.headers)

@@ -40,7 +40,9 @@ class Headers(dict[str, str]):
     def __getitem__(self, name: str) -> str:
         return dict.__getitem__(self, name.lower())
 
-    def get(self, name: str, default: str | None = None) -> str | None:
+    def get(  # type: ignore[override]
+        self, name: str, default: str | None = None
+    ) -> str | None:
         return dict.get(self, name.lower(), default)
 
     @classmethod
@@ -57,7 +59,10 @@ class Connection(HTTP1Connection):
     """One request and its answer on a stream; `remote` is the peer's address."""
 
     def __init__(self, stream: Stream, params: HTTP1ConnectionParameters, remote: str):
-        super().__init__(stream, False, params, remote)
+        # It stands in for an IOStream, as far as this class uses one.
+        super().__init__(stream, False, params)  # type: ignore[arg-type]
+        self.remote = remote
+        self._bytes = stream
 
     @property
     def last(self) -> bool:
@@ -70,7 +75,9 @@ class Connection(HTTP1Connection):
             self._disconnect_on_finish = True
         self.finish()
 
-    def _parse_headers(self, data: bytes) -> tuple[str, Headers]:
+    def _parse_headers(  # type: ignore[override] # ours are a dict
+        self, data: bytes
+    ) -> tuple[str, Headers]:
         text = data.decode("latin1")
         start = text.find("\r\n")
         lines = _field_lines(text, start + 2, len(text) - 2)
@@ -86,13 +93,13 @@ class Connection(HTTP1Connection):
             raise Refused(HeaderTooLarge(f"There are more than {MAX_HEADERS} header lines."))
         return text[:start], Headers.of(fields)
 
-    def _read_body(
+    def _read_body(  # type: ignore[override]
         self, code: int, headers: Headers, delegate: HTTPMessageDelegate
     ) -> Awaitable[None] | None:
         # The delegate has refused any length that is no number.
         if "transfer-encoding" not in headers:
-            body = self.stream.take(int(headers.get("content-length", "0")))
+            body = self._bytes.take(int(dict.get(headers, "content-length", "0")))
             if body is not None:
                 delegate.data_received(body)
                 return None
-        return super()._read_body(code, headers, delegate)
+        return super()._read_body(code, headers, delegate)  # type: ignore[arg-type]

@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 #: Bytes that a header field, and a piece of a body, take beside their own.
 FIELD, PIECE = 128, 64
+#: Stands for the first line of a request that has not come.
+_NO_START = RequestStartLine("-", "-", "")
 
 
 class Exchanges:
@@ -73,7 +75,8 @@ class Exchange(HTTPMessageDelegate):
         self._shared = shared
         self._stream = stream
         self._connection = connection
-        self._start: RequestStartLine | None = None
+        self._start = _NO_START
+        self._headers: Headers
         self._in_flight: InFlight | None = None
         self._pieces: list[bytes] = []
         self._length = 0
@@ -81,7 +84,9 @@ class Exchange(HTTPMessageDelegate):
         self.answered = False
         self.arrived = 0.0
 
-    def headers_received(self, start_line: RequestStartLine, headers: Headers) -> None:
+    def headers_received(  # type: ignore[override] # what our `Connection` gives
+        self, start_line: RequestStartLine, headers: Headers
+    ) -> None:
         self.arrived = now = monotonic()
         self._start, self._headers = start_line, headers
         stream, config = self._stream, self._shared.config
@@ -143,7 +148,7 @@ class Exchange(HTTPMessageDelegate):
             headers=headers,
             body=body,
             remote=shared.proxies.sender(
-                self._connection.context, dict.get(headers, "x-forwarded-for", "")
+                self._connection.remote, dict.get(headers, "x-forwarded-for", "")
             ),
             arrived=self.arrived,
             received_at=time.time(),
@@ -158,7 +163,7 @@ class Exchange(HTTPMessageDelegate):
     def late(self) -> None:
         """End a request that does not arrive in time."""
         if not self.answered:
-            part = "header" if self._start is None else "body"
+            part = "header" if self._start is _NO_START else "body"
             self._stream.refuse(Refused(BodyTooSlow(f"The {part} did not arrive in time.")))
         self._stream.close()
 
@@ -185,9 +190,8 @@ class Exchange(HTTPMessageDelegate):
         seconds = monotonic() - self.arrived if self.arrived else 0.0
         self._shared.metrics.answered("", error.status, seconds)
         if self._shared.config.log_requests:
-            method, target = (self._start.method, self._start.path) if self._start else ("-", "-")
-            path, _ = head.split_target(target)
-            request_log.write(method, path, error.status, seconds, delivery)
+            path, _ = head.split_target(self._start.path)
+            request_log.write(self._start.method, path, error.status, seconds, delivery)
 
     def respond(self, given: Answer) -> None:
         """Answer a complete request."""
@@ -208,7 +212,7 @@ class Exchange(HTTPMessageDelegate):
         if connection:
             lines += f"Connection: {connection}\r\n"
         data = f"{lines}\r\n".encode("latin1")
-        if self._start is None or self._start.method != "HEAD":
+        if self._start.method != "HEAD":
             data += given.body
         self.answered = True
         self._in_flight = None

@@ -122,7 +122,7 @@ class ReadBuffer:
 
     def _end(self, end: int) -> None:
         future, self._reading = self._reading, None
-        if not future.done():  # nobody has cancelled it
+        if future is not None and not future.done():  # nobody has cancelled it
             future.set_result(self._consume(end))
 
     def _consume(self, end: int) -> bytes:

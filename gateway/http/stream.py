@@ -55,7 +55,7 @@ class Stream(ReadBuffer, asyncio.Protocol):
     __slots__ = (
         "_ahead", "_close_callback", "_closed", "_ended", "_flushed", "_header_timeout", "_held",
         "_left", "_limits", "_lost", "_probed", "_refused", "_transport", "_unwritten", "deadline",
-        "look", "receiver", "receiving",
+        "connected", "look", "receiver", "receiving",
     )  # fmt: skip
 
     def __init__(
@@ -71,7 +71,8 @@ class Stream(ReadBuffer, asyncio.Protocol):
         #: Bytes that count: received and not handed on; given to the transport and not taken.
         self._held = self._unwritten = 0
         self._lost = lost
-        self._transport: asyncio.Transport | None = None
+        self._transport: asyncio.Transport  # from `connection_made` on
+        self.connected = False
         self._left = LINGER
         self._ahead = self._closed = self._ended = self._refused = False
         self._probed = 0  # bytes of an answer that were written before it
@@ -127,7 +128,7 @@ class Stream(ReadBuffer, asyncio.Protocol):
         self.fail(StreamClosedError())
         self.clear()
         self.hand_on()
-        if self._transport is None or self._transport.is_closing():
+        if not self.connected or self._transport.is_closing():
             return
         if self._refused:
             asyncio.get_running_loop().call_later(LINGER_SECONDS, self._transport.abort)
@@ -140,10 +141,6 @@ class Stream(ReadBuffer, asyncio.Protocol):
             self._transport.close()
 
     # What exchanges and the server call -------------------------------------------------------
-
-    @property
-    def connected(self) -> bool:
-        return self._transport is not None
 
     @property
     def busy(self) -> bool:
@@ -175,7 +172,8 @@ class Stream(ReadBuffer, asyncio.Protocol):
         """Answer that the request cannot be read."""
         error = reason.error if isinstance(reason, Refused) else BadRequest(f"{reason}."[:200])
         self._refused = True
-        self.receiver.refuse(error)
+        if self.receiver is not None:
+            self.receiver.refuse(error)
 
     async def flushed(self) -> None:
         """Wait until the client takes its answers; others get a turn before a next request."""
@@ -188,22 +186,23 @@ class Stream(ReadBuffer, asyncio.Protocol):
         """End what has lasted beyond the deadline."""
         if self._closed:
             self.abort()
-        elif self.receiving:
+        elif self.receiving and self.receiver is not None:
             self.receiver.late()
         else:
             self.close()
 
     def abort(self) -> None:
         """Close at once, whatever is unread or unwritten."""
-        if self._transport is None:
+        if not self.connected:
             self._closed = True
         else:
             self._transport.abort()
 
     # What the transport calls -----------------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
+        self.connected = True
         if self._closed:  # meanwhile
             transport.abort()
 
@@ -242,7 +241,8 @@ class Stream(ReadBuffer, asyncio.Protocol):
         """Write an answer's next byte: a client that is gone resets the connection for it."""
         if self._closed:
             return
-        waits = self.receiving and self._reading is None and not self.receiver.answered
+        answered = self.receiver is None or self.receiver.answered
+        waits = self.receiving and self._reading is None and not answered
         if waits and self._probed < len(BEGINNING):
             self._transport.write(BEGINNING[self._probed : self._probed + 1])
             self._probed += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from asyncio import Future
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -121,7 +121,7 @@ def key(config: Config) -> str:
     return f"{config.prefix}journal"
 
 
-async def entries(config: Config) -> AsyncIterator[Entry]:
+async def entries(config: Config) -> AsyncGenerator[Entry, None]:
     """Yield what the journal has, the newest first.
 
     Raises `gateway.errors.GatewayError` where Redis does not answer, or is older than 6.2.

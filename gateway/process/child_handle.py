@@ -83,6 +83,8 @@ class ChildHandle:
                 self._asked += 1
                 self._writer.write(b"%d\n" % self._asked)
                 while line := await self._reader.readline():
+                    number: int
+                    checks: dict[str, str]
                     number, checks = json.loads(line)
                     if number == self._asked:  # else it is late: nobody waits for it any more
                         self._answered = True

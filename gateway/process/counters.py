@@ -22,7 +22,7 @@ class Counters:
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="gateway-metrics-")  # noqa: SIM115 - `close`
         self._series: list[Series] = []
-        self._values: memoryview | None = None
+        self._values: memoryview[float] | None = None
         self._strange = False
 
     def fileno(self) -> int:

@@ -25,7 +25,8 @@ def nginx_config(
     text = NGINX_CONF.read_text()
     # The first upstream server, with its parameters, is the model of all.
     server = re.compile(r"^ *server 127\.0\.0\.1:\d+([^;]*);\n", re.MULTILINE)
-    parameters = server.search(text)[1]
+    found = server.search(text)
+    parameters = found[1] if found else ""
     lines = "".join(f"        server 127.0.0.1:{p}{parameters};\n" for p in upstream_ports)
     once = iter([lines])
     text = server.sub(lambda _: next(once, ""), text)

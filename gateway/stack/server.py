@@ -76,6 +76,8 @@ class Server:
             self._reader.start()
 
     def _copy_lines(self, process: subprocess.Popen[bytes]) -> None:
+        if process.stdout is None or self._on_line is None:
+            return
         with process.stdout, self.log.open("ab", buffering=0) as log:
             for line in process.stdout:
                 log.write(line)
@@ -184,7 +186,7 @@ class Server:
 def _lives(process: psutil.Process) -> bool:
     """Does it run, and has it not merely nobody who has waited for it?"""
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 

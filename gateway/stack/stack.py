@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import cast
 
 from gateway.stack import reaper
 from gateway.stack.loopback import accepts, answers_ok, free_port
@@ -63,8 +64,9 @@ class Stack:
         return self
 
     def _tell_reaper(self, change: str) -> None:
-        with suppress(BrokenPipeError):
-            os.write(self._reaper.stdin.fileno(), f"{change}\n".encode())
+        if self._reaper.stdin is not None:
+            with suppress(BrokenPipeError):
+                os.write(self._reaper.stdin.fileno(), f"{change}\n".encode())
 
     def __exit__(self, *exc_info: object) -> None:
         self._exit.close()
@@ -117,13 +119,16 @@ class Stack:
         `config` is more of its rabbitmq.conf.
         """
         command, port = find_rabbitmq("rabbitmq-server"), port or free_port()
-        server = self.spawn(
-            "rabbitmq",
-            [command],
-            env=rabbitmq_environment(self._home("rabbitmq", port), port, self._epmd(), config),
-            ready="Server startup complete",
-            timeout=120,
-            server_class=self.rabbitmq_class,
+        server = cast(
+            RabbitMQ,
+            self.spawn(
+                "rabbitmq",
+                [command],
+                env=rabbitmq_environment(self._home("rabbitmq", port), port, self._epmd(), config),
+                ready="Server startup complete",
+                timeout=120,
+                server_class=self.rabbitmq_class,
+            ),
         )
         server.url = f"amqp://guest:guest@127.0.0.1:{port}//"
         return server

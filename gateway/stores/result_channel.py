@@ -84,7 +84,7 @@ class ResultChannel(asyncio.Protocol):
             raise self._lost.result()
 
     def _write(self, *words: bytes) -> None:
-        self._transport.write(hiredis.pack_command(words))
+        self._transport.write(hiredis.pack_command(words))  # type: ignore[arg-type] # any number
 
     def data_received(self, data: bytes) -> None:
         self._heard = True

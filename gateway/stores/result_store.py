@@ -6,12 +6,12 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import redis.asyncio
 from kombu.utils.url import maybe_sanitize_url, url_to_parts
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, RedisError
 
@@ -46,7 +46,7 @@ def connect(config: Config, url: str = "") -> redis.asyncio.Redis:
 
     It never retries by itself and has no timeout a command: who waits sets a deadline.
     """
-    options = {
+    options: dict[str, Any] = {
         "socket_connect_timeout": CONNECT_TIMEOUT,
         "socket_timeout": None,
         "socket_keepalive": True,
@@ -73,18 +73,19 @@ class _Master(redis.asyncio.Redis):
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
         await super().aclose(close_connection_pool)
-        sentinels = self.connection_pool.sentinel_manager.sentinels
+        pool = cast(SentinelConnectionPool, self.connection_pool)
+        sentinels = pool.sentinel_manager.sentinels
         await asyncio.gather(*(sentinel.aclose() for sentinel in sentinels))
 
 
-def _master(url: str, options: dict) -> redis.asyncio.Redis:
+def _master(url: str, options: dict[str, Any]) -> redis.asyncio.Redis:
     """Find the master that ``sentinel://host:26379/0;sentinel://...?master_name=NAME`` watch."""
     parts = [url_to_parts(part) for part in url.split(";")]
     watchers = [(part.hostname, part.port or 26379) for part in parts]
     database = (parts[0].path or "").strip("/") or "0"
     # One that is away is passed over at once; all of them have to fit into a caller's patience.
     patience = {"socket_timeout": CONNECT_TIMEOUT / len(parts), "retry": options["retry"]}
-    account = {"username": parts[0].username, "password": parts[0].password}
+    account: dict[str, Any] = {"username": parts[0].username, "password": parts[0].password}
     sentinel = Sentinel(watchers, sentinel_kwargs=patience)
     master = master_name(url)
     return sentinel.master_for(master, _Master, db=int(database), **account, **options)
@@ -151,10 +152,12 @@ class ResultStore:
         Raises one of `LOST` where the store does not answer.
         """
         assert self._client is not None
-        found = []
+        found: list[tuple[str, bytes]] = []
         for i in range(0, len(task_ids), _MGET):
             some = task_ids[i : i + _MGET]
-            values = await self._client.mget([self._prefix + task_id for task_id in some])
+            values: list[Any] = await self._client.mget(
+                [self._prefix + task_id for task_id in some]
+            )
             found += [
                 (task_id, value)
                 for task_id, value in zip(some, values, strict=True)

@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 from gateway.amqp.kombu_publisher import KombuPublisher
 from gateway.amqp.publisher import Publisher
 from gateway.celery_message import Message
+from gateway.config.settings import Config
+from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
 
 
@@ -30,6 +32,9 @@ class Strategy(ABC):
     #: The name in `--strategy` and in the table of strategies.
     name: str
     _publisher: Publisher | KombuPublisher
+
+    def __init__(self, config: Config, metrics: Metrics, prefix: str):  # noqa: B027
+        """Open nothing; `prefix` is what the ids of this process' tasks begin with."""
 
     @abstractmethod
     async def start(self) -> None:

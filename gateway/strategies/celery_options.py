@@ -8,7 +8,8 @@ from typing import Any
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from gateway.config.settings import TLS, Config
+from gateway.config.settings import Config
+from gateway.config.tls import TLS
 from gateway.stores.result_store import master_name
 
 RESULT_TIMEOUT = 3  # seconds for one command to the result store

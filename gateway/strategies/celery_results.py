@@ -54,7 +54,8 @@ class _AnyWorkers:
         return meta
 
     def _get_task_meta_for(self, task_id: str) -> dict[str, Any]:
-        return {**super()._get_task_meta_for(task_id), "task_id": task_id}
+        meta: dict[str, Any] = super()._get_task_meta_for(task_id)  # type: ignore[misc]
+        return {**meta, "task_id": task_id}
 
 
 class Results(_AnyWorkers, RedisBackend):

@@ -22,6 +22,8 @@ class CeleryStrategy(Strategy):
     gone, so that nobody has to find that out by hanging.
     """
 
+    _publisher: Publisher
+
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         self._config = config
         self._metrics = metrics

@@ -50,13 +50,20 @@ async def blocked(connection: TurnConnection) -> str:
     pika's AMQPError, with 403 where the account may not publish.
     """
     told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    connection.add_on_connection_blocked_callback(
-        lambda _, frame: told.done() or told.set_result(frame.method.reason)
-    )
+
+    def tell(reason: str) -> None:
+        if not told.done():
+            told.set_result(reason)
+
+    def fail(exc: BaseException) -> None:
+        if not told.done():
+            told.set_exception(exc)
+
+    connection.add_on_connection_blocked_callback(lambda _, frame: tell(frame.method.reason))
     channel = await broker.open_channel(connection)
-    confirmed = partial(channel.confirm_delivery, lambda _: told.done() or told.set_result(""))
+    confirmed = partial(channel.confirm_delivery, lambda _: tell(""))
     await broker.rpc(channel, confirmed)
-    channel.add_on_close_callback(lambda _, exc: told.done() or told.set_exception(exc))
+    channel.add_on_close_callback(lambda _, exc: fail(exc))
     channel.basic_publish("", PROBE, b"")
     return await told
 
@@ -113,7 +120,7 @@ class Exchange:
         self._returned = True
 
     def _on_confirm(self, _: Any) -> None:
-        if not self._confirmed.done():
+        if self._confirmed is not None and not self._confirmed.done():
             self._confirmed.set_result(None)
 
     def _on_close(self, _: Channel, exc: BaseException) -> None:

@@ -120,7 +120,8 @@ async def _ask(
     exchange: Exchange, questions: dict[str, Any], sufficient: Sufficient, deadline: float
 ) -> Answers:
     soon = asyncio.get_running_loop().time() + QUICK
-    answers, tickets = Answers(), {}
+    answers = Answers()
+    tickets: dict[str, str] = {}
     for question, arguments in questions.items():
         ticket = secrets.token_hex(16)
         tickets[ticket] = question
@@ -134,9 +135,9 @@ async def _ask(
                 properties, body = await exchange.replies.get()
         except TimeoutError:
             break
-        question = tickets.get(str((properties.headers or {}).get("ticket")))
-        if question is not None:
-            answers.take(question, _decoded(body))
+        ticket = str((properties.headers or {}).get("ticket"))
+        if ticket in tickets:
+            answers.take(tickets[ticket], _decoded(body))
     return answers
 
 

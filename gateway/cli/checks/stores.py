@@ -104,7 +104,7 @@ def described(info: Mapping[str, Any]) -> str:
 
 def _used(info: Mapping[str, Any]) -> int:
     # As Redis compares it with maxmemory.
-    return info.get("used_memory", 0) - info.get("mem_not_counted_for_evict", 0)
+    return int(info.get("used_memory", 0)) - int(info.get("mem_not_counted_for_evict", 0))
 
 
 def _memory(info: Mapping[str, Any]) -> str:

@@ -160,7 +160,8 @@ def _has_prefix(settings: Settings) -> bool:
 
 def place(url: str) -> tuple[Server, str]:
     """Return the server and the database of a Redis' URL; of a list the first one's."""
-    parts = url_to_parts(_URL(url)[0].split(";")[0])
+    found = _URL(url)
+    parts = url_to_parts((found[0] if found else url).split(";")[0])
     default = 26379 if parts.scheme == "sentinel" else 6379
     database = (parts.path or "").strip("/") or "0"
     return (parts.hostname or "localhost", parts.port or default), database
