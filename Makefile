@@ -32,8 +32,11 @@ wheel: install ## install the wheel into clean environments, with each Celery (n
 matrix: ## install and test on Debian 12, 13 and testing, as root (ARGS="debian-13 --pytest '-k redis'")
 	$(PYTHON) tests/matrix.py $(ARGS)
 
-check: install ## lint
+check: install ## lint: style, form, imports, types
 	.venv/bin/ruff check .
+	.venv/bin/ruff format --check --quiet .
+	.venv/bin/lint-imports --no-logo
+	.venv/bin/mypy
 
 fuzz: install ## mutate what senders send, for MINUTES=10
 	@end=$$(( $$(date +%s) + 60 * $(MINUTES) )); \

@@ -1,0 +1,85 @@
+"""Private names of other libraries that we use, each in one place: they are still there.
+
+For their sake setup.cfg bounds these libraries from above.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from importlib import import_module
+
+import pytest
+
+from tests.docs.test_documents import ROOT
+
+#: Where it is -> the module of ours that uses it.
+USED = {
+    "celery.backends.base:BaseKeyValueStoreBackend._store_result": "appserver/result_script.py",
+    "celery.backends.base:Backend._get_result_meta": "appserver/result_script.py",
+    "celery.backends.base:BaseKeyValueStoreBackend._set_with_state": "appserver/result_script.py",
+    "celery.backends.base:BaseKeyValueStoreBackend._get_task_meta_for": (
+        "gateway/strategies/celery_results.py"
+    ),
+    "celery.backends.redis:RedisBackend._create_client": "appserver/attempts.py",
+    "celery.backends.redis:ResultConsumer._reconnect_pubsub": (
+        "gateway/strategies/celery_results.py"
+    ),
+    "celery.result:AsyncResult._get_task_meta": "gateway/strategies/celery_client.py",
+    "celery.worker.request:Request._request_dict": "appserver/worker.py",
+    "celery.worker.consumer.delayed_delivery:DelayedDelivery._validate_broker_urls": (
+        "appserver/delayed_delivery.py"
+    ),
+    "kombu.asynchronous.hub:Hub._ready": "appserver/bootsteps.py",
+    "pika.adapters.asyncio_connection:_AsyncioIOServicesAdapter._schedule_and_wrap_in_io_ref": (
+        "gateway/amqp/connection.py"
+    ),
+    "pika.connection:Connection._on_data_available": "gateway/amqp/connection.py",
+    "pika.connection:Connection._frame_buffer": "gateway/amqp/connection.py",
+    "pika.connection:Connection._output_marshaled_frames": "gateway/amqp/connection.py",
+    "pika.connection:Connection._adapter_emit_data": "gateway/amqp/connection.py",
+    "pika.adapters.base_connection:BaseConnection._transport": "gateway/amqp/connection.py",
+    "pika.adapters.base_connection:BaseConnection._proto_connection_lost": (
+        "gateway/amqp/connection.py"
+    ),
+    "pika.adapters.base_connection:BaseConnection._on_connection_workflow_done": (
+        "gateway/amqp/connection.py"
+    ),
+    "redis.asyncio.connection:AbstractConnection._writer": "gateway/stores/result_channel.py",
+    "tornado.http1connection:HTTP1Connection._parse_headers": "gateway/http/connection.py",
+    "tornado.http1connection:HTTP1Connection._read_body": "gateway/http/connection.py",
+    "tornado.http1connection:HTTP1Connection._disconnect_on_finish": "gateway/http/connection.py",
+}
+
+
+@pytest.mark.parametrize("where", USED)
+def test_it_is_there(where):
+    module, _, name = where.partition(":")
+    owner, _, attribute = name.partition(".")
+    found = getattr(import_module(module), owner)
+    # What a constructor sets is found in its text only.
+    source = (ROOT / import_module(module).__file__).read_text("utf-8")
+    assert hasattr(found, attribute) or f"self.{attribute} = " in source
+
+
+@pytest.mark.parametrize("where", USED)
+def test_it_is_used_where_the_list_says(where):
+    attribute = where.rpartition(".")[2]
+    tree = ast.parse((ROOT / USED[where]).read_text("utf-8"))
+    names = (
+        (getattr(node, "attr", None), getattr(node, "name", None), _annotated(node))
+        for node in ast.walk(tree)
+    )
+    assert any(attribute in some for some in names)
+
+
+def _annotated(node: ast.AST) -> str | None:
+    target = node.target if isinstance(node, ast.AnnAssign) else None
+    return target.id if isinstance(target, ast.Name) else None
+
+
+def test_setup_cfg_names_them_beside_the_bounds():
+    comments = re.findall(r"^ +# .*", (ROOT / "setup.cfg").read_text("utf-8"), re.MULTILINE)
+    named = set(re.findall(r"\b_\w+", " ".join(comments)))
+    used = {where.rpartition(".")[2] for where in USED} | {"_AsyncioIOServicesAdapter"}
+    assert named == used
