@@ -26,8 +26,8 @@ from tests.integration.deliveries import (
 )
 
 KILLS = int(os.environ.get("KILLS", "3"))
-#: The lease lapses 1.5 s after a process is gone.
-CONFIG = "confirm_timeout = 0.5\n" + KEYED
+#: The lease lapses 2 s after a process is gone.
+CONFIG = "confirm_timeout = 1\n" + KEYED
 
 
 @pytest.fixture(scope="module")
