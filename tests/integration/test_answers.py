@@ -57,13 +57,13 @@ task = "faults.run"
 path = "/later"
 answer = "wait-then-accept"
 task = "faults.run"
-deadline = 0.5
+deadline = 1.0
 
 [[routes]]
 path = "/fallback"
 answer = "wait-then-accept"
 task = "faults.run"
-deadline = 0.5
+deadline = 1.0
 fallback = "success"
 content_type = "text/xml"
 
@@ -121,14 +121,14 @@ def test_accepted_at_once_with_the_result_to_come(servers, gateway):
 
     async def accept() -> tuple[Answer, float, Answer]:
         began = monotonic()
-        answer = await send(gateway, "/accept?seconds=0.7", body)
+        answer = await send(gateway, "/accept?seconds=1.5", body)
         return answer, monotonic() - began, await result(gateway, answer)
 
     answer, seconds, found = run(accept())
 
     assert (answer.status, answer.headers["content-type"]) == (202, "application/json")
     assert answer.headers["location"].startswith("https://hooks.example.com/results/")
-    assert seconds < 0.7
+    assert seconds < 1.5
     assert (found.status, found.body) == (200, body.encode())
     assert len(servers.executions(body)) == 1
 
@@ -141,8 +141,12 @@ def test_a_result_in_time_is_the_answer_a_later_one_is_at_its_location(servers, 
     body = f"later-{gateway.name}"
 
     soon = run(send(gateway, "/later?seconds=0", f"soon-{body}"))
-    later = run(send(gateway, "/later?seconds=1.2", body))
-    fallback = run(send(gateway, "/fallback?seconds=1.2", f"fallback-{body}"))
+    later, fallback = run(
+        gather(
+            send(gateway, "/later?seconds=2", body),
+            send(gateway, "/fallback?seconds=2", f"fallback-{body}"),
+        )
+    )
 
     assert (soon.status, soon.body.decode()) == (200, f"soon-{body}")
     assert later.status == 202
@@ -217,7 +221,7 @@ def test_a_failed_task_is_told_of_at_its_location(one):
 )
 def test_a_sender_may_prefer_not_to_wait(one, preference, status, applied):
     began = monotonic()
-    answer = run(send(one, "/wait?seconds=2.4", preference, f"Prefer: {preference}"))
+    answer = run(send(one, "/wait?seconds=3.5", preference, f"Prefer: {preference}"))
     seconds = monotonic() - began
 
     assert answer.status == status
@@ -225,7 +229,7 @@ def test_a_sender_may_prefer_not_to_wait(one, preference, status, applied):
     if status == 202:
         # The route's own deadline is the longest that it waits.
         waited = {"respond-async": 0, "wait=1": 1, "wait=30": 2}[applied]
-        assert waited - 0.1 <= seconds <= waited + 0.5
+        assert waited - 0.1 <= seconds <= waited + 1
     if applied == "respond-async":
         found = run(result(one, answer))
         assert (found.body.decode(), found.headers["content-type"]) == (

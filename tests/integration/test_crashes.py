@@ -18,8 +18,8 @@ from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import eventually
 
 KILLS = int(os.environ.get("KILLS", "3"))
-#: The lease lapses 1.5 s after a process is gone.
-CONFIG = "confirm_timeout = 0.5\n" + KEYED
+#: The lease lapses 2 s after a process is gone.
+CONFIG = "confirm_timeout = 1\n" + KEYED
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ task = "faults.run"
 path = "/later"
 task = "faults.run"
 queue = "{queue}"
-deadline = 0.5
+deadline = 1.0
 
 [[routes]]
 path = "/signed"
