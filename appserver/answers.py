@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-class Answer(dict):
+class Answer(dict[str, Any]):
     """The answer to the request: ``return Answer(201, "created", {"Location": "/orders/7"})``.
 
     `status` is 200 to 599. `body` is text, bytes, or a JSON value, which the gateway sends as

@@ -22,7 +22,7 @@ from weakref import WeakSet
 from celery import bootsteps
 from celery.backends.redis import RedisBackend
 from redis.backoff import NoBackoff
-from redis.client import Pipeline
+from redis.client import Pipeline, Redis
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
@@ -37,10 +37,11 @@ log = logging.getLogger(__name__)
 def attempts(app: Any) -> Attempts:
     """Return the one `Attempts` of `app` in this process."""
     try:
-        return app.attempts
+        found: Attempts = app.attempts
     except AttributeError:
         # Threads that come here at once agree on the first one's.
-        return vars(app).setdefault("attempts", Attempts(app))
+        found = vars(app).setdefault("attempts", Attempts(app))
+    return found
 
 
 class Attempts:
@@ -52,7 +53,7 @@ class Attempts:
 
     def __init__(self, app: Any):
         self._app = app
-        self._client = None
+        self._client: Redis | None = None
         self._not_before = 0.0
         self._requests: WeakSet[Any] = WeakSet()
         self._lost: dict[str, int] = {}
@@ -105,7 +106,7 @@ class Attempts:
         answers = self._execute(commands)
         return answers[-1] - 1 if answers else 0
 
-    def _execute(self, commands: Callable[[Pipeline, Callable[[str], bytes]], object]) -> list:
+    def _execute(self, commands: Callable[[Pipeline, Callable[[str], bytes]], object]) -> list[Any]:
         backend = self._app.backend
         if not isinstance(backend, RedisBackend) or time.monotonic() < self._not_before:
             return []
@@ -121,7 +122,7 @@ class Attempts:
             return []
 
 
-def _client(backend: RedisBackend) -> Any:
+def _client(backend: RedisBackend) -> Redis:
     """Return a client of the backend's Redis that gives up after `TIMEOUT`.
 
     The backend's own waits and tries again for as long as a result is worth.
@@ -134,7 +135,8 @@ def _client(backend: RedisBackend) -> Any:
     }
     if "socket_connect_timeout" in parameters:  # absent for a Unix socket
         parameters["socket_connect_timeout"] = TIMEOUT
-    return backend._create_client(**parameters)
+    client: Redis = backend._create_client(**parameters)
+    return client
 
 
 class TakeBack(bootsteps.StartStopStep):

@@ -6,7 +6,6 @@ import logging
 from typing import Any
 
 from celery import bootsteps
-from kombu.asynchronous import Hub
 
 
 class PromptHub(bootsteps.Step):
@@ -21,13 +20,13 @@ class PromptHub(bootsteps.Step):
     requires = {"celery.worker.components:Hub"}
 
     def create(self, worker: Any) -> None:
-        hub: Hub | None = worker.hub
+        hub = worker.hub
         if hub is None:  # pools that do without, as gevent's
             return
         fire_timers = hub.fire_timers
 
         def poll_timeout(**kwargs: Any) -> float:
-            delay = fire_timers(**kwargs)
+            delay: float = fire_timers(**kwargs)
             return 0 if hub._ready else delay
 
         hub.fire_timers = poll_timeout

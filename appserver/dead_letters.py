@@ -38,7 +38,7 @@ class DeadLetters(bootsteps.StartStopStep):
     requires = ("celery.worker.consumer.connection:Connection",)
 
     def include_if(self, parent: Any) -> bool:
-        return parent.app.connection_for_read().transport.driver_type == "amqp"
+        return bool(parent.app.connection_for_read().transport.driver_type == "amqp")
 
     def start(self, parent: Any) -> None:
         # Not on the worker's own connection: a quorum queue cannot be declared where most nodes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from celery.worker.consumer import delayed_delivery
 
 
@@ -12,9 +14,9 @@ class DelayedDelivery(delayed_delivery.DelayedDelivery):
     that is away for 17 s before the worker begins to consume.
     """
 
-    def start(self, c):
+    def start(self, c: Any) -> None:
         self._connected = c.connection.as_uri(include_password=True)
         super().start(c)
 
-    def _validate_broker_urls(self, broker_urls):
+    def _validate_broker_urls(self, broker_urls: str | list[str]) -> set[str]:
         return {self._connected}

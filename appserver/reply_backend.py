@@ -34,11 +34,21 @@ log = logging.getLogger(__name__)
 
 _encode = JSONEncoder().encode
 
+_Backend: Any = object  # for mypy, the backend that it is mixed into
 
-class ReplyMixin:
+
+class ReplyMixin(_Backend):
     """Reply where the request asks for it; leave the rest to the backend that is mixed in."""
 
-    def store_result(self, task_id, result, state, traceback=None, request=None, **kwargs):
+    def store_result(
+        self,
+        task_id: str,
+        result: Any,
+        state: str,
+        traceback: str | None = None,
+        request: Any = None,
+        **kwargs: Any,
+    ) -> Any:
         """Publish a final state to the gateway, store any state, or both; return the result.
 
         Raises EncodeError where a reply's result is not JSON; Celery makes a failure of it.
@@ -60,7 +70,15 @@ class ReplyMixin:
             log.exception("The result of task %s was replied, but could not be stored", task_id)
             return result
 
-    def _reply(self, reply_to, task_id, result, state, traceback, request) -> bool:
+    def _reply(
+        self,
+        reply_to: str,
+        task_id: str,
+        result: Any,
+        state: str,
+        traceback: str | None,
+        request: Any,
+    ) -> bool:
         meta = {
             "status": state,
             "result": json_result(result),

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from functools import lru_cache, partial
 from socket import TCP_USER_TIMEOUT
 from struct import pack
+from typing import Any
 
 import amqp
 from celery import signals
@@ -38,13 +39,14 @@ _HEADER = b"\0\x3c\0\0%s\xd4\0\x10application/json\x05utf-8\x01%c%s"
 log = logging.getLogger(__name__)
 
 
-def reply_connection(app) -> ReplyConnection:
+def reply_connection(app: Any) -> ReplyConnection:
     """Return the one connection for replies of `app` in this process."""
     try:
-        return app.reply_connection
+        found: ReplyConnection = app.reply_connection
     except AttributeError:
         # Threads that come here at once agree on the first one's.
-        return vars(app).setdefault("reply_connection", ReplyConnection(app))
+        found = vars(app).setdefault("reply_connection", ReplyConnection(app))
+    return found
 
 
 class ReplyConnection:
@@ -54,7 +56,13 @@ class ReplyConnection:
     A signal that interrupts a write leaves no half-written frame behind: the connection is closed.
     """
 
-    def __init__(self, app):
+    # kombu's connection and its socket; None while there is no connection.
+    _link: Any
+    _socket: Any
+    # Monotonic seconds; no connection is tried earlier.
+    _not_before: float
+
+    def __init__(self, app: Any):
         self._app = app
         self._link = self._socket = None
         self._forget()

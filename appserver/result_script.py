@@ -8,9 +8,14 @@ https://redis.io/docs/latest/develop/programmability/eval-intro/
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from celery.exceptions import BackendStoreError
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.objects import cached_property
+
+if TYPE_CHECKING:
+    from redis.commands.core import Script
 
 # A success is final, as it is with Celery: of a task that two workers have run, the late one's
 # failure changes nothing. Only JSON begins so; anything else is replaced.
@@ -26,11 +31,21 @@ end
 return redis.call('PUBLISH', KEYS[1], ARGV[1])
 """
 
+_RedisBackend: Any = object  # for mypy, the backend that it is mixed into
 
-class ResultScript:
+
+class ResultScript(_RedisBackend):
     """Mixed into one of Celery's Redis backends; other results than plain JSON go Celery's way."""
 
-    def _store_result(self, task_id, result, state, traceback=None, request=None, **kwargs):
+    def _store_result(
+        self,
+        task_id: str,
+        result: Any,
+        state: str,
+        traceback: str | None = None,
+        request: Any = None,
+        **kwargs: Any,
+    ) -> Any:
         # Celery compresses results since 5.7.
         if self.serializer != "json" or getattr(self, "compression", None):
             return super()._store_result(task_id, result, state, traceback, request, **kwargs)
@@ -42,10 +57,11 @@ class ResultScript:
             raise BackendStoreError(str(exc), state=state, task_id=task_id) from exc
         return result
 
-    def _set(self, key, value, expires=None):
+    def _set(self, key: bytes, value: str | bytes, expires: int | None = None) -> None:
         seconds = self.expires if expires is None else expires
         self._script(keys=[key], args=[value, seconds or 0], client=self.client)
 
     @cached_property
-    def _script(self):
-        return self.client.register_script(_STORE)
+    def _script(self) -> Script:
+        script: Script = self.client.register_script(_STORE)
+        return script

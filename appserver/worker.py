@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 from uuid import uuid4
 
 import amqp
-from billiard.einfo import ExceptionWithTraceback
+from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from celery import Task, bootsteps, signals
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded, WorkerLostError
 from celery.worker.consumer import Consumer
@@ -27,6 +29,8 @@ REDELIVERY = "redelivery"  # among the properties of a redelivered message
 
 log = logging.getLogger(__name__)
 
+_Task: Any = object  # for mypy, the task's class that it is mixed into
+
 
 class PoisonAwareRequest(Request):
     """Give a redelivered message to the pool with what it takes to put it away there.
@@ -37,7 +41,7 @@ class PoisonAwareRequest(Request):
     attempt: str | None = None
     _worker_lost = False
 
-    def __init__(self, message, **options):
+    def __init__(self, message: Any, **options: Any):
         super().__init__(message, **options)
         if (
             self.delivery_info["redelivered"]
@@ -57,19 +61,21 @@ class PoisonAwareRequest(Request):
                 },
             }
 
-    def on_failure(self, exc_info, send_failed_event=True, return_ok=False):
+    def on_failure(
+        self, exc_info: ExceptionInfo, send_failed_event: bool = True, return_ok: bool = False
+    ) -> None:
         exc = exc_info.exception
         if isinstance(exc, ExceptionWithTraceback):
             exc = exc.exc
         self._worker_lost = isinstance(exc, (SystemExit, KeyboardInterrupt, WorkerLostError))
         super().on_failure(exc_info, send_failed_event, return_ok)
 
-    def acknowledge(self):
+    def acknowledge(self) -> None:
         super().acknowledge()
         if self.attempt is not None:
             attempts(self.app).end(self)
 
-    def reject(self, requeue=False):
+    def reject(self, requeue: bool = False) -> None:
         super().reject(requeue)
         if self.attempt is None:
             return
@@ -81,12 +87,12 @@ class PoisonAwareRequest(Request):
             attempts(self.app).take_back(self)
 
 
-class PoisonAware:
+class PoisonAware(_Task):
     """Mixed into a task's class: its message is put away when it keeps losing its worker."""
 
     Request = f"{__name__}:{PoisonAwareRequest.__qualname__}"
 
-    def before_start(self, task_id, args, kwargs):
+    def before_start(self, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Begin, or put the message away; runs in the pool, where waiting holds up no one else.
 
         A message that was lost too often is published as a dead letter, and only then recorded
@@ -102,7 +108,7 @@ class PoisonAware:
                 raise Ignore()
         super().before_start(task_id, args, kwargs)
 
-    def _publish_dead_letter(self, task_id, body, lost):
+    def _publish_dead_letter(self, task_id: str, body: str | bytes, lost: int) -> None:
         info, seconds = self.request.delivery_info, self._patience()
         why = {
             "reason": "worker-lost",
@@ -119,7 +125,7 @@ class PoisonAware:
             time.sleep(max(end - time.monotonic(), 0))
             raise Reject(str(exc), requeue=True) from exc
 
-    def _record_loss(self, task_id, store, lost):
+    def _record_loss(self, task_id: str, store: bool, lost: int) -> None:
         error = WorkerLostError(
             f"The worker was lost {lost} times with this message after it had been redelivered;"
             f" it lies in {DEAD_LETTER_EXCHANGE!r} now."
@@ -138,7 +144,11 @@ class PoisonAware:
 
     def _patience(self) -> float:
         """Return how long putting away may take: in seconds, well within the time limits."""
-        limits = (*(self.request.timelimit or ()), self.time_limit, self.soft_time_limit)
+        limits: tuple[float | None, ...] = (
+            *(self.request.timelimit or ()),
+            self.time_limit,
+            self.soft_time_limit,
+        )
         return min([PATIENCE, *(limit / 2 for limit in limits if limit)])
 
 
@@ -148,7 +158,7 @@ class PoisonAwareTasks(bootsteps.Step):
     A task with a request class of its own keeps that, and is left as it is.
     """
 
-    def create(self, worker):
+    def create(self, worker: Any) -> None:
         for task in worker.app.tasks.values():
             cls = type(task)
             if cls.Request == Task.Request:
@@ -165,7 +175,7 @@ class PromptConsumer(Consumer):
             for step in Consumer.Blueprint.default_steps
         ]
 
-    def ensure_connected(self, conn):
+    def ensure_connected(self, conn: Any) -> Any:
         """Connect, trying again every 1 to 5 s where Celery's pause grows to 30 s."""
         conn.ensure_connection = partial(
             conn.ensure_connection,
@@ -184,7 +194,13 @@ class QuietConsumer(PromptConsumer):
     somebody listens who needs the heartbeats, too: Flower takes a silent worker for dead.
     """
 
-    def __init__(self, *args, worker_options=None, task_events=False, **kwargs):
+    def __init__(
+        self,
+        *args: Any,
+        worker_options: Mapping[str, Any] | None = None,
+        task_events: bool = False,
+        **kwargs: Any,
+    ):
         quiet = dict.fromkeys(("without_gossip", "without_mingle"), True)
         if not task_events:
             quiet["without_heartbeat"] = True

@@ -123,10 +123,11 @@ class Requester:
         del buffer[:at]
         return bodies
 
-    def answers(self, number: int, reply: bytes) -> bool:
+    def answers(self, number: int, reply: bytes | str) -> bool:
         """Is `reply` what the task with this number had to answer?"""
         meta = json.loads(reply)
-        return meta["status"] == "SUCCESS" and meta["result"] == self.body(number)
+        right: bool = meta["status"] == "SUCCESS" and meta["result"] == self.body(number)
+        return right
 
     def number(self, reply: bytes) -> int | None:
         """Return the number of the task that `reply` names; None where it is none of ours."""
@@ -156,8 +157,8 @@ class Requester:
             now = monotonic()
             for reply in replies:
                 number = self.number(reply)
-                since = waiting.pop(number, None)
-                if since is None or not self.answers(number, reply):
+                since = None if number is None else waiting.pop(number, None)
+                if number is None or since is None or not self.answers(number, reply):
                     wrong += 1
                 if since is not None:
                     latencies.append(now - since)

@@ -16,8 +16,7 @@ from gateway.stack.nginx import nginx_config
 from gateway.stack.programs import find
 from loadtest.envelope import PLAIN, Envelope
 from loadtest.machine import ROOT
-from loadtest.stack import Measured as Server
-from loadtest.stack import Stack
+from loadtest.stack import Measurable, Measured, Stack, measured
 
 _ROUTE = """\
 [[routes]]
@@ -36,7 +35,7 @@ class Front:
     """
 
     address: str
-    servers: dict[str, Server] = field(default_factory=dict)
+    servers: dict[str, Measurable] = field(default_factory=dict)
     path: str = "/echo"
     envelope: Envelope = PLAIN
 
@@ -68,7 +67,10 @@ class Bench:
         self.deadline = deadline
         self.broker = stack.rabbitmq()
         self.redis = stack.redis()
-        self.servers: dict[str, Server] = {"broker": self.broker, "redis": self.redis}
+        self.servers: dict[str, Measurable] = {
+            "broker": measured(self.broker),
+            "redis": measured(self.redis),
+        }
         self._config = stack.directory / "gateway.toml"
         routes = (_ROUTE.format(name=name, deadline=deadline) for name in ("echo", "sleep"))
         self._config.write_text(config + "".join(routes))
@@ -78,7 +80,7 @@ class Bench:
             "GATEWAY_RESULT_EXPIRES": str(result_expires),
         }
 
-    def versions(self) -> dict[str, str]:
+    def versions(self) -> dict[str, str | None]:
         """Return the versions of the servers."""
         with self.ask_redis() as connection:
             server = connection.info("server")
@@ -91,8 +93,10 @@ class Bench:
     def worker(self, pool: str = "solo", size: int = 1, count: int = 1) -> Iterator[None]:
         """Run `count` Celery workers, each with `size` processes, threads or greenlets."""
         workers = [
-            self._stack.worker(
-                self.broker.url, self.redis.url, pool=pool, concurrency=size, env=self._env
+            measured(
+                self._stack.worker(
+                    self.broker.url, self.redis.url, pool=pool, concurrency=size, env=self._env
+                )
             )
             for _ in range(count)
         ]
@@ -100,7 +104,7 @@ class Bench:
             yield
 
     @contextmanager
-    def stand_in(self, seconds: float, announce: int = 0) -> Iterator[Server]:
+    def stand_in(self, seconds: float, announce: int = 0) -> Iterator[Measured]:
         """Run a stand-in for workers that answers every task after `seconds`."""
         options = ["--seconds", str(seconds), "--announce", str(announce)]
         worker = self._python("stand-in", "loadtest.servers.worker", *options, ready="ready")
@@ -108,7 +112,7 @@ class Bench:
             yield worker
 
     @contextmanager
-    def _beside(self, workers: list[Server]) -> Iterator[None]:
+    def _beside(self, workers: list[Measured]) -> Iterator[None]:
         self.servers = {**self.servers, "worker": _Group(workers)}
         try:
             yield
@@ -121,11 +125,13 @@ class Bench:
     def gateway(self, strategy: str, *options: str, path: str = "/echo") -> Iterator[Front]:
         """Run a gateway; `options` are those of its command line."""
         self._forget_results()
-        gateway = self._stack.gateway(
-            *("--config", str(self._config), "--strategy", strategy),
-            *("--timeout", str(self.deadline)),
-            *options,
-            env=self._env,
+        gateway = measured(
+            self._stack.gateway(
+                *("--config", str(self._config), "--strategy", strategy),
+                *("--timeout", str(self.deadline)),
+                *options,
+                env=self._env,
+            )
         )
         with _until_stopped(gateway):
             yield Front(gateway.url, {"gateway": gateway, **self.servers}, path)
@@ -162,21 +168,22 @@ class Bench:
         text = nginx_config(home, port, [1], {})
         config.write_text(text.replace("server 127.0.0.1:1 ", f"server {upstream} "))
         argv = [find("nginx", "nginx"), "-p", str(home), "-e", "stderr", "-c", str(config)]
-        server = self._stack.spawn(
-            "nginx", [*argv, "-g", "daemon off;"], ready=lambda: accepts(port)
+        server = measured(
+            self._stack.spawn("nginx", [*argv, "-g", "daemon off;"], ready=lambda: accepts(port))
         )
         with _until_stopped(server):
             servers = {**front.servers, "nginx": server}
             yield replace(front, address=f"http://127.0.0.1:{port}", servers=servers)
 
-    def _python(self, name: str, module: str, *options: str, ready: str | int) -> Server:
+    def _python(self, name: str, module: str, *options: str, ready: str | int) -> Measured:
         path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
-        return self._stack.spawn(
+        server = self._stack.spawn(
             name,
             [sys.executable, "-m", module, *options],
             env={**self._env, "PYTHONPATH": path, "FLOWER_UNAUTHENTICATED_API": "true"},
             ready=ready if isinstance(ready, str) else lambda: accepts(ready),
         )
+        return measured(server)
 
     def connections_open(self) -> dict[str, int]:
         """Count what the broker and Redis have open, the worker's connections included."""
@@ -223,7 +230,7 @@ class Bench:
 
 
 @contextmanager
-def _until_stopped(server: Server) -> Iterator[None]:
+def _until_stopped(server: Measured) -> Iterator[None]:
     try:
         yield
     finally:
@@ -233,7 +240,7 @@ def _until_stopped(server: Server) -> Iterator[None]:
 class _Group:
     """Several servers of a kind, measured as one."""
 
-    def __init__(self, servers: list[Server]):
+    def __init__(self, servers: list[Measured]):
         self._servers = servers
 
     def cpu_seconds(self) -> float:
@@ -241,6 +248,9 @@ class _Group:
 
     def rss_bytes(self) -> int:
         return sum(server.rss_bytes() for server in self._servers)
+
+    def descriptors(self) -> int:
+        return sum(server.descriptors() for server in self._servers)
 
     def output(self) -> str:
         return "".join(server.output() for server in self._servers)

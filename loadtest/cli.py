@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from gateway.config.strategies import STRATEGIES
 from gateway.errors import GatewayError
@@ -21,6 +22,8 @@ from loadtest.experiments import EXPERIMENTS, find
 from loadtest.report import Report
 from loadtest.stack import Stack
 from loadtest.tasks import Task
+
+_T = TypeVar("_T")
 
 _OPEN_FILES = 65_536
 _MOST = 50_000  # of anything that is counted
@@ -49,7 +52,8 @@ def main(argv: list[str] | None = None) -> int:
     _raise_open_files()
     try:
         wrk.program()  # before anything is started
-        with Stack() as stack:
+        stack = Stack()
+        with stack:
             report = measure(options, stack)
     except GatewayError as exc:
         print(f"loadtest: {exc}", file=sys.stderr)
@@ -70,7 +74,7 @@ def measure(options: argparse.Namespace, stack: Stack) -> Report:
     experiment = find(options.experiment)
     chosen = {name: value for name in _DEFAULTS if (value := getattr(options, name)) is not None}
     used = {**_DEFAULTS, **experiment.DEFAULTS, **chosen}
-    report = experiment.run(argparse.Namespace(**used), stack)
+    report: Report = experiment.run(argparse.Namespace(**used), stack)
     report.versions = {**machine.versions(), **report.versions}
     report.commit, report.machine = machine.commit(), machine.machine()
     del used["task"]  # only some have one, and say so themselves
@@ -117,8 +121,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _list_of(item: Callable) -> Callable:
-    def parse(text: str) -> list:
+def _list_of(item: Callable[[str], _T]) -> Callable[[str], list[_T]]:
+    def parse(text: str) -> list[_T]:
         return list(dict.fromkeys(item(part.strip()) for part in text.split(",")))
 
     return parse

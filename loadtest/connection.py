@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from loadtest.envelope import PLAIN, Envelope
@@ -38,10 +38,11 @@ class Connection(asyncio.Protocol):
 
     @classmethod
     async def open(cls, url: str) -> Connection:
-        """Connect; raises OSError."""
+        """Connect; `url` has a host and a port. Raises OSError."""
         target = urlsplit(url)
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(lambda: cls(url), target.hostname, target.port)
+        address = cast(tuple[str, int], (target.hostname, target.port))
+        _, connection = await loop.create_connection(lambda: cls(url), *address)
         return connection
 
     @property
@@ -51,20 +52,19 @@ class Connection(asyncio.Protocol):
     def post(self, body: bytes, answered: Answered, head: bytes = b"") -> None:
         """Send `body` with the header lines `head`; `answered` is called once, before another may
         be sent."""
-        if self.closed:
+        transport = self._transport
+        if transport is None or transport.is_closing():
             answered(0, b"")
             return
         self._answered = answered
-        self._transport.write(
-            b"%b%bContent-Length: %d\r\n\r\n%b" % (self._head, head, len(body), body)
-        )
+        transport.write(b"%b%bContent-Length: %d\r\n\r\n%b" % (self._head, head, len(body), body))
 
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         buffer = self._buffer
@@ -82,10 +82,10 @@ class Connection(asyncio.Protocol):
         status = bytes(buffer[9:12])
         del buffer[: self._end]
         self._begin = self._end = 0
-        if not status.isdigit():
-            self._transport.abort()
-        else:
+        if status.isdigit():
             self._tell(int(status), answer)
+        elif self._transport is not None:
+            self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None

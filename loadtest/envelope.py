@@ -32,7 +32,8 @@ def _from_flower(answer: bytes) -> bytes:
     found = json.loads(answer)
     if found["state"] != "SUCCESS":
         raise ValueError(found["state"])
-    return found["result"].encode()
+    result: str = found["result"]
+    return result.encode()
 
 
 def _signed(body: bytes) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
@@ -17,6 +18,7 @@ from loadtest.amqp import SIZE, call, task_properties
 from loadtest.connection import KINDS
 from loadtest.summary import latency
 
+new_event_loop: Callable[[], asyncio.AbstractEventLoop] | None
 try:  # the gateway's own choice
     from uvloop import new_event_loop
 except ImportError:
@@ -52,7 +54,7 @@ class _RoundTrips:
         )
         self._requests = requests
         self._reply_to = f"gateway.reply.{secrets.token_hex(8)}"
-        self._channel: Channel | None = None
+        self._channel: Channel  # once it is open
         self._done = asyncio.Event()
         self._sent = 0.0
         self._body = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Protocol, cast
 
 import psutil
 
@@ -14,6 +15,22 @@ def descriptors(pid: int) -> int:
     with suppress(psutil.NoSuchProcess):
         return int(psutil.Process(pid).num_fds())
     return 0
+
+
+class Measurable(Protocol):
+    """A server, or several that are measured as one."""
+
+    def cpu_seconds(self) -> float:
+        """Add up user and system time, in seconds."""
+
+    def rss_bytes(self) -> int:
+        """Add up the resident memory."""
+
+    def descriptors(self) -> int:
+        """Count the open file descriptors."""
+
+    def output(self) -> str:
+        """Return all that has been written."""
 
 
 class Measured(stack.Server):
@@ -53,3 +70,8 @@ class Stack(stack.Stack):
 
     server_class: type[stack.Server] = Measured
     rabbitmq_class: type[stack.RabbitMQ] = MeasuredRabbitMQ
+
+
+def measured(server: stack.Server) -> Measured:
+    """Return `server`, which a `Stack` has started, as what it is."""
+    return cast(Measured, server)

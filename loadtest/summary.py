@@ -23,7 +23,8 @@ class Summary:
 
     @property
     def connections(self) -> int:
-        return self.rows[0]["connections"]
+        connections: int = self.rows[0]["connections"]
+        return connections
 
     def values(self, *path: str) -> list[float]:
         """Return a figure of every repeat that has it, as `values("latency_ms", "p99")`."""

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, TypedDict
 
 from loadtest.summary import Row, case_of, figure
+
+
+class Bounds(TypedDict, total=False):
+    """What a `Target` is given of its bound."""
+
+    at_most: float
+    at_least: float
+    aim: float
 
 
 @dataclass(frozen=True)

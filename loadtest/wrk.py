@@ -58,4 +58,5 @@ def run(
     lines = done.stdout.splitlines()
     if done.returncode or not lines or not lines[-1].startswith("{"):
         raise WrkError(f"wrk exited with {done.returncode}: {(done.stderr or done.stdout).strip()}")
-    return json.loads(lines[-1])
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found

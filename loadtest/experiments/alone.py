@@ -17,7 +17,7 @@ from loadtest.load import Load, take
 from loadtest.report import Report
 from loadtest.stack import Stack
 from loadtest.summary import Row
-from loadtest.targets import Target, ratios
+from loadtest.targets import Bounds, Target, ratios
 from loadtest.trials import Trial, alternate
 
 DEFAULTS = {"strategies": ["pika", "redis"], "requests": 3_000}
@@ -25,7 +25,10 @@ DEFAULTS = {"strategies": ["pika", "redis"], "requests": 3_000}
 CASE = "one at a time"
 LIBRARY, FRAMES = "amqp, pika", "amqp, frames"
 #: The most that p50 may be of a bare round trip's with `LIBRARY`.
-BOUNDS = {"pika": {"at_most": 1.4, "aim": 1.25}, "redis": {"at_most": 1.6, "aim": 1.25}}
+BOUNDS: dict[str, Bounds] = {
+    "pika": {"at_most": 1.4, "aim": 1.25},
+    "redis": {"at_most": 1.6, "aim": 1.25},
+}
 
 
 def run(options: argparse.Namespace, stack: Stack) -> Report:
@@ -49,20 +52,22 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
 
     seconds = options.requests / 500
     with bench.worker():
-        nothing = partial(nullcontext, Front("", dict(bench.servers)))
+        worker = Front("", dict(bench.servers))
         trials = [
             *(
                 Trial(name, partial(bench.gateway, name), [Load(CASE, seconds, over_http)])
                 for name in options.strategies
             ),
-            Trial(LIBRARY, nothing, [Load(CASE, seconds, over_pika)], checked=0),
-            Trial(FRAMES, nothing, [Load(CASE, seconds, over_amqp)], checked=0),
+            *(
+                Trial(name, lambda: nullcontext(worker), [Load(CASE, seconds, over)], checked=0)
+                for name, over in ((LIBRARY, over_pika), (FRAMES, over_amqp))
+            ),
         ]
         alternate(trials, options.repeats, report)
     for bare in (LIBRARY, FRAMES):
         for name in options.strategies:
             values = ratios(report.rows, ("latency_ms", "p50"), (name, CASE), (bare, CASE))
-            bounds = BOUNDS.get(name, {}) if bare == LIBRARY else {}
+            bounds: Bounds = BOUNDS.get(name, {}) if bare == LIBRARY else {}
             report.judge(Target(f"p50, {name} / {bare}", values, **bounds))
     report.remarks = [
         f"{options.requests:,} requests a measurement, each sent when the one before it is "

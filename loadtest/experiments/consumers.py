@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 from loadtest.amqp import Requester
 from loadtest.bench import Bench, Front
@@ -16,7 +17,7 @@ from loadtest.summary import Row
 from loadtest.targets import Target, ratios
 from loadtest.trials import Trial, alternate
 
-DEFAULTS = {}
+DEFAULTS: dict[str, Any] = {}
 
 #: How replies come: without a queue, or through an exclusive one, which is the gateway's way.
 WAYS = {"direct reply-to": True, "reply queue": False}

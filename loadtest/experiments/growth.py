@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from gateway.config.strategies import STRATEGIES
@@ -111,10 +111,10 @@ def _plots(report: Report) -> list[Plot]:
     ]
 
 
-def _lines(report: Report, cases: dict[str, float]) -> dict[str, Sequence[Point]]:
+def _lines(report: Report, cases: Mapping[str, float]) -> dict[str, Sequence[Point]]:
     lines: dict[str, list[Point]] = {}
     for summary in summarize(report.rows):
         if summary.case in cases:
             point = (cases[summary.case], summary.median(*_CPU), *summary.range(*_CPU))
             lines.setdefault(summary.strategy, []).append(point)
-    return lines
+    return dict(lines)

@@ -10,7 +10,7 @@ from loadtest.bench import Bench
 from loadtest.load import closed
 from loadtest.report import Report
 from loadtest.stack import Stack
-from loadtest.targets import Target, figures, ratios
+from loadtest.targets import Bounds, Target, figures, ratios
 from loadtest.tasks import Task
 from loadtest.trials import Trial, alternate
 
@@ -56,12 +56,14 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         alternate(trials, options.repeats, report)
     fast_case, slow_case = cases
     for name in options.strategies:
-        bounds = ({}, {}) if STRATEGIES[name].blocks else ({"at_least": 0.8}, {"at_least": 1_200})
+        blocks = STRATEGIES[name].blocks
+        share_bounds: Bounds = {} if blocks else {"at_least": 0.8}
+        rate_bounds: Bounds = {} if blocks else {"at_least": 1_200}
         share = ratios(report.rows, ("rps",), (name, slow_case), (name, fast_case))
         rate = figures(report.rows, name, ("rps",), slow_case)
         report.judge(
-            Target(f"req/s of {slow_case} / {fast_case}, {name}", share, **bounds[0]),
-            Target(f"req/s of {slow_case}, {name}", rate, **bounds[1]),
+            Target(f"req/s of {slow_case} / {fast_case}, {name}", share, **share_bounds),
+            Target(f"req/s of {slow_case}, {name}", rate, **rate_bounds),
         )
     report.remarks = [
         f"{WORKERS} workers with a {POOL} pool of {SIZE} each for both tasks, {connections:,} "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
+from typing import Any
 
 from loadtest import crowd, table
 from loadtest.bench import Bench, Front
@@ -33,7 +34,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     def hold(front: Front) -> Row:
         waiting = {}
 
-        def run() -> dict:
+        def run() -> dict[str, Any]:
             found = crowd.hold(front, number, seconds, bench.deadline)
             waiting.update(found.pop("waiting"))
             return found

@@ -11,10 +11,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
-from tornado.http1connection import HTTP1Connection
 from tornado.httpserver import HTTPServer
 from tornado.httputil import (
+    HTTPConnection,
     HTTPHeaders,
     HTTPMessageDelegate,
     HTTPServerConnectionDelegate,
@@ -39,7 +40,7 @@ class Handler(RequestHandler):
 class Delegate(HTTPMessageDelegate):
     """What Tornado's HTTP/1.1 costs without a framework on top."""
 
-    def __init__(self, connection: HTTP1Connection, seconds: float, change: Callable[[int], None]):
+    def __init__(self, connection: HTTPConnection, seconds: float, change: Callable[[int], None]):
         self._connection, self._seconds, self._change = connection, seconds, change
         self._body: list[bytes] = []
 
@@ -64,10 +65,10 @@ class Delegate(HTTPMessageDelegate):
 class Below(HTTPServerConnectionDelegate):
     """Makes a `Delegate` of each request."""
 
-    def __init__(self, *settings):
+    def __init__(self, *settings: Any):
         self._settings = settings
 
-    def start_request(self, server_conn: object, request_conn: HTTP1Connection) -> Delegate:
+    def start_request(self, server_conn: object, request_conn: HTTPConnection) -> Delegate:
         return Delegate(request_conn, *self._settings)
 
 
@@ -96,6 +97,7 @@ def main() -> None:
     parser.add_argument("--below", action="store_true")
     parser.add_argument("--announce", type=int, default=0)
     options = parser.parse_args()
+    new_event_loop: Callable[[], asyncio.AbstractEventLoop] | None
     try:  # the gateway's own choice
         from uvloop import new_event_loop
     except ImportError:

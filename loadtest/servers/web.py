@@ -17,7 +17,8 @@ app = FastAPI()
 
 def call(query: dict[str, str], headers: dict[str, str], body: str) -> str:
     """Publish the task and wait for its result, both in this thread."""
-    return echo.delay(query, headers, body).get(timeout=TIMEOUT)
+    result: str = echo.delay(query, headers, body).get(timeout=TIMEOUT)
+    return result
 
 
 @app.post("/")
