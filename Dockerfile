@@ -2,8 +2,8 @@
 #     docker run IMAGE                                     a gateway
 #     docker run IMAGE celery -A appserver worker          a worker
 
-# The version that the tests run on. A tag may be moved to another image; to build on the one that you
-# have looked at, name it by its digest, as `docker images --digests` shows it:
+# The version that the tests run on. A tag may later name another image. To build on an image that you
+# have examined, name it by its digest, which `docker images --digests` shows:
 #     docker build --build-arg BASE=python@sha256:... .
 ARG BASE=python:3.11-slim
 
@@ -25,11 +25,11 @@ ENV PATH=/opt/gateway/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
 USER gateway
-# Nobody but root writes here, and Celery imports from where it is started.
+# Celery imports from its working directory, and only root can write to this one.
 WORKDIR /opt/gateway
 EXPOSE 8000
-# Liveness, not readiness: a broker that is down is no reason to replace a gateway. A container
-# in another role has no admin port, and must switch this off.
+# This checks liveness, not readiness: if the broker is down, that is no reason to replace a gateway. A
+# container in another role has no admin port, and must disable this check.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=10s --retries=3 \
     CMD ["python", "-c", "from urllib.request import urlopen as get; get('http://127.0.0.1:9464/healthz', timeout=2)"]
 CMD ["gateway", "serve", "--host", "0.0.0.0"]

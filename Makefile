@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 EXTRAS := build serve gevent fast dev loadtest test
-# What the image holds: the extras, and what builds the project without fetching anything more.
+# What the image contains: the extras, and what is needed to build the project without a download.
 IMAGE := --extra serve --extra gevent --extra fast --extra build
 MINUTES := 10
 # One list for every version of Python from 3.11 on, and every platform.
@@ -15,9 +15,9 @@ PIP := .venv/bin/python -m pip --disable-pip-version-check --quiet
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
-install: .venv/installed ## make .venv with all that running, testing and load testing need
+install: .venv/installed ## make .venv with everything that running, testing and load testing need
 
-run: install ## run everything on this machine, nothing to install first (ARGS="...")
+run: install ## run broker, worker and gateway on this machine, nothing to install first (ARGS="...")
 	.venv/bin/gateway dev $(ARGS)
 
 test: install ## install missing servers, then lint and test (ARGS="...")
@@ -38,7 +38,7 @@ check: install ## lint: style, form, imports, types
 	.venv/bin/lint-imports --no-logo
 	.venv/bin/mypy
 
-fuzz: install ## mutate what senders send, for MINUTES=10
+fuzz: install ## test the sources with mutated requests, for MINUTES=10
 	@end=$$(( $$(date +%s) + 60 * $(MINUTES) )); \
 	while [ $$(date +%s) -lt $$end ]; do \
 	  .venv/bin/python -m pytest -q -p no:cacheprovider --hypothesis-profile=thorough \
@@ -47,15 +47,15 @@ fuzz: install ## mutate what senders send, for MINUTES=10
 	    tests/unit/sources/test_envelopes.py || exit 1; \
 	done
 
-loadtest: install ## compare the strategies (ARGS="...")
+loadtest: install ## compare the strategies under load (ARGS="...")
 	tests/install-servers.sh
 	PATH="$(CURDIR)/.venv/bin:$$PATH" loadtest/run.sh $(ARGS)
 
-faults: install ## break everything around the gateway, 45 minutes (ARGS="--rows 1,3 --resume", ARGS=--random)
+faults: install ## break the servers under load, 45 minutes (ARGS="--rows 1,3 --resume", ARGS=--random)
 	tests/install-servers.sh
 	.venv/bin/python -m tests.faults $(ARGS)
 
-constraints: .venv/bin/python ## write constraints.txt anew, from the newest versions
+constraints: .venv/bin/python ## write constraints.txt again, with the newest versions
 	rm -rf build/constraints
 	.venv/bin/python -m venv build/constraints
 	build/constraints/bin/python -m pip --disable-pip-version-check --quiet install uv
@@ -63,7 +63,7 @@ constraints: .venv/bin/python ## write constraints.txt anew, from the newest ver
 	$(COMPILE) $(IMAGE) --constraint constraints.txt --output-file constraints-image.txt
 	rm -rf build/constraints
 
-clean: ## remove what was made here, .venv included
+clean: ## remove everything that make has made, .venv included
 	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
