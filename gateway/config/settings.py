@@ -1,6 +1,6 @@
 """Every setting, validated once.
 
-Where the values come from is `settings.py`'s matter, what cannot work together `consistency.py`'s;
+Where the values come from is `loading.py`'s matter, what cannot work together `cross_checks.py`'s;
 the defaults stand here.
 """
 
