@@ -1,0 +1,149 @@
+"""A new version is installed under a running parent, which then starts children of that version."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import gateway
+from tests.support.requests import metric, post
+from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.waiting import until
+
+PACKAGE = Path(gateway.__file__).parent
+CONFIG = '[[routes]]\npath = "/"\ntask = "appserver.tasks.echo"\n'
+RELOADED = "supervisor: reloaded"
+NEW = "this version serves with the strategy"
+
+
+class Installed:
+    """Two versions of the package, of which one at a time is what Python finds."""
+
+    def __init__(self, directory: Path):
+        self._directory = directory
+        for name in ("old", "new"):
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(PACKAGE, directory / name / "gateway", ignore=ignored)
+        self._change(directory / "new" / "gateway")
+        self.path = directory / "installed"
+
+    def install(self, name: str) -> None:
+        link = self._directory / "next"
+        link.symlink_to(self._directory / name)
+        link.replace(self.path)
+
+    def _change(self, package: Path) -> None:
+        """Make the next version: with one more setting, one more metric, and a moved module."""
+        for file, before, after in [
+            ("config/settings.py", "    log_requests: bool", "    colour: str = 'red'\n{}"),
+            ("metrics.py", '    "gateway_clients_gone', '    "gateway_colours_total": "",\n{}'),
+            ("process/child.py", "serving with the strategy", NEW),
+        ]:
+            text = (package / file).read_text()
+            assert text.count(before) == 1
+            (package / file).write_text(text.replace(before, after.format(before)))
+        (package / "relay" / "limits.py").rename(package / "relay" / "bounds.py")
+        for path in package.rglob("*.py"):
+            path.write_text(
+                path.read_text().replace("gateway.relay.limits", "gateway.relay.bounds")
+            )
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Installed:
+    return Installed(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Server]:
+    worker = stack.worker(rabbitmq.url, redis_server.url)
+    yield worker
+    worker.stop()
+
+
+@pytest.fixture
+def start(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, worker, installed, tmp_path):
+    """Start a gateway of the installed version, which is not the one of this checkout."""
+    started = []
+
+    def one(config: str = CONFIG) -> Server:
+        path = tmp_path / "gateway.toml"
+        path.write_text(config)
+        urls = ["--broker", rabbitmq.url, "--result-backend", redis_server.url]
+        started.append(
+            stack.gateway(
+                *urls,
+                "--config",
+                str(path),
+                "--processes=2",
+                env={"PYTHONPATH": str(installed.path)},
+                wrapper=("env", "-C", str(tmp_path)),
+            )
+        )
+        return started[-1]
+
+    yield one
+    for server in started:
+        server.stop()
+
+
+@contextmanager
+def load(server: Server) -> Iterator[list[int]]:
+    """Post one request after the other; collect the statuses of the answers."""
+    statuses: list[int] = []
+    ended = threading.Event()
+
+    def send() -> None:
+        while not ended.is_set():
+            statuses.append(post(server.url, b"hello").code)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield statuses
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(("first", "second"), [("old", "new"), ("new", "old")])
+def test_children_of_another_version_serve_and_count(installed, start, first, second):
+    installed.install(first)
+    server = start()
+
+    with load(server) as statuses:
+        until(lambda: len(statuses) > 20)
+        installed.install(second)
+        os.kill(server.pid, signal.SIGHUP)
+        until(lambda: RELOADED in server.output())
+        number = len(statuses)
+        until(lambda: len(statuses) > number + 20)
+
+    assert set(statuses) == {200}
+    assert server.output().count(NEW) == 2
+    counted = metric(server, 'gateway_requests_total{route="/",status="200"}')
+    assert counted == metric(server, "gateway_request_seconds_count") == len(statuses)
+
+
+def test_a_setting_that_the_other_version_does_not_know_is_told_and_the_old_children_stay(
+    installed, start
+):
+    installed.install("new")
+    server = start(f'colour = "blue"\n{CONFIG}')
+    before = set(server.pids())
+
+    installed.install("old")
+    os.kill(server.pid, signal.SIGHUP)
+    until(lambda: "the old children stay" in server.output())
+
+    assert "colour: there is no such setting" in server.output()
+    assert "restart the gateway" in server.output()
+    assert set(server.pids()) == before
+    assert post(server.url, b"hello").body == b"hello"
