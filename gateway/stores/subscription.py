@@ -78,8 +78,12 @@ class Subscription:
             await self._ask(self._pubsub, "UNSUBSCRIBE", channel)
 
     async def _ask(self, pubsub: redis.asyncio.client.PubSub, *command: str) -> None:
+        # Not by the pubsub, which would connect a lost connection anew: nobody would read that.
+        connection = pubsub.connection
+        if connection is None or not connection.is_connected:
+            return
         try:
-            await pubsub.execute_command(*command)
+            await connection.send_command(*command, check_health=False)
         except LOST as exc:
             # Whoever reads the connection notices, too, and restores it.
             log.debug("cannot %s: %s", command[0], exc)

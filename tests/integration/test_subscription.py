@@ -146,6 +146,31 @@ def test_a_connection_that_closes_under_a_command_is_nobody_s_failure(heard, cli
     heard(work, "uvloop")
 
 
+@pytest.mark.parametrize("steps", range(6))
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_command_does_not_bring_a_lost_connection_back(heard, client, loop, steps):
+    """It would be one that nobody reads, and be gone under the command."""
+
+    async def work(subscription: Subscription) -> None:
+        await until(lambda: not subscription.trouble)
+        got: list[bytes | None] = []
+        for channel in ("first", "second"):
+            await subscription.add(channel, got.append)
+
+        await subscription._pubsub.connection.disconnect(nowait=True)
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        await asyncio.gather(
+            subscription.remove("first", got.append),
+            subscription.add("third", got.append),
+            subscription.remove("second", got.append),
+        )
+
+        await until(lambda: client.pubsub_numsub("third") == [(b"third", 1)])
+
+    heard(work, loop)
+
+
 def test_what_comes_and_goes_leaves_nothing_behind(heard, client):
     async def work(subscription: Subscription) -> None:
         await eventually(lambda: not subscription.error)
