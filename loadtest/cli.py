@@ -80,7 +80,10 @@ def measure(options: argparse.Namespace, stack: Stack) -> Report:
 
 def publish(report: Report, options: argparse.Namespace) -> int:
     """Print `report` and write the files that `options` name; returns the exit code."""
-    print(f"\n{report.text()}" if report.rows else "\nnothing was measured")
+    if report.rows:
+        report.show()
+    else:
+        print("\nnothing was measured")
     if options.json:
         options.json.write_text(json.dumps(report.document(), indent=1) + "\n")
     if options.html:
