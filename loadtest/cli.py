@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import resource
 import signal
 import sys
@@ -17,7 +18,7 @@ from typing import TypeVar
 
 from gateway.config.strategies import STRATEGIES
 from gateway.errors import GatewayError
-from loadtest import machine, page, wrk
+from loadtest import machine, wrk
 from loadtest.experiments import EXPERIMENTS, find
 from loadtest.report import Report
 from loadtest.stack import Stack
@@ -84,19 +85,32 @@ def measure(options: argparse.Namespace, stack: Stack) -> Report:
 
 def publish(report: Report, options: argparse.Namespace) -> int:
     """Print `report` and write the files that `options` name; returns the exit code."""
-    print(f"\n{report.text()}" if report.rows else "\nnothing was measured")
+    if report.rows:
+        report.show()
+    else:
+        print("\nnothing was measured")
     if options.json:
         options.json.write_text(json.dumps(report.document(), indent=1) + "\n")
+    if options.html or options.plots:
+        _draw(report, options)
+    problems = report.problems()
+    for problem in problems:
+        print(f"loadtest: {problem}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def _draw(report: Report, options: argparse.Namespace) -> None:
+    # On its first run, matplotlib warns that it looks for fonts; stderr is for problems.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    # Imported after the measurements, as these may be made in this process.
+    from loadtest import page, picture
+
     if options.html:
         options.html.write_text(page.render(report), encoding="utf-8")
     if options.plots:
         for plot in report.plots:
             file = options.plots / f"{report.experiment}-{plot.name}.svg"
-            file.write_text(plot.svg(standalone=True) + "\n", encoding="utf-8")
-    problems = report.problems()
-    for problem in problems:
-        print(f"loadtest: {problem}", file=sys.stderr)
-    return 1 if problems else 0
+            file.write_text(picture.lines(plot), encoding="utf-8")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from textwrap import fill
 from typing import Any
 
+from rich.console import Console
+
 from loadtest import table, targets
 from loadtest.plot import Plot
 from loadtest.summary import Row, Summary, case_of, summarize
@@ -14,6 +16,7 @@ from loadtest.table import Column
 from loadtest.targets import Target
 
 _CHECK_KINDS = ("wrong_answers", "not_2xx", "missing")
+_WIDE = 1_000  # characters, of which a table takes what it needs
 
 #: Title, what is better, and where a row has the figure.
 CHARTS = [
@@ -108,13 +111,17 @@ class Report:
     def target_lines(self) -> list[list[str]]:
         return [targets.HEAD, *(target.line() for target in self.targets)]
 
-    def text(self) -> str:
-        """Return the medians of the repeats as aligned text, and what they say."""
-        blocks = [table.align(self.lines())]
+    def show(self) -> None:
+        """Print the medians of the repeats as tables, and what they say."""
+        tables = [table.draw(self.lines())]
         if self.targets:
-            blocks.append(table.align(self.target_lines(), left=1))
-        texts = (*self.remarks, self.notes(), self.shared(), self.conclusion)
-        return "\n\n".join([*blocks, *(fill(text, 100) for text in texts if text)])
+            tables.append(table.draw(self.target_lines(), names=1))
+        # Where a terminal is narrower, it breaks the lines; rich would leave out figures.
+        console = Console(width=_WIDE, highlight=False, markup=False, emoji=False)
+        for each in tables:
+            console.print("", each, sep="\n")
+        for text in filter(None, (*self.remarks, self.notes(), self.shared(), self.conclusion)):
+            console.print("", fill(text, 100), sep="\n")
 
 
 def counted(counts: dict[str, Any], kinds: Sequence[str] = _CHECK_KINDS) -> str:

@@ -1,9 +1,12 @@
-"""Lay out rows as lines of text: what the terminal shows and the page draws."""
+"""Lay out rows as lines of text, which the terminal and the page show as tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
 from loadtest.summary import Row, Summary, figure, summarize
 
@@ -76,16 +79,15 @@ def lines(rows: Sequence[Row], columns: Sequence[Column]) -> list[list[str]]:
     ]
 
 
-def align(lines: Sequence[Sequence[str]], left: int = 2) -> str:
-    """Return `lines` as text in columns, of which the first `left` are aligned to the left."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+def draw(lines: Sequence[Sequence[str]], names: int = 2) -> Table:
+    """Return `lines` as a table, of which the first `names` columns are aligned to the left."""
+    head, *rest = lines
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for n, name in enumerate(head):
+        table.add_column(name, justify="left" if n < names else "right")
+    for line in rest:
+        table.add_row(*line)
+    return table
 
 
 def _figure(value: float) -> str:

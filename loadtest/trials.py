@@ -42,18 +42,18 @@ def alternate(trials: Sequence[Trial], repeats: int, report: Report) -> set[str]
     Returns the strategies of which something beside the measurements themselves went wrong.
     """
     a_round = sum(_START + sum(load.seconds for load in trial.loads) for trial in trials)
-    progress = Progress(repeats * a_round)
     faulty: set[str] = set()
-    for repeat in range(1, repeats + 1):
-        for trial in trials:
-            try:
-                if not _run(trial, repeat, repeats, report, progress):
+    with Progress(repeats * a_round) as progress:
+        for repeat in range(1, repeats + 1):
+            for trial in trials:
+                try:
+                    if not _run(trial, repeat, repeats, report, progress):
+                        faulty.add(trial.strategy)
+                except GatewayError as exc:
+                    # The others' numbers are worth having.
                     faulty.add(trial.strategy)
-            except GatewayError as exc:
-                # The others' numbers are worth having.
-                faulty.add(trial.strategy)
-                report.failures.append(f"{trial.strategy}, repeat {repeat}: {exc}")
-                progress.note(f"FAILED: {exc}")
+                    report.failures.append(f"{trial.strategy}, repeat {repeat}: {exc}")
+                    progress.note(f"FAILED: {exc}")
     return faulty
 
 

@@ -15,16 +15,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.message import Message
+from html import unescape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from pathlib import Path
 from threading import Lock, Thread
 from time import monotonic
+from xml.etree import ElementTree
 
 import pytest
 
 from gateway.stack.programs import find, find_rabbitmq
-from loadtest import cli, client, crowd, figures, openloop, trials, wrk
+from loadtest import cli, client, crowd, figures, openloop, page, picture, trials, wrk
 from loadtest.amqp import Requester
 from loadtest.bench import Bench, Front
 from loadtest.driver import tasks
@@ -32,12 +34,16 @@ from loadtest.envelope import GITHUB, SECRET
 from loadtest.experiments import EXPERIMENTS, growth, pools, soak
 from loadtest.experiments.strategies import conclude
 from loadtest.load import see_that_schedules_were_kept
+from loadtest.plot import Plot
+from loadtest.progress import Progress
 from loadtest.report import Report
 from loadtest.summary import summarize
 from loadtest.targets import Target, ratios
 from tests.support.stack import Stack
 
 RUN = Path(__file__).parents[2] / "loadtest" / "run.sh"
+#: What would make a page ask for something more.
+ELSEWHERE = r"https?:|src=|href=|url\(|<script"
 PROCESSES = {"gateway", "worker", "broker", "redis", "nginx"}
 SHORT = ["--connections", "8", "--threads", "2", "--duration", "1"]
 
@@ -127,10 +133,10 @@ def test_clean_run_is_reported_in_full(programs: None, tmp_path: Path):
     assert f"share the {len(os.sched_getaffinity(0))} cores" in done.stdout
     report = json.loads((tmp_path / "report.json").read_text())
     check_report(report)
-    page = (tmp_path / "report.html").read_text()
-    assert page.count("<svg") == 4
-    assert report["conclusion"] in page.replace("&#x27;", "'")
-    assert not re.search(r"https?:|src=|href=|url\(|<script", page)
+    html = (tmp_path / "report.html").read_text()
+    assert html.count("<svg") == 4
+    assert report["conclusion"] in unescape(html)
+    assert not re.search(ELSEWHERE, html)
 
 
 def check_report(report: dict) -> None:
@@ -231,7 +237,7 @@ def test_experiment_measures_judges_and_shows(
     assert len(judged) == bounds
     assert all(len(target["values"]) == 1 for target in found["targets"])
     html = (tmp_path / "report.html").read_text()
-    assert "<svg" in html and not re.search(r"https?:|src=|href=|url\(|<script", html)
+    assert "<svg" in html and not re.search(ELSEWHERE, html)
     plots = {path.name for path in tmp_path.glob("*.svg")}
     assert plots == {f"{name}-{plot}.svg" for plot in PLOTS.get(name, ())}
 
@@ -436,14 +442,16 @@ def test_a_soak_tells_what_grows_from_what_has_settled():
     assert found[3] > soak.FLAT
 
 
+CASE = "64 connections"
+
+
 def test_ratios_are_of_rows_of_the_same_repeat():
     # Given two strategies' rates, of which the machine's mood changes both,
     rates = {("a", 1): 100, ("b", 1): 50, ("a", 2): 300, ("b", 2): 100, ("b", 3): 70, ("a", 4): 9}
     rows = [{**row(name, rps), "repeat": n} for (name, n), rps in rates.items()]
-    case = "64 connections"
 
     # when one is divided by the other,
-    values = ratios(rows, ("rps",), ("a", case), ("b", case))
+    values = ratios(rows, ("rps",), ("a", CASE), ("b", CASE))
 
     # then only what was measured in the same round is compared, and a median is judged.
     assert values == [2, 3]
@@ -451,6 +459,60 @@ def test_ratios_are_of_rows_of_the_same_repeat():
         {"at_least": 2.5}, {"at_least": 2.6}, {"at_most": 2.5}, {"at_most": 2.4}, {},
     )]  # fmt: skip
     assert verdicts == ["reached", "missed", "reached", "missed", "-"]
+
+
+@pytest.fixture
+def report() -> Report:
+    """A report of two strategies, with a text that HTML would take for more than text."""
+    rows = [{**row(name, rps), "repeat": n} for n in (1, 2) for name, rps in (("a", 9), ("<b>", 3))]
+    machine = {"cores": 2, "cpu": "R&D", "memory_mb": 2048, "kernel": "Linux"}
+    found = Report("mine", rows=rows, machine=machine, options={"repeats": 2, "duration": 1})
+    found.judge(Target("a / <b>", ratios(rows, ("rps",), ("a", CASE), ("<b>", CASE)), at_least=2))
+    lines = {"a": [(1, 5, 4, 6), (10, 7, 7, 7)], "<b>": [(1, 3, 1, 4)]}
+    found.plots = [
+        Plot("marked", "Over $1 and $2", "rate", "µs", lines),
+        Plot("long", "Over time", "minutes", "MB", lines, linear=True),
+    ]
+    return found
+
+
+def test_a_page_says_first_what_was_found_and_needs_nothing_else(report: Report):
+    drawn = page.render(report)
+    assert not re.search(ELSEWHERE, drawn)
+    assert "<b>" not in drawn and "R&amp;D" in drawn
+    text = unescape(re.sub(r"<style>.*?</style>|<[^>]*>|\s+(?=\s)", "", drawn, flags=re.DOTALL))
+    assert text.split("Load test: mine")[2].strip().startswith("Reached: a / <b> 3.00.")
+    assert drawn.count("<svg") == 5  # and no chart of a figure that no row has
+
+
+def test_a_failed_run_is_what_its_page_says_first(report: Report):
+    report.failures.append("a, repeat 1: it broke")
+    drawn = page.render(report)
+    assert drawn.index("it broke") < drawn.index("Reached: ")
+
+
+def test_a_plot_is_a_file_of_its_own_and_the_same_again(report: Report):
+    for plot in report.plots:
+        drawn = picture.lines(plot)
+        assert picture.lines(plot) == drawn
+        assert not re.search(r"href=|url\(|<script|<metadata", drawn)
+        texts = [each.text for each in ElementTree.fromstring(drawn).iter() if each.text]
+        assert {"a", "<b>", plot.x, plot.y} <= set(texts)
+
+
+def test_progress_and_figures_are_plain_lines_where_there_is_no_terminal(
+    report: Report, capsys: pytest.CaptureFixture[str]
+):
+    with Progress(90) as progress:
+        progress.step("[a], repeat 1 of 2: starting", 8)
+        progress.note("9 req/s")
+    report.show()
+    first, second, blank, head, _, *lines = capsys.readouterr().out.splitlines()
+    assert first == "0:00:00  [a], repeat 1 of 2: starting (about 0:01:30 left)"
+    assert (second, blank) == ("         9 req/s", "")
+    assert re.match("strategy  case +req/s ", head)
+    assert re.match(rf"a +{CASE} +9.0 \(9.0-9.0\) ", lines[0])
+    assert lines[-1] == "Reached: a / <b> 3.00."
 
 
 def row(strategy: str, rps: float, errors: int = 0) -> dict:
