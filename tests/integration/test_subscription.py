@@ -152,7 +152,7 @@ def test_a_command_does_not_bring_a_lost_connection_back(heard, client, loop, st
     """It would be one that nobody reads, and be gone under the command."""
 
     async def work(subscription: Subscription) -> None:
-        await until(lambda: not subscription.trouble)
+        await eventually(lambda: not subscription.error)
         got: list[bytes | None] = []
         for channel in ("first", "second"):
             await subscription.add(channel, got.append)
@@ -166,7 +166,7 @@ def test_a_command_does_not_bring_a_lost_connection_back(heard, client, loop, st
             subscription.remove("second", got.append),
         )
 
-        await until(lambda: client.pubsub_numsub("third") == [(b"third", 1)])
+        await eventually(lambda: client.pubsub_numsub("third") == [(b"third", 1)])
 
     heard(work, loop)
 
