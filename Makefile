@@ -10,7 +10,7 @@ COMPILE = build/constraints/bin/uv --quiet pip compile setup.cfg --universal --p
   --generate-hashes --no-annotate --custom-compile-command 'make constraints'
 PIP := .venv/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help install run test wheel matrix check fuzz loadtest faults constraints clean
+.PHONY: help install run test newest wheel matrix check fuzz loadtest faults constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -24,6 +24,24 @@ test: install ## install missing servers, then lint and test (ARGS="...")
 	tests/install-servers.sh
 	$(MAKE) check
 	REQUIRE_SERVERS=1 .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+newest: install ## test with the newest version of everything, whatever our upper bounds say
+	tests/install-servers.sh
+	rm -rf build/newest
+	.venv/bin/python -m venv build/newest
+	build/newest/bin/python -m pip --disable-pip-version-check --quiet install uv
+	# setuptools is bounded for pytest-tornado's sake, not for ours.
+	sed -E '/setuptools/!s/,?<[0-9.]+$$//' setup.cfg > build/newest/setup.cfg
+	cp pyproject.toml build/newest/
+	build/newest/bin/uv --quiet pip compile build/newest/setup.cfg --universal --python-version 3.11 \
+	  --no-annotate --custom-compile-command 'make newest' --upgrade $(EXTRAS:%=--extra %) \
+	  --output-file constraints-newest.txt
+	build/newest/bin/uv --quiet pip install --python build/newest/bin/python \
+	  --requirement constraints-newest.txt
+	build/newest/bin/uv --quiet pip install --python build/newest/bin/python --no-deps \
+	  --no-build-isolation --editable .
+	REQUIRE_SERVERS=1 build/newest/bin/python -m pytest -n 2 --dist loadfile \
+	  --no-loadscope-reorder $(ARGS)
 
 wheel: install ## install the wheel into clean environments, with each Celery (needs a network)
 	tests/install-servers.sh
