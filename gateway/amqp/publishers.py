@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from gateway.amqp.kombu_publisher import KombuPublisher
+from typing import TYPE_CHECKING
+
 from gateway.amqp.publisher import Publisher
 from gateway.config.settings import Config
 from gateway.metrics import Metrics
 from gateway.read_throttling import ReadThrottling
+
+if TYPE_CHECKING:
+    from gateway.amqp.kombu_publisher import KombuPublisher
 
 
 def publisher_for(
@@ -15,4 +19,7 @@ def publisher_for(
     """Make an AMQP publisher, or kombu's for the embedded server of `gateway dev`."""
     if config.amqp:
         return Publisher(config, metrics, throttling=throttling)
+    # Not at the top: kombu takes longer to import than all the rest.
+    from gateway.amqp.kombu_publisher import KombuPublisher
+
     return KombuPublisher(config, metrics)

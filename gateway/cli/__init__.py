@@ -5,27 +5,33 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterable
+from importlib import import_module
 
-from gateway.cli import check, completion, deliveries, dev, send, serve, strategies
 from gateway.errors import ConfigError, GatewayError
 
-COMMANDS = {
-    "serve": serve,
-    "dev": dev,
-    "check": check,
-    "send": send,
-    "deliveries": deliveries,
-    "strategies": strategies,
-    "completion": completion,
-}
+#: Each is a module here; only the one that is run is imported.
+COMMANDS = ("serve", "dev", "check", "send", "deliveries", "strategies", "completion")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0 well, 1 a user's mistake, 130 interrupted."""
+    """Run a command.
+
+    Returns the exit code: 0 well, 1 a user's mistake, 2 a package is missing, as beside a worker,
+    130 interrupted.
+    """
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0].startswith("-") and argv[0] not in ("-h", "--help", "--version"):
         argv = ["serve", *argv]
-    arguments = command_line().parse_args(argv)
+    try:
+        parser = command_line(argv[:1] if argv and argv[0] in COMMANDS else COMMANDS)
+    except ModuleNotFoundError as exc:
+        missing = (exc.name or "gateway").partition(".")[0]
+        if missing == "gateway":
+            raise
+        print(f"gateway: no {missing}: pip install 'celery-gateway[serve]'", file=sys.stderr)
+        return 2
+    arguments = parser.parse_args(argv)
     try:
         code: int = arguments.run(arguments)
         sys.stdout.flush()
@@ -44,8 +50,8 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
-def command_line() -> argparse.ArgumentParser:
-    """Return what parses the command line."""
+def command_line(names: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
+    """Return what parses the command line of the commands called `names`."""
     from gateway import __version__
 
     parser = argparse.ArgumentParser(
@@ -55,7 +61,8 @@ def command_line() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"gateway {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, module in COMMANDS.items():
+    for name in names:
+        module = import_module(f"gateway.cli.{name}")
         summary = (module.__doc__ or "").strip().splitlines()[0]
         command = commands.add_parser(name, help=summary, description=summary)
         module.options(command)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
-from gateway.amqp.kombu_publisher import KombuPublisher
-from gateway.amqp.publisher import Publisher
 from gateway.celery_message import Message
 from gateway.config.settings import Config
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
+
+if TYPE_CHECKING:
+    from gateway.amqp.kombu_publisher import KombuPublisher
+    from gateway.amqp.publisher import Publisher
 
 
 class Strategy(ABC):
