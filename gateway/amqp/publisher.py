@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import random
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,6 +28,7 @@ from gateway.amqp.confirms import Confirms
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.scanner import Scanner
 from gateway.amqp.templates import Templates
+from gateway.backoff import Backoff
 from gateway.celery_message import Message
 from gateway.config.settings import Config
 from gateway.errors import BrokerBlocked, BrokerUnavailable
@@ -149,7 +149,7 @@ class Publisher:
     # Connection -------------------------------------------------------------------------
 
     async def _keep_connected(self) -> None:
-        pause = BACKOFF[0]
+        backoff = Backoff(*BACKOFF)
         while True:
             url = next(self._brokers)
             self._lost.clear()
@@ -159,17 +159,17 @@ class Publisher:
             except broker.ERRORS as exc:
                 self._drop(f"{maybe_sanitize_url(url)}: {describe(exc)}")
                 log.warning("no broker at %s", self._error)
-                pause = await _pause(pause)
+                await asyncio.sleep(backoff.next())
                 continue
             log.info("connected to the broker at %s", maybe_sanitize_url(url))
             self.url = url
             connected = monotonic()
             await self._lost.wait()
             if monotonic() - connected > STEADY:
-                pause = BACKOFF[0]
+                backoff.reset()
                 continue
             # One that ends as soon as it begins would be tried at the rate of the requests.
-            pause = await _pause(pause)
+            await asyncio.sleep(backoff.next())
 
     async def _connect(self, url: str) -> None:
         """Open connection and channel, look at the queues, and begin to publish."""
@@ -253,12 +253,3 @@ class Publisher:
     def _on_unblocked(self, _connection: Any, _method: Any) -> None:
         log.info("the broker takes messages again")
         self.blocked = ""
-
-
-async def _pause(seconds: float) -> float:
-    """Wait about `seconds`; return the next, longer pause.
-
-    Jitter keeps processes that lost one broker together from coming back together.
-    """
-    await asyncio.sleep(seconds * random.uniform(0.5, 1.0))
-    return min(seconds * 2, BACKOFF[1])

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from typing import Any
 
 from gateway.delivery import Delivery
 from gateway.errors import BadRequest
 from gateway.sources.envelopes import read_json
-
-_index = re.compile("0|[1-9][0-9]{0,8}").fullmatch
+from gateway.sources.fields import at, pointer
 
 #: Characters of a value: a longer one identifies nothing, it fills a store.
 MAX_LENGTH = 1_024
@@ -57,16 +54,7 @@ def _param(delivery: Delivery, name: str) -> str:
     return delivery.params[name]
 
 
-def _json(delivery: Delivery, pointer: str) -> str:
-    """Resolve a JSON pointer: https://www.rfc-editor.org/rfc/rfc6901"""
-    value: Any = read_json(delivery.body)
-    for token in pointer.split("/")[1:]:
-        token = token.replace("~1", "/").replace("~0", "~")
-        if isinstance(value, dict):
-            value = value.get(token)
-        elif isinstance(value, list) and _index(token) and int(token) < len(value):
-            value = value[int(token)]
-        else:
-            return ""
+def _json(delivery: Delivery, place: str) -> str:
+    value = at(read_json(delivery.body), pointer(place))
     # Text and numbers identify; `true` or a list does not.
     return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""

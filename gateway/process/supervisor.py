@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from time import monotonic
 
+from gateway.backoff import Backoff
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
 from gateway.process.child_handle import ChildHandle
@@ -95,7 +96,7 @@ class Supervisor:
 
     async def _keep_one(self, child: ChildHandle | None = None) -> None:
         """Start a child, and another whenever it dies unasked."""
-        pause = BACKOFF[0]
+        backoff = Backoff(*BACKOFF)
         while not self._stopping.is_set():
             if child is None:
                 async with self._reloading:  # which may have brought another in its place
@@ -103,7 +104,7 @@ class Supervisor:
                         return
                     child = await self._start(self.config)
                 if child is None:
-                    pause = await self._pause(pause)
+                    await self._pause(backoff.next())
                     continue
             code = await child.wait()
             lived = monotonic() - child.started
@@ -113,16 +114,16 @@ class Supervisor:
             if self._stopping.is_set() or child.retired:
                 return
             if lived > BACKOFF[1]:
-                pause = BACKOFF[0]
+                backoff.reset()
+            pause = backoff.next()
             log.error("child %d ended with %d; another in %.1f s", child.pid, code, pause)
             child = None
-            pause = await self._pause(pause)
+            await self._pause(pause)
 
-    async def _pause(self, seconds: float) -> float:
-        """Wait `seconds`, or until it is time to stop; return the next, longer pause."""
+    async def _pause(self, seconds: float) -> None:
+        """Wait `seconds`, or until it is time to stop."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), seconds)
-        return min(seconds * 2, BACKOFF[1])
 
     def _enough(self) -> bool:
         return sum(not child.retired for child in self.children) >= self.config.processes

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from time import monotonic
-from urllib.parse import parse_qsl
 
 from gateway.celery_message import Message, TaskIds, encode_body
 from gateway.config.route import RESULTS, Route
 from gateway.config.settings import Config
 from gateway.delivery import Delivery, Request
-from gateway.errors import BadRequest, BodyTooSlow
+from gateway.errors import BodyTooSlow
 from gateway.failpoints import Failpoint
 from gateway.journal.store import Journal
 from gateway.metrics import Metrics
@@ -27,12 +26,10 @@ from gateway.relay.result_lookup import ResultLookup, check_method
 from gateway.relay.result_urls import ResultURLs
 from gateway.relay.routes import Endpoint, Routes
 from gateway.sources.base import Verified
+from gateway.sources.envelopes import read_query
 from gateway.stores import result_store
 from gateway.stores.pipeline import Pipeline
 from gateway.strategies.base import Strategy
-
-#: Query parameters a URL may have: more is an attack on the parser.
-MAX_PARAMETERS = 256
 
 
 class Relay:
@@ -216,25 +213,10 @@ def _deliver(
         route=endpoint.path,
         event=verified.event,
         params=params,
-        query=parse_query(request.query_string),
+        query=read_query(request.query_string, "strict"),
         query_string=request.query_string,
         headers=endpoint.headers(request),
         body=verified.body,
         remote=request.remote,
         received_at=request.received_at,
     )
-
-
-def parse_query(text: str) -> dict[str, str]:
-    """Return the query's parameters; the last value of a name wins.
-
-    Raises `BadRequest` where it is not UTF-8 or has too many.
-    """
-    if not text:
-        return {}
-    try:
-        return dict(
-            parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=MAX_PARAMETERS)
-        )
-    except ValueError as exc:
-        raise BadRequest(f"The query string cannot be read: {exc}.") from exc

@@ -7,29 +7,34 @@ it. So all of this is strict, bounded, and fails with nothing but `BadRequest`.
 from __future__ import annotations
 
 import json
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 from urllib.parse import parse_qsl
 from xml.parsers import expat
 
 from gateway.errors import BadRequest
 from gateway.nesting import MAX_LEVELS, check_levels
 
-MAX_PARAMETERS = 100
+#: Query parameters a URL may have: more is an attack on the parser.
+MAX_PARAMETERS = 256
 #: Elements inside each other, and elements in all: far above what any sender has.
 MAX_DEPTH = 32
 MAX_ELEMENTS = 4_096
 
 
-def read_query(text: str) -> dict[str, str]:
+def read_query(text: str, errors: Literal["replace", "strict"] = "replace") -> dict[str, str]:
     """Return the parameters in a query string; the last value of a name wins.
 
-    What is no UTF-8 is replaced: it then fails whatever signature covers it.
-    Raises `BadRequest` where there are too many.
+    What is no UTF-8 is replaced: it then fails whatever signature covers it. Raises `BadRequest`
+    where there are too many parameters, or, where `errors` are strict, some are no UTF-8.
     """
+    if not text:
+        return {}
     try:
         return dict(
-            parse_qsl(text, keep_blank_values=True, errors="replace", max_num_fields=MAX_PARAMETERS)
+            parse_qsl(text, keep_blank_values=True, errors=errors, max_num_fields=MAX_PARAMETERS)
         )
+    except UnicodeDecodeError as exc:
+        raise BadRequest("The query string is not UTF-8.") from exc
     except ValueError as exc:
         raise BadRequest(f"The query string has more than {MAX_PARAMETERS} parameters.") from exc
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from gateway.sources.envelopes import read_json
 MAX_NAME = 1_000
 #: Fields that a form may have: more is an attack on the parser.
 MAX_FIELDS = 1_000
+#: RFC 6901: without leading zeros; no list is longer.
+_index = re.compile("0|[1-9][0-9]{0,8}").fullmatch
 
 
 def read_if_json(body: bytes) -> dict[str, Any]:
@@ -72,7 +75,7 @@ def at(value: Any, tokens: Sequence[str]) -> Any:
     for token in tokens:
         if isinstance(value, dict):
             value = value.get(token)
-        elif isinstance(value, list) and token.isdecimal() and len(token) < 10:
+        elif isinstance(value, list) and _index(token):
             value = value[int(token)] if int(token) < len(value) else None
         else:
             return None
