@@ -1,0 +1,58 @@
+"""What a parent hands over, a child reads: the same configuration, and nothing that is default."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gateway.config.settings import Config
+from gateway.errors import ConfigError
+from gateway.process.handover import Start, read, write
+
+ROUTES = [{"path": "/"}, {"path": "/in/{shop}", "source": "shop", "tries": 2, "retry_after": 5}]
+SETTINGS = {
+    "broker_url": ["amqp://u:secret@a", "amqp://b"],
+    "uds": "/run/gateway.sock",
+    "tls": {"verify": False},
+    "routes": ROUTES,
+    "sources": {"shop": {"scheme": "wechat", "secrets": ["one", "two"], "rate": 5}},
+}
+
+
+@pytest.mark.parametrize("settings", [{}, SETTINGS])
+def test_a_configuration_is_the_same_after_it(settings):
+    config = Config.model_validate(settings)
+
+    start = read(write(Start(config, [3, 4], 5)))
+
+    assert start == Start(config, [3, 4], 5)
+    assert [route.deadline for route in start.config.routes] == [
+        route.deadline for route in config.routes
+    ]
+    assert start.config.brokers == config.brokers
+
+
+def test_only_what_was_set_is_handed_over():
+    handed = json.loads(write(Start(Config.model_validate(SETTINGS), [], 0)))["config"]
+
+    assert handed.keys() == SETTINGS.keys()
+    assert handed["routes"] == ROUTES
+    assert handed["broker_url"] == SETTINGS["broker_url"]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"version": 2}, "the parent speaks version 2"),
+        ({"config": {"colour": "red"}}, "colour: there is no such setting"),
+        ({"config": {"port": "x"}}, "port: has to be a whole number"),
+    ],
+)
+def test_what_this_version_cannot_use_is_told_with_the_remedy(change, problem):
+    data = {**json.loads(write(Start(Config(), [], 0))), **change}
+
+    with pytest.raises(ConfigError, match=problem) as told:
+        read(json.dumps(data).encode())
+
+    assert "restart the gateway" in str(told.value)
