@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import redis
-from gateway.relay.result_waiter import ResultWaiter
+from gateway.claims.result_waiter import ResultWaiter
 
 from gateway.answer import Answer
 from gateway.celery_message import RESULT_KEY, Message, TaskIds
