@@ -124,7 +124,7 @@ class Source(ABC):
 
     - `verify` works on the raw bytes, compares in constant time, tries every secret, and
       raises nothing but a `RequestError`: `Unverified` (401) for what is missing, malformed,
-      wrong or out of time, `BadRequest` (400) for an envelope that cannot be read.
+      wrong or outside its tolerance, `BadRequest` (400) for an envelope that cannot be read.
     - Identity and event come from what was verified; where the scheme does not sign the
       header they stand in, the scheme's documentation says so.
     - `reply` gives a successful task's answer the form that the sender wants.

@@ -52,17 +52,17 @@ class CeleryClient:
 
     Each publish has a connection of its own while it lasts: Celery's pool caps concurrent
     publishes and gives broken connections back. It leads to the broker that `broker` names;
-    without, to the first. `doubt` is called when the broker has not confirmed.
+    without, to the first. `check_broker` is called when the broker has not confirmed.
     """
 
     def __init__(
         self,
         config: Config,
         broker: Callable[[], str] | None = None,
-        doubt: Callable[[], object] = lambda: None,
+        check_broker: Callable[[], object] = lambda: None,
     ):
         self._config = config
-        self._doubt = doubt
+        self._check_broker = check_broker
         self._broker = broker or (lambda: config.brokers[0])
         self._idle: LifoQueue[_Wire] = LifoQueue()
         self.app = app = Celery("gateway", set_as_current=False)
@@ -111,7 +111,7 @@ class CeleryClient:
             # py-amqp takes the late ack of a failed publish for the next one's.
             wire.close()
             if isinstance(exc, (BrokerBlocked, NotConfirmed)):
-                self._doubt()
+                self._check_broker()
             raise
         self._idle.put(wire)
 
@@ -125,7 +125,7 @@ class CeleryClient:
         finally:
             self.forget(result)
 
-    def look(self, result: AsyncResult) -> Outcome | None:
+    def read_stored(self, result: AsyncResult) -> Outcome | None:
         """Return what is stored; raises `ResultsLost` where the store fails."""
         return self._read(lambda: outcome_of(result))
 

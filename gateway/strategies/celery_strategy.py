@@ -47,7 +47,7 @@ class CeleryStrategy(Strategy):
 
     def _new_client(self) -> CeleryClient:
         # Publishes where the queues have been looked at, and what the watcher says is true.
-        return CeleryClient(self._config, lambda: self._publisher.url, self._doubt)
+        return CeleryClient(self._config, lambda: self._publisher.url, self._check_broker)
 
     def _confirm(self, pending: PendingTask) -> None:
         """Tell `pending` of its confirm; called on the loop."""
@@ -55,7 +55,7 @@ class CeleryStrategy(Strategy):
         self._metrics.add("gateway_messages_confirmed_total")
         pending.confirm()
 
-    def _doubt(self) -> None:
+    def _check_broker(self) -> None:
         """Have the watcher find out whether the broker is blocked; called in any thread."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._publisher.probe)

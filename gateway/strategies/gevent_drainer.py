@@ -111,7 +111,7 @@ class GeventDrainer(CeleryStrategy):
         """Listen anew for a task that is already published."""
         assert self._loop is not None
         result = self._subscribe(pending)
-        outcome = result and self._client.look(result)
+        outcome = result and self._client.read_stored(result)
         if outcome:
             self._client.forget(result)
             self._loop.call_soon_threadsafe(pending.settle, outcome)

@@ -92,7 +92,7 @@ class RedisPush(Strategy):
             since = inf
             try:
                 async with ResultChannel(
-                    client, self._channels, self._hear, self._throttling
+                    client, self._channels, self._on_result, self._throttling
                 ) as channel:
                     if self._waiting:
                         await self._fetch(list(self._waiting))
@@ -111,7 +111,7 @@ class RedisPush(Strategy):
                 self._error = f"{type(exc).__name__}: {exc}"
             await asyncio.sleep(PAUSE)
 
-    def _hear(self, channel: bytes, payload: bytes) -> None:
+    def _on_result(self, channel: bytes, payload: bytes) -> None:
         # Anybody may publish here, under names that are no text.
         self._receive(channel[self._skip :].decode(errors="replace"), payload)
 

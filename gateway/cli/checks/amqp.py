@@ -49,23 +49,23 @@ async def blocked(connection: TurnConnection) -> str:
     It tells that only to connections that publish, of which it then reads nothing more. Raises
     pika's AMQPError, with 403 where the account may not publish.
     """
-    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    answered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    def tell(reason: str) -> None:
-        if not told.done():
-            told.set_result(reason)
+    def resolve(reason: str) -> None:
+        if not answered.done():
+            answered.set_result(reason)
 
     def fail(exc: BaseException) -> None:
-        if not told.done():
-            told.set_exception(exc)
+        if not answered.done():
+            answered.set_exception(exc)
 
-    connection.add_on_connection_blocked_callback(lambda _, frame: tell(frame.method.reason))
+    connection.add_on_connection_blocked_callback(lambda _, frame: resolve(frame.method.reason))
     channel = await broker.open_channel(connection)
-    confirmed = partial(channel.confirm_delivery, lambda _: tell(""))
+    confirmed = partial(channel.confirm_delivery, lambda _: resolve(""))
     await broker.rpc(channel, confirmed)
     channel.add_on_close_callback(lambda _, exc: fail(exc))
     channel.basic_publish("", PROBE, b"")
-    return await told
+    return await answered
 
 
 async def declare(connection: TurnConnection, queue: str, **options: Any) -> Any:

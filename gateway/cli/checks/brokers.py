@@ -31,7 +31,7 @@ async def check(config: Config) -> list[Finding]:
 
 async def _check_amqp(config: Config) -> list[Finding]:
     deadline = asyncio.get_running_loop().time() + LIMIT
-    found = await asyncio.gather(*(_look(url, config, deadline) for url in config.brokers))
+    found = await asyncio.gather(*(_try_broker(url, config, deadline) for url in config.brokers))
     well = [url for url, it in zip(config.brokers, found, strict=True) if it.status == "ok"]
     if not well:
         return [*found, skipped(_REST, "not looked at without a broker that takes messages")]
@@ -47,7 +47,7 @@ async def _check_amqp(config: Config) -> list[Finding]:
         async with asyncio.timeout_at(deadline) as limit:
             async with amqp.connected(well[0], config) as connection:
                 connection.add_on_connection_blocked_callback(end_early)
-                async for some in _on(connection, config, deadline):
+                async for some in _inspect(connection, config, deadline):
                     lines += some
     except broker.ERRORS as exc:
         at = config.brokers.index(well[0])
@@ -57,7 +57,7 @@ async def _check_amqp(config: Config) -> list[Finding]:
     return lines
 
 
-async def _look(url: str, config: Config, deadline: float) -> Finding:
+async def _try_broker(url: str, config: Config, deadline: float) -> Finding:
     """Connect to the broker at `url`, and publish to nowhere."""
     name = f"broker {maybe_sanitize_url(url)}"
     try:
@@ -106,11 +106,11 @@ def _refusal(exc: BaseException) -> tuple[int, str]:
     return int(code[1]) if code else 0, text
 
 
-async def _on(
+async def _inspect(
     connection: TurnConnection, config: Config, deadline: float
 ) -> AsyncIterator[list[Finding]]:
     """Look at the queues, ask workers, and try whether results come back."""
-    seen, lines = await queues.look(connection, config)
+    seen, lines = await queues.inspect(connection, config)
     yield lines
     try:
         exchange = await amqp.open_exchange(connection)

@@ -31,7 +31,9 @@ class Seen:
     messages: int
 
 
-async def look(connection: TurnConnection, config: Config) -> tuple[dict[str, Seen], list[Finding]]:
+async def inspect(
+    connection: TurnConnection, config: Config
+) -> tuple[dict[str, Seen], list[Finding]]:
     """Return the routes' queues that are there, and what is found of all.
 
     Raises one of `broker.ERRORS` where the connection is lost.
@@ -41,14 +43,14 @@ async def look(connection: TurnConnection, config: Config) -> tuple[dict[str, Se
 
     async def one(queue: str, route: Route) -> tuple[Seen | None, list[Finding]]:
         async with room:
-            return await _look(connection, queue, route)
+            return await _inspect(connection, queue, route)
 
     looked = await asyncio.gather(*(one(*each) for each in sorted(routes.items())))
     seen = {queue: it for queue, (it, _) in zip(sorted(routes), looked, strict=True) if it}
     return seen, [finding for _, found in looked for finding in found]
 
 
-async def _look(
+async def _inspect(
     connection: TurnConnection, queue: str, route: Route
 ) -> tuple[Seen | None, list[Finding]]:
     name = f"queue {queue}"

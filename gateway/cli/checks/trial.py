@@ -107,7 +107,7 @@ class Trial:
     async def _try(self, client: Redis | None, numbers: Mapping[str, int]) -> None:
         if client is None:
             await self._send(numbers)
-            await self._hear_replies()
+            await self._collect_replies()
             return
         key = result_store.key_prefix(self._config) + self._ids.new()
         with suppress(NoPermissionError):  # the gateway need not write, only workers
@@ -117,7 +117,7 @@ class Trial:
             await pubsub.psubscribe(f"*{self._ids.prefix}*")
             await pubsub.get_message(timeout=None)  # that it is subscribed, or may not
             await self._send(numbers)
-            await asyncio.gather(self._hear_stored(pubsub), self._hear_replies())
+            await asyncio.gather(self._collect_stored(pubsub), self._collect_replies())
 
     async def _send(self, numbers: Mapping[str, int]) -> None:
         body = encode_body({}, {}, b"")
@@ -131,13 +131,13 @@ class Trial:
                 await self._exchange.publish("", queue, body, headers, **options)
                 self.sent.add(task_id)
 
-    async def _hear_replies(self) -> None:
+    async def _collect_replies(self) -> None:
         while self._hears and self.sent - self.replied:
             properties, _ = await self._exchange.replies.get()
             if properties.correlation_id in self.sent:  # and no late answer to a question
                 self.replied.add(properties.correlation_id)
 
-    async def _hear_stored(self, pubsub: PubSub) -> None:
+    async def _collect_stored(self, pubsub: PubSub) -> None:
         async for message in pubsub.listen():
             # That a task has begun may be stored, too.
             if message["type"] == "pmessage" and decode_result(message["data"]) is not None:
@@ -164,5 +164,5 @@ class Trial:
             if declared.message_count:
                 return True
         asked = set().union(*(answers.consuming(queue) for queue in numbers))
-        told = await remote.holding(self._exchange, missing, asked, deadline)
-        return told.keys() < asked or any(told.values())
+        holding = await remote.holding(self._exchange, missing, asked, deadline)
+        return holding.keys() < asked or any(holding.values())
