@@ -225,7 +225,10 @@ def test_what_was_meant_is_told(toml):
             '[[routes]]\npath = "/"\nqueues = ["a", "b"]',
             "ordering_key: set it together with queues",
         ),
-        ('[[routes]]\npath = "/"\nqueues = ["a", "a"]\nordering_key = "json:/x"', "name each queue only once"),
+        (
+            '[[routes]]\npath = "/"\nqueues = ["a", "a"]\nordering_key = "json:/x"',
+            "name each queue only once",
+        ),
         (
             '[[routes]]\npath = "/"\nqueues = ["a", "b"]\nordering_key = "param:x"',
             "the path has no parameter x",
@@ -263,7 +266,7 @@ def test_what_was_meant_is_told(toml):
             '[sources.x]\nscheme = "github"\nsecrets = []',
             "sources.x.secrets: has to have 1 or more",
         ),
-        ('[sources.x]\nscheme = "github"\nsecrets = [""]', "an empty secret verifies nothing"),
+        ('[sources.x]\nscheme = "github"\nsecrets = [""]', "a secret is empty"),
         (
             '[sources.x]\nscheme = "github"\nsecrets = "s"\ncolour = 1',
             "sources.x.colour: there is no such setting; there are scheme, secrets,",
