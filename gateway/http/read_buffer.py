@@ -86,7 +86,7 @@ class ReadBuffer:
         future, self._reading = self._reading, None
         if future is not None and not future.done():
             future.set_exception(error)
-            future.exception()  # else asyncio would log it where nobody awaits it any more
+            future.exception()  # else asyncio logs it if it is not awaited any more
 
     def clear(self) -> None:
         self._buffer = b""

@@ -86,7 +86,7 @@ def test_a_queue_that_deletes_itself_or_is_another_connections_own(channel, serv
     texts = [line.text for line in checked.lines if line.check == "queue passing"]
     assert checked.code == 1
     assert any("'auto_delete'" in text and "delete_queue passing" in text for text in texts)
-    assert "another connection's" in checked.of("queue mine").text
+    assert "exclusive to another connection" in checked.of("queue mine").text
 
 
 def test_arguments_of_somebody_elses_queue_are_theirs(channel, servers, tmp_path):

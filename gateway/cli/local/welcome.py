@@ -65,7 +65,7 @@ def warnings(config: Config, app: str, worker: Described, path: Path | None) -> 
     if config.waits.replies and not worker.replies:
         lines.append(
             f"warning: where it is deployed, the app {app} has to reply for the strategy "
-            f"{config.strategy}: call appserver.setup(app) in it; here it replies all the same"
+            f"{config.strategy}: call appserver.setup(app) in it; here it replies without that"
         )
     return lines
 
