@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-#: In the order in which a delivery reaches them.
+#: The names of the steps, in the order in which a delivery reaches them.
 CLAIMED, PUBLISHED, CONFIRMED = "claimed", "published", "confirmed"
 
 

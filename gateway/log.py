@@ -13,7 +13,7 @@ from logging.handlers import QueueHandler, QueueListener
 WAITING = 10_000
 LAST = 1.0  # seconds for writing the last lines when the process ends
 MOST = 10  # lines a second with the same text
-_TEXTS = 1_000  # texts that are counted; the code has fewer
+_TEXTS = 1_000  # the most texts that are counted; the code has fewer
 
 
 class _Handler(QueueHandler):

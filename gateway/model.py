@@ -1,4 +1,4 @@
-"""What all validated settings have in common."""
+"""The base class and common types of all validated settings."""
 
 from __future__ import annotations
 

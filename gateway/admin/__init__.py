@@ -29,7 +29,7 @@ from gateway.process.supervisor import Supervisor
 _DASHBOARD = Path(__file__).with_name("dashboard.html")
 #: The most connections that may be open.
 CONNECTIONS = 64
-#: Seconds that a request may take to arrive, and bytes of its header.
+#: Seconds within which a request has to arrive, and the most bytes of its header.
 ARRIVAL, HEADER = 5.0, 8 * 1024
 
 

@@ -11,8 +11,9 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class StrategyInfo:
-    """``where`` is ``"module:Class"`` below `gateway.strategies`, ``summary`` one line.
+    """The properties of a strategy.
 
+    ``where`` is ``"module:Class"`` below `gateway.strategies`, ``summary`` is one line.
     ``stored``: it reads results from the result store. ``subscribes``: it subscribes to each task's
     ``key``, or to a ``prefix`` of all keys. ``replies``: workers reply to it over AMQP.
     ``amqp_only``: it needs an AMQP broker. ``blocks``: it blocks the loop while it waits.

@@ -149,7 +149,8 @@ class Idempotency:
             span=route.hold + route.deadline if route.tries > 1 else 0.0,
             again=again,
             strict=route.takes_chosen_keys,
-            # In the other modes a lost result need not be run again: the answer is the acceptance.
+            # In the other modes the task need not run again for an expired result: the answer can
+            # be the acceptance.
             rerun=delivery.mode == "wait",
             patience=patience,
         )

@@ -36,7 +36,7 @@ class Finding:
 
 
 def ok(check: str, detail: str = "") -> Finding:
-    """Return a finding without a problem."""
+    """Return a finding that there is no problem."""
     return Finding(check, OK, detail=detail)
 
 
