@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Answer", "app", "setup"]
 
-# No submodule has one of these names: Python would put it in the name's place.
+# No submodule may have one of these names, because importing it would replace the attribute.
 _HOMES = {"Answer": "answers", "app": "celery_app", "setup": "celery_setup"}
 
 

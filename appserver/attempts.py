@@ -1,14 +1,14 @@
-"""How often a redelivered message was begun and not ended, which is what loses a worker looks like.
+"""Count how often a redelivered message was begun and not ended, to find tasks that crash workers.
 
-AMQP's ``redelivered`` says that a message was sent before, not that it was begun: whatever a
-worker has prefetched when it loses its connection comes again with that flag. So the beginning
-of each redelivered message is noted in the result store's Redis, in a set named after its task.
-It is taken back when the message is given back, and when the worker loses its connection or is
-told to end: what becomes of a task from then on is not its own doing, and its message may be
-begun elsewhere while it still runs. What remains in the set are the workers lost, until the task
-has ended in any way.
+AMQP's ``redelivered`` says that a message was delivered before, not that it was begun: messages
+that a worker had prefetched when it lost its connection are redelivered with that flag, too. So the
+beginning of each redelivered message is written to the result store's Redis, in a set named after
+its task. It is removed when the message is returned to its queue, and when the worker loses its
+connection or is told to end: what happens after that is not the task's fault, and its message may
+be begun by another worker while it still runs. The entries that remain are the lost workers. They
+are removed when the task has ended in any way.
 
-A message that is sent for the first time costs nothing of this.
+A message that is delivered for the first time is not counted, and costs nothing.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from redis.client import Pipeline, Redis
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-TIMEOUT = 1.0  # seconds for Redis: the worker's own loop waits for it
-RETRY_AFTER = 10.0  # seconds without a new try once Redis could not be reached
+TIMEOUT = 1.0  # seconds for Redis, for which the worker's own loop waits
+RETRY_AFTER = 10.0  # seconds until the next attempt after Redis could not be reached
 EXPIRES = 86_400  # seconds after the last beginning
 REMEMBERED = 1_000  # tasks whose losses a worker's main process keeps in memory
 
@@ -35,20 +35,20 @@ log = logging.getLogger(__name__)
 
 
 def attempts(app: Any) -> Attempts:
-    """Return the one `Attempts` of `app` in this process."""
+    """Return the `Attempts` of `app` in this process, and create it at the first call."""
     try:
         found: Attempts = app.attempts
     except AttributeError:
-        # Threads that come here at once agree on the first one's.
+        # If several threads come here at the same time, all use the object of the first.
         found = vars(app).setdefault("attempts", Attempts(app))
     return found
 
 
 class Attempts:
-    """The redelivered messages of one process: what it has begun, and what was lost before.
+    """The redelivered messages of one process: those it has begun, and those that were lost.
 
-    Where results are not stored in Redis, and while Redis is away, nothing is noted, and only
-    what this worker itself has lost is known.
+    Where results are not stored in Redis, and while Redis cannot be reached, nothing is written,
+    and only the losses of this worker itself are known.
     """
 
     def __init__(self, app: Any):
@@ -61,23 +61,23 @@ class Attempts:
     # In the worker's main process ------------------------------------------------------------
 
     def receive(self, request: Any) -> int:
-        """Keep a request until it ends; return how often this process lost its like before."""
+        """Keep a request until it ends; return how often this process has lost the same task."""
         self._requests.add(request)
         return self._lost.get(request.id, 0)
 
     def lose(self, request: Any) -> None:
-        """Remember that the pool's process was lost with this request."""
+        """Count that a process of the pool was lost with this request."""
         self._lost[request.id] = self._lost.get(request.id, 0) + 1
         if len(self._lost) > REMEMBERED:
             del self._lost[next(iter(self._lost))]
 
     def end(self, request: Any) -> None:
-        """Forget a task that has ended, and whatever was lost with it before."""
+        """Forget a task that has ended, and its losses."""
         self._lost.pop(request.id, None)
         self._execute(lambda pipe, key: pipe.delete(key(request.id)))
 
     def take_back(self, *requests: Any) -> None:
-        """Take the beginnings of requests back, and keep what was lost before."""
+        """Remove the beginnings of these requests, and keep earlier losses."""
 
         def commands(pipe: Pipeline, key: Callable[[str], bytes]) -> None:
             for request in requests:
@@ -87,15 +87,15 @@ class Attempts:
             self._execute(commands)
 
     def take_all_back(self) -> None:
-        """Take back the beginnings of all requests that this process has."""
+        """Remove the beginnings of all requests of this process."""
         self.take_back(*self._requests)
 
     # Where the task runs ---------------------------------------------------------------------
 
     def begin(self, task_id: str, attempt: str) -> int:
-        """Note a beginning; return how many others of this task have not ended.
+        """Write a beginning; return how many other beginnings of this task have not ended.
 
-        0 where that cannot be known.
+        It is 0 where that cannot be known.
         """
 
         def commands(pipe: Pipeline, key: Callable[[str], bytes]) -> None:
@@ -125,7 +125,7 @@ class Attempts:
 def _client(backend: RedisBackend) -> Redis:
     """Return a client of the backend's Redis that gives up after `TIMEOUT`.
 
-    The backend's own waits and tries again for as long as a result is worth.
+    The backend's own client waits and retries for much longer, because a result is worth that.
     """
     parameters = {
         **backend.connparams,
@@ -140,7 +140,7 @@ def _client(backend: RedisBackend) -> Redis:
 
 
 class TakeBack(bootsteps.StartStopStep):
-    """Take back what is begun when the connection is lost, and when the worker is told to end."""
+    """Remove all beginnings when the connection is lost, and when the worker is told to end."""
 
     requires = ("celery.worker.consumer.connection:Connection",)
 

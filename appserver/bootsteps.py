@@ -1,4 +1,4 @@
-"""Steps of the worker's start: a loop that does not sleep over its work, and a quiet log."""
+"""Steps of the worker's start: an event loop without delays, and no log line for each task."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from celery import bootsteps
 
 
 class PromptHub(bootsteps.Step):
-    """Have kombu's loop poll without waiting while callbacks are ready.
+    """Make kombu's loop poll without waiting while callbacks are ready.
 
-    Reading goes on by a callback after each message, and so do acknowledgements. What such a
-    callback schedules is looked at only after the next poll, for which kombu 5.7 waits until
-    something else happens, up to a second: the third of three messages that came in one
-    segment, and acknowledgements that would have brought more messages, stand still so long.
+    After each message a callback continues reading, and acknowledgements are callbacks as well.
+    What such a callback schedules is run only after the next poll, for which kombu 5.7 waits until
+    something else happens, up to a second. So long are delayed the third of three messages that
+    arrive in one segment, and acknowledgements that would bring more messages.
     """
 
     requires = {"celery.worker.components:Hub"}
 
     def create(self, worker: Any) -> None:
         hub = worker.hub
-        if hub is None:  # pools that do without, as gevent's
+        if hub is None:  # pools without an event loop, for example gevent's
             return
         fire_timers = hub.fire_timers
 
@@ -33,10 +33,10 @@ class PromptHub(bootsteps.Step):
 
 
 class QuietTasks(bootsteps.Step):
-    """Log no line for each task, unless at the level DEBUG.
+    """Log no lines for single tasks, except at the level DEBUG.
 
-    Celery's two lines a task cost more than a small task does, and the second one has the
-    result in it, which is somebody's data.
+    Celery's two lines for each task cost more time than a small task, and the second one contains
+    the result, which may be confidential.
     """
 
     def create(self, worker: Any) -> None:

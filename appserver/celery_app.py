@@ -1,7 +1,7 @@
 """The app server's own Celery app.
 
-Nothing is read from the environment before the configuration is first used, and nothing
-connects before a worker or a client does.
+The environment is read when the configuration is first used, and no connection is made before a
+worker or a client needs one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from appserver.bootsteps import QuietTasks
 from appserver.celery_setup import setup
 from appserver.settings import settings
 
-# Not the process's current app: a project that only imports a part of appserver has its own.
+# Not set as the current app, because a project that imports a part of appserver has its own app.
 app = Celery("appserver", include=["appserver.tasks"], set_as_current=False)
 setup(app)
 app.add_defaults(lambda: settings(os.environ))

@@ -1,4 +1,4 @@
-"""What gives any Celery app the workers that the app server has."""
+"""Set up any Celery app so that its workers work like the app server's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from appserver.queues import named_queues
 from appserver.reply_backend import ReplyMixin
 from appserver.worker import PoisonAwareTasks
 
-#: Where results may be stored: the schemes of Celery's URLs, and the backend for each.
+#: The backends by the scheme of the URL where results are stored.
 STORES = {
     "redis": "appserver.reply_backend:ReplyBackend",
     "rediss": "appserver.reply_backend:ReplyBackend",
@@ -23,34 +23,34 @@ STORES = {
 }
 _BACKENDS = {**STORES, "disabled": "appserver.reply_backend:StorelessReplyBackend"}
 
-#: What the app has not set itself. docs/appserver.md says why each is what it is.
+#: Defaults for settings that the app does not set. docs/appserver.md has the reason for each.
 DEFAULTS = {
     "task_acks_late": True,
     "task_reject_on_worker_lost": True,
     "worker_consumer": "appserver.worker:PromptConsumer",
     "broker_connection_retry_on_startup": True,
     "broker_connection_max_retries": None,
-    # Else the worker ends where its own queue is locked by the connection that it has just
-    # lost: another node of the cluster may not know of that yet.
+    # Otherwise the worker ends if its own queue is still locked by the connection that it has just
+    # lost, which another node of the cluster may not have noticed yet.
     "broker_channel_error_retry": True,
-    # Seconds until a task's own publish counts as lost; brokers other than AMQP's ignore both.
+    # Seconds until a task's own publish counts as lost; only AMQP brokers use the two options.
     "broker_transport_options": {"confirm_publish": True, "confirm_timeout": 5.0},
 }
 
 
 def setup(app: Celery) -> None:
-    """Have the workers of `app` answer the gateway, and put away what keeps losing them.
+    """Make the workers of `app` answer the gateway, and put away messages that crash workers.
 
-    To be called before the app's tasks are used; its configuration may follow, and what that says
-    takes precedence. To call it again changes nothing. Raises ImproperlyConfigured where tasks have
-    been used already; a worker does so at its start where results go elsewhere than to Redis.
+    Call it before the app's tasks are used. The app's configuration may follow, and its settings
+    take precedence. A second call changes nothing. Raises ImproperlyConfigured where tasks have
+    been used already; a worker raises it at its start where results are not stored in Redis.
     """
     if ReplyingBackend in app.steps["worker"]:
         return
     if app.finalized:
         raise ImproperlyConfigured(
-            "appserver.setup(app) has to be called before the app's tasks are used: its settings"
-            " would come too late for them"
+            "appserver.setup(app) has to be called before the app's tasks are used: call it right"
+            " after the app is created"
         )
     app.loader.override_backends = {**app.loader.override_backends, **_BACKENDS}
     app.steps["worker"].update((ReplyingBackend, PoisonAwareTasks, PromptHub))
@@ -66,15 +66,15 @@ def _set_defaults(sender: Celery, source: Any, **_signal: object) -> None:
     if names := os.environ.get("GATEWAY_QUEUES"):
         own = sender.amqp.Queues(())
         defaults["task_queues"] = [*own.values(), *named_queues(names, *own)]
-    # Before Celery's own defaults, which come last. What `add_defaults` adds is found before the
-    # settings that the app has from a module.
+    # Inserted before Celery's own defaults, which are last. `add_defaults` is not used, because its
+    # settings take precedence over those that the app has from a module.
     named = {source.key_t(name) if source.key_t else name: defaults[name] for name in defaults}
     source.defaults.insert(-1, named)
     source.maps.insert(-1, named)
 
 
 class ReplyingBackend(bootsteps.Step):
-    """Start no worker whose results nobody would get; tell in its settings how it replies."""
+    """Refuse to start a worker that would not answer; show in its settings how it replies."""
 
     def create(self, worker: Any) -> None:
         app = worker.app
@@ -86,7 +86,8 @@ class ReplyingBackend(bootsteps.Step):
                 f" answer the gateway: set result_backend to a URL that begins with"
                 f" {', '.join(f'{scheme}://' for scheme in STORES)}, or to None"
             )
-        # `gateway check` reads it there, and anybody who may ask workers for their settings: not
-        # every Celery hides a password in it. What backends are made of is another attribute.
+        # `gateway check` reads the setting, and so can everyone who may ask workers for their
+        # settings. Not every version of Celery hides a password in it, so the URL is written
+        # without. The backend itself is made from another attribute, `backend_cls`.
         app.backend_cls = app.backend_cls or app.conf.result_backend
         app.conf.result_backend = f"{kind}+{backend.as_uri()}" if backend.url else kind

@@ -1,7 +1,8 @@
-"""Where messages go that no worker can take: the exchange ``gateway.dead`` and its queue.
+"""Publish dead letters to the exchange ``gateway.dead`` and its queue.
 
-A quorum queue's dead letters come from the broker, a classic queue's from the worker that finds
-them. Both lie in the queue until somebody looks.
+Dead letters are messages that workers cannot process. Those of a quorum queue are published by the
+broker, those of a classic queue by the worker that finds them. All stay in the queue until an
+operator removes them.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from appserver.queues import DEAD_LETTER_EXCHANGE, DEAD_LETTER_QUEUE
 from appserver.reply_connection import ERRORS as CONNECTION_ERRORS
 from appserver.reply_connection import reply_connection
 
-DECLARE_TIMEOUT = 10.0  # seconds that a worker's start may be held up
+DECLARE_TIMEOUT = 10.0  # seconds by which a worker's start may be delayed
 
-#: What goes wrong with a broker, its refusal included.
+#: Errors of the broker and of its connection, and a rejected message.
 ERRORS = (*CONNECTION_ERRORS, amqp.exceptions.MessageNacked)
 
-#: A dead letter does not expire, and RabbitMQ refuses the name of a user who is not its publisher.
+#: Properties that are removed: a dead letter does not expire, and RabbitMQ refuses a user id other
+#: than the publisher's.
 _LEFT_OUT = ("expiration", "user_id")
 
 log = logging.getLogger(__name__)
@@ -41,8 +43,8 @@ class DeadLetters(bootsteps.StartStopStep):
         return bool(parent.app.connection_for_read().transport.driver_type == "amqp")
 
     def start(self, parent: Any) -> None:
-        # Not on the worker's own connection: a quorum queue cannot be declared where most nodes
-        # are away, RabbitMQ closes the connection for that, and `celery` may work all the same.
+        # Not on the worker's own connection: if most nodes are down, a quorum queue cannot be
+        # declared, and RabbitMQ closes the connection, although the queue `celery` may still work.
         connection = reply_connection(parent.app)
         try:
             with connection.channel(DECLARE_TIMEOUT) as channel:
@@ -53,7 +55,7 @@ class DeadLetters(bootsteps.StartStopStep):
 
 
 def declare(channel: amqp.Channel) -> None:
-    """Declare the exchange and its queue; log a line where the broker refuses that."""
+    """Declare the exchange and its queue; log a warning where the broker refuses that."""
     try:
         DEAD_LETTER_QUEUE(channel).declare()
     except amqp.ChannelError as exc:
@@ -62,8 +64,8 @@ def declare(channel: amqp.Channel) -> None:
 
 def _warn(exc: Exception) -> None:
     log.warning(
-        "Exchange and queue %r cannot be declared; where they do not exist, messages that keep"
-        " losing their worker stay in their queue: %s",
+        "The exchange and queue %r cannot be declared; if they do not exist, messages that crash"
+        " their workers stay in their queues: %s",
         DEAD_LETTER_EXCHANGE,
         str(exc) or type(exc).__name__,
     )
@@ -78,8 +80,8 @@ def publish(
 ) -> None:
     """Publish a message with its own properties, headers and body, and wait for the confirm.
 
-    Its header ``dead_letter`` says `why`, and what was left out. `timeout` is in seconds. Raises
-    one of `ERRORS` where the message may not be in the queue; it may be there all the same.
+    Its header ``dead_letter`` has the reason `why`, and the properties that were removed. `timeout`
+    is in seconds. Raises one of `ERRORS` where it is not known that the message is in the queue.
     """
     left_out = {name: properties[name] for name in _LEFT_OUT if name in properties}
     why = {**why, **left_out, "at": datetime.now(UTC).isoformat()}

@@ -1,4 +1,4 @@
-"""What delays tasks where queues are quorum queues; Celery has it since 5.5."""
+"""Declare Celery's delayed delivery, which delays tasks on quorum queues since Celery 5.5."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from celery.worker.consumer import delayed_delivery
 
 
 class DelayedDelivery(delayed_delivery.DelayedDelivery):
-    """Declare what delays tasks on the connected node only.
+    """Declares the queues for delayed tasks only on the node to which the worker is connected.
 
-    The nodes of one list are one cluster. Celery declares on each of the list, and tries a node
-    that is away for 17 s before the worker begins to consume.
+    The nodes of one list are one cluster, so that is sufficient. Celery declares them on each node
+    of the list, and tries to reach a node that is down for 17 s before the worker consumes.
     """
 
     def start(self, c: Any) -> None:

@@ -1,7 +1,7 @@
-"""The queues that workers consume from, and where dead letters go.
+"""The queues that workers consume, and the queue for dead letters.
 
-``celery`` is Celery's own default and never gets arguments: anybody's client may have declared
-it already. Its dead letters are published by the worker (`appserver.dead_letters`). The queues
+``celery`` is Celery's own default and never gets arguments, because any Celery client may have
+declared it already. Its dead letters are published by the worker (`appserver.dead_letters`). Those
 named in GATEWAY_QUEUES are quorum queues with a delivery limit and a dead-letter exchange. A
 gateway route that declares one of them must name the same type and arguments (`QUEUE_TYPE`,
 `QUEUE_ARGUMENTS`): RabbitMQ refuses any other with PRECONDITION_FAILED.
@@ -16,14 +16,14 @@ DEFAULT_QUEUE = "celery"
 DEAD_LETTER_EXCHANGE = "gateway.dead"
 
 QUEUE_TYPE = "quorum"
-#: RabbitMQ 4's own default limit. A forced reconnection counts as a delivery too, so a small
-#: limit would bury innocent messages.
+#: The limit is RabbitMQ 4's own default. A forced reconnection counts as a delivery, too, so with a
+#: small limit messages that crash no worker would become dead letters.
 QUEUE_ARGUMENTS = {
     "x-dead-letter-exchange": DEAD_LETTER_EXCHANGE,
     "x-delivery-limit": 20,
 }
 
-#: Keeps every dead letter, whatever its queue, until somebody looks.
+#: Keeps the dead letters of all queues until an operator removes them.
 DEAD_LETTER_QUEUE = Queue(
     DEAD_LETTER_EXCHANGE,
     Exchange(DEAD_LETTER_EXCHANGE, type="fanout", durable=True),
@@ -39,13 +39,13 @@ def task_queues(names: str) -> list[Queue]:
 
 
 def named_queues(names: str, *others: str) -> list[Queue]:
-    """Return a quorum queue for each of `names`, but for those that are among the `others`."""
+    """Return a quorum queue for each of `names`, except those that are among the `others`."""
     named = dict.fromkeys(name.strip() for name in names.split(","))
     return [_named(name) for name in named if name and name not in others]
 
 
 def _named(name: str) -> Queue:
-    # On the default exchange, where the gateway publishes: there is no binding to go missing.
+    # On the default exchange, to which the gateway publishes, so no binding can be missing.
     return Queue(
         name,
         Exchange(""),

@@ -1,9 +1,10 @@
-"""Result backends that answer over AMQP where a gateway asks for it, and store otherwise.
+"""Result backends that reply over AMQP where a gateway asks for it, and store results otherwise.
 
-A request whose ``reply_to`` begins with one of `REPLY_PREFIXES` waits for a message: its final
-state is published on the default exchange, in the JSON that Celery stores. It is stored as well
-where the message's ``delivery`` header has a true ``store``, where the request has no headers of
-its own, and where the reply could not be written. Everyone else's tasks are stored as ever.
+The gateway waits for a reply if the request's ``reply_to`` begins with one of `REPLY_PREFIXES`: the
+final state is published on the default exchange, in the JSON that Celery stores. It is stored as
+well where the message's ``delivery`` header has a true ``store``, where the request has no headers
+of its own, and where the reply could not be written. Results of all other tasks are stored as
+usual.
 
 The three backends differ in their store: Redis, Redis behind Sentinel, none.
 
@@ -34,11 +35,11 @@ log = logging.getLogger(__name__)
 
 _encode = JSONEncoder().encode
 
-_Backend: Any = object  # for mypy, the backend that it is mixed into
+_Backend: Any = object  # for mypy: the class of the backend with which the mixin is combined
 
 
 class ReplyMixin(_Backend):
-    """Reply where the request asks for it; leave the rest to the backend that is mixed in."""
+    """Mixin that replies where a request asks for it, and else stores with the other backend."""
 
     def store_result(
         self,
@@ -51,12 +52,12 @@ class ReplyMixin(_Backend):
     ) -> Any:
         """Publish a final state to the gateway, store any state, or both; return the result.
 
-        Raises EncodeError where a reply's result is not JSON; Celery makes a failure of it.
+        Raises EncodeError where a reply's result cannot be JSON; Celery then records a failure.
         """
         reply_to = getattr(request, "reply_to", None)
         if not reply_to or not reply_to.startswith(REPLY_PREFIXES):
             return super().store_result(task_id, result, state, traceback, request, **kwargs)
-        # A reply comes before the store: the sender waits for the one and not for the other.
+        # The reply is sent before the result is stored, because the sender waits for the reply.
         final = state in states.READY_STATES
         replied = final and self._reply(reply_to, task_id, result, state, traceback, request)
         if (replied or not final) and not must_store(request):
@@ -66,7 +67,7 @@ class ReplyMixin(_Backend):
         except (RedisError, OSError, BackendError):
             if not replied:
                 raise
-            # Celery would make a failure of it, and contradict what the sender has been told.
+            # Celery would record a failure, which contradicts the answer that the sender has got.
             log.exception("The result of task %s was replied, but could not be stored", task_id)
             return result
 
@@ -91,21 +92,21 @@ class ReplyMixin(_Backend):
 
 
 class ReplyBackend(ReplyMixin, ResultScript, RedisBackend):
-    """Reply, or store in Redis: ``appserver.reply_backend:ReplyBackend+redis://host/0``."""
+    """Replies, or stores in Redis: ``appserver.reply_backend:ReplyBackend+redis://host/0``."""
 
 
 class SentinelReplyBackend(ReplyMixin, ResultScript, SentinelBackend):
-    """Reply, or store in the Redis that Sentinel names; the URL is Celery's ``sentinel://``."""
+    """Replies, or stores in the Redis that Sentinel names; the URL is Celery's ``sentinel://``."""
 
 
 class StorelessReplyBackend(ReplyMixin, DisabledBackend):
-    """Reply and store nothing."""
+    """Replies, and stores nothing."""
 
 
 def must_store(request: Any) -> bool:
     """Tell whether the result of `request` is to be stored even if it was replied.
 
-    The request of an unknown task has no headers at all, and nobody can tell what it wanted.
+    The request of an unknown task has no headers at all, so it is not known what it asked for.
     """
     headers = getattr(request, "headers", None)
     if not headers:
@@ -115,7 +116,7 @@ def must_store(request: Any) -> bool:
 
 
 def json_result(result: Any) -> Any:
-    """Return what Celery's JSON has for `result`: of an exception its type and arguments."""
+    """Return `result` as Celery writes it in JSON: an exception as its type and arguments."""
     if not isinstance(result, BaseException):
         return result
     cls = type(result)
@@ -127,7 +128,7 @@ def json_result(result: Any) -> Any:
 
 
 def encode(meta: dict[str, Any]) -> bytes:
-    """Encode a result's JSON, uncompressed whatever ``result_compression`` says."""
+    """Encode a result's JSON, without compression even where ``result_compression`` is set."""
     try:
         return _encode(meta).encode()
     except (TypeError, ValueError, RecursionError) as exc:

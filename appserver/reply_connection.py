@@ -1,7 +1,7 @@
 """The AMQP connection on which a worker process publishes replies, and dead letters.
 
-kombu's producer costs twice what all of this does, and it notices a closed socket only by
-writing to it, which loses a message.
+kombu's producer needs twice as much time as this module, and it notices a closed socket only when
+it writes to it, which loses a message.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from celery import signals
 from kombu.exceptions import OperationalError
 
 WRITE_TIMEOUT = 2.0  # seconds; a reply that takes longer is stored instead
-RETRY_AFTER = 1.0  # seconds without a new try once the broker could not be reached
+RETRY_AFTER = 1.0  # seconds until the next attempt after the broker could not be reached
 USER_TIMEOUT = 10_000  # milliseconds that written bytes may stay unacknowledged
 
-#: What goes wrong with a broker. pyamqp's AttributeError after a lost connection is not met here:
-#: a connection is dropped at its first error.
+#: Errors of the broker and of its connection. py-amqp's AttributeError after a lost connection
+#: cannot occur, because a connection is dropped at its first error.
 ERRORS = (amqp.AMQPError, OperationalError, OSError)
 
 #: Class basic, the body's size, the flags of the properties that follow: content type, content
@@ -40,11 +40,11 @@ log = logging.getLogger(__name__)
 
 
 def reply_connection(app: Any) -> ReplyConnection:
-    """Return the one connection for replies of `app` in this process."""
+    """Return the connection for replies of `app` in this process, and create it at first."""
     try:
         found: ReplyConnection = app.reply_connection
     except AttributeError:
-        # Threads that come here at once agree on the first one's.
+        # If several threads come here at the same time, all use the object of the first.
         found = vars(app).setdefault("reply_connection", ReplyConnection(app))
     return found
 
@@ -52,8 +52,8 @@ def reply_connection(app: Any) -> ReplyConnection:
 class ReplyConnection:
     """One AMQP connection that only publishes, shared by a process's threads.
 
-    Replies are transient and unconfirmed: their requester is gone if they get lost.
-    A signal that interrupts a write leaves no half-written frame behind: the connection is closed.
+    Replies are transient and not confirmed: if one is lost, so is the connection that waits for it.
+    If a signal interrupts a write, the connection is closed, so that no half-written frame remains.
     """
 
     # kombu's connection and its socket; None while there is no connection.
@@ -74,7 +74,7 @@ class ReplyConnection:
     def publish(self, reply_to: str, correlation_id: str, body: bytes) -> bool:
         """Write a reply within about `WRITE_TIMEOUT`; tell whether it was written.
 
-        It never is while the broker blocks publishing connections, which it does in an alarm.
+        It is not written while the broker blocks publishing connections because of an alarm.
         """
         with self._lock:
             if time.monotonic() < self._not_before:
@@ -88,7 +88,7 @@ class ReplyConnection:
                 return not self._blocked
             except ERRORS as exc:
                 self._not_before = max(self._not_before, time.monotonic() + RETRY_AFTER)
-                log.warning("Replies cannot be published, results are stored: %s", exc)
+                log.warning("Replies cannot be published; results are stored instead: %s", exc)
                 return False
             finally:
                 if not whole:
@@ -96,15 +96,15 @@ class ReplyConnection:
 
     @contextlib.contextmanager
     def channel(self, timeout: float = WRITE_TIMEOUT) -> Iterator[amqp.Channel]:
-        """Lend a new channel to declare and to publish with confirms.
+        """Yield a new channel to declare and to publish with confirms.
 
-        Raises one of `ERRORS`, also where a call takes longer than `timeout` in seconds. A
-        blocked connection is kept, as the broker does not even notice that it is closed: one
-        would be left there by every try.
+        Raises one of `ERRORS`, also where a call takes longer than `timeout` in seconds. A blocked
+        connection is kept: the broker does not notice that it is closed, so each attempt would
+        leave one more connection at the broker.
         """
         with self._lock:
             if time.monotonic() < self._not_before:
-                raise OperationalError("the broker was away a moment ago")
+                raise OperationalError("the broker could not be reached a moment ago")
             whole = False
             try:
                 self._make_ready()
@@ -121,7 +121,7 @@ class ReplyConnection:
                     self._drop()
 
     def close(self, **_signal: object) -> None:
-        """Close the connection properly, as a worker's end does; the next reply opens another."""
+        """Close the connection properly, as a worker's end does; a later reply opens another."""
         with self._lock:
             link, self._link = self._link, None
             if link is not None:
@@ -129,7 +129,7 @@ class ReplyConnection:
             self._drop()
 
     def _make_ready(self) -> None:
-        # A look costs a system call; reading with no time to wait costs an exception as well.
+        # A poll costs a system call; reading with a timeout of 0 would cost an exception as well.
         if self._link is not None and self._readable(0):
             try:
                 self._read_events()
@@ -152,7 +152,7 @@ class ReplyConnection:
         )
         if link.transport.driver_type != "amqp":
             self._not_before = math.inf
-            raise OperationalError("the broker does not speak AMQP")
+            raise OperationalError("the broker is not an AMQP broker")
         self._link = link
         link.ensure_connection(
             max_retries=max(len(link.alt), 1) - 1, interval_start=0, interval_step=0, interval_max=0
@@ -172,7 +172,7 @@ class ReplyConnection:
                 self._link.connection.drain_events(timeout=0)
 
     def _on_blocked(self, reason: str) -> None:
-        log.warning("The broker blocks replies, results are stored: %s", reason)
+        log.warning("The broker blocks replies; results are stored instead: %s", reason)
         self._blocked = True
 
     def _on_unblocked(self) -> None:
@@ -186,8 +186,8 @@ class ReplyConnection:
         self._blocked = False
 
     def _forget(self) -> None:
-        # In a child after a fork, the connection and a lock that was held are its parent's: only
-        # this copy of the socket is closed, without a word to the broker and without a shutdown.
+        # In a child after a fork, the connection, and a lock that was held, belong to the parent.
+        # Only this copy of the socket is closed; nothing is sent to the broker.
         if self._socket is not None:
             self._socket.close()
         self._link = self._socket = None
@@ -205,7 +205,7 @@ def frames(
     """
     correlation = correlation_id.encode()
     header = _HEADER % (pack(">Q", len(body)), len(correlation), correlation)
-    size = frame_max - 8  # bytes: a frame's own
+    size = frame_max - 8  # a frame has 8 bytes beside its payload
     chunks = (body[at : at + size] for at in range(0, len(body), size))
     return b"".join(
         (

@@ -1,7 +1,7 @@
-"""Results stored in Redis by one round trip.
+"""Store results in Redis in one round trip.
 
-Celery asks what is stored already, then stores and publishes in a transaction: two round trips,
-between which another worker may store what is then overwritten. One script does all of it.
+Celery reads what is stored already, then stores and publishes in a transaction. These are two round
+trips, and a result that another worker stores between them is overwritten. One script does it all.
 docs/decisions/0015-results-in-one-round-trip.md has the figures.
 https://redis.io/docs/latest/develop/programmability/eval-intro/
 """
@@ -17,8 +17,8 @@ from kombu.utils.objects import cached_property
 if TYPE_CHECKING:
     from redis.commands.core import Script
 
-# A success is final, as it is with Celery: of a task that two workers have run, the late one's
-# failure changes nothing. Only JSON begins so; anything else is replaced.
+# A success is final, as in Celery: if two workers have run a task, a later failure does not replace
+# the success. The comparison is for JSON only; results in other forms are replaced.
 _STORE = """\
 if redis.call('GETRANGE', KEYS[1], 0, 19) == '{"status": "SUCCESS"' then
   return 0
@@ -31,11 +31,11 @@ end
 return redis.call('PUBLISH', KEYS[1], ARGV[1])
 """
 
-_RedisBackend: Any = object  # for mypy, the backend that it is mixed into
+_RedisBackend: Any = object  # for mypy: the class of the backend with which the mixin is combined
 
 
 class ResultScript(_RedisBackend):
-    """Mixed into one of Celery's Redis backends; other results than plain JSON go Celery's way."""
+    """Mixin for Celery's Redis backends; Celery itself stores results that are not plain JSON."""
 
     def _store_result(
         self,
@@ -46,7 +46,7 @@ class ResultScript(_RedisBackend):
         request: Any = None,
         **kwargs: Any,
     ) -> Any:
-        # Celery compresses results since 5.7.
+        # Celery can compress results since 5.7.
         if self.serializer != "json" or getattr(self, "compression", None):
             return super()._store_result(task_id, result, state, traceback, request, **kwargs)
         meta = self._get_result_meta(result, state, traceback, request)

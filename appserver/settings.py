@@ -1,6 +1,6 @@
-"""The app server's own settings, made of the gateway's variables.
+"""Make the app server's settings from the gateway's environment variables.
 
-docs/appserver.md says why each default is what it is.
+docs/appserver.md has the reason for each default.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ RESULT_BACKEND = "redis://127.0.0.1:6379/0"
 RESULT_EXPIRES = 300  # seconds
 BROKER_HEARTBEAT = 10  # seconds
 VISIBILITY_TIMEOUT = 600  # seconds until Redis, as a broker, gives a task to another worker
-PREFETCH = 16  # messages a pool process, thread or greenlet
+PREFETCH = 16  # messages for each process, thread or greenlet of the pool
 
 _FALSE = {"0", "false", "f", "no", "n", "off"}
 
 
 def settings(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Make the app's configuration of the gateway's own variables.
+    """Make the app's configuration from the gateway's environment variables.
 
-    Raises ImproperlyConfigured where a URL cannot be served.
+    Raises ImproperlyConfigured where a variable has a value that cannot be used.
     """
     broker = environ.get("GATEWAY_BROKER_URL") or BROKER_URL
     results = environ.get("GATEWAY_RESULT_BACKEND", RESULT_BACKEND)
@@ -58,7 +58,7 @@ def _worker(environ: Mapping[str, str]) -> dict[str, Any]:
         "worker_send_task_events": False,
         "worker_prefetch_multiplier": PREFETCH,
         "worker_detect_quorum_queues": True,
-        # A task that is cut off in mid-effect has answered nobody; one that ends has.
+        # A cancelled task has had only some of its effects, and no request gets its answer.
         "worker_cancel_long_running_tasks_on_connection_loss": False,
         "worker_hijack_root_logger": True,
         "worker_log_format": "%(asctime)s %(levelname)s %(processName)s %(name)s: %(message)s",
@@ -73,7 +73,7 @@ def _broker(url: str, environ: Mapping[str, str]) -> dict[str, Any]:
     schemes = {part.partition(":")[0] for part in url.split(";")}
     if len(schemes) > 1:
         raise ImproperlyConfigured(
-            f"GATEWAY_BROKER_URL mixes {', '.join(sorted(schemes))}: TLS is for all or for none"
+            f"GATEWAY_BROKER_URL mixes {', '.join(sorted(schemes))}: use one scheme for all URLs"
         )
     settings: dict[str, Any] = {
         "broker_url": url,
@@ -96,22 +96,24 @@ def _results(url: str, environ: Mapping[str, str]) -> dict[str, Any]:
     scheme = url.partition(":")[0]
     if scheme not in STORES:
         raise ImproperlyConfigured(
-            f"GATEWAY_RESULT_BACKEND begins with {scheme!r}, not with {', '.join(STORES)}"
+            f"GATEWAY_RESULT_BACKEND begins with {scheme!r}; it has to begin with one of"
+            f" {', '.join(STORES)}"
         )
-    # Retries are Celery's own, below: its Redis backend would nest others, and not where it reads.
+    # Celery's own retries are used (below). Those of its Redis backend would multiply them, and do
+    # not cover reading.
     options: dict[str, Any] = {"retry_policy": {"max_retries": 0}}
     if prefix := environ.get("GATEWAY_RESULT_KEY_PREFIX"):
         options["global_keyprefix"] = prefix
     if scheme == "sentinel":
         query = parse_qs(urlsplit(url.split(";")[-1]).query)
         options["master_name"] = query.get("master_name", ["mymaster"])[-1]
-        # A Sentinel that is away is passed over, and not tried again and again.
+        # A Sentinel that does not answer is skipped without retries.
         options["sentinel_kwargs"] = {"socket_timeout": 2.0, "retry": Retry(NoBackoff(), 0)}
     settings = {
         "result_backend": url,
         "result_backend_transport_options": options,
         "result_expires": _result_expires(environ),
-        # About 5 s in all, so that a restarted Redis still gets the result.
+        # Retries for about 5 s in all, so that a Redis that is restarted still gets the result.
         "result_backend_always_retry": True,
         "result_backend_max_retries": 12,
         "result_backend_base_sleep_between_retries_ms": 100,
@@ -128,13 +130,13 @@ def _results(url: str, environ: Mapping[str, str]) -> dict[str, Any]:
 def _result_expires(environ: Mapping[str, str]) -> int:
     text = environ.get("GATEWAY_RESULT_EXPIRES") or str(RESULT_EXPIRES)
     try:
-        # Celery's Redis backend knows whole seconds only, and takes 0 for "for ever".
+        # Celery's Redis backend needs whole seconds, and 0 means that a result is kept for ever.
         seconds = math.ceil(float(text))
     except (ValueError, OverflowError):
         seconds = 0
-    if not 1 <= seconds <= 86_400:  # as the gateway
+    if not 1 <= seconds <= 86_400:  # the same limits as in the gateway
         raise ImproperlyConfigured(
-            f"GATEWAY_RESULT_EXPIRES is {text!r}, and not a number of seconds up to 86400"
+            f"GATEWAY_RESULT_EXPIRES is {text!r}; it has to be a number of seconds up to 86400"
         )
     return seconds
 
@@ -150,8 +152,8 @@ def _amqp_tls(environ: Mapping[str, str]) -> dict[str, Any]:
         "certfile": environ.get("GATEWAY_TLS_CERT") or None,
         "keyfile": environ.get("GATEWAY_TLS_KEY") or None,
         "cert_reqs": ssl.CERT_REQUIRED if verify else ssl.CERT_NONE,
-        # kombu fills in the URL's host where the key is there and None; py-amqp checks the
-        # certificate's name only then.
+        # kombu replaces a None here by the URL's host. py-amqp verifies the certificate's name only
+        # if it gets one.
         **({"server_hostname": None} if verify else {}),
     }
 

@@ -1,7 +1,7 @@
-"""The relay's default task, and the vocabulary of the load test.
+"""The gateway's default task, and the tasks of the load test.
 
 Each is called as ``task(query, headers, body)``: two dicts of strings, and the body as ``str``
-where it is UTF-8, else ``bytes``. What else is known of a delivery is in
+where it is UTF-8, else ``bytes``. Further data of a delivery are in
 ``self.request.headers["delivery"]`` of a bound task. A task that sets a status or headers returns
 an `appserver.Answer`.
 """
@@ -19,14 +19,14 @@ LARGEST = 50_000_000  # characters
 
 
 class TaskFailure(Exception):
-    """The task failed because it was asked to."""
+    """Raised by the task `fail`."""
 
 
 @app.task(name="api.core.main")
 def main(query: dict[str, str], headers: dict[str, str], body: str | bytes) -> str | bytes:
     """Return the body. Replace this by your own code.
 
-    What a task may return, and how it is answered, is in docs/appserver.md.
+    docs/appserver.md has what a task may return, and which answer that makes.
     """
     return body
 
@@ -39,7 +39,7 @@ def echo(query: dict[str, str], headers: dict[str, str], body: str | bytes) -> s
 
 @app.task(name="appserver.tasks.reply")
 def reply(query: dict[str, str], headers: dict[str, str], body: str) -> str:
-    """Answer a WeChat message with its own text: what `gateway dev` shows."""
+    """Answer a WeChat message with its own text; used by the demo of `gateway dev`."""
     return f"You said: {ElementTree.fromstring(body).findtext('Content', 'nothing')}"
 
 

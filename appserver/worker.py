@@ -1,4 +1,4 @@
-"""Where a worker differs from Celery's: messages that keep losing it, and its connection."""
+"""The app server's changes to Celery's worker: messages that crash workers, and reconnection."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from appserver.attempts import attempts
 from appserver.queues import DEAD_LETTER_EXCHANGE
 
 RECONNECT_INTERVAL_MAX = 5  # seconds
-#: Losses of a redelivered message after which it is not begun any more. The first may be a
-#: deployment's and the next the same machine's; the third time the reason is the task.
+#: Workers lost with a redelivered message after which it is not begun any more. A deployment may be
+#: the cause of the first loss, and the machine of the second; of the third it is the task.
 BEGUN_AGAIN = 3
-PATIENCE = 5.0  # seconds for a dead letter, the pause before its next try included
-REDELIVERY = "redelivery"  # among the properties of a redelivered message
+PATIENCE = 5.0  # seconds for publishing a dead letter, with the pause before the next attempt
+REDELIVERY = "redelivery"  # the property that is added to a redelivered message
 
 log = logging.getLogger(__name__)
 
-_Task: Any = object  # for mypy, the task's class that it is mixed into
+_Task: Any = object  # for mypy: the class of the task with which the mixin is combined
 
 
 class PoisonAwareRequest(Request):
-    """Give a redelivered message to the pool with what it takes to put it away there.
+    """Passes a redelivered message to the pool with the data for putting it away there.
 
-    A quorum queue counts deliveries, and its own limit decides.
+    This is not for quorum queues, which count deliveries and have a limit of their own.
     """
 
     attempt: str | None = None
@@ -50,7 +50,7 @@ class PoisonAwareRequest(Request):
             and isinstance(message.channel, amqp.Channel)
         ):
             self.attempt = uuid4().hex
-            # Among the properties, as Celery sends unknown keys along when a task is retried.
+            # Added to the properties, because Celery copies other unknown keys to a task's retries.
             self._request_dict["properties"] = {
                 **message.properties,
                 REDELIVERY: {
@@ -88,15 +88,15 @@ class PoisonAwareRequest(Request):
 
 
 class PoisonAware(_Task):
-    """Mixed into a task's class: its message is put away when it keeps losing its worker."""
+    """Mixin for a task's class that puts away a message with which workers are lost repeatedly."""
 
     Request = f"{__name__}:{PoisonAwareRequest.__qualname__}"
 
     def before_start(self, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Begin, or put the message away; runs in the pool, where waiting holds up no one else.
+        """Begin the task, or put its message away; runs in the pool, where waiting delays no other.
 
-        A message that was lost too often is published as a dead letter, and only then recorded
-        as FAILURE and acknowledged. While it cannot be published, it goes back to its queue.
+        A message with which too many workers were lost is published as a dead letter, and only then
+        recorded as FAILURE and acknowledged. While it cannot be published, it returns to its queue.
         """
         redelivery = (self.request.properties or {}).get(REDELIVERY)
         if redelivery is not None:
@@ -120,8 +120,13 @@ class PoisonAware(_Task):
         try:
             dead_letters.publish(self.app, self.request.properties, body, why, seconds / 2)
         except (*dead_letters.ERRORS, SoftTimeLimitExceeded) as exc:
-            log.error("Task %s keeps losing its worker, and cannot be put away: %s", task_id, exc)
-            # The broker sends a message that is given back again at once.
+            log.error(
+                "The message of task %s has crashed its workers, and cannot be published as a dead"
+                " letter: %s",
+                task_id,
+                exc,
+            )
+            # The broker would deliver a returned message again immediately.
             time.sleep(max(end - time.monotonic(), 0))
             raise Reject(str(exc), requeue=True) from exc
 
@@ -143,7 +148,7 @@ class PoisonAware(_Task):
         )
 
     def _patience(self) -> float:
-        """Return how long putting away may take: in seconds, well within the time limits."""
+        """Return the seconds for publishing a dead letter, well within the task's time limits."""
         limits: tuple[float | None, ...] = (
             *(self.request.timelimit or ()),
             self.time_limit,
@@ -153,9 +158,9 @@ class PoisonAware(_Task):
 
 
 class PoisonAwareTasks(bootsteps.Step):
-    """Mix `PoisonAware` into the class of each task, whatever its base class is.
+    """Adds the mixin `PoisonAware` to the class of each task, whatever its base class is.
 
-    A task with a request class of its own keeps that, and is left as it is.
+    A task with a request class of its own is not changed.
     """
 
     def create(self, worker: Any) -> None:
@@ -167,7 +172,7 @@ class PoisonAwareTasks(bootsteps.Step):
 
 
 class PromptConsumer(Consumer):
-    """A consumer that soon connects again, and declares what delays tasks on one node only."""
+    """A consumer that reconnects quickly, and declares delayed delivery on one node only."""
 
     class Blueprint(Consumer.Blueprint):
         default_steps = [
@@ -176,7 +181,7 @@ class PromptConsumer(Consumer):
         ]
 
     def ensure_connected(self, conn: Any) -> Any:
-        """Connect, trying again every 1 to 5 s where Celery's pause grows to 30 s."""
+        """Connect, with pauses of 1 to 5 s between attempts; Celery's grow to 30 s."""
         conn.ensure_connection = partial(
             conn.ensure_connection,
             interval_start=1,
@@ -187,11 +192,11 @@ class PromptConsumer(Consumer):
 
 
 class QuietConsumer(PromptConsumer):
-    """A consumer that neither listens to other workers nor tells them of itself.
+    """A consumer that neither receives messages of other workers nor sends them any.
 
-    Gossip, mingle and event heartbeats cost a connection, messages for every worker from every
-    worker, and a second at start. The broker's own heartbeat stays. Where task events are on,
-    somebody listens who needs the heartbeats, too: Flower takes a silent worker for dead.
+    Gossip, mingle and event heartbeats cost a connection, messages from every worker to every
+    worker, and a second at the start. AMQP's heartbeat remains. If task events are on, event
+    heartbeats are on as well, because Flower shows a worker without them as offline.
     """
 
     def __init__(

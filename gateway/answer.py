@@ -1,4 +1,4 @@
-"""What the sender gets: an outcome or an error as an HTTP answer."""
+"""Turn a task's outcome, or an error, into an HTTP answer to the sender."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BINARY = "application/octet-stream"
 JSON = "application/json"
 PROBLEM = "application/problem+json"
 
-# RFC 9110, 5.5: visible characters, spaces and tabs; what is more would need escaping.
+# RFC 9110, 5.5: visible characters, spaces and tabs; others would need escaping.
 _field_value = re.compile(r"[\t\x20-\x7e]*").fullmatch
 _ENVELOPE = {"status", "headers", "body"}
 _NEEDED = {"status", "body"}
@@ -55,10 +55,10 @@ class Answer:
 
 
 def of_outcome(outcome: Outcome, content_type: str = TEXT) -> Answer:
-    """Turn a final `outcome` into the answer; `content_type` is a str result's.
+    """Turn a final `outcome` into the answer; `content_type` is used for a str result.
 
-    Raises `TaskFailed` unless the task succeeded and `ResultUnusable` where what it
-    returned cannot be sent.
+    Raises `TaskFailed` unless the task succeeded, and `ResultUnusable` where its result cannot
+    be sent.
     """
     if outcome.state != SUCCESS:
         raise TaskFailed(f"The task failed: {outcome.error}.")
@@ -75,9 +75,10 @@ def of_outcome(outcome: Outcome, content_type: str = TEXT) -> Answer:
 
 
 def _is_envelope(value: Any) -> bool:
-    """Tell whether a task's result is an answer; any other dict is the answer's JSON body.
+    """Tell whether a task's result describes a whole answer; any other dict is a JSON body.
 
-    It has an int ``status``, which True is not, a ``body``, and besides them ``headers`` at most.
+    Such a result has an int ``status`` (a bool does not count), a ``body``, perhaps ``headers``,
+    and nothing else.
     """
     return (
         isinstance(value, dict)
@@ -98,19 +99,21 @@ def _of_value(status: int, value: Any, content_type: str) -> Answer:
         check_levels(value, text)
         return Answer(status, JSON, text.encode())
     except (TypeError, ValueError, RecursionError) as exc:
-        raise ResultUnusable(f"The task's result is no JSON: {exc}.") from exc
+        raise ResultUnusable(f"The task's result is not valid JSON: {exc}.") from exc
 
 
 def _of_envelope(value: dict[str, Any], content_type: str) -> Answer:
     status = value["status"]
     if not 200 <= status <= 599:
-        raise ResultUnusable(f"The task returned the status {status!r:.99}; 200 to 599 are sent.")
+        raise ResultUnusable(
+            f"The task returned the status {status!r:.99}; only 200 to 599 can be sent."
+        )
     answer = _of_value(status, value["body"], content_type)
     headers = value.get("headers") or {}
     if not isinstance(headers, dict):
-        raise ResultUnusable("The task returned headers that are no object.")
+        raise ResultUnusable("The task returned headers that are not a dict.")
     for name, text in headers.items():
-        # Beyond ASCII there are letters whose lower case is an ASCII one: U+212A becomes a k.
+        # The lower case of some letters outside ASCII is an ASCII letter: U+212A becomes k.
         lower = name.lower() if name.isascii() else ""
         if lower not in ALLOWED_HEADERS:
             raise ResultUnusable(f"The task returned the header {name!r:.99}; it is not allowed.")
@@ -128,7 +131,7 @@ def _of_envelope(value: dict[str, Any], content_type: str) -> Answer:
 
 
 def of_acceptance(delivery_id: str, task_id: str, location: str) -> Answer:
-    """Say that a delivery is taken; its result will be at `location`, where that is not empty."""
+    """Return the 202 for an accepted delivery; `location`: its result's URL, or empty."""
     ids = {"delivery_id": delivery_id, "task_id": task_id}
     headers = {"Location": location} if location else {}
     return Answer(202, JSON, json.dumps(ids).encode(), headers)
@@ -153,7 +156,7 @@ def of_error(error: RequestError, delivery_id: str = "", task_id: str = "") -> A
 
 
 def _plain(value: Any) -> Any:
-    """Give what Celery's JSON carries beyond JSON its usual textual form."""
+    """Return the text form of a value that Celery's JSON can carry and plain JSON cannot."""
     if isinstance(value, (datetime, date, time)):
         return value.isoformat()
     if isinstance(value, (UUID, Decimal)):

@@ -1,4 +1,4 @@
-"""Tasks that live as long as their process."""
+"""Background tasks that run as long as their process."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ log = logging.getLogger(__name__)
 def start(work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
     """Run `work` until it is cancelled.
 
-    Should it ever fail, a process without it would live on half dead: it drains and ends
-    instead, and its parent starts another.
+    If it ends by itself or fails, the process cannot work without it. The process then drains
+    and ends, and its parent starts another.
     """
     task = asyncio.create_task(work, name=name)
     task.add_done_callback(_ended)
@@ -32,6 +32,8 @@ async def stop(task: asyncio.Task[None] | None) -> None:
 def _ended(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
         log.critical(
-            "%s ended: this process cannot go on", task.get_name(), exc_info=task.exception()
+            "the background task %s ended: this process drains and ends, and is replaced",
+            task.get_name(),
+            exc_info=task.exception(),
         )
         os.kill(os.getpid(), signal.SIGTERM)

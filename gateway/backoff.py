@@ -6,10 +6,10 @@ import random
 
 
 class Backoff:
-    """Gives the pauses between attempts, in seconds: from `first` on, twice as long each time.
+    """Computes the pauses between attempts, in seconds: `first`, then twice as long each time.
 
-    None is longer than `longest`. Each is shortened by up to a half, at random, so that processes
-    which have lost the same server do not all come back at the same moment.
+    No pause is longer than `longest`. Each is shortened by up to a half, at random, so that
+    processes which have lost the same server do not all reconnect at the same moment.
     """
 
     def __init__(self, first: float, longest: float):
@@ -22,5 +22,5 @@ class Backoff:
         return seconds * random.uniform(0.5, 1.0)
 
     def reset(self) -> None:
-        """Begin with the first pause again, as an attempt has succeeded."""
+        """Begin with the first pause again; called when an attempt has succeeded."""
         self._seconds = self._first

@@ -24,7 +24,7 @@ from gateway.outcome import FAILURE, FINAL, SUCCESS, Outcome
 
 CONTENT_TYPE = "application/json"
 CONTENT_ENCODING = "utf-8"
-#: What Celery puts before a task id to name its result in a key-value store.
+#: Celery's prefix of a result's key in a key-value store; the task id follows.
 RESULT_KEY = "celery-task-meta-"
 
 _TYPED = {"__type__", "__value__"}
@@ -53,8 +53,8 @@ class TaskIds:
 class Message:
     """A task to publish on the default exchange with its queue's name as routing key.
 
-    ``expires`` is seconds since the epoch after which no worker begins the task; it is sent as the
-    second that follows.
+    ``expires`` is in seconds since the epoch; after it no worker begins the task. It is rounded up
+    to a whole second.
     """
 
     task_id: str
@@ -70,7 +70,7 @@ class Message:
         return {**common_headers(self.task), **self.own_headers()}
 
     def own_headers(self) -> dict[str, Any]:
-        """Return the headers in which messages for one task differ."""
+        """Return the headers that are different for each message of one task."""
         expires = self.expires
         return {
             "id": self.task_id,
@@ -83,8 +83,8 @@ class Message:
 def common_headers(task: str) -> dict[str, Any]:
     """Return the headers that all messages for `task` have.
 
-    The reprs are empty because they cost more than the rest; ``timelimit`` is [hard, soft] in
-    seconds.
+    The reprs are empty because they would cost more time than all other headers together;
+    ``timelimit`` is [hard, soft] in seconds.
     """
     return {
         "lang": "py",
@@ -110,8 +110,9 @@ def _iso(second: int) -> str:
 def encode_body(query: dict[str, str], headers: dict[str, str], body: bytes) -> bytes:
     """Encode the call ``task(query, headers, body)``.
 
-    A body in UTF-8 becomes a str; any other travels as kombu's JSON carries bytes. Raises
-    `BadRequest` for a dict that kombu would take for a typed value: no worker could decode it.
+    A body in UTF-8 becomes a str; any other is sent in the form in which kombu's JSON carries
+    bytes. Raises `BadRequest` for a dict that kombu would read as a typed value, because no worker
+    could decode it.
     """
     if query.keys() == _TYPED or headers.keys() == _TYPED:
         raise BadRequest("The names __type__ and __value__ are reserved.")
@@ -124,24 +125,26 @@ def encode_body(query: dict[str, str], headers: dict[str, str], body: bytes) -> 
 
 
 def decode_result(payload: bytes) -> Outcome | None:
-    """Decode what a worker stored or replied; None where the task has not ended yet.
+    """Decode a stored result or a reply; return None where the task has not ended yet.
 
-    Only JSON is decoded: what is anything else is an outcome that cannot be read.
+    Only JSON is decoded; anything else becomes an outcome with an ``error``.
     """
     try:
-        # Only values that JSON has no form for need kombu's slower decoder.
+        # Only values that plain JSON cannot express need kombu's slower decoder.
         loads = kombu_json.loads if b'"__type__"' in payload else json.loads
         meta = loads(payload.decode())
         state = meta["status"]
         return _outcome(state, meta.get("result")) if state in FINAL else None
-    # ArithmeticError: a Decimal's. What a task passes on may be anything that a sender made up.
+    # ArithmeticError comes from Decimal. A task may return values that a sender has invented.
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as e:
         return Outcome(SUCCESS, error=f"no JSON result ({type(e).__name__})")
 
 
 def _outcome(state: str, result: Any) -> Outcome:
-    """Make an outcome of a final `state` and the stored `result`, which describes an exception
-    where the state is not SUCCESS."""
+    """Make an outcome from a final `state` and the stored `result`.
+
+    The result describes an exception where the state is not SUCCESS.
+    """
     if state == SUCCESS:
         return Outcome(SUCCESS, result)
     if isinstance(result, dict):

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-# https://www.w3.org/TR/trace-context/#traceparent-header; versions to come may add fields.
+# https://www.w3.org/TR/trace-context/#traceparent-header; later versions may add fields.
 _IDS = "-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 _traceparent = re.compile(f"00{_IDS}|(?!00|ff)[0-9a-f]{{2}}{_IDS}(-[!-~]{{0,200}})?").fullmatch
 
-#: Request headers that are between sender and gateway.
+#: Request headers that are meant for the gateway only; the task does not get them.
 PRIVATE_HEADERS = frozenset(["authorization", "cookie"])
 
 
@@ -21,7 +21,7 @@ class Request:
 
     ``headers`` have names in lower case, repeated ones joined by ``", "``; ``body`` is
     raw bytes; ``arrived`` is monotonic seconds, ``received_at`` seconds since the epoch;
-    ``size`` is the number of bytes that it keeps.
+    ``size`` is the number of bytes that it holds in memory.
     """
 
     method: str
@@ -37,7 +37,7 @@ class Request:
 
 @dataclass(slots=True)
 class Delivery:
-    """A request that a route has taken: what the task gets, and what else is known of it."""
+    """A verified request on its route: what the task gets, and what else is known about it."""
 
     id: str
     route: str
@@ -54,8 +54,8 @@ class Delivery:
     def table(self, store: bool) -> dict[str, Any]:
         """Return the ``delivery`` message header; `store` asks the worker to store its result.
 
-        What the sender chooses is bounded, but for ``params`` and ``query_string``, which the
-        publisher holds against the room that the broker leaves for headers.
+        All fields that the sender chooses have a bounded length, except ``params`` and
+        ``query_string``. The publisher compares those with the broker's limit for headers.
         """
         traceparent = self.headers.get("traceparent", "")
         if traceparent and not _traceparent(traceparent):

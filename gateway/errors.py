@@ -1,4 +1,4 @@
-"""Everything that can go wrong, once: one root, a class a cause.
+"""The gateway's exceptions: one root class, and one class for each cause.
 
 A class that ends a request carries the HTTP status of its answer and a stable
 ``type`` that senders and dashboards may rely on; its docstring is the text that
@@ -13,7 +13,7 @@ class GatewayError(Exception):
 
 
 class ConfigError(GatewayError):
-    """The configuration cannot be used; carries every problem that was found."""
+    """The configuration cannot be used; ``problems`` has every problem that was found."""
 
     def __init__(self, problems: list[str]):
         super().__init__("\n".join(problems))
@@ -25,7 +25,7 @@ class RequestError(GatewayError):
 
     status = 500
     type = "internal"
-    #: Seconds after which the sender may try again; None: say nothing.
+    #: Seconds after which the sender may try again; None: no Retry-After is sent.
     retry_after: int | None = None
 
     def __init__(self, detail: str | None = None, *, headers: dict[str, str] | None = None):
@@ -41,7 +41,7 @@ class BadRequest(RequestError):
 
 
 class Unverified(RequestError):
-    """The signature is missing, wrong, or out of time."""
+    """The signature is missing or wrong, or its time is outside the tolerance."""
 
     status, type = 401, "unverified"
 
@@ -71,7 +71,7 @@ class KeyConflict(RequestError):
 
 
 class ResultExpired(RequestError):
-    """The result was kept for a while and is gone."""
+    """The result has expired and is no longer kept."""
 
     status, type = 410, "result-expired"
 
@@ -101,7 +101,7 @@ class HeaderTooLarge(RequestError):
 
 
 class TooMany(RequestError):
-    """This source's rate is spent."""
+    """This source sends more than its rate limit allows."""
 
     status, type = 429, "too-many"
 
@@ -171,7 +171,7 @@ class StateUnavailable(Unavailable):
 
 
 class Full(Unavailable):
-    """The gateway has as many requests, or bytes of them, in flight as it may."""
+    """The gateway has reached its limit of requests in flight, or of their bytes."""
 
     type = "full"
 
@@ -183,6 +183,6 @@ class DeadlinePassed(RequestError):
 
 
 class ResultsLost(RequestError):
-    """The connection that the result was to come over is gone; the task may still run."""
+    """The connection for the task's result was lost; the task may still run."""
 
     status, type = 504, "results-lost"

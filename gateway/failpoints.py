@@ -1,4 +1,4 @@
-"""A place where a process kills itself, for tests of what a crash leaves behind."""
+"""Kill the process at a chosen step, for tests of the state that a crash leaves behind."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ import os
 import signal
 from pathlib import Path
 
-#: In the order in which a delivery reaches them.
+#: The names of the steps, in the order in which a delivery reaches them.
 CLAIMED, PUBLISHED, CONFIRMED = "claimed", "published", "confirmed"
 
 
 class Failpoint:
-    """Armed by ``GATEWAY_FAILPOINT=NAME:PATH``; goes off once, while the file at PATH exists."""
+    """Kills the process once at the step NAME, if the file at PATH exists.
+
+    It is set by ``GATEWAY_FAILPOINT=NAME:PATH``; the file is removed first.
+    """
 
     def __init__(self, setting: str = ""):
         self._name, _, path = setting.partition(":")
         self._path = Path(path)
 
     def reach(self, name: str) -> None:
-        """Kill this process, as `kill -9` does, if it is armed for `name`."""
+        """Kill this process, as `kill -9` does, if it is set for the step `name`."""
         if name == self._name:
             try:
                 self._path.unlink()
             except FileNotFoundError:
-                return  # it has gone off, perhaps in another process
+                return  # it was used already, perhaps by another process
             os.kill(os.getpid(), signal.SIGKILL)

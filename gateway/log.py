@@ -1,4 +1,4 @@
-"""Log lines on standard error, written by a thread: a slow reader delays no request."""
+"""Write log lines to standard error in a thread, so that a slow reader delays no request."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import sys
 from contextlib import suppress
 from logging.handlers import QueueHandler, QueueListener
 
-#: Lines that wait to be written; further ones are dropped while the reader stands still.
+#: Lines that may wait to be written; while the reader does not read, further ones are dropped.
 WAITING = 10_000
-LAST = 1.0  # seconds for the last lines to be written
-MOST = 10  # like lines a second
-_TEXTS = 1_000  # that are counted; the code has fewer
+LAST = 1.0  # seconds for writing the last lines when the process ends
+MOST = 10  # lines a second with the same text
+_TEXTS = 1_000  # the most texts that are counted; the code has fewer
 
 
 class _Handler(QueueHandler):
     def enqueue(self, record: logging.LogRecord) -> None:
-        # A full queue loses the line, on purpose: nothing waits for the log.
+        # A line is dropped on purpose if the queue is full: nothing may wait for the log.
         with suppress(queue.Full):
             self.queue.put_nowait(record)
 
 
 class Listener(QueueListener):
-    """Writes the lines; its end does not wait for a reader that stands still."""
+    """Writes the lines; `stop` does not wait for a reader that has stopped reading."""
 
     def stop(self) -> None:
         with suppress(queue.Full):
@@ -34,26 +34,26 @@ class Listener(QueueListener):
 
 
 class Sparing(logging.Filter):
-    """Lets a few like lines a second pass, and says how many it has kept back.
+    """Passes at most `most` lines a second with the same text, and counts those it drops.
 
-    An outage fails every request: the log need not have each. Like lines have one text, before
-    their arguments are put into it.
+    In an outage every request fails, and the log need not have a line for each. Texts are compared
+    before their arguments are filled in.
     """
 
     def __init__(self, most: int):
         super().__init__("gateway")
         self._most = most
-        # The second of the last line of each text, and how many there were in it.
+        # For each text the second of its last line, and the number of its lines in that second.
         self._counts: dict[str, tuple[int, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if not super().filter(record):  # not ours, and perhaps with a text of its own each time
+        if not super().filter(record):  # a library's: its texts may differ in each line
             return True
         text, now = record.msg, int(record.created)
         second, count = self._counts.get(text, (now, 0))
         if now != second:
             if count > self._most:
-                record.msg = f"{text} ({count - self._most} like it left out before)"
+                record.msg = f"{text} ({count - self._most} similar lines dropped before)"
             count = 0
         if len(self._counts) >= _TEXTS:
             self._counts.clear()
@@ -78,7 +78,10 @@ class _JSON(logging.Formatter):
 
 
 def start(form: str) -> Listener:
-    """Send everyone's log lines to standard error as ``text`` or ``json``; stop it at the end."""
+    """Send all log lines to standard error as ``text`` or ``json``.
+
+    The caller stops the listener that is returned when the process ends.
+    """
     output = logging.StreamHandler(sys.stderr)
     output.setFormatter(
         _JSON()
@@ -92,7 +95,7 @@ def start(form: str) -> Listener:
     handler.addFilter(Sparing(MOST))
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
-    # pika tells every step of every attempt; the publisher says in a line what counts.
+    # pika logs every step of every attempt; the publisher logs one line for what matters.
     logging.getLogger("pika").setLevel(logging.CRITICAL)
     logging.getLogger("tornado.general").setLevel(logging.WARNING)
     listener.start()

@@ -1,8 +1,8 @@
-"""What a process counts, in a file that outlives it.
+"""The counters of a process, in a file that remains after the process has ended.
 
-The file says itself what its values are: a process of this version may count for a parent of
-another one, which has other metrics. It begins with `HEAD`, then come the series as JSON, a list of
-``[name, {label: value}]``, then a double each.
+The file describes its own values, because the parent that reads it may be of another version with
+other metrics. It begins with `HEAD`; then come the series as JSON, a list of
+``[name, {label: value}]``; then one double for each.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from struct import Struct
 
 #: Upper bounds of the latency histogram (seconds).
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-#: Where in a histogram the sum stands: behind those, and the one without a bound.
+#: The index of a histogram's sum: it follows the buckets and the bucket ``+Inf``.
 _SUM = len(BUCKETS) + 1
 _SECONDS = "gateway_request_seconds"
 STATUSES = (
@@ -32,7 +32,7 @@ HELP = {
     "gateway_messages_published_total": "Messages handed to the broker.",
     "gateway_messages_confirmed_total": "Messages that the broker confirmed.",
     "gateway_messages_refused_total": "Messages returned, rejected, or lost before a confirm.",
-    "gateway_results_unclaimed_total": "Results that came for nobody: late, or foreign.",
+    "gateway_results_unclaimed_total": "Results that no request waits for: late, or foreign.",
     "gateway_journal_lost_total": "Deliveries that could not be written to the journal.",
     "gateway_broker_connections_total": "Connections to the broker that were opened.",
     "gateway_result_connections_total": "Connections to the result store that were opened.",
@@ -40,7 +40,7 @@ HELP = {
     "gateway_connections_open": "HTTP connections open.",
     "gateway_state_memory_ratio": "How full the Redis of the claims is, from 0 to 1.",
 }
-#: What every process sees alike is not added up.
+#: Gauges that are the same in every process: they are not added up.
 SEEN_ALIKE = ("gateway_state_memory_ratio",)
 GAUGES = ("gateway_in_flight", "gateway_connections_open", *SEEN_ALIKE)
 _PLAIN = tuple(name for name in HELP if name not in GAUGES)[2:]
@@ -55,7 +55,7 @@ Series = tuple[str, tuple[tuple[str, str], ...]]
 
 
 class Metrics:
-    """The counters of one process in the file with the descriptor `fd`; None: nobody reads them.
+    """The counters of one process in the file with the descriptor `fd`; None: in memory only.
 
     `routes` are the routes' paths. A single writer needs no lock: a reader may see a count one too
     low, never a torn one.
@@ -85,7 +85,7 @@ class Metrics:
         self._map = mmap.mmap(-1 if fd is None else fd, size)
         self._values = memoryview(self._map)[start:].cast("d")
         self._map[HEAD.size : HEAD.size + len(described)] = described
-        # Last: from now on it can be read.
+        # The head is written last, because a file with a head is complete and can be read.
         self._map[: HEAD.size] = HEAD.pack(FORM, len(described), start)
 
     def add(self, name: str, amount: float = 1) -> None:

@@ -1,4 +1,4 @@
-"""What all validated settings have in common."""
+"""The base class and common types of all validated settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 
 class Model(BaseModel):
-    """Settings that cannot change, know no others, and never quote what they were given."""
+    """Base of settings: immutable, no unknown names, and no input values in error messages."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -18,7 +18,7 @@ Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
 def matching(pattern: str, sentence: str) -> AfterValidator:
-    """Make a validator of texts that match `pattern` as a whole; `sentence` says how they look."""
+    """Make a validator for texts that match `pattern` as a whole; `sentence` is its error."""
     matches = re.compile(pattern).fullmatch
 
     def check(text: str) -> str:

@@ -1,12 +1,12 @@
-"""How deep JSON may be nested: one limit, as Python's own is another one in each version."""
+"""Limit how deep JSON may be nested; Python's own limit differs from version to version."""
 
 from __future__ import annotations
 
 from itertools import chain
 from typing import Any
 
-#: Lists and objects inside each other: far above what anybody sends, and within what every Python
-#: reads and writes (3.11: about 950; from 3.13 on: 5,000 and more).
+#: Levels of lists and objects: far more than senders use, and fewer than every version of Python
+#: can read and write (3.11: about 950; from 3.13 on: 5,000 and more).
 MAX_LEVELS = 500
 
 _INNER = (dict, list, tuple)
@@ -15,9 +15,9 @@ _INNER = (dict, list, tuple)
 def check_levels(value: Any, text: str) -> None:
     """Raise RecursionError where `value`, whose JSON is `text`, has more than `MAX_LEVELS` levels.
 
-    It is what `json` raises by itself where it cannot go on.
+    `json` raises the same error at Python's own limit.
     """
-    # Few brackets are never deep, and counting them takes about 1 us for 1 KB.
+    # Counting the brackets takes about 1 us for 1 KB, and few brackets cannot be nested deep.
     if text.count("[") + text.count("{") <= MAX_LEVELS:
         return
     level = [value] if isinstance(value, _INNER) else []

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SUCCESS, FAILURE, REVOKED = "SUCCESS", "FAILURE", "REVOKED"
-#: The states after which nothing more comes; STARTED, RETRY and custom states are passed over.
+#: The final states; STARTED, RETRY and custom states are ignored.
 FINAL = frozenset((SUCCESS, FAILURE, REVOKED))
 
 

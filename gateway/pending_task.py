@@ -1,4 +1,4 @@
-"""A message on its way to a result."""
+"""A published message whose confirm and result are awaited."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gateway.outcome import Outcome
 class PendingTask:
     """A message that was sent and whose result is awaited.
 
-    It ends once: with an ``outcome``, with an ``error``, or abandoned. ``confirmed`` says
+    It ends once: with an ``outcome``, with an ``error``, or abandoned. ``confirmed`` means
     that the broker has acknowledged the message and routed it to a queue. A result that
-    comes before its confirm is the answer.
+    comes before the confirm is used as well.
     """
 
     __slots__ = (
@@ -29,7 +29,7 @@ class PendingTask:
         on_release: Callable[[PendingTask], object] | None = None,
     ):
         self.message = message
-        #: Monotonic seconds: nobody waits any longer than this.
+        #: Monotonic seconds: the wait ends then at the latest.
         self.deadline = deadline
         self.confirmed = False
         self.ended = False
@@ -38,11 +38,11 @@ class PendingTask:
         #: Monotonic seconds at which the message went to the broker.
         self.sent = 0.0
         self._changed: Callable[[PendingTask], object] | None = None
-        #: Called once, when the wait ends or is given up: frees what the strategy holds.
+        #: Called once, when the wait ends or is abandoned: frees what the strategy holds.
         self.on_release = on_release
 
     def watch(self, changed: Callable[[PendingTask], object]) -> None:
-        """Have `changed` called at the confirm and at the end, at once for what already was."""
+        """Call `changed` at the confirm and at the end; immediately if either has come already."""
         self._changed = changed
         if self.confirmed or self.ended:
             changed(self)
@@ -54,7 +54,7 @@ class PendingTask:
                 self._changed(self)
 
     def settle(self, outcome: Outcome | None) -> None:
-        """End with `outcome`; None (a state that is not final) is passed over."""
+        """End with `outcome`; None (a state that is not final) is ignored."""
         if outcome is not None and not self.ended:
             self.outcome = outcome
             self._end()
@@ -65,13 +65,14 @@ class PendingTask:
             self._end()
 
     def abandon(self) -> None:
-        """Free what waiting holds; nothing is told to the watcher any more."""
+        """Stop waiting and free its resources; the watcher is not called any more."""
         self._changed = None
         self._free()
 
     def _end(self) -> None:
         self._free()
-        # Whoever watches knows this object: a circle, whose bodies would wait for the collector.
+        # The watcher refers to this object. Such a reference cycle would keep the bodies in memory
+        # until the garbage collector runs.
         changed, self._changed = self._changed, None
         if changed is not None:
             changed(self)

@@ -1,7 +1,7 @@
-"""Read from servers, and write to them, less often while much is under way.
+"""Read from servers, and write to them, less often while many requests are in flight.
 
-Each turn of the loop begins with caches that other processes have filled, so what comes in one
-read is worked off at half the cost. docs/decisions/0013-reads-that-rest.md has the figures.
+Other processes use the CPU's caches between two turns of the loop, so messages that arrive in one
+read cost half as much as single ones. docs/decisions/0013-reads-that-rest.md has the figures.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import asyncio
 
 from gateway.metrics import Metrics
 
-#: Seconds of rest for each request under way. A process works twice as long on each, so that the
-#: last of them is not delayed by more than half.
+#: Seconds of pause for each request in flight. A process works about twice as long on each, so
+#: that the pause delays the last of them by at most a half.
 EACH = 50e-6
-#: Seconds: beyond it, workers would wait for requests.
+#: The longest pause in seconds: with a longer one workers would wait for requests.
 LONGEST = 2e-3
-#: Fewer requests under way than this gather nothing.
+#: With fewer requests in flight than this there is no pause.
 FEW = 10
-#: Seconds since the last read, or the end of a rest, after which nothing would gather: where many
-#: requests are under way because their tasks take long, little is to be read.
+#: No pause follows a read that comes later than this (seconds) after the last read or pause: there
+#: is little to read where many requests are in flight only because their tasks take long.
 SPARSE = 1e-3
 
 
 class ReadThrottling:
-    """Pauses transports after a read, and resumes all of them at once."""
+    """Pauses transports after a read, and resumes all of them at the same time."""
 
     def __init__(self, metrics: Metrics):
         self._metrics = metrics
@@ -32,11 +32,14 @@ class ReadThrottling:
 
     @property
     def few(self) -> bool:
-        """Is so little under way that nothing would gather?"""
+        """Are too few requests in flight for a pause to be of use?"""
         return self._metrics.get("gateway_in_flight") < FEW
 
     def rest(self, transport: asyncio.Transport | None) -> None:
-        """Let bytes gather; called after each read."""
+        """Pause reading from `transport` for a moment, so that bytes gather.
+
+        Called after each read.
+        """
         if transport is None:
             return
         if not self._resting:

@@ -1,15 +1,15 @@
-"""A line in the log for each request, where `log_requests` asks for it, as `gateway dev` does."""
+"""Log a line for each request, if `log_requests` is set, as `gateway dev` does."""
 
 from __future__ import annotations
 
 import logging
 
-# Not below `gateway`, where of like lines only ten a second are written.
+# Not a child of `gateway`: of that logger's lines with the same text only ten a second are written.
 log = logging.getLogger("requests")
 
 
 def write(method: str, path: str, status: int, seconds: float, delivery_id: str) -> None:
-    """Say how a request was answered; the status 0 means that its sender had left."""
+    """Log how a request was answered; the status 0 means that its sender had disconnected."""
     shown = path if path.isprintable() else ascii(path)
     answered = status or "gone"
     delivery = delivery_id or "none"

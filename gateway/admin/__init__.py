@@ -1,14 +1,14 @@
-"""Health, readiness and metrics, on a port of their own.
+"""Serve health, readiness and metrics on a port of their own.
 
-GET /healthz: 200 where every child's loop answers within a second, and at least one does; those
-    that are just being started need not. Else 503.
-GET /readyz: 200 where any child has its broker and results and is not draining, else 503;
-    JSON: ``{"ready": true, "version": "1.0", "strategy": "redis", "children": [{"pid": 7,
+GET /healthz: 200 if at least one child's loop answers within a second, and all others do so or are
+    just being started; otherwise 503.
+GET /readyz: 200 if any child is connected to its broker and results and is not draining, otherwise
+    503; JSON: ``{"ready": true, "version": "1.0", "strategy": "redis", "children": [{"pid": 7,
     "broker": "", "results": ""}]}``, where a child's text says what is wrong.
-GET /metrics: Prometheus' text format, all processes added up.
-GET /: a page that shows the two last ones every other second.
+GET /metrics: Prometheus' text format, the sums of all processes.
+GET /: a page that shows readiness and metrics, updated every two seconds.
 
-Nothing here needs a body, nor a second request on a connection.
+No request needs a body, and no client needs a second request on its connection.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ from gateway.admin.exposition import CONTENT_TYPE, expose
 from gateway.process.supervisor import Supervisor
 
 _DASHBOARD = Path(__file__).with_name("dashboard.html")
-#: Connections that may be open.
+#: The most connections that may be open.
 CONNECTIONS = 64
-#: Seconds that a request may take to arrive, and bytes of its header.
+#: Seconds within which a request has to arrive, and the most bytes of its header.
 ARRIVAL, HEADER = 5.0, 8 * 1024
 
 
 class AdminServer(HTTPServer):
-    """Closes the oldest connection for a new one: whoever keeps many open is no reason for a
-    probe to fail."""
+    """Closes the oldest connection where too many are open.
+
+    So a client that keeps many connections open does not make health probes fail.
+    """
 
     def initialize(self, application: Application) -> None:  # type: ignore[override] # Tornado's way
         super().initialize(
@@ -84,7 +86,7 @@ class Health(_Page):
         children = list(self.supervisor.children)
         answers = await asyncio.gather(*(child.ask() for child in children))
         silent = [child for child, it in zip(children, answers, strict=True) if it is None]
-        # One that is being started cannot answer yet, and is no reason to kill the others.
+        # A child that is being started cannot answer yet; that must not get the others killed.
         alive = len(silent) < len(children) and all(child.starting for child in silent)
         self.set_status(200 if alive else 503)
         self.write({"healthy": alive, "children": len(children) - len(silent)})
@@ -119,7 +121,7 @@ class Exposition(_Page):
 
 class Dashboard(RequestHandler):
     def get(self) -> None:
-        # It loads nothing from anywhere, and shows in nobody's frame.
+        # The page loads nothing from other servers, and may not be shown in a frame.
         self.set_header(
             "Content-Security-Policy",
             "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; "

@@ -1,4 +1,4 @@
-"""Added-up counters in Prometheus' text format, written by its own library."""
+"""Write the sums of all counters in Prometheus' text format, with its own library."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def expose(total: Totals) -> bytes:
 
 
 class _Collector(Collector):
-    """Stands for a registry: gives one family for each metric that there is."""
+    """Yields one metric family for each of the gateway's metrics."""
 
     def __init__(self, total: Totals):
         self._total = total
@@ -47,7 +47,7 @@ class _Collector(Collector):
         return family
 
     def _histogram(self, family: HistogramMetricFamily, name: str) -> Metric:
-        """A bucket counts all up to its bound; the file has each value in one bucket only."""
+        """Add up the buckets: Prometheus' are cumulative, those of the file are not."""
         buckets: dict[str, list[tuple[str, float]]] = {}
         for (series, labels), value in self._total.items():
             if series == f"{name}_bucket":

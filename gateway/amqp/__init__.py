@@ -1,1 +1,1 @@
-"""The broker: publishing, confirms, returns, reconnection, and the bytes of frames."""
+"""Publishing to the broker: confirms, returns, reconnection, and the bytes of frames."""

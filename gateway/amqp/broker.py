@@ -1,4 +1,7 @@
-"""The connection to the broker: pika's own, made awaitable, with the queues looked at."""
+"""Open a connection and channels to the broker, and declare missing queues.
+
+It makes pika's callbacks awaitable.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,10 @@ from gateway.read_throttling import ReadThrottling
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT = 10  # seconds; a silent broker is given up after twice that
+HEARTBEAT = 10  # seconds; the connection ends if the broker is silent for twice that
 CONNECT_TIMEOUT = 5  # seconds for TCP, TLS, AMQP and the queues together
-_AT_ONCE = 16  # queues looked at: each takes a channel, of which some brokers allow few
-#: What opening a connection and working on it raise; a connector's error is no AMQPError.
+_AT_ONCE = 16  # queues at the same time: each needs a channel, and some brokers allow only few
+#: Errors of a connection and of opening it; a connector's error is not an AMQPError.
 ERRORS = (OSError, pika.exceptions.AMQPError, AMQPConnectorException)
 
 
@@ -33,7 +36,7 @@ async def open_connection(
     on_closed: Callable[[Any, BaseException], None],
     throttling: ReadThrottling,
 ) -> TurnConnection:
-    """Connect to the broker at `url`; `on_closed` hears of the end of what was opened.
+    """Connect to the broker at `url`; `on_closed` is called when the opened connection ends.
 
     Raises one of `ERRORS`.
     """
@@ -53,7 +56,7 @@ async def open_connection(
 
 
 def close(connection: TurnConnection) -> None:
-    """Begin to close `connection` unless that has begun already."""
+    """Begin to close `connection`, unless it is closing or closed already."""
     if not (connection.is_closing or connection.is_closed):
         connection.close()
 
@@ -78,7 +81,7 @@ def _parameters(url: str, tls: TLS) -> pika.ConnectionParameters:
 
 
 async def open_channel(connection: TurnConnection) -> Channel:
-    """Open a channel; raises pika's AMQPError where the connection goes meanwhile."""
+    """Open a channel; raises pika's AMQPError where the connection is lost meanwhile."""
     opened = asyncio.get_running_loop().create_future()
     channel = connection.channel(on_open_callback=lambda c: _resolve(opened, c))
     channel.add_on_close_callback(lambda c, exc: _reject(opened, exc))
@@ -86,7 +89,7 @@ async def open_channel(connection: TurnConnection) -> Channel:
 
 
 async def rpc(channel: Channel, call: Callable[[Callable[..., None]], object]) -> None:
-    """Make a `call` on `channel` that takes a callback, and wait for that.
+    """Make a `call` on `channel` that takes a callback, and wait for the callback.
 
     Raises pika's AMQPError where the channel closes first.
     """
@@ -97,31 +100,37 @@ async def rpc(channel: Channel, call: Callable[[Callable[..., None]], object]) -
 
 
 async def select_confirms(channel: Channel) -> None:
-    """Have the broker confirm what is published on `channel`; the scanner hears it, not pika."""
+    """Have the broker confirm messages on `channel`; the scanner reads the confirms, not pika."""
     await rpc(channel, partial(channel.confirm_delivery, lambda _: None))
 
 
-async def look_at_queues(connection: TurnConnection, routes: Sequence[Route]) -> None:
+async def ensure_queues(connection: TurnConnection, routes: Sequence[Route]) -> None:
     """Declare each route's queue that is missing, unless the route says ``declare = false``."""
     room = asyncio.Semaphore(_AT_ONCE)
 
-    async def look(queue: str, route: Route) -> None:
+    async def ensure(queue: str, route: Route) -> None:
         async with room:
             if await _declare(connection, queue, passive=True):
                 return
             if not route.declare:
-                log.warning("the queue %s is missing and not ours to declare", queue)
+                log.warning(
+                    "the queue %s is missing; its route has `declare = false`: create it", queue
+                )
             elif await _declare(connection, queue, arguments=route.arguments()):
                 log.info("declared the queue %s", queue)
 
     queues = {queue: route for route in routes for queue in route.queue_names}
-    await asyncio.gather(*(look(queue, route) for queue, route in queues.items()))
+    await asyncio.gather(*(ensure(queue, route) for queue, route in queues.items()))
 
 
 async def _declare(
     connection: TurnConnection, queue: str, passive: bool = False, arguments: Any = None
 ) -> bool:
-    """Declare `queue` durable on a channel of its own, which a refusal closes."""
+    """Declare `queue` durable on a channel of its own, because a refusal closes the channel.
+
+    Returns whether the queue exists as declared. A refusal is logged, except that of a passive
+    declaration of a missing queue.
+    """
     channel = await open_channel(connection)
     declare = partial(
         channel.queue_declare, queue, passive=passive, durable=True, arguments=arguments
@@ -130,7 +139,7 @@ async def _declare(
         await rpc(channel, lambda callback: declare(callback=callback))
     except pika.exceptions.ChannelClosedByBroker as exc:
         if not (passive and exc.reply_code == 404):
-            log.warning("queue %s: %s", queue, exc.reply_text)
+            log.warning("the broker refuses the queue %s: %s", queue, exc.reply_text)
         return False
     channel.close()
     return True
@@ -151,7 +160,7 @@ def _parts(exc: BaseException) -> list[Any]:
 
 
 def describe(exc: BaseException) -> str:
-    """Say what happened; pika wraps the error that a person needs in others."""
+    """Describe `exc` by its innermost error, because pika wraps the useful one in others."""
     while inner := [e for e in _parts(exc) if isinstance(e, BaseException)]:
         exc = inner[-1]
     text = str(exc)

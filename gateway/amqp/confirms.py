@@ -1,4 +1,4 @@
-"""What was published on one channel and is not confirmed yet."""
+"""The messages of one channel that are not confirmed yet."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from gateway.pending_task import PendingTask
 
 log = logging.getLogger(__name__)
 
-#: A task's and a delivery's id. A task may be published again, by a later try, while the return of
-#: an earlier message under the same id is still on its way.
+#: A task's id and a delivery's id. Both are needed: a later try may publish a task again before the
+#: return of the earlier message with the same task id has arrived.
 Published = tuple[str, str]
 
 
 class Confirms:
-    """Turns acks, nacks and returns into the ends of `PendingTask` messages.
+    """Confirms or fails each `PendingTask` when its ack, nack or return arrives.
 
-    The broker numbers what is published on a channel from 1; so does this. `on_rejected` is called
+    The broker numbers the messages of a channel from 1; so does this class. `on_rejected` is called
     with the name of a queue that has rejected a message and confirmed none yet on this channel.
     """
 
@@ -33,29 +33,29 @@ class Confirms:
         self._taken: set[str] = set()
         self._tag = 0
         self._pending: dict[int, PendingTask] = {}
-        # What was returned and not acknowledged yet, and when (monotonic seconds).
+        # Messages that were returned and not acknowledged yet, and when (monotonic seconds).
         self._returned: dict[Published, float] = {}
 
     def __len__(self) -> int:
         return len(self._pending) + len(self._returned)
 
     def add(self, pending: PendingTask) -> None:
-        """Expect the confirm of what has just been published."""
+        """Expect the confirm of a message that has just been published."""
         self._tag += 1
         self._pending[self._tag] = pending
 
     def skip(self) -> None:
-        """Expect the confirm of what nobody waits for."""
+        """Count a message whose confirm is ignored."""
         self._tag += 1
 
     def confirm(self, tag: int, multiple: bool, acked: bool) -> None:
-        """Settle `tag`, and all before it where the confirm stands for `multiple`."""
+        """Settle the message `tag`, and with `multiple` also all before it."""
         tags: Iterable[int] = (tag,)
         if multiple:
             tags = list(takewhile(lambda each: each <= tag, self._pending))
         for each in tags:
             pending = self._pending.pop(each, None)
-            if pending is None:  # settled or given up before
+            if pending is None:  # settled, or timed out
                 continue
             if not acked:
                 self._refuse(pending, Rejected())
@@ -69,24 +69,26 @@ class Confirms:
                 pending.confirm()
 
     def on_return(self, _channel: Any, method: Any, properties: Any, _body: bytes) -> None:
-        """Take pika's word of a return, which comes before the ack of the same message."""
+        """Remember a returned message: its ack follows. Called by pika."""
         delivery = properties.headers["delivery"]
         self._returned[properties.correlation_id, delivery.get("id", "")] = monotonic()
-        log.warning("message returned: %s (queue %s)", method.reply_text, method.routing_key)
+        log.warning(
+            "the broker returned a message: %s (queue %s)", method.reply_text, method.routing_key
+        )
 
     def give_up(self, sent_before: float) -> None:
-        """Fail what was sent before that moment (monotonic seconds) and is not confirmed."""
+        """Fail the messages sent before `sent_before` (monotonic seconds) and not confirmed."""
         overdue = takewhile(lambda item: item[1].sent <= sent_before, self._pending.items())
         for tag, pending in list(overdue):
             del self._pending[tag]
             self._refuse(pending, NotConfirmed())
-        # Nothing that was returned before that moment is waited for any more.
+        # The messages that were returned before then have all been settled or failed.
         stale = takewhile(lambda item: item[1] <= sent_before, self._returned.items())
         for published, _ in list(stale):
             del self._returned[published]
 
     def fail(self, error: RequestError) -> None:
-        """Fail all: the channel is gone, and no confirm of it will ever come."""
+        """Fail all messages with `error`: the channel is closed, and no confirm will come."""
         lost, self._pending = self._pending, {}
         self._returned.clear()
         for pending in lost.values():

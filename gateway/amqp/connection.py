@@ -1,4 +1,4 @@
-"""pika's connection on the loop's own transports, with a way around pika for the hot path."""
+"""pika's connection on transports of the loop, with faster reading and writing than pika's."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from gateway.read_throttling import ReadThrottling
 
 
 class LoopServices(_AsyncioIOServicesAdapter):
-    """pika's services, where the loop and not pika moves the bytes.
+    """pika's I/O services, where the loop's transport reads and writes instead of pika.
 
-    pika reads 4 KB at a time, and arms and disarms a watcher for each write. `on_taken` is called
-    with the socket once pika's connector has what was connected, or knows that nothing was.
+    pika reads 4 KB at a time, and adds and removes a watcher for each write. `on_taken` is called
+    with the socket when pika's connector has got the connection, or its failure.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_taken: Callable[[socket.socket], None]):
@@ -48,9 +48,9 @@ class LoopServices(_AsyncioIOServicesAdapter):
 
 
 class TurnConnection(AsyncioConnection):
-    """Sends what one turn of the loop has written at once, and lets a scanner read first."""
+    """Joins the writes of one turn of the loop, and passes received bytes to a scanner first."""
 
-    # pika's own.
+    # Attributes of pika's base class.
     _frame_buffer: bytes
     bytes_received: int
 
@@ -73,14 +73,14 @@ class TurnConnection(AsyncioConnection):
     def _on_taken(self, sock: socket.socket) -> None:
         self._taken = True
         if self._lost is not None:
-            # uvloop has closed the descriptor, and not told an object that it was given later: that
-            # one would close it once more, when it may be somebody else's.
+            # uvloop has closed the descriptor, which this socket object does not know. It would
+            # close the same number again, which may be another connection's by then.
             sock.detach()
             self._lost()
 
     def _proto_connection_lost(self, error: BaseException | None) -> None:
-        # pika's connector is told some turns after the transport is made. It would hear nothing of
-        # a connection that was lost before, and fail when its time is up.
+        # pika's connector gets the transport some turns of the loop after it was made. It would not
+        # notice that the connection was lost before that, and would wait for its timeout.
         lost = partial(super()._proto_connection_lost, error)
         if self._taken:
             lost()
@@ -88,33 +88,33 @@ class TurnConnection(AsyncioConnection):
             self._transport, self._lost = None, lost
 
     def _on_connection_workflow_done(self, conn_or_exc: Any) -> None:
-        # pika 1.4 hands over the class itself where an opening connection is closed, and fails
-        # an assertion over it.
+        # pika 1.4 passes the class instead of an instance where a connection is closed while it
+        # opens, and then fails its own assertion.
         aborted = conn_or_exc is AMQPConnectionWorkflowAborted
         super()._on_connection_workflow_done(
             AMQPConnectionWorkflowAborted() if aborted else conn_or_exc
         )
 
     def scan(self, channel: int, on_confirm: Callable[[int, bool, bool], object]) -> Scanner:
-        """Have a scanner read `channel` from now on; pika gets what that leaves."""
+        """Let a scanner read `channel` from now on; pika gets all other frames."""
         self._scanner = Scanner(channel, super()._on_data_available, on_confirm)
         return self._scanner
 
     def send(self, frames: bytes) -> None:
-        """Write complete frames, in their order with those of pika."""
+        """Write complete frames, in order with those that pika writes."""
         self._output_marshaled_frames((frames,))
 
     def limit_writes(self, size: int) -> None:
         """Be `writable` only while no more than `size` bytes wait for the broker to read them."""
-        if self._transport is not None:  # else it is lost already
+        if self._transport is not None:  # None: the connection is lost already
             self._transport.set_write_buffer_limits(high=size)
 
     def pause_writing(self) -> None:
-        """Called by the transport: the broker does not read, though it may soon."""
+        """Called by the transport when too many bytes wait to be sent."""
         self.writable = False
 
     def resume_writing(self) -> None:
-        """Called by the transport."""
+        """Called by the transport when the bytes have been sent."""
         self.writable = True
 
     def _adapter_emit_data(self, data: bytes) -> None:
@@ -134,9 +134,9 @@ class TurnConnection(AsyncioConnection):
         if self._scanner is None:
             super()._on_data_available(data_in)
             return
-        if self._frame_buffer:  # a frame's beginning, from before there was a scanner
+        if self._frame_buffer:  # the beginning of a frame that arrived before the scanner was set
             data_in, self._frame_buffer = self._frame_buffer + data_in, b""
-        # The heartbeat's checker looks at this number; pika counts no more than it is handed.
+        # pika's heartbeat checker reads this number, but pika counts only the frames that it gets.
         received = self.bytes_received + len(data_in)
         self._scanner.feed(data_in)
         self.bytes_received = received

@@ -1,4 +1,4 @@
-"""Encode AMQP 0-9-1 messages: what they have in common once, the rest by one join; no I/O.
+"""Encode AMQP 0-9-1 messages from templates with the parts that do not change; no I/O.
 
 A message is a method frame, a content header frame and, unless it is empty, body frames. A frame
 is a type, a channel, the payload's length, the payload, and an octet that ends it.
@@ -17,17 +17,17 @@ from pika.exceptions import ShortStringTooLong
 
 METHOD, HEADER, BODY = 1, 2, 3
 END = b"\xce"
-#: Bytes of a frame beside its payload.
+#: Bytes of a frame without its payload.
 OVERHEAD = 8
 
-#: Class and method in one number, as a method frame begins with.
+#: Class id and method id in one number, with which a method frame begins.
 PUBLISH, DELIVER, ACK, NACK = 0x3C0028, 0x3C003C, 0x3C0050, 0x3C0078
-#: Which properties a content header has, in their order.
+#: The flags of a content header's properties, in the order of the properties.
 (
     CONTENT_TYPE, CONTENT_ENCODING, HEADERS, DELIVERY_MODE, PRIORITY, CORRELATION_ID, REPLY_TO,
 ) = (1 << bit for bit in range(15, 8, -1))  # fmt: skip
 
-_LONGEST = 256  # bytes of a short string
+_LONGEST = 256  # bytes of the longest short string, with its length
 _BASIC = 0x3C0000  # class and weight
 _MANDATORY = b"\1"
 
@@ -44,11 +44,11 @@ def short(text: str) -> bytes:
     return bytes((len(encoded),)) + encoded
 
 
-_name = lru_cache(1024)(short)  # names come again, ids never do
+_name = lru_cache(1024)(short)  # for names, which repeat; ids do not
 
 
 def fields(table: Mapping[str, Any]) -> bytes:
-    """Encode a table's fields, without the length that stands before a table."""
+    """Encode a table's fields, without the length that precedes a table."""
     pieces: list[bytes] = []
     for name, value in table.items():
         if type(value) is str:
@@ -68,11 +68,11 @@ def frame(kind: int, channel: int, payload: bytes) -> bytes:
 
 
 class Template:
-    """Messages on the default exchange, mandatory, that have most of their headers in common.
+    """Encodes mandatory messages on the default exchange that share most of their headers.
 
-    `frame_max` is what was agreed with the broker, in bytes; `headers` are those of all messages.
-    Each message may have up to ``room`` bytes of headers of its own: they share one frame, and a
-    longer one ends the connection.
+    `frame_max` is the frame size in bytes that was agreed with the broker; `headers` are those of
+    all messages. Each message may have up to ``room`` bytes of headers of its own. All headers are
+    in one frame, and the broker closes the connection for a frame that is too long.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Template:
         if reply_to is not None:
             flags |= REPLY_TO
         publish = _long(PUBLISH) + b"\0\0\0" + short(routing_key) + _MANDATORY
-        # Each piece ends where something of a message's own begins.
+        # Each piece ends where a part begins that differs from message to message.
         self._method = frame(METHOD, channel, publish) + _start(HEADER, channel, 0)[:3]
         self._properties = flags.to_bytes(2) + short(content_type) + short(content_encoding)
         self._headers = fields(headers)
@@ -103,7 +103,7 @@ class Template:
         self.room = self._body_max - self._fixed - _LONGEST
 
     def message(self, correlation_id: str, headers: bytes, body: bytes) -> bytes:
-        """Encode a message; `headers` are the encoded `fields` that it has of its own."""
+        """Encode a message; `headers` are its own headers, encoded by `fields`."""
         correlation = short(correlation_id)
         return b"".join(
             (

@@ -1,6 +1,6 @@
-"""Publishing where the broker is not AMQP: the Redis that `gateway dev` embeds.
+"""Publish to a broker that is not AMQP: the Redis server that `gateway dev` embeds.
 
-kombu blocks, so it works in a thread of its own. There are no confirms: a message counts as
+kombu blocks, so it runs in a thread of its own. There are no confirms: a message counts as
 confirmed when the server has answered.
 """
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class KombuPublisher:
-    """The same surface as `publisher.Publisher`, without its promises."""
+    """Has the methods of `publisher.Publisher`, but not its guarantees."""
 
     def __init__(self, config: Config, metrics: Metrics):
         self._url = config.brokers[0]
@@ -34,7 +34,7 @@ class KombuPublisher:
         self.error = "not connected yet"
 
     async def start(self) -> None:
-        log.warning("the broker is not AMQP: nothing is confirmed, this is for trying out only")
+        log.warning("the broker is not AMQP: messages are not confirmed; use it for trials only")
         self._loop = asyncio.get_running_loop()
         self._loop.run_in_executor(self._thread, self._connect)
 
@@ -53,7 +53,7 @@ class KombuPublisher:
             connection.ensure_connection(max_retries=1, reraise_as_library_errors=True)
         except OperationalError as exc:
             self.error = str(exc)
-            log.warning("no broker: %s", exc)
+            log.warning("cannot connect to the broker: %s", exc)
             return
         self._producer = Producer(connection, auto_declare=False)
         self._metrics.add("gateway_broker_connections_total")
@@ -66,7 +66,7 @@ class KombuPublisher:
 
     def _publish(self, pending: PendingTask) -> None:
         assert self._loop is not None
-        if pending.ended:  # its sender has been told that it was not taken
+        if pending.ended:  # its sender has got an error already
             return
         if self._producer is None:
             self._connect()

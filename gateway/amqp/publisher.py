@@ -1,7 +1,7 @@
 """The asynchronous AMQP publisher: one connection a process, every message confirmed.
 
-pika runs the connection; this class restores it, looks after the routes' queues, and writes
-messages past pika, by templates.
+pika runs the connection. This class restores it, declares missing queues of the routes, and writes
+messages itself, from templates.
 """
 
 from __future__ import annotations
@@ -40,20 +40,21 @@ log = logging.getLogger(__name__)
 
 PROBE = "gateway.probe"  # a routing key that no queue has
 BACKOFF = (0.1, 5.0)  # seconds between attempts: the first, the longest
-STEADY = 1.0  # seconds that a connection has to last for the next one to come without a pause
+STEADY = 1.0  # seconds; after a connection that lasted longer there is no pause
 SETTLING = 10.0  # seconds after the end of an outage; see `Publisher._on_rejected`
-_SWEEP = 0.1  # seconds between looks at overdue confirms
+_SWEEP = 0.1  # seconds between checks for overdue confirms
 
-# What RabbitMQ closes the channel with; it tells its limit in no other way.
+# RabbitMQ's reason for closing the channel, which is the only message that has its limit.
 _too_large = re.compile(r"message size \d+ .*larger than .*max size (\d+)").search
 
 
 class Publisher:
     """Publishes to the default exchange: mandatory, confirmed, never twice.
 
-    `on_channel` is called with each new channel and its scanner before anything is published on
-    it, so that a reply consumer stands on the same one; it calls back when it is ready. `on_lost`
-    is called when the connection has gone. `throttling` is shared with whatever else it reads.
+    `on_channel` is called with each new channel, its scanner and a callback, before anything is
+    published on the channel. So a consumer of replies can begin on the same channel; it calls the
+    callback when it is ready. `on_lost` is called when the connection is lost. `throttling` is
+    shared with the process's other connections.
     """
 
     def __init__(
@@ -80,13 +81,13 @@ class Publisher:
         self._error = "not connected yet"
         self.blocked = ""
         self._confirms = Confirms(metrics, self._on_rejected)
-        self._outage, self._unsettled_until = True, 0.0  # a start may be the end of one
-        self._templates: Templates  # of the channel that is open
-        self._largest = math.inf  # bytes of a message's body, as far as the broker has told
+        self._outage, self._unsettled_until = True, 0.0  # an outage may just end at the start
+        self._templates: Templates  # of the open channel
+        self._largest = math.inf  # bytes of a body; the broker tells its limit when it is exceeded
 
     @property
     def error(self) -> str:
-        """What keeps it from publishing, in words; empty when nothing does."""
+        """Why it cannot publish, in words; empty when it can."""
         return self._error or self.blocked
 
     async def start(self) -> None:
@@ -99,15 +100,15 @@ class Publisher:
         if self._connection is not None and self._connection.is_open:
             self._error = "stopping"
             self._connection.close()
-            # A frozen broker does not say goodbye: the process ends without.
+            # A frozen broker does not answer: the process does not wait longer for it.
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._lost.wait(), broker.CONNECT_TIMEOUT)
 
     def publish(self, pending: PendingTask, reply_to: str | None = None) -> None:
-        """Publish ``pending.message``; its confirm or error is told to `pending`.
+        """Publish ``pending.message``; `pending` gets its confirm or error.
 
         Raises `BrokerUnavailable`, `BrokerBlocked`, `BodyTooLarge` or `URITooLong` where it is
-        known not to be taken.
+        known that the broker would not take the message.
         """
         if self._channel is None or not self._channel.is_open:
             raise BrokerUnavailable
@@ -115,7 +116,7 @@ class Publisher:
             raise BrokerBlocked
         connection = self._channel.connection
         if not connection.writable:
-            raise BrokerUnavailable("The broker reads nothing.")
+            raise BrokerUnavailable("The broker does not read what is sent to it.")
         connection.send(self._templates.encode(pending.message, reply_to))
         pending.sent = monotonic()
         self._confirms.add(pending)
@@ -124,16 +125,19 @@ class Publisher:
             self._sweeper = asyncio.get_running_loop().call_later(_SWEEP, self._sweep)
 
     def check(self, message: Message) -> None:
-        """Raise `URITooLong` or `BodyTooLarge` where the broker would not take so much.
+        """Raise `URITooLong` or `BodyTooLarge` where `message` is too large for the broker.
 
-        For whoever publishes to the same broker by other means.
+        For strategies that publish to the same broker with kombu.
         """
         if self._channel is not None:
             self._templates.encode(message)
 
     def probe(self) -> None:
-        """Publish to nowhere: the broker tells only connections that publish that they are
-        blocked, and when they no longer are."""
+        """Publish a message that no queue gets.
+
+        The broker tells only connections that publish that they are blocked, and when they no
+        longer are.
+        """
         if not self.error and self._channel is not None and self._channel.is_open:
             self._channel.basic_publish("", PROBE, b"")
             self._confirms.skip()
@@ -141,7 +145,7 @@ class Publisher:
     def _sweep(self) -> None:
         try:
             self._confirms.give_up(monotonic() - self._config.confirm_timeout)
-        finally:  # one that fails must not end the others' timeouts
+        finally:  # an error of one message must not end the timeouts of the others
             self._sweeper = None
             if self._confirms:
                 self._sweeper = asyncio.get_running_loop().call_later(_SWEEP, self._sweep)
@@ -158,7 +162,7 @@ class Publisher:
                     await self._connect(url)
             except broker.ERRORS as exc:
                 self._drop(f"{maybe_sanitize_url(url)}: {describe(exc)}")
-                log.warning("no broker at %s", self._error)
+                log.warning("cannot connect to the broker at %s", self._error)
                 await asyncio.sleep(backoff.next())
                 continue
             log.info("connected to the broker at %s", maybe_sanitize_url(url))
@@ -168,11 +172,12 @@ class Publisher:
             if monotonic() - connected > STEADY:
                 backoff.reset()
                 continue
-            # One that ends as soon as it begins would be tried at the rate of the requests.
+            # Without a pause a connection that ends as soon as it is used would be opened again
+            # and again, at the rate of the requests.
             await asyncio.sleep(backoff.next())
 
     async def _connect(self, url: str) -> None:
-        """Open connection and channel, look at the queues, and begin to publish."""
+        """Open a connection and a channel, declare missing queues, and allow publishing."""
         connection = await broker.open_connection(
             url, self._config.tls, self._on_closed, self._throttling
         )
@@ -181,9 +186,9 @@ class Publisher:
             connection.limit_writes(self._config.max_in_flight_bytes)
             connection.add_on_connection_blocked_callback(self._on_blocked)
             connection.add_on_connection_unblocked_callback(self._on_unblocked)
-            await broker.look_at_queues(connection, self._config.routes)
+            await broker.ensure_queues(connection, self._config.routes)
             channel = await broker.open_channel(connection)
-            # Late confirms of an earlier channel must not be taken for this one's.
+            # New for each channel: an earlier channel's late confirms must not settle its messages.
             confirms = Confirms(self._metrics, self._on_rejected)
             scanner = connection.scan(channel.channel_number, confirms.confirm)
             channel.add_on_return_callback(confirms.on_return)
@@ -192,9 +197,9 @@ class Publisher:
             if self._on_channel is not None:
                 await broker.rpc(channel, partial(self._on_channel, channel, scanner))
             if not channel.is_open:
-                raise pika.exceptions.ChannelClosed(0, "the channel was closed at once")
+                raise pika.exceptions.ChannelClosed(0, "the channel was closed immediately")
         except BaseException:
-            self._connection = None  # what it still says is of no concern any more
+            self._connection = None  # so that `_on_closed` ignores it
             broker.close(connection)
             raise
         self._metrics.add("gateway_broker_connections_total")
@@ -203,7 +208,8 @@ class Publisher:
             channel.channel_number, connection.params.frame_max, self._largest
         )
         self._error = self.blocked = ""
-        if self._outage:  # and not where `_on_rejected` has closed it: that has to come to an end
+        # Not after a connection that `_on_rejected` has closed: that would repeat without end.
+        if self._outage:
             self._outage, self._unsettled_until = False, monotonic() + SETTLING
         self.probe()
 
@@ -218,26 +224,26 @@ class Publisher:
     def _on_channel_closed(self, channel: Channel, exc: BaseException) -> None:
         if found := _too_large(str(exc)):
             self._largest = int(found[1])
-        # A channel alone never comes back: begin anew with the connection.
+        # Only `_connect` opens a channel: close the connection, so that both are opened again.
         if channel.connection.is_open:
-            log.warning("channel closed: %s", describe(exc))
+            log.warning("the broker closed the channel: %s", describe(exc))
             channel.connection.close(reply_text="channel closed")
 
     def _on_rejected(self, queue: str) -> None:
-        """Begin anew where a quorum queue has taken nothing since an outage.
+        """Reconnect where a quorum queue has confirmed nothing since an outage.
 
-        A channel that is opened before another leader is elected remembers the lost one until
-        that is back: https://github.com/rabbitmq/rabbitmq-server/pull/9241
+        A channel that is opened before a new leader is elected remembers the lost leader until
+        that one is back: https://github.com/rabbitmq/rabbitmq-server/pull/9241
         """
         quorum = (r.queue_type == "quorum" for r in self._config.routes if queue in r.queue_names)
         if not self._error and monotonic() < self._unsettled_until and any(quorum):
-            self._error = f"the queue {queue} has taken nothing since the outage"
-            log.warning("%s: connecting anew", self._error)
+            self._error = f"the queue {queue} has confirmed nothing since the outage"
+            log.warning("%s: reconnecting to the broker", self._error)
             if self._connection is not None:
-                self._connection.close(reply_text="a queue takes nothing")
+                self._connection.close(reply_text="a queue confirms nothing")
 
     def _drop(self, error: str) -> None:
-        """Give up the connection: nothing unconfirmed on it will ever be confirmed."""
+        """Give up the connection, and fail its unconfirmed messages."""
         self._error, self._channel = error, None
         try:
             self._confirms.fail(BrokerUnavailable("The connection to the broker was lost."))

@@ -1,4 +1,4 @@
-"""The publisher that goes with the configured broker."""
+"""Choose the publisher for the configured broker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def publisher_for(
     """Make an AMQP publisher, or kombu's for the embedded server of `gateway dev`."""
     if config.amqp:
         return Publisher(config, metrics, throttling=throttling)
-    # Not at the top: kombu takes longer to import than all the rest.
+    # Imported here, because kombu takes longer to import than everything else.
     from gateway.amqp.kombu_publisher import KombuPublisher
 
     return KombuPublisher(config, metrics)

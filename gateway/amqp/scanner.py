@@ -1,7 +1,7 @@
 """Find confirms and replies among the bytes that a broker sends; no I/O.
 
-Frame by frame, in their order: an acknowledgement and what one consumer is delivered are read
-here, by their offsets; any other frame is handed on as it came.
+Frames are read in their order. Confirms and the deliveries of one consumer are decoded here, by
+their offsets; any other frame is passed on unchanged.
 https://www.rabbitmq.com/resources/specs/amqp0-9-1.pdf, 2.3.5 and 4.2
 """
 
@@ -37,15 +37,15 @@ _confirm = Struct(">QB").unpack_from
 _content = Struct(">QH").unpack_from
 
 
-def _nobody(correlation_id: str, body: bytes) -> None:
-    """Hear a reply where nothing is consumed, which cannot be."""
+def _no_consumer(correlation_id: str, body: bytes) -> None:
+    """Ignore a reply; never called, as there are no deliveries without a consumer."""
 
 
 class Scanner:
     """Reads one channel's confirms and one consumer's deliveries, which are not acknowledged.
 
-    `on_frame` is given every other frame, whole; `on_confirm` a delivery tag, whether it stands
-    for all before it, and whether they were acknowledged; `on_reply`, once it is there, a
+    `on_frame` gets every other frame, complete. `on_confirm` gets a delivery tag, whether it
+    confirms all before it as well, and whether it is an ack. The `on_reply` of `consume` gets a
     correlation id and a body.
     """
 
@@ -58,9 +58,9 @@ class Scanner:
         self._channel = channel
         self._on_frame = on_frame
         self._on_confirm = on_confirm
-        self._on_reply: Callable[[str, bytes], object] = _nobody
+        self._on_reply: Callable[[str, bytes], object] = _no_consumer
         self._consumer = b""
-        self._begun = b""  # a frame's beginning
+        self._begun = b""  # the beginning of an incomplete frame
         # The delivery that is being read.
         self._reading = False
         self._correlation_id = ""
@@ -68,13 +68,13 @@ class Scanner:
         self._pieces: list[bytes] = []
 
     def consume(self, consumer_tag: str, on_reply: Callable[[str, bytes], object]) -> None:
-        """Read what is delivered to `consumer_tag`."""
+        """Pass the deliveries of `consumer_tag` to `on_reply`, as correlation id and body."""
         tag = consumer_tag.encode()
         self._consumer = bytes((len(tag),)) + tag
         self._on_reply = on_reply
 
     def feed(self, data: bytes) -> None:
-        """Read the next bytes; raises pika's AMQPError where they are no frames."""
+        """Read the next bytes; raises pika's AMQPError where they are not valid frames."""
         if self._begun:
             data = self._begun + data
         at, size = 0, len(data)

@@ -1,4 +1,4 @@
-"""Celery's messages as the bytes of one channel: from templates, and held against its limits."""
+"""Encode Celery messages for one channel from templates, and check the broker's limits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _MOST = 1_000  # templates: a few for each route
 class Templates:
     """Encodes messages for a channel.
 
-    In bytes: `frame_max` is what was agreed with the broker, `largest` the largest body that it
-    takes.
+    `frame_max` is the frame size that was agreed with the broker, `largest` the largest body that
+    it takes, both in bytes.
     """
 
     def __init__(self, channel: int, frame_max: int, largest: float):
@@ -25,8 +25,8 @@ class Templates:
     def encode(self, message: Message, reply_to: str | None = None) -> bytes:
         """Return `message` as frames.
 
-        Raises `BodyTooLarge`; `URITooLong` where its headers have no room in theirs: what else a
-        sender chooses of them is bounded (see `Delivery.table`).
+        Raises `BodyTooLarge`, and `URITooLong` where its headers do not fit: of the headers, only
+        the query string and the path's parameters can be too long (see `Delivery.table`).
         """
         if len(message.body) > self._largest:
             raise BodyTooLarge(

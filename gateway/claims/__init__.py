@@ -1,1 +1,1 @@
-"""A delivery is taken once: who has taken it, in Redis."""
+"""Claims on deliveries, in Redis: each delivery is taken once."""

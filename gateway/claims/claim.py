@@ -1,13 +1,13 @@
-"""A claim on a delivery, as it is found in Redis and as it is written there; no I/O.
+"""Encode and decode a claim on a delivery, as it is stored in Redis; no I/O.
 
-A day of deliveries is kept, so a record is a short string of bytes and not a hash: its state, the
-number of tries (255 stands for more), when the first one came (milliseconds since the epoch), the
-task's id, the digest of the first try's body; then
+The claims of a day are kept, so a record is a short string of bytes and not a hash: its state, the
+number of tries (255: that many or more), the time of the first one (milliseconds since the epoch),
+the task's id, the digest of the first try's body; then
 
     publishing   the end of the lease (milliseconds), the id of the try that publishes
     confirmed    until when the result is kept (milliseconds)
     done         the answer; nothing where it is too large to be kept here
-    released     nothing: the tries that are still to come go on counting
+    released     nothing; the record is kept for the number of tries
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gateway.answer import BINARY, JSON, TEXT, Answer
 from gateway.outcome import FAILURE, SUCCESS, Outcome
 
 MINE, LAPSED, PUBLISHING, CONFIRMED, DONE = "mine", "lapsed", "publishing", "confirmed", "done"
-#: What may have become of it since.
+#: Further states, in which a claim may be found later.
 RELEASED, FAILED = "released", "failed"
 
 _STATES = {b"P": PUBLISHING, b"C": CONFIRMED, b"D": DONE, b"R": RELEASED}
@@ -29,24 +29,24 @@ _RECORD = Struct(">cB6s16s8s")
 _UNTIL = 6  # bytes
 DIGEST = 8  # bytes
 
-#: Content types that are written as their number; any other one is written out.
+#: Content types that are stored as their index here; any other one is stored as text.
 _CONTENT_TYPES = ("", TEXT, JSON, BINARY)
 _ANSWER = Struct(">HBB")  # status, content type, 1 if there are headers
 _WRITTEN_OUT = 0x80
-#: How what is remembered of a failed task begins.
+#: The first byte of a failed task's record: an error follows, or an answer.
 _ERROR, _GIVEN = b"!", b"="
-_HEADERS = Struct(">I")  # a task may return any length
+_HEADERS = Struct(">I")  # the length of a text, which a task may choose
 
 
 @dataclass(slots=True)
 class Claim:
-    """A claim as it was found.
+    """A claim as a try has found it.
 
     ``state`` is `MINE`, `LAPSED` (and ours now), `PUBLISHING`, `CONFIRMED` or `DONE`, which has
-    the ``answer`` unless that was too large. ``owner`` names the try that looked, ``span`` is how
-    long it and the sender's other tries take, ``age`` how long ago the first came, ``lease`` how
-    long the state is to last. All of these are seconds. On ``channel`` those who joined the task
-    hear that its claim was confirmed, done or released.
+    the ``answer`` unless that was too large. ``owner`` is the task id of this try. ``span`` is the
+    time that all tries of the sender take, ``age`` the time since the first one, ``lease`` the time
+    until the state lapses, all in seconds. On ``channel`` the joined tries are told that the claim
+    was confirmed, done or released.
     """
 
     key: bytes
@@ -63,13 +63,13 @@ class Claim:
 
     @property
     def ours(self) -> bool:
-        """Is it for this try to publish, and to say what came of it?"""
+        """Does this try own the claim, so that it publishes and writes what follows?"""
         return self.state in (MINE, LAPSED)
 
 
 @dataclass(slots=True)
 class Record:
-    """What Redis has of a claim; times in milliseconds since the epoch."""
+    """A claim's record in Redis; times are in milliseconds since the epoch."""
 
     state: str
     tries: int
@@ -81,7 +81,7 @@ class Record:
 
 
 def read(data: bytes) -> Record:
-    """Read a claim's value."""
+    """Decode a claim's record."""
     state, tries, first, task, digest = _RECORD.unpack_from(data)
     at, until = _RECORD.size, 0
     if state in b"PC":
@@ -92,7 +92,7 @@ def read(data: bytes) -> Record:
 
 
 def dump(given: Answer) -> bytes:
-    """Write an answer as bytes."""
+    """Encode an answer as bytes."""
     try:
         kind, written_out = _CONTENT_TYPES.index(given.content_type), b""
     except ValueError:
@@ -107,7 +107,7 @@ def dump(given: Answer) -> bytes:
 
 
 def load(data: bytes) -> Answer:
-    """Read what `dump` has written."""
+    """Decode an answer that `dump` has encoded."""
     status, kind, has_headers = _ANSWER.unpack_from(data)
     at = _ANSWER.size
 
@@ -123,14 +123,14 @@ def load(data: bytes) -> Answer:
 
 
 def dump_end(error: str, given: Answer | None) -> bytes:
-    """Write how a task ended after which the delivery runs anew."""
+    """Encode the end of a task that did not end its delivery: its error, or its answer."""
     if given is None:
         return _ERROR + error.encode(errors="replace")
     return _GIVEN + dump(given)
 
 
 def read_end(data: bytes) -> Outcome:
-    """Read what `dump_end` has written, as an outcome that makes the same answer."""
+    """Decode what `dump_end` has encoded, as an outcome that makes the same answer."""
     if data.startswith(_ERROR):
         return Outcome(FAILURE, error=data[len(_ERROR) :].decode())
     given = load(data[len(_GIVEN) :])

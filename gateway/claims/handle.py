@@ -1,4 +1,4 @@
-"""What one request does with the claim of its delivery: every transition that it may cause."""
+"""The transitions of a claim that one request may cause."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.outcome import Outcome
 
 
 class ClaimHandle:
-    """A claim in the hands of a request that publishes for it, or waits for whoever does."""
+    """A claim as one request uses it: it publishes for the claim, or waits for its task."""
 
     __slots__ = ("_claims", "_late", "_read", "claim")
 
@@ -23,49 +23,52 @@ class ClaimHandle:
 
     @property
     def ours(self) -> bool:
-        """Is it for this request to publish, and to say what came of it?"""
+        """Does this request own the claim, so that it publishes and writes what follows?"""
         return self.claim.ours
 
     @property
     def age(self) -> float:
-        """The seconds since the first try."""
+        """The time since the first try in seconds."""
         return self.claim.age
 
     def published(self, deadline: float) -> None:
-        """The message is on its way; the lease lasts until `deadline` (monotonic) at most."""
+        """Renew the lease from now on, until `deadline` (monotonic seconds) at most.
+
+        Called when the message has been sent.
+        """
         self._claims.hold(self.claim, deadline)
 
     def not_published(self) -> None:
-        """Nothing was sent: the next try publishes, under any task id."""
+        """Release the claim, as nothing was sent: the next try publishes under its own task id."""
         if self.ours:
             self._claims.release(self.claim, certain=True)
 
     def unconfirmed(self, error: RequestError) -> None:
-        """`error` came instead of a confirm: the next try publishes."""
+        """Release the claim, as `error` came instead of a confirm: the next try publishes."""
         if not self.ours:
             return
-        # Whatever else it was, the broker may have taken the message: of a queue that crashes
-        # it rejects also what is in there when that has come back.
+        # Only a returned message is surely not taken. A rejected one may be: when a queue crashes,
+        # the broker also rejects messages that are in the queue after it has recovered.
         self._claims.release(self.claim, certain=isinstance(error, Unroutable))
         if not isinstance(error, (Rejected, Unroutable)):
             self.unattended()
 
     def confirmed(self) -> None:
-        """The broker has taken the message."""
+        """Write that the broker has taken the message."""
         if self.ours:
             self._claims.confirm(self.claim)
 
     def unattended(self) -> None:
-        """The request waits no longer: this process goes on listening for the task's end."""
+        """Let this process listen for the task's end, as the request no longer waits for it."""
         self._late.listen(self.claim, self._read)
 
     def ended(self, outcome: Outcome, given: Answer | None, final: bool) -> None:
-        """The task has ended; `given` and `final` are what the route makes of `outcome`."""
+        """Write the end of the task; `given` and `final` are from `Route.read` of `outcome`."""
         self._claims.settle(self.claim, outcome, given, final)
 
 
 class NoClaim:
-    """What a request has that takes no claim: nothing comes of any transition."""
+    """Used by a request without a claim: its transitions do nothing."""
 
     ours = False
     age = 0.0

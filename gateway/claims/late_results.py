@@ -1,8 +1,7 @@
-"""Deliveries whose task goes on though nobody waits for it any more: their claims hear of its end.
+"""Write the results of tasks to their claims after the requests have stopped waiting.
 
-So the next try gets the answer, however long the task has taken, and nothing runs twice. A result
-that no process listens for, as the one that did has ended, is found by the next try as long as it
-is stored.
+So the next try gets the answer, however long the task has taken, and nothing runs twice. If the
+process that listens for a result ends, the next try still finds the result while it is stored.
 """
 
 from __future__ import annotations
@@ -29,31 +28,37 @@ from gateway.stores.subscription import Subscription
 
 log = logging.getLogger(__name__)
 
-#: Returns the answer that an outcome makes, and whether later tries get the same.
+#: Returns the answer for an outcome, and whether later tries get the same answer.
 Read = Callable[[Outcome], tuple[Answer | None, bool]]
 
-#: Seconds between queries for results that were missed: a third of their life, within these.
+#: The shortest and the longest pause between queries for missed results, in seconds. Within these
+#: it is a third of the time for which results are kept.
 _PAUSES = (0.1, 60.0)
-_MGET = 500  # keys a command
+_MGET = 500  # keys in one command
 
 
 @dataclass(slots=True, eq=False)
 class _Task:
-    """``until`` is monotonic seconds."""
+    """A task whose result is listened for, until ``until`` (monotonic seconds)."""
 
     claim: Claim
     read: Read
     until: float
-    hear: Callable[[bytes | None], object]
+    on_message: Callable[[bytes | None], object]
 
 
 class LateResults:
-    """Listens for the results of at most `Config.max_in_flight` tasks; the oldest give way."""
+    """Listens for the results of at most `Config.max_in_flight` tasks.
 
-    def __init__(self, config: Config, claims: Claims, results: Pipeline, told: Subscription):
+    When there are more, the oldest is dropped.
+    """
+
+    def __init__(
+        self, config: Config, claims: Claims, results: Pipeline, subscription: Subscription
+    ):
         self._claims = claims
         self._results = results
-        self._told = told
+        self._subscription = subscription
         self._prefix = result_store.key_prefix(config)
         self._most = config.max_in_flight
         self._window = config.idempotency_window
@@ -72,27 +77,27 @@ class LateResults:
         await asyncio.gather(*self._begun, return_exceptions=True)
 
     def listen(self, claim: Claim, read: Read) -> None:
-        """Have `claim` told how its task ends, if it does so within the claim's window."""
+        """Write the end of its task to `claim`, if it comes within the claim's window."""
         if claim.task_id in self._waiting:
             return
         if len(self._waiting) >= self._most:
             self._forget(next(iter(self._waiting)))
-        hear = partial(self._hear, claim.task_id)
+        on_message = partial(self._on_message, claim.task_id)
         until = monotonic() + self._window - claim.age
-        self._waiting[claim.task_id] = _Task(claim, read, until, hear)
-        self._begin(self._subscribe(claim.task_id, hear))
+        self._waiting[claim.task_id] = _Task(claim, read, until, on_message)
+        self._begin(self._subscribe(claim.task_id, on_message))
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._begun.add(task)
         task.add_done_callback(self._begun.discard)
 
-    async def _subscribe(self, task_id: str, hear: Callable[[bytes | None], object]) -> None:
-        await self._told.add(self._prefix + task_id, hear)
+    async def _subscribe(self, task_id: str, on_message: Callable[[bytes | None], object]) -> None:
+        await self._subscription.add(self._prefix + task_id, on_message)
         await self._fetch([task_id])
 
-    def _hear(self, task_id: str, payload: bytes | None) -> None:
-        if payload is None:  # some may have been missed
+    def _on_message(self, task_id: str, payload: bytes | None) -> None:
+        if payload is None:  # messages may have been missed
             self._begin(self._fetch([task_id]))
         else:
             self._ended(task_id, decode_result(payload))
@@ -105,7 +110,7 @@ class LateResults:
 
     def _forget(self, task_id: str) -> _Task:
         task = self._waiting.pop(task_id)
-        self._begin(self._told.remove(self._prefix + task_id, task.hear))
+        self._begin(self._subscription.remove(self._prefix + task_id, task.on_message))
         return task
 
     async def _fetch(self, task_ids: list[str]) -> None:
@@ -113,14 +118,14 @@ class LateResults:
         try:
             payloads = await self._results.run("MGET", *keys)
         except (RedisError, OSError) as exc:
-            log.warning("late results cannot be fetched: %s", exc)
+            log.warning("cannot fetch late results from the result store: %s", exc)
             return
         for task_id, payload in zip(task_ids, payloads, strict=True):
             if payload is not None:
                 self._ended(task_id, decode_result(payload))
 
     async def _sweep(self) -> None:
-        """Fetch what was missed, and have the claims wait as long as this process listens."""
+        """Fetch missed results, and prolong the claims while this process listens."""
         while True:
             await asyncio.sleep(self._pause)
             now = monotonic()

@@ -1,4 +1,4 @@
-"""Waiting with whoever runs a task, in this process or another one."""
+"""Wait for the result of a task that another request has published, in any process."""
 
 from __future__ import annotations
 
@@ -21,80 +21,82 @@ from gateway.stores.subscription import Subscription
 
 log = logging.getLogger(__name__)
 
-PAUSE = 2.0  # seconds between queries for a result that nobody has told of
+PAUSE = 2.0  # seconds between queries for a result whose message may have been missed
 
 
 class ResultWaiter:
-    """Hears of the results and claims that somebody waits for, and fetches what it missed."""
+    """Subscribes to the results and claims that requests wait for, and fetches missed ones."""
 
     def __init__(self, config: Config, claims: Claims, results: Pipeline):
         self._claims = claims
         self._results = results
         self._prefix = result_store.key_prefix(config)
-        #: Hears the channels of results.
-        self.told = Subscription(lambda: result_store.connect(config), "joined results")
-        self._claimed = self.told
+        #: The subscription to the channels of results.
+        self.results_subscription = Subscription(
+            lambda: result_store.connect(config), "joined results"
+        )
+        self._claims_subscription = self.results_subscription
         if config.state != config.results:
-            self._claimed = Subscription(
+            self._claims_subscription = Subscription(
                 lambda: result_store.connect(config, config.state), "joined claims"
             )
 
     async def start(self) -> None:
-        for subscription in {self.told, self._claimed}:
+        for subscription in {self.results_subscription, self._claims_subscription}:
             await subscription.start()
 
     async def stop(self) -> None:
-        for subscription in {self.told, self._claimed}:
+        for subscription in {self.results_subscription, self._claims_subscription}:
             await subscription.stop()
 
     @property
     def error(self) -> str:
-        """What is wrong with the store of claims, in words; empty when it answers."""
-        return self._claimed.error
+        """What is wrong with the Redis of the claims, in words; empty when it answers."""
+        return self._claims_subscription.error
 
     async def stored(self, claim: Claim) -> Outcome | None:
-        """Return how the claim's task ended; None where that is not known."""
+        """Return the stored outcome of the claim's task; None where it is not known."""
         try:
             payload = await self._results.run("GET", self._prefix + claim.task_id)
         except (RedisError, OSError) as exc:
-            log.warning("a result cannot be fetched: %s", exc)
+            log.warning("cannot fetch a result from the result store: %s", exc)
             return None
         return decode_result(payload) if payload is not None else None
 
     async def wait(self, claim: Claim, pending: PendingTask) -> bool:
-        """Wait until `pending` has ended, by its task's result or by anybody's hand.
+        """Wait until `pending` has ended, by its task's result or because it was ended elsewhere.
 
-        False: it has been abandoned, as the claim has to be taken again.
+        Returns False if `pending` was abandoned, because the claim has to be taken again.
         """
         if pending.ended:
             return True
         woken = asyncio.Event()
 
-        def hear_result(payload: bytes | None) -> None:
+        def on_result(payload: bytes | None) -> None:
             if payload is None:
                 woken.set()
             else:
                 pending.settle(decode_result(payload))
 
-        def hear_claim(state: bytes | None) -> None:
+        def on_claim(state: bytes | None) -> None:
             if state == CONFIRMED.encode():
                 pending.confirm()
             woken.set()
 
         pending.on_release = lambda _pending: woken.set()
-        heard = [
-            (self.told, self._prefix + claim.task_id, hear_result),
-            (self._claimed, claim.channel, hear_claim),
+        listeners = [
+            (self.results_subscription, self._prefix + claim.task_id, on_result),
+            (self._claims_subscription, claim.channel, on_claim),
         ]
         added = []
         try:
-            for subscription, channel, hear in heard:
-                added.append((subscription, channel, hear))
-                await subscription.add(channel, hear)
+            for subscription, channel, on_message in listeners:
+                added.append((subscription, channel, on_message))
+                await subscription.add(channel, on_message)
             return await self._watch(claim, pending, woken)
         finally:
-            for subscription, channel, hear in added:
-                await subscription.remove(channel, hear)
+            for subscription, channel, on_message in added:
+                await subscription.remove(channel, on_message)
 
     async def _watch(self, claim: Claim, pending: PendingTask, woken: asyncio.Event) -> bool:
         lapse = monotonic() + claim.lease
@@ -107,7 +109,8 @@ class ResultWaiter:
                 if pending.ended:
                     break
                 if state == RELEASED and pending.confirmed:
-                    # Redis has lost it, unless the task has failed, which is looked at there.
+                    # Redis may have lost the claim: restore it. CONFIRM does nothing where the task
+                    # has failed.
                     self._claims.confirm(claim)
                 pending.abandon()
                 return False
@@ -122,7 +125,7 @@ class ResultWaiter:
         return True
 
     async def _fetch(self, claim: Claim, pending: PendingTask) -> str:
-        """See whether the task has ended; else return what has become of the claim."""
+        """Settle `pending` if the task has ended; otherwise return the state of the claim."""
         pending.settle(await self.stored(claim))
         if pending.ended:
             return ""

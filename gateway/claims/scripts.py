@@ -1,8 +1,8 @@
-"""What is done to claims, as scripts in Redis: of any number of processes one wins.
+"""The Lua scripts that change claims in Redis, atomically: of several processes only one wins.
 
-KEYS[1] is the claim, a string as `gateway.claims.claim` describes it; KEYS[2], where a script looks
-at it, exists while it is remembered that the task has failed. Ids and digests are bytes, times are
-milliseconds. Redis' clock is the only one.
+KEYS[1] is the claim, a string as `gateway.claims.claim` describes it. KEYS[2], where a script uses
+it, exists while it is remembered that the task has failed. Ids and digests are bytes, times are
+milliseconds. Only Redis' own clock is used.
 """
 
 _READ = """
@@ -37,8 +37,8 @@ local function write(life)
 end
 """
 
-# task, digest, lease, life (both ms), 1 to count this try, 1 if another body is refused, 1 to
-# run again where the result of a confirmed task has expired, ms of all tries
+# Arguments: task, digest, lease (ms), life (ms), 1 to count this try, 1 to refuse another body,
+# 1 to run again where the result of a confirmed task has expired, time of all tries (ms)
 TAKE = (
     _READ
     + """
@@ -66,7 +66,7 @@ return {found, task, digest, now - first, tries, till - now, rest}
 """
 )
 
-# owner, lease (ms)
+# Arguments: owner, lease (ms)
 RENEW = (
     _READ
     + """
@@ -77,7 +77,7 @@ end
 """
 )
 
-# task, ms
+# Arguments: task, time (ms)
 PROLONG = (
     _READ
     + """
@@ -88,7 +88,7 @@ end
 """
 )
 
-# What has to be known of a claim that Redis has lost, as it was restarted: task, digest.
+# Restores a claim that Redis has lost in a restart. Arguments: task, digest
 _RESTORE = """
 local lost = state == 'R' and redis.call('EXISTS', KEYS[2]) == 0
 if lost then
@@ -99,7 +99,7 @@ if lost then
 end
 """
 
-# task, digest, life (ms), how long a result is kept (ms), channel
+# Arguments: task, digest, life (ms), how long a result is kept (ms), channel
 CONFIRM = (
     _READ
     + _RESTORE
@@ -113,7 +113,7 @@ end
 """
 )
 
-# task, digest, window (ms), answer, channel
+# Arguments: task, digest, window (ms), answer, channel
 FINISH = (
     _READ
     + _RESTORE
@@ -133,7 +133,7 @@ local function free(span)
 end
 """
 
-# task, exception, ms that it is remembered, ms of all tries, channel
+# Arguments: task, encoded end, how long that is remembered (ms), time of all tries (ms), channel
 FAIL = (
     _READ
     + _FREE
@@ -146,9 +146,11 @@ end
 """
 )
 
-# owner, 1 if the broker surely has not taken the message, ms of all tries, channel
+# Arguments: owner, 1 if the broker surely has not taken the message, time of all tries (ms),
+# channel
 #
-# Who has taken a lapsed claim over knows nothing of the publish before its own: the task id stays.
+# A try that has taken over a lapsed claim does not know whether the earlier publish succeeded: the
+# task id stays the same.
 RELEASE = (
     _READ
     + _FREE

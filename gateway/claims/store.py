@@ -1,13 +1,13 @@
-"""Claims on deliveries, in Redis: who runs one, under which task id, and what came of it.
+"""Claims on deliveries, in Redis: which try publishes, under which task id, and the result.
 
     (none) -> publishing -> confirmed -> done
                   |             |
-                  +-> (none)    +-> (none)      released: the next try runs anew
+                  +-> (none)    +-> (none)      released: the next try runs the task again
 
-*publishing* is a lease that is renewed while the message waits for its confirm: once it has
-lapsed, whoever comes next publishes again, under the same task id. It lapses at once where nobody
-knows whether the broker has taken the message. *confirmed* is waited for as long as a result is
-kept, or somebody listens for it. *done* has the answer, unless that is too large.
+*publishing* is a lease that is renewed while the message waits for its confirm. Once it has lapsed,
+the next try publishes again, under the same task id. It lapses immediately where it is not known
+whether the broker has taken the message. *confirmed* lasts as long as a result is kept, or as a
+process listens for it. *done* has the answer, unless that is too large.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ from gateway.stores.pipeline import Arg, Pipeline
 log = logging.getLogger(__name__)
 
 _KEY = 16  # bytes of an identity's digest
-_KIND = b"c:"  # short: with the usual prefix a key fits into Redis' allocation of 32 bytes
+_KIND = b"c:"  # short, so that a key with the usual prefix fits into 32 bytes of Redis' memory
 _RENEWAL = 1.0  # seconds between renewals of a lease
-#: Seconds for which a write is tried again, and for which a failure is remembered: a late confirm
-#: must not bring back what has failed.
+#: Seconds for which a failed write is repeated, and for which a task's failure is remembered, so
+#: that a late confirm does not restore the claim of a failed task.
 _INSIST, _REMEMBER = 10.0, 20.0
 _NAMES = {b"P": PUBLISHING, b"C": CONFIRMED, b"D": DONE}
 
 
 class Claims:
-    """The store of claims at `Config.state`.
+    """Takes and changes the claims in the Redis at `Config.state`.
 
-    What is written of a claim is written in the background, in order: nobody waits for it.
+    Changes are written in the background, in their order; no request waits for them.
     """
 
     def __init__(self, config: Config):
@@ -68,15 +68,15 @@ class Claims:
         self.redis = Pipeline(lambda: result_store.connect(config, config.state), "claims")
         self._prefix = config.prefix
         longest = _longest(config)
-        # One that blocks can neither tell of a confirm that it has, nor renew, while it waits.
+        # A strategy that blocks can write neither a confirm nor a renewal while it waits.
         standstill = longest if config.waits.blocks else 0.0
         self._lease = config.confirm_timeout + 1 + standstill
         self._window = _ms(config.idempotency_window)
-        # Whoever waits for the result hears it, however soon it expires.
+        # A claim lasts for as long as a request may wait, even where results expire earlier.
         self._kept = _ms(max(config.result_expires, longest))
         self._life = max(self._window, _ms(self._lease) + self._kept)
         self._largest = config.max_kept_answer
-        # Those that wait for their confirm, and until when (monotonic seconds).
+        # Claims whose message waits for its confirm, and until when (monotonic seconds).
         self._leased: dict[str, tuple[Claim, float]] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -100,11 +100,11 @@ class Claims:
         rerun: bool = True,
         patience: float | None = None,
     ) -> Claim:
-        """Claim the delivery known by `identity`, or return whose it is.
+        """Claim the delivery with `identity`, or return the claim that exists.
 
-        `again` is another look of the same try, which is not counted. `strict` refuses another
-        `body`; `rerun` has it run again where its result has expired and nobody had seen it.
-        Raises `KeyConflict` and, at the latest after `patience` seconds, `StateUnavailable`.
+        `again`: the same try takes it once more, which is not counted. `strict` refuses another
+        `body`; `rerun` runs the task again where its result has expired before it was read.
+        Raises `KeyConflict` and, after `patience` seconds at the latest, `StateUnavailable`.
         """
         key = self._prefix.encode() + _KIND + _digest(identity.encode(), _KEY)
         digest = _digest(body, DIGEST)
@@ -116,7 +116,7 @@ class Claims:
                 reply = await self.redis.run("EVAL", scripts.TAKE, 1, key, *args)
         except (RedisError, OSError) as exc:
             log.warning("a claim could not be taken: %s", exc)
-            # Should it have been taken all the same, it is nobody's.
+            # Redis may have executed the command nevertheless: then the claim is released.
             self.release(self._claim(key, task_id, span, MINE, task_id, digest), certain=True)
             raise StateUnavailable from exc
         found, task, known, age, tries, lease, answer = reply
@@ -136,9 +136,9 @@ class Claims:
         return Claim(key, channel, owner, span, state, task_id, digest)
 
     async def state(self, claim: Claim) -> tuple[str, Outcome | None]:
-        """Return what has become of `claim`, and with `FAILED` how its task has ended.
+        """Return the present state of `claim`, and with `FAILED` the outcome of its task.
 
-        `RELEASED`: it is another's or nobody's, or anybody's to publish. Raises
+        `RELEASED`: the claim is gone, has another task, or may be published by any try. Raises
         `StateUnavailable`.
         """
         try:
@@ -158,12 +158,12 @@ class Claims:
         self._leased[claim.owner] = (claim, until)
 
     def settle(self, claim: Claim, outcome: Outcome, given: Answer | None, final: bool) -> None:
-        """Write how the claim's task has ended; `given` and `final` are as `Route.read` says."""
+        """Write the end of the claim's task; `given` and `final` are from `Route.read`."""
         if not final:
             self.fail(claim, outcome.error or "", given)
         elif given is not None:
             self.finish(claim, given)
-        else:  # it can be no answer, however often it is asked for
+        else:  # the result can never be an answer, so the claim stays confirmed
             self.confirm(claim)
 
     def confirm(self, claim: Claim) -> None:
@@ -172,20 +172,20 @@ class Claims:
         self._write(scripts.CONFIRM, claim, args)
 
     def prolong(self, claim: Claim) -> None:
-        """Write that somebody listens for the result of a confirmed message."""
+        """Keep the claim of a confirmed message for longer, as a process listens for the result."""
         args: list[Arg] = [_raw(claim.task_id), self._kept]
         self._write(scripts.PROLONG, claim, args)
 
     def finish(self, claim: Claim, given: Answer) -> None:
-        """Write the final answer, which every later try gets."""
+        """Write the final answer, which all later tries get."""
         answer = dump(given) if len(given.body) <= self._largest else b""
         args: list[Arg] = [_raw(claim.task_id), claim.digest, self._window, answer, claim.channel]
         self._write(scripts.FINISH, claim, args)
 
     def fail(self, claim: Claim, error: str, given: Answer | None = None) -> None:
-        """Write that the task has failed: whoever waits hears of it, the next try runs anew.
+        """Write that the task has failed: joined tries are told, and the next try runs it again.
 
-        `given` is its own answer where that is not final.
+        `given` is the task's answer, where it gave one that is not final.
         """
         if given is not None and len(given.body) > self._largest:
             error, given = f"answered {given.status}", None
@@ -194,16 +194,16 @@ class Claims:
         self._write(scripts.FAIL, claim, args)
 
     def release(self, claim: Claim, certain: bool) -> None:
-        """Write that publishing came to nothing: the next try publishes.
+        """Write that the message was not confirmed: the next try publishes.
 
         It does so under the same task id, unless it is `certain` that the broker has not taken
-        the message and nobody has published it before.
+        the message, and no earlier try has published it.
         """
         args: list[Arg] = [_raw(claim.owner), int(certain), _ms(claim.span), claim.channel]
         self._write(scripts.RELEASE, claim, args)
 
     def _failed(self, claim: Claim) -> str:
-        """Return the key that remembers that the claim's task has failed."""
+        """Return the key of the record that the claim's task has failed."""
         return f"{self._prefix}failed:{claim.task_id}"
 
     def _write(self, script: str, claim: Claim, args: list[Arg], since: float = 0.0) -> None:
@@ -213,7 +213,7 @@ class Claims:
         def written(reply: asyncio.Future[Any]) -> None:
             if reply.cancelled() or (exc := reply.exception()) is None:
                 return
-            log.warning("a claim could not be written: %s", exc)
+            log.warning("a claim could not be written to Redis: %s", exc)
             if monotonic() - since < _INSIST:
                 again = partial(self._write, script, claim, args, since)
                 asyncio.get_running_loop().call_later(_RENEWAL, again)
@@ -234,11 +234,11 @@ class Claims:
 
 def _missed(renewal: asyncio.Future[Any]) -> None:
     if not renewal.cancelled() and (exc := renewal.exception()) is not None:
-        log.warning("a claim could not be renewed: %s", exc)
+        log.warning("the lease of a claim could not be renewed: %s", exc)
 
 
 def _longest(config: Config) -> float:
-    """Return for how many seconds a request waits at the most."""
+    """Return the longest time in seconds that a request may wait."""
     return max(route.deadline + route.hold for route in config.routes)
 
 

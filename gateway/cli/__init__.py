@@ -1,4 +1,4 @@
-"""The command line: one file per command; only here is the environment read, printed, exited."""
+"""The command line: one file per command. Only this package prints and ends the process."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from importlib import import_module
 
 from gateway.errors import ConfigError, GatewayError
 
-#: Each is a module here; only the one that is run is imported.
+#: Each command is a module of this package; only the module of the command that runs is imported.
 COMMANDS = ("serve", "dev", "check", "send", "deliveries", "strategies", "completion")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command.
 
-    Returns the exit code: 0 well, 1 a user's mistake, 2 a package is missing, as beside a worker,
-    130 interrupted.
+    Returns the exit code: 0 success, 1 an error that the user can correct, 2 a package is missing
+    (the app server's installation has no Tornado), 130 interrupted.
     """
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0].startswith("-") and argv[0] not in ("-h", "--help", "--version"):
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     except GatewayError as exc:
         print(f"gateway: {exc}", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # who reads, `head` for instance, has seen enough
+    except BrokenPipeError:  # the reader, for example `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def command_line(names: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
-    """Return what parses the command line of the commands called `names`."""
+    """Return the parser for the commands called `names`."""
     from gateway import __version__
 
     parser = argparse.ArgumentParser(

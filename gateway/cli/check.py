@@ -28,7 +28,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    # What pika tells of each attempt stands in the lines.
+    # The findings have the errors that pika would log.
     logging.getLogger("pika").setLevel(logging.CRITICAL)
     found = list(_found(arguments))
     well = all(finding.status != FAIL for finding in found)
@@ -45,7 +45,7 @@ def _found(arguments: argparse.Namespace) -> Iterator[Finding]:
     except ConfigError as exc:
         yield from configuration.problems(exc.problems)
         yield from configuration.variables(os.environ, arguments.config)
-        yield skipped("broker, results, state, workers and tasks", "not looked at without settings")
+        yield skipped("broker, results, state, workers and tasks", "not checked without settings")
         return
     yield ok("config", described(config, os.environ, arguments.config))
     yield from configuration.variables(os.environ, arguments.config)

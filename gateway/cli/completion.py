@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from gateway.config.strategies import STRATEGIES
 from gateway.sources import SCHEMES
 
-#: What an option's value may be, beside what the parser knows.
+#: The values of those options whose choices the parser does not know.
 _VALUES = {"--strategy": sorted(STRATEGIES), "--as": sorted(SCHEMES)}
 
 _ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
-# What nothing here completes is completed as a file's name.
+# Words for which the script has no completion are completed as names of files.
 _SCRIPT = """\
 _gateway() {{
   local given="${{COMP_WORDS[*]:1:COMP_CWORD-1}}" words
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _commands(parser: argparse.ArgumentParser, name: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield each command, the commands below it, and the words that may follow each."""
+    """Yield each command and subcommand, with the words that may follow it."""
     words: list[str] = []
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -67,7 +67,7 @@ def _commands(parser: argparse.ArgumentParser, name: str) -> Iterator[tuple[str,
 
 
 def _values(parser: argparse.ArgumentParser) -> Iterator[tuple[str, list[str]]]:
-    """Yield the options whose values are a few words."""
+    """Yield the options with a fixed choice of values, and the values."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for below in action.choices.values():

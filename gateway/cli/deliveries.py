@@ -56,7 +56,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     config = configure(arguments)
     if not config.state:
-        raise ConfigError(["result_backend: the journal is in Redis: set it, or state_url"])
+        raise ConfigError(["result_backend: the journal is kept in Redis; set it, or state_url"])
     work: Work = arguments.work
     return asyncio.run(work(arguments, config))
 
@@ -76,7 +76,10 @@ async def _list(arguments: argparse.Namespace, config: Config) -> int:
             number += 1
             print(_json(_about(entry)) if arguments.json else _line(entry))
     if not number and arguments.limit:
-        print("gateway: no such deliveries; `journal` says how many are kept", file=sys.stderr)
+        print(
+            "gateway: no such deliveries; the setting `journal` is the number that is kept",
+            file=sys.stderr,
+        )
     return 0
 
 
@@ -119,7 +122,7 @@ async def _replay(arguments: argparse.Namespace, config: Config) -> int:
 async def _find(config: Config, ids: list[str]) -> list[Entry]:
     """Return the deliveries with these `ids`, in their order.
 
-    Raises `GatewayError` where one is not there.
+    Raises `GatewayError` where one is missing.
     """
     found: dict[str, Entry] = {}
     async with aclosing(entries(config)) as every:
@@ -164,12 +167,12 @@ def _told(outcome: Outcome) -> str:
 
 
 def _shown(text: str) -> str:
-    """Return `text` with escapes for whatever would do something to a terminal."""
+    """Return `text` with escapes for characters that a terminal would interpret."""
     return "".join(map(_escaped, text))
 
 
 def _json(value: dict[str, Any], **options: Any) -> str:
-    """Return JSON without such characters, which still is JSON."""
+    """Return JSON in which characters that a terminal would interpret are escaped."""
     return "\n".join(map(_shown, json.dumps(value, **options).split("\n")))
 
 

@@ -31,7 +31,7 @@ from gateway.errors import ConfigError
 from gateway.process.sockets import bind_tcp
 from gateway.stack import Server, Stack, StackError, free_port
 
-#: Those whose lines are of interest only when they fail.
+#: Servers whose output is shown only when they fail.
 _SILENT = {EMBEDDED, RABBITMQ, "epmd"}
 
 
@@ -51,7 +51,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    # What it publishes itself, the gateway's own lines tell better.
+    # The first task is published from this process; its log lines would only repeat the gateway's.
     for name in ("gateway", "pika"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
             dead = [server for server in servers if not server.alive()]
             if dead:
                 for server in dead:
-                    server.kill()  # and have the last of its output
+                    server.kill()  # and wait for the end of its output
                 raise StackError("; ".join(f"{it.name} has ended{it.tail()}" for it in dead))
             woken.wait()
             woken.clear()
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _start(stack: Stack, arguments: argparse.Namespace) -> tuple[list[Server], list[str]]:
-    """Start everything; return the servers and what to tell the user."""
+    """Start everything; return the servers and the lines to print."""
     plan = make(arguments, os.environ, stack.directory)
     _see_that_they_are_free(plan.config)
     broker, results, servers = _start_servers(stack, plan)
@@ -98,21 +98,22 @@ def _start(stack: Stack, arguments: argparse.Namespace) -> tuple[list[Server], l
     options = ["--strategy", arguments.strategy] if arguments.strategy else []
     if plan.path:
         options += ["--config", str(plan.path)]
-    # The URLs, which may have passwords, are in its environment.
+    # The URLs may contain passwords, so they are passed in the environment.
     gateway = stack.gateway(*options, port=port, admin_port=config.admin_port, env=env)
     servers.append(gateway)
     exports = {name: env[name] for name in (BROKER, RESULTS, STATE) if env[name] in ours}
     if plan.path:
         exports[CONFIG] = str(plan.path.absolute())
-    # Elsewhere another worker may have what this one lacks.
+    # On a broker that was running before, other workers may have the missing tasks.
     told = [] if own_queue else warnings(config, arguments.app, worker, plan.path)
     return servers, [*told, *welcome(config, plan, arguments.app, gateway, exports)]
 
 
 def _environment(plan: Plan, config: Config, port: int, ours: set[str]) -> dict[str, str]:
-    """Return what worker and gateway find in their environment.
+    """Return the environment of the worker and the gateway.
 
-    The worker's app, and `{ env = }` in the file, may need any of the variables that are there.
+    It has all variables of this process, because the worker's app, and `{ env = }` in the file, may
+    need any of them.
     """
     env = {
         **plan.env,
@@ -128,12 +129,12 @@ def _environment(plan: Plan, config: Config, port: int, ours: set[str]) -> dict[
         env[PUBLIC] = f"{HERE}:{port}"
     journal = "GATEWAY_JOURNAL"
     if journal not in os.environ and config.state not in ours:
-        env.pop(journal, None)  # somebody else's may be there
+        env.pop(journal, None)  # that Redis may have the journal of another deployment
     return env
 
 
 def _see_that_they_are_free(config: Config) -> None:
-    """Raise `ConfigError` where another process listens already, which would answer for ours."""
+    """Raise `ConfigError` where another process listens on a port of ours."""
     for flag, port in (("--port", config.port), ("--admin-port", config.admin_port)):
         try:
             bind_tcp("127.0.0.1", port).close()
@@ -143,7 +144,7 @@ def _see_that_they_are_free(config: Config) -> None:
 
 
 def _start_servers(stack: Stack, plan: Plan) -> tuple[str, str, list[Server]]:
-    """Return the URLs of broker and result store, and the servers that were started for them."""
+    """Start the servers of a plan; return the URLs of broker and result store, and the servers."""
     servers: list[Server] = []
     broker, results = plan.broker, plan.results
     if broker == EMBEDDED or not results:

@@ -1,4 +1,4 @@
-"""A webhook as its sender would send it: signed, and as the shell command that sends it."""
+"""Make the request that a webhook's sender would send, and the curl command for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FORM = "application/x-www-form-urlencoded"
 
 
 class Outgoing(NamedTuple):
-    """A request as it goes out."""
+    """A complete request: URL, headers and body."""
 
     url: str
     headers: dict[str, str]
@@ -24,7 +24,7 @@ class Outgoing(NamedTuple):
 
 
 def signed_request(source: Source, draft: Draft) -> Outgoing:
-    """Sign `draft` with `source`. Raises `GatewayError` where that cannot be."""
+    """Sign `draft` with `source`. Raises `GatewayError` where it cannot be signed."""
     try:
         signed = source.sign(draft)
     except BadRequest as exc:
@@ -36,13 +36,13 @@ def signed_request(source: Source, draft: Draft) -> Outgoing:
 
 
 def curl_line(outgoing: Outgoing) -> str:
-    """Return the shell command that sends it."""
+    """Return the shell command that sends `outgoing` with curl."""
     headers = [f"-H {shlex.quote(f'{name}: {value}')}" for name, value in outgoing.headers.items()]
     try:
         text = outgoing.body.decode()
     except UnicodeDecodeError:
         text = "\0"
-    if "\0" in text:  # what no argument may have
+    if "\0" in text:  # an argument of a command cannot have a NUL
         before = f"echo {b64encode(outgoing.body).decode()} | base64 -d | "
         body = "--data-binary @-"
     else:

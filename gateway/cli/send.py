@@ -1,4 +1,4 @@
-"""Sign, and where its scheme does so encrypt, a webhook as its sender would; send it."""
+"""Sign a webhook as its sender would, encrypt it where the scheme does so, and send it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gateway.sources.wechat_crypto import CryptoOptions, MessageCrypto
 from gateway.sources.wechat_message import Message
 
 TIMEOUT = 60.0  # seconds for the whole answer
-#: Answer headers that tell nothing.
+#: Headers of the answer that are not printed.
 _DULL = {"date", "server", "connection", "keep-alive", "content-length", "transfer-encoding"}
 
 
@@ -78,7 +78,7 @@ def _source(arguments: argparse.Namespace, url: str) -> Source:
     name = arguments.name
     if name not in config.sources and name not in SCHEMES:
         known = ", ".join([*config.sources, *sorted(SCHEMES)])
-        hint = "" if config.sources else "; --config FILE says what your sources are"
+        hint = "" if config.sources else "; --config FILE names the file with your sources"
         problem = f"--as: {name} is neither a source nor a scheme; there are {known}{hint}"
         raise ConfigError([problem])
     values = _given(arguments, os.environ)
@@ -86,7 +86,9 @@ def _source(arguments: argparse.Namespace, url: str) -> Source:
         own = config.sources[name]
         values = {**own.model_dump(exclude_unset=True), **values}
     elif "secrets" not in values:
-        raise ConfigError([f"--secret: {name} needs it; --secret env:NAME takes it from NAME"])
+        raise ConfigError(
+            [f"--secret: the scheme {name} needs it; --secret env:NAME takes it from a variable"]
+        )
     scheme = find(values.setdefault("scheme", name))
     try:
         chosen = scheme.options_class.model_validate(values)
@@ -97,7 +99,7 @@ def _source(arguments: argparse.Namespace, url: str) -> Source:
 
 
 def _given(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the source's options that were given here."""
+    """Return the source's options that were given on the command line."""
     pairs = {
         "secrets": arguments.secret,
         "aes_key": arguments.aes_key,
@@ -106,7 +108,7 @@ def _given(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[st
     for text in arguments.option:
         key, equals, pairs[key] = text.partition("=")
         if not equals:
-            raise ConfigError([f"--option: {text} is no KEY=VALUE"])
+            raise ConfigError([f"--option: {text} is not of the form KEY=VALUE"])
     values = {}
     for key, text in pairs.items():
         if text is not None and text.startswith("env:"):
@@ -136,7 +138,7 @@ def _outgoing(source: Source, arguments: argparse.Namespace, url: str) -> Outgoi
 
 
 def _checked(text: str) -> str:
-    """Return the URL with a path. Raises `ConfigError` unless it can be sent to."""
+    """Return the URL with a path. Raises `ConfigError` unless it is an HTTP URL with a host."""
     try:
         parts = urlsplit(text)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
@@ -158,15 +160,18 @@ def _read(text: str) -> bytes:
 
 
 def _verify(source: Source, outgoing: Outgoing, now: float) -> None:
-    """Say why the source itself will refuse it: it has a public key only, for instance."""
+    """Print a warning if the source will refuse the request.
+
+    For example, a source may have a public key, with which it cannot sign.
+    """
     parts = urlsplit(outgoing.url)
     headers = {name.lower(): value for name, value in outgoing.headers.items()}
     try:
         source.verify(
             Request("POST", parts.path, parts.query, headers, outgoing.body, "", 0.0, now)
         )
-    except RequestError as exc:  # which may be what is to be seen
-        hint = " A private key comes with --secret." if isinstance(exc, Unverified) else ""
+    except RequestError as exc:  # only a warning, as the user may want to see the refusal
+        hint = " Give a private key by --secret." if isinstance(exc, Unverified) else ""
         print(f"gateway: the source will refuse this: {exc}{hint}", file=sys.stderr)
 
 
@@ -179,7 +184,7 @@ def _send(outgoing: Outgoing, source: Source) -> int:
         connection.request("POST", target, outgoing.body, outgoing.headers)
         response = connection.getresponse()
         body = response.read()
-    except (OSError, HTTPException, ValueError) as exc:  # ValueError: no header can have this
+    except (OSError, HTTPException, ValueError) as exc:  # ValueError: an invalid header
         reason = getattr(exc, "strerror", None) or str(exc) or type(exc).__name__
         raise GatewayError(f"{parts.netloc}: {reason}") from exc
     finally:
@@ -200,7 +205,7 @@ def _send(outgoing: Outgoing, source: Source) -> int:
 
 
 def _reason(content_type: str, body: bytes) -> str:
-    """Return what a gateway's error says; empty: it is none."""
+    """Return the detail of a gateway's error; empty where the answer is not one."""
     if content_type != PROBLEM:
         return ""
     with suppress(ValueError, RecursionError):
@@ -211,7 +216,7 @@ def _reason(content_type: str, body: bytes) -> str:
 
 
 def _opened(body: bytes, source: Source) -> bytes | None:
-    """Return what an encrypted reply says; None where it is not encrypted.
+    """Decrypt a reply; None where it is not encrypted.
 
     Raises `GatewayError` where its signature is wrong.
     """
@@ -228,5 +233,5 @@ def _opened(body: bytes, source: Source) -> bytes | None:
     try:
         opened = MessageCrypto(source.options).open(given, query, reply.get("encrypt"))
     except Unverified as exc:
-        raise GatewayError("the reply's signature, or what it encrypts, is wrong") from exc
+        raise GatewayError("the reply's signature is wrong, or it cannot be decrypted") from exc
     return opened.message

@@ -49,12 +49,12 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def configure(arguments: argparse.Namespace) -> Config:
-    """Load the configuration and see that what it needs is installed; raises `ConfigError`."""
+    """Load the configuration, and check that its packages are installed; raises `ConfigError`."""
     flags = {k: v for k, v in vars(arguments).items() if k in Config.model_fields}
     config = load(flags, os.environ, arguments.config)
     problems = []
     if extra := config.waits.patches:
-        # Importing it would drag the library into the unpatched parent.
+        # The strategy is not imported, as it would import the library into the unpatched parent.
         if importlib.util.find_spec(extra) is None:
             problems.append(f"strategy: no {extra}: pip install 'celery-gateway[{extra}]'")
     else:
@@ -82,7 +82,9 @@ def run(arguments: argparse.Namespace) -> int:
         logger.info("no %s: admin_port is 0", pages)
     for name, source in config.sources.items():
         if source.tolerance == 0:
-            logger.warning("source %s: tolerance 0, a recorded request stays good", name)
+            logger.warning(
+                "source %s: tolerance 0, so a recorded request can be sent again at any time", name
+            )
     try:
         asyncio.run(_supervise(config, sockets, admin, arguments))
     finally:
@@ -103,7 +105,7 @@ async def _supervise(
 
 
 def _sockets(config: Config) -> tuple[list[socket.socket], list[socket.socket]]:
-    """Take the sockets that a service manager passed, or bind; and bind the admin port."""
+    """Use the sockets that a service manager has passed, or bind one; bind the admin port."""
     try:
         if os.environ.get("LISTEN_PID") == str(os.getpid()):
             count = int(os.environ.get("LISTEN_FDS", "0"))

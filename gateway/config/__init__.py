@@ -1,1 +1,1 @@
-"""Every setting and route, where they come from, and what cannot work together."""
+"""Settings and routes: their validation, their loading, and checks of their combinations."""

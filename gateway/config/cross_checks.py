@@ -1,4 +1,4 @@
-"""Settings that are valid by themselves and cannot work together."""
+"""Find settings that are valid by themselves and cannot work together."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gateway.config.settings import Config
 from gateway.config.strategies import STRATEGIES
 from gateway.sources import find
 
-#: What stands for all addresses of the machine.
+#: Hosts that mean all addresses of the machine.
 _ANY = {"", "0.0.0.0", "::"}
 
 
 def problems(config: Config) -> list[str]:
-    """Return what is wrong with `config` as a whole: a place and what would be valid each."""
+    """Return the problems of `config` as a whole; each says where it is and what would be valid."""
     found = [*_of_servers(config), *_of_ports(config), *_of_limits(config), *_of_routes(config)]
     return list(dict.fromkeys(found))
 
@@ -25,10 +25,10 @@ def _of_servers(config: Config) -> list[str]:
     if not config.results and config.waits.stored:
         without = " and ".join(name for name, info in STRATEGIES.items() if not info.stored)
         problems.append(
-            f"result_backend: {config.strategy} needs one; without it there is {without}"
+            f"result_backend: the strategy {config.strategy} needs one; without it use {without}"
         )
     if config.journal and not config.state:
-        problems.append("journal: it is kept in Redis; set result_backend or state_url")
+        problems.append("journal: the journal is kept in Redis; set result_backend or state_url")
     if not config.amqp:
         if config.waits.amqp_only:
             others = " and ".join(name for name, info in STRATEGIES.items() if not info.amqp_only)
@@ -37,9 +37,9 @@ def _of_servers(config: Config) -> list[str]:
                 f"with a Redis broker only {others} work"
             )
         if len(config.brokers) > 1:
-            problems.append("broker_url: a list of brokers needs AMQP")
+            problems.append("broker_url: a list is possible with AMQP only; give one URL")
     if len({urlsplit(broker).scheme for broker in config.brokers}) > 1:
-        problems.append("broker_url: TLS is for all brokers of a list or for none")
+        problems.append("broker_url: use amqps:// for all brokers of the list or for none")
     if config.waits.patches and config.loop == "uvloop":
         problems.append(f"loop: {config.strategy} runs on asyncio's own loop; use auto or asyncio")
     return problems
@@ -59,8 +59,8 @@ def _of_limits(config: Config) -> list[str]:
     if config.max_in_flight_bytes >= least:
         return []
     return [
-        "max_in_flight_bytes: a request of max_body and max_header counts together with its "
-        f"message; {least} or more are needed"
+        "max_in_flight_bytes: has to be at least twice the sum of max_body and max_header, for the "
+        f"largest request and its message: {least} or more"
     ]
 
 
@@ -73,16 +73,21 @@ def _of_routes(config: Config) -> list[str]:
         place = f"routes[{i}]"
         path = PARAM.sub("{}", route.path)
         if path in whole:
-            problems.append(f"{place}.path: a route before it takes all of {path}")
+            problems.append(f"{place}.path: an earlier route takes all deliveries on {path}")
         first = seen.setdefault(path, route)
         if path not in whole and (first.path, first.source) != (route.path, route.source):
-            problems.append(f"{place}: routes on {path} differ in source or parameters")
+            problems.append(
+                f"{place}: routes on {path} differ in source or parameters; make them the same"
+            )
         if route.events is None:
             whole.add(path)
         for queue in route.queue_names:
             kind = (route.declare, route.arguments())
             if declared.setdefault(queue, kind) != kind:
-                problems.append(f"routes: the queue {queue} is declared in different ways")
+                problems.append(
+                    f"routes: the queue {queue} has different values of declare, queue_type or "
+                    "queue_arguments; make them the same"
+                )
         problems += [f"{place}.{text}" for text in _of_route(config, route)]
     return problems
 
@@ -94,24 +99,24 @@ def _of_route(config: Config, route: Route) -> list[str]:
         return [f"source: no such source; [sources] has {names}"]
     scheme = find(config.sources[route.source].scheme) if route.source else None
     if scheme is not None and scheme.needs_public_url and not config.public_url:
-        problems.append("source: signs the URL; set public_url to what the sender sees")
+        problems.append("source: this sender signs the URL; set public_url to the URL that it uses")
     if route.answer != "wait" or route.prefer:
         if not config.amqp:
-            problems.append("answer: only an AMQP broker confirms; use wait with this one")
+            problems.append("answer: only an AMQP broker confirms messages; use wait with this one")
         if not config.results:
-            problems.append("answer: a result that is fetched later needs result_backend")
+            problems.append("answer: results that are fetched later need result_backend; set it")
         if _gives_location(route) and not (config.secret_key and config.public_url):
             problems.append("answer: a 202 has a Location, which needs secret_key and public_url")
     if not config.amqp and route.tries > 1:
-        problems.append("tries: only an AMQP broker confirms; not with this one")
+        problems.append("tries: only an AMQP broker confirms messages; use 1 with this one")
     if (route.identified or route.takes_chosen_keys) and not config.state:
-        problems.append("idempotency: claims need state_url, or a result_backend in Redis")
+        problems.append("idempotency: claims are kept in Redis; set state_url or result_backend")
     if route.identified and not config.results:
-        problems.append("idempotency: whoever joins reads the result from result_backend")
+        problems.append("idempotency: later tries read the result from result_backend; set it")
     if route.identified and route.tries > 1 and not route.retry_after:
-        problems.append("retry_after: needed with tries: the seconds between them")
+        problems.append("retry_after: is needed with tries; set the seconds between two tries")
     if route.tries > 1 and not route.identified:
-        problems.append("tries: who tries again is known by an identity; set idempotency")
+        problems.append("tries: later tries are recognized by their identity; set idempotency")
     return problems
 
 

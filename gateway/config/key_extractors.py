@@ -1,4 +1,4 @@
-"""Values that the operator finds in a delivery: a header, a place in its JSON, a path parameter."""
+"""Extract a configured value from a delivery: a header, a value in its JSON, a path parameter."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gateway.errors import BadRequest
 from gateway.sources.envelopes import read_json
 from gateway.sources.fields import at, pointer
 
-#: Characters of a value: a longer one identifies nothing, it fills a store.
+#: The most characters of a value: longer ones would fill the store.
 MAX_LENGTH = 1_024
 
 
 def finder(place: str) -> Callable[[Delivery], str]:
-    """Return the function that finds `place` (``header:NAME``, ``json:/pointer``, ``param:name``).
+    """Return a function that extracts `place` (``header:NAME``, ``json:/pointer``, ``param:name``).
 
-    It raises `BadRequest` where the delivery has nothing there.
+    The function raises `BadRequest` where the delivery has no such value.
     """
     kind, _, name = place.partition(":")
     find = {"header": _header, "json": _json, "param": _param}[kind]
@@ -25,16 +25,16 @@ def finder(place: str) -> Callable[[Delivery], str]:
     def found(delivery: Delivery) -> str:
         value = find(delivery, name)
         if not value or len(value) > MAX_LENGTH:
-            raise BadRequest(f"A value of 1 to {MAX_LENGTH} characters is needed at {place}.")
+            raise BadRequest(f"{place} has to be a value of 1 to {MAX_LENGTH} characters.")
         return value
 
     return found
 
 
 def chooser(place: str, queues: Sequence[str]) -> Callable[[Delivery], str]:
-    """Return the function that chooses the queue for what stands at `place`.
+    """Return a function that chooses one of `queues` by the value at `place`.
 
-    Rendezvous hashing: of a queue more or less, only its own share of the keys moves.
+    It uses rendezvous hashing: if a queue is added or removed, only that queue's keys move.
     """
     find = finder(place)
     salts = {queue: blake2b(queue.encode()).digest() for queue in queues}
@@ -56,5 +56,5 @@ def _param(delivery: Delivery, name: str) -> str:
 
 def _json(delivery: Delivery, place: str) -> str:
     value = at(read_json(delivery.body), pointer(place))
-    # Text and numbers identify; `true` or a list does not.
+    # Only texts and numbers can identify a delivery; `true` or a list cannot.
     return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""

@@ -1,4 +1,4 @@
-"""Where settings come from: flags, environment, a TOML file.
+"""Load the settings from flags, environment and a TOML file.
 
 A value comes from a flag, else from a `GATEWAY_*` variable, else from the TOML file, else
 from its default. All problems are found before any is reported.
@@ -24,7 +24,7 @@ from gateway.config.tls import TLS
 from gateway.errors import ConfigError
 
 _NAME = "GATEWAY_"
-#: Variables that are read, and no settings: the file's name, the app server's, the tests'.
+#: Variables that are read and are not settings: the file's name, the app server's, the tests'.
 _OTHERS = ("CONFIG", "QUEUES", "WORKER_CHATTER", "FAILPOINT")
 #: Settings that only a file can have.
 _TABLES = ("tls", "sources", "routes")
@@ -38,10 +38,10 @@ _ADDRESS = ("tcp://", "udp://", "sctp://")
 
 
 def load(flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | None = None) -> Config:
-    """Make the configuration of `flags`, `environ` and the TOML file at `path`.
+    """Make the configuration from `flags`, `environ` and the TOML file at `path`.
 
-    Without `path`, `GATEWAY_CONFIG` names the file; without that there is none. Flags that
-    are None were not given. Raises `ConfigError` with all problems.
+    Without `path`, `GATEWAY_CONFIG` names the file; without that there is none. A flag that is None
+    was not given. Raises `ConfigError` with all problems.
     """
     path = _file(environ, path)
     problems: list[str] = []
@@ -72,7 +72,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | None
         values.pop("uds", None)
     try:
         config = Config.model_validate(values)
-        # What could not be read would be missed.
+        # Where a value could not be read, these checks would report it as missing.
         found = [] if problems else cross_checks.problems(config)
     except ValidationError as exc:
         found = explain(exc, Config)
@@ -80,10 +80,10 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | None
     for line in found:
         where = line.split(": ")[0]
         if any(where in (place, place.rpartition("[")[0]) for place in unread):
-            continue  # what could not be read is not wrong as well
+            continue  # the value could not be read, which is reported already
         setting = re.split(r"[:.\[]", line)[0]
         place = places.get(setting, "")
-        if place and place != f"{path}: ":  # a flag's or a variable's names the setting already
+        if place and place != f"{path}: ":  # a flag or a variable names the setting already
             line = line.removeprefix(f"{setting}: ")
         problems.append(place + line)
     if problems:
@@ -92,7 +92,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | None
 
 
 def _with_path(problem: str, routes: Any) -> str:
-    """Add to a place like ``routes[2].queue`` which path that is, for nobody counts routes."""
+    """Add the route's path to a place like ``routes[2].queue``, so that it need not be counted."""
     found = _ROUTE(problem)
     if not found or not isinstance(routes, list) or int(found["number"]) >= len(routes):
         return problem
@@ -104,16 +104,17 @@ def _with_path(problem: str, routes: Any) -> str:
 
 
 def described(config: Config, environ: Mapping[str, str], path: Path | None) -> str:
-    """Say in a few words what `load` has made of the same arguments."""
+    """Describe in a few words the configuration that `load` made from the same arguments."""
     file = _file(environ, path) or "no file (--config, GATEWAY_CONFIG)"
     number = len(config.routes)
     return f"{file}, {number} route{'s' * (number != 1)}, strategy {config.strategy}"
 
 
 def unknown_variables(environ: Mapping[str, str], path: Path | None) -> dict[str, str]:
-    """Return the GATEWAY_* variables that nobody reads, each with the known name it is nearest to.
+    """Return the GATEWAY_* variables that are not read, each with the most similar known name.
 
-    That is empty where none is near. What the file names as ``{ env = NAME }`` is read.
+    The name is empty where none is similar. Variables that the file names as ``{ env = NAME }`` are
+    read.
     """
     settings = (name.upper() for name in Config.model_fields if name not in _TABLES)
     known = [*settings, *(f"TLS_{name.upper()}" for name in TLS.model_fields), *_OTHERS]
@@ -133,7 +134,7 @@ def unknown_variables(environ: Mapping[str, str], path: Path | None) -> dict[str
 
 
 def _variables_of(value: Any) -> Iterator[str]:
-    """Yield the names in ``{ env = NAME }``, wherever they stand."""
+    """Yield the names in all ``{ env = NAME }`` inside `value`."""
     if isinstance(value, dict) and value.keys() == {"env"}:
         yield str(value["env"])
     elif isinstance(value, (dict, list)):
@@ -153,11 +154,11 @@ def _read(path: Path | None) -> dict[str, Any]:
     except OSError as exc:
         raise ConfigError([f"{path}: cannot be read: {exc.strerror}"]) from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise ConfigError([f"{path}: no TOML: {exc}"]) from exc
+        raise ConfigError([f"{path}: not valid TOML: {exc}"]) from exc
 
 
 def _secrets(value: Any, place: str, environ: Mapping[str, str], problems: list[str]) -> Any:
-    """Replace ``{ env = NAME }`` and ``{ file = PATH }``, wherever they stand, by the text."""
+    """Replace all ``{ env = NAME }`` and ``{ file = PATH }`` inside `value` by their text."""
     if isinstance(value, list):
         return [_secrets(v, f"{place}[{i}]", environ, problems) for i, v in enumerate(value)]
     if not isinstance(value, dict):
@@ -170,7 +171,7 @@ def _secrets(value: Any, place: str, environ: Mapping[str, str], problems: list[
     if value.keys() == {"file"}:
         try:
             return Path(os.fspath(value["file"])).read_text("utf-8").strip()
-        except (OSError, TypeError, ValueError) as exc:  # ValueError: no UTF-8, or no path
+        except (OSError, TypeError, ValueError) as exc:  # ValueError: not UTF-8, or not a path
             reason = getattr(exc, "strerror", None) or exc
             problems.append(f"{place}: the file {value['file']} cannot be read: {reason}")
             return ""

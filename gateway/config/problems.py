@@ -1,4 +1,4 @@
-"""What is wrong with settings, in sentences: pydantic's own speak of inputs and parsing."""
+"""Describe invalid settings in sentences for operators, instead of pydantic's messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gateway.model import Model
 
 _NUMBER, _WHOLE = "has to be a number", "has to be a whole number"
 _BOOL, _TEXT, _TABLE = "has to be true or false", "has to be a text", "has to be a table"
-#: By pydantic's type of the error; what stands in braces is the error's context.
+#: By pydantic's type of the error; the names in braces are from the error's context.
 #: https://docs.pydantic.dev/latest/errors/validation_errors/
 _SENTENCES = {
     "missing": "is needed",
@@ -44,13 +44,13 @@ _SENTENCES = {
     "string_unicode": _TEXT,
     "too_short": "has to have {min_length} or more",
 }
-#: What a part of a place says of a union of types, and not of a setting.
+#: Parts of a place that name a type of a union, and not a setting.
 _TYPES = {"str", "int", "bool"}
 _TYPED = "has to be a text, a whole number, true or false"
 
 
 def explain(error: ValidationError, model: type[Model], place: str = "") -> list[str]:
-    """Say of each problem with a `model` where it is and what would be valid, a line each."""
+    """Return a line for each problem with a `model`: where it is, and what would be valid."""
     lines: dict[str, None] = {}
     for detail in error.errors(include_input=False, include_url=False):
         loc, text = detail["loc"], _sentence(detail, model)
@@ -58,7 +58,7 @@ def explain(error: ValidationError, model: type[Model], place: str = "") -> list
             loc, text = loc[:-1], _TYPED
         where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in loc).lstrip(".")
         for line in text.split("\n"):
-            # A source's problems name their places themselves.
+            # The problems of sources name their places already.
             named = where == "sources" and re.match(r"\S+: ", line)
             between = "" if not where else "." if named else ": "
             lines[f"{place}{where}{between}{line}"] = None
@@ -66,7 +66,7 @@ def explain(error: ValidationError, model: type[Model], place: str = "") -> list
 
 
 def meant(given: Any, known: Iterable[str]) -> str:
-    """Say which of the `known` names is the nearest to the `given` one, or else all of them."""
+    """Return a hint: the `known` name that is most similar to `given`, or all known names."""
     near = get_close_matches(given, known, 1) if isinstance(given, str) else []
     return f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
 

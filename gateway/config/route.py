@@ -19,10 +19,10 @@ from gateway.outcome import SUCCESS, Outcome
 from gateway.sources.base import Source, Verified
 
 PARAM = re.compile(r"\{([a-z_][a-z0-9_]*)\}")
-#: The path below which results lie; no route may take it.
+#: The path of result URLs; no route may use it.
 RESULTS = "/results/"
 
-#: Where a value of a request stands: a header, or a place in its JSON (RFC 6901).
+#: The place of a value in a request: a header, or a JSON pointer (RFC 6901).
 _PLACE = r"(header:[!#$%&'*+\-.^_`|~0-9A-Za-z]+|json:(/[^\r\n]*)?)"
 _ordering_key = matching(
     f"{_PLACE}|param:[a-z0-9_]+", "is written as json:/pointer, header:NAME or param:name"
@@ -31,9 +31,9 @@ _idempotency = matching(f"auto|none|{_PLACE}", "is auto, none, header:NAME or js
 _content_type = matching(
     r"[\x20-\x7e]+", "has printable ASCII characters only, as in text/plain; charset=utf-8"
 )
-#: The statuses below one of them, without some.
+#: All statuses below a number, except some.
 _final = re.compile(r"below ([2-6]\d\d)(?:, but (\d{3}(?:, \d{3})*))?").fullmatch
-#: Bytes of a queue's name, and of a field's: AMQP's short strings have no more.
+#: The most bytes of a queue's or a field's name: AMQP's short strings have no more.
 _SHORT = 255
 
 
@@ -49,8 +49,8 @@ Queue = Annotated[str, Field(min_length=1), AfterValidator(_short)]
 class Route(Model):
     """One path, or some events of the source on it, and the task that they become.
 
-    As part of a `Config` it is complete: what the file does not say is the source's default, or
-    the gateway's. Until then 0 and "" stand for what is not said. Times are seconds.
+    In a `Config` it is complete: settings that the file leaves out have the source's default, or
+    the gateway's. Before that, 0 and "" mean that a setting was left out. Times are in seconds.
     """
 
     path: Annotated[str, matching(r"/[^\s?#]*", "begins with / and has no space, ? or #")]
@@ -80,20 +80,20 @@ class Route(Model):
     def _consistent(self) -> Route:
         params = PARAM.findall(self.path)
         if len(set(params)) != len(params) or "{" in PARAM.sub("", self.path):
-            raise ValueError("path: each parameter is written {name}, with a name of its own")
+            raise ValueError("path: write each parameter as {name}, with a different name each")
         if any(len(name) > _SHORT for name in params):
             raise ValueError(f"path: a parameter's name has at most {_SHORT} characters")
         if self.path.startswith(RESULTS):
-            raise ValueError(f"path: {RESULTS} is reserved for results")
+            raise ValueError(f"path: {RESULTS} is reserved for result URLs; choose another path")
         if "celery" in self.queue_names and (self.queue_type != "classic" or self.queue_arguments):
             raise ValueError(
-                "queue: `celery` never gets arguments, Celery declares it without; "
-                "give the queue another name"
+                "queue: `celery` cannot have a queue_type or queue_arguments, because Celery "
+                "declares it without; give the queue another name"
             )
         if (self.queues is None) != (self.ordering_key is None):
-            raise ValueError("ordering_key: goes together with queues, a list of two or more")
+            raise ValueError("ordering_key: set it together with queues, a list of two or more")
         if self.queues and len(set(self.queues)) != len(self.queues):
-            raise ValueError("queues: each is named once")
+            raise ValueError("queues: name each queue only once")
         kind, _, name = (self.ordering_key or "").partition(":")
         if kind == "param" and name not in params:
             raise ValueError(f"ordering_key: the path has no parameter {name}")
@@ -109,15 +109,15 @@ class Route(Model):
         return text
 
     def completed(self, scheme: type[Source] | None, timeout: float, amqp: bool) -> Route:
-        """Return the route with everything filled in that it leaves to others.
+        """Return the route with the defaults for all settings that were left out.
 
-        `timeout` is the gateway's, in seconds; `amqp` says what the broker is.
+        `timeout` is the gateway's, in seconds; `amqp` is whether the broker is an AMQP one.
         """
         if self.idempotency == "auto":
             identified = scheme is not None and scheme.identifies
         else:
             identified = self.idempotency != "none"
-        # Without confirms a later try cannot be told that an earlier one is taken.
+        # Without confirms it is not known whether an earlier try was taken, so tries cannot join.
         tries = scheme.tries if scheme and identified and amqp else 1
         fallback = scheme.fallback if scheme and self.fallback is None else self.fallback
         route = self.model_copy(
@@ -136,17 +136,17 @@ class Route(Model):
 
     @property
     def identified(self) -> bool:
-        """Can a request be known to be a try of another's delivery?"""
+        """Do deliveries have an identity, by which later tries are recognized?"""
         return self._identified
 
     @property
     def hold(self) -> float:
-        """The seconds from the first try's arrival to the last one's."""
+        """The time from the first try's arrival to the last one's, in seconds."""
         return (self.tries - 1) * self.retry_after
 
     @cached_property
     def queue_of(self) -> Callable[[Delivery], str]:
-        """What chooses the queue of a delivery."""
+        """The function that returns the queue of a delivery."""
         if self.queues and self.ordering_key:
             return key_extractors.chooser(self.ordering_key, self.queues)
         return lambda _delivery: self.queue
@@ -156,9 +156,10 @@ class Route(Model):
         return key_extractors.finder(self.idempotency) if self.takes_chosen_keys else None
 
     def identity(self, delivery: Delivery, verified: Verified) -> str:
-        """Return what all tries of `delivery` have in common, and no other has; empty: nothing.
+        """Return a text that is the same for all tries of `delivery`, and for no other delivery.
 
-        Raises `BadRequest` where the operator's key is missing.
+        It is empty where the delivery has no identity. Raises `BadRequest` where the value that the
+        operator has configured as the key is missing.
         """
         if not self._identified:
             return ""
@@ -172,16 +173,16 @@ class Route(Model):
         )
 
     def _caller(self, delivery: Delivery) -> list[str]:
-        """Return what tells callers from each other who may all have chosen the same key."""
+        """Return the credentials that distinguish callers who may have chosen the same key."""
         if self.source is not None or self.idempotency_scope == "route":
             return []
         return [delivery.headers.get(name, "") for name in sorted(PRIVATE_HEADERS)]
 
     def read(self, outcome: Outcome) -> tuple[Answer | None, bool]:
-        """Return the answer that `outcome` makes, and whether later tries get the same.
+        """Return the answer for `outcome`, and whether it is final, so that later tries get it.
 
-        There is no answer where the task has failed, or where its result cannot be one: only the
-        former lets the next try run anew.
+        There is no answer where the task has failed, or where its result cannot be one. Only a
+        failed task lets the next try run it again.
         """
         if outcome.state != SUCCESS:
             return None, False
@@ -193,21 +194,21 @@ class Route(Model):
 
     @cached_property
     def final_statuses(self) -> frozenset[int]:
-        """The statuses of a task's answers that end a delivery: later tries get them, too."""
+        """The statuses of a task's answers that are final: later tries get the same answer."""
         end, _, without = self.final.removeprefix("below ").partition(", but ")
         return frozenset(range(200, int(end))) - {int(each) for each in (without or "0").split(",")}
 
     @property
     def queue_names(self) -> list[str]:
-        """The queues that its messages may go to."""
+        """The queues to which its messages may go."""
         return self.queues or [self.queue]
 
     @property
     def takes_chosen_keys(self) -> bool:
-        """Did the operator, not the sender's scheme, choose what identifies a delivery?"""
+        """Does a header or JSON value that the operator chose identify a delivery?"""
         return self.idempotency.startswith(("header:", "json:"))
 
     def arguments(self) -> dict[str, str | int | bool]:
-        """Return the arguments its queues are declared with."""
+        """Return the arguments with which its queues are declared."""
         kind = {} if self.queue_type == "classic" else {"x-queue-type": self.queue_type}
         return {**kind, **self.queue_arguments}

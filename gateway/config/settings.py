@@ -1,7 +1,6 @@
-"""Every setting, validated once.
+"""All settings with their types, limits and defaults.
 
-Where the values come from is `loading.py`'s matter, what cannot work together `cross_checks.py`'s;
-the defaults stand here.
+`loading.py` reads the values, and `cross_checks.py` checks their combinations.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from gateway.sources.base import Options
 BROKER_SCHEMES = ("amqp", "amqps", "redis", "rediss")
 STORE_SCHEMES = ("redis", "rediss", "sentinel")
 
-# What a Location may begin with, as bytes on the wire.
+# The beginning of a Location header: printable ASCII, no query, no slash at the end.
 _PUBLIC_URL = re.compile(r"https?://(?:(?![?#])[!-~])+(?<!/)").fullmatch
 
 
@@ -47,7 +46,7 @@ def _strategy(name: str) -> str:
 
 
 def _listed(value: Any) -> Any:
-    """Take one URL, a `;`-separated text of them as Celery does, or a list."""
+    """Return a list from one URL, from several separated by `;` (as in Celery), or from a list."""
     if isinstance(value, str):
         return value.split(";")
     return value if isinstance(value, list) else [value]
@@ -138,7 +137,7 @@ class Config(Model):
     @field_validator("sources", mode="before")
     @classmethod
     def _schemes(cls, values: Any) -> Any:
-        """Have each source's own scheme say what it may be told."""
+        """Validate each source with the options of its scheme."""
         if not isinstance(values, dict):
             raise ValueError("each source is a table with a name: write [sources.NAME]")
         if isinstance(values.get("scheme"), str):
@@ -163,7 +162,7 @@ class Config(Model):
     @field_validator("routes")
     @classmethod
     def _complete(cls, routes: list[Route], info: ValidationInfo) -> list[Route]:
-        """Fill in what routes leave to their sources and to the settings before them."""
+        """Fill in the routes' defaults, from their sources and from the settings above."""
         sources, timeout = info.data.get("sources", {}), info.data.get("timeout", 0.0)
         amqp = all(_is_amqp(url) for url in info.data.get("broker_url", ()))
         return [
@@ -187,14 +186,14 @@ class Config(Model):
 
     @property
     def state(self) -> str:
-        """The URL of the Redis where claims and the journal live; empty where there is none."""
+        """The URL of the Redis with the claims and the journal; empty where there is none."""
         return self.state_url.get_secret_value() if self.state_url else self.results
 
     @property
     def prefix(self) -> str:
-        """What all names begin with that the gateway gives to what it keeps in Redis.
+        """The prefix of all keys and channels that the gateway makes in Redis.
 
-        Deployments with other virtual hosts or result prefixes share nothing.
+        Deployments with different virtual hosts or result prefixes share no keys.
         """
         if self.state_prefix is not None:
             return f"{self.state_prefix}:"
@@ -203,7 +202,7 @@ class Config(Model):
 
     @property
     def waits(self) -> StrategyInfo:
-        """What the strategy can do."""
+        """The properties of the strategy."""
         return STRATEGIES[self.strategy]
 
     @property
@@ -213,17 +212,17 @@ class Config(Model):
 
     @property
     def paths(self) -> list[str]:
-        """The paths of routes and results, as requests are counted by."""
+        """The paths of routes and results, by which requests are counted."""
         return [*dict.fromkeys(route.path for route in self.routes), RESULTS]
 
     @property
     def queues(self) -> list[str]:
-        """The queues that messages may go to."""
+        """The queues to which messages may go."""
         return sorted({queue for route in self.routes for queue in route.queue_names})
 
     @property
     def queues_by_task(self) -> dict[str, list[str]]:
-        """Where each task may be sent."""
+        """The queues to which each task may be sent."""
         found: dict[str, set[str]] = {}
         for route in self.routes:
             found.setdefault(route.task, set()).update(route.queue_names)
@@ -235,11 +234,11 @@ def _is_amqp(url: SecretStr) -> bool:
 
 
 def _check_url(url: str, schemes: tuple[str, ...]) -> None:
-    """Raise ValueError, without quoting the URL, unless it can be connected to."""
-    needed = f"a URL with a host is needed that begins with {':// or '.join(schemes)}://"
+    """Raise ValueError, without quoting the URL, unless it has a known scheme and a host."""
+    needed = f"has to be a URL with a host that begins with {':// or '.join(schemes)}://"
     try:
         parts = urlsplit(url)
-        # A sentinel URL lists several hosts, which urlsplit takes for one with a bad port.
+        # A sentinel URL lists several hosts, which urlsplit reads as one host with a bad port.
         several = parts.scheme == "sentinel"
         if parts.scheme in schemes and parts.hostname and (several or parts.port != 0):
             return

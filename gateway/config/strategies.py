@@ -1,6 +1,6 @@
-"""The waiting strategies and what each one can do, without importing any of them.
+"""The table of waiting strategies and their properties, without importing any of them.
 
-A strategy is imported where it runs: in a process that was made for it.
+A strategy is imported only in the process that runs it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class StrategyInfo:
-    """``where`` is ``"module:Class"`` below `gateway.strategies`, ``summary`` one line.
+    """The properties of a strategy.
 
-    ``stored``: it reads results from the result store, and does so on a subscription for each
-    task's key, or for a prefix of all keys, where ``subscribes`` says so. ``replies``: workers
-    reply to it over AMQP. ``amqp_only``: no other broker serves it. ``blocks``: its loop stands
-    still while it waits. ``patches`` names the library by which its processes are patched before
-    anything else is imported, which also is the extra that installs it.
+    ``where`` is ``"module:Class"`` below `gateway.strategies`, ``summary`` is one line.
+    ``stored``: it reads results from the result store. ``subscribes``: it subscribes to each task's
+    ``key``, or to a ``prefix`` of all keys. ``replies``: workers reply to it over AMQP.
+    ``amqp_only``: it needs an AMQP broker. ``blocks``: it blocks the loop while it waits.
+    ``patches`` is the library that patches its processes before anything else is imported; it is
+    also the name of the extra that installs the library.
     """
 
     where: str

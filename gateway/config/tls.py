@@ -1,4 +1,4 @@
-"""TLS towards broker and stores."""
+"""TLS settings for connections to the broker and the stores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.model import Model
 
 
 class TLS(Model):
-    """For amqps:// and rediss://: paths of PEM files."""
+    """The paths of PEM files for amqps:// and rediss://."""
 
     ca: Path | None = None
     cert: Path | None = None
@@ -25,7 +25,7 @@ class TLS(Model):
             if path is not None and not path.is_file():
                 raise ValueError(f"{name}: no such file: {path}")
         if self.key and not self.cert:
-            raise ValueError("key: needs cert beside it")
+            raise ValueError("key: needs a certificate; set cert, too")
         return self
 
     def context(self) -> ssl.SSLContext:

@@ -1,1 +1,1 @@
-"""One connection, one exchange: parsing, limits, bad input."""
+"""The HTTP/1 server: connections, requests and answers, limits, malformed requests."""

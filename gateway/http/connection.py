@@ -1,7 +1,7 @@
-"""Tornado's HTTP/1 connection, with short cuts for requests that are as they usually are.
+"""Tornado's HTTP/1 connection, with faster code for usual headers and bodies.
 
-Both short cuts take nothing that Tornado's own way would not take in the same sense; what does
-not fit goes Tornado's way. https://www.rfc-editor.org/rfc/rfc9112
+The faster code accepts only what Tornado's own code would accept with the same meaning; everything
+else is left to Tornado. https://www.rfc-editor.org/rfc/rfc9112
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from gateway.errors import BadRequest, HeaderTooLarge
 from gateway.http.read_buffer import Refused, bare_line_end
 from gateway.http.stream import Stream
 
-#: Header lines a request may have.
+#: The most header lines that a request may have.
 MAX_HEADERS = 256
 
 # RFC 9110, 5.1 and 5.5: a token, a colon, and neither control characters nor line ends. The
-# possessive quantifiers never try again what they have taken.
+# possessive quantifiers do not backtrack.
 _field_lines = re.compile(
     r"(?<=\n)([!#$%&'*+\-.^_`|~0-9A-Za-z]++):([^\x00-\x08\x0a-\x1f\x7f]*+)\r\n"
 ).findall
@@ -29,7 +29,7 @@ _field_lines = re.compile(
 class Headers(dict[str, str]):
     """Header fields by their names in lower case, repeated ones joined by ``", "``.
 
-    Tornado asks for them by its own spelling.
+    A look-up ignores the case, because Tornado spells names with capitals.
     """
 
     __slots__ = ()
@@ -47,7 +47,7 @@ class Headers(dict[str, str]):
 
     @classmethod
     def of(cls, lines: list[tuple[str, str]]) -> Headers:
-        """Take header lines whose names are in lower case."""
+        """Make headers from lines (name, value) whose names are in lower case."""
         headers = cls(lines)
         if len(headers) != len(lines):
             for name in headers:
@@ -59,19 +59,19 @@ class Connection(HTTP1Connection):
     """One request and its answer on a stream; `remote` is the peer's address."""
 
     def __init__(self, stream: Stream, params: HTTP1ConnectionParameters, remote: str):
-        # It stands in for an IOStream, as far as this class uses one.
+        # The stream has those methods of an IOStream that this class uses.
         super().__init__(stream, False, params)  # type: ignore[arg-type]
         self.remote = remote
         self._bytes = stream
 
     @property
     def last(self) -> bool:
-        """Does the client want nothing more on this connection?"""
+        """Does the connection end after this request, because the client wants that?"""
         return self._disconnect_on_finish
 
     def end(self, last: bool) -> None:
-        """Finish the request: its answer has been given to the stream."""
-        if last:  # Tornado closes by itself only what it has not read to its end
+        """Finish the request, whose answer was given to the stream; close if it is the `last`."""
+        if last:  # Tornado itself closes only after a request that was not read to its end
             self._disconnect_on_finish = True
         self.finish()
 
@@ -96,7 +96,7 @@ class Connection(HTTP1Connection):
     def _read_body(  # type: ignore[override]
         self, code: int, headers: Headers, delegate: HTTPMessageDelegate
     ) -> Awaitable[None] | None:
-        # The delegate has refused any length that is no number.
+        # The delegate has already refused a length that is not a number.
         if "transfer-encoding" not in headers:
             body = self._bytes.take(int(dict.get(headers, "content-length", "0")))
             if body is not None:

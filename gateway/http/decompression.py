@@ -1,4 +1,4 @@
-"""Bodies in gzip, decompressed to a limit. https://www.rfc-editor.org/rfc/rfc1952"""
+"""Decompress gzip bodies, up to a limit. https://www.rfc-editor.org/rfc/rfc1952"""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import zlib
 
 from gateway.errors import BadRequest, BodyTooLarge
 
-#: Members of one body, which follow each other: more cost far more time than bytes.
+#: The most gzip members that a body may have: many small ones cost much time for few bytes.
 MAX_MEMBERS = 100
-# zlib's own way to ask for gzip's header and checksum.
+# With 16 added, zlib expects gzip's header and checksum.
 _GZIP = 16 + zlib.MAX_WBITS
 
 
 def gunzip(body: bytes, limit: int) -> bytes:
-    """Return what all members of `body` hold.
+    """Return the decompressed content of all members of `body`.
 
     Raises `BodyTooLarge` beyond `limit` bytes, and `BadRequest` where a member is damaged or cut
-    off, or something else comes behind it.
+    off, or is followed by other data.
     """
-    # Not all at once: what is beyond the limit is no more than a piece of it.
+    # In pieces, so that at most one piece beyond the limit is decompressed.
     most = max(64 * 1024, limit // 16)
     pieces: list[bytes] = []
     size = 0
@@ -28,13 +28,13 @@ def gunzip(body: bytes, limit: int) -> bytes:
             try:
                 piece = member.decompress(body, most)
             except zlib.error as exc:
-                raise BadRequest("The body is no gzip.") from exc
+                raise BadRequest("The body is not valid gzip.") from exc
             size += len(piece)
             if size > limit:
                 raise BodyTooLarge(f"The body is over {limit} bytes when decompressed.")
             body = member.unconsumed_tail
             if not (piece or body or member.eof):
-                raise BadRequest("The body's gzip is cut off.")
+                raise BadRequest("The gzip body is cut off.")
             pieces.append(piece)
         body = member.unused_data
         if not body:

@@ -1,7 +1,7 @@
-"""HTTP messages below RequestHandler: one request and its answer, and what they may be.
+"""One HTTP request and its answer: checks, limits and the bytes of the answer.
 
-Tornado parses and frames HTTP/1; what a request may be, and what happens when it is not,
-is decided here. https://www.rfc-editor.org/rfc/rfc9112
+Tornado parses and frames HTTP/1. This module decides which requests are accepted, and how the
+others are answered. https://www.rfc-editor.org/rfc/rfc9112
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ from gateway.relay.relay import Relay
 
 log = logging.getLogger(__name__)
 
-#: Bytes that a header field, and a piece of a body, take beside their own.
+#: Bytes of memory that a header field, and a piece of a body, need beside their own bytes.
 FIELD, PIECE = 128, 64
-#: Stands for the first line of a request that has not come.
+#: The start line as long as none has arrived.
 _NO_START = RequestStartLine("-", "-", "")
 
 
 class Exchanges:
-    """What all exchanges of a process share; once `closing`, each answer ends its connection."""
+    """State that all exchanges of a process share.
+
+    While ``closing`` is set, each answer ends its connection.
+    """
 
     def __init__(self, config: Config, relay: Relay, metrics: Metrics):
         self.config = config
@@ -94,10 +97,11 @@ class Exchange(HTTPMessageDelegate):
         stream.deadline = now + config.body_timeout
         try:
             length = head.check(start_line, headers, config)
-            # A body that is here is no reason to end the connection; any other is not waited for.
+            # If the body is here already, the request is refused later, and the connection stays
+            # open. Otherwise it is refused now, so that the body need not be waited for.
             if length is None or length > stream.size:
                 path, _ = head.split_target(start_line.path)
-                missing = length - stream.size if length else 0  # the rest counts already
+                missing = length - stream.size if length else 0  # the rest is counted already
                 self._shared.relay.expect(start_line.method, path, missing)
         except RequestError as error:
             raise Refused(error) from error
@@ -107,16 +111,16 @@ class Exchange(HTTPMessageDelegate):
         self._length += len(chunk)
         if self._length > limit:
             raise Refused(BodyTooLarge(f"The body is over {limit} bytes."))
-        if self._pieces:  # nearly all bodies come whole
+        if self._pieces:  # nearly all bodies arrive in one piece
             self._stream.hold(PIECE)
-        # One that grew in place would be moved, and leave holes that nothing fits into.
+        # A growing buffer would be moved in memory, which fragments it.
         self._pieces.append(chunk)
 
     def finish(self) -> None:
-        if self.answered:  # it was late, by a turn of the loop
+        if self.answered:  # its deadline passed in this turn of the loop
             return
         self._complete = True
-        self._stream.deadline = math.inf  # the relay has its own
+        self._stream.deadline = math.inf  # the relay has its own deadline
         try:
             request = self._request(self._stream.hand_on())
         except RequestError as error:
@@ -130,7 +134,7 @@ class Exchange(HTTPMessageDelegate):
             self._connection.set_close_callback(self.on_connection_close)
 
     def _request(self, size: int) -> Request:
-        """Make the request of what was received in `size` bytes."""
+        """Make a request from the header and body, which were received as `size` bytes."""
         shared, headers = self._shared, self._headers
         path, query = head.split_target(self._start.path)
         body = b"".join(self._pieces)
@@ -139,7 +143,7 @@ class Exchange(HTTPMessageDelegate):
         if dict.get(headers, "content-encoding", "identity").lower() != "identity":
             body = gunzip(body, shared.config.max_body)
             size += len(body)
-            for name in ("content-encoding", "content-length"):  # the task gets neither
+            for name in ("content-encoding", "content-length"):  # they no longer apply
                 headers.pop(name, None)
         return Request(
             method=self._start.method,
@@ -161,14 +165,14 @@ class Exchange(HTTPMessageDelegate):
             in_flight.cancel()
 
     def late(self) -> None:
-        """End a request that does not arrive in time."""
+        """End a request that has not arrived in time."""
         if not self.answered:
             part = "header" if self._start is _NO_START else "body"
             self._stream.refuse(Refused(BodyTooSlow(f"The {part} did not arrive in time.")))
         self._stream.close()
 
     def full(self) -> None:
-        """End a request that there is no room for, or a client that sends ahead of its answer."""
+        """End a request for which there is no room, or a client that sends ahead of its answer."""
         if self._complete:
             self._stream.abort()
         else:
@@ -176,7 +180,7 @@ class Exchange(HTTPMessageDelegate):
             self._stream.close()
 
     def refuse(self, error: RequestError) -> None:
-        """Answer before the request is read to its end; the connection ends with it."""
+        """Answer before the request is read to its end; the connection ends after that."""
         if self.answered:
             return
         self._pieces.clear()
@@ -217,5 +221,5 @@ class Exchange(HTTPMessageDelegate):
         self.answered = True
         self._in_flight = None
         self._stream.send(data)
-        # For the client to take it, and to send its next request.
+        # Until then the client has to read the answer and to send its next request.
         self._stream.deadline = monotonic() + self._shared.config.idle_timeout

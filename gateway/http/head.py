@@ -1,4 +1,4 @@
-"""What the header of a request may say, before its body is read.
+"""Check the header of a request before its body is read.
 
 https://www.rfc-editor.org/rfc/rfc9112
 """
@@ -14,16 +14,16 @@ from gateway.errors import BadRequest, BodyTooLarge, EncodingNotAccepted
 from gateway.http.connection import Headers
 
 _VERSIONS = ("HTTP/1.1", "HTTP/1.0")
-# RFC 9110, 7.2; user information and paths have no place in it.
+# RFC 9110, 7.2; user information and paths are not allowed in it.
 _host = re.compile(
     r"[A-Za-z0-9._~%!$&'()*+,;=\-]*(:[0-9]*)?|\[[0-9A-Fa-f:.]+\](:[0-9]*)?"
 ).fullmatch
-# What a number of bytes may be: no more digits than any memory has.
+# A number of bytes: 18 digits are more than any memory has.
 _length = re.compile(r"[0-9]{1,18}").fullmatch
 
 
 def split_target(target: str) -> tuple[str, str]:
-    """Return a target's path and query."""
+    """Split a request target into its path and query."""
     if target.startswith(("http://", "https://")):  # RFC 9112, 3.2.2: the absolute form
         target = "/" + target.split("/", 3)[3] if target.count("/") > 2 else "/"
     path, _, query = target.partition("?")
@@ -31,29 +31,32 @@ def split_target(target: str) -> tuple[str, str]:
 
 
 def check(start_line: RequestStartLine, headers: Headers, config: Config) -> int | None:
-    """Refuse what need not be read any further; return the body's length, None: it is unknown."""
+    """Check a request's header; return the body's length in bytes, or None where it is unknown.
+
+    Raises a `RequestError` where the body need not be read.
+    """
     version = start_line.version
     if version not in _VERSIONS:
-        raise BadRequest(f"{version} is not spoken here.")
+        raise BadRequest(f"{version} is not supported; use HTTP/1.1 or HTTP/1.0.")
     if not start_line.path.isascii():  # RFC 3986, 2
-        raise BadRequest("The target has bytes that no URI has.")
+        raise BadRequest("The request target has bytes that are not allowed in a URI.")
     host = dict.get(headers, "host")
     if host is None:
         if version == "HTTP/1.1":
-            raise BadRequest("A Host header is needed.")
+            raise BadRequest("The Host header is missing.")
     elif not _host(host):
-        raise BadRequest("The Host header is malformed, or not the only one.")
+        raise BadRequest("The Host header is malformed, or there is more than one.")
     size = 0
     length = dict.get(headers, "content-length")
     if length is not None:
         if not _length(length):
-            raise BadRequest("The Content-Length is no number of bytes.")
+            raise BadRequest("The Content-Length is not a number of bytes.")
         size = int(length)
         if size > config.max_body:
             raise BodyTooLarge(f"The body is over {config.max_body} bytes.")
     chunked = dict.__contains__(headers, "transfer-encoding")
     if chunked and version == "HTTP/1.0":
-        raise BadRequest("HTTP/1.0 has no Transfer-Encoding.")
+        raise BadRequest("Transfer-Encoding is not allowed in HTTP/1.0.")
     encoding = dict.get(headers, "content-encoding")
     if encoding is not None and encoding.lower() not in ("identity", "gzip", "x-gzip"):
         raise EncodingNotAccepted

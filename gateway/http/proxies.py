@@ -1,28 +1,28 @@
-"""Whose word for a sender's address is believed."""
+"""Resolve the client's address behind trusted proxies."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from ipaddress import ip_address, ip_network
 
-#: Addresses may be made up: of more than these none is remembered.
+#: Addresses in the cache. It is bounded because senders can invent addresses.
 _REMEMBERED = 1_000
-#: Characters; an IPv6 address with a zone has fewer.
+#: The most characters of an address; an IPv6 address with a zone has fewer.
 _LONGEST = 100
 
 
 class Proxies:
-    """The networks of the proxies in front, as in ``trusted_proxies``."""
+    """The networks of the trusted proxies (setting ``trusted_proxies``)."""
 
     def __init__(self, networks: Iterable[str]):
         self._networks = [ip_network(text) for text in networks]
         self._known: dict[str, bool] = {}
 
     def sender(self, peer: str, forwarded_for: str) -> str:
-        """Return the sender's address: of those that are not trusted the one nearest to us.
+        """Return the sender's address: the last address that is not a trusted proxy's.
 
-        `forwarded_for` is X-Forwarded-For, which counts only where `peer` is trusted. What is too
-        long for an address is cut off.
+        `forwarded_for` is the X-Forwarded-For header, which is used only where `peer` is a trusted
+        proxy. What is too long for an address is cut off.
         """
         if forwarded_for and self._trusted(peer):
             for address in reversed(forwarded_for.split(",")):
@@ -43,6 +43,6 @@ class Proxies:
             address = ip_address(text)
         except ValueError:
             return False
-        # A dual-stack socket's IPv4 peers.
+        # A dual-stack socket reports IPv4 peers as mapped IPv6 addresses.
         address = getattr(address, "ipv4_mapped", None) or address
         return any(address in network for network in self._networks)

@@ -1,4 +1,4 @@
-"""Bytes that a client has sent, and the one read that waits for more of them."""
+"""A buffer for the bytes of a client, with at most one pending read."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ class Refused(HTTPInputError):
 
 
 class ReadBuffer:
-    """What has come and was not read begins at ``_at`` of ``_buffer``; it is copied as little as
-    may be, for most requests come whole."""
+    """Buffers received bytes until they are read.
+
+    The unread bytes begin at ``_at`` of ``_buffer``. They are copied as little as possible, as most
+    requests arrive in one piece.
+    """
 
     __slots__ = ("_at", "_buffer", "_least", "_most", "_reading", "_seen", "_until")
 
@@ -33,14 +36,15 @@ class ReadBuffer:
         self._buffer = b""
         self._at = 0
         self._reading: asyncio.Future[bytes] | None = None
-        # What is read: bytes up to the delimiter `_until`, which does not begin before `_seen`,
-        # and `_most` at the most; or else from `_least` to `_most` bytes.
+        # The pending read is for the bytes up to the delimiter `_until`, at most `_most` of them;
+        # the delimiter does not begin before `_seen`. Without a delimiter it is for `_least` to
+        # `_most` bytes.
         self._until = b""
         self._least = self._most = self._seen = 0
 
     @property
     def size(self) -> int:
-        """The number of bytes that wait to be read."""
+        """The number of unread bytes."""
         return len(self._buffer) - self._at
 
     @property
@@ -49,7 +53,7 @@ class ReadBuffer:
         return self._reading is not None and self._until is END_OF_HEADER
 
     def feed(self, data: bytes) -> None:
-        """Add what has come."""
+        """Add received bytes, and complete the pending read if that is possible now."""
         if self._at < len(self._buffer):
             self._buffer = self._buffer[self._at :] + data
             self._seen -= self._at
@@ -58,38 +62,38 @@ class ReadBuffer:
             self._seen = 0
         self._at = 0
         if self._reading is not None:
-            self._look()
+            self._try_complete()
 
     def read(self, until: bytes, least: int, most: int) -> Awaitable[bytes]:
         """Read up to the delimiter `until` within `most` bytes; without one, `least` to `most`.
 
-        What can never be read fails with `Refused`.
+        The read fails with `Refused` where the bytes can never fulfil it.
         """
         future = self._reading = asyncio.get_running_loop().create_future()
         self._until, self._least, self._most = until, least, most
         self._seen = self._at
         if self._at < len(self._buffer):
-            self._look()
+            self._try_complete()
         return future
 
     def take(self, size: int) -> bytes | None:
-        """Read `size` bytes without waiting; None where not all of them are here."""
+        """Read `size` bytes without waiting; None where not all of them have arrived."""
         end = self._at + size
         return self._consume(end) if end <= len(self._buffer) else None
 
     def fail(self, error: Exception) -> None:
-        """End the read, if there is one, with `error`."""
+        """Fail the pending read, if there is one, with `error`."""
         future, self._reading = self._reading, None
         if future is not None and not future.done():
             future.set_exception(error)
-            future.exception()  # who awaited it may have failed meanwhile: that is no news
+            future.exception()  # else asyncio logs it if it is not awaited any more
 
     def clear(self) -> None:
         self._buffer = b""
         self._at = 0
 
-    def _look(self) -> None:
-        """End the read if what it is for is here, or cannot come any more."""
+    def _try_complete(self) -> None:
+        """Complete the pending read if its bytes are here; fail it if they can never come."""
         buffer, at, until = self._buffer, self._at, self._until
         if not until:
             if len(buffer) - at >= self._least:
@@ -107,9 +111,9 @@ class ReadBuffer:
             self._seen = max(at, end - len(until) + 1)
 
     def _check_beginning(self) -> None:
-        """Do not wait for the end of what is no header."""
+        """Fail the read early where the bytes cannot be an HTTP header."""
         first = self._buffer[self._at]
-        if not 32 < first < 127 and first != 13:  # TLS, say
+        if not 32 < first < 127 and first != 13:  # for example TLS
             self.fail(Refused(BadRequest("This is not HTTP.")))
         elif bare_line_end(self._buffer, self._seen):
             self.fail(Refused(BadRequest("A header line does not end in CR LF.")))
@@ -122,7 +126,7 @@ class ReadBuffer:
 
     def _end(self, end: int) -> None:
         future, self._reading = self._reading, None
-        if future is not None and not future.done():  # nobody has cancelled it
+        if future is not None and not future.done():  # done: it was cancelled
             future.set_result(self._consume(end))
 
     def _consume(self, end: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Sockets and connections: accepting, handing on to exchanges, draining."""
+"""The HTTP server: accept connections, serve their requests, check deadlines, drain."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ log = logging.getLogger(__name__)
 
 #: Seconds that idle connections stay open while draining: nginx's upstream keepalive_timeout.
 IDLE_DRAIN = 5.0
-#: Seconds: how late a connection's deadline may be noticed.
+#: Seconds between checks of deadlines: a passed deadline is noticed at most this late.
 SWEEP = 0.5
-#: Seconds after which an idle connection gives way where there is no room for a new one: nginx has
-#: closed it before, and does not send a POST into a connection that is just being closed.
-GIVES_WAY = IDLE_DRAIN + 1.0
-#: Descriptors that are kept for all but clients: without one nothing reaches broker or Redis again.
+#: Seconds after which an idle connection is closed when there is no room for a new one. nginx
+#: closes it earlier, so it cannot send a POST on a connection that is just being closed.
+CLOSE_IDLE_AFTER = IDLE_DRAIN + 1.0
+#: Descriptors that are reserved for everything but clients: reconnecting to the broker or to Redis
+#: needs one.
 OTHER_FILES = 96
-#: Above our own limit, so that the answer is ours.
+#: Tornado's limit of a body in bytes; far above `max_body`, so that our own check answers.
 _PARSER_BODY = 2**62
 
 
@@ -44,15 +45,16 @@ class Server:
         self._exchanges = Exchanges(config, relay, metrics)
         self._sockets: list[socket.socket] = []
         self._streams: dict[Stream, asyncio.Task[None]] = {}
-        # When to look at which: a look at all of them would stop thousands for a moment.
-        self._looks: dict[int, set[Stream]] = {}
+        # The streams by the tick of their next check: a check of thousands in one turn of the loop
+        # would delay all requests.
+        self._checks: dict[int, set[Stream]] = {}
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most = max(1, min(config.max_connections, files - OTHER_FILES))
-        # No deadline is set that is nearer than this.
+        # Seconds; no deadline is set nearer than this.
         self._nearest = min(config.idle_timeout, config.body_timeout)
         self._quiet = asyncio.Event()
         self._quiet.set()
-        self._draining = self._full = self._told = False
+        self._draining = self._full = self._warned_full = False
         self._sweeper: asyncio.TimerHandle | None = None
         self._parameters = HTTP1ConnectionParameters(
             max_header_size=config.max_header,
@@ -71,7 +73,11 @@ class Server:
             asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     def _accept(self, listener: socket.socket) -> bool:
-        """Accept one connection a turn: whoever is busy leaves the others to its siblings."""
+        """Accept one connection; tell whether there was one.
+
+        Only one is accepted in each turn of the loop, so that a busy process leaves the others to
+        its siblings.
+        """
         if len(self._streams) >= self._most and not self._draining:
             self._wait_for_room()
             return False
@@ -83,7 +89,7 @@ class Server:
             self._pause(listener, exc)
             return False
         if connection.family == socket.AF_UNIX:
-            remote = "127.0.0.1"  # the proxy on this machine
+            remote = "127.0.0.1"  # the proxy on this host
         else:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             remote = address[0]
@@ -92,13 +98,13 @@ class Server:
         self._streams[stream] = asyncio.create_task(self._serve(stream, connection, remote))
         self._quiet.clear()
         self._metrics.add("gateway_connections_open")
-        self._look(stream, monotonic())
+        self._schedule_check(stream, monotonic())
         if self._sweeper is None:
             self._sweeper = asyncio.get_running_loop().call_later(SWEEP, self._sweep)
         return True
 
     async def _serve(self, stream: Stream, connection: socket.socket, remote: str) -> None:
-        """Answer one request of a connection after the other."""
+        """Serve the requests of a connection, one after the other."""
         try:
             loop = asyncio.get_running_loop()
             await loop.connect_accepted_socket(lambda: stream, connection)
@@ -111,14 +117,14 @@ class Server:
             pass
         finally:
             stream.close()
-            stream.receiver = None  # and it knows the stream: a circle
+            stream.receiver = None  # it refers to the stream: end the reference cycle
             if not stream.connected:
                 connection.close()
                 self._lost(stream)
 
     def _lost(self, stream: Stream) -> None:
         del self._streams[stream]
-        self._looks.get(stream.look, set()).discard(stream)
+        self._checks.get(stream.check_tick, set()).discard(stream)
         self._metrics.add("gateway_connections_open", -1)
         if not self._streams:
             self._quiet.set()
@@ -128,48 +134,54 @@ class Server:
                 self._resume(listener)
 
     def _wait_for_room(self) -> None:
-        """Leave new connections to siblings and to the kernel's queue until one of ours is gone.
+        """Stop accepting until a connection has ended.
 
-        Whoever waits there has sent nothing that was read. Where that queue is full, too, nginx
-        cannot connect, and sends even a POST to the next gateway.
+        New connections go to the siblings or wait in the kernel's queue, where nothing of them was
+        read. When that queue is full as well, nginx cannot connect, and can send even a POST to the
+        next gateway.
         """
-        # Those in use give way after their answers, the idle ones when the sweep looks at them.
+        # Connections in use are closed after their answers, idle ones by the next sweep.
         self._full = self._exchanges.closing = True
         for listener in self._sockets:
             asyncio.get_running_loop().remove_reader(listener)
-        if not self._told:
-            log.warning("%d connections are open: new ones wait", len(self._streams))
-            self._told = True
+        if not self._warned_full:
+            log.warning(
+                "%d connections are open, which is the limit: new ones wait", len(self._streams)
+            )
+            self._warned_full = True
 
-    def _look(self, stream: Stream, now: float) -> None:
-        """Look at `stream` when its deadline may have passed, which moves meanwhile."""
-        stream.look = int(min(stream.deadline, now + self._nearest) / SWEEP) + 1
-        self._looks.setdefault(stream.look, set()).add(stream)
+    def _schedule_check(self, stream: Stream, now: float) -> None:
+        """Schedule the next check of the stream's deadline, which may be moved before that."""
+        stream.check_tick = int(min(stream.deadline, now + self._nearest) / SWEEP) + 1
+        self._checks.setdefault(stream.check_tick, set()).add(stream)
 
     def _sweep(self) -> None:
         now = monotonic()
-        for tick in [tick for tick in self._looks if tick * SWEEP <= now]:
-            for stream in self._looks.pop(tick):
+        for tick in [tick for tick in self._checks if tick * SWEEP <= now]:
+            for stream in self._checks.pop(tick):
                 if stream.deadline < now:
                     stream.expire()
                 if stream in self._streams:
-                    self._look(stream, now)
+                    self._schedule_check(stream, now)
         if self._full:
-            self._close_idle(now - GIVES_WAY)
+            self._close_idle(now - CLOSE_IDLE_AFTER)
         else:
-            self._told = False
+            self._warned_full = False
         self._sweeper = None
         if self._streams:
             self._sweeper = asyncio.get_running_loop().call_later(SWEEP, self._sweep)
 
     def _close_idle(self, since: float) -> None:
-        """Close the connections that have been idle since that moment (monotonic seconds)."""
+        """Close the connections that have been idle since `since` (monotonic seconds)."""
         for stream in list(self._streams):
             if not stream.busy and stream.deadline - self._config.idle_timeout < since:
                 stream.close()
 
     def _pause(self, listener: socket.socket, exc: OSError) -> None:
-        """Out of descriptors: stop asking for a moment, or the loop would spin."""
+        """Stop accepting for half a second, as the process is out of descriptors.
+
+        The socket stays readable meanwhile, so the loop would spin.
+        """
         log.error("cannot accept connections: %s", exc)
         loop = asyncio.get_running_loop()
         loop.remove_reader(listener)
@@ -180,16 +192,17 @@ class Server:
             asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     async def drain(self, grace: float) -> int:
-        """Stop accepting, let idle connections finish, then wait `grace` seconds at the most.
+        """Stop accepting, and wait at most `grace` seconds until connections have ended.
 
-        Returns how many requests had no answer by then, or had not taken it.
+        Returns the number of requests that had no answer by then, or whose client had not read it.
         """
         self._draining = self._exchanges.closing = True
         loop = asyncio.get_running_loop()
         while self._sockets:
             listener = self._sockets.pop()
             loop.remove_reader(listener)
-            # What the kernel has accepted by now is ours to answer, whatever its number.
+            # The kernel has accepted these connections already, so they have to be answered, even
+            # beyond the limit of connections.
             for _ in range(self._config.backlog):
                 if not self._accept(listener):
                     break

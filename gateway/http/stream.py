@@ -1,8 +1,8 @@
-"""One client's bytes: what Tornado's HTTP/1 connection reads from and writes to.
+"""A client's connection, from which Tornado's HTTP/1 connection reads and to which it writes.
 
-Stands in for `tornado.iostream.IOStream`, as far as `HTTP1Connection` uses it, on a transport of
-the asyncio loop: a request costs one read and one write, and nothing to change what is waited
-for. docs/decisions/0020-a-stream-on-the-loops-transport.md has the figures.
+It has those methods of `tornado.iostream.IOStream` that `HTTP1Connection` uses, on a transport of
+the asyncio loop. So a request costs one read and one write, and no change of what the loop's
+selector watches. docs/decisions/0020-a-stream-on-the-loops-transport.md has the figures.
 """
 
 from __future__ import annotations
@@ -19,43 +19,44 @@ from gateway.errors import BadRequest, RequestError
 from gateway.http.read_buffer import END_OF_HEADER, ReadBuffer, Refused
 from gateway.relay.limits import Limits
 
-#: Bytes that a client may send ahead of its answers.
+#: Bytes that a client may send before it has got its earlier answers.
 AHEAD = 64 * 1024
-#: Bytes, and seconds, of a refused request that are read and thrown away, so that the client
-#: sees the answer and not a reset.
+#: After a refusal, so many bytes are read and discarded for so many seconds: otherwise the client
+#: would get a reset instead of the answer.
 LINGER, LINGER_SECONDS = 4 * 1024 * 1024, 2.0
-#: What all answers begin with, and seconds from its first byte to its second; then twice as many.
+#: The beginning of every answer, which is sent byte by byte to a client that sends no more, and the
+#: first pause between two of its bytes in seconds. Each further pause is twice as long.
 BEGINNING, PROBE = b"HTTP/1.1 ", 0.1
 
 
 class Receiver(Protocol):
-    """The request that is being read, or answered."""
+    """The request that is being read or answered."""
 
     answered: bool
 
     def refuse(self, error: RequestError) -> None:
-        """Answer with `error`: the rest of the request is not read."""
+        """Answer with `error`; the rest of the request is not read."""
 
     def late(self) -> None:
-        """Answer that the request did not come in time."""
+        """Answer that the request has not arrived in time."""
 
     def full(self) -> None:
-        """End the connection, as there is no room for what it has sent."""
+        """End the connection, because there is no room for what it has sent."""
 
 
 class Stream(ReadBuffer, asyncio.Protocol):
-    """A client's connection; `lost` is called once, when it is gone.
+    """A client's connection; `lost` is called once, when it has ended.
 
-    What it has received counts in `limits` until it is handed on or thrown away.
+    Received bytes are counted in `limits` until they are handed on or discarded.
 
-    Nothing on it lasts beyond ``deadline`` (monotonic seconds): not an idle connection, nor a
-    request that arrives slowly, nor an answer that is not taken. Timeouts are in seconds.
+    ``deadline`` (monotonic seconds) ends an idle connection, a request that arrives too slowly, and
+    an answer that the client does not read. Timeouts are in seconds.
     """
 
     __slots__ = (
         "_ahead", "_close_callback", "_closed", "_ended", "_flushed", "_header_timeout", "_held",
         "_left", "_limits", "_lost", "_probed", "_refused", "_transport", "_unwritten", "deadline",
-        "connected", "look", "receiver", "receiving",
+        "connected", "check_tick", "receiver", "receiving",
     )  # fmt: skip
 
     def __init__(
@@ -68,27 +69,27 @@ class Stream(ReadBuffer, asyncio.Protocol):
         super().__init__()
         self._header_timeout = header_timeout
         self._limits = limits
-        #: Bytes that count: received and not handed on; given to the transport and not taken.
+        #: Bytes that are counted: received and not handed on; written and not sent yet.
         self._held = self._unwritten = 0
         self._lost = lost
         self._transport: asyncio.Transport  # from `connection_made` on
         self.connected = False
         self._left = LINGER
         self._ahead = self._closed = self._ended = self._refused = False
-        self._probed = 0  # bytes of an answer that were written before it
+        self._probed = 0  # bytes of the answer that `_probe` has written already
         self._flushed: asyncio.Future[None] | None = None
         self._close_callback: Callable[[], None] | None = None
         self.deadline = monotonic() + idle_timeout
-        #: The tick in which the server looks at the deadline next.
-        self.look = 0
+        #: The tick in which the server checks the deadline next.
+        self.check_tick = 0
         self.receiver: Receiver | None = None
-        #: Has a request begun that is not answered?
+        #: Has a request begun that is not answered yet?
         self.receiving = False
 
     # What HTTP1Connection calls ---------------------------------------------------------------
 
     def read_until_regex(self, regex: bytes, max_bytes: int) -> Awaitable[bytes]:
-        """Read a header: Tornado has no regular expression for anything else."""
+        """Read a header; Tornado uses a regular expression for nothing else."""
         self.receiving = False
         future = self._read(END_OF_HEADER, 0, max_bytes)
         if self.size:
@@ -102,7 +103,7 @@ class Stream(ReadBuffer, asyncio.Protocol):
         return self._read(b"", 1 if partial else num_bytes, num_bytes)
 
     def write(self, data: bytes) -> Awaitable[None]:
-        """Write what Tornado says by itself: a 100, or a 400 in whose place we give the reason."""
+        """Write a status line of Tornado's own: a 100 as it is, a 400 with our reason instead."""
         if data.startswith(b"HTTP/1.1 100"):
             self.send(data)
         else:
@@ -115,7 +116,7 @@ class Stream(ReadBuffer, asyncio.Protocol):
         self._close_callback = callback
 
     def set_nodelay(self, value: bool) -> None:
-        """Do nothing: it is set once, for each of these would be a system call."""
+        """Do nothing: the option is set once, as each call would cost a system call."""
 
     def closed(self) -> bool:
         return self._closed
@@ -135,7 +136,7 @@ class Stream(ReadBuffer, asyncio.Protocol):
             self._transport.resume_reading()
             try:
                 self._transport.write_eof()
-            except OSError:  # the client has reset it, which the loop is about to hear
+            except OSError:  # the client has reset the connection
                 self._transport.abort()
         else:
             self._transport.close()
@@ -144,19 +145,19 @@ class Stream(ReadBuffer, asyncio.Protocol):
 
     @property
     def busy(self) -> bool:
-        """Is there a request to answer, or an answer to be taken?"""
+        """Is there a request to answer, or an answer that is not sent yet?"""
         if not self.connected:
             return True
         unwritten = self._transport.get_write_buffer_size() > 0
         return unwritten or (self.receiving and not self._closed)
 
     def hold(self, size: int) -> None:
-        """Count so many bytes more."""
+        """Count `size` more bytes in the limits."""
         self._held += size
         self._limits.bytes += size
 
     def hand_on(self) -> int:
-        """Count what has been read no longer; return the number of its bytes."""
+        """Stop counting the bytes that have been read; return their number."""
         size = self._held - self.size
         self._held -= size
         self._limits.bytes -= size
@@ -176,14 +177,17 @@ class Stream(ReadBuffer, asyncio.Protocol):
             self.receiver.refuse(error)
 
     async def flushed(self) -> None:
-        """Wait until the client takes its answers; others get a turn before a next request."""
+        """Wait until the client reads its answers.
+
+        Where its next request has arrived already, let the loop run other connections first.
+        """
         if self._flushed is not None:
             await self._flushed
         elif self.size:
             await asyncio.sleep(0)
 
     def expire(self) -> None:
-        """End what has lasted beyond the deadline."""
+        """End the request or the connection; called after the deadline."""
         if self._closed:
             self.abort()
         elif self.receiving and self.receiver is not None:
@@ -192,7 +196,7 @@ class Stream(ReadBuffer, asyncio.Protocol):
             self.close()
 
     def abort(self) -> None:
-        """Close at once, whatever is unread or unwritten."""
+        """Close immediately; unread and unwritten bytes are lost."""
         if not self.connected:
             self._closed = True
         else:
@@ -227,9 +231,9 @@ class Stream(ReadBuffer, asyncio.Protocol):
                 self._transport.pause_reading()
 
     def eof_received(self) -> bool:
-        """Stay open for what has come whole; called by the transport: the client sends no more.
+        """Stay open for a complete request; called by the transport when the client sends no more.
 
-        Whether it listens yet, or has closed its connection, shows only when it is written to.
+        Only a write shows whether the client still reads, or has closed its connection.
         docs/decisions/0028-who-sends-no-more.md
         """
         if not self._ended:
@@ -238,7 +242,7 @@ class Stream(ReadBuffer, asyncio.Protocol):
         return self._reading is None and not self._closed
 
     def _probe(self) -> None:
-        """Write an answer's next byte: a client that is gone resets the connection for it."""
+        """Write the next byte of the answer's beginning: a client that has left then resets it."""
         if self._closed:
             return
         answered = self.receiver is None or self.receiver.answered
@@ -277,14 +281,14 @@ class Stream(ReadBuffer, asyncio.Protocol):
         if self._closed:
             self.fail(StreamClosedError())
         elif self._ended and self._reading is not None:
-            self.close()  # what it waits for does not come any more
+            self.close()  # the client sends no more
         elif self._ahead and self._reading is not None:
             self._ahead = False
             self._transport.resume_reading()
         return future
 
     def _begin(self) -> None:
-        """See that a header that has begun comes to its end in time."""
+        """Set the deadline of a header that has begun to arrive."""
         if self.header_awaited and not self.receiving:
             self.receiving = True
             self.deadline = monotonic() + self._header_timeout

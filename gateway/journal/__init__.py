@@ -1,1 +1,1 @@
-"""What was received, in Redis, and publishing it once more."""
+"""The journal of received deliveries, in Redis, and their replay."""

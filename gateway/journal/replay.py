@@ -1,4 +1,4 @@
-"""Run deliveries again that stand in the journal, each as another task."""
+"""Replay deliveries from the journal, each as a new task."""
 
 from __future__ import annotations
 
@@ -18,33 +18,34 @@ from gateway.outcome import Outcome
 from gateway.pending_task import PendingTask
 from gateway.stores import result_store
 
-_LOOK = 0.1  # seconds between looks
+_PAUSE = 0.1  # seconds between queries
 
 Publish = Callable[[Entry, str], Awaitable[None]]
 
 
 @asynccontextmanager
 async def publishing(config: Config) -> AsyncIterator[Publish]:
-    """Give what publishes a delivery's message under a task id, and returns when it is confirmed.
+    """Connect to the broker and yield a coroutine function that publishes a delivery.
 
-    It raises `NotConfirmed` where nobody knows whether the broker has the message, and another
-    `RequestError` where it has not. Raises `BrokerUnavailable`.
+    The function publishes the delivery's message under a task id and returns when it is confirmed.
+    It raises `NotConfirmed` where it is not known whether the broker has the message, and another
+    `RequestError` where the broker does not have it. Connecting raises `BrokerUnavailable`.
     """
     metrics = Metrics()
     publisher = publisher_for(config, metrics)
 
     async def publish(entry: Entry, task_id: str) -> None:
         pending = PendingTask(entry.message(task_id), monotonic() + config.confirm_timeout)
-        told: asyncio.Future[RequestError | None] = asyncio.get_running_loop().create_future()
+        ended: asyncio.Future[RequestError | None] = asyncio.get_running_loop().create_future()
         publisher.publish(pending)
 
         def changed(changed: PendingTask) -> None:
-            if not told.done():
-                told.set_result(changed.error)
+            if not ended.done():
+                ended.set_result(changed.error)
 
         pending.watch(changed)
         try:
-            error = await asyncio.wait_for(told, config.confirm_timeout + 1)
+            error = await asyncio.wait_for(ended, config.confirm_timeout + 1)
         except TimeoutError as exc:
             pending.abandon()
             raise NotConfirmed from exc
@@ -57,7 +58,7 @@ async def publishing(config: Config) -> AsyncIterator[Publish]:
     try:
         end = monotonic() + (broker.CONNECT_TIMEOUT + 1) * len(config.brokers)
         while publisher.error and monotonic() < end:
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_PAUSE)
         if publisher.error:
             raise BrokerUnavailable(publisher.error)
         yield publish
@@ -69,7 +70,7 @@ async def publishing(config: Config) -> AsyncIterator[Publish]:
 async def outcomes(
     config: Config, task_ids: Sequence[str], wait: float = 0.0
 ) -> AsyncIterator[tuple[str, Outcome]]:
-    """Yield what the tasks' stored results say, as they come, for `wait` seconds at the most.
+    """Yield the outcomes of the tasks as they are stored, for at most `wait` seconds.
 
     Raises `gateway.errors.GatewayError` where the result store does not answer.
     """
@@ -86,4 +87,4 @@ async def outcomes(
             waiting = [t for t, outcome in zip(waiting, found, strict=True) if outcome is None]
             if monotonic() >= end:
                 return
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_PAUSE)

@@ -1,6 +1,6 @@
-"""What was received, in Redis: the last deliveries and how they were answered, to list and replay.
+"""The journal in Redis: the last deliveries and their answers, to be listed and replayed.
 
-It is written after the answer and read by people: a request never waits for it, nor fails with it.
+An entry is written after the answer: a request never waits for the journal, nor fails with it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from gateway.stores.pipeline import Pipeline
 log = logging.getLogger(__name__)
 
 GONE = 0  # the status where the sender had left before the answer
-_PAGE = 20  # entries a look: with large bodies more would hold up Redis' other clients
+_PAGE = 20  # entries a query: with large bodies more would delay the other clients of Redis
 
 
 @dataclass(slots=True, frozen=True)
 class Entry:
     """A delivery and its answer.
 
-    ``delivery`` is the message's header of that name, ``call`` the message's body; ``status``
-    was answered `seconds` after the request came, with an ``error`` or none. Where it joined
-    another try, ``task_id`` is that one's; it need not have been published.
+    ``delivery`` is the message's header of that name, ``call`` the message's body. ``seconds``
+    is the time from the request to the answer with ``status``; ``error`` is empty where there was
+    none. If the delivery joined an earlier try, ``task_id`` is the task of that try. The message
+    may never have been published.
     """
 
     delivery: dict[str, Any]
@@ -48,7 +49,7 @@ class Entry:
         return str(self.delivery["id"])
 
     def message(self, task_id: str) -> Message:
-        """Return a message for the same call, as another task: to last, and to be stored."""
+        """Return a persistent message for the same call, as another task with a stored result."""
         delivery = {**self.delivery, "store": True}
         return Message(task_id, self.task, self.queue, self.call, delivery, persistent=True)
 
@@ -79,10 +80,10 @@ class Journal:
     def write(
         self, message: Message, task_id: str, status: int, seconds: float, error: str
     ) -> None:
-        """Write how the delivery of `message` was answered, which `task_id` has run or runs."""
+        """Write how the delivery of `message` was answered; `task_id` is the task that runs it."""
         size = len(message.body)
         if self._bytes + size > self._most_bytes:
-            self._lose("too many bytes wait to be written")
+            self._lose("more bytes wait for Redis than max_in_flight_bytes")
             return
         self._bytes += size
         about = {
@@ -94,7 +95,7 @@ class Journal:
             "seconds": round(seconds, 6),
             "error": error,
         }
-        # Redis may keep a few more than it is told to, which is cheaper by far.
+        # "~": Redis may keep a few entries more, which is much cheaper for it.
         bound = ("MAXLEN", "~", self._length)
         fields = ("about", json.dumps(about), "call", message.body)
         reply = self._redis.run("XADD", self._key, *bound, "*", *fields)
@@ -112,7 +113,7 @@ class Journal:
     def _lose(self, error: str) -> None:
         self._metrics.add("gateway_journal_lost_total")
         if error != self._error:
-            log.warning("deliveries are not written to the journal: %s", error)
+            log.warning("deliveries cannot be written to the journal: %s", error)
             self._error = error
 
 
@@ -122,7 +123,7 @@ def key(config: Config) -> str:
 
 
 async def entries(config: Config) -> AsyncGenerator[Entry, None]:
-    """Yield what the journal has, the newest first.
+    """Yield the journal's entries, the newest first.
 
     Raises `gateway.errors.GatewayError` where Redis does not answer, or is older than 6.2.
     """

@@ -1,14 +1,14 @@
 """One serving process, started by its parent as ``gateway.process.child CONTROL-FD [gevent]``.
 
-The parent sends the configuration, the listening sockets' descriptors and the metrics file's
-over the control socket, then asks after the child's health. When the parent is gone, the
+Over the control socket the parent sends the configuration and the descriptors of the listening
+sockets and of the metrics file. Then it asks for the child's health. When the parent has ended, the
 child drains and ends.
 """
 
 import sys
 
 if "gevent" in sys.argv:
-    # Before any other import: what has been imported by then stays unpatched.
+    # Before any other import: modules that were imported earlier would not be patched.
     from gevent import monkey
 
     monkey.patch_all()
@@ -43,7 +43,7 @@ _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _LARGE = -3, -1, 1024 * 1024
 
 
 class Child:
-    """Serves until it is told to stop."""
+    """Serves until a signal or the end of its parent stops it."""
 
     def __init__(self, config: Config, sockets: list[socket.socket], metrics_fd: int):
         self._config = config
@@ -70,7 +70,9 @@ class Child:
         logger.info("draining")
         unanswered = await self._server.drain(self._config.grace)
         if unanswered:
-            logger.warning("drained: cut off after `grace`, without an answer: %d", unanswered)
+            logger.warning(
+                "drained: requests cut off after `grace` without an answer: %d", unanswered
+            )
         else:
             logger.info("drained: all requests are answered")
         answering.cancel()
@@ -78,7 +80,10 @@ class Child:
         writer.close()
 
     async def _connected(self, seconds: float) -> None:
-        """Leave new connections to siblings until they can be served, but not for ever."""
+        """Wait until the servers are connected, for `seconds` at most, before accepting.
+
+        Meanwhile the siblings take new connections.
+        """
         end = monotonic() + seconds
         while any(self._relay.checks().values()) and monotonic() < end:
             if self._stopping.is_set():
@@ -86,13 +91,14 @@ class Child:
             await asyncio.sleep(0.01)
 
     def _stop(self) -> None:
-        # A terminal tells us, too, what our parent tells us: only it counts, and kills.
+        # Ctrl-C in a terminal signals this process as well as its parent, so a second signal means
+        # nothing here. The parent counts its own signals, and kills its children at the second.
         self._stopping.set()
 
     async def _answer_parent(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Answer each line that asks with a line that tells how this child is."""
+        """Answer each line, a number, with a line of JSON: the number and this child's checks."""
         try:
             while number := await reader.readline():
                 health = self._relay.checks()
@@ -100,13 +106,13 @@ class Child:
                     health["draining"] = "shutting down"
                 writer.write(json.dumps([int(number), health]).encode() + b"\n")
         except ConnectionError:
-            logger.warning("the parent is gone")
+            logger.warning("the parent has ended: this process drains")
         finally:
             self._stopping.set()
 
 
 def receive(control: socket.socket) -> Start:
-    """Read what the parent sends first; raises SystemExit where this version cannot use it."""
+    """Read the parent's first message; raises SystemExit where this version cannot use it."""
     (size,) = HEAD.unpack(_exactly(control, HEAD.size))
     try:
         return read(_exactly(control, size))
@@ -121,17 +127,18 @@ def _exactly(control: socket.socket, size: int) -> bytes:
     while len(data) < size:
         some = control.recv(size - len(data))
         if not some:
-            raise SystemExit("the parent is gone")
+            raise SystemExit("the parent has ended")
         data += some
     return data
 
 
 def _give_memory_back() -> None:
-    """Have large blocks returned to the system when they are freed.
+    """Make the C library return large blocks to the system when they are freed.
 
-    Else glibc keeps up to twice the largest one for good, after a single large body or result.
+    Otherwise glibc keeps up to twice the size of the largest block after a single large body or
+    result.
     """
-    with suppress(AttributeError, OSError):  # where the C library is another
+    with suppress(AttributeError, OSError):  # if the C library is not glibc
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, _LARGE)
         mallopt(_M_TRIM_THRESHOLD, 2 * _LARGE)
@@ -161,7 +168,7 @@ def _loop_factory(config: Config) -> Any:
     try:
         import uvloop
     except ImportError:
-        return None  # `auto`; that an explicit `uvloop` is there was checked by the parent
+        return None  # `auto`; for `uvloop` the parent has checked that it is installed
     return uvloop.new_event_loop
 
 

@@ -1,4 +1,4 @@
-"""A serving process as its parent sees it: started, asked, ended."""
+"""Start a serving process, ask for its health, and end it, from its parent."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from gateway.process.counters import Counters
 from gateway.process.handover import HEAD, Start, write
 
 START_TIMEOUT = 30.0  # seconds until a new child must answer
-ASK_TIMEOUT = 1.0  # seconds a living loop needs at most
+ASK_TIMEOUT = 1.0  # seconds within which a working loop answers
 END_TIMEOUT = 10.0  # seconds beyond the grace period until a child that does not end is killed
 
-# A running parent starts this in whatever version is installed by then, so it stays where it is.
-# Not `-m`, which would look into the working directory first: whoever serves there may have a
-# redis.py of their own.
+# A running parent starts children of the version that is installed by then, so this module and
+# `main` must not be renamed. `-m` is not used, because it imports from the working directory first,
+# which may contain a redis.py, for example.
 _CHILD = f"""\
 import sys
 sys.path.append({str(Path(__file__).parents[2])!r})
@@ -31,7 +31,7 @@ main()
 
 
 class ChildHandle:
-    """A child as its parent sees it."""
+    """The parent's handle of a child process."""
 
     def __init__(self, config: Config, sockets: list[socket.socket]):
         self.config = config
@@ -47,7 +47,7 @@ class ChildHandle:
         self.started = monotonic()
 
     async def start(self) -> None:
-        """Start the process and hand it its configuration; raises OSError."""
+        """Start the process and send it its configuration; raises OSError."""
         ours, theirs = socket.socketpair()
         fds = [s.fileno() for s in self._sockets]
         argv = [sys.executable, "-P", "-c", _CHILD, str(theirs.fileno())]
@@ -73,7 +73,7 @@ class ChildHandle:
 
     @property
     def starting(self) -> bool:
-        """It has not answered yet, and need not have."""
+        """Is it still within the time that it has for its first answer?"""
         return not self._answered and monotonic() - self.started < START_TIMEOUT
 
     async def ask(self, timeout: float = ASK_TIMEOUT) -> dict[str, str] | None:
@@ -86,7 +86,7 @@ class ChildHandle:
                     number: int
                     checks: dict[str, str]
                     number, checks = json.loads(line)
-                    if number == self._asked:  # else it is late: nobody waits for it any more
+                    if number == self._asked:  # otherwise it is the late answer to an earlier line
                         self._answered = True
                         return checks
                 return None
@@ -94,7 +94,7 @@ class ChildHandle:
             return None
 
     async def ready(self, timeout: float = START_TIMEOUT) -> bool:
-        """Wait until the child serves and its strategy is ready, or until it is known not to be."""
+        """Wait until the child serves and its strategy is ready; False: it is not, or has ended."""
         end = monotonic() + timeout
         checks = await self.ask(timeout)
         while checks and any(checks.values()) and monotonic() < end:
@@ -108,12 +108,12 @@ class ChildHandle:
         return code
 
     def signal(self, number: int) -> None:
-        # It may just have ended by itself.
+        # The process may just have ended by itself.
         with suppress(ProcessLookupError):
             self._child.send_signal(number)
 
     def end(self) -> None:
-        """Have the child drain; should it not be able to, kill it."""
+        """Let the child drain and end; kill it after the grace period and `END_TIMEOUT`."""
         self.signal(signal.SIGTERM)
         patience = self.config.grace + END_TIMEOUT
         asyncio.get_running_loop().call_later(patience, self.signal, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What children count, as their parent reads it, and what all of them have counted together."""
+"""Read the counters of the children in their parent, and add them up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Totals = dict[Series, float]
 
 
 class Counters:
-    """The file in which one child counts (see `gateway.metrics`); the parent keeps it open."""
+    """The file of one child's counters (see `gateway.metrics`), which the parent keeps open."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="gateway-metrics-")  # noqa: SIM115 - `close`
@@ -29,9 +29,9 @@ class Counters:
         return self._file.fileno()
 
     def totals(self, alive: bool = True) -> Totals:
-        """Return every series with its value; of what is not `alive` there are no gauges.
+        """Return every series with its value; without gauges where the child is not `alive`.
 
-        It is empty until the child has begun to count.
+        It is empty until the child has written its file.
         """
         if self._values is None:
             self._open()
@@ -46,7 +46,7 @@ class Counters:
         self._file.close()
 
     def _open(self) -> None:
-        """Map the file, once the child has written what is in it."""
+        """Map the file into memory, if the child has written its head."""
         head = os.pread(self.fileno(), HEAD.size, 0)
         if len(head) < HEAD.size or not any(head) or self._strange:
             return
@@ -54,7 +54,9 @@ class Counters:
         if form != FORM:
             self._strange = True
             log.warning(
-                "a child of another version counts in a form that is not known here: %r", form
+                "the counters of a child of another version have an unknown form, %r: restart the "
+                "gateway to see them",
+                form,
             )
             return
         described = json.loads(os.pread(self.fileno(), size, HEAD.size))

@@ -1,7 +1,7 @@
-"""What a parent hands to a child that it starts, as plain data that the child validates again.
+"""Encode a child's configuration as plain data, which the child validates again.
 
-A parent may have been running since before the last upgrade: its children are of the new version.
-What is the default is not handed over, so that a version with more or fewer settings reads it, too.
+A parent may have been started before the last upgrade, while its children are of the new version.
+Defaults are not encoded, so that a version with more or fewer settings can read the data.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from gateway.config.problems import explain
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
 
-#: Before the data: how many bytes they are.
+#: The number of bytes of the data, which precedes them.
 HEAD = Struct("!I")
-#: Changes when a child could not understand the data any more.
+#: To be changed when older versions cannot read the data any more.
 VERSION = 1
 
 
@@ -47,11 +47,14 @@ def write(start: Start) -> bytes:
 
 
 def read(data: bytes) -> Start:
-    """Read what `write` has written. Raises `ConfigError` where this version cannot use it."""
+    """Decode what `write` has encoded. Raises `ConfigError` where this version cannot use it."""
     start = json.loads(data)
     if start["version"] != VERSION:
         raise ConfigError(
-            [f"the parent speaks version {start['version']}, not {VERSION}: restart the gateway"]
+            [
+                f"the parent sends version {start['version']} of the configuration, and this "
+                f"version reads {VERSION}: restart the gateway"
+            ]
         )
     try:
         config = Config.model_validate(start["config"])

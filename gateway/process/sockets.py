@@ -1,4 +1,4 @@
-"""Binding the listening sockets."""
+"""Bind the listening sockets."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def bind(config: Config) -> list[socket.socket]:
 
 
 def _remove_left(path: Path) -> None:
-    """Remove what a process that has gone has left; raises OSError where one listens yet."""
+    """Remove the socket file of a process that has ended; raises OSError where one listens."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
-        # EAGAIN: more than it takes wait to be accepted.
+        # EAGAIN: the queue of the process that listens is full.
         if probe.connect_ex(str(path)) in (0, errno.EAGAIN):
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
     path.unlink(missing_ok=True)
 
 
 def bind_tcp(host: str, port: int) -> socket.socket:
-    """Bind a TCP socket of the family that `host` is of; raises OSError."""
+    """Bind a TCP socket of the address family of `host`; raises OSError."""
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
@@ -54,7 +54,7 @@ def bind_tcp(host: str, port: int) -> socket.socket:
 
 
 def address(bound: socket.socket) -> str:
-    """Return where `bound` listens, as it stands in a URL; of a UNIX socket its path."""
+    """Return the address of `bound` as in a URL (host:port); of a UNIX socket its path."""
     name = bound.getsockname()
     if not isinstance(name, tuple):
         return os.fsdecode(name)

@@ -1,8 +1,7 @@
-"""The parent: starts children, restarts and replaces them.
+"""The parent process: starts children, restarts and replaces them.
 
-It opens nothing but the sockets it is given: children are new Python processes, not forks of one
-that has loops, clients or threads, so each reads its code anew and gevent can patch before any
-import.
+It opens nothing but its sockets. Children are new Python processes and not forks of a process with
+loops, clients or threads, so each loads its code again and gevent can patch before any import.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from gateway.process.counters import Totals, add_up
 
 log = logging.getLogger(__name__)
 
-#: The settings that its sockets come from.
+#: The settings of its sockets, which change only with a restart.
 _BOUND = ("host", "port", "uds", "admin_host", "admin_port")
 BACKOFF = (0.1, 5.0)  # seconds before a dead child is started again: the first, the longest
 
@@ -52,7 +51,7 @@ class Supervisor:
         self.gone: Totals = {}
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT; a second one ends everything at once."""
+        """Serve until SIGTERM or SIGINT; a second one kills the children immediately."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
@@ -63,7 +62,8 @@ class Supervisor:
         await self._stopping.wait()
         for child in self.children:
             child.end()
-        # As the children do: who connects from now on is refused, and nobody's request is lost.
+        # The children close them as well. From now on connections are refused, so no request can be
+        # lost in the kernel's queue.
         for listener in self._sockets:
             listener.close()
         while self._keepers:
@@ -80,7 +80,7 @@ class Supervisor:
 
     def _stop(self) -> None:
         if self._stopping.is_set():
-            log.warning("told twice to stop: ending at once")
+            log.warning("got a second signal to stop: killing all children")
             for child in self.children:
                 child.signal(signal.SIGKILL)
         self._stopping.set()
@@ -92,14 +92,14 @@ class Supervisor:
 
     def _kept(self, task: asyncio.Task[None]) -> None:
         self._keepers.discard(task)
-        task.result()  # a bug is told by the loop
+        task.result()  # if it raises, the loop logs the error
 
     async def _keep_one(self, child: ChildHandle | None = None) -> None:
-        """Start a child, and another whenever it dies unasked."""
+        """Start a child, and another whenever it ends unexpectedly."""
         backoff = Backoff(*BACKOFF)
         while not self._stopping.is_set():
             if child is None:
-                async with self._reloading:  # which may have brought another in its place
+                async with self._reloading:  # a reload may have started another in its place
                     if self._enough():
                         return
                     child = await self._start(self.config)
@@ -116,7 +116,12 @@ class Supervisor:
             if lived > BACKOFF[1]:
                 backoff.reset()
             pause = backoff.next()
-            log.error("child %d ended with %d; another in %.1f s", child.pid, code, pause)
+            log.error(
+                "child %d ended with exit code %d; starting another in %.1f s",
+                child.pid,
+                code,
+                pause,
+            )
             child = None
             await self._pause(pause)
 
@@ -141,10 +146,10 @@ class Supervisor:
         return child
 
     async def _reload(self) -> None:
-        """Replace all children, once as many new ones are ready; else nothing changes.
+        """Replace all children when as many new ones are ready; otherwise nothing changes.
 
-        Until then the old ones serve on: a configuration that only some of the new ones can use
-        would leave two at a time.
+        Until then all old ones serve. If they were replaced one by one, a configuration that fails
+        later would leave children with two different configurations.
         """
         async with self._reloading:
             try:
@@ -158,7 +163,7 @@ class Supervisor:
                 if getattr(config, name) != value:
                     log.warning("%s stays %s: it changes only with a restart", name, value)
             config = config.model_copy(update=bound)
-            # Not those that another reload has replaced and that drain yet.
+            # Without those that an earlier reload has replaced and that still drain.
             old = [child for child in self.children if not child.retired]
             log.info("reloading: replacing %d children", len(old))
             new: list[ChildHandle] = []
@@ -174,9 +179,10 @@ class Supervisor:
                 self._retire(child)
 
     async def _start_all(self, config: Config, new: list[ChildHandle]) -> str:
-        """Start all of a configuration's children, one after the other, beside the old ones.
+        """Start the children of a configuration, one after the other, beside the old ones.
 
-        Returns what was wrong, as soon as something is; what was started is added to `new`.
+        Stops at the first error and returns it; empty: there was none. The children that were
+        started are added to `new`.
         """
         for _ in range(config.processes):
             child = await self._start(config)
@@ -195,6 +201,6 @@ class Supervisor:
 
 
 def _raise_file_limit() -> None:
-    """Allow as many open files as the system lets us: a request is a file."""
+    """Raise the limit on open files to the hard limit, as each connection is an open file."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

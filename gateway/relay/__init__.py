@@ -1,1 +1,1 @@
-"""A request's way, step by step."""
+"""Relay requests to tasks: routes, limits, deadlines, idempotency, result URLs."""

@@ -1,4 +1,4 @@
-"""A step towards an answer, and what becomes of its failure."""
+"""Run a step of a request so that its failure becomes the request's answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Answering(Protocol):
-    """Whatever an error can be the answer of."""
+    """A request that can be answered with an error."""
 
     @property
     def path(self) -> str:
@@ -25,21 +25,21 @@ class Answering(Protocol):
         """Answer with `error`."""
 
     def release(self) -> None:
-        """Give up what is waited for."""
+        """Stop waiting, and free what the wait holds."""
 
 
 def attempt(answering: Answering, step: Callable[..., T], *arguments: object) -> T | None:
-    """Return what `step` returns; what it raises becomes the answer, and None is returned."""
+    """Run `step` and return its result; an error becomes the answer, and None is returned."""
     try:
         try:
             return step(*arguments)
         except RequestError as error:
             answering.refuse(error)
-    # Steps are called by connections and sweeps that all requests share: whatever is wrong with
-    # one request must not end those, and with them all the others.
+    # Steps are called by connections and sweeps that all requests share. An unexpected error in one
+    # request must not end those, because that would end all other requests.
     except Exception:
         log.exception("a request could not be answered (route %s)", answering.path or "none")
         answering.release()
-        # From the loop itself, as the next answer may fail in the same way.
+        # Called later by the loop, because this answer may fail in the same way.
         asyncio.get_running_loop().call_soon(answering.refuse, RequestError())
     return None

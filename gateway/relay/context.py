@@ -17,7 +17,7 @@ from gateway.strategies.base import Strategy
 
 @dataclass(slots=True, frozen=True)
 class Context:
-    """What a request needs on its way; ``log_requests``: each is a line in the log."""
+    """The services that a request uses; ``log_requests``: whether each request is logged."""
 
     strategy: Strategy
     ids: TaskIds
@@ -27,6 +27,6 @@ class Context:
     result_urls: ResultURLs
     failpoint: Failpoint
     journal: Journal | None
-    #: There is one wherever a route has an identity.
+    #: Not None if any route has an identity.
     idempotency: Idempotency | None
     log_requests: bool

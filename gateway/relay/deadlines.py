@@ -1,4 +1,4 @@
-"""One sweep for all deadlines of a process, instead of a timer each."""
+"""One sweep for all deadlines of a process, instead of one timer for each."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import math
 from time import monotonic
 from typing import Protocol
 
-#: Seconds between sweeps, which follow its multiples: how late a deadline may be noticed.
+#: Seconds between sweeps, which run at multiples of it. A deadline is noticed at most this late.
 TICK = 0.05
-_EARLY = 0.002  # seconds: a timer that fires before its time would find nothing due
+_EARLY = 0.002  # seconds added to a timer, as one that fires too early would find nothing due
 
 
 class Expiring(Protocol):
@@ -18,14 +18,14 @@ class Expiring(Protocol):
     deadline: float
 
     def expire(self) -> None:
-        """Called once, at most a TICK and a moment after the deadline."""
+        """Called once, at most about a `TICK` after the deadline."""
 
 
 class Deadlines:
-    """Call `expire` of what was added and not removed by its deadline.
+    """Calls `expire` of each entry that was not removed before its deadline.
 
-    Entries lie in one set a tick, so adding and removing cost the same however many wait;
-    the sweep runs only when something may be due.
+    Each tick has one set of entries, so adding and removing cost the same for any number of
+    entries. The sweep runs only when an entry may be due.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Deadlines:
 
     def _sweep(self) -> None:
         now = int(monotonic() / TICK)
-        # What is added meanwhile arms no timer: the end of the sweep does, one for all.
+        # Entries that are added during the sweep start no timer: its end starts one for all.
         self._timer, self._next = None, -math.inf
         try:
             for tick in sorted(tick for tick in self._ticks if tick <= now):
@@ -57,13 +57,13 @@ class Deadlines:
                 while entries:
                     entries.pop().expire()
                 del self._ticks[tick]
-        finally:  # one that fails must not end the others' deadlines
+        finally:  # an error of one entry must not end the deadlines of the others
             self._next = math.inf
             if self._ticks:
                 self._arm(min(self._ticks))
 
     def _arm(self, tick: int) -> None:
-        """Sweep at the end of `tick`, when what lies in it is due."""
+        """Schedule a sweep at the end of `tick`, when its entries are due."""
         if self._timer is not None:
             self._timer.cancel()
         self._next = tick

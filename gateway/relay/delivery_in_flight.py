@@ -1,4 +1,4 @@
-"""A delivery that is being relayed: from its message to whatever is its answer."""
+"""A delivery that is being relayed, from its message to its answer."""
 
 from __future__ import annotations
 
@@ -33,13 +33,16 @@ from gateway.sources.base import Verified
 class Stage(Enum):
     """What a delivery waits for."""
 
-    CLAIM = "to know whether another try has taken it"
-    CONFIRM = "the broker's word that it has the message"
-    RESULT = "the task's end"
+    CLAIM = "whether another try has taken it"
+    CONFIRM = "the broker's confirm"
+    RESULT = "the task's result"
 
 
 class DeliveryInFlight(InFlight):
-    """Answers its request once, with whatever comes first: outcome, error, confirm, deadline."""
+    """Answers its request once, at the first of these: outcome, error, confirm, deadline.
+
+    A confirm is an answer only where the mode is ``accept``.
+    """
 
     __slots__ = (
         "claim", "delivery", "identity", "message", "mode", "pending", "route", "source", "stage",
@@ -70,34 +73,34 @@ class DeliveryInFlight(InFlight):
         self.pending: PendingTask  # from `follow` on
 
     def start(self) -> None:
-        """Publish, or have the claim decide whether to."""
+        """Publish the message; with an identity, only if its claim allows that."""
         idempotency = self.context.idempotency
         if self.identity and idempotency is not None:
             idempotency.relay(self)
         else:
             self.follow(self.publish())
-        if not self.reply.closed:  # `blocking` has everything at once
+        if not self.reply.closed:  # `blocking` has answered already
             self.enter(self.reply.request.size + len(self.message.body))
 
     def publish(self) -> PendingTask:
-        """Publish the message, and wait for as much as the mode asks for."""
+        """Publish the message; wait for its confirm only, or for its result, as the mode says."""
         strategy = self.context.strategy
         send = strategy.publish if self.mode == "accept" else strategy.send
         return send(self.message, self.deadline)
 
     def follow(self, pending: PendingTask) -> None:
-        """Be answered by what becomes of `pending`."""
+        """Answer with the confirm or the end of `pending`."""
         self.stage = Stage.CONFIRM
         self.pending = pending
         self.reply.task_id = pending.message.task_id
-        pending.watch(self._changed)
+        pending.watch(self._on_change)
 
     def join(self, handle: ClaimHandle, again: bool) -> None:
-        """Attach to the task that holds the claim; `again`: to another than before.
+        """Attach to the task that holds the claim; `again`: this try had another task before.
 
-        Of several tries all but the last are held until the moment at which the last one
-        should end, so that whichever the sender still listens to gets the answer; but who has
-        said how long to wait is not held.
+        All tries but the last are held until the time at which the last one should end, because it
+        is not known for which of them the sender still waits. A try whose sender has said how long
+        to wait is not held.
         """
         self.claim, claim = handle, handle.claim
         self.reply.task_id = claim.task_id
@@ -106,7 +109,7 @@ class DeliveryInFlight(InFlight):
             self.extend(first + self.route.hold + self.route.deadline)
 
     def release(self) -> None:
-        # A claim has to be told of the confirm, or the next try would publish again.
+        # The confirm has to be written to the claim, or the next try would publish again.
         if self.stage is Stage.CLAIM or (self.stage is Stage.CONFIRM and self.claim.ours):
             return
         self.pending.abandon()
@@ -126,11 +129,11 @@ class DeliveryInFlight(InFlight):
             self.claim.unattended()
             self._give_up(DeadlinePassed())
 
-    def _changed(self, pending: PendingTask) -> None:
-        """Hear of the confirm or the end of what is pending."""
-        attempt(self, self._hear, pending)
+    def _on_change(self, pending: PendingTask) -> None:
+        """Handle the confirm or the end of `pending`, which calls this."""
+        attempt(self, self._advance, pending)
 
-    def _hear(self, pending: PendingTask) -> None:
+    def _advance(self, pending: PendingTask) -> None:
         if pending.confirmed:
             self.stage = Stage.RESULT
         if pending.outcome is not None:
@@ -161,7 +164,7 @@ class DeliveryInFlight(InFlight):
             and idempotency is not None
             and not self.reply.closed
         ):
-            # Its result is stored, too, where whoever joins looks for it.
+            # The result is stored as well, and can be read there, as joined tries do.
             idempotency.rejoin(self, claim)
         else:
             self._give_up(error)
@@ -179,23 +182,23 @@ class DeliveryInFlight(InFlight):
         except RequestError as error:
             taken = outcome.state == SUCCESS
             self.claim.ended(outcome, None, taken)
-            if taken and self.mode == "accept":  # who wants no result need not hear of it
+            if taken and self.mode == "accept":  # the sender does not want the result
                 self.accept()
             else:
                 self.refuse(error)
         else:
             self.claim.ended(outcome, given, given.status in self.route.final_statuses)
-            self.give_again(given)
+            self.repeat_answer(given)
 
-    def give_again(self, given: Answer) -> None:
-        """Answer with a task's, or with its acceptance where that is all the sender gets."""
+    def repeat_answer(self, given: Answer) -> None:
+        """Answer with a task's answer, or with its acceptance where the mode is ``accept``."""
         if self.mode == "accept":
             self.accept()
         else:
             self._give_result(given)
 
     def _give_result(self, given: Answer) -> None:
-        """Answer with a task's, in the form that the sender wants."""
+        """Answer with a task's answer, in the form that the sender expects."""
         source = self.source
         if source is not None and given.status < 300:
             try:
@@ -206,9 +209,9 @@ class DeliveryInFlight(InFlight):
         self.give(given)
 
     def accept(self) -> None:
-        """Say that the message is taken: its result is not there yet."""
+        """Answer that the message is taken, and that there is no result yet."""
         route, reply = self.route, self.reply
-        # A sender whose way of saying so is not a 202 would take that for a failure.
+        # A sender that expects another answer than a 202 would treat a 202 as a failure.
         own_way = self.source is not None and not reply.applied
         if route.fallback is not None and (own_way or self.mode == "wait-then-accept"):
             self._give_result(Answer(200, route.content_type, route.fallback.encode()))

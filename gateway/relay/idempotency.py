@@ -1,12 +1,12 @@
-"""A delivery is taken once: whoever comes first runs it, the others join and get its answer.
+"""Take each delivery once: its first try runs the task, later tries join and get its answer.
 
                     take the claim
-      mine ──> publish, wait as the strategy does
-      lapsed ──> publish again under the claim's task id, wait as those who join
+      mine ──> publish, and wait as the strategy does
+      lapsed ──> publish again under the claim's task id, and wait like a joined try
       publishing, confirmed ──> join: wait for that task's stored result
       done ──> the stored answer
 
-A claim that is released while somebody waits on it is taken again, by one of those.
+If a claim is released while joined tries wait, one of them takes it again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Idempotency:
-    """Takes deliveries that say which one they are; `results` reads the result store."""
+    """Relays deliveries that have an identity; `results` reads the result store."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Idempotency:
         self._claims = Claims(config)
         self._watch = StateWatch(config, metrics, self._claims.redis)
         self._waiter = ResultWaiter(config, self._claims, results)
-        self._late = LateResults(config, self._claims, results, self._waiter.told)
+        self._late = LateResults(config, self._claims, results, self._waiter.results_subscription)
         self._strategy = strategy
         self._failpoint = failpoint
         self._refuse = config.without_state == "refuse"
@@ -73,17 +73,17 @@ class Idempotency:
 
     @property
     def error(self) -> str:
-        """What keeps deliveries from being taken, in words; empty when nothing does."""
+        """Why deliveries cannot be taken, in words; empty when they can."""
         return self._waiter.error if self._refuse else ""
 
     def relay(self, delivery: DeliveryInFlight) -> None:
-        """Have `delivery` answered by its one run."""
+        """Begin to take the claim of `delivery`, and to publish or join its task."""
         self._run(delivery, self._relay(delivery))
 
     def rejoin(self, delivery: DeliveryInFlight, handle: ClaimHandle) -> None:
-        """Have `delivery` wait with those who joined: it cannot hear the result by itself any more.
+        """Let `delivery` wait for the stored result, as joined tries do.
 
-        The message is confirmed, and its result is stored.
+        Called where the message is confirmed and the connection for its result was lost.
         """
         message = replace(delivery.message, task_id=handle.claim.task_id)
         pending = PendingTask(message, delivery.deadline)
@@ -92,7 +92,7 @@ class Idempotency:
         self._run(delivery, self._rejoin(delivery, handle, pending))
 
     def _run(self, delivery: DeliveryInFlight, work: Coroutine[None, None, None]) -> None:
-        """Begin `work`; what it raises is the answer of `delivery`."""
+        """Run `work` in a task; an error becomes the answer of `delivery`."""
 
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
@@ -114,9 +114,9 @@ class Idempotency:
             await self._relay(delivery, again=True)
 
     async def _try(self, delivery: DeliveryInFlight, again: bool) -> bool:
-        """Take the claim and go its way; tell whether `delivery` needs no other try."""
+        """Take the claim and act on its state; return False if it has to be taken again."""
         try:
-            handle = await self._take(delivery, again)
+            handle = await self._take_claim(delivery, again)
         except StateUnavailable:
             if delivery.reply.answered:
                 return True
@@ -129,7 +129,7 @@ class Idempotency:
             return True
         delivery.join(handle, again)
         if handle.claim.state == DONE:
-            await self._give_again(handle, delivery)
+            await self._repeat_answer(handle, delivery)
             return True
         if handle.claim.state == MINE:
             self._failpoint.reach(CLAIMED)
@@ -138,9 +138,9 @@ class Idempotency:
         pending = await self._resume(handle, delivery)
         return pending is not None and await self._waiter.wait(handle.claim, pending)
 
-    async def _take(self, delivery: DeliveryInFlight, again: bool) -> ClaimHandle:
+    async def _take_claim(self, delivery: DeliveryInFlight, again: bool) -> ClaimHandle:
         route = delivery.route
-        # Whoever can do without the claim must have time left to be relayed.
+        # A delivery that may be relayed without a claim needs time left for that.
         patience = None if self._refuse else (delivery.deadline - monotonic()) / 2
         claim = await self._claims.take(
             delivery.identity,
@@ -149,37 +149,38 @@ class Idempotency:
             span=route.hold + route.deadline if route.tries > 1 else 0.0,
             again=again,
             strict=route.takes_chosen_keys,
-            # Without a result all others can say that the delivery is taken.
+            # In the other modes the task need not run again for an expired result: the answer can
+            # be the acceptance.
             rerun=delivery.mode == "wait",
             patience=patience,
         )
         return ClaimHandle(claim, self._claims, self._late, route.read)
 
     def _too_late(self, delivery: DeliveryInFlight, handle: ClaimHandle) -> bool:
-        """Tell whether the sender has been told already that nothing was taken: so it stays."""
+        """Tell whether the sender has got an error already; then nothing may be published."""
         if delivery.reply.answered:
             handle.not_published()
         return delivery.reply.answered
 
-    async def _give_again(self, handle: ClaimHandle, delivery: DeliveryInFlight) -> None:
-        """Answer as an earlier try was answered."""
+    async def _repeat_answer(self, handle: ClaimHandle, delivery: DeliveryInFlight) -> None:
+        """Give the answer that an earlier try got."""
         given = handle.claim.answer
         if given is None and (outcome := await self._waiter.stored(handle.claim)) is not None:
             given, _ = delivery.route.read(outcome)
         if given is not None:
-            delivery.give_again(given)
+            delivery.repeat_answer(given)
         else:  # too large to be kept, and the result has expired
             delivery.accept()
 
     async def _resume(self, handle: ClaimHandle, delivery: DeliveryInFlight) -> PendingTask | None:
-        """Have `delivery` follow the task of a claim that was there; None: it has failed before."""
+        """Let `delivery` follow the task of an existing claim; None: that task has failed."""
         claim = handle.claim
         pending = PendingTask(replace(delivery.message, task_id=claim.task_id), delivery.deadline)
         if delivery.reply.closed and not handle.ours:
             pending.abandon()
             return pending
         expired = claim.state == CONFIRMED and claim.lease < 0
-        # It may have ended while nobody waited for it, or just now.
+        # The task may have ended while no process waited for it, or just now.
         outcome = await self._waiter.stored(claim)
         if outcome is not None:
             given, final = delivery.route.read(outcome)
@@ -201,7 +202,7 @@ class Idempotency:
             pending.confirm()
         delivery.follow(pending)
         if expired and not pending.ended:
-            # Whoever listened for it would keep the claim from lapsing.
+            # Listening for the result would prolong the claim, which has to lapse.
             pending.abandon()
             delivery.accept()
         return pending
@@ -209,14 +210,14 @@ class Idempotency:
     def _publish(
         self, handle: ClaimHandle, publish: Callable[[], PendingTask], deadline: float
     ) -> PendingTask:
-        """Publish for a claim that is ours, which is released where that fails at once."""
+        """Publish for a claim that is ours; release it if publishing raises an error."""
         try:
             pending = publish()
         except RequestError:  # it was not sent
             handle.not_published()
             raise
         handle.published(deadline)
-        # After what this turn of the loop has written.
+        # Reached only after this turn of the loop has written the message.
         loop = asyncio.get_running_loop()
         loop.call_soon(loop.call_soon, self._failpoint.reach, PUBLISHED)
         return pending

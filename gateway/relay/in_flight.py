@@ -1,4 +1,4 @@
-"""A request that is under way: counted, and ended by its deadline at the latest."""
+"""A request in flight: it is counted, and ends at its deadline at the latest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.relay.reply import Reply
 
 
 class InFlight(ABC):
-    """Waits for what its answer is made of; `deadline` is monotonic seconds."""
+    """A request that waits for its result; `deadline` is in monotonic seconds."""
 
     __slots__ = ("_counted", "_held", "_source_limits", "context", "deadline", "reply")
 
@@ -36,7 +36,7 @@ class InFlight(ABC):
         return self.reply.path
 
     def enter(self, size: int) -> None:
-        """Count as under way, with `size` bytes, until the answer or the deadline."""
+        """Count the request as in flight, with `size` bytes, until its answer or its deadline."""
         context = self.context
         self._counted = True
         self._held = context.limits.enter(size)
@@ -46,31 +46,31 @@ class InFlight(ABC):
         context.deadlines.add(self)
 
     def extend(self, deadline: float) -> None:
-        """Wait until another `deadline`."""
+        """Change the deadline."""
         if self._counted:
             self.context.deadlines.remove(self)
             self.deadline = deadline
             self.context.deadlines.add(self)
 
     def give(self, given: Answer) -> None:
-        """Answer, unless the sender has gone."""
+        """Answer, unless the sender has disconnected."""
         self._leave()
         self.reply.give(given)
 
     def refuse(self, error: RequestError) -> None:
-        """Answer with `error`, unless the sender has gone."""
+        """Answer with `error`, unless the sender has disconnected."""
         self._leave()
         self.reply.refuse(error)
 
     def cancel(self) -> None:
-        """The sender has gone: what has begun goes on, nobody waits for it."""
+        """Stop waiting, because the sender has disconnected; a published task still runs."""
         if not self.reply.closed:
             self._leave()
             self.reply.close()
             self.release()
 
     def expire(self) -> None:
-        """End at the deadline, whatever is missing."""
+        """End the request; called at its deadline."""
         attempt(self, self._expire)
 
     @abstractmethod
@@ -79,7 +79,7 @@ class InFlight(ABC):
 
     @abstractmethod
     def release(self) -> None:
-        """Give up what is waited for."""
+        """Stop waiting, and free what the wait holds."""
 
     def _leave(self) -> None:
         if self._counted:

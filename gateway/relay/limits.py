@@ -1,4 +1,4 @@
-"""How much may be under way, and how fast one source may send."""
+"""Limit the requests in flight and their bytes, and the rate of one source."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from gateway.config.settings import Config
 from gateway.errors import Full, TooMany
 from gateway.sources.base import Options
 
-#: Seconds until there is room again, when what is under way is the limit.
+#: Retry-After in seconds, when too many deliveries of a source are in flight.
 _SOON = 1
 
 
 class Limits:
-    """Counts what is under way in this process, and the bytes that it holds.
+    """Counts the requests in flight in this process, and the bytes that it holds.
 
-    `bytes` are what connections have received and not handed on, and what requests under way
-    keep. Whoever adds to it takes the same away.
+    `bytes` are those that connections have received and not handed on, and those of requests in
+    flight. Code that adds to it has to subtract the same number later.
     """
 
     def __init__(self, config: Config):
@@ -28,16 +28,16 @@ class Limits:
 
     @property
     def exceeded(self) -> bool:
-        """Are more bytes held than may be?"""
+        """Are more bytes held than `max_in_flight_bytes`?"""
         return self.bytes > self._most_bytes
 
     def admit(self, size: int) -> None:
-        """Raise `Full` where a request that takes `size` more bytes is one too many."""
+        """Raise `Full` where a request with `size` more bytes would exceed a limit."""
         if self.in_flight >= self._most or self.bytes + size > self._most_bytes:
             raise Full
 
     def enter(self, size: int) -> Held:
-        """Count a request, until `leave`, and `size` bytes, as long as the result lives."""
+        """Count a request until `leave`, and `size` bytes as long as the returned object lives."""
         self.in_flight += 1
         return Held(self, size)
 
@@ -48,8 +48,8 @@ class Limits:
 class Held:
     """Bytes that are counted as long as this object lives.
 
-    It belongs to the object that keeps them. A request whose sender has gone is kept until its
-    message is confirmed and its claim is known, and nobody else knows when that is.
+    The object that keeps the bytes refers to it. A request whose sender has disconnected is kept
+    until its message is confirmed and its claim is known; no other event marks that moment.
     """
 
     __slots__ = ("_limits", "_size")
@@ -63,10 +63,10 @@ class Held:
 
 
 class SourceLimits:
-    """A token bucket and a count for one path's source, in one process.
+    """A token bucket, and a count of deliveries in flight, for one path's source in one process.
 
-    The bucket holds one second's worth, at least one delivery. Only verified deliveries are
-    counted, so that nobody else can spend a sender's rate.
+    The bucket holds the deliveries of one second, at least one. Only verified deliveries are
+    counted, so that only the sender itself can exhaust its rate.
     """
 
     def __init__(self, options: Options | None):
@@ -78,9 +78,12 @@ class SourceLimits:
         self.in_flight = 0
 
     def admit(self) -> None:
-        """Count a verified delivery; raises `TooMany` where it is one too many."""
+        """Count a verified delivery; raises `TooMany` where it exceeds a limit."""
         if self._most is not None and self.in_flight >= self._most:
-            raise TooMany("This source has as many deliveries under way as it may.", after=_SOON)
+            raise TooMany(
+                f"This source has {self._most} deliveries in flight, which is its limit.",
+                after=_SOON,
+            )
         if self._rate is None:
             return
         now = monotonic()

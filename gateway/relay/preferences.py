@@ -1,4 +1,4 @@
-"""What a sender prefers: https://www.rfc-editor.org/rfc/rfc7240"""
+"""Read the Prefer header of a request: https://www.rfc-editor.org/rfc/rfc7240"""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from dataclasses import dataclass
 MAX_LENGTH = 1_000  # characters
 
 _wait = re.compile(r'wait\s*=\s*"?([0-9]{1,5})"?').fullmatch
-# What stands between commas, those in quoted strings left alone.
+# The parts between commas; a comma in a quoted string does not separate.
 _parts = re.compile(r'(?:"(?:\\.|[^"\\])*"|[^,"])+').findall
 
 
 @dataclass(slots=True, frozen=True)
 class Preference:
-    """``answer`` is the mode asked for, ``wait`` the seconds; ``applied`` is the answer's
-    Preference-Applied."""
+    """What a sender prefers.
+
+    ``answer`` is the mode that it asks for, ``wait`` is in seconds; ``applied`` is the answer's
+    Preference-Applied.
+    """
 
     answer: str
     wait: float | None
@@ -24,9 +27,9 @@ class Preference:
 
 @dataclass(slots=True, frozen=True)
 class Terms:
-    """How a request is answered, by its route and what its sender prefers.
+    """How a request is answered, according to its route and its sender's preference.
 
-    ``deadline`` is monotonic seconds, ``applied`` the answer's Preference-Applied.
+    ``deadline`` is in monotonic seconds, ``applied`` is the answer's Preference-Applied.
     """
 
     answer: str
@@ -35,9 +38,10 @@ class Terms:
 
 
 def read(header: str) -> Preference | None:
-    """Return what a Prefer header asks for; None where nothing that is known.
+    """Return the preference in a Prefer header; None where it has none that is known.
 
-    What cannot be understood is ignored, as the RFC demands, and so is what is too long.
+    An unknown or malformed preference is ignored, as the RFC demands, and so is a header that is
+    too long.
     """
     if len(header) > MAX_LENGTH:
         return None

@@ -1,4 +1,4 @@
-"""A request's way, step by step."""
+"""Relay a request, step by step: limits, route, verification, message, claim, answer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from gateway.strategies.base import Strategy
 class Relay:
     """Turns requests into tasks and their outcomes into answers.
 
-    `ids` are the task ids whose results `strategy` hears.
+    `ids` makes the task ids; `strategy` receives the results of these.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Relay:
         )
 
     async def start(self) -> None:
-        """Begin to connect to broker and stores."""
+        """Begin to connect to the broker and the stores."""
         for service in self._services():
             await service.start()
 
@@ -82,13 +82,13 @@ class Relay:
             await service.stop()
 
     def _services(self) -> list[Strategy | Pipeline | Idempotency | Journal]:
-        """Return what is opened, in the order in which it is."""
+        """Return the services in the order in which they are started."""
         context = self.context
         some = (context.strategy, self._results, context.idempotency, context.journal)
         return [service for service in some if service is not None]
 
     def checks(self) -> dict[str, str]:
-        """Say for each server that requests go through what is wrong with it."""
+        """Return for each server that requests need what is wrong with it; empty: nothing."""
         checks = self.context.strategy.checks()
         if self.context.idempotency is not None:
             checks["state"] = self.context.idempotency.error
@@ -103,11 +103,14 @@ class Relay:
         return self.context.limits.in_flight
 
     def delivery_id(self) -> str:
-        """Return a new delivery id; what is refused has one, too, by which to ask about it."""
+        """Return a new delivery id; a refused request has one, too, so that it can be found."""
         return self.context.ids.new()
 
     def expect(self, method: str, path: str, size: int) -> None:
-        """Raise a `RequestError` where a request with `size` bytes still to come is not taken."""
+        """Raise a `RequestError` where a request would be refused before its body is read.
+
+        `size` is the number of its bytes that have not arrived yet.
+        """
         if path.startswith(RESULTS):
             check_method(method)
         else:
@@ -116,16 +119,17 @@ class Relay:
         self.limits.admit(size)
 
     def relay(self, request: Request, respond: Respond) -> InFlight | None:
-        """Take `request` all the way; `respond` is called once, at once or later.
+        """Relay `request`; `respond` is called once with the answer, immediately or later.
 
-        Returns what to cancel should the sender leave, None if it is answered already.
+        Returns the request in flight, which is to be cancelled if the sender disconnects, or None
+        if the request is answered already.
         """
         reply = Reply(self.context, request, respond)
         in_flight = attempt(reply, self._begin, reply)
         return None if reply.closed else in_flight
 
     def _begin(self, reply: Reply) -> InFlight | None:
-        """Start what `reply` waits for; None: it has been given."""
+        """Start the request of `reply`; None: it is answered already."""
         request = reply.request
         self.limits.admit(request.size)
         in_flight: InFlight | None
@@ -138,7 +142,7 @@ class Relay:
         return in_flight
 
     def _lookup(self, reply: Reply) -> ResultLookup:
-        """Return what answers for a result's URL."""
+        """Return the look-up for a GET of a result's URL."""
         request = reply.request
         check_method(request.method)
         reply.path = RESULTS
@@ -147,7 +151,7 @@ class Relay:
         return ResultLookup(self.context, reply, request.arrived + self._timeout, ticket)
 
     def _delivery(self, reply: Reply) -> DeliveryInFlight | None:
-        """Return what answers for a delivery; None: nothing has to be relayed."""
+        """Verify a delivery and make its message; None: it is answered without a task."""
         request = reply.request
         endpoint, params = self._routes.find(request.path)
         reply.path = endpoint.path
@@ -181,15 +185,15 @@ class Relay:
             queue=route.queue_of(delivery),
             body=encode_body(delivery.query, delivery.headers, delivery.body),
             delivery=delivery.table(store=later),
-            # Where a 2xx may come before the result, or a retry may join, it has to last.
+            # Persistent where a 2xx may come before the result, or a retry may join the task.
             persistent=later or route.durable,
-            # Else nobody waits for it after its deadline: a worker need not begin it.
+            # Otherwise the result is of no use after the deadline: no worker should begin it then.
             expires=None if later else delivery.received_at + route.deadline + 1,
         )
 
 
 def _terms(route: Route, request: Request) -> Terms:
-    """Return how `request` is answered, as its route and its sender want it."""
+    """Return how `request` is answered, according to its route and its Prefer header."""
     deadline = request.arrived + route.deadline
     if route.prefer and "prefer" in request.headers:
         preference = preferences.read(request.headers["prefer"])

@@ -1,4 +1,4 @@
-"""The one answer to a request, and everything that is recorded of it."""
+"""Answer a request once, and record the answer in metrics, log and journal."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Respond = Callable[[Answer], None]
 class Reply:
     """Answers `request` once, by calling `respond`, and counts and records the answer.
 
-    ``path`` (the route's), ``delivery_id``, ``task_id`` and ``message`` are filled in as they
-    become known: what is recorded names them. ``applied`` is the answer's Preference-Applied.
+    ``path`` (the route's), ``delivery_id``, ``task_id`` and ``message`` are set as they become
+    known; they are part of the record. ``applied`` is the answer's Preference-Applied.
     """
 
     __slots__ = (
@@ -44,13 +44,13 @@ class Reply:
 
     @property
     def closed(self) -> bool:
-        """Is nobody there to be answered, as the sender has left or has been answered?"""
+        """Has the request been answered, or has its sender disconnected?"""
         return self._respond is None
 
     def give(self, given: Answer, error: str = "") -> None:
-        """Answer, unless that is done or the sender has gone.
+        """Answer, unless the request is closed.
 
-        `error` says why it is not the answer of a task.
+        `error` is for the journal; it is empty where the answer is not an error.
         """
         respond = self._respond
         if respond is not None:
@@ -60,14 +60,15 @@ class Reply:
             seconds = monotonic() - self.request.arrived
             self._context.metrics.answered(self.path, given.status, seconds)
             respond(given)
-            self._respond = None  # now that nothing else has to be answered
+            self._respond = None  # only now: if `respond` raises, an error can still be given
             self._record(given.status, error)
 
     def refuse(self, error: RequestError) -> None:
-        """Answer with `error`; a 5xx is a line in the log."""
+        """Answer with `error`; a 5xx is logged."""
         self.delivery_id = self.delivery_id or self._context.ids.new()
         if error.status >= 500:
-            # The types are few: lines are limited by their text before it is filled in.
+            # Lines are limited by their text before it is filled in; the error's type is part of
+            # it, as there are only a few.
             text = f"%d {error.type}: %s (route %s, delivery %s, task %s)"
             ids = (self.path or "none", self.delivery_id, self.task_id or "none")
             log.warning(text, error.status, error, *ids)
@@ -75,10 +76,10 @@ class Reply:
         self.give(given, f"{error.type}: {error}")
 
     def release(self) -> None:
-        """Nothing is waited for yet."""
+        """Do nothing, as nothing is waited for yet."""
 
     def close(self) -> None:
-        """The sender has gone: nobody is answered any more."""
+        """Record that the sender has disconnected; the request is not answered any more."""
         self._respond = None
         self._context.metrics.add("gateway_clients_gone_total")
         self._record(GONE)

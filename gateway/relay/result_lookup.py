@@ -1,4 +1,4 @@
-"""A GET of a result's URL."""
+"""Answer a GET of a result's URL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.relay.result_urls import Ticket
 
 
 class ResultLookup(InFlight):
-    """Answers with the result that `ticket` names."""
+    """Looks up the result that `ticket` names, and answers with it."""
 
     __slots__ = ("_task", "_ticket")
 
@@ -24,7 +24,7 @@ class ResultLookup(InFlight):
         self._task: asyncio.Task[Answer] | None = None
 
     def start(self) -> None:
-        """Begin to ask the result store."""
+        """Begin to fetch the result from the result store."""
         self.enter(self.reply.request.size)
         self._task = asyncio.create_task(self.context.result_urls.fetch(self._ticket))
         self._task.add_done_callback(self._fetched)
@@ -43,6 +43,8 @@ class ResultLookup(InFlight):
 
 
 def check_method(method: str) -> None:
-    """Raise `MethodNotAllowed` for a method that no result's URL takes."""
+    """Raise `MethodNotAllowed` for any method but GET and HEAD."""
     if method not in ("GET", "HEAD"):
-        raise MethodNotAllowed("Send a GET.", headers={"Allow": "GET, HEAD"})
+        raise MethodNotAllowed(
+            f"Send a GET to a result's URL, not a {method[:20]}.", headers={"Allow": "GET, HEAD"}
+        )

@@ -1,7 +1,8 @@
-"""Results by URL: unguessable paths that name a task for a while, and what is found there.
+"""Result URLs: paths that cannot be guessed, and that name a task until they expire.
 
-A token is a delivery's and its task's id, the moment it expires and its route, with an HMAC-SHA256
-over them: nothing is stored, and any process with the same `secret_key` can read it.
+A token consists of the ids of a delivery and its task, the time at which it expires and its route,
+with an HMAC-SHA256 over them. Nothing is stored, and any process with the same `secret_key` can
+read a token.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ _FIELDS = Struct(">16s16sI8s")
 _MAC = 16  # bytes of the HMAC
 
 _UNKNOWN = "There is no such result."
-RETRY_AFTER = 1  # seconds after which a result that is not there may be asked for again
+RETRY_AFTER = 1  # seconds after which a missing result may be asked for again
 
 
 @dataclass(slots=True, frozen=True)
 class Ticket:
-    """What a token says: the delivery, its task, the content type of its route's str results.
+    """The content of a token: the delivery, its task, the content type of its route's str results.
 
-    ``expires`` is seconds since the epoch.
+    ``expires`` is in seconds since the epoch.
     """
 
     delivery_id: str
@@ -48,9 +49,9 @@ class Ticket:
 
 
 class Tokens:
-    """Makes and reads the tokens of result URLs; `content_types` are the routes', by path.
+    """Makes and reads the tokens of result URLs; `content_types` are pairs of path and type.
 
-    Deployments with the same `key` and another `prefix` do not read each other's.
+    Deployments with the same `key` and different prefixes cannot read each other's tokens.
     """
 
     def __init__(self, key: bytes, prefix: str, content_types: Iterable[tuple[str, str]]):
@@ -63,15 +64,15 @@ class Tokens:
         return _encode(fields + self._mac(fields))
 
     def read(self, token: str) -> Ticket:
-        """Return what `token` names.
+        """Return the content of `token`.
 
-        Raises `NotFound` for what was not made by `make` with the same key and routes.
+        Raises `NotFound` for a token that was not made by `make` with the same key and routes.
         """
         try:
             data = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
         except ValueError as exc:
             raise NotFound(_UNKNOWN) from exc
-        # One token a result: other spellings of the same bytes are none of ours.
+        # Base64 has several spellings of the same bytes; only one of them is a valid token.
         if len(data) != _FIELDS.size + _MAC or _encode(data) != token:
             raise NotFound(_UNKNOWN)
         fields, mac = data[: _FIELDS.size], data[_FIELDS.size :]
@@ -96,7 +97,7 @@ def _digest(path: str) -> bytes:
 
 
 class ResultURLs:
-    """Says where a result will be, and answers whoever asks there.
+    """Makes result URLs, and fetches the results for them.
 
     `store` reads the result store; None: there is none.
     """
@@ -105,7 +106,7 @@ class ResultURLs:
         key = config.secret_key.get_secret_value().encode() if config.secret_key else b""
         types = ((route.path, route.content_type) for route in config.routes)
         self._tokens = Tokens(key, config.prefix, types)
-        # Without a key there are no URLs, and a token made with an empty one is not ours.
+        # Without a key there are no URLs: anybody can make a token with an empty key.
         self._served = bool(key) and store is not None
         self._store = store
         self._prefix = result_store.key_prefix(config)
@@ -115,7 +116,7 @@ class ResultURLs:
     def location(self, delivery_id: str, task_id: str, path: str, age: float = 0.0) -> str:
         """Return the URL of the result of a task that was taken `age` seconds ago.
 
-        Empty without a key.
+        It is empty without a key.
         """
         if not self._served:
             return ""
@@ -123,13 +124,13 @@ class ResultURLs:
         return self._base + self._tokens.make(delivery_id, task_id, path, expires)
 
     def ticket(self, path: str) -> Ticket:
-        """Return what `path` names; raises `NotFound`."""
+        """Return the content of the token in `path`; raises `NotFound`."""
         if not self._served:
             raise NotFound(_UNKNOWN)
         return self._tokens.read(path.removeprefix(RESULTS))
 
     async def fetch(self, ticket: Ticket) -> Answer:
-        """Answer who asks for the result: 200 with it, or 202 while there is none.
+        """Return the answer for a ticket: the task's answer, or a 202 while there is no result.
 
         Raises `ResultExpired`, `ResultsUnavailable` and what `gateway.answer.of_outcome` raises.
         """

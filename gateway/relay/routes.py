@@ -1,4 +1,4 @@
-"""From a path to who may call it, and from an event to the task it becomes."""
+"""Find the endpoint of a path, verify its sender, and find the route of an event."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from gateway.relay.limits import SourceLimits
 from gateway.sources import find
 from gateway.sources.base import Source, Verified
 
-#: Characters of an event's name; senders' longest have about 60.
+#: The most characters of an event's name; the longest that senders use have about 60.
 MAX_EVENT = 255
 
 
 class Endpoint:
-    """A path: its source, and the routes of its events."""
+    """A path with its source and the routes of its events."""
 
     def __init__(
         self, path: str, name: str, source: Source | None, limits: SourceLimits, some: list[Route]
@@ -36,17 +36,17 @@ class Endpoint:
         self._kept = frozenset(name.lower() for name in kept)
 
     def verify(self, request: Request) -> Verified:
-        """Return what `request` says; a handshake is a challenge. Raises `RequestError`."""
+        """Verify `request`, or answer the sender's handshake. Raises `RequestError`."""
         source = self.source
         if request.method == "POST":
             return source.verify(request) if source else Verified(request.body)
         self.check(request.method)
-        if source is None:  # which takes nothing but a POST
+        if source is None:  # `check` allows a GET only with a source
             raise NotFound
         return Verified(b"", challenge=source.handshake(request))
 
     def check(self, method: str) -> None:
-        """Raise `MethodNotAllowed` for any but a POST, and where there are handshakes a GET."""
+        """Raise `MethodNotAllowed` unless it is a POST, or a GET where there are handshakes."""
         handshakes = self.source is not None and self.source.handshakes
         if method == "POST" or (handshakes and method == "GET"):
             return
@@ -55,12 +55,12 @@ class Endpoint:
         raise MethodNotAllowed(f"Send a POST, not a {method[:20]}.", headers={"Allow": "POST"})
 
     def route(self, event: str) -> Route | None:
-        """Return where deliveries of `event` go; None: nowhere.
+        """Return the route for deliveries of `event`; None: there is none.
 
-        Raises `BadRequest` where it is too long for the message.
+        Raises `BadRequest` where the event's name is too long.
         """
         if len(event) > MAX_EVENT:
-            raise BadRequest(f"The event's name has over {MAX_EVENT} characters.")
+            raise BadRequest(f"The event's name has more than {MAX_EVENT} characters.")
         for route, patterns in self._by_event:
             if any(fnmatchcase(event, pattern) for pattern in patterns):
                 return route
@@ -76,7 +76,7 @@ class Endpoint:
         return source.reply(taken, verified, time.time())
 
     def headers(self, request: Request) -> dict[str, str]:
-        """Return the headers that the task gets."""
+        """Return the headers that the task gets, without secret ones."""
         if self.source is None:
             return request.headers
         secret = self.source.secret_headers
@@ -89,7 +89,7 @@ class Endpoint:
 
 
 class Routes:
-    """Paths without parameters are looked up, the others tried in the order of the file."""
+    """Finds endpoints by path; those with parameters are tried in the order of the file."""
 
     def __init__(self, config: Config):
         sources = {
@@ -115,7 +115,7 @@ class Routes:
     def find(self, path: str) -> tuple[Endpoint, dict[str, str]]:
         """Return the endpoint and the parameters in the path.
 
-        Raises `NotFound` or, where the path is no text, `BadRequest`.
+        Raises `NotFound` or, where the path is not printable UTF-8, `BadRequest`.
         """
         if "%" in path:
             path = _decode(path)

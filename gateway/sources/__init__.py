@@ -1,4 +1,4 @@
-"""The schemes that a source may have, loaded when they are asked for."""
+"""The table of schemes for sources; a scheme's module is imported when it is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of every source: who is calling, what they said, how they want it answered."""
+"""The contract of every source: verify a sender, read its delivery, answer in its form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gateway.model import Model
 
 
 def listed(value: Any) -> Any:
-    """Take one value for a list of one."""
+    """Return a list as it is, and any other value as a list of one."""
     return value if isinstance(value, list) else [value]
 
 
@@ -24,18 +24,18 @@ Secrets = Annotated[list[SecretStr], BeforeValidator(listed), Field(min_length=1
 
 
 class Options(Model):
-    """What ``[sources.NAME]`` may say; a scheme with more settings derives its own."""
+    """The options of ``[sources.NAME]``; a scheme with more options has a subclass."""
 
     scheme: str
-    #: Any of them verifies, so that one can be changed for another.
+    #: Each of them is accepted, so that a secret can be replaced by another.
     secrets: Secrets
-    #: Seconds that a timestamp may lie in the past or the future; 0: it is not looked at.
+    #: Seconds that a timestamp may differ from now; 0: the time is not checked.
     tolerance: float = Field(300, ge=0)
-    #: Header names that the task gets although they are secret.
+    #: Names of secret headers that the task gets nevertheless.
     pass_headers: list[str] = []
-    #: The status of an event that no route takes; None: the scheme's own way, or 204.
+    #: The status of the answer to an event that no route takes; None: the scheme's answer, or 204.
     unrouted: int | None = Field(None, ge=200, le=599)
-    #: Deliveries a second, and deliveries under way, that this source may have in a process.
+    #: The most deliveries a second, and deliveries in flight, of this source in one process.
     rate: float | None = Field(None, gt=0)
     max_in_flight: int | None = Field(None, ge=1)
 
@@ -43,18 +43,18 @@ class Options(Model):
     @classmethod
     def _not_empty(cls, secrets: list[SecretStr]) -> list[SecretStr]:
         if not all(secret.get_secret_value() for secret in secrets):
-            raise ValueError("an empty secret verifies nothing")
+            raise ValueError("a secret is empty; set it")
         return secrets
 
 
 @dataclass(slots=True, frozen=True)
 class Verified:
-    """What a verified request says.
+    """The content of a verified request.
 
-    ``body`` is what the task gets, in plain text; ``identity`` is what the sender repeats with
-    each try of one delivery (empty: nothing); ``event`` names its kind (empty: it has none);
-    ``account`` is the receive id that the message was for. A ``challenge`` is answered at once
-    and never becomes a task. ``context`` is whatever `Source.reply` wants to see again.
+    ``body`` is what the task gets, decrypted; ``identity`` is the same in all tries of one delivery
+    (empty: there is none); ``event`` is the event's name (empty: it has none); ``account`` is the
+    receive id of the message. If there is a ``challenge``, it is the answer, and there is no task.
+    ``context`` is data for `Source.reply`.
     """
 
     body: bytes
@@ -67,7 +67,7 @@ class Verified:
 
 @dataclass(slots=True, frozen=True)
 class Draft:
-    """What is to be signed as the sender would: ``now`` is seconds since the epoch."""
+    """A delivery that is to be signed as its sender would; ``now`` is seconds since the epoch."""
 
     body: bytes
     url: str
@@ -78,7 +78,7 @@ class Draft:
 
 @dataclass(slots=True, frozen=True)
 class Signed:
-    """What a sender adds to a draft; ``query`` are parameters to append to its URL."""
+    """A signed draft: its body, further headers, and parameters to append to its URL's query."""
 
     body: bytes
     headers: dict[str, str] = field(default_factory=dict)
@@ -89,8 +89,8 @@ class Sample(NamedTuple):
     """A small delivery of an ``event``.
 
     ``body`` has the placeholders ``$id``, ``$time`` (seconds since the epoch), ``$token`` (a secret
-    that some senders write into the body), ``$event``, and ``$kind`` and ``$action``: what stands
-    before and after the event's first dot.
+    that some senders write into the body), ``$event``, and ``$kind`` and ``$action``: the parts of
+    the event before and after its first dot.
     """
 
     event: str
@@ -99,13 +99,13 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Example:
-    """What tests and load tests of a scheme need.
+    """Data for tests and load tests of a scheme.
 
-    ``options`` are those of ``[sources.NAME]`` with which the sender signs, ``receiver`` what
-    differs at the receiving end (a public key); ``other_secret`` verifies nothing of the sender's.
-    ``proof`` is the header or query parameter with the signature, which is good for a while only
-    where it is ``timed``. ``identity`` is what is found in a sample whose id is 123456789; where it
-    is empty, the digest of the body stands for one. An ``opaque`` body is not parsed.
+    ``options`` are those of ``[sources.NAME]`` with which the sender signs; ``receiver`` has those
+    that differ for the receiver (a public key). ``other_secret`` does not verify the sender's
+    signatures. ``proof`` is the header or query parameter with the signature; where it is
+    ``timed``, it expires. ``identity`` is the identity of a sample with the id 123456789; empty:
+    the digest of the body is used instead. An ``opaque`` body is not parsed.
     """
 
     options: dict[str, Any]
@@ -118,34 +118,34 @@ class Example:
 
 
 class Source(ABC):
-    """Knows one sender's scheme in both directions. No I/O; the time is handed in.
+    """Verifies and signs by one sender's scheme. No I/O; the time is an argument.
 
-    An implementer's duties:
+    An implementation has these duties:
 
     - `verify` works on the raw bytes, compares in constant time, tries every secret, and
       raises nothing but a `RequestError`: `Unverified` (401) for what is missing, malformed,
-      wrong or out of time, `BadRequest` (400) for an envelope that cannot be read.
-    - Identity and event come from what was verified; where the scheme does not sign the
-      header they stand in, the scheme's documentation says so.
-    - `reply` gives a successful task's answer the form that the sender wants.
+      wrong or outside its tolerance, `BadRequest` (400) for an envelope that cannot be read.
+    - Identity and event are read from signed data; where the scheme does not sign the header
+      that contains them, the scheme's documentation says so.
+    - `reply` gives a successful task's answer the form that the sender expects.
     """
 
     options_class: ClassVar[type[Options]] = Options
-    #: What the sender sends, by the part of the event before the first dot; "": any other event.
+    #: Sample deliveries by the part of the event before its first dot; "": any other event.
     samples: ClassVar[dict[str, Sample]]
     example: ClassVar[Example]
-    #: The sender's habits, for routes that say nothing else: seconds until it hangs up (less
-    #: a margin), how often it tries in all, seconds between two tries.
+    #: Defaults for the source's routes: seconds until the sender disconnects (less a margin), the
+    #: number of its tries, seconds between two tries.
     deadline: ClassVar[float | None] = None
     tries: ClassVar[int] = 1
     retry_after: ClassVar[float] = 0.0
-    #: What says "taken" without a result: a body for 200 (None: an empty 202).
+    #: The body of a 200 that tells the sender "accepted" without a result; None: a 202 is sent.
     fallback: ClassVar[str | None] = None
-    #: The content type of a task's str.
+    #: The content type of an answer whose task returned a str.
     content_type: ClassVar[str] = TEXT
     #: Request headers, in lower case, that the task does not get.
     secret_headers: frozenset[str] = frozenset()
-    #: Does a delivery say which one it is, so that a second try can be known?
+    #: Do deliveries have an identity, by which later tries are recognized?
     identifies: ClassVar[bool] = True
     #: Does the sender's handshake come as a GET?
     handshakes: ClassVar[bool] = False
@@ -158,7 +158,7 @@ class Source(ABC):
 
     @classmethod
     def sample(cls, event: str, identity: str, now: float, token: str = "") -> tuple[str, bytes]:
-        """Return an event (`event`, unless that is empty) and the body of a delivery of it."""
+        """Return an event (`event`, or a default if that is empty) and the body of a sample."""
         event = event or cls.samples[""].event
         kind, _, action = event.partition(".")
         found = cls.samples.get(kind, cls.samples[""])
@@ -169,7 +169,7 @@ class Source(ABC):
 
     @property
     def covers_body(self) -> bool:
-        """Does the signature cover the body? Where not, the operator is told."""
+        """Does the signature cover the body? If not, `gateway check` says so."""
         return True
 
     def handshake(self, request: Request) -> Answer:
@@ -186,5 +186,7 @@ class Source(ABC):
 
     @abstractmethod
     def sign(self, draft: Draft) -> Signed:
-        """Sign, and where the options ask for it encrypt, `draft` as the sender would, with
-        the first secret (where that is a public key: taken for the private one)."""
+        """Sign `draft` as the sender would, with the first secret, and encrypt it if configured.
+
+        Where secrets are public keys, the first one is used as the private key.
+        """

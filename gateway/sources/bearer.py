@@ -1,4 +1,4 @@
-"""The family of senders that send the secret itself."""
+"""Base of the schemes whose senders send the secret itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.sources.signatures import check, header, raw, secrets
 class BearerSource(Source):
     """Sends the secret in the header named `header`, and signs nothing.
 
-    Whoever reads one request can send others: such a route needs TLS all the way.
+    Anybody who can read one request can send others, so such a route needs TLS on the whole way.
     """
 
     header: ClassVar[str]

@@ -25,13 +25,15 @@ from gateway.sources.fields import name
 from gateway.sources.signatures import check, check_time, digest, header, raw, secrets
 from gateway.sources.wechat_crypto import CryptoOptions, MessageCrypto, Opened
 
-#: Events that only ask whether somebody is there.
+#: Events that only test the URL.
 _CHECKS = frozenset(["check_url", "check_create_suite_url", "check_update_suite_url"])
 
 
 class Options(CryptoOptions):
-    """With `aes_key` events are taken: the secrets are tokens, and `receive_id` is the app
-    key, the corp id or the suite key. Without, a robot's messages: the secrets are app secrets.
+    """With `aes_key` the source accepts events, without it a robot's messages.
+
+    For events the secrets are tokens, and `receive_id` is the app key, the corp id or the suite
+    key. For a robot the secrets are app secrets.
     """
 
     @model_validator(mode="before")
@@ -42,11 +44,11 @@ class Options(CryptoOptions):
 
 
 class DingTalk(Source):
-    """Signs and encrypts events as WeChat does, but signs of a robot's messages only the time.
+    """Signs and encrypts events as WeChat does; for a robot's messages it signs only the time.
 
-    An event wants to be answered by an encrypted ``success``, whatever the task returns. The
-    event is its EventType; its ``eventId`` identifies it, else all that it says. A robot's
-    message has its ``msgtype`` and its ``msgId``, which are not signed.
+    An event is answered with an encrypted ``success``, whatever the task returns. The event's name
+    is its EventType. Its ``eventId`` identifies it, or else the digest of its body. For a robot's
+    message these are its ``msgtype`` and its ``msgId``, which are not signed.
     """
 
     samples = {
@@ -144,7 +146,7 @@ def _sign(secret: bytes, timestamp: str) -> bytes:
 
 
 def _seal(word: str, opened: Opened, now: float) -> Answer:
-    """Answer `word`, encrypted as the event was."""
+    """Return the answer `word`, encrypted with the event's key."""
     sealed = wechat_crypto.seal(replace(opened, message=word.encode()), str(int(now * 1000)))
     fields = {
         "msg_signature": sealed.signature,

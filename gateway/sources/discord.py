@@ -32,12 +32,12 @@ INTERACTIONS = {
 }
 
 _public_key = re.compile(r"[0-9a-fA-F]{64}").fullmatch
-# One spelling only, so that no other passes for the signature.
+# Lower case only, so that each signature has only one valid spelling.
 _signature = re.compile(r"[0-9a-f]{128}").fullmatch
 
 
 class Options(base.Options):
-    """Its secrets are public keys, as the developer portal shows them."""
+    """The secrets are public keys, as the developer portal shows them."""
 
     @field_validator("secrets")
     @classmethod
@@ -50,9 +50,10 @@ class Options(base.Options):
 class Discord(Source):
     """Signs the time and the body, with Ed25519.
 
-    The event is the interaction's type by its name in Discord's documentation, as
+    The event is the interaction's type with its name in Discord's documentation, for example
     ``APPLICATION_COMMAND``, or the webhook event's ``type``. The JSON's ``id`` identifies an
-    interaction; an event has none: the body's digest does. Both kinds of PING are answered.
+    interaction. A webhook event has no id; the digest of its body identifies it. Both kinds of PING
+    are answered without a task.
     """
 
     samples = {

@@ -1,11 +1,11 @@
-"""Ed25519 signatures, RFC 8032; keys and signatures are raw bytes."""
+"""Make and verify Ed25519 signatures (RFC 8032); keys and signatures are raw bytes."""
 
 from __future__ import annotations
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-#: Bytes of a public key, and of the seed that a private key is made from.
+#: Bytes of a public key, and of the seed of a private key.
 KEY_SIZE = 32
 
 
@@ -24,5 +24,5 @@ def verifies(key: Ed25519PublicKey, signature: bytes, message: bytes) -> bool:
 
 
 def sign(seed: bytes, message: bytes) -> bytes:
-    """Sign with the private key that `seed`, 32 bytes, stands for."""
+    """Sign with the private key that is made from `seed`, which has 32 bytes."""
     return Ed25519PrivateKey.from_private_bytes(seed).sign(message)

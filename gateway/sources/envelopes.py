@@ -1,7 +1,7 @@
-"""What senders wrap messages in, read with care: a query string, JSON, flat XML.
+"""Parse the envelopes of messages strictly: query strings, JSON objects, flat XML.
 
-Senders are not trusted before their signature is, and some envelopes have to be read to find
-it. So all of this is strict, bounded, and fails with nothing but `BadRequest`.
+Some envelopes have to be read to find the signature, before the sender can be trusted. So the
+parsers are strict and bounded, and raise nothing but `BadRequest`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from xml.parsers import expat
 from gateway.errors import BadRequest
 from gateway.nesting import MAX_LEVELS, check_levels
 
-#: Query parameters a URL may have: more is an attack on the parser.
+#: The most query parameters of a URL: more would be an attack on the parser.
 MAX_PARAMETERS = 256
-#: Elements inside each other, and elements in all: far above what any sender has.
+#: The most levels of elements, and the most elements in all: far more than any sender uses.
 MAX_DEPTH = 32
 MAX_ELEMENTS = 4_096
 
@@ -24,8 +24,9 @@ MAX_ELEMENTS = 4_096
 def read_query(text: str, errors: Literal["replace", "strict"] = "replace") -> dict[str, str]:
     """Return the parameters in a query string; the last value of a name wins.
 
-    What is no UTF-8 is replaced: it then fails whatever signature covers it. Raises `BadRequest`
-    where there are too many parameters, or, where `errors` are strict, some are no UTF-8.
+    Bytes that are not UTF-8 are replaced, so that a signature over them does not match. Raises
+    `BadRequest` where there are too many parameters, or where `errors` is strict and some are not
+    UTF-8.
     """
     if not text:
         return {}
@@ -42,8 +43,8 @@ def read_query(text: str, errors: Literal["replace", "strict"] = "replace") -> d
 def read_json(body: bytes) -> dict[str, Any]:
     """Return the JSON object in `body`, which has to be UTF-8.
 
-    Raises `BadRequest` for anything else, also for NaN, for text that is no Unicode (lone
-    surrogates), for more than `MAX_LEVELS` levels, and for too many digits for Python.
+    Raises `BadRequest` for anything else, also for NaN, for text that is not valid Unicode (lone
+    surrogates), for more than `MAX_LEVELS` levels, and for numbers with too many digits for Python.
     https://www.rfc-editor.org/rfc/rfc8259
     """
     try:
@@ -53,29 +54,29 @@ def read_json(body: bytes) -> dict[str, Any]:
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except ValueError as exc:
-        raise BadRequest("The JSON cannot be read.") from exc
+        raise BadRequest("The JSON is malformed.") from exc
     except RecursionError as exc:
-        raise BadRequest(f"The JSON has over {MAX_LEVELS} levels.") from exc
+        raise BadRequest(f"The JSON has more than {MAX_LEVELS} levels.") from exc
     if not isinstance(value, dict):
-        raise BadRequest("The JSON is no object.")
+        raise BadRequest("The JSON is not an object.")
     return value
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def read_xml(body: bytes) -> dict[str, str]:
-    """Return the text of each element right below the root, which has to be UTF-8.
+    """Return the text of each child element of the root in `body`, which has to be UTF-8.
 
-    The first of a name counts; an element with elements inside has only the text around them.
-    Raises `BadRequest` for anything else, also for a DTD, which every entity needs.
+    Of several with one name the first is used; of an element with children only its own text.
+    Raises `BadRequest` for anything else, also for a DTD, without which there can be no entities.
     """
     return _Fields().read(body)
 
 
 class _Fields:
-    """Collects what stands at depth two, and refuses what is too deep or too much."""
+    """Collects the texts of the elements at depth two, and limits depth and number of elements."""
 
     def __init__(self) -> None:
         self._fields: dict[str, str] = {}
@@ -83,7 +84,7 @@ class _Fields:
         self._text: list[str] = []
 
     def read(self, body: bytes) -> dict[str, str]:
-        # expat takes UTF-16 for what it is, whatever it was told; markup in it has NULs.
+        # expat recognizes UTF-16 although it was told UTF-8; markup in UTF-16 has NUL bytes.
         if b"\0" in body:
             raise BadRequest("The XML is not UTF-8.")
         parser = expat.ParserCreate("utf-8")
@@ -95,11 +96,11 @@ class _Fields:
         try:
             parser.Parse(body, True)
         except expat.ExpatError as exc:
-            raise BadRequest("The XML cannot be read.") from exc
+            raise BadRequest("The XML is malformed.") from exc
         return self._fields
 
     def _doctype(self, *_declaration: Any) -> NoReturn:
-        raise BadRequest("The XML has a DTD.")
+        raise BadRequest("The XML has a DTD, which is not allowed.")
 
     def _start(self, _name: str, _attributes: dict[str, str]) -> None:
         self._depth += 1

@@ -1,4 +1,4 @@
-"""Feishu, elsewhere called Lark.
+"""Feishu, which is called Lark outside China.
 
 https://open.feishu.cn/document/server-docs/event-subscription-guide/overview
 """
@@ -32,21 +32,21 @@ _BLOCK = 16
 
 
 class Options(base.Options):
-    """Its secrets are encrypt keys."""
+    """The secrets are encrypt keys."""
 
-    #: The app's Verification Token, which every event and challenge then has to have.
+    #: The app's Verification Token; if it is set, every event and challenge has to contain it.
     verification_token: SecretStr | None = Field(None, min_length=1)
 
 
 class Feishu(Source):
     """Signs the body and encrypts the event in it, in schema 2.0 or 1.0.
 
-    ``event_id`` or ``uuid`` identifies an event, else all that it says.
+    ``event_id`` or ``uuid`` identifies an event, or else the digest of its body.
 
-    A `url_verification` may come without a signature. It is then answered if one of the encrypt
-    keys decrypts it and it has the verification token, where that is configured; the answer
-    repeats what it says and has no other effect. Anything else without a signature gets the
-    same 401, whatever was wrong with it.
+    A `url_verification` may come without a signature. It is answered if one of the encrypt keys
+    decrypts it, and if it has the verification token, where that is configured. The answer repeats
+    the challenge and has no other effect. Any other request without a signature gets the same 401,
+    whatever was wrong with it.
     """
 
     samples = {
@@ -90,7 +90,8 @@ class Feishu(Source):
     def _unsigned(self, body: bytes) -> Verified:
         for key in self._keys:
             try:
-                # Not even the time may tell whether the padding was right: it is not looked at.
+                # The padding is not checked: not even the time of the answer may show whether it
+                # was right.
                 verified = self._read(_unpad(_decrypt(body, key)))
             except RequestError:
                 continue
@@ -144,7 +145,7 @@ def _encrypt(message: bytes, key: bytes) -> str:
 
 
 def _decrypt(body: bytes, key: bytes) -> bytes:
-    """Return the padded event in `body`. Raises `Unverified`; `BadRequest` for what is no JSON."""
+    """Return the padded event in `body`. Raises `Unverified`, and `BadRequest` for invalid JSON."""
     encrypted = read_json(body).get("encrypt")
     if not isinstance(encrypted, str):
         raise Unverified("The event is not encrypted.")

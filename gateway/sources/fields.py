@@ -1,4 +1,4 @@
-"""The little that a scheme wants from a verified body: a form's fields, places in JSON, names."""
+"""Read fields of a verified body: a form's fields, values in JSON, identities and names."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from gateway.errors import BadRequest
 from gateway.sources.envelopes import read_json
 
-#: Characters that an identity or an event's name may have.
+#: The most characters of an identity or an event's name.
 MAX_NAME = 1_000
-#: Fields that a form may have: more is an attack on the parser.
+#: The most fields of a form: more would be an attack on the parser.
 MAX_FIELDS = 1_000
-#: RFC 6901: without leading zeros; no list is longer.
+#: A list's index (RFC 6901), without leading zeros; nine digits are enough for any list.
 _index = re.compile("0|[1-9][0-9]{0,8}").fullmatch
 
 
 def read_if_json(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in `body`; whatever else it is counts as an empty one."""
+    """Return the JSON object in `body`, or an empty one where it is anything else."""
     try:
         return read_json(body)
     except BadRequest:
@@ -28,40 +28,40 @@ def read_if_json(body: bytes) -> dict[str, Any]:
 def read_form(body: bytes) -> list[tuple[str, str]]:
     """Return the fields of application/x-www-form-urlencoded in their order.
 
-    Each character of their texts stands for a byte; `utf8` makes text of it. Raises `BadRequest`
-    where they are too many, or a percent sign begins no escape.
+    Each character of the texts is one byte (latin-1); `utf8` decodes them. Raises `BadRequest`
+    where there are too many fields, or a percent sign does not begin an escape.
     https://url.spec.whatwg.org/#urlencoded-parsing
     """
     if body.count(b"&") >= MAX_FIELDS:
-        raise BadRequest(f"The form has over {MAX_FIELDS} fields.")
-    # Python's own escapes are decoded all at once, in a third of the time that urllib takes;
-    # the separators become characters that no byte stands for.
+        raise BadRequest(f"The form has more than {MAX_FIELDS} fields.")
+    # Percent escapes become Python's escapes, which are decoded in a third of the time that urllib
+    # takes. The separators become characters that are not latin-1, so that no byte is one of them.
     escaped = body.replace(b"\\", b"\\\\").replace(b"%", b"\\x").replace(b"+", b" ")
     escaped = escaped.replace(b"&", b"\\u0126").replace(b"=", b"\\u013d")
     try:
         text = escaped.decode("unicode_escape")
     except UnicodeDecodeError as exc:
-        raise BadRequest("The form has a percent sign that begins no escape.") from exc
+        raise BadRequest("The form has a percent sign that does not begin an escape.") from exc
     fields = [field.partition("\u013d") for field in text.split("\u0126") if field]
     return [(name, value.replace("\u013d", "=")) for name, _, value in fields]
 
 
 def utf8(text: str) -> str:
-    """Return a form's text as it was meant; what is no UTF-8 is replaced."""
+    """Decode a form's text as UTF-8; bytes that are not UTF-8 are replaced."""
     return text.encode("latin-1").decode(errors="replace")
 
 
 def name(value: Any) -> str:
-    """Return what stands for an identity or an event: a string's or an integer's text.
+    """Return a string's or an integer's text, for an identity or an event's name.
 
-    Whatever else it is counts as none. Raises `BadRequest` where it is too long.
+    It is empty for any other value. Raises `BadRequest` where it is too long.
     """
     if type(value) is int:
         value = str(value)
     if not isinstance(value, str):
         return ""
     if len(value) > MAX_NAME:
-        raise BadRequest(f"An id or a type in the body is over {MAX_NAME} characters.")
+        raise BadRequest(f"An id or a type in the body has more than {MAX_NAME} characters.")
     return value
 
 
@@ -71,7 +71,7 @@ def pointer(text: str) -> list[str]:
 
 
 def at(value: Any, tokens: Sequence[str]) -> Any:
-    """Return what a JSON pointer's tokens lead to in `value`, None where they lead nowhere."""
+    """Return the value at a JSON pointer's tokens in `value`; None where there is none."""
     for token in tokens:
         if isinstance(value, dict):
             value = value.get(token)

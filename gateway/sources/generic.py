@@ -1,4 +1,4 @@
-"""An HMAC in a header, for senders that have no scheme of their own here."""
+"""The scheme `hmac`: a configurable HMAC in a header, for senders without a scheme of their own."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _Printable = Annotated[str, matching(r"[\x20-\x7e]*", "has printable ASCII chara
 
 
 class Options(base.Options):
-    """What is signed, how, and where it stands; header names in any case."""
+    """What is signed, how, and in which header; header names may be in any case."""
 
     header: HeaderName
     algorithm: Literal["sha1", "sha256", "sha512"] = "sha256"
     encoding: Literal["hex", "base64"] = "hex"
-    #: What the header has before the signature.
+    #: The text before the signature in the header.
     prefix: _Printable = ""
     #: ``{body}``, ``{timestamp}`` and ``{id}`` with text around and between them.
     signed: str = "{body}"
-    #: Has seconds since the epoch.
+    #: The header with the time in seconds since the epoch.
     timestamp_header: HeaderName | None = None
-    #: Has the id; it identifies the delivery unless `identity` says what does.
+    #: The header with the id, which identifies the delivery unless `identity` is set.
     id_header: HeaderName | None = None
     identity: Place | None = None
     event: Place | None = None
@@ -54,19 +54,19 @@ class Options(base.Options):
         if not names or re.search(r"[{}]", _placeholder.sub("", self.signed)):
             problems.append("signed: a text with {body}, {timestamp} or {id}, and no other braces")
         if ("timestamp" in names) != (self.timestamp_header is not None):
-            problems.append("timestamp_header: goes together with {timestamp} in signed")
+            problems.append("timestamp_header: set it together with {timestamp} in signed")
         if "id" in names and self.id_header is None:
-            problems.append("id_header: needed for {id} in signed")
+            problems.append("id_header: is needed for {id} in signed")
         if problems:
             raise ValueError("\n".join(problems))
         return self
 
 
 class GenericHMAC(HMACSource):
-    """Signs what the option `signed` says.
+    """Signs the text of the option `signed`.
 
-    A header is signed only where `signed` names it: the event, or an identity that is not
-    ``{id}``, may stand in one that is not.
+    A header is signed only if `signed` contains it. The event, or an identity that is not ``{id}``,
+    may be in a header that is not signed.
     """
 
     samples = {"": Sample("hello", '{"id":"$id","type":"$event"}')}
@@ -98,7 +98,7 @@ class GenericHMAC(HMACSource):
         self.encoding = options.encoding
         self.prefix = options.prefix.encode()
         super().__init__(options, public_url)
-        # Texts and placeholders take turns, a text first.
+        # Texts and placeholders alternate; the first part is a text.
         self._parts = _placeholder.split(options.signed)
         self._timestamp_header = (options.timestamp_header or "").lower()
         self._id_header = (options.id_header or "").lower()
@@ -153,7 +153,7 @@ class GenericHMAC(HMACSource):
 
 
 def _reader(place: str | None) -> Callable[[dict[str, str], Any], str]:
-    """Return the function from headers and JSON to what stands at `place`; empty: nothing."""
+    """Return a function that reads the value at `place` from headers and JSON; empty: none."""
     kind, _, where = (place or "").partition(":")
     if kind == "header":
         return lambda headers, _message: headers.get(where.lower(), "")

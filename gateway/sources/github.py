@@ -9,14 +9,14 @@ from gateway.sources.base import Draft, Example, Sample, Signed, Verified
 from gateway.sources.fields import name, read_form, read_if_json
 from gateway.sources.hmac_source import HMACSource
 
-# Payloads are large and begin with the action where they have one: no need to parse them.
+# Payloads are large, and begin with the action where they have one, so they need not be parsed.
 _action = re.compile(rb'\{"action":"([a-z_]{1,100})"').match
 
 
 class GitHub(HMACSource):
     """Signs the body.
 
-    Not signed: the headers. The event is ``X-GitHub-Event`` and, where the body has one, its
+    The headers are not signed. The event is ``X-GitHub-Event`` and, where the body has one, its
     ``action``, as in ``issues.opened``; ``X-GitHub-Delivery`` identifies the delivery.
     """
 
@@ -54,7 +54,7 @@ class GitHub(HMACSource):
 
 
 def _read_action(body: bytes) -> str:
-    """Return the payload's action, also where it was sent as a form; empty where it has none."""
+    """Return the action of a payload, which may be JSON or a form; empty where it has none."""
     if body.startswith(b"payload="):
         body = read_form(body)[0][1].encode("latin-1")
     if found := _action(body):

@@ -8,10 +8,10 @@ from gateway.sources.bearer import BearerSource
 
 
 class GitLab(BearerSource):
-    """Signs nothing: ``X-Gitlab-Token`` is the secret. GitLab's signing token is `standard`.
+    """Signs nothing: ``X-Gitlab-Token`` is the secret. For a signing token use `standard`.
 
-    The event is ``X-Gitlab-Event``; ``Idempotency-Key``, before GitLab 17.4
-    ``X-Gitlab-Event-UUID``, identifies the delivery.
+    The event is ``X-Gitlab-Event``. ``Idempotency-Key`` (before GitLab 17.4:
+    ``X-Gitlab-Event-UUID``) identifies the delivery.
     """
 
     samples = {"": Sample("Push Hook", '{"object_kind":"push","ref":"refs/heads/main"}')}

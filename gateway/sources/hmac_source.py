@@ -1,4 +1,4 @@
-"""The family of senders that put an HMAC into one header."""
+"""Base of the schemes whose senders put an HMAC into one header."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _ENCODINGS: dict[str, Callable[[bytes], bytes]] = {"hex": hexlify, "base64": b64
 
 
 class HMACSource(Source):
-    """Sends ``prefix + encode(HMAC(secret, what is signed))`` in the header named `header`.
+    """Sends ``prefix + encode(HMAC(secret, signed))`` in the header named `header`.
 
-    A scheme says what is signed by what it gives to `check` and to `signature`.
+    A scheme passes the signed bytes to `check` and to `signature`.
     """
 
     header: str
@@ -32,7 +32,7 @@ class HMACSource(Source):
         self._keys = [hmac.new(key, digestmod=self.algorithm) for key in secrets(options)]
 
     def check(self, request: Request, *signed: bytes) -> None:
-        """Raise `Unverified` unless one of the secrets made the header's signature."""
+        """Raise `Unverified` unless the header's signature was made with one of the secrets."""
         given = raw(header(request, self.header))
         check([given], (self._signature(key, signed) for key in self._keys))
 

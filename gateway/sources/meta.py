@@ -21,17 +21,17 @@ from gateway.sources.signatures import check, digest
 
 
 class Options(base.Options):
-    """Its secrets are app secrets."""
+    """The secrets are app secrets."""
 
-    #: What the app's dashboard was given; None: there is no handshake.
+    #: The verify token from the app's dashboard; None: handshakes are refused.
     verify_token: SecretStr | None = Field(None, min_length=1)
 
 
 class Meta(HMACSource):
     """Signs the body.
 
-    The event is the JSON's ``object`` and, where its changes are all of one, their ``field``,
-    as in ``page.feed``. Nothing but the body itself identifies a delivery: its digest does.
+    The event is the JSON's ``object`` and, where all its changes have the same ``field``, that
+    field, as in ``page.feed``. Deliveries have no id; the digest of the body identifies them.
     """
 
     samples = {
@@ -61,14 +61,14 @@ class Meta(HMACSource):
     def handshake(self, request: Request) -> Answer:
         if self.options.verify_token is None:
             raise MethodNotAllowed(
-                "This source has no verify_token for the handshake.", headers={"Allow": "POST"}
+                "This source takes no handshake: it has no verify_token.", headers={"Allow": "POST"}
             )
         query = read_query(request.query_string)
         token = self.options.verify_token.get_secret_value().encode()
         check([query.get("hub.verify_token", "").encode()], [token])
         challenge = query.get("hub.challenge", "")
         if query.get("hub.mode") != "subscribe" or not challenge:
-            raise Unverified("A handshake has hub.mode=subscribe and a hub.challenge.")
+            raise Unverified("A handshake needs hub.mode=subscribe and a hub.challenge.")
         return Answer(200, TEXT, challenge.encode())
 
     def verify(self, request: Request) -> Verified:

@@ -10,7 +10,7 @@ from gateway.sources.hmac_source import HMACSource
 class Shopify(HMACSource):
     """Signs the body.
 
-    Not signed: the headers. The event is ``X-Shopify-Topic``, as ``orders/create``;
+    The headers are not signed. The event is ``X-Shopify-Topic``, for example ``orders/create``;
     ``X-Shopify-Event-Id`` identifies the delivery.
     """
 

@@ -1,4 +1,4 @@
-"""What the schemes share: headers as bytes, comparing with every secret, timestamps."""
+"""Helpers of the schemes: headers as bytes, comparison with every secret, timestamps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.delivery import Request
 from gateway.errors import Unverified
 from gateway.sources.base import Options
 
-# Plain digits, and no more than int() reads in no time: eleven reach the year 5138.
+# ASCII digits, and not too many for a fast int(); eleven are enough until the year 5138.
 _seconds = re.compile(r"[0-9]{1,11}").fullmatch
 
 
@@ -23,8 +23,8 @@ def secrets(options: Options) -> list[bytes]:
 def raw(value: str) -> bytes:
     """Return a header's or path's text as the bytes that were received.
 
-    HTTP texts are latin-1 here (RFC 9110, 5.5); what is not cannot have been received, and
-    becomes something that no sender sends.
+    HTTP texts are decoded as latin-1 (RFC 9110, 5.5). Other characters cannot have been received;
+    they are escaped, so that no signature matches.
     """
     return value.encode("latin-1", "backslashreplace")
 
@@ -38,7 +38,7 @@ def header(request: Request, name: str) -> str:
 
 
 def mac(key: HMAC, parts: Iterable[bytes]) -> bytes:
-    """Return the HMAC of `parts`, one after the other; `key` has been fed nothing yet."""
+    """Return the HMAC of the joined `parts`; `key` is not changed."""
     state = key.copy()
     for part in parts:
         state.update(part)
@@ -46,7 +46,7 @@ def mac(key: HMAC, parts: Iterable[bytes]) -> bytes:
 
 
 def check(given: Sequence[bytes], expected: Iterable[bytes]) -> None:
-    """Raise `Unverified` unless one that was given is one of the expected."""
+    """Raise `Unverified` unless one of the `given` signatures is one of the `expected` ones."""
     for right in expected:
         for signature in given:
             if compare_digest(signature, right):
@@ -55,13 +55,16 @@ def check(given: Sequence[bytes], expected: Iterable[bytes]) -> None:
 
 
 def check_time(timestamp: str, now: float, tolerance: float) -> None:
-    """Raise `Unverified` unless `timestamp` is within `tolerance` seconds of `now`; 0: any is."""
+    """Raise `Unverified` unless `timestamp` is within `tolerance` seconds of `now`.
+
+    With a tolerance of 0 every number is accepted.
+    """
     if not _seconds(timestamp):
-        raise Unverified("The timestamp is no number of seconds.")
+        raise Unverified("The timestamp is not a number of seconds.")
     if tolerance and abs(now - int(timestamp)) > tolerance:
         raise Unverified(f"The timestamp is not within {tolerance:g} seconds of now.")
 
 
 def digest(body: bytes) -> str:
-    """Identify a delivery whose sender gives it no id: each try has the same body."""
+    """Return the identity of a delivery without an id: the body's digest, as tries repeat it."""
     return sha256(body).hexdigest()

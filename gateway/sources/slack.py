@@ -17,9 +17,9 @@ TIMESTAMP = "x-slack-request-timestamp"
 class Slack(HMACSource):
     """Signs the time and the body.
 
-    The event is the inner event's ``type``, else the ``type``; of interactions the payload's
-    ``type``, of slash commands the ``command``. The JSON's ``event_id`` identifies an event;
-    what comes as a form has no id and is not sent again.
+    The event is the inner event's ``type``, or else the ``type``; for interactions the payload's
+    ``type``, for slash commands the ``command``. The JSON's ``event_id`` identifies an event.
+    Interactions and commands are forms; they have no id and are not sent again.
     """
 
     samples = {
@@ -45,7 +45,7 @@ class Slack(HMACSource):
         timestamp = header(request, TIMESTAMP)
         check_time(timestamp, request.received_at, self.options.tolerance)
         self.check(request, b"v0:", raw(timestamp), b":", request.body)
-        # By the body, not by its type: that is not signed.
+        # Chosen by the body, because the content type is not signed.
         return (_of_json if request.body[:1] == b"{" else _of_form)(request.body)
 
     def sign(self, draft: Draft) -> Signed:
@@ -71,8 +71,8 @@ def _of_form(body: bytes) -> Verified:
     if "payload" in fields:
         payload = read_json(fields["payload"].encode("latin-1"))
         return Verified(body, event=name(payload.get("type")))
-    if "ssl_check" in fields:  # looks at the certificate, wants a 200
+    if "ssl_check" in fields:  # Slack checks the certificate, and expects a 200
         return Verified(body, event="ssl_check", challenge=Answer(200, "", b""))
     if "command" not in fields:
-        raise BadRequest("The body is neither an event nor an interaction nor a command.")
+        raise BadRequest("The body is neither an event, nor an interaction, nor a command.")
     return Verified(body, event=name(utf8(fields["command"])))

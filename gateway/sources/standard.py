@@ -1,4 +1,4 @@
-"""Standard Webhooks, also as Svix and GitLab's signing token send them.
+"""Standard Webhooks, which Svix and GitLab (with a signing token) send as well.
 
 https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
 """
@@ -22,21 +22,21 @@ from gateway.sources.signatures import check_time, header, mac, raw
 
 PUBLIC = "whpk_"
 VALID = (
-    "a Standard Webhooks secret is base64, `whsec_` before it or not, "
+    "a Standard Webhooks secret is base64, with or without `whsec_` before it, "
     "or `whpk_` and the base64 of an Ed25519 key's 32 bytes"
 )
-#: Signatures that are looked at: while keys are changed there are two, and each costs CPU.
+#: Signatures that are checked: there are two while keys are replaced, and each costs CPU time.
 MAX_SIGNATURES = 10
 
 
 class Key(ABC):
-    """What verifies one version of signature, and makes it."""
+    """A key that makes and verifies signatures of one version."""
 
     version: bytes
 
     @abstractmethod
     def verifies(self, given: Sequence[bytes], signed: bytes) -> bool:
-        """Is one of the signatures, each with its version, ours?"""
+        """Is one of the `given` signatures, each with its version, made by this key?"""
 
     @abstractmethod
     def sign(self, signed: bytes) -> bytes:
@@ -58,7 +58,7 @@ class SharedKey(Key):
 
 
 class PublicKey(Key):
-    """Ed25519; to sign, the key is taken for the private one."""
+    """Ed25519; `sign` uses the key as the private one."""
 
     def __init__(self, key: bytes):
         self._seed = key
@@ -76,7 +76,7 @@ class PublicKey(Key):
 
 
 class Options(base.Options):
-    """Its secrets are the sender's: ``whsec_...``, or a public key, ``whpk_...``."""
+    """The secrets are the sender's: ``whsec_...``, or a public key, ``whpk_...``."""
 
     @field_validator("secrets")
     @classmethod
@@ -140,14 +140,14 @@ class Standard(Source):
 
 
 def _key(secret: str) -> Key:
-    """Return the key that `secret` spells. Raises ValueError."""
+    """Decode the key in `secret`. Raises ValueError."""
     if secret.startswith(PUBLIC):
         return PublicKey(_base64(secret.removeprefix(PUBLIC)))
     return SharedKey(_base64(secret.removeprefix("whsec_")))
 
 
 def _base64(text: str) -> bytes:
-    """Decode, padded or not. Raises ValueError, also where it is nothing."""
+    """Decode base64 with or without padding. Raises ValueError, also where it is empty."""
     key = b64decode(text + "=" * (-len(text) % 4), validate=True)
     if not key:
         raise ValueError("empty")
@@ -155,7 +155,7 @@ def _base64(text: str) -> bytes:
 
 
 def _signature(given: bytes) -> bytes:
-    """Return the bytes of an Ed25519 signature; none where it is none, or oddly spelled."""
+    """Return the bytes of an Ed25519 signature; empty where it is not one in canonical base64."""
     version, _, text = given.partition(b",")
     if version != b"v1a":
         return b""

@@ -12,7 +12,7 @@ from gateway.sources.signatures import check, check_time, header, mac, raw
 
 
 class Stripe(HMACSource):
-    """Signs the time and the body; while a secret is changed, once with each.
+    """Signs the time and the body; while a secret is replaced, with both secrets.
 
     The event is the JSON's ``type``; its ``id`` identifies the delivery.
     """
@@ -35,11 +35,11 @@ class Stripe(HMACSource):
     secret_headers = frozenset([header])
 
     def verify(self, request: Request) -> Verified:
-        # t=1700000000,v1=<hex>,v1=<hex>,v0=<hex>: of other versions nothing is taken.
+        # t=1700000000,v1=<hex>,v1=<hex>,v0=<hex>: other versions than v1 are ignored.
         fields = [field.partition("=") for field in header(request, self.header).split(",")]
         times = [value for key, _, value in fields if key == "t"]
         if len(times) != 1:
-            raise Unverified(f"The header {self.header} needs one t.")
+            raise Unverified(f"The header {self.header} needs exactly one t.")
         check_time(times[0], request.received_at, self.options.tolerance)
         signed = (times[0].encode(), b".", request.body)
         given = [raw(value) for key, _, value in fields if key == "v1"]

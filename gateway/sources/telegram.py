@@ -17,20 +17,20 @@ _token = re.compile(r"[A-Za-z0-9_-]{1,256}").fullmatch
 
 
 class Options(base.Options):
-    """Its secrets are what setWebhook was given as ``secret_token``."""
+    """The secrets are the ``secret_token`` of setWebhook."""
 
     @field_validator("secrets")
     @classmethod
     def _tokens(cls, secrets: list[SecretStr]) -> list[SecretStr]:
         if not all(_token(secret.get_secret_value()) for secret in secrets):
-            raise ValueError("Telegram takes 1 to 256 letters, digits, `_` and `-` for a secret")
+            raise ValueError("a Telegram secret has 1 to 256 letters, digits, `_` and `-`")
         return secrets
 
 
 class Telegram(BearerSource):
     """Signs nothing: ``X-Telegram-Bot-Api-Secret-Token`` is the secret.
 
-    The event is the update's kind, as ``message``; the JSON's ``update_id`` identifies it.
+    The event is the update's kind, for example ``message``; the ``update_id`` identifies it.
     """
 
     samples = {
@@ -55,7 +55,7 @@ class Telegram(BearerSource):
     def verify(self, request: Request) -> Verified:
         self.check(request)
         update = read_json(request.body)
-        # An update has its id and, at the most, one other field.
+        # An update has its id and at most one other field.
         kind = next((key for key in update if key != "update_id"), "")
         return Verified(request.body, name(update.get("update_id")), name(kind))
 

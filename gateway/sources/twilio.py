@@ -14,7 +14,7 @@ from gateway.sources.fields import name, read_form, utf8
 from gateway.sources.signatures import check, header, mac, raw, secrets
 
 SIGNATURE = "x-twilio-signature"
-#: Names the algorithm where the secret is a key made for webhooks and not the account's token;
+#: The header with the algorithm, if the secret is a webhook key and not the account's token;
 #: https://www.twilio.com/docs/usage/webhooks/webhook-shared-keys
 SETTINGS = "x-twilio-webhooks-signature-settings"
 IDENTITY = "i-twilio-idempotency-token"
@@ -24,9 +24,9 @@ STATUS = ("MessageStatus", "CallStatus")
 
 
 class Twilio(Source):
-    """Signs the public URL and a form's fields; of any other body the digest in the URL.
+    """Signs the public URL and a form's fields; for any other body its digest is in the URL.
 
-    Not signed: the headers, the order of a form's fields. The event is a form's
+    The headers and the order of a form's fields are not signed. The event is a form's
     ``MessageStatus`` or ``CallStatus``; ``I-Twilio-Idempotency-Token`` identifies the delivery.
     """
 
@@ -36,7 +36,7 @@ class Twilio(Source):
     example = Example({"secrets": "12345"}, other_secret="12346", proof="x-twilio-signature")
 
     deadline = 14.0
-    #: No instruction, in Twilio's markup.
+    #: Twilio's markup without any instruction.
     fallback = "<Response/>"
     content_type = "text/xml"
     secret_headers = frozenset([SIGNATURE])
@@ -82,12 +82,12 @@ class Twilio(Source):
 def _read_form(body: bytes) -> list[tuple[str, str]]:
     try:
         return read_form(body)
-    except BadRequest as exc:  # what cannot be read cannot have been signed
+    except BadRequest as exc:  # a form that cannot be read cannot have been signed
         raise Unverified("The form cannot be read.") from exc
 
 
 def _signed(path: str, query: str, fields: list[tuple[str, str]]) -> bytes:
-    """Return what is signed after the URL's host: a repeated field counts once for each value."""
+    """Return the signed bytes after the URL's host; equal fields with equal values count once."""
     texts = [f"{path}?{query}" if query else path]
     texts += [key + value for key, value in sorted(set(fields))]
     return raw("".join(texts))
@@ -109,7 +109,7 @@ def _algorithm(settings: str | None) -> str:
 
 
 def _with_and_without_port(url: str) -> list[bytes]:
-    """Return the URL and its twin: Twilio signs now the one, now the other."""
+    """Return the URL with and without its port: Twilio signs sometimes one, sometimes the other."""
     parts = urlsplit(url)
     if parts.port is not None:
         netloc = parts.netloc.rpartition(":")[0]

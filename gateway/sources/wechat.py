@@ -26,15 +26,15 @@ from gateway.sources.wechat_message import (
 
 
 class Options(CryptoOptions):
-    """Its secrets are tokens, and `receive_id` is the app id."""
+    """The secrets are tokens, and `receive_id` is the app id."""
 
-    #: Take plain messages beside encrypted ones, as while switching from one to the other.
+    #: Accept plain messages as well as encrypted ones, for changing from one mode to the other.
     plain: bool = False
 
 
 @dataclass(slots=True, frozen=True)
 class Context:
-    """What a reply needs to know: the message, and, where it was encrypted, how."""
+    """Data for a reply: the message and, if it was encrypted, its token and key."""
 
     message: Message
     opened: Opened | None
@@ -44,16 +44,16 @@ class WeChat(Source):
     """Signs the message, if it is encrypted. There are three modes:
 
     - Safe: the message is encrypted, and ``msg_signature`` covers it. With an `aes_key` all
-      messages have to be like that, unless `plain` is set.
+      messages have to be encrypted, unless `plain` is set.
     - Plain, without an `aes_key`: ``signature`` covers the time, but not the body.
-    - Compatible: both beside each other; only what was encrypted is believed.
+    - Compatible: the body has the message both plain and encrypted; only the encrypted one is used.
 
-    ``signature`` comes in every mode, and is checked before the body is read; where it is left
-    out the body is read first, to find what ``msg_signature`` covers.
+    ``signature`` is sent in every mode, and is checked before the body is read. Where it is left
+    out, the body is read first, to find the cipher text that ``msg_signature`` covers.
 
-    The event is the MsgType, or of events ``event.`` and the Event, all in lower case. A
-    message is identified by its MsgId with the account and, in WeCom, the agent; an event by
-    all that it says.
+    The event is the MsgType, or for events ``event.`` and the Event, all in lower case. A message
+    is identified by its MsgId with the account and, in WeCom, the agent; an event by the digest of
+    its body.
     """
 
     samples = SAMPLES
@@ -98,7 +98,7 @@ class WeChat(Source):
             opened = self._crypto.open(query.get("msg_signature", ""), query, encrypted)
             message, body = Message.read(opened.message), opened.message
         elif encrypted:
-            raise Unverified("The message is encrypted; the source has no aes_key.")
+            raise Unverified("The message is encrypted, and the source has no aes_key.")
         elif self.covers_body or "signature" not in query:
             raise Unverified("The message is not encrypted.")
         return Verified(
@@ -120,7 +120,7 @@ class WeChat(Source):
         return replace(answer, content_type=JSON if message.is_json else XML, body=body)
 
     def _reply(self, sealed: Sealed, as_json: bool) -> dict[str, Any]:
-        """Return an encrypted reply's fields."""
+        """Return the fields of an encrypted reply."""
         return {
             "Encrypt": sealed.encrypted,
             "MsgSignature": sealed.signature,

@@ -1,14 +1,14 @@
-"""WeChat's message encryption, which WeCom and DingTalk share.
+"""Encrypt and decrypt WeChat's messages; WeCom and DingTalk use the same encryption.
 
     signature    SHA-1, in hex, of token, timestamp, nonce and cipher text: sorted and joined
     key          base64 of the EncodingAESKey and "=", 32 bytes
     cipher text  base64 of AES-256-CBC with the key's first 16 bytes as IV, padded as PKCS#7
                  does, but to 32 bytes
     plain text   16 random bytes, the message's length (4 bytes, big endian), the message, and
-                 the receive id: whom it is for
+                 the receive id: the id of the receiver
 
-The signature covers the cipher text and is checked first, and whatever fails after it fails in
-one way: nobody learns from the answer what was wrong with a cipher text.
+The signature covers the cipher text and is checked first. All errors after that give the same
+answer, so that it does not show what was wrong with a cipher text.
 
 https://developers.weixin.qq.com/doc/oplatform/developers/dev/push/encryption.html
 """
@@ -39,11 +39,11 @@ _encoding_aes_key = re.compile(r"[A-Za-z0-9+/]{43}").fullmatch
 
 
 class CryptoOptions(Options):
-    """What `MessageCrypto` needs; ``secrets`` are tokens, and any goes with any key."""
+    """The options of `MessageCrypto`; ``secrets`` are tokens, valid together with any key."""
 
-    #: EncodingAESKeys: any of them decrypts, so that one can be changed for another.
+    #: EncodingAESKeys; each of them is tried, so that a key can be replaced by another.
     aes_key: Annotated[list[SecretStr], BeforeValidator(listed)] = []
-    #: Whose messages are taken ("": those that name nobody; "*": anybody's).
+    #: The receive ids of accepted messages ("": messages without one; "*": any).
     receive_id: Annotated[list[str], BeforeValidator(listed)] = []
 
     @field_validator("aes_key")
@@ -56,13 +56,13 @@ class CryptoOptions(Options):
     @model_validator(mode="after")
     def _for_somebody(self) -> CryptoOptions:
         if self.aes_key and not self.receive_id:
-            raise ValueError('receive_id: aes_key needs it beside it; "*" takes anybody\'s')
+            raise ValueError('receive_id: is needed together with aes_key; "*" accepts any')
         return self
 
 
 @dataclass(slots=True, frozen=True)
 class Opened:
-    """A message in plain text, whom it is for, and what it was or is to be sealed with."""
+    """A decrypted message, its receive id, and the token and key of its encryption."""
 
     message: bytes = field(repr=False)
     receive_id: str
@@ -83,8 +83,9 @@ class Sealed:
 class MessageCrypto:
     """Verifies and decrypts with any of the configured tokens and keys.
 
-    `milliseconds` says that timestamps may be so long: since nothing separates the parts that
-    are signed, each form that is taken is one more way to divide them anew.
+    `milliseconds`: timestamps may be in milliseconds. This is off by default: the signed parts are
+    joined without separators, so each accepted form of a timestamp is one more way to divide the
+    same text differently.
     """
 
     def __init__(self, options: CryptoOptions, milliseconds: bool = False):
@@ -95,9 +96,9 @@ class MessageCrypto:
         self.keys = [b64decode(key.get_secret_value() + "=") for key in options.aes_key]
 
     def parameters(self, request: Request) -> dict[str, str]:
-        """Return the query's parameters, a timely ``timestamp`` and a ``nonce`` among them.
+        """Return the query's parameters, after checks of ``timestamp`` and ``nonce``.
 
-        Raises `Unverified`; `BadRequest` where there are too many parameters.
+        Raises `Unverified`, and `BadRequest` where there are too many parameters.
         """
         query = read_query(request.query_string)
         if "nonce" not in query:
@@ -109,7 +110,7 @@ class MessageCrypto:
         return query
 
     def signed(self, given: str, query: dict[str, str], *more: str) -> str:
-        """Return the token whose signature of the query and of `more` was `given`.
+        """Return the token with which the signature `given` of the query and `more` was made.
 
         Raises `Unverified`.
         """
@@ -129,7 +130,7 @@ class MessageCrypto:
         raise Unverified("The message cannot be decrypted.")
 
     def seal(self, message: bytes, timestamp: str) -> Sealed:
-        """Encrypt and sign as the sender would: with what is configured first."""
+        """Encrypt and sign as the sender would, with the first receive id, token and key."""
         receive_id = self._receive_ids[0].replace("*", "")
         return seal(Opened(message, receive_id, self.tokens[0], self.keys[0]), timestamp)
 
@@ -145,14 +146,14 @@ def new_nonce() -> str:
 
 
 def seal(opened: Opened, timestamp: str) -> Sealed:
-    """Encrypt and sign: the opposite of `MessageCrypto.open`."""
+    """Encrypt and sign a message, so that `MessageCrypto.open` returns it."""
     encrypted, nonce = encrypt(opened.message, opened.receive_id, opened.key), new_nonce()
     proof = signature(opened.token, timestamp, nonce, encrypted)
     return Sealed(encrypted, proof, timestamp, nonce)
 
 
 def encrypt(message: bytes, receive_id: str, key: bytes, random: bytes | None = None) -> str:
-    """Return the base64 cipher text; `random` are 16 bytes, fresh ones if not given."""
+    """Return the base64 cipher text; `random` is 16 bytes (default: new random bytes)."""
     random = token_bytes(16) if random is None else random
     plain = random + len(message).to_bytes(4, "big") + message + receive_id.encode()
     missing = _BLOCK - len(plain) % _BLOCK
@@ -162,7 +163,7 @@ def encrypt(message: bytes, receive_id: str, key: bytes, random: bytes | None = 
 
 
 def decrypt(encrypted: str, key: bytes) -> tuple[bytes, str] | None:
-    """Return the message and the receive id; None, whatever is wrong."""
+    """Return the message and the receive id; None for any error."""
     try:
         decryptor = Cipher(AES(key), CBC(key[:16])).decryptor()
         plain = decryptor.update(b64decode(encrypted, validate=True)) + decryptor.finalize()

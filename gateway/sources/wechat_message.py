@@ -1,4 +1,4 @@
-"""WeChat's messages, as XML or JSON, and the passive replies to them.
+"""Read WeChat's messages, which are XML or JSON, and render the passive replies to them.
 
 https://developers.weixin.qq.com/doc/offiaccount/Message_Management/Receiving_standard_messages.html
 https://developers.weixin.qq.com/doc/offiaccount/Message_Management/Passive_user_reply_message.html
@@ -19,10 +19,10 @@ from gateway.sources.fields import name
 from gateway.sources.signatures import digest
 
 XML = "text/xml"
-#: Elements inside each other in a reply: the root, `Articles`, `item`, `Title`.
+#: The most levels of elements in a reply: the root, `Articles`, `item`, `Title`.
 _MAX_DEPTH = 4
 _tag = re.compile(r"[A-Za-z_][A-Za-z0-9_]*").fullmatch
-# What https://www.w3.org/TR/xml/#charsets leaves out.
+# Characters that XML does not allow: https://www.w3.org/TR/xml/#charsets
 _no_xml = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -31,7 +31,7 @@ _MESSAGE = (
     "<FromUserName><![CDATA[o_sender]]></FromUserName>"
     "<CreateTime>$time</CreateTime><MsgType><![CDATA[$kind]]></MsgType>"
 )
-#: Of WeChat and WeCom: a text message, and an event.
+#: Samples of WeChat and WeCom: a text message, and an event.
 SAMPLES = {
     "": Sample("text", f"{_MESSAGE}<Content><![CDATA[größe]]></Content><MsgId>$id</MsgId></xml>"),
     "event": Sample("event.subscribe", f"{_MESSAGE}<Event><![CDATA[$action]]></Event></xml>"),
@@ -40,7 +40,7 @@ SAMPLES = {
 
 @dataclass(slots=True, frozen=True)
 class Message:
-    """A message's top-level texts and numbers, by name in lower case."""
+    """A message's top-level texts and numbers by their names in lower case."""
 
     fields: dict[str, str] = field(repr=False)
     is_json: bool
@@ -59,17 +59,17 @@ class Message:
 
     @property
     def event(self) -> str:
-        """What kind it is: a MsgType such as ``text``, or ``event.subscribe``."""
+        """The event's name: a MsgType, for example ``text``, or for example ``event.subscribe``."""
         kind = name(self.get("msgtype") or self.get("infotype")).lower()
         event = name(self.get("event")).lower()
         return f"{kind}.{event}" if kind == "event" and event else kind
 
     def identity(self, body: bytes) -> str:
-        """Return what each try of the message has in common.
+        """Return the identity of the message, which is the same in each try.
 
-        A message has its MsgId. An event has none, and who sent it when is not enough: events
-        of one second may differ in what only the event's own fields say (two members changed,
-        both by `sys`). Each try repeats the event, so it is known by all that it says.
+        A message has a MsgId. An event has none, and its sender and time are not sufficient: two
+        events of one second may differ only in other fields (two members changed, both by `sys`).
+        Each try repeats the whole event, so its digest is used.
         """
         if self.get("msgid") and self.get("msgtype").lower() != "event":
             return name(":".join(map(self.get, ("tousername", "agentid", "msgid"))))
@@ -77,15 +77,15 @@ class Message:
 
 
 def looks_like_json(body: bytes) -> bool:
-    """Is it an object, and not XML?"""
+    """Is `body` a JSON object, and not XML?"""
     return body.lstrip()[:1] == b"{"
 
 
 def passive_reply(answer: Answer, message: Message, now: float) -> bytes:
-    """Return a task's answer to `message` as a passive reply in the message's own form.
+    """Return a task's answer to `message` as a passive reply, in XML or JSON like the message.
 
-    What is one already stays as it is. An object with a MsgType is one but for the names and
-    the time, which are filled in; any other text is one of the type `text`. Raises
+    An answer that is a passive reply already is not changed. In an object with a MsgType, the names
+    and the time are filled in. Any other text becomes a reply of the type `text`. Raises
     `ResultUnusable`.
     """
     try:
@@ -102,7 +102,7 @@ def passive_reply(answer: Answer, message: Message, now: float) -> bytes:
     elif message.is_json and ("MsgType" not in reply or "ToUserName" in reply):
         return answer.body
     elif "MsgType" not in reply:
-        raise ResultUnusable("An object without MsgType is no passive reply.")
+        raise ResultUnusable("The task returned an object without MsgType for a passive reply.")
     people = {"ToUserName": message.get("fromusername"), "FromUserName": message.get("tousername")}
     return render({**people, "CreateTime": int(now), **reply}, message.is_json)
 
@@ -110,7 +110,7 @@ def passive_reply(answer: Answer, message: Message, now: float) -> bytes:
 def render(fields: dict[str, Any], as_json: bool) -> bytes:
     """Return `fields` as a JSON object or as XML, where a list's entries are elements `item`.
 
-    Raises `ResultUnusable` for what XML has no form for.
+    Raises `ResultUnusable` for fields that cannot be XML.
     """
     if as_json:
         return json.dumps(fields, ensure_ascii=False).encode()
@@ -126,7 +126,7 @@ def _object(body: bytes) -> dict[str, Any] | None:
 
 def _element(tag: str, value: Any, depth: int) -> str:
     if not depth or not _tag(tag):
-        raise ResultUnusable("A passive reply has names that XML has not, or is too deep.")
+        raise ResultUnusable("A passive reply has names that XML does not allow, or is too deep.")
     if isinstance(value, dict):
         inner = "".join(_element(key, each, depth - 1) for key, each in value.items())
     elif isinstance(value, list):

@@ -19,15 +19,16 @@ from gateway.sources.wechat_message import SAMPLES
 
 
 class Options(CryptoOptions):
-    """Its secrets are tokens, and `receive_id` is the corp id, for a third party's callbacks the
-    suite id, for an intelligent robot "".
+    """The secrets are tokens, and `receive_id` is the corp id.
+
+    For a third party's callbacks it is the suite id, for an intelligent robot "".
     """
 
     aes_key: Annotated[list[SecretStr], BeforeValidator(listed), Field(min_length=1)]
 
 
 class WeCom(WeChat):
-    """Signs and encrypts everything, also the handshake, and else is like WeChat.
+    """Signs and encrypts everything, also the handshake, and is otherwise like WeChat.
 
     An intelligent robot's messages are JSON; what a task returns for one is the robot's own
     JSON object.

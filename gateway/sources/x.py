@@ -13,15 +13,15 @@ from gateway.sources.envelopes import read_query
 from gateway.sources.hmac_source import HMACSource
 from gateway.sources.signatures import digest, raw
 
-# The handshake signs whatever it is asked to, with the key that signs bodies: what it signs
-# must never pass for a body, which is a JSON object.
+# A handshake makes the gateway sign a token with the key that also signs bodies. So no token may be
+# a valid body, which is a JSON object.
 _token = re.compile(rb"[A-Za-z0-9._~+/=-]{1,512}").fullmatch
 
 
 class X(HMACSource):
-    """Signs the body; a body that might as well be a handshake's token is refused.
+    """Signs the body; a body that could also be a handshake's token is refused.
 
-    There is no event. Nothing but the body itself identifies a delivery: its digest does.
+    There is no event. Deliveries have no id; the digest of the body identifies them.
     """
 
     samples = {
@@ -47,14 +47,14 @@ class X(HMACSource):
     def handshake(self, request: Request) -> Answer:
         token = raw(read_query(request.query_string).get("crc_token", ""))
         if not _token(token):
-            raise Unverified("A handshake has a crc_token.")
+            raise Unverified("A handshake needs a crc_token.")
         body = json.dumps({"response_token": self.signature(token)[self.header]})
         return Answer(200, JSON, body.encode())
 
     def verify(self, request: Request) -> Verified:
         self.check(request, request.body)
         if _token(request.body):
-            raise Unverified("The body may be a handshake's token.")
+            raise Unverified("The body could be a handshake's token.")
         return Verified(request.body, digest(request.body))
 
     def sign(self, draft: Draft) -> Signed:

@@ -5,8 +5,8 @@
         stack.worker(broker.url, results.url)
         gateway = stack.gateway("--broker", broker.url, "--result-backend", results.url)
 
-Everything lives below one temporary directory and nothing outlives the `with` block. A server
-is ready when the method that starts it returns.
+All files are below one temporary directory, and no server runs after the end of the `with` block. A
+server is ready when the method that starts it returns.
 """
 
 from gateway.stack.loopback import free_port

@@ -1,10 +1,10 @@
-"""A worker of somebody's Celery app, on the servers of `gateway dev` instead of the app's own.
+"""Run a worker of the user's Celery app on the servers of `gateway dev`, not on the app's own.
 
     python -m gateway.stack.attached APP QUEUE,QUEUE READY-FILE [OWN-QUEUE]
 
 GATEWAY_BROKER_URL and GATEWAY_RESULT_BACKEND name broker and result store, as for the app server.
-Whatever the app says of its own, and wherever it says so, is replaced before anything connects: a
-worker for trying out must not take messages from a queue that serves others.
+The app's own settings for these are replaced before anything connects, wherever they are: a worker
+for development must not take messages from the queues of a deployment.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ POOL, CONCURRENCY = "prefork", 2
 # Celery reads these on each connection, and prefers them to the app's configuration.
 _BROKER = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL")
 _RESULTS = "CELERY_RESULT_BACKEND"
-#: What the names of settings begin with that decide where an app connects to, and how.
+#: The prefixes of the settings that decide where an app connects to, and how.
 _OURS = ("broker_", "redis_", "result_backend")
-#: What the URLs of backends begin with that reply over AMQP.
+#: The prefixes of the URLs of backends that reply over AMQP.
 _REPLYING = ("appserver.reply_backend:", "rpc:")
 
 
 class Attachment:
-    """The servers that an app is to use, as `environ` names them for the app server."""
+    """Makes an app use the servers that `environ` names, as the app server would."""
 
     def __init__(self, environ: Mapping[str, str]):
         named = settings(environ)
         self._broker = named["broker_url"]
         results = named["result_backend"]
-        # The app may have no `appserver.setup` that makes its own backend one that replies.
+        # The app may not call `appserver.setup`, which would make its backend reply.
         named["result_backend"] = f"{STORES[results.partition(':')[0]]}+{results}"
         self._variables = {
             **dict.fromkeys(_BROKER, self._broker),
@@ -56,39 +56,39 @@ class Attachment:
         }
 
     def prepare(self) -> None:
-        """Set the variables: also other apps in this process then use these servers."""
+        """Set the environment variables, so that other apps in this process use these servers."""
         os.environ.update(self._variables)
 
     def apply(self, app: Celery) -> None:
-        """Replace what `app` says of its broker and its result backend.
+        """Replace the settings of `app` for its broker and its result backend.
 
-        Raises ImproperlyConfigured where it would connect to another broker all the same.
+        Raises ImproperlyConfigured where it would connect to another broker nevertheless.
         """
         self.prepare()
         app.backend_cls = None
-        _ = app.conf["task_default_queue"]  # loads a configuration that was only named so far
+        _ = app.conf["task_default_queue"]  # this loads a configuration that is not loaded yet
         app.conf.update(self._settings)
         wanted = _addresses(Connection(self._broker))
         for connection in (app.connection_for_read(), app.connection_for_write()):
             if _addresses(connection) != wanted:
                 raise ImproperlyConfigured(
-                    f"the app connects to {connection.as_uri()}, whatever it is told: "
+                    f"the app connects to {connection.as_uri()} and ignores its settings: "
                     "its worker is not started"
                 )
 
 
 def attach(app: Celery, attachment: Attachment, own_queue: str = "") -> None:
-    """Have the workers of `app` use the `attachment`, and consume `own_queue` too."""
+    """Make the workers of `app` use the `attachment`, and consume `own_queue` as well."""
 
     class Attach(bootsteps.Step):
-        """Repeat it after the app's own signal handlers, and before anything connects."""
+        """Applies it again after the app's own signal handlers, and before anything connects."""
 
         def __init__(self, worker: Any, **_: Any):
             attachment.apply(app)
             if own_queue:
                 app.amqp.queues.select_add(Queue(own_queue, auto_delete=True))
 
-    # Not the attribute, which is what the variables say.
+    # Not from the attribute, which has the value of the variables.
     own = str(app.conf.get("result_backend") or "")
     replies = ReplyingBackend in app.steps["worker"] or own.startswith(_REPLYING)
 
@@ -102,15 +102,14 @@ def attach(app: Celery, attachment: Attachment, own_queue: str = "") -> None:
 
 
 def _addresses(connection: Connection) -> list[str]:
-    """Return the URLs that `connection` tries in turn."""
+    """Return the URLs that `connection` tries one after the other."""
     return connection.alt or [connection.as_uri(include_password=True)]
 
 
 def load(name: str) -> Celery:
-    """Return the Celery app called `name`, as after ``celery -A``.
+    """Return the Celery app called `name`, as ``celery -A`` finds it.
 
-    Ends the process, with a sentence, where there is none; what the app's own code raises is
-    raised.
+    Ends the process with a sentence where there is none. Errors of the app's own code are raised.
     """
     module, colon, attribute = name.partition(":")
     try:
@@ -129,12 +128,12 @@ def load(name: str) -> Celery:
             raise
         sys.exit(f"--app {name}: {exc.obj.__name__} has no Celery app called {exc.name}")
     if not isinstance(app, Celery):
-        sys.exit(f"--app {name}: this is no Celery app")
+        sys.exit(f"--app {name}: this is not a Celery app")
     return app
 
 
 def main() -> None:
-    """Run the worker; the ready file is made once it consumes its queues."""
+    """Run the worker; the ready file is created when it consumes its queues."""
     name, queues, ready = sys.argv[1:4]
     own_queue = "".join(sys.argv[4:5])
     attachment = Attachment(os.environ)
@@ -148,7 +147,7 @@ def main() -> None:
         concurrency=CONCURRENCY,
         queues=queues,
         loglevel="INFO",
-        # Events between workers, which are of no use to a lone one.
+        # Events between workers, which are of no use to a single one.
         without_gossip=True,
         without_mingle=True,
         without_heartbeat=True,

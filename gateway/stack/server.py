@@ -1,4 +1,4 @@
-"""A child process: start, stop and kill it, with all that it starts itself."""
+"""Start, stop and kill a child process, with all its descendants."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class StackError(GatewayError):
 
 
 class Server:
-    """One running child process, in a session of its own: a terminal's Ctrl-C passes it by.
+    """One running child process, in a session of its own, so that Ctrl-C does not signal it.
 
-    `log` is the file that keeps its output, of all its starts; `url` and `admin_url` are empty
-    where it has none. `on_change` is told of each start, as `+PID`, and of each end, as `-PID`.
+    `log` is the file with the output of all its starts; `url` and `admin_url` are empty where it
+    has none. `on_change` is called with `+PID` at each start, and with `-PID` at each end.
     """
 
     url = ""
@@ -84,18 +84,18 @@ class Server:
                 self._on_line(self.name, line.decode(errors="replace").rstrip())
 
     def alive(self) -> bool:
-        """Tell whether the process itself, not merely a child of it, is running."""
+        """Tell whether the process itself is running, and not only a child of it."""
         return self._process.poll() is None
 
     def wait_ready(self, timeout: float) -> None:
         """Wait at most `timeout` seconds until the server serves.
 
-        Raises StackError, with the end of the log, when it died or did not get there.
+        Raises StackError, with the end of the log, when it has ended or is not ready in time.
         """
         if not poll(lambda: not self.alive() or self._is_ready(), timeout):
             raise StackError(f"{self.name} is not ready after {timeout:g} s{self.tail()}")
         if not self.alive():
-            self.kill()  # and have the last of its output
+            self.kill()  # and wait for the end of its output
             raise StackError(f"{self.name} exited with {self._process.returncode}{self.tail()}")
 
     def _is_ready(self) -> bool:
@@ -104,7 +104,7 @@ class Server:
         return self._ready is None or self._ready()
 
     def output(self) -> str:
-        """Return all that it has written, over all its starts."""
+        """Return the output of all its starts."""
         return self._read_log(0)
 
     def _read_log(self, offset: int) -> str:
@@ -113,7 +113,7 @@ class Server:
             return log.read().decode(errors="replace")
 
     def tail(self) -> str:
-        """Return its last lines, each on a new one; or where they are, if they were shown."""
+        """Return its last lines, each on a new line; or a hint, if they were printed already."""
         if self._on_line:
             return ": see its lines above"
         return "".join(f"\n    {line}" for line in self.output().splitlines()[-20:])
@@ -129,16 +129,16 @@ class Server:
         self._kill(family)
 
     def kill(self) -> None:
-        """Kill the process and all its descendants at once; return when they are gone."""
+        """Kill the process and all its descendants immediately; return when they have ended."""
         self._kill(self.family())
 
     def _kill(self, family: list[psutil.Process]) -> None:
-        # All of them, as whoever inherited a listening socket keeps the port.
+        # All of them, because a process that has inherited a listening socket occupies the port.
         def survivors() -> list[psutil.Process]:
             return [process for process in family if _lives(process)]
 
         if self._gone:
-            return  # its process id may be somebody else's by now
+            return  # its process id may be another process's by now
         self.signal(signal.SIGKILL, survivors())
         self._process.wait()
         if not poll(lambda: not survivors(), 10):
@@ -151,8 +151,8 @@ class Server:
 
     def signal(self, number: signal.Signals, family: list[psutil.Process] | None = None) -> None:
         """Send a signal to the process and its descendants, or to those in `family`."""
-        # By group, which also has those whose parent is gone; and one by one, for those that
-        # have a group of their own, as what the Erlang VM starts.
+        # The group includes processes whose parent has ended. Then each one is signalled, because
+        # some have a group of their own, for example those that the Erlang VM starts.
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
         for process in self.family() if family is None else family:
@@ -160,22 +160,25 @@ class Server:
                 process.send_signal(number)
 
     def restart(self) -> None:
-        """Stop it if it runs, start it again with the same command, ports and data; wait."""
+        """Stop it if it runs, start it again with the same command, and wait until it is ready.
+
+        Its ports and data stay the same.
+        """
         self.stop()
         self._start()
         self.wait_ready(self._timeout)
 
     def pids(self) -> list[int]:
-        """List the process and its descendants, as far as they are alive."""
+        """Return the ids of the process and its descendants that are running."""
         return [process.pid for process in self.family() if _lives(process)]
 
     def family(self) -> list[psutil.Process]:
-        """Return the process and its descendants, those that nobody has waited for included."""
+        """Return the process and its descendants, including zombies."""
         table = list(psutil.process_iter(["ppid"]))
-        # Who shares its session may have lost the parent that led back to it.
+        # A descendant whose parent has ended is found by its session.
         family = [each for each in table if self.pid in (each.pid, _session(each.pid))]
         known = {each.pid for each in family}
-        for one in family:  # grows as it goes
+        for one in family:  # which grows during the loop
             for each in table:
                 if each.info["ppid"] == one.pid and each.pid not in known:
                     family.append(each)
@@ -184,7 +187,7 @@ class Server:
 
 
 def _lives(process: psutil.Process) -> bool:
-    """Does it run, and has it not merely nobody who has waited for it?"""
+    """Is the process running, and not a zombie?"""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -194,7 +197,7 @@ def _lives(process: psutil.Process) -> bool:
 def _session(pid: int) -> int:
     try:
         return os.getsid(pid)
-    except OSError:  # it has ended, or is somebody else's
+    except OSError:  # it has ended, or belongs to another user
         return 0
 
 

@@ -1,4 +1,4 @@
-"""Start servers by name, and stop them all."""
+"""Start servers by name, and stop all of them."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from gateway.stack.programs import find, find_embedded, find_rabbitmq
 from gateway.stack.rabbitmq import RabbitMQ, rabbitmq_environment
 from gateway.stack.server import Server, StackError
 
-# Enough to find programs and to speak the user's language; nothing that would configure a
-# server behind its caller's back.
+# Variables that are needed to find programs and for the user's language. No variable may configure
+# a server without its caller's knowledge.
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH")
 
-#: The task of attached workers that says what their app has: that it runs shows that they work.
+#: The task of attached workers that describes their app. Its success shows that a worker works.
 DESCRIBE = "gateway.describe"
 
 
 class Stack:
-    """Start servers; at exit, stop them in reverse order and remove their directory.
+    """Starts servers; at exit, stops them in reverse order and removes their directory.
 
-    With `on_line`, every line of output is also given to `on_line(name, line)`, in a thread for
-    each server; but not of those whose names are `silent`.
+    With `on_line`, each line of output is also passed to `on_line(name, line)`, in a thread for
+    each server, except for servers whose names are in `silent`.
     """
 
-    #: What its servers are.
+    #: The classes of its servers.
     server_class: type[Server] = Server
     rabbitmq_class: type[RabbitMQ] = RabbitMQ
 
@@ -54,7 +54,7 @@ class Stack:
     def __enter__(self) -> Stack:
         directory = tempfile.TemporaryDirectory(prefix="gateway-stack-")
         self.directory = Path(self._exit.enter_context(directory))
-        # Should this process be killed, somebody has to know what it has started.
+        # The reaper kills the servers if this process is killed.
         self._reaper = subprocess.Popen(
             [sys.executable, "-I", reaper.__file__, str(self.directory)],
             stdin=subprocess.PIPE,
@@ -84,9 +84,9 @@ class Stack:
     ) -> Server:
         """Start a process and wait until it is ready.
 
-        `ready` is polled until it is true; a string is awaited in the output. `env` is added to
-        the little that is inherited. Raises StackError, with the last 20 lines of its output
-        unless they were given to `on_line`, when the process dies or `timeout` seconds pass.
+        `ready` is called until it is true; a string is searched in the output. `env` is added to
+        the few inherited variables. Raises StackError, with the last 20 lines of its output unless
+        they were passed to `on_line`, when the process ends or `timeout` seconds pass.
         """
         on_line = None if name in self._silent else self._on_line
         numbered = (f"{name}-{n}" for n in itertools.count(2))
@@ -116,7 +116,7 @@ class Stack:
     def rabbitmq(self, config: str = "", port: int | None = None) -> RabbitMQ:
         """Start a RabbitMQ node; those of one stack can form a cluster.
 
-        `config` is more of its rabbitmq.conf.
+        `config` is added to its rabbitmq.conf.
         """
         command, port = find_rabbitmq("rabbitmq-server"), port or free_port()
         server = cast(
@@ -134,7 +134,7 @@ class Stack:
         return server
 
     def _epmd(self) -> int:
-        # A node that finds no port mapper starts one, which outlives it.
+        # A node that finds no port mapper starts one, which would still run after the node ends.
         if self._epmd_port is None:
             port = free_port()
             argv = [find("epmd", "erlang-base"), "-port", str(port), "-address", "127.0.0.1"]
@@ -143,7 +143,7 @@ class Stack:
         return self._epmd_port
 
     def redis(self, *extra_args: str) -> Server:
-        """Start a redis-server that keeps nothing on disk; `extra_args` go on its command line."""
+        """Start a redis-server that keeps nothing on disk, with `extra_args` in its command."""
         return self._redis("redis", find("redis-server", "redis-server"), *extra_args)
 
     def embedded(self) -> Server:
@@ -153,7 +153,7 @@ class Stack:
     def _redis(self, name: str, command: str, *extra_args: str) -> Server:
         port = free_port()
         argv = [command, "--bind", "127.0.0.1", "--port", str(port), "--save", "", *extra_args]
-        # Its own: it would load what another one has dumped there, or end where it cannot read it.
+        # A directory of its own: it would load another server's dump, or end if it cannot read it.
         home = tempfile.mkdtemp(prefix=f"{name}-", dir=self.directory)
         server = self.spawn(name, argv, cwd=home, ready="Ready to accept connections")
         server.url = f"redis://127.0.0.1:{port}/0"
@@ -174,7 +174,7 @@ class Stack:
         node = f"worker-{secrets.token_hex(4)}@localhost"
         argv = [sys.executable, "-m", "celery", "-A", app, "worker", "-n", node, "-l", "INFO"]
         argv += ["-P", pool, "-c", str(concurrency), "-Q", ",".join(queues)]
-        # Events between workers, which are of no use to a lone one.
+        # Events between workers, which are of no use to a single one.
         argv += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
         urls = {"GATEWAY_BROKER_URL": broker}
         if results is not None:
@@ -185,9 +185,9 @@ class Stack:
     def attached_worker(
         self, app: str, queues: Sequence[str], env: Mapping[str, str], own_queue: str = ""
     ) -> Server:
-        """Start a worker of `app` on the servers in `env`, whatever the app says of its own.
+        """Start a worker of `app` on the servers in `env`, instead of those in the app's settings.
 
-        It also consumes `own_queue`, where there is one; see `gateway.stack.attached`.
+        It also consumes `own_queue`, if that is not empty; see `gateway.stack.attached`.
         """
         ready = self.directory / f"worker-{secrets.token_hex(4)}.ready"
         argv = [sys.executable, "-m", "gateway.stack.attached", app, ",".join(queues), str(ready)]
@@ -203,9 +203,9 @@ class Stack:
         ready: str = "/readyz",
         wrapper: Sequence[str] = (),
     ) -> Server:
-        """Start `gateway serve` with `args`; it is ready when the admin path `ready` says 200.
+        """Start `gateway serve` with `args`; it is ready when the admin path `ready` answers 200.
 
-        `wrapper` is a command that executes the one that follows it.
+        `wrapper` is a command before it, which executes the command that follows.
         """
         port, admin_port = port or free_port(), admin_port or free_port()
         argv = [*wrapper, sys.executable, "-m", "gateway", "serve", "--host", "127.0.0.1"]
@@ -218,7 +218,7 @@ class Stack:
     def nginx(self, ports: Sequence[int], **directives: str) -> Server:
         """Start nginx with deploy/nginx.conf in front of the gateways on these ports.
 
-        `directives` that stand there get other values.
+        `directives` are new values for directives in that file.
         """
         command, port = find("nginx", "nginx"), free_port()
         home = self._home("nginx", port)

@@ -1,1 +1,1 @@
-"""Redis: results pushed and asked for, subscriptions, commands of many on one connection."""
+"""Redis clients: results by push and by query, subscriptions, pipelined commands."""

@@ -1,6 +1,6 @@
-"""Commands of many to one Redis, on one connection.
+"""Send the commands of many requests to one Redis, on one connection.
 
-redis-py opens a connection for each command that is under way, and refuses beyond a hundred.
+redis-py opens a connection for each command in progress, and refuses more than a hundred.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gateway.stores.result_store import LOST
 
 #: Seconds that a batch may take, and that a command may wait for its batch.
 PATIENCE = 1.0
-_MOST = 500  # commands a batch
+_MOST = 500  # commands in one batch
 
 #: An argument of a command.
 Arg = bytes | str | int
@@ -28,7 +28,7 @@ Arg = bytes | str | int
 class Pipeline:
     """Sends commands in the order in which they were given.
 
-    What is given while a batch is under way goes with the next one, in one write.
+    Commands that are given while a batch is in progress are sent together in the next one.
     """
 
     def __init__(self, connect: Callable[[], redis.asyncio.Redis], name: str):
@@ -43,17 +43,17 @@ class Pipeline:
         self._task = background.start(self._keep_sending(), self._name)
 
     async def stop(self) -> None:
-        """End, once what was given is written, if that does not take too long."""
+        """Stop when all commands are executed, or after `PATIENCE`."""
         if self._task is not None:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), PATIENCE)
             await background.stop(self._task)
 
     def run(self, *command: Arg) -> asyncio.Future[Any]:
-        """Return the reply to `command`, in the future.
+        """Send `command`; return a future of the reply.
 
-        It fails with `redis.exceptions.ResponseError`, or with OSError where Redis does not
-        answer; then nobody knows whether the command was executed.
+        The future fails with `redis.exceptions.ResponseError`, or with OSError where Redis does not
+        answer; in that case it is not known whether the command was executed.
         """
         reply = asyncio.get_running_loop().create_future()
         self._waiting.append((reply, monotonic() + PATIENCE, command))
@@ -76,7 +76,7 @@ class Pipeline:
 
     async def _send(self, client: redis.asyncio.Redis, batch: list[Any]) -> None:
         now = monotonic()
-        # Nobody waits for what is done: it was cancelled.
+        # A future that is done already was cancelled: its command need not be sent.
         due = [(reply, command) for reply, end, command in batch if now < end and not reply.done()]
         pipeline = client.pipeline(transaction=False)
         for _, command in due:

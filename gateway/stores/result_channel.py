@@ -1,7 +1,7 @@
-"""Results as Redis pushes them: one pattern subscription, read by the loop in batches.
+"""Receive results as Redis publishes them, by one pattern subscription, read in batches.
 
-redis-py connects: addresses, TLS, Sentinel and passwords are its own. The transport is then taken
-over, because its client costs a coroutine's turn and more for each message.
+redis-py opens the connection, with its addresses, TLS, Sentinel and passwords. The transport is
+then taken from it, because its client needs a coroutine for each message, which costs more time.
 https://redis.io/docs/latest/develop/pubsub/
 """
 
@@ -17,31 +17,32 @@ from redis.exceptions import ConnectionError, InvalidResponse, ResponseError
 
 from gateway.read_throttling import ReadThrottling
 
-# What stands for more than itself in a pattern.
+# The characters with a special meaning in a pattern.
 _special = re.compile(r"[*?\[\]\\^]").sub
 
-SILENCE = 5.0  # seconds without a word, a PING's answer included, end the subscription
+#: Seconds without any message before a PING is sent, and then until the subscription ends.
+SILENCE = 5.0
 
 
 class ResultChannel(asyncio.Protocol):
-    """Hears what is published on channels that begin with `prefix`: `hear(channel, message)`.
+    """Calls `on_message(channel, message)` for the channels that begin with `prefix`.
 
-    Used as ``async with``; what fails raises one of `gateway.stores.result_store.LOST`.
+    It is used with ``async with``. Failures raise one of `gateway.stores.result_store.LOST`.
     """
 
     def __init__(
         self,
         client: redis.asyncio.Redis,
         prefix: str,
-        hear: Callable[[bytes, bytes], object],
+        on_message: Callable[[bytes, bytes], object],
         throttling: ReadThrottling,
     ):
         self._client = client
         self._pattern = _special(r"\\\g<0>", prefix) + "*"
-        self._hear = hear
+        self._on_message = on_message
         self._throttling = throttling
         self._reader = hiredis.Reader(protocolError=InvalidResponse)
-        self._heard = False
+        self._received = False
         loop = asyncio.get_running_loop()
         self._subscribed = loop.create_future()
         self._lost = loop.create_future()
@@ -63,20 +64,20 @@ class ResultChannel(asyncio.Protocol):
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        self._transport.abort()  # a frozen server would be waited for
+        self._transport.abort()  # `close` would wait for a frozen server
         await self._client.aclose()
 
     async def watch(self) -> None:
-        """Return never: raises once the connection is lost, or silent for too long."""
+        """Run until the connection is lost or silent for too long, and raise that error."""
         while True:
-            self._heard = False
+            self._received = False
             await asyncio.wait((self._lost,), timeout=SILENCE)
             self._check()
-            if not self._heard:
+            if not self._received:
                 self._write(b"PING")
                 await asyncio.wait((self._lost,), timeout=SILENCE)
                 self._check()
-                if not self._heard:
+                if not self._received:
                     raise TimeoutError("the result store is silent")
 
     def _check(self) -> None:
@@ -87,11 +88,11 @@ class ResultChannel(asyncio.Protocol):
         self._transport.write(hiredis.pack_command(words))  # type: ignore[arg-type] # any number
 
     def data_received(self, data: bytes) -> None:
-        self._heard = True
+        self._received = True
         self._reader.feed(data)
         while (reply := self._reader.gets()) is not False:
             if type(reply) is list and reply[0] == b"pmessage":
-                self._hear(reply[2], reply[3])
+                self._on_message(reply[2], reply[3])
             elif isinstance(reply, Exception):
                 self._lose(ResponseError(str(reply)))
             elif not self._subscribed.done():
@@ -99,7 +100,7 @@ class ResultChannel(asyncio.Protocol):
         self._throttling.rest(self._transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # redis-py's own waits for its end.
+        # redis-py's own protocol has to be told, too: its `close` waits for this.
         self._before.connection_lost(exc)
         self._lose(exc or ConnectionError("the result store closed the connection"))
 

@@ -1,4 +1,4 @@
-"""The Redis where Celery's workers store results, seen from the loop."""
+"""Read the Redis where Celery's workers store results, without blocking the loop."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ log = logging.getLogger(__name__)
 
 Ask = Callable[..., Awaitable[Any]]
 
-#: What a lost connection raises; RuntimeError: uvloop, where one that is closed is written to.
+#: Errors of a lost connection; uvloop raises RuntimeError for a write to a closed transport.
 LOST = (RedisError, OSError, RuntimeError)
 
 CONNECT_TIMEOUT = 3.0  # seconds
-PING = 1.0  # seconds between looks at the store's health
+PING = 1.0  # seconds between checks of the store's health
 PATIENCE = 3.0  # seconds that `asking` waits for a reply
-_MGET = 500  # keys a command: a long one would hold up the store's other clients
+_MGET = 500  # keys in one command: a longer one would delay the store's other clients
 
 
 def key_prefix(config: Config) -> str:
-    """Return what stands before a task id in a result's key, as Celery writes it."""
+    """Return the part of a result's key before the task id, as Celery writes it."""
     prefix = config.result_key_prefix
     if prefix and prefix[-1] not in ":_-.":
         prefix += "_"
@@ -42,9 +42,9 @@ def key_prefix(config: Config) -> str:
 
 
 def connect(config: Config, url: str = "") -> redis.asyncio.Redis:
-    """Make a client for the Redis at `url`, or else the result store; it connects when used.
+    """Make a client for the Redis at `url` (default: the result store); it connects when used.
 
-    It never retries by itself and has no timeout a command: who waits sets a deadline.
+    It does not retry, and commands have no timeout: the caller sets a deadline.
     """
     options: dict[str, Any] = {
         "socket_connect_timeout": CONNECT_TIMEOUT,
@@ -69,7 +69,7 @@ def connect(config: Config, url: str = "") -> redis.asyncio.Redis:
 
 
 class _Master(redis.asyncio.Redis):
-    """A master's client, which closes those of the Sentinels as well."""
+    """A client of a master, which also closes the clients of the Sentinels."""
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
         await super().aclose(close_connection_pool)
@@ -79,11 +79,12 @@ class _Master(redis.asyncio.Redis):
 
 
 def _master(url: str, options: dict[str, Any]) -> redis.asyncio.Redis:
-    """Find the master that ``sentinel://host:26379/0;sentinel://...?master_name=NAME`` watch."""
+    """Make a client for ``sentinel://host:26379/0;sentinel://...?master_name=NAME``."""
     parts = [url_to_parts(part) for part in url.split(";")]
     watchers = [(part.hostname, part.port or 26379) for part in parts]
     database = (parts[0].path or "").strip("/") or "0"
-    # One that is away is passed over at once; all of them have to fit into a caller's patience.
+    # A Sentinel that does not answer is skipped without a retry. The timeouts of all of them
+    # together must not be longer than the caller waits.
     patience = {"socket_timeout": CONNECT_TIMEOUT / len(parts), "retry": options["retry"]}
     account: dict[str, Any] = {"username": parts[0].username, "password": parts[0].password}
     sentinel = Sentinel(watchers, sentinel_kwargs=patience)
@@ -97,15 +98,15 @@ def master_name(url: str) -> str:
 
 
 def without_password(url: str) -> str:
-    """Return a store's URL as it may be shown."""
+    """Return a store's URL without its password, so that it can be shown."""
     return ";".join(map(maybe_sanitize_url, url.split(";")))
 
 
 @asynccontextmanager
 async def asking(config: Config, url: str) -> AsyncIterator[Ask]:
-    """Give what returns the reply of the Redis at `url` to a command.
+    """Yield a coroutine function that sends a command to the Redis at `url` and returns the reply.
 
-    It raises `GatewayError` where there is none within `PATIENCE`.
+    The function raises `GatewayError` where there is no reply within `PATIENCE`.
     """
     client = connect(config, url)
 
@@ -147,7 +148,7 @@ class ResultStore:
             await self._client.aclose()
 
     async def fetch(self, task_ids: Sequence[str]) -> list[tuple[str, bytes]]:
-        """Return those of `task_ids` that have something stored, with it.
+        """Return pairs of task id and stored result, for those of `task_ids` that have one.
 
         Raises one of `LOST` where the store does not answer.
         """
@@ -177,6 +178,6 @@ class ResultStore:
                 self.error = ""
             except LOST as exc:
                 if (error := f"{type(exc).__name__}: {exc}") != self.error:
-                    log.warning("no result store at %s: %s", url, error)
+                    log.warning("cannot connect to the result store %s: %s", url, error)
                 self.error = error
             await asyncio.sleep(PING)

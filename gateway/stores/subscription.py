@@ -1,4 +1,4 @@
-"""One connection to Redis that hears channels which come and go."""
+"""Subscribe to changing channels of Redis on one connection."""
 
 from __future__ import annotations
 
@@ -13,53 +13,54 @@ from gateway import background
 
 log = logging.getLogger(__name__)
 
-PAUSE = 0.2  # seconds before a lost connection is tried again
-SILENCE = 5.0  # seconds without a word, a PING's answer included, end the connection
+PAUSE = 0.2  # seconds before a lost connection is opened again
+#: Seconds without any message before a PING is sent, and then until the connection is given up.
+SILENCE = 5.0
 
-#: What a connection that is lost, or just being lost, raises: uvloop's transports have a
-#: RuntimeError for a write to one that is closed.
+#: Errors of a lost connection; uvloop raises RuntimeError for a write to a closed transport.
 LOST = (RedisError, OSError, RuntimeError)
 
 _ALWAYS = "gateway:nothing"
 
-#: Called with each message, and with None when some may have been missed.
-Hear = Callable[[bytes | None], object]
+#: Called with each message, and with None when messages may have been missed.
+OnMessage = Callable[[bytes | None], object]
 
 
 class Subscription:
-    """Subscribes to a channel while somebody hears it; comes back by itself.
+    """Subscribes to a channel while it has callbacks; reconnects by itself.
 
-    Commands are sent as they are: what redis-py remembers of subscriptions it forgets only
-    where it reads the messages as well.
+    Commands are sent directly: redis-py's own list of subscriptions is correct only if redis-py
+    reads the messages as well.
     """
 
     def __init__(self, connect: Callable[[], redis.asyncio.Redis], name: str):
         self._connect = connect
         self._name = name
         self._pubsub: redis.asyncio.client.PubSub | None = None
-        self._hearers: dict[str, list[Hear]] = {}
-        # The channels that this connection was asked for, and whether it hears them.
+        self._callbacks: dict[str, list[OnMessage]] = {}
+        # The channels that this connection was asked to subscribe, set when it has subscribed.
         self._subscribed: dict[str, asyncio.Event] = {}
         self._task: asyncio.Task[None] | None = None
         self._last = "not connected yet"
 
     @property
     def error(self) -> str:
-        """What is wrong, in words; empty while it hears."""
+        """What is wrong with the connection, in words; empty while it is subscribed."""
         return "" if self._pubsub is not None else self._last
 
     async def start(self) -> None:
-        self._task = background.start(self._keep(), self._name)
+        self._task = background.start(self._keep_connected(), self._name)
 
     async def stop(self) -> None:
         await background.stop(self._task)
 
-    async def add(self, channel: str, hear: Hear) -> None:
-        """Have `hear` called with what is published on `channel`; returns once it is heard.
+    async def add(self, channel: str, on_message: OnMessage) -> None:
+        """Call `on_message` with each message on `channel`; returns once that is subscribed.
 
-        While the connection is away it returns at once: `hear(None)` follows its return.
+        Without a connection it returns immediately: `on_message(None)` is called after the
+        reconnection.
         """
-        self._hearers.setdefault(channel, []).append(hear)
+        self._callbacks.setdefault(channel, []).append(on_message)
         if self._pubsub is None:
             return
         if channel not in self._subscribed:
@@ -68,55 +69,56 @@ class Subscription:
         if event := self._subscribed.get(channel):
             await event.wait()
 
-    async def remove(self, channel: str, hear: Hear) -> None:
-        hearers = self._hearers[channel]
-        hearers.remove(hear)
-        if hearers:
+    async def remove(self, channel: str, on_message: OnMessage) -> None:
+        callbacks = self._callbacks[channel]
+        callbacks.remove(on_message)
+        if callbacks:
             return
-        del self._hearers[channel]
+        del self._callbacks[channel]
         if self._subscribed.pop(channel, None) is not None and self._pubsub is not None:
             await self._ask(self._pubsub, "UNSUBSCRIBE", channel)
 
     async def _ask(self, pubsub: redis.asyncio.client.PubSub, *command: str) -> None:
-        # Not by the pubsub, which would connect a lost connection anew: nobody would read that.
+        # Not through the pubsub: it would reopen a lost connection, which no task would read.
         connection = pubsub.connection
         if connection is None or not connection.is_connected:
             return
         try:
             await connection.send_command(*command, check_health=False)
         except LOST as exc:
-            # Whoever reads the connection notices, too, and restores it.
+            # `_read_messages` notices the lost connection, too, and it is restored.
             log.debug("cannot %s: %s", command[0], exc)
 
-    async def _keep(self) -> None:
+    async def _keep_connected(self) -> None:
         while True:
             client = self._connect()
             pubsub = client.pubsub()
             try:
-                await self._hear(pubsub)
+                await self._read_messages(pubsub)
             except LOST as exc:
                 self._last = f"{type(exc).__name__}: {exc}"
                 if self._pubsub is not None:
                     log.warning("%s lost: %s", self._name, exc)
             finally:
                 self._pubsub = None
-                self._release()
+                self._wake_waiters()
                 await asyncio.gather(pubsub.aclose(), client.aclose(), return_exceptions=True)
             await asyncio.sleep(PAUSE)
 
-    def _release(self) -> None:
-        """Let those go who wait to be subscribed: they are told when it is done."""
+    def _wake_waiters(self) -> None:
+        """Wake those that wait for a subscription; `on_message(None)` follows the reconnection."""
         subscribed, self._subscribed = self._subscribed, {}
         for event in subscribed.values():
             event.set()
 
-    async def _hear(self, pubsub: redis.asyncio.client.PubSub) -> None:
-        # The first keeps the connection in subscribed state, where PING has another answer.
+    async def _read_messages(self, pubsub: redis.asyncio.client.PubSub) -> None:
+        # This channel keeps the connection in the subscribed state, in which the reply to a PING is
+        # a message.
         async with asyncio.timeout(SILENCE):
             await pubsub.execute_command("SUBSCRIBE", _ALWAYS)
             await pubsub.parse_response()
         self._pubsub = pubsub
-        again = set(self._hearers)
+        again = set(self._callbacks)
         self._subscribed = {channel: asyncio.Event() for channel in again}
         if again:
             await pubsub.execute_command("SUBSCRIBE", *again)
@@ -127,24 +129,24 @@ class Subscription:
                     while True:
                         kind, *rest = await pubsub.parse_response()
                         asked = False
-                        self._take(kind, rest, again)
+                        self._dispatch(kind, rest, again)
             except TimeoutError:
                 if asked:
                     raise
                 asked = True
                 await pubsub.ping()
 
-    def _take(self, kind: bytes, rest: list[bytes], again: set[str]) -> None:
+    def _dispatch(self, kind: bytes, rest: list[bytes], again: set[str]) -> None:
         if kind == b"message":
-            self._tell(rest[0].decode(), rest[1])
+            self._notify(rest[0].decode(), rest[1])
         elif kind == b"subscribe":
             channel = rest[0].decode()
             if event := self._subscribed.get(channel):
                 event.set()
             if channel in again:
                 again.discard(channel)
-                self._tell(channel, None)
+                self._notify(channel, None)
 
-    def _tell(self, channel: str, message: bytes | None) -> None:
-        for hear in list(self._hearers.get(channel, ())):
-            hear(message)
+    def _notify(self, channel: str, message: bytes | None) -> None:
+        for on_message in list(self._callbacks.get(channel, ())):
+            on_message(message)

@@ -1,4 +1,4 @@
-"""Publishing and waiting: one file each, one contract (see `base`), one table in `config`."""
+"""The waiting strategies: one file for each, one contract (`base`), one table in `config`."""
 
 from __future__ import annotations
 

@@ -19,17 +19,16 @@ class Strategy(ABC):
     """Publishes a task and waits for its result.
 
     One object serves one process and runs on its asyncio loop; everything that it needs
-    is handed to its constructor, which opens nothing. An implementer's duties:
+    is passed to its constructor, which opens nothing. An implementation has these duties:
 
-    - `send` never blocks (`blocking` excepted, which is what it is there to show), and
-      raises a `RequestError` with status 503 where it is known at once that the message
-      cannot be taken.
-    - Every message is published mandatory and confirmed. An error before the confirm is
-      one with status 503; after it, 504.
-    - The pending result is told of its confirm and its end on the loop's thread. Only
+    - `send` never blocks (except in `blocking`), and raises a `RequestError` with status 503
+      where it is known immediately that the message cannot be taken.
+    - Every message is published mandatory and confirmed. An error before the confirm has
+      status 503; after it, 504.
+    - The confirm and the end of a `PendingTask` are reported to it on the loop's thread. Only
       SUCCESS, FAILURE and REVOKED end it.
-    - Waiting costs nothing that lasts: what is ended or abandoned is forgotten.
-    - A lost connection is restored without anyone's asking.
+    - When a task is ended or abandoned, everything that was kept for it is freed.
+    - A lost connection is restored automatically.
     """
 
     #: The name in `--strategy` and in the table of strategies.
@@ -37,11 +36,11 @@ class Strategy(ABC):
     _publisher: Publisher | KombuPublisher
 
     def __init__(self, config: Config, metrics: Metrics, prefix: str):  # noqa: B027
-        """Open nothing; `prefix` is what the ids of this process' tasks begin with."""
+        """Open nothing; the ids of this process' tasks begin with `prefix`."""
 
     @abstractmethod
     async def start(self) -> None:
-        """Begin to connect; servers that are away are waited for in the background."""
+        """Begin to connect; servers that do not answer are waited for in the background."""
 
     @abstractmethod
     def send(self, message: Message, deadline: float) -> PendingTask:
@@ -55,9 +54,11 @@ class Strategy(ABC):
 
     @abstractmethod
     async def stop(self) -> None:
-        """Close what `start` opened; nothing is pending any more."""
+        """Close what `start` has opened; called when no task is pending any more."""
 
     @abstractmethod
     def checks(self) -> dict[str, str]:
-        """Say for each server that it needs (``broker``, ``results``) what is wrong with it;
-        an empty text means that it is ready."""
+        """Return for each server that it needs (``broker``, ``results``) what is wrong with it.
+
+        An empty text means that it is ready.
+        """

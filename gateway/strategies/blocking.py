@@ -1,4 +1,4 @@
-"""`blocking`: `AsyncResult.get()` on the loop. The baseline that the others are measured by."""
+"""`blocking`: `AsyncResult.get()` on the loop. The baseline for comparing the other strategies."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ log = logging.getLogger(__name__)
 
 
 class Blocking(CeleryStrategy):
-    """Everything else in the process stands still while one task is waited for."""
+    """Waits for one task on the loop; everything else in the process stops meanwhile."""
 
     name = "blocking"
 
     async def start(self) -> None:
-        log.warning("blocking answers one request at a time: it is the baseline, not for use")
+        log.warning(
+            "the strategy blocking answers one request at a time: it is a baseline for comparison; "
+            "use another one in production"
+        )
         await super().start()
 
     def send(self, message: Message, deadline: float) -> PendingTask:

@@ -1,4 +1,4 @@
-"""What the strategies built on Celery's own client share: publishing with kombu, results."""
+"""Publish with kombu and read results with Celery's client, for the strategies built on it."""
 
 from __future__ import annotations
 
@@ -40,8 +40,11 @@ CONNECT_TIMEOUT = 3  # seconds for TCP, TLS and AMQP together
 
 
 class _Result(AsyncResult):
-    """Goes in silence: Celery's would unsubscribe wherever it is collected, also on gevent's hub,
-    where nothing may wait for a connection."""
+    """An AsyncResult without a destructor.
+
+    Celery's destructor unsubscribes. The garbage collector may run it on gevent's hub, which must
+    not wait for a connection.
+    """
 
     def __del__(self) -> None:
         pass
@@ -50,31 +53,31 @@ class _Result(AsyncResult):
 class CeleryClient:
     """A Celery app that only publishes and waits, safe to share between threads.
 
-    Each publish has a connection of its own while it lasts: Celery's pool caps concurrent
-    publishes and gives broken connections back. It leads to the broker that `broker` names;
-    without, to the first. `doubt` is called when the broker has not confirmed.
+    Each publish has a connection of its own while it lasts, because Celery's pool limits concurrent
+    publishes and returns broken connections. `broker` returns the URL to connect to; without it,
+    the first broker is used. `check_broker` is called when the broker has not confirmed.
     """
 
     def __init__(
         self,
         config: Config,
         broker: Callable[[], str] | None = None,
-        doubt: Callable[[], object] = lambda: None,
+        check_broker: Callable[[], object] = lambda: None,
     ):
         self._config = config
-        self._doubt = doubt
+        self._check_broker = check_broker
         self._broker = broker or (lambda: config.brokers[0])
         self._idle: LifoQueue[_Wire] = LifoQueue()
         self.app = app = Celery("gateway", set_as_current=False)
         app.conf.update(
             broker_url=config.brokers,
             broker_connection_timeout=CONNECT_TIMEOUT,
-            # Nobody would send a pooled connection's heartbeats; TCP_USER_TIMEOUT ends it.
+            # No thread sends heartbeats on an idle connection; TCP_USER_TIMEOUT ends a dead one.
             broker_heartbeat=0,
             broker_transport_options={"confirm_publish": True, "max_retries": 0},
             broker_use_ssl=broker_tls(config),
             result_backend=result_backend(config.results),
-            # One backend for all threads: the first use of a thread's own costs more than a relay.
+            # One backend for all threads: creating one in each costs more time than a request.
             result_backend_thread_safe=True,
             result_backend_transport_options={
                 "global_keyprefix": config.result_key_prefix,
@@ -88,7 +91,7 @@ class CeleryClient:
         )
 
     def subscribe(self, task_id: str) -> AsyncResult:
-        """Begin to listen for the result of a task that is published next.
+        """Subscribe to the result of a task that is about to be published.
 
         Raises `ResultsUnavailable`.
         """
@@ -101,22 +104,22 @@ class CeleryClient:
     def publish(self, message: Message, deadline: float) -> None:
         """Publish `message` and wait for its confirm, until `deadline` at the latest.
 
-        Raises a `RequestError` with status 503: it was returned, refused or not confirmed.
+        Raises a `RequestError` with status 503 where it was returned, refused or not confirmed.
         """
         wire = self._wire()
         patience = min(self._config.confirm_timeout, deadline - monotonic())
         try:
             wire.publish(message, max(patience, 0.001))
         except BaseException as exc:
-            # py-amqp takes the late ack of a failed publish for the next one's.
+            # py-amqp would use the late ack of a failed publish for the next message.
             wire.close()
             if isinstance(exc, (BrokerBlocked, NotConfirmed)):
-                self._doubt()
+                self._check_broker()
             raise
         self._idle.put(wire)
 
     def wait(self, result: AsyncResult, deadline: float) -> Outcome | None:
-        """Block until the task has ended or `deadline` (monotonic seconds) has passed: None.
+        """Block until the task has ended; None: `deadline` (monotonic seconds) has passed.
 
         Raises `ResultsLost` where the result store fails meanwhile.
         """
@@ -125,8 +128,8 @@ class CeleryClient:
         finally:
             self.forget(result)
 
-    def look(self, result: AsyncResult) -> Outcome | None:
-        """Return what is stored; raises `ResultsLost` where the store fails."""
+    def read_stored(self, result: AsyncResult) -> Outcome | None:
+        """Return the stored outcome, if any; raises `ResultsLost` where the store fails."""
         return self._read(lambda: outcome_of(result))
 
     def _read(self, read: Callable[[], Outcome | None]) -> Outcome | None:
@@ -136,11 +139,11 @@ class CeleryClient:
             raise ResultsLost from exc
 
     def forget(self, result: AsyncResult) -> None:
-        """Stop listening; what is stored stays for whoever asks for it later."""
+        """Unsubscribe from a result; a stored result stays in the store."""
         try:
             self.app.backend.remove_pending_result(result)
         except (RedisError, OSError, RuntimeError) as exc:
-            # Where the subscription is gone there is nothing left to end.
+            # A lost connection has ended the subscription already.
             log.info("cannot unsubscribe: %s", exc)
 
     def _wire(self) -> _Wire:
@@ -164,23 +167,23 @@ class CeleryClient:
 
 
 def _get(result: AsyncResult, deadline: float) -> Outcome | None:
-    # What came at the last moment, or while the subscription was away, is stored.
+    # The result is read even after a timeout: it may be stored although its message was missed.
     with suppress(celery.exceptions.TimeoutError):
         result.get(timeout=max(deadline - monotonic(), 0), propagate=False)
     return outcome_of(result)
 
 
 def outcome_of(result: AsyncResult) -> Outcome | None:
-    """Return how the task ended, from what `result` has already got; None if it has not."""
+    """Return the outcome that `result` already has; None if the task has not ended."""
     return result._get_task_meta()["result"]
 
 
 class _Wire:
-    """One connection with a producer on it."""
+    """A connection to the broker with a producer on it."""
 
     def __init__(self, app: Celery, url: str):
         self.url = url
-        # A copy, as kombu writes the first host into it as the name to verify.
+        # A copy, because kombu writes the first host into it as the name to verify.
         tls = app.conf.broker_use_ssl
         self._connection = app.connection_for_write(
             url, ssl=tls and dict(tls), transport_options={"on_blocked": _blocked}
@@ -216,13 +219,13 @@ class _Wire:
             raise Unroutable(f"The queue {message.queue} is missing.")
 
     def quiet(self) -> bool:
-        """Tell whether the broker has sent nothing meanwhile, such as the connection's end."""
+        """Tell whether nothing is to be read, such as the end of the connection."""
         poll = select.poll()
         poll.register(self._connection.connection.sock, select.POLLIN)
         return not poll.poll(0)
 
     def close(self) -> None:
-        # Without AMQP's farewell: a broker that hangs would not return it.
+        # Without AMQP's closing handshake, which a frozen broker would not answer.
         self._connection.collect()
 
     def _on_return(self, exc: Exception, *_message: Any) -> None:
@@ -230,5 +233,5 @@ class _Wire:
 
 
 def _blocked(reason: str, *_: Any) -> None:
-    # Heard while a confirm is waited for, which will not come.
+    # Called while a publish waits for its confirm, which will not come.
     raise BrokerBlocked(f"The broker takes no messages: {reason}.")

@@ -1,4 +1,4 @@
-"""What Celery and kombu have to be told of TLS and Sentinel."""
+"""Celery's and kombu's options for TLS and Sentinel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def broker_tls(config: Config) -> dict[str, Any] | None:
     """Return `broker_use_ssl`."""
     if not config.brokers[0].startswith("amqps:"):
         return None
-    # py-amqp checks a certificate's name only if it is given one; kombu puts the host for None.
+    # py-amqp verifies a certificate's name only if it gets one; kombu replaces None by the host.
     return {**_files(config.tls), **({"server_hostname": None} if config.tls.verify else {})}
 
 
@@ -32,10 +32,10 @@ def store_tls(config: Config) -> dict[str, Any] | None:
 
 
 def sentinel(config: Config) -> dict[str, Any]:
-    """Return of `result_backend_transport_options` what Celery does not take from the URL."""
+    """Return those `result_backend_transport_options` that Celery does not take from the URL."""
     if not config.results.startswith("sentinel:"):
         return {}
-    # A Sentinel that is away is passed over, and not tried again and again.
+    # A Sentinel that does not answer is skipped without retries.
     patience = {"socket_timeout": RESULT_TIMEOUT, "retry": Retry(NoBackoff(), 0)}
     return {"master_name": master_name(config.results), "sentinel_kwargs": patience}
 

@@ -1,8 +1,9 @@
-"""The result backends of Celery's client, which read what any worker has stored.
+"""Result backends for Celery's client that can read any worker's stored results.
 
-Celery's own read what its own workers store. Without a ``status``, a ``result`` or a ``task_id``
-in it, or an exception's name in a failure, they raise: in whichever thread reads the socket,
-which may wait for another request's result, or in the drainer, which that ends.
+Celery's own backends can read only results in the form that Celery's workers store. If a result has
+no ``status``, ``result`` or ``task_id``, or a failure has no exception name, they raise an error in
+the thread that reads the socket. That thread may wait for another request's result, or may be the
+drainer, which ends then.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from gateway.celery_message import decode_result
 
 
 class _Consumer(ResultConsumer):
-    """Goes by a result's channel or key, and not by the task id that is written in the result."""
+    """Takes the task id from a result's channel or key, and not from the result itself."""
 
     def on_state_change(self, meta: dict[str, Any], message: dict[str, Any] | None) -> None:
         if message is not None:
             meta["task_id"] = self._task_id(message["channel"])
-        # What Celery fetches once it has connected again has none, and is fetched below.
+        # Results that Celery fetches after a reconnection have no task id; they are fetched below.
         if "task_id" in meta:
             super().on_state_change(meta, message)
 
@@ -39,9 +40,9 @@ class _Consumer(ResultConsumer):
 
 
 class _AnyWorkers:
-    """Mixed into one of Celery's Redis backends: a result's value is its `Outcome`.
+    """Mixin for Celery's Redis backends that makes a result's value its `Outcome`.
 
-    It is None, and the state PENDING, while the task has not ended.
+    While the task has not ended, the value is None and the state PENDING.
     """
 
     ResultConsumer = _Consumer
@@ -59,14 +60,17 @@ class _AnyWorkers:
 
 
 class Results(_AnyWorkers, RedisBackend):
-    """What workers have stored in Redis."""
+    """Reads results from Redis."""
 
 
 class SentinelResults(_AnyWorkers, SentinelBackend):
-    """What workers have stored in the Redis that Sentinel names."""
+    """Reads results from the Redis master that Sentinel names."""
 
 
 def result_backend(url: str) -> str:
-    """Return what names the result store at `url` and one of these for Celery; empty: none."""
+    """Return Celery's `result_backend` for the store at `url`: one of these classes and the URL.
+
+    It is empty where `url` is.
+    """
     kind = SentinelResults if url.startswith("sentinel:") else Results
     return f"{__name__}:{kind.__name__}+{url}" if url else ""

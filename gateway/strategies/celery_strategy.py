@@ -1,4 +1,4 @@
-"""What a strategy on Celery's client has beside it: the publisher that watches the broker."""
+"""Base of the strategies on Celery's client, with an asynchronous publisher beside it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from gateway.strategies.celery_client import CeleryClient
 
 
 class CeleryStrategy(Strategy):
-    """Knows on the loop, without blocking, whether broker and results are there.
+    """Knows on the loop, without blocking, whether the broker and the result store are available.
 
-    The asynchronous publisher looks at the queues and hears that the broker is blocked or
-    gone, so that nobody has to find that out by hanging.
+    The asynchronous publisher declares missing queues, and is told immediately when the broker is
+    blocked or its connection is lost. So no thread has to wait for a timeout to find that out.
     """
 
     _publisher: Publisher
@@ -46,22 +46,23 @@ class CeleryStrategy(Strategy):
         return {"broker": self._publisher.error, "results": self._store.error}
 
     def _new_client(self) -> CeleryClient:
-        # Publishes where the queues have been looked at, and what the watcher says is true.
-        return CeleryClient(self._config, lambda: self._publisher.url, self._doubt)
+        # The client publishes to the broker to which the publisher is connected, because the
+        # queues were declared there, and its state is known.
+        return CeleryClient(self._config, lambda: self._publisher.url, self._check_broker)
 
     def _confirm(self, pending: PendingTask) -> None:
-        """Tell `pending` of its confirm; called on the loop."""
+        """Confirm `pending`; called on the loop."""
         self._metrics.add("gateway_messages_published_total")
         self._metrics.add("gateway_messages_confirmed_total")
         pending.confirm()
 
-    def _doubt(self) -> None:
-        """Have the watcher find out whether the broker is blocked; called in any thread."""
+    def _check_broker(self) -> None:
+        """Let the publisher find out whether the broker is blocked; called in any thread."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._publisher.probe)
 
     def _admit(self, message: Message) -> None:
-        """Raise what is already known to keep `message` from being taken and answered."""
+        """Raise a `RequestError` where it is known that `message` cannot be taken or answered."""
         if self._publisher.blocked:
             raise BrokerBlocked
         if self._publisher.error:
@@ -69,5 +70,5 @@ class CeleryStrategy(Strategy):
         if self._store.error:
             raise ResultsUnavailable
         if message.delivery["query_string"] or message.delivery["params"]:
-            # py-amqp does not look at the length of what it writes.
+            # py-amqp does not check the length of the headers.
             self._publisher.check(message)

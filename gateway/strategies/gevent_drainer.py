@@ -1,9 +1,8 @@
 """`gevent`: Celery's gevent drainer, with a greenlet for each publish.
 
-The process has been patched before anything else was imported (see `gateway.process.child`), so
-that Celery chooses its gevent drainer, and kombu's sockets yield. The loop itself runs on
-gevent's hub: what a greenlet has for it must come by `call_soon_threadsafe`, or the loop
-is not woken.
+The process was patched before anything else was imported (see `gateway.process.child`), so that
+Celery chooses its gevent drainer, and kombu's sockets yield. The loop itself runs on gevent's hub:
+a greenlet has to use `call_soon_threadsafe`, because nothing else wakes the loop.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from gateway.strategies.celery_strategy import CeleryStrategy
 
 log = logging.getLogger(__name__)
 
-PUBLISHERS = 64  # greenlets, each with a connection; waiting is not bounded by them
+PUBLISHERS = 64  # greenlets, each with a connection; they do not limit the number of waits
 
 
 class GeventDrainer(CeleryStrategy):
-    """Some greenlets publish; one, the drainer, hears all results."""
+    """Publishes in several greenlets; one further greenlet, the drainer, receives all results."""
 
     name = "gevent"
 
@@ -69,7 +68,7 @@ class GeventDrainer(CeleryStrategy):
                 if monotonic() < pending.deadline and not pending.ended:
                     work(pending)
             except RequestError as exc:
-                # Whatever fails after the confirm leaves the task to run.
+                # After the confirm the task runs in any case, so the error is not a 503.
                 lost = pending.confirmed and exc.status == Unavailable.status
                 error = ResultsLost() if lost else exc
             except Exception:
@@ -85,8 +84,8 @@ class GeventDrainer(CeleryStrategy):
             self._loop.call_soon_threadsafe(self._confirm, pending)
 
     def _subscribe(self, pending: PendingTask) -> AsyncResult | None:
-        """Listen for the result; None where nobody waits for it any more."""
-        # The subscription before the drainer: one that finds none sleeps for a second.
+        """Subscribe to the result; None where the task is not waited for any more."""
+        # Before the drainer is started: without a subscription it sleeps for a second.
         result = self._client.subscribe(pending.message.task_id)
         if pending.ended:
             self._client.forget(result)
@@ -95,23 +94,23 @@ class GeventDrainer(CeleryStrategy):
         pending.on_release = self._release
         try:
             self._start_drainer()
-            result.then(partial(self._heard, pending))
+            result.then(partial(self._on_result, pending))
         except (RedisError, OSError, RuntimeError) as exc:
             raise ResultsUnavailable from exc
         return result
 
     def _start_drainer(self) -> None:
-        """Start the client's drainer unless it runs; raises RuntimeError where it has died."""
+        """Start the client's drainer unless it runs; raises RuntimeError where it has failed."""
         drainer = self._client.app.backend.result_consumer.drainer
-        with self._starting:  # else each of a burst starts one
+        with self._starting:  # otherwise several greenlets would start one each
             drainer.spawn = partial(gevent.spawn, self._drain)
             drainer.start()
 
     def _fetch(self, pending: PendingTask) -> None:
-        """Listen anew for a task that is already published."""
+        """Subscribe again to the result of a task that is already published."""
         assert self._loop is not None
         result = self._subscribe(pending)
-        outcome = result and self._client.look(result)
+        outcome = result and self._client.read_stored(result)
         if outcome:
             self._client.forget(result)
             self._loop.call_soon_threadsafe(pending.settle, outcome)
@@ -119,20 +118,20 @@ class GeventDrainer(CeleryStrategy):
     # In the drainer's greenlet ------------------------------------------------------------
 
     def _drain(self, run: Callable[[], None]) -> None:
-        """Run Celery's drainer; once it has died, begin anew with another client.
+        """Run Celery's drainer; if it fails, continue with a new client.
 
-        A dead one stays dead, and its waiters with it.
+        Celery does not start a failed drainer again, so all waits would last until their deadline.
         """
         try:
             run()
-        except Exception as exc:  # noqa: BLE001 - whatever it died of, all waiters hang by it
-            log.error("Celery's drainer died, starting another: %r", exc.__cause__ or exc)
+        except Exception as exc:  # noqa: BLE001 - all waits depend on it, whatever the error is
+            log.error("Celery's drainer failed, starting another: %r", exc.__cause__ or exc)
             self._client.close()
             self._client = self._new_client()
             for pending in list(self._waiting):
                 self._work.put((self._fetch, pending))
 
-    def _heard(self, pending: PendingTask, result: AsyncResult) -> None:
+    def _on_result(self, pending: PendingTask, result: AsyncResult) -> None:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(pending.settle, outcome_of(result))
 

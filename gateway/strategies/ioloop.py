@@ -1,4 +1,4 @@
-"""`ioloop`: one poller a process asks for all pending results at once."""
+"""`ioloop`: one poller in each process queries all pending results with one command."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gateway.strategies.base import Strategy
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks: the least while results come, the most while none do.
+#: Seconds between two queries: the shortest while results come, the longest while none do.
 PAUSE = (0.001, 0.05)
 
 
 class IOLoop(Strategy):
-    """MGET of all pending keys, in a loop that slows down while nothing comes."""
+    """Queries all pending keys by MGET, less often while no results come."""
 
     name = "ioloop"
 
@@ -69,7 +69,7 @@ class IOLoop(Strategy):
                 async with asyncio.timeout(CONNECT_TIMEOUT):
                     found = await self._store.fetch(list(self._waiting))
             except LOST as exc:
-                log.warning("cannot fetch results: %s", exc)
+                log.warning("cannot fetch results from the result store: %s", exc)
                 found, pause = [], PAUSE[1]
                 await asyncio.sleep(1)
             waiting = len(self._waiting)

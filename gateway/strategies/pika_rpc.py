@@ -1,4 +1,4 @@
-"""`pika`: workers reply over AMQP to one queue a process; `correlation_id` finds the waiter."""
+"""`pika`: workers reply over AMQP to one queue per process; `correlation_id` names the task."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
 from gateway.strategies.base import Strategy
 
-#: `appserver.reply_backend` replies to queues that begin so.
+#: `appserver.reply_backend` replies to queues whose names begin with this.
 REPLY_PREFIX = "gateway.reply."
-CONSUMER = "gateway"  # its tag, which only its channel knows
+CONSUMER = "gateway"  # the consumer tag, which is unique on its channel
 
 
 class PikaRPC(Strategy):
-    """Publish and hear replies on one channel; a reply lives no longer than the connection."""
+    """Publishes and receives replies on one channel; a lost connection loses its replies."""
 
     name = "pika"
 
@@ -52,22 +52,22 @@ class PikaRPC(Strategy):
         self._waiting.pop(pending.message.task_id, None)
 
     def _consume(self, channel: Channel, scanner: Scanner, ready: Callable[[], None]) -> None:
-        # A new name each time: the broker may not have noticed the old connection's end,
-        # and what is still sent to the old queue is for nobody.
+        # A new name for each connection: the broker may not have noticed the end of the old one,
+        # and replies to the old queue are not waited for any more.
         self._reply_to = f"{REPLY_PREFIX}{secrets.token_hex(8)}"
 
-        # Somebody has deleted the queue: without it every answer would be lost in silence.
+        # Called if the queue is deleted: reconnect, as every reply would be lost without an error.
         channel.add_on_cancel_callback(
             lambda _frame: channel.connection.close(reply_text="the reply queue is gone")
         )
 
         def declared(_frame: Any) -> None:
-            if not channel.is_open:  # it took too long, and is being closed
+            if not channel.is_open:  # connecting took too long, and was given up
                 return
             scanner.consume(CONSUMER, self._on_reply)
             channel.basic_consume(
                 self._reply_to,
-                lambda *_: None,  # the scanner hears it, not pika
+                lambda *_: None,  # the scanner reads the replies, not pika
                 auto_ack=True,
                 exclusive=True,
                 consumer_tag=CONSUMER,

@@ -1,7 +1,7 @@
-"""`redis`: one pattern subscription a process receives every result, pushed.
+"""`redis`: one pattern subscription per process receives all results as they are published.
 
-Celery's worker publishes each result on the channel that is named as its key. This
-process' task ids share a prefix, so one PSUBSCRIBE receives them all.
+Celery's worker publishes each result on the channel that has the name of its key. The task ids of
+this process share a prefix, so one PSUBSCRIBE receives all their results.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from gateway.strategies.base import Strategy
 log = logging.getLogger(__name__)
 
 PAUSE = 0.2  # seconds before a lost subscription is tried again
-SWEEP = 1.0  # seconds: every result that is not here by then is asked for, once
+SWEEP = 1.0  # seconds between sweeps; each fetches the results that the next-to-last one awaited
 
 
 class RedisPush(Strategy):
-    """Subscribe first, then fetch what may have been missed; sweep stragglers."""
+    """Receives results by a subscription, and fetches those that may have been missed."""
 
     name = "redis"
 
@@ -92,7 +92,7 @@ class RedisPush(Strategy):
             since = inf
             try:
                 async with ResultChannel(
-                    client, self._channels, self._hear, self._throttling
+                    client, self._channels, self._on_result, self._throttling
                 ) as channel:
                     if self._waiting:
                         await self._fetch(list(self._waiting))
@@ -104,15 +104,16 @@ class RedisPush(Strategy):
             except result_store.LOST as exc:
                 if not self._error:
                     log.warning("result subscription lost: %s", exc)
-                # One that was cut, and not silent: what comes until the next one stands is fetched
-                # then, and a store that is gone refuses it within milliseconds.
+                # If a connection was cut and was not silent, reconnect immediately, and do not
+                # refuse requests meanwhile: results that are missed are fetched after that, and a
+                # store that has ended refuses the connection within milliseconds.
                 if monotonic() - since > PAUSE and not isinstance(exc, TimeoutError):
                     continue
                 self._error = f"{type(exc).__name__}: {exc}"
             await asyncio.sleep(PAUSE)
 
-    def _hear(self, channel: bytes, payload: bytes) -> None:
-        # Anybody may publish here, under names that are no text.
+    def _on_result(self, channel: bytes, payload: bytes) -> None:
+        # Any client of Redis may publish here, also on channels whose names are not UTF-8.
         self._receive(channel[self._skip :].decode(errors="replace"), payload)
 
     async def _sweep(self) -> None:
@@ -124,7 +125,7 @@ class RedisPush(Strategy):
                 try:
                     await self._fetch(stragglers)
                 except result_store.LOST as exc:
-                    log.warning("cannot fetch results: %s", exc)
+                    log.warning("cannot fetch results from the result store: %s", exc)
 
     async def _fetch(self, task_ids: list[str]) -> None:
         async with asyncio.timeout(SILENCE):

@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 class ThreadPool(CeleryStrategy):
     """One thread publishes a message and waits for its result.
 
-    The pool's size is the in-flight limit. Time in the pool's queue counts: what no thread
-    has begun by its deadline is never published. A thread whose client has left waits on,
-    until its deadline.
+    The pool's size limits the tasks in flight. Time in the pool's queue counts: a message that no
+    thread has taken by its deadline is never published. A thread whose client has disconnected
+    still waits until the deadline.
     """
 
     name = "threadpool"

@@ -86,7 +86,7 @@ def test_a_queue_that_deletes_itself_or_is_another_connections_own(channel, serv
     texts = [line.text for line in checked.lines if line.check == "queue passing"]
     assert checked.code == 1
     assert any("'auto_delete'" in text and "delete_queue passing" in text for text in texts)
-    assert "another connection's" in checked.of("queue mine").text
+    assert "exclusive to another connection" in checked.of("queue mine").text
 
 
 def test_arguments_of_somebody_elses_queue_are_theirs(channel, servers, tmp_path):
@@ -94,7 +94,7 @@ def test_arguments_of_somebody_elses_queue_are_theirs(channel, servers, tmp_path
     config = write(tmp_path, ROUTE + 'queue = "theirs"\ndeclare = false\n')
     checked = check(*config, *servers)
     channel.queue_delete("theirs")
-    assert "inequivalent" not in str(checked) and "nobody consumes" in checked.of("queue").text
+    assert "inequivalent" not in str(checked) and "no worker consumes" in checked.of("queue").text
 
 
 def test_a_queue_without_consumers_keeps_its_messages(channel, servers, tmp_path):
@@ -105,4 +105,4 @@ def test_a_queue_without_consumers_keeps_its_messages(channel, servers, tmp_path
     _, _, body = channel.basic_get("full", auto_ack=True)
     channel.queue_delete("full")
     assert body == b"precious"
-    assert "nobody consumes it of its 1 message" in checked.of("queue full").text
+    assert "no worker consumes it of its 1 message" in checked.of("queue full").text

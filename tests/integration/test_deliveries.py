@@ -275,4 +275,4 @@ def test_mistakes_are_told_in_one_line(deliveries, tmp_path, capsys):
     file = tmp_path / "gateway.toml"
     file.write_text('strategy = "pika"\nresult_backend = ""\njournal = 5\n')
     assert main(["deliveries", "list", "--config", str(file)]) == 1
-    assert "journal: it is kept in Redis" in capsys.readouterr().err
+    assert "journal: the journal is kept in Redis" in capsys.readouterr().err

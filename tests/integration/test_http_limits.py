@@ -264,7 +264,7 @@ async def test_connections_are_kept_again_once_there_is_room(serve):
 
 async def test_idle_connections_give_way_but_not_those_that_nginx_may_use(serve, monkeypatch):
     monkeypatch.setattr(server, "SWEEP", 0.05)
-    monkeypatch.setattr(server, "GIVES_WAY", 0.5)
+    monkeypatch.setattr(server, "CLOSE_IDLE_AFTER", 0.5)
     gateway = serve(max_connections=3)
     async with connected(gateway, 3) as (used, unused, silent):
         # Given two that have been idle for long, and one that has not,

@@ -150,6 +150,7 @@ def test_descriptors_are_left_for_the_other_connections(stack):
     with contextlib.ExitStack() as opened:
         for _ in range(50):
             opened.enter_context(socket.create_connection(("127.0.0.1", port)))
-        assert poll(lambda: "10 connections are open: new ones wait" in gateway.output(), 10)
+        full = "10 connections are open, which is the limit: new ones wait"
+        assert poll(lambda: full in gateway.output(), 10)
     gateway.stop()
     assert "cannot accept" not in gateway.output()

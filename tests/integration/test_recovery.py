@@ -81,7 +81,7 @@ def test_a_drainer_that_dies_of_a_revoked_permission_is_replaced(
         client.execute_command("ACL SETUSER", "default", "-subscribe")
         try:
             client.client_kill_filter(_type="pubsub")
-            until(lambda: "drainer died" in drained.output())
+            until(lambda: "drainer failed" in drained.output())
         finally:
             client.execute_command("ACL SETUSER", "default", "+subscribe")
 

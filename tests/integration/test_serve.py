@@ -572,7 +572,7 @@ def test_the_log_says_where_it_listens_and_what_has_become_of_the_drain(gateway,
     assert f"listening on {idle.url.removeprefix('http://')}\n" in said
     assert f"dashboard, health and metrics on {idle.admin_url}/\n" in said
     assert re.search(r"draining\n(.*\n)*.*drained: all requests are answered\n.*stopped\n", said)
-    assert "drained: cut off after `grace`, without an answer: 1\n" in busy.output()
+    assert "drained: requests cut off after `grace` without an answer: 1\n" in busy.output()
 
 
 def test_requests_are_lines_of_the_log_only_where_that_is_said(stack, gateway, urls, worker):

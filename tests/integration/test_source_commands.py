@@ -135,11 +135,11 @@ def test_the_curl_line_sends_the_same(send, tmp_path, name, data):
     ("args", "words"),
     [
         (["--as", "nobody"], "nobody is neither a source nor a scheme"),
-        (["--as", "hmac"], "--secret: hmac needs it"),
+        (["--as", "hmac"], "--secret: the scheme hmac needs it"),
         (["--as", "hmac", "--secret", "env:UNSET"], "the environment variable UNSET is not set"),
         (["--as", "hmac", "--secret", SECRET], "hmac: header: "),
         (["--as", "github", "--secret", ""], "github: secrets: "),
-        (["--as", "github", "--option", "rate"], "--option: rate is no KEY=VALUE"),
+        (["--as", "github", "--option", "rate"], "--option: rate is not of the form KEY=VALUE"),
         (["--as", "github", "--option", "colour=red"], "colour: there is no such setting"),
         (["--as", "wechat", "--aes-key", SECRET], "wechat: aes_key: an EncodingAESKey has 43"),
         (["--as", "github", "--data", "@/no/such/file"], "--data: /no/such/file cannot be read"),

@@ -200,7 +200,7 @@ def test_envelope_that_cannot_be_sent_is_refused(value):
     "value", [float("nan"), [float("inf")], [b"x"], {"a": {1}}, object(), {("a",): 1}, "\ud800"]
 )
 def test_what_json_cannot_say_is_refused(value):
-    assert refused(value).startswith("The task's result is no JSON")
+    assert refused(value).startswith("The task's result is not valid JSON")
 
 
 def nested(levels: int) -> list:
@@ -215,7 +215,7 @@ def test_result_has_most_levels_whatever_python_allows(wrap):
     allowed = nested(MAX_LEVELS)
     assert json.loads(answered(wrap(allowed)).body) == allowed
     for levels in (MAX_LEVELS + 1, 100_000):
-        assert refused(wrap(nested(levels))).startswith("The task's result is no JSON: ")
+        assert refused(wrap(nested(levels))).startswith("The task's result is not valid JSON: ")
 
 
 @pytest.mark.parametrize("value", ["x", b"x"])

@@ -190,7 +190,7 @@ def test_an_app_that_was_set_up_replies_by_itself():
         ("no_such_shop.celery:app", "there is no module no_such_shop in "),
         ("tests.unit.test_delivery:shop", "test_delivery has no Celery app called shop"),
         ("tests.unit.test_delivery", "has no Celery app called celery"),
-        ("os:sep", "this is no Celery app"),
+        ("os:sep", "this is not a Celery app"),
     ],
 )
 def test_an_app_that_is_not_there_is_told_in_a_sentence(name, told):

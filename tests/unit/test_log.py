@@ -30,7 +30,7 @@ def lines(sparing: Sparing, text: str, count: int, second: int, name: str = "gat
 
 def test_like_lines_of_a_second_are_few_and_the_next_says_how_many_there_were(sparing):
     assert lines(sparing, TEXT, 5, second=7) == ["no broker at 0", "no broker at 1"]
-    assert lines(sparing, TEXT, 1, second=8) == ["no broker at 0 (3 like it left out before)"]
+    assert lines(sparing, TEXT, 1, second=8) == ["no broker at 0 (3 similar lines dropped before)"]
     assert lines(sparing, TEXT, 1, second=9) == ["no broker at 0"]
 
 

@@ -1,8 +1,8 @@
-"""What `gateway check` looks at: one module for each server, and one for what workers say.
+"""The checks of `gateway check`: one module for each kind of server, and some for workers.
 
-A check is a coroutine function that takes the configuration and returns findings. It is one line
-in the table `CHECKS`. All run beside each other. One that goes on for longer than `LIMIT` is ended,
-and what it has found by then is lost: those that have more than one question keep to it themselves.
+A check is a coroutine function that takes the configuration and returns findings. It is one line in
+the table `CHECKS`. All checks run at the same time. A check that takes longer than `LIMIT` is
+cancelled, and its findings are lost, so checks with several steps observe the limit themselves.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ CHECKS: dict[str, Check] = {
     "results": stores.check_results,
     "state": stores.check_state,
 }
-_MARGIN = 0.4  # seconds: those that keep to the limit themselves have to close connections, too
-#: The order of lines; whatever begins with another word comes last.
+_MARGIN = 0.4  # seconds for closing connections after the limit
+#: The order of the lines by their first words; lines with other first words come last.
 _ORDER = ("broker", "results", "state", "queue", "workers", "replies", "stored", "task", "tasks")
 
 
 async def run(config: Config) -> list[Finding]:
-    """Return what all checks find."""
+    """Run all checks and return their findings."""
     asyncio.get_running_loop().set_default_executor(DaemonThreads())
     found = await asyncio.gather(*(_one(name, check, config) for name, check in CHECKS.items()))
     return sorted((finding for some in found for finding in some), key=_place)
@@ -41,9 +41,9 @@ async def _one(name: str, check: Check, config: Config) -> list[Finding]:
             return await check(config)
     except TimeoutError:
         return [
-            fail(name, f"the check did not end within {LIMIT:g} s", "see that the host answers")
+            fail(name, f"the check did not end within {LIMIT:g} s", "check that the host answers")
         ]
-    except GatewayError as exc:  # as `result_store.asking` raises: problem and remedy in one
+    except GatewayError as exc:  # from `result_store.asking`: the text has problem and remedy
         return [fail(name, str(exc), "")]
 
 

@@ -1,4 +1,4 @@
-"""An AMQP connection for a check, with the broker's replies as values."""
+"""AMQP connections for the checks, with functions that return the broker's replies."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from gateway.metrics import Metrics
 from gateway.read_throttling import ReadThrottling
 from gateway.strategies.pika_rpc import REPLY_PREFIX
 
-_FAREWELL = 0.2  # seconds; a broker in an alarm does not read that the connection is closed
+_FAREWELL = 0.2  # seconds for closing, for which a broker in an alarm does not answer
 
 
 @asynccontextmanager
 async def connected(url: str, config: Config) -> AsyncIterator[TurnConnection]:
-    """Give a connection to the broker at `url`; raises one of `broker.ERRORS`."""
+    """Open a connection to the broker at `url`; raises one of `broker.ERRORS`."""
     closed = asyncio.Event()
     metrics = Metrics()
     try:
@@ -44,34 +44,34 @@ async def connected(url: str, config: Config) -> AsyncIterator[TurnConnection]:
 
 
 async def blocked(connection: TurnConnection) -> str:
-    """Publish to nowhere; return the alarm for which the broker takes no messages, or nothing.
+    """Publish a message that no queue gets; return the alarm that blocks the broker, or "".
 
-    It tells that only to connections that publish, of which it then reads nothing more. Raises
-    pika's AMQPError, with 403 where the account may not publish.
+    The broker tells only connections that publish, and then does not read from them any more.
+    Raises pika's AMQPError, with 403 where the account may not publish.
     """
-    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    answered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    def tell(reason: str) -> None:
-        if not told.done():
-            told.set_result(reason)
+    def resolve(reason: str) -> None:
+        if not answered.done():
+            answered.set_result(reason)
 
     def fail(exc: BaseException) -> None:
-        if not told.done():
-            told.set_exception(exc)
+        if not answered.done():
+            answered.set_exception(exc)
 
-    connection.add_on_connection_blocked_callback(lambda _, frame: tell(frame.method.reason))
+    connection.add_on_connection_blocked_callback(lambda _, frame: resolve(frame.method.reason))
     channel = await broker.open_channel(connection)
-    confirmed = partial(channel.confirm_delivery, lambda _: tell(""))
+    confirmed = partial(channel.confirm_delivery, lambda _: resolve(""))
     await broker.rpc(channel, confirmed)
     channel.add_on_close_callback(lambda _, exc: fail(exc))
     channel.basic_publish("", PROBE, b"")
-    return await told
+    return await answered
 
 
 async def declare(connection: TurnConnection, queue: str, **options: Any) -> Any:
     """Declare `queue` on a channel of its own; return the broker's reply.
 
-    Raises pika's AMQPError, with what the broker refuses it for.
+    Raises pika's AMQPError, with the reason why the broker refuses it.
     """
     channel = await broker.open_channel(connection)
     replies = []
@@ -89,7 +89,7 @@ async def declare(connection: TurnConnection, queue: str, **options: Any) -> Any
 
 
 class Exchange:
-    """Publishes messages and collects what is replied to them."""
+    """Publishes messages and collects the replies to them."""
 
     def __init__(self, connection: TurnConnection, channel: Channel, reply_to: str):
         self.connection = connection
@@ -103,9 +103,10 @@ class Exchange:
     async def publish(
         self, exchange: str, key: str, body: bytes, headers: Mapping[str, Any], **options: Any
     ) -> bool:
-        """Publish to `exchange`; tell whether any queue has got it.
+        """Publish to `exchange`; tell whether any queue has got the message.
 
-        Raises pika's AMQPError, with 403 or 404 where the exchange is not for us or not there.
+        Raises pika's AMQPError, with 403 where the exchange may not be used, and 404 where it is
+        missing.
         """
         self._returned = False
         properties = pika.BasicProperties(
@@ -132,9 +133,9 @@ class Exchange:
 
 
 async def open_exchange(connection: TurnConnection) -> Exchange:
-    """Declare a queue for replies, which lives as long as `connection`, and consume it.
+    """Declare a queue for replies, which exists as long as `connection`, and consume it.
 
-    Raises pika's AMQPError, with 403 where the account may not.
+    Raises pika's AMQPError, with 403 where the account may not do that.
     """
     channel = await broker.open_channel(connection)
     exchange = Exchange(connection, channel, f"{REPLY_PREFIX}check-{secrets.token_hex(8)}")

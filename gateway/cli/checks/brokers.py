@@ -1,4 +1,4 @@
-"""The brokers of the list: whether they answer, and take messages; then queues and workers."""
+"""Check whether the brokers answer and take messages; then check queues and workers."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from gateway.stores import result_store
 _SETTING = "broker_url (GATEWAY_BROKER_URL, --broker)"
 _AWAY = f"start it, or correct {_SETTING}"
 _REST = "queues, workers and tasks"
-_LAST = 0.3  # seconds of the limit in which workers' answers would come too late
+_LAST = 0.3  # seconds before the limit in which workers' answers are not waited for any more
 
 
 async def check(config: Config) -> list[Finding]:
-    """Return what brokers and workers say."""
+    """Return the findings about brokers, queues, workers and tasks."""
     return await (_check_amqp(config) if config.amqp else _check_redis(config))
 
 
 async def _check_amqp(config: Config) -> list[Finding]:
     deadline = asyncio.get_running_loop().time() + LIMIT
-    found = await asyncio.gather(*(_look(url, config, deadline) for url in config.brokers))
+    found = await asyncio.gather(*(_try_broker(url, config, deadline) for url in config.brokers))
     well = [url for url, it in zip(config.brokers, found, strict=True) if it.status == "ok"]
     if not well:
-        return [*found, skipped(_REST, "not looked at without a broker that takes messages")]
-    # A list has more than one so that one may be away.
+        return [*found, skipped(_REST, "not checked without a broker that takes messages")]
+    # With a list of brokers it is no failure if some of them do not answer.
     lines = [warn(it.check, it.problem, it.remedy) if it.problem else it for it in found]
     alarms: list[str] = []
 
@@ -47,18 +47,18 @@ async def _check_amqp(config: Config) -> list[Finding]:
         async with asyncio.timeout_at(deadline) as limit:
             async with amqp.connected(well[0], config) as connection:
                 connection.add_on_connection_blocked_callback(end_early)
-                async for some in _on(connection, config, deadline):
+                async for some in _inspect(connection, config, deadline):
                     lines += some
     except broker.ERRORS as exc:
         at = config.brokers.index(well[0])
         name = lines[at].check
         lines[at] = _alarm(name, *alarms) if alarms else fail(name, broker.describe(exc), _AWAY)
-        lines.append(skipped(_REST, "not looked at any further"))
+        lines.append(skipped(_REST, "not checked any further"))
     return lines
 
 
-async def _look(url: str, config: Config, deadline: float) -> Finding:
-    """Connect to the broker at `url`, and publish to nowhere."""
+async def _try_broker(url: str, config: Config, deadline: float) -> Finding:
+    """Connect to the broker at `url`, and publish a message that no queue gets."""
     name = f"broker {maybe_sanitize_url(url)}"
     try:
         async with asyncio.timeout_at(deadline), amqp.connected(url, config) as connection:
@@ -84,7 +84,7 @@ def _alarm(name: str, reason: str) -> Finding:
 
 
 def _remedy(url: str, exc: BaseException) -> str:
-    """Return what mends what RabbitMQ has refused with its reply code."""
+    """Return the remedy for an error, by RabbitMQ's reply code."""
     parts = parse_url(url)
     user, vhost = parts["userid"] or "guest", parts["virtual_host"] or "/"
     grant = f"rabbitmqctl set_permissions -p '{vhost}' '{user}' '.*' '.*' '.*'"
@@ -106,11 +106,11 @@ def _refusal(exc: BaseException) -> tuple[int, str]:
     return int(code[1]) if code else 0, text
 
 
-async def _on(
+async def _inspect(
     connection: TurnConnection, config: Config, deadline: float
 ) -> AsyncIterator[list[Finding]]:
-    """Look at the queues, ask workers, and try whether results come back."""
-    seen, lines = await queues.look(connection, config)
+    """Check the queues, ask the workers, and test whether results come back."""
+    seen, lines = await queues.inspect(connection, config)
     yield lines
     try:
         exchange = await amqp.open_exchange(connection)
@@ -124,7 +124,7 @@ async def _on(
 
 
 async def _check_redis(config: Config) -> list[Finding]:
-    """As well as can be seen of the Redis-protocol server of `gateway dev`."""
+    """Check the embedded server of `gateway dev`, of which less can be found out."""
     url = config.brokers[0]
     name = f"broker {result_store.without_password(url)}"
     client = result_store.connect(config, url)

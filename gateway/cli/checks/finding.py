@@ -1,4 +1,4 @@
-"""What a check finds: what was looked at, what is wrong with it, and the remedy."""
+"""A finding of a check: what was checked, what is wrong with it, and the remedy."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from itertools import islice
 
 OK, WARN, FAIL, SKIPPED = "ok", "warn", "fail", "skipped"
 _WORDS = {OK: "ok", WARN: "warn", FAIL: "FAIL", SKIPPED: "skip"}
-_FEW = 3  # names that a line lists
+_FEW = 3  # the most names that a line lists
 
-#: Seconds that a server has to answer all. Checks begin at once, about a second after the command.
+#: Seconds for all answers of a server. All checks begin at the same time, about a second after the
+#: command.
 LIMIT = 3.2
 
 
@@ -18,7 +19,7 @@ LIMIT = 3.2
 class Finding:
     """One line of `gateway check`, and one object of its JSON.
 
-    ``problem`` says of what was skipped why; ``detail`` says more of what is well.
+    Where a check was skipped, ``problem`` is the reason; ``detail`` is for checks that are ok.
     """
 
     check: str
@@ -30,36 +31,36 @@ class Finding:
     def __str__(self) -> str:
         text = "; ".join(filter(None, (self.problem, self.remedy))) or self.detail
         line = f"{_WORDS[self.status]:<5} {self.check}{': ' + text if text else ''}"
-        # Names come from servers and workers, and a line is one line.
+        # Names from servers and workers may contain line breaks, and a finding is one line.
         return "".join(each if each.isprintable() else "?" for each in line)
 
 
 def ok(check: str, detail: str = "") -> Finding:
-    """Return that all is well."""
+    """Return a finding that there is no problem."""
     return Finding(check, OK, detail=detail)
 
 
 def warn(check: str, problem: str, remedy: str) -> Finding:
-    """Return what works, and should be otherwise."""
+    """Return a finding about something that works, and should be changed."""
     return Finding(check, WARN, problem, remedy)
 
 
 def fail(check: str, problem: str, remedy: str) -> Finding:
-    """Return what does not work."""
+    """Return a finding about something that does not work."""
     return Finding(check, FAIL, problem, remedy)
 
 
 def skipped(check: str, why: str, remedy: str = "") -> Finding:
-    """Return what was not looked at, and why."""
+    """Return a finding about a check that was not made, with the reason."""
     return Finding(check, SKIPPED, why, remedy)
 
 
 def listed(names: Collection[str]) -> str:
-    """Return the first few of `names`, and how many more there are."""
+    """Return a text with the first few of `names` and the number of the others."""
     more = len(names) - _FEW
     return ", ".join(islice(names, _FEW)) + (f" and {more} more" if more > 0 else "")
 
 
 def counted(number: int, noun: str) -> str:
-    """Return `number` and the noun, in the plural where that is needed."""
+    """Return a text with `number` and the noun in singular or plural."""
     return f"{number:,} {noun}{'s' * (number != 1)}"

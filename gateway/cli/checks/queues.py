@@ -1,4 +1,4 @@
-"""The routes' queues: whether they are there, as the routes declare them, and consumed."""
+"""Check whether the routes' queues exist, are consumed, and are as the routes declare them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gateway.cli.checks.finding import Finding, counted, fail, ok, skipped
 from gateway.config.route import Route
 from gateway.config.settings import Config
 
-_AT_ONCE = 16  # channels, of which some brokers allow few
+_AT_ONCE = 16  # channels at the same time; some brokers allow only few
 _START = "start a worker: celery -A APP worker -Q {} (APP: yours, or appserver)"
-#: How RabbitMQ refuses a declaration: the value that a queue has is `none`, or a text and its type.
+#: RabbitMQ's refusal of a declaration: the queue's present value is `none`, or a text with a type.
 _INEQUIVALENT = re.compile(
     r"inequivalent arg '([^']+)' for queue .*: received .* but current is "
     r"(?:the value )?(.*?)(?: of type '(\w+)')?$"
@@ -25,14 +25,16 @@ _INEQUIVALENT = re.compile(
 
 @dataclass(slots=True, frozen=True)
 class Seen:
-    """What the broker says of a queue: its consumers, and the messages that none of them has."""
+    """The broker's counts for a queue: its consumers, and the messages that wait for them."""
 
     consumers: int
     messages: int
 
 
-async def look(connection: TurnConnection, config: Config) -> tuple[dict[str, Seen], list[Finding]]:
-    """Return the routes' queues that are there, and what is found of all.
+async def inspect(
+    connection: TurnConnection, config: Config
+) -> tuple[dict[str, Seen], list[Finding]]:
+    """Return the routes' queues that exist, and the findings about all of them.
 
     Raises one of `broker.ERRORS` where the connection is lost.
     """
@@ -41,14 +43,14 @@ async def look(connection: TurnConnection, config: Config) -> tuple[dict[str, Se
 
     async def one(queue: str, route: Route) -> tuple[Seen | None, list[Finding]]:
         async with room:
-            return await _look(connection, queue, route)
+            return await _inspect(connection, queue, route)
 
     looked = await asyncio.gather(*(one(*each) for each in sorted(routes.items())))
     seen = {queue: it for queue, (it, _) in zip(sorted(routes), looked, strict=True) if it}
     return seen, [finding for _, found in looked for finding in found]
 
 
-async def _look(
+async def _inspect(
     connection: TurnConnection, queue: str, route: Route
 ) -> tuple[Seen | None, list[Finding]]:
     name = f"queue {queue}"
@@ -60,9 +62,9 @@ async def _look(
     found = []
     if not seen.consumers:
         waiting = f" of its {counted(seen.messages, 'message')}" if seen.messages else ""
-        found.append(fail(name, f"nobody consumes it{waiting}", _START.format(queue)))
+        found.append(fail(name, f"no worker consumes it{waiting}", _START.format(queue)))
     try:
-        # Only now that it is there: a check creates nothing.
+        # Only if the queue exists, because a check must not create it.
         await amqp.declare(connection, queue, durable=True, arguments=route.arguments())
     except ChannelClosedByBroker as exc:
         found += _other(name, queue, route, exc)
@@ -74,26 +76,26 @@ def _refused(name: str, queue: str, exc: ChannelClosedByBroker) -> Finding:
     if exc.reply_code == 404:
         return fail(name, "there is no such queue", _START.format(queue))
     if exc.reply_code == 405:
-        remedy = "name another one in the route; nobody but its owner can use this one"
-        return fail(name, f"it is another connection's own: {exc.reply_text}", remedy)
-    return skipped(name, f"not looked at: {exc.reply_text}")
+        remedy = "name another queue in the route; only one connection can use this one"
+        return fail(name, f"it is exclusive to another connection: {exc.reply_text}", remedy)
+    return skipped(name, f"not checked: {exc.reply_text}")
 
 
 def _other(name: str, queue: str, route: Route, exc: ChannelClosedByBroker) -> list[Finding]:
-    """Return in what the queue differs from what the route declares."""
+    """Return findings about differences between the queue and the route's declaration."""
     if exc.reply_code != 406:
         why = "its type and arguments were not compared, as the account may not declare it"
         return [skipped(name, f"{why}: {exc.reply_text}")]
     differs = _INEQUIVALENT.search(exc.reply_text)
     argument, current, kind = differs.groups("") if differs else ("", "", "")
     if not route.declare and argument != "x-queue-type":
-        return []  # somebody else's, whose further arguments the route need not know
+        return []  # with `declare = false` the route need not know the other arguments
     problem = f"it is not what the route declares: {exc.reply_text}"
     return [fail(name, problem, _adapt(queue, argument, current.strip("'"), kind))]
 
 
 def _adapt(queue: str, argument: str, current: str, kind: str) -> str:
-    """Return how route and queue come to agree, where the queue has the value `current`."""
+    """Return the remedy for a difference, where the queue's argument has the value `current`."""
     delete = f"delete it once it is empty: rabbitmqctl delete_queue {queue} --if-empty"
     if queue == "celery" or not argument.startswith("x-"):
         return f"name another queue in the route, or {delete}"

@@ -1,7 +1,7 @@
-"""What Celery's workers say of themselves, asked by remote control.
+"""Ask Celery's workers about their queues, tasks and settings, by remote control.
 
-Over AMQP all questions are asked at once, and answered to a queue of ours. Celery's own client
-asks one after the other, cannot be interrupted, and takes an answer that is not JSON for an error.
+Over AMQP all questions are sent at the same time, and answered to a queue of ours. Celery's own
+client asks one after the other, cannot be interrupted, and fails at an answer that is not JSON.
 https://docs.celeryq.dev/en/stable/userguide/workers.html#remote-control
 """
 
@@ -25,10 +25,10 @@ from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.strategies.celery_client import CeleryClient
 
-#: Where workers hear questions, unless their `control_exchange` is another than `celery`.
+#: The exchange for questions to workers, unless they have another `control_exchange` than `celery`.
 CONTROL = "celery.pidbox"
 QUICK = 1.0  # seconds in which workers usually answer
-_TOO_LATE = 60  # seconds after which a worker that has been away need not answer any more
+_TOO_LATE = 60  # seconds after which a question expires
 _QUESTIONS: dict[str, dict[str, Any]] = {
     "active_queues": {},
     "registered": {},
@@ -39,18 +39,18 @@ _QUESTIONS: dict[str, dict[str, Any]] = {
 
 @dataclass(slots=True)
 class Worker:
-    """One worker's answers; None: it has not answered that, or not in the expected form."""
+    """One worker's answers; None: there is no answer, or not in the expected form."""
 
     queues: set[str] | None = None
     tasks: set[str] | None = None
     settings: dict[str, Any] | None = None
     #: Does it run tasks in its main process?
     solo: bool | None = None
-    #: The ids of those tasks, of which it was asked, that it has and has not ended.
+    #: Of the task ids in the question, those of tasks that it has and that have not ended.
     held: set[str] | None = None
 
     def take(self, question: str, answer: Any) -> None:
-        """Take the `answer` to one of the questions; an error is a dict, too."""
+        """Store the `answer` to one of the questions; an error is a dict, too."""
         known = answer if isinstance(answer, dict) else {}
         if question == "conf":
             self.settings = known if "result_backend" in known else {}
@@ -62,7 +62,7 @@ class Worker:
             return
         elif question == "active_queues":
             self.queues = {str(q.get("name")) for q in answer if isinstance(q, dict)}
-        else:  # Celery writes options behind a task's name
+        else:  # Celery adds options after a task's name
             self.tasks = {str(task).partition(" ")[0] for task in answer}
 
     @property
@@ -73,31 +73,31 @@ class Worker:
 
 @dataclass(slots=True)
 class Answers:
-    """The workers that have answered, by name; whether any was there to hear the questions."""
+    """The workers that have answered, by name; ``heard``: whether any received the questions."""
 
     workers: dict[str, Worker] = field(default_factory=dict)
     heard: bool = True
 
     def take(self, question: str, answer: Any) -> None:
-        """Take what may be ``{worker: answer}``: anybody may write to us."""
+        """Store an answer ``{worker: answer}``; others are ignored, as any client may send them."""
         if isinstance(answer, dict):
             for name, said in answer.items():
                 self.workers.setdefault(name, Worker()).take(question, said)
 
     def consuming(self, queue: str) -> set[str]:
-        """Return the names of those that say they consume `queue`."""
+        """Return the names of the workers that consume `queue`, by their answers."""
         return {name for name, worker in self.workers.items() if queue in (worker.queues or ())}
 
 
-#: Says of the answers so far whether all have come that matter, and whether somebody else may
-#: know more.
+#: Tells from the answers so far whether all required ones have come, and whether further ones
+#: could still be useful.
 Sufficient = Callable[[Answers], tuple[bool, bool]]
 
 
 async def ask(exchange: Exchange, sufficient: Sufficient, deadline: float) -> Answers:
-    """Ask all workers what they do; return what comes until nothing more is needed.
+    """Ask all workers, and return their answers when no more are needed.
 
-    That ends at `deadline` (loop time) at the latest. Raises pika's AMQPError, with 403 where the
+    It returns at `deadline` (loop time) at the latest. Raises pika's AMQPError, with 403 where the
     account may not ask.
     """
     return await _ask(exchange, _QUESTIONS, sufficient, deadline)
@@ -106,7 +106,7 @@ async def ask(exchange: Exchange, sufficient: Sufficient, deadline: float) -> An
 async def holding(
     exchange: Exchange, task_ids: set[str], workers: set[str], deadline: float
 ) -> dict[str, set[str]]:
-    """Return which of the tasks each of the `workers` has and has not ended, if it answers."""
+    """Return for each of the `workers` that answers which of the tasks it has not ended."""
 
     def sufficient(answers: Answers) -> tuple[bool, bool]:
         return answers.workers.keys() >= workers, False
@@ -144,7 +144,7 @@ async def _ask(
 async def _publish(
     exchange: Exchange, question: str, arguments: dict[str, Any], ticket: str
 ) -> bool:
-    """Ask a question; tell whether any worker listens."""
+    """Send a question; tell whether any worker receives it."""
     message = {
         "method": question,
         "arguments": arguments,
@@ -156,13 +156,13 @@ async def _publish(
     try:
         return await exchange.publish(CONTROL, "", json.dumps(message).encode(), headers)
     except ChannelClosedByBroker as exc:
-        if exc.reply_code == 404:  # no worker has ever been there
+        if exc.reply_code == 404:  # no worker has ever been connected to this broker
             return False
         raise
 
 
 def _decoded(body: bytes) -> Any:
-    """Return the answer, or None where it is not JSON, as a worker's with another serializer."""
+    """Decode an answer; None where it is not JSON, as from a worker with another serializer."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
@@ -170,9 +170,9 @@ def _decoded(body: bytes) -> Any:
 
 
 async def ask_over_redis(config: Config) -> Answers:
-    """Return what workers answer within `QUICK` where the broker is a Redis; it cannot be ended.
+    """Return the workers' answers within `QUICK`, where the broker is a Redis.
 
-    Raises `GatewayError`.
+    It cannot be cancelled. Raises `GatewayError`.
     """
     client = CeleryClient(config)
     inspect = client.app.control.inspect(timeout=QUICK)

@@ -1,6 +1,6 @@
-"""Whether the workers' results come to where the gateway waits for them.
+"""Check whether the gateway gets the workers' results.
 
-Workers tell their settings, from which Celery takes away what might be a secret. So it is tried as
+Workers tell their settings, but Celery hides those that may be secrets. So a trial task is run as
 well, where that does no harm.
 """
 
@@ -32,7 +32,7 @@ async def check(
     answers: Answers,
     deadline: float,
 ) -> list[Finding]:
-    """Return what is wrong with results, by trial and by the workers' settings."""
+    """Return findings about results, from a trial and from the workers' settings."""
     if not answers.workers:
         return []
     reads, settings = _reads(config), worker_settings.of(answers)
@@ -59,7 +59,7 @@ async def check(
 
 
 async def judge(config: Config, answers: Answers) -> list[Finding]:
-    """Return as much as can be said without a trial."""
+    """Return findings about results without a trial."""
     settings = worker_settings.of(answers)
     others = worker_settings.other_servers(config, settings)
     same = await same_redis.compare(config, others.values())
@@ -79,7 +79,7 @@ def _reads(config: Config) -> bool:
 
 
 def _only_replies(settings: Settings) -> bool:
-    """Does a worker reply, and store nothing that it is not asked to store?"""
+    """Does a worker reply, and store only results that it is asked to store?"""
     return "reply_backend" in str(settings.get("result_backend"))
 
 
@@ -124,7 +124,7 @@ def _judge_stored(
 
 
 def _misplaced(config: Config, tried: Trial, settings: Mapping[str, Settings]) -> Finding:
-    """Return where in the gateway's own Redis the results are that it would not find."""
+    """Return a finding about results that are in the gateway's Redis under other keys."""
     missing = f"{len(tried.sent - tried.stored)} of {len(tried.sent)} are elsewhere"
     own = result_store.key_prefix(config).removesuffix(RESULT_KEY)
     if others := sorted(tried.misplaced - {own}):

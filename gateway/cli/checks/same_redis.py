@@ -1,4 +1,4 @@
-"""Whether two names mean one Redis: that which each of them tells is the same run of a server."""
+"""Find out whether two addresses are the same Redis, by comparing the servers' run ids."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Server = tuple[str, int]
 
 
 async def compare(config: Config, servers: Iterable[Server]) -> dict[Server, bool | None]:
-    """Return of each of the `servers` whether it is the gateway's result store.
+    """Return for each of the `servers` whether it is the gateway's result store.
 
-    None: that cannot be seen from here, or without a password. Nobody is told the gateway's: the
-    names come from whoever may write to the broker.
+    None: the server cannot be reached from here, or needs a password. The gateway's password is not
+    sent, because anybody who may publish to the broker can provide addresses.
     """
     names = sorted(set(servers))
     if not names:
@@ -35,7 +35,7 @@ async def compare(config: Config, servers: Iterable[Server]) -> dict[Server, boo
 
 
 async def _run(client: Redis) -> str:
-    """Return what a Redis calls its present run; empty where it does not tell."""
+    """Return the run id of a Redis; empty where it does not tell."""
     try:
         async with asyncio.timeout(_PATIENCE):
             about: dict[str, Any] = await client.info("server")

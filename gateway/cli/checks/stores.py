@@ -1,4 +1,4 @@
-"""The Redis where results are, and the one where claims and the journal are."""
+"""Check the Redis with the results, and the one with the claims and the journal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FULL = 0.9  # of its maxmemory
 
 _RESULTS = "result_backend (GATEWAY_RESULT_BACKEND, --result-backend)"
 _STATE = "state_url (GATEWAY_STATE_URL)"
-#: What a Redis' refusal contains, and the remedy; `{}` stands for the setting with its URL.
+#: Remedies by words in a Redis' error; `{}` is replaced by the setting with its URL.
 _REMEDIES = {
     "NOAUTH|Authentication|WRONGPASS|invalid password": "correct user and password in {}",
     "OOM|OutOfMemory": "give it more memory: CONFIG SET maxmemory, and the same in redis.conf",
@@ -35,7 +35,7 @@ _REMEDIES = {
     "ResponseError": "correct {}",
     "": "start it, or correct {}",
 }
-#: What claims do, on a key that does not outlive the script.
+#: The commands that claims use, on a key that the script deletes.
 _CLAIM = """\
 redis.call('SET', KEYS[1], struct.pack('>I6', 1), 'PX', 1000)
 redis.call('SET', KEYS[1], redis.call('GET', KEYS[1]), 'KEEPTTL')
@@ -44,7 +44,7 @@ return redis.call('DEL', KEYS[1])
 
 
 async def check_results(config: Config) -> list[Finding]:
-    """Return what the Redis says where workers store results."""
+    """Return findings about the Redis where workers store results."""
     if not config.results:
         return [ok("results", "no store is configured: workers only reply over AMQP")]
     name = f"results {result_store.without_password(config.results)}"
@@ -57,10 +57,10 @@ async def check_results(config: Config) -> list[Finding]:
 
 
 async def check_state(config: Config) -> list[Finding]:
-    """Return what the Redis says where claims and the journal are."""
+    """Return findings about the Redis with the claims and the journal."""
     used = config.journal or any(r.identified or r.takes_chosen_keys for r in config.routes)
     if not config.state or not (used or config.state_url):
-        return [ok("state", "none is needed: no route tells deliveries apart, and no journal")]
+        return [ok("state", "none is needed: no route has an identity, and there is no journal")]
     name = f"state {result_store.without_password(config.state)}"
     shared = config.state == config.results
     found: list[Finding] = []
@@ -74,7 +74,7 @@ async def check_state(config: Config) -> list[Finding]:
 
 
 def judge(name: str, info: Mapping[str, Any]) -> list[Finding]:
-    """Return what is wrong with a Redis that has sent `info`."""
+    """Return findings about problems of a Redis, from its INFO."""
     found = []
     version = re.match(r"(\d+)\.(\d+)", str(info.get("redis_version")))
     if version and tuple(map(int, version.groups())) < OLDEST:
@@ -82,7 +82,7 @@ def judge(name: str, info: Mapping[str, Any]) -> list[Finding]:
         found.append(fail(name, problem, "install {}.{} or newer".format(*OLDEST)))
     most = info.get("maxmemory", 0)
     if most and (policy := info.get("maxmemory_policy", "noeviction")) != "noeviction":
-        problem = f"it evicts what is still needed when it is full (maxmemory-policy {policy})"
+        problem = f"it evicts needed keys when its memory is full (maxmemory-policy {policy})"
         remedy = "CONFIG SET maxmemory-policy noeviction, and the same in redis.conf"
         found.append(fail(name, problem, remedy))
     if most and _used(info) / most > FULL:
@@ -96,7 +96,7 @@ def judge(name: str, info: Mapping[str, Any]) -> list[Finding]:
 
 
 def described(info: Mapping[str, Any]) -> str:
-    """Return in a few words which Redis has sent `info`, and how full it is."""
+    """Describe a Redis by its INFO: product, version and memory."""
     product = "Valkey" if "valkey_version" in info else "Redis"
     version = info.get("valkey_version") or info.get("redis_version", "of no known version")
     return f"{product} {version}, {_memory(info)}"
@@ -115,7 +115,7 @@ def _memory(info: Mapping[str, Any]) -> str:
 
 
 async def _read_results(client: Redis, config: Config) -> None:
-    """Read as the gateway does, for which the account may lack a permission."""
+    """Run the gateway's own commands for results, as the account may lack a permission."""
     key = f"{result_store.key_prefix(config)}check-{secrets.token_hex(8)}"
     await client.mget([key])
     subscribes = config.waits.subscribes
@@ -123,7 +123,7 @@ async def _read_results(client: Redis, config: Config) -> None:
         return
     async with client.pubsub() as pubsub:
         await (pubsub.psubscribe(f"{key}*") if subscribes == "prefix" else pubsub.subscribe(key))
-        await pubsub.get_message(timeout=None)  # that it is subscribed, or may not
+        await pubsub.get_message(timeout=None)  # the confirmation, or a refusal
 
 
 async def _persistence(client: Redis, name: str, info: Mapping[str, Any]) -> list[Finding]:
@@ -132,7 +132,7 @@ async def _persistence(client: Redis, name: str, info: Mapping[str, Any]) -> lis
     try:
         saves = (await client.config_get("save")).get("save")
     except ResponseError as exc:
-        why = f"whether it keeps claims on disk cannot be seen, as CONFIG is not allowed: {exc}"
+        why = f"not checked whether it keeps claims on disk, as CONFIG is not allowed: {exc}"
         return [skipped(name, why)]
     if saves:
         return []
@@ -147,7 +147,10 @@ def _alone(name: str, deployments: list[str]) -> list[Finding]:
     if not deployments:
         return []
     problem = f"another deployment keeps its claims under the same names: {listed(deployments)}"
-    remedy = "give each its own state_prefix (GATEWAY_STATE_PREFIX), unless one is just replaced"
+    remedy = (
+        "give each its own state_prefix (GATEWAY_STATE_PREFIX), unless one is just replacing the "
+        "other"
+    )
     return [warn(name, problem, remedy)]
 
 
@@ -155,7 +158,7 @@ def _alone(name: str, deployments: list[str]) -> list[Finding]:
 async def _asking(
     config: Config, url: str, name: str, setting: str, found: list[Finding]
 ) -> AsyncIterator[Redis]:
-    """Give a client of the Redis at `url`; what ends the block is added to what was `found`."""
+    """Yield a client of the Redis at `url`; an error or a timeout is added to `found`."""
     client = result_store.connect(config, url)
     try:
         async with asyncio.timeout(LIMIT):
@@ -164,7 +167,7 @@ async def _asking(
         problem = f"no answer within {LIMIT:g} s"
         found.append(fail(name, problem, f"start it, or correct {setting}"))
     except (RedisError, OSError) as exc:
-        # Sentinel's goes on with a list of all settings.
+        # Sentinel's error continues with a list of all settings.
         said = f"{type(exc).__name__}: {str(exc).partition(' : <')[0]}"
         remedy = next(remedy for words, remedy in _REMEDIES.items() if re.search(words, said))
         found.append(fail(name, said, remedy.format(setting)))

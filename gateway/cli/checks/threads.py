@@ -1,4 +1,4 @@
-"""Threads that nobody waits for."""
+"""An executor whose threads do not keep the process running."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 
 class DaemonThreads(ThreadPoolExecutor):
-    """Runs each call in a thread of its own that does not keep the process from ending.
+    """Runs each call in a daemon thread of its own, so that the process can end before the call.
 
-    The look-up of a host's name cannot be cancelled, and takes as long as the resolver likes.
+    The look-up of a host's name cannot be cancelled, and may take very long.
     """
 
     def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -27,7 +27,7 @@ def _run(
         return
     try:
         result = call(*args, **kwargs)
-    except BaseException as exc:  # noqa: BLE001 - as every executor's: whoever waits raises it
+    except BaseException as exc:  # noqa: BLE001 - the future raises it, as in every executor
         future.set_exception(exc)
     else:
         future.set_result(result)

@@ -1,8 +1,8 @@
-"""Try where results go, by a task that does nothing.
+"""Test where results go, by running a task that has no effect.
 
-It is one of Celery's own, which every app has, and runs once for each consumer. It is sent only to
-queues that are empty: it neither waits behind other messages nor can push one out of a full queue.
-(An expired message would run nothing at all, but ends a worker that cannot store its result.)
+It is one of Celery's own tasks, which every app has, and is sent once for each consumer. It is sent
+only to empty queues, so that it does not wait behind other messages, nor removes one from a full
+queue. (An expired message would not run at all, but ends a worker that cannot store its result.)
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from gateway.stores import result_store
 
 TASK = "celery.accumulate"  # returns its arguments
 LEAST = 1.5  # seconds that a trial needs
-_MOST = 100  # messages a queue
-#: Seconds of the time that are left to read what is stored, and to ask who has a task still.
+_MOST = 100  # messages for one queue
+#: Seconds before the deadline at which stored results are read, and workers are asked for tasks.
 _READING, _ASKING = 0.8, 0.6
 
 
 def ready(
     seen: Mapping[str, Seen], answers: Answers, others: Collection[str]
 ) -> tuple[dict[str, int], str]:
-    """Return how many messages may be sent to which queue; and why none to some other.
+    """Return the number of messages for each queue, and why none may be sent to some other.
 
-    `others` are workers that may store in another Redis. One that runs tasks in its main process
-    ends where a Redis refuses the result, and the gateway's own is known not to.
+    `others` are workers that may store in another Redis than the gateway's. A worker that runs
+    tasks in its main process ends if its Redis refuses the result, which the gateway's does not.
     """
     fragile = {name for name in others if answers.workers[name].solo}
     chosen, why = {}, "" if seen else "there is no queue"
     for queue, it in seen.items():
         if not it.consumers:
-            why = f"nobody consumes {queue}"
+            why = f"no worker consumes {queue}"
         elif it.messages:
             why = f"{counted(it.messages, 'message')} waiting on {queue}"
         elif len(answers.consuming(queue)) != it.consumers:
@@ -55,9 +55,9 @@ def ready(
 
 
 class Trial:
-    """Sends the messages, and knows what has become of each by its task id.
+    """Sends the messages, and collects their results by task id.
 
-    `reads`: is what workers store looked for; `hears`: is what they reply?
+    `reads`: whether stored results are expected; `hears`: whether replies are expected.
     """
 
     def __init__(self, config: Config, exchange: amqp.Exchange, reads: bool, hears: bool):
@@ -66,28 +66,28 @@ class Trial:
         self._ids = TaskIds()
         self.sent: set[str] = set()
         self.replied: set[str] = set()
-        #: Stored where the gateway reads.
+        #: The ids of tasks whose results are stored where the gateway reads.
         self.stored: set[str] = set()
-        #: What stands before the keys of results that were published, in whatever database.
+        #: The key prefixes of results that were published, in any database.
         self._prefixes: dict[str, str] = {}
         #: Are workers too busy to have run all of them?
         self.busy = False
-        #: Why results could not be read.
+        #: Why results could not be read; empty: they could.
         self.unreadable = ""
 
     @property
     def misplaced(self) -> set[str]:
-        """The prefixes of results that are in our Redis, and not where the gateway reads."""
+        """The prefixes of results that are in the gateway's Redis, but not where it reads."""
         return {self._prefixes[each] for each in self.sent - self.stored if each in self._prefixes}
 
     async def run(self, numbers: Mapping[str, int], answers: Answers, deadline: float) -> None:
-        """Send each queue so many messages, and wait for what comes until `deadline` (loop time).
+        """Send `numbers` messages to the queues; wait for results until `deadline` (loop time).
 
         Raises one of `broker.ERRORS`.
         """
         client = result_store.connect(self._config) if self._reads else None
         try:
-            with suppress(TimeoutError):  # what has not come by then is missed
+            with suppress(TimeoutError):  # results that have not come by then are missing
                 async with asyncio.timeout_at(deadline - _READING):
                     await self._try(client, numbers)
             if client:
@@ -107,17 +107,17 @@ class Trial:
     async def _try(self, client: Redis | None, numbers: Mapping[str, int]) -> None:
         if client is None:
             await self._send(numbers)
-            await self._hear_replies()
+            await self._collect_replies()
             return
         key = result_store.key_prefix(self._config) + self._ids.new()
-        with suppress(NoPermissionError):  # the gateway need not write, only workers
+        with suppress(NoPermissionError):  # only workers need to write
             await client.set(key, "", ex=1)
             await client.delete(key)
         async with client.pubsub() as pubsub:
             await pubsub.psubscribe(f"*{self._ids.prefix}*")
-            await pubsub.get_message(timeout=None)  # that it is subscribed, or may not
+            await pubsub.get_message(timeout=None)  # the confirmation, or a refusal
             await self._send(numbers)
-            await asyncio.gather(self._hear_stored(pubsub), self._hear_replies())
+            await asyncio.gather(self._collect_stored(pubsub), self._collect_replies())
 
     async def _send(self, numbers: Mapping[str, int]) -> None:
         body = encode_body({}, {}, b"")
@@ -131,15 +131,15 @@ class Trial:
                 await self._exchange.publish("", queue, body, headers, **options)
                 self.sent.add(task_id)
 
-    async def _hear_replies(self) -> None:
+    async def _collect_replies(self) -> None:
         while self._hears and self.sent - self.replied:
             properties, _ = await self._exchange.replies.get()
-            if properties.correlation_id in self.sent:  # and no late answer to a question
+            if properties.correlation_id in self.sent:  # others are late answers to questions
                 self.replied.add(properties.correlation_id)
 
-    async def _hear_stored(self, pubsub: PubSub) -> None:
+    async def _collect_stored(self, pubsub: PubSub) -> None:
         async for message in pubsub.listen():
-            # That a task has begun may be stored, too.
+            # The state STARTED may be published as well.
             if message["type"] == "pmessage" and decode_result(message["data"]) is not None:
                 channel = message["channel"].decode(errors="replace")
                 prefix, _, task_id = channel.rpartition(RESULT_KEY)
@@ -158,11 +158,11 @@ class Trial:
     async def _is_busy(
         self, numbers: Mapping[str, int], answers: Answers, missing: set[str], deadline: float
     ) -> bool:
-        """Tell whether a task may still wait for its turn."""
+        """Tell whether a task may still wait to be run."""
         for queue in numbers:
             declared = await amqp.declare(self._exchange.connection, queue, passive=True)
             if declared.message_count:
                 return True
         asked = set().union(*(answers.consuming(queue) for queue in numbers))
-        told = await remote.holding(self._exchange, missing, asked, deadline)
-        return told.keys() < asked or any(told.values())
+        holding = await remote.holding(self._exchange, missing, asked, deadline)
+        return holding.keys() < asked or any(holding.values())

@@ -1,7 +1,7 @@
-"""What workers say of how they store results, beside what the gateway expects.
+"""Compare the workers' settings for stored results with those that the gateway expects.
 
-Celery shows a setting's place, and hides what might be a secret in it: a URL's password, the value
-of `global_keyprefix`. What CELERY_RESULT_BACKEND says in their environment it does not show.
+Celery shows that a setting exists, and hides values that may be secrets: a URL's password, the
+value of `global_keyprefix`. It does not show CELERY_RESULT_BACKEND of the worker's environment.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ SAME = (
 )
 _URL = re.compile(r"(?<![a-z])(?:redis|rediss|sentinel)://.*", re.S).search
 _PASSWORD = re.compile(r"(?<=:)[^:@/]+(?=@)")
-#: How Python writes a `timedelta`.
+#: The text form of a `timedelta`.
 _DURATION = re.compile(r"(?:(\d+) days?, )?(\d+):(\d\d):(\d\d)(?:\.\d+)?").fullmatch
-_LONGEST = 86_400  # seconds that the gateway's result_expires may be
+_LONGEST = 86_400  # the longest result_expires of the gateway, in seconds
 
 Settings = Mapping[str, Any]
 
 
 def of(answers: Answers) -> dict[str, Settings]:
-    """Return the settings of those workers that have told them."""
+    """Return the settings of the workers that have sent them, by the worker's name."""
     return {name: worker.settings for name, worker in answers.workers.items() if worker.settings}
 
 
 def forms(config: Config, settings: Mapping[str, Settings]) -> list[Finding]:
-    """Return who keeps results for another time, or in a form that the gateway does not read."""
+    """Return findings about workers that keep results for another time, or in another form."""
     found = []
     expected = config.result_expires
     for seconds, names in _grouped(settings, expires).items():
@@ -56,9 +56,9 @@ def forms(config: Config, settings: Mapping[str, Settings]) -> list[Finding]:
 def elsewhere(
     config: Config, settings: Mapping[str, Settings], same: Mapping[Server, bool | None]
 ) -> list[Finding]:
-    """Return who says that its results are not where the gateway reads.
+    """Return findings about workers whose results are not where the gateway reads.
 
-    `same` is what is known of the servers that have another name than the gateway's.
+    `same` tells of the servers with another address than the gateway's whether they are the same.
     """
     found = []
     for url, names in _grouped(settings, _backend).items():
@@ -76,7 +76,7 @@ def elsewhere(
                 found.append(fail(STORED, f"{listed(names)}: in another Redis, {url}", SAME))
             else:
                 problem = f"{listed(names)}: in {url}; whether that is the gateway's is not known"
-                found.append(warn(STORED, problem, "see that both names mean one server"))
+                found.append(warn(STORED, problem, "check that both names are the same server"))
     for has_prefix, names in _grouped(settings, _has_prefix).items():
         if has_prefix != bool(config.result_key_prefix):
             has = "has a" if has_prefix else "has no"
@@ -86,7 +86,7 @@ def elsewhere(
 
 
 def other_servers(config: Config, settings: Mapping[str, Settings]) -> dict[str, Server]:
-    """Return which workers name another Redis than the gateway does: its host and port."""
+    """Return the host and port of the Redis for each worker that names another than the gateway."""
     urls = {name: _backend(conf) for name, conf in settings.items()}
     servers = {name: place(url)[0] for name, url in urls.items() if _URL(url)}
     own = place(config.results)[0] if config.results else None
@@ -94,7 +94,7 @@ def other_servers(config: Config, settings: Mapping[str, Settings]) -> dict[str,
 
 
 def hint(config: Config, settings: Mapping[str, Settings]) -> str:
-    """Return who names another place than the gateway."""
+    """Return a text that names the workers with another result backend than the gateway."""
     own = place(config.results)
     others = {
         url: names
@@ -105,7 +105,7 @@ def hint(config: Config, settings: Mapping[str, Settings]) -> str:
 
 
 def same_prefix(config: Config, theirs: str) -> str:
-    """Return how gateway and workers come to have one prefix for the keys of results."""
+    """Return the remedy for different prefixes of the results' keys."""
     own = config.result_key_prefix
     workers = (
         "take global_keyprefix out of result_backend_transport_options in the workers' app"
@@ -121,7 +121,7 @@ def same_prefix(config: Config, theirs: str) -> str:
 
 
 def expires(settings: Settings) -> float | None:
-    """Return for how many seconds results are kept, 0 for ever; None: that is not known."""
+    """Return for how many seconds results are kept; 0: for ever; None: that is not known."""
     value = settings.get("result_expires", "unknown")
     if value is None:
         return 0.0
@@ -149,7 +149,7 @@ def _form(settings: Settings) -> str:
 
 
 def _backend(settings: Settings) -> str:
-    # Celery has hidden the password already, unless it is older or the URL is an unusual one.
+    # Older versions of Celery do not hide the password, and none does so in unusual URLs.
     return _PASSWORD.sub("**", str(settings.get("result_backend") or "not set"))
 
 
@@ -159,7 +159,7 @@ def _has_prefix(settings: Settings) -> bool:
 
 
 def place(url: str) -> tuple[Server, str]:
-    """Return the server and the database of a Redis' URL; of a list the first one's."""
+    """Return the server and the database of a Redis' URL; for a list those of the first URL."""
     found = _URL(url)
     parts = url_to_parts((found[0] if found else url).split(";")[0])
     default = 26379 if parts.scheme == "sentinel" else 6379

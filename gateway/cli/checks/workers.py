@@ -1,4 +1,4 @@
-"""Whether workers answer, and have the routes' tasks wherever they are sent."""
+"""Check whether workers answer, and have the tasks that are sent to their queues."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from gateway.cli.checks.remote import Answers, Sufficient
 from gateway.config.settings import Config
 
 _START = "start one: celery -A APP worker -Q {} (APP: yours, or appserver)"
-_SILENT = "frozen, busy in the pool `solo`, without remote control, or of another's node name"
+_SILENT = "frozen, busy in the pool `solo`, without remote control, or with a node name used twice"
 _RESTART = "see their logs, and restart those that hang"
 _ENABLE = "set worker_enable_remote_control = True and control_exchange = 'celery' in their app"
 
 
 def sufficient(config: Config, seen: Mapping[str, Seen]) -> Sufficient:
-    """Return what says of answers whether all of the queues' consumers are among them, and
-    whether others may know more."""
+    """Return a function for `remote.ask` that tells whether the answers are sufficient.
+
+    They are complete when all consumers of the queues have answered. Further ones could be useful
+    while a task is missing.
+    """
 
     def judged(answers: Answers) -> tuple[bool, bool]:
         complete = all(worker.complete for worker in answers.workers.values())
@@ -32,7 +35,7 @@ def sufficient(config: Config, seen: Mapping[str, Seen]) -> Sufficient:
 
 
 def unseen(config: Config, why: str) -> list[Finding]:
-    """Return that workers cannot be asked, as the account lacks a permission."""
+    """Return findings for the case that the account may not ask workers."""
     remedy = "docs/configuration.md#permissions has what `gateway check` needs"
     return [
         skipped("workers", f"the account may not ask them: {why}", remedy),
@@ -41,7 +44,7 @@ def unseen(config: Config, why: str) -> list[Finding]:
 
 
 def judge(config: Config, seen: Mapping[str, Seen], answers: Answers) -> list[Finding]:
-    """Return what is wrong with those that have answered, and who has not."""
+    """Return findings about the workers that have answered, and about those that have not."""
     if not answers.workers:
         number = sum(it.consumers for it in seen.values())
         return [
@@ -57,7 +60,7 @@ def judge(config: Config, seen: Mapping[str, Seen], answers: Answers) -> list[Fi
 
 
 def judge_tasks(config: Config, answers: Answers) -> list[Finding]:
-    """Return what keeps each task from being run wherever it is sent."""
+    """Return for each task whether all workers of its queues can run it."""
     found = []
     for task, queues in sorted(config.queues_by_task.items()):
         if not answers.workers:
@@ -74,7 +77,7 @@ def judge_tasks(config: Config, answers: Answers) -> list[Finding]:
 
 
 def judge_unseen(config: Config, answers: Answers) -> list[Finding]:
-    """Return the same where nobody knows how many consumers there are."""
+    """Return findings about workers, where the number of consumers is not known."""
     if answers.workers:
         return [_well(answers), *judge_tasks(config, answers)]
     start = _START.format(",".join(config.queues))
@@ -86,7 +89,7 @@ def _well(answers: Answers) -> Finding:
 
 
 def _not_looked_at(task: str) -> Finding:
-    return skipped(f"task {task}", "not looked at without a worker's answer")
+    return skipped(f"task {task}", "not checked without a worker's answer")
 
 
 def _nobody(config: Config, consumers: int, heard: bool) -> Finding:
@@ -103,7 +106,7 @@ def _silent(queue: str, seen: Seen, answers: Answers) -> int:
 
 
 def _lacking(task: str, queues: list[str], answers: Answers) -> str:
-    """Say what keeps `task` from being run wherever it is sent; empty: nothing."""
+    """Return why not all workers of the `queues` can run `task`; empty: they can."""
     tasks = {name: worker.tasks or set() for name, worker in answers.workers.items()}
     holders = sorted(name for name, its in tasks.items() if task in its)
     if not holders:

@@ -1,1 +1,1 @@
-"""What `gateway dev` is made of: what to start, one task that runs, what to tell the user."""
+"""The parts of `gateway dev`: the plan of servers, a first task, the lines for the user."""

@@ -1,4 +1,4 @@
-"""One task that really runs, before `gateway dev` says that it is ready."""
+"""Run a task on the worker before `gateway dev` says that it is ready."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from gateway.outcome import SUCCESS, Outcome
 from gateway.stack import StackError
 from gateway.stack.stack import DESCRIBE
 
-SECONDS = 15.0  # in which a worker that is ready has to run a task
+SECONDS = 15.0  # seconds within which a ready worker has to run a task
 
 
 class Described(NamedTuple):
-    """The names of an app's tasks; does it reply over AMQP by its own configuration?"""
+    """The names of an app's tasks, and whether it replies over AMQP by its own configuration."""
 
     tasks: list[str]
     replies: bool
 
 
 def run(config: Config, queues: Sequence[str]) -> Described:
-    """Run a task on each of the `queues`, and read its result where the gateway will.
+    """Run a task on each of the `queues`, and read its result as the gateway will.
 
-    Returns what the worker's app has. Raises `StackError` where one has no result.
+    Returns the description of the worker's app. Raises `StackError` where a task has no result.
     """
     return asyncio.run(_run(config, queues))
 

@@ -1,4 +1,4 @@
-"""Which servers a configuration needs, decided before any of them is started."""
+"""Decide which servers a configuration needs, before any of them is started."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ CONFIG, PUBLIC = "GATEWAY_CONFIG", "GATEWAY_PUBLIC_URL"
 EMBEDDED, RABBITMQ = "embedded", "rabbitmq"
 HERE = "http://127.0.0.1"
 APP = "appserver"
-# What stands for servers that are not started yet.
+# Placeholder URLs of servers that are not started yet.
 _REDIS, _AMQP = "redis://127.0.0.1/0", "amqp://127.0.0.1//"
 
-# What is served without a file. The printed message is good for a day.
+# The configuration without a file. The printed message can be sent for a day.
 _DEMO = """\
 [sources.wechat]
 scheme = "wechat"
@@ -46,11 +46,11 @@ task = "appserver.tasks.reply"
 
 @dataclass(slots=True)
 class Plan:
-    """What to start.
+    """The servers to start, and the configuration.
 
-    ``broker`` is EMBEDDED, RABBITMQ or the URL of one that runs; ``results`` such a URL, or empty:
-    the embedded server. ``why`` says what made it RABBITMQ, where nobody has asked for it. The
-    ``config`` has URLs that stand for those of servers which do not run yet.
+    ``broker`` is EMBEDDED, RABBITMQ or the URL of a running broker; ``results`` is the URL of a
+    running store, or empty for the embedded server. ``why`` is the reason for RABBITMQ where the
+    user has not asked for it. ``config`` has placeholder URLs for servers that do not run yet.
     """
 
     broker: str
@@ -65,15 +65,15 @@ class Plan:
     def load(self, broker: str, results: str = _REDIS) -> Config:
         """Load the configuration with these URLs in place of the file's; raises `ConfigError`."""
         urls: dict[str, Any] = {"broker_url": broker, "result_backend": results}
-        if not self.env.get(STATE):  # the file's is production's
+        if not self.env.get(STATE):  # the URL in the file may be the one in production
             urls["state_url"] = results
         return load({**self.flags, **urls}, self.env, self.path)
 
 
 def make(arguments: argparse.Namespace, environ: Mapping[str, str], directory: Path) -> Plan:
-    """Decide what to start; a file that is made up is written to `directory`.
+    """Decide what to start; without a file, one for the demo is written to `directory`.
 
-    Raises `ConfigError` with what to type instead, where the routes need another broker.
+    Where the routes need another broker, raises `ConfigError` with the command to type instead.
     """
     path, demo = _file(arguments, environ, directory)
     asked = arguments.broker or environ.get(BROKER) or ""
@@ -86,7 +86,7 @@ def make(arguments: argparse.Namespace, environ: Mapping[str, str], directory: P
     try:
         plan.config = plan.load(_REDIS if asked in ("", EMBEDDED) else asked)
     except ConfigError as exc:
-        plan.config = plan.load(_AMQP)  # raises what else is wrong with it
+        plan.config = plan.load(_AMQP)  # raises the problems that have another cause
         if asked or not _rabbitmq_is_installed():
             raise ConfigError([*exc.problems, _remedy(arguments)]) from exc
         plan.broker, plan.why = RABBITMQ, "; ".join(exc.problems)
@@ -94,7 +94,7 @@ def make(arguments: argparse.Namespace, environ: Mapping[str, str], directory: P
 
 
 def _remedy(arguments: argparse.Namespace) -> str:
-    """Say what to type for a broker that confirms."""
+    """Return a sentence with the command for a broker that confirms messages."""
     given = _words(arguments)
     words = shlex.join([*given, "--broker", RABBITMQ])
     text = f'type: gateway dev {words}   (or: make run ARGS="{words}")'
@@ -129,7 +129,7 @@ def _rabbitmq_is_installed() -> bool:
 def _file(
     arguments: argparse.Namespace, environ: Mapping[str, str], directory: Path
 ) -> tuple[Path | None, bool]:
-    """Return the configuration's file, and whether it is the demo's, which needs our worker."""
+    """Return the configuration's file, and whether it is the demo's, which needs the app server."""
     if path := arguments.config or environ.get(CONFIG):
         return Path(path), False
     if arguments.app != APP:
@@ -140,14 +140,14 @@ def _file(
 
 
 def _made_up(path: Path | None) -> dict[str, str]:
-    """Return variables for what only `gateway dev` sets by itself, and the file does not have."""
+    """Return variables for the settings that `gateway dev` adds where the file has none."""
     made_up = {
         "public_url": HERE,
         "secret_key": secrets.token_hex(16),
         "journal": "1000",
         "log_requests": "true",
     }
-    # What is wrong with the file is told when it is loaded.
+    # Errors in the file are reported when it is loaded.
     with suppress(OSError, ValueError):
         for name in tomllib.loads(path.read_text("utf-8")) if path else ():
             made_up.pop(name, None)

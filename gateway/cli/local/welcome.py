@@ -1,4 +1,4 @@
-"""What `gateway dev` tells the user once everything runs: lines to copy."""
+"""The lines that `gateway dev` prints when everything runs, with commands to copy."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gateway.sources import find
 from gateway.sources.base import Draft
 from gateway.stack import Server
 
-_FEW = 3  # sources, tasks that are named
+_FEW = 3  # the most sources, and tasks, that are named
 _DEFAULT = "api.core.main"
 
 
 def welcome(
     config: Config, plan: Plan, app: str, gateway: Server, exports: Mapping[str, str]
 ) -> list[str]:
-    """Return the lines that say how to use what has been started."""
+    """Return the lines that explain how to use the servers that were started."""
     lines = ["", "Ready. A POST is relayed as a task, which answers it."]
     plain = [route for route in config.routes if route.path == "/" and not route.source]
     if plain:
@@ -45,8 +45,10 @@ def welcome(
 
 
 def warnings(config: Config, app: str, worker: Described, path: Path | None) -> list[str]:
-    """Return a line for each task that a route names and the app's worker does not have, and for
-    what the app lacks where it is deployed."""
+    """Return a warning for each task of a route that the app's worker does not have.
+
+    A further warning says what the app needs for its deployment.
+    """
     lines, tasks = [], worker.tasks
     for task in sorted(config.queues_by_task.keys() - set(tasks)):
         paths = sorted({route.path for route in config.routes if route.task == task})
@@ -57,13 +59,13 @@ def warnings(config: Config, app: str, worker: Described, path: Path | None) -> 
         )
     if lines and path is None:
         lines.append(
-            "warning: write which task a path is for into a file, and name that by --config:\n\n"
+            "warning: write a file with the task of each path, and give it by --config:\n\n"
             f'    [[routes]]\n    path = "/"\n    task = "{next(iter(tasks), "shop.take_order")}"\n'
         )
     if config.waits.replies and not worker.replies:
         lines.append(
             f"warning: where it is deployed, the app {app} has to reply for the strategy "
-            f"{config.strategy}: call appserver.setup(app) in it; here it replies all the same"
+            f"{config.strategy}: call appserver.setup(app) in it; here it replies without that"
         )
     return lines
 
@@ -74,7 +76,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _sent(config: Config, path: Path | None, url: str) -> list[str]:
-    """Return the lines that send a delivery of each source, of the first few."""
+    """Return commands that send a delivery, for each of the first few sources."""
     found = {route.source: route.path for route in reversed(config.routes) if route.source}
     file = f" --config {shlex.quote(str(path))}" if path else ""
     return [

@@ -157,7 +157,7 @@ def permission_revoked(trial: Trial) -> None:
 
 def attempts(lane: Lane) -> float:
     """Count the gateway's connections to the broker, those that failed included."""
-    failed = lane.gateway.output().count("no broker at ")
+    failed = lane.gateway.output().count("cannot connect to the broker at ")
     return lane.metric("gateway_broker_connections_total") + failed
 
 

@@ -27,7 +27,7 @@ def test_queues_are_looked_at_beside_each_other(monkeypatch, count):
     queues = [f"queue-{number}" for number in range(count)]
     routes = Config(routes=[{"path": f"/{q}", "queue": q} for q in queues]).routes
 
-    asyncio.run(broker.look_at_queues(None, routes))
+    asyncio.run(broker.ensure_queues(None, routes))
 
     assert sorted(looked_at) == sorted(queues)
     assert most == min(count, broker._AT_ONCE)

@@ -84,7 +84,7 @@ def test_no_broker_means_not_replied(caplog):
         app.backend.store_result("1", "x", states.SUCCESS, request=request(delivery={}))
         app.backend.store_result("2", "x", states.SUCCESS, request=request(delivery={}))
     assert [record.message for record in caplog.records if "are stored" in record.message] == [
-        "Replies cannot be published, results are stored: [Errno 111] Connection refused"
+        "Replies cannot be published; results are stored instead: [Errno 111] Connection refused"
     ]
 
 

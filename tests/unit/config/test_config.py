@@ -183,27 +183,33 @@ def test_what_was_meant_is_told(toml):
         ('result_backend = ""\nstrategy = "ioloop"', "result_backend: "),
         ('broker_url = "redis://h"\nstrategy = "pika"', "strategy: pika needs an AMQP broker"),
         ('broker_url = "redis://h"\nstrategy = "gevent"', "only ioloop and redis work"),
-        ('broker_url = "redis://a;redis://b"', "broker_url: a list of brokers needs AMQP"),
-        ('broker_url = "amqp://a;amqps://b"', "broker_url: TLS is for all brokers of a list"),
+        ('broker_url = "redis://a;redis://b"', "broker_url: a list is possible with AMQP only"),
+        (
+            'broker_url = "amqp://a;amqps://b"',
+            "broker_url: use amqps:// for all brokers of the list",
+        ),
         ('strategy = "gevent"\nloop = "uvloop"', "loop: gevent runs on asyncio's own loop"),
         ("routes = []", "routes: at least one is needed"),
         (
             '[[routes]]\npath = "/{a}"\n[[routes]]\npath = "/{b}"',
-            "routes[1].path (path /{b}): a route before it",
+            "routes[1].path (path /{b}): an earlier route",
         ),
         (
             '[[routes]]\npath = "/a"\nqueue = "q"\n'
             '[[routes]]\npath = "/b"\nqueue = "q"\nqueue_type = "quorum"',
-            "routes: the queue q is declared in different ways",
+            "routes: the queue q has different values of declare",
         ),
-        ('[[routes]]\npath = "/"\nqueue_type = "quorum"', "`celery` never gets arguments"),
-        ('[[routes]]\npath = "/"\nqueue_arguments = { x = 1 }', "`celery` never gets arguments"),
-        ('[[routes]]\npath = "/{a}/{a}"', "with a name of its own"),
+        ('[[routes]]\npath = "/"\nqueue_type = "quorum"', "`celery` cannot have a queue_type"),
+        (
+            '[[routes]]\npath = "/"\nqueue_arguments = { x = 1 }',
+            "`celery` cannot have a queue_type",
+        ),
+        ('[[routes]]\npath = "/{a}/{a}"', "with a different name each"),
         (f'[[routes]]\npath = "/{{{256 * "a"}}}"', "name has at most 255 characters"),
         (f'[[routes]]\npath = "/"\nqueue = "{128 * "ü"}"', "has over 255 bytes"),
-        ('[[routes]]\npath = "/{A}"', "each parameter is written {name}"),
+        ('[[routes]]\npath = "/{A}"', "write each parameter as {name}"),
         ('[[routes]]\npath = "/"\nanswer = "maybe"', "'wait'"),
-        ('[[routes]]\npath = "/results/x"', "/results/ is reserved for results"),
+        ('[[routes]]\npath = "/results/x"', "/results/ is reserved for result URLs"),
         (
             '[[routes]]\npath = "/"\nsource = "x"',
             "routes[0].source (path /): no such source; [sources] has none",
@@ -213,10 +219,16 @@ def test_what_was_meant_is_told(toml):
         ('[[routes]]\npath = "/"\nprefer = true', "needs secret_key and public_url"),
         (
             '[[routes]]\npath = "/"\ntries = 3',
-            "routes[0].tries (path /): who tries again is known by an identity",
+            "routes[0].tries (path /): later tries are recognized by their identity",
         ),
-        ('[[routes]]\npath = "/"\nqueues = ["a", "b"]', "ordering_key: goes together with queues"),
-        ('[[routes]]\npath = "/"\nqueues = ["a", "a"]\nordering_key = "json:/x"', "named once"),
+        (
+            '[[routes]]\npath = "/"\nqueues = ["a", "b"]',
+            "ordering_key: set it together with queues",
+        ),
+        (
+            '[[routes]]\npath = "/"\nqueues = ["a", "a"]\nordering_key = "json:/x"',
+            "name each queue only once",
+        ),
         (
             '[[routes]]\npath = "/"\nqueues = ["a", "b"]\nordering_key = "param:x"',
             "the path has no parameter x",
@@ -225,7 +237,7 @@ def test_what_was_meant_is_told(toml):
         (
             'strategy = "pika"\nresult_backend = ""\n'
             'state_url = "redis://h"\n[[routes]]\npath = "/"\nidempotency = "header:X-Id"',
-            "whoever joins reads the result from result_backend",
+            "later tries read the result from result_backend",
         ),
         (
             '[[routes]]\npath = "/"\nprefer = true\nfallback = "success"',
@@ -254,20 +266,20 @@ def test_what_was_meant_is_told(toml):
             '[sources.x]\nscheme = "github"\nsecrets = []',
             "sources.x.secrets: has to have 1 or more",
         ),
-        ('[sources.x]\nscheme = "github"\nsecrets = [""]', "an empty secret verifies nothing"),
+        ('[sources.x]\nscheme = "github"\nsecrets = [""]', "a secret is empty"),
         (
             '[sources.x]\nscheme = "github"\nsecrets = "s"\ncolour = 1',
             "sources.x.colour: there is no such setting; there are scheme, secrets,",
         ),
         (
             '[sources.x]\nscheme = "twilio"\nsecrets = "s"\n[[routes]]\npath = "/"\nsource = "x"',
-            "routes[0].source (path /): signs the URL; set public_url",
+            "routes[0].source (path /): this sender signs the URL; set public_url",
         ),
         (
             '[sources.x]\nscheme = "github"\nsecrets = "s"\n'
             '[[routes]]\npath = "/"\nsource = "x"\n[[routes]]\npath = "/"\nevents = ["push"]\n'
             'source = "x"',
-            "a route before it takes all of /",
+            "an earlier route takes all deliveries on /",
         ),
         ('[tls]\nkey = "/dev/null"', "tls: key: "),
         ('[tls]\nca = "/nowhere.pem"', "tls: ca: no such file: /nowhere.pem"),
@@ -324,7 +336,7 @@ def test_what_is_never_answered_with_a_location_needs_no_key(toml, route):
 
 def test_a_problem_with_a_flag_names_it_as_it_is_given():
     (found,) = problems({"broker_url": "http://h"})
-    assert found.startswith("--broker: a URL ")
+    assert found.startswith("--broker: has to be a URL ")
 
 
 @pytest.mark.parametrize("name", ["broker_url", "result_backend"])
@@ -336,7 +348,7 @@ def test_url_needs_a_known_scheme_a_host_and_a_port_that_can_be(toml, name, url)
         url = "://"  # an empty one means that there is none
     found = problems(path=toml(f'{name} = "{url}"'))
     assert len(found) == 1
-    assert "a URL with a host is needed that begins with" in found[0]
+    assert "has to be a URL with a host that begins with" in found[0]
 
 
 def test_tls_file_that_is_missing_is_told_with_its_variable():
@@ -348,7 +360,7 @@ def test_tls_file_that_is_missing_is_told_with_its_variable():
 def test_file_that_is_no_toml_is_one_problem(tmp_path, content):
     path = tmp_path / "gateway.toml"
     path.write_bytes(content)
-    assert problems(path=path)[0].startswith(f"{path}: no TOML: ")
+    assert problems(path=path)[0].startswith(f"{path}: not valid TOML: ")
 
 
 def test_file_that_is_missing_is_one_problem(tmp_path):
@@ -487,7 +499,7 @@ def test_ports_of_different_addresses_may_be_the_same(flags):
 
 def test_the_largest_body_and_its_message_must_fit(toml):
     (problem,) = problems(path=toml("max_in_flight_bytes = 2000000"))
-    assert "max_in_flight_bytes: a request of max_body" in problem
+    assert "max_in_flight_bytes: has to be at least twice the sum of max_body" in problem
     assert load({}, {}, toml("max_in_flight_bytes = 2000000\nmax_body = 500000"))
 
 
@@ -515,4 +527,4 @@ def test_what_several_routes_have_in_common_is_told_once(toml):
         for n in range(3)
     )
     (problem,) = problems(path=toml(routes))
-    assert "the queue q is declared in different ways" in problem
+    assert "the queue q has different values of declare" in problem

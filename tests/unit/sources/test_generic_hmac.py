@@ -91,9 +91,9 @@ def test_templates_without_sense(signed):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"signed": "{timestamp}.{body}"}, "timestamp_header: goes together with {timestamp}"),
-        ({"timestamp_header": "X-Time"}, "timestamp_header: goes together with {timestamp}"),
-        ({"signed": "{id}.{body}"}, "id_header: needed for {id}"),
+        ({"signed": "{timestamp}.{body}"}, "timestamp_header: set it together with {timestamp}"),
+        ({"timestamp_header": "X-Time"}, "timestamp_header: set it together with {timestamp}"),
+        ({"signed": "{id}.{body}"}, "id_header: is needed for {id}"),
         ({"algorithm": "md5"}, "algorithm"),
         ({"encoding": "base32"}, "encoding"),
         ({"header": "X Signature"}, "header"),
