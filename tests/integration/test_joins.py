@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import redis
-from gateway.claims.result_waiter import ResultWaiter
 
 from gateway.answer import Answer
 from gateway.celery_message import RESULT_KEY, Message, TaskIds
 from gateway.claims.claim import CONFIRMED, PUBLISHING, Claim, read
+from gateway.claims.result_waiter import ResultWaiter
 from gateway.claims.store import Claims
 from gateway.config.settings import Config
 from gateway.outcome import FAILURE, SUCCESS
