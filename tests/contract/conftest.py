@@ -16,7 +16,7 @@ from gateway.strategies import STRATEGIES
 
 ROOT = Path(__file__).parents[2]
 #: Seconds: the deadline of the route `/slow`, and how much later an answer may come.
-DEADLINE, GRACE = 1.0, 1.0
+DEADLINE, GRACE = 1.0, 0.5
 
 ROUTES = """
 [[routes]]

@@ -19,7 +19,7 @@ from tests.integration.deliveries import (
     until,
 )
 
-GRACE = 1.0  # seconds that an answer may come after its deadline
+GRACE = 0.5  # seconds that an answer may come after its deadline
 TRIES = 3
 
 CONFIG = """
