@@ -159,7 +159,7 @@ class Waiter:
         self.respond = None
         self._leave()
         self._desk.metrics.add("gateway_clients_gone_total")
-        self._record(GONE)
+        self._record(GONE, monotonic() - self.request.arrived)
         self._let_go()
 
     def _let_go(self) -> None:
@@ -193,10 +193,11 @@ class Waiter:
             self.answered = True
             if self.applied:
                 given.headers["Preference-Applied"] = self.applied
-            self._desk.metrics.answered(self.path, given.status, monotonic() - self.request.arrived)
+            seconds = monotonic() - self.request.arrived
+            self._desk.metrics.answered(self.path, given.status, seconds)
             respond(given)
             self.respond = None  # now that nothing else has to be answered
-            self._record(given.status, error)
+            self._record(given.status, seconds, error)
 
     def give_result(self, given: Answer) -> None:
         """Answer with a task's, in the form that the sender wants."""
@@ -283,10 +284,9 @@ class Waiter:
         location = self._desk.results.location(self.delivery_id, self.task_id, self.path, age)
         self.give(answer.of_acceptance(self.delivery_id, self.task_id, location))
 
-    def _record(self, status: int, error: str = "") -> None:
-        """Write down how the request has ended: in the journal, and in the log if it is to be."""
+    def _record(self, status: int, seconds: float, error: str = "") -> None:
+        """Write how the request has ended to the journal and to the log, where these are on."""
         desk, message, request = self._desk, self.message, self.request
-        seconds = monotonic() - request.arrived
         if desk.journal is not None and message is not None:
             desk.journal.write(message, self.task_id or message.task_id, status, seconds, error)
         if desk.logs_requests:
