@@ -48,7 +48,7 @@ loadtest: install ## compare the strategies (ARGS="...")
 	tests/install-servers.sh
 	PATH="$(CURDIR)/.venv/bin:$$PATH" loadtest/run.sh $(ARGS)
 
-faults: install ## break everything around the gateway, 45 minutes (ARGS="--rows 1,3 --resume", ARGS=--random)
+faults: install ## break everything around the gateway, half an hour (ARGS="--rows 1,3 --resume", ARGS=--random)
 	tests/install-servers.sh
 	.venv/bin/python -m tests.faults $(ARGS)
 
