@@ -69,7 +69,7 @@ loadtest: install ## compare the strategies under load (ARGS="...")
 	tests/install-servers.sh
 	PATH="$(CURDIR)/.venv/bin:$$PATH" loadtest/run.sh $(ARGS)
 
-faults: install ## break the servers under load, 45 minutes (ARGS="--rows 1,3 --resume", ARGS=--random)
+faults: install ## break the servers under load, half an hour (ARGS="--rows 1,3 --resume", ARGS=--random)
 	tests/install-servers.sh
 	.venv/bin/python -m tests.faults $(ARGS)
 

@@ -61,7 +61,7 @@ class Reply:
             self._context.metrics.answered(self.path, given.status, seconds)
             respond(given)
             self._respond = None  # only now: if `respond` raises, an error can still be given
-            self._record(given.status, error)
+            self._record(given.status, seconds, error)
 
     def refuse(self, error: RequestError) -> None:
         """Answer with `error`; a 5xx is logged."""
@@ -82,11 +82,11 @@ class Reply:
         """Record that the sender has disconnected; the request is not answered any more."""
         self._respond = None
         self._context.metrics.add("gateway_clients_gone_total")
-        self._record(GONE)
+        self._record(GONE, monotonic() - self.request.arrived)
 
-    def _record(self, status: int, error: str = "") -> None:
+    def _record(self, status: int, seconds: float, error: str = "") -> None:
+        """Write how the request has ended to the journal and to the log, where these are on."""
         context, message, request = self._context, self.message, self.request
-        seconds = monotonic() - request.arrived
         if context.journal is not None and message is not None:
             task_id = self.task_id or message.task_id
             context.journal.write(message, task_id, status, seconds, error)

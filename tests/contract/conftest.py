@@ -11,7 +11,7 @@ from tests.support.stack import RabbitMQ, Server, Stack
 
 ROOT = Path(__file__).parents[2]
 #: Seconds: the deadline of the route `/slow`, and how much later an answer may come.
-DEADLINE, GRACE = 1.0, 1.0
+DEADLINE, GRACE = 1.0, 0.5
 
 ROUTES = """
 [[routes]]

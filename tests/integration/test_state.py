@@ -30,7 +30,7 @@ OPEN = """
 path = "/open"
 task = "faults.run"
 """
-PROMPT = 4.0  # seconds until a store that hangs is given up
+PROMPT = 2.5  # seconds until a store that hangs is given up
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import eventually
 
-GRACE = 1.0  # seconds that an answer may come after its deadline
+GRACE = 0.5  # seconds that an answer may come after its deadline
 TRIES = 3
 
 CONFIG = """
