@@ -33,7 +33,7 @@ _MESSAGE = (
 )
 #: Samples of WeChat and WeCom: a text message, and an event.
 SAMPLES = {
-    "": Sample("text", f"{_MESSAGE}<Content><![CDATA[größe]]></Content><MsgId>$id</MsgId></xml>"),
+    "": Sample("text", f"{_MESSAGE}<Content><![CDATA[hello]]></Content><MsgId>$id</MsgId></xml>"),
     "event": Sample("event.subscribe", f"{_MESSAGE}<Event><![CDATA[$action]]></Event></xml>"),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+from collections import deque
 from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPException
 
@@ -13,13 +14,19 @@ from http.client import HTTPConnection, HTTPException
 PORTS = range(10_000, 32_000)
 
 
+#: The ports that were returned last. Whoever asked for one may not listen on it yet.
+_recent: deque[int] = deque(maxlen=100)
+
+
 def free_port() -> int:
     """Return one of `PORTS` of the loopback interface that is free."""
     while True:
         port = secrets.choice(PORTS)
         with suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
-            return port
+            if port not in _recent:
+                _recent.append(port)
+                return port
 
 
 def accepts(port: int) -> bool:

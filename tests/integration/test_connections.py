@@ -78,7 +78,8 @@ def answers(gateways: Gateways, path: str = "/") -> dict[str, object]:
 def until_all_answer(gateways: Gateways) -> None:
     """Wait, by asking as a sender would, until none has anything but good answers."""
     good = dict.fromkeys(gateways, b"hello")
-    until(lambda: answers(gateways) == good, lambda: {n: tail(g) for n, g in gateways.items()})
+    said = lambda: {name: tail(gateway) for name, gateway in gateways.items()}  # noqa: E731
+    until(lambda: answers(gateways) == good, said=said)
 
 
 def tail(server: Server) -> str:
@@ -204,7 +205,7 @@ def test_a_foreign_authority_is_named_by_the_log_and_by_readiness(
 
     for name, gateway in gateways.items():
         places = {"broker"} if name == "pika" else {"broker", "results"}
-        until(lambda g=gateway, p=places: verify_failed(g) == p, gateway.output)
+        until(lambda g=gateway, p=places: verify_failed(g) == p, said=gateway.output)
         warnings = [line for line in gateway.output().splitlines() if "WARNING" in line]
         for url in (broker.tls_url, results.tls_url)[: len(places)]:
             server = f":{urlsplit(url).port}"
@@ -352,7 +353,7 @@ def test_results_outlive_the_failover_of_their_master(stack: Stack, broker, watc
     assert answers(gateways) == dict.fromkeys(gateways, b"hello")
 
     watched.master.kill()
-    until(lambda: "+switch-master" in watched.sentinel.output(), watched.sentinel.output)
+    until(lambda: "+switch-master" in watched.sentinel.output(), said=watched.sentinel.output)
 
     until_all_answer(gateways)
     assert redis.Redis.from_url(watched.replica.url).keys("celery-task-meta-*")

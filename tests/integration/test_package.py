@@ -91,7 +91,7 @@ def test_what_a_worker_needs_is_little_and_bounded(wheel):
     base = [one for one in requirements if "extra ==" not in one]
     assert names(base) == {"celery", "kombu", "packaging", "redis"}
     assert "celery<5.8,>=5.4" in base
-    assert names(of("serve")) == {*GATEWAYS, "redis"}
+    assert names(of("serve")) == {*GATEWAYS, "prometheus_client", "redis"}
     for extra in ("gevent", "fast", "dev"):
         assert "celery-gateway[serve]" in of(extra)
     assert "Python :: 3.14" in str(metadata.get_all("Classifier"))

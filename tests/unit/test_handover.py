@@ -44,7 +44,7 @@ def test_only_what_was_set_is_handed_over():
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"version": 2}, "the parent speaks version 2"),
+        ({"version": 2}, "the parent sends version 2 of the configuration"),
         ({"config": {"colour": "red"}}, "colour: there is no such setting"),
         ({"config": {"port": "x"}}, "port: has to be a whole number"),
     ],
