@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import cast
+from typing import Any, cast
 
 from gateway import stack
 from gateway.stack import ProgramMissing, StackError, free_port
@@ -64,6 +66,18 @@ class Stack(MeasuredStack):
 
     server_class = Server
     rabbitmq_class = RabbitMQ
+
+    def spawn(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> Server:
+        """Start a process; where the tests' coverage is measured, that of the process is, too."""
+        measured = {key: os.environ[key] for key in os.environ if key.startswith("COVERAGE_")}
+        return super().spawn(name, argv, env={**measured, **(env or {})}, **options)
 
     def rabbitmq_cluster(self, nodes: int = 3) -> list[RabbitMQ]:
         """Start so many RabbitMQ nodes and make one cluster of them."""
