@@ -25,7 +25,7 @@ STATUSES = (
 )  # fmt: skip
 
 HELP = {
-    "gateway_requests_total": "Requests answered, by route and status (0: any other status).",
+    "gateway_requests_total": "Requests answered, by route and status (other: one not listed).",
     "gateway_request_seconds": "Seconds from a request's arrival to its answer, by route.",
     "gateway_events_unrouted_total": "Verified deliveries whose event no route takes.",
     "gateway_clients_gone_total": "Requests whose client left before the answer.",
@@ -36,7 +36,7 @@ HELP = {
     "gateway_journal_lost_total": "Deliveries that could not be written to the journal.",
     "gateway_broker_connections_total": "Connections to the broker that were opened.",
     "gateway_result_connections_total": "Connections to the result store that were opened.",
-    "gateway_in_flight": "Requests under way.",
+    "gateway_in_flight": "Requests in flight.",
     "gateway_connections_open": "HTTP connections open.",
     "gateway_state_memory_ratio": "How full the Redis of the claims is, from 0 to 1.",
 }

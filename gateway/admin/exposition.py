@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
+from itertools import accumulate
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -10,13 +12,16 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from gateway.metrics import GAUGES, HELP
 from gateway.process.counters import Totals
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
+#: Prometheus' text format, in the version that every scraper reads.
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_Labelled = list[tuple[dict[str, str], float]]
 
 
 def expose(total: Totals) -> bytes:
@@ -28,7 +33,9 @@ class _Collector(Collector):
     """Yields one metric family for each of the gateway's metrics."""
 
     def __init__(self, total: Totals):
-        self._total = total
+        self._series: defaultdict[str, _Labelled] = defaultdict(list)
+        for (name, labels), value in total.items():
+            self._series[name].append((dict(labels), value))
 
     def collect(self) -> Iterator[Metric]:
         for name, text in HELP.items():
@@ -41,21 +48,28 @@ class _Collector(Collector):
                 yield self._histogram(HistogramMetricFamily(name, text, labels=["route"]), name)
 
     def _plain(self, family: GaugeMetricFamily | CounterMetricFamily, name: str) -> Metric:
-        for (series, labels), value in self._total.items():
-            if series == name and (value or not labels):
-                family.add_metric([value for _, value in labels], value)
+        for labels, value in self._series[name]:
+            if value or not labels:
+                family.add_metric(list(labels.values()), value)
         return family
 
     def _histogram(self, family: HistogramMetricFamily, name: str) -> Metric:
-        """Add up the buckets: Prometheus' are cumulative, those of the file are not."""
-        buckets: dict[str, list[tuple[str, float]]] = {}
-        for (series, labels), value in self._total.items():
-            if series == f"{name}_bucket":
-                (_, route), (_, bound) = labels
-                some = buckets.setdefault(route, [])
-                some.append((bound, value + (some[-1][1] if some else 0.0)))
-        for route, some in buckets.items():
-            if some[-1][1]:
-                total = self._total[f"{name}_sum", (("route", route),)]
-                family.add_metric([route], some, total)
+        """Add up the buckets: Prometheus' are cumulative, those of the file are not.
+
+        The processes of two versions may have different bounds.
+        """
+        buckets: defaultdict[str, list[tuple[str, float]]] = defaultdict(list)
+        for labels, value in self._series[f"{name}_bucket"]:
+            buckets[labels["route"]].append((labels["le"], value))
+        for labels, seconds in self._series[f"{name}_sum"]:
+            bounds, counts = zip(*sorted(buckets[labels["route"]], key=_bound), strict=True)
+            cumulative = list(accumulate(counts))
+            if cumulative[-1]:
+                family.add_metric(
+                    [labels["route"]], list(zip(bounds, cumulative, strict=True)), seconds
+                )
         return family
+
+
+def _bound(bucket: tuple[str, float]) -> float:
+    return float(bucket[0])

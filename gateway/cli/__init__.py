@@ -5,13 +5,22 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection
 from importlib import import_module
 
 from gateway.errors import ConfigError, GatewayError
 
-#: Each command is a module of this package; only the module of the command that runs is imported.
-COMMANDS = ("serve", "dev", "check", "send", "deliveries", "strategies", "completion")
+#: Each command is a module of this package, with the first line of its docstring. Only the module
+#: of the command that runs is imported.
+COMMANDS = {
+    "serve": "Serve HTTP and relay requests as Celery tasks.",
+    "dev": "Run everything on this machine: broker, result store, one worker, the gateway.",
+    "check": "Check configuration, servers, workers and tasks: one line each, with the remedy.",
+    "send": "Sign a webhook as its sender would, encrypt it where the scheme does so, and send it.",
+    "deliveries": "List, show and replay what was received, where `journal` is set.",
+    "strategies": "List the waiting strategies.",
+    "completion": "Print a script that completes commands and options in a shell.",
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -24,18 +33,16 @@ def main(argv: list[str] | None = None) -> int:
     if argv and argv[0].startswith("-") and argv[0] not in ("-h", "--help", "--version"):
         argv = ["serve", *argv]
     try:
-        parser = command_line(argv[:1] if argv and argv[0] in COMMANDS else COMMANDS)
+        arguments = command_line(argv[:1]).parse_args(argv)
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+        return code
     except ModuleNotFoundError as exc:
         missing = (exc.name or "gateway").partition(".")[0]
         if missing == "gateway":
             raise
         print(f"gateway: no {missing}: pip install 'celery-gateway[serve]'", file=sys.stderr)
         return 2
-    arguments = parser.parse_args(argv)
-    try:
-        code: int = arguments.run(arguments)
-        sys.stdout.flush()
-        return code
     except ConfigError as exc:
         for problem in exc.problems:
             print(f"gateway: {problem}", file=sys.stderr)
@@ -50,8 +57,8 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
-def command_line(names: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
-    """Return the parser for the commands called `names`."""
+def command_line(names: Collection[str] = COMMANDS) -> argparse.ArgumentParser:
+    """Return the parser of all commands, with the options of those in `names`."""
     from gateway import __version__
 
     parser = argparse.ArgumentParser(
@@ -61,10 +68,10 @@ def command_line(names: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"gateway {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name in names:
-        module = import_module(f"gateway.cli.{name}")
-        summary = (module.__doc__ or "").strip().splitlines()[0]
+    for name, summary in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary)
-        module.options(command)
-        command.set_defaults(run=module.run)
+        if name in names:
+            module = import_module(f"gateway.cli.{name}")
+            module.options(command)
+            command.set_defaults(run=module.run)
     return parser

@@ -1,4 +1,4 @@
-"""Check config, broker, results, state, workers and tasks: one line each, with the remedy."""
+"""Check configuration, servers, workers and tasks: one line each, with the remedy."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def problems(config: Config) -> list[str]:
 def _of_servers(config: Config) -> list[str]:
     problems = []
     if not config.results and config.waits.stored:
-        without = " and ".join(name for name, info in STRATEGIES.items() if not info.stored)
+        without = ", ".join(name for name, info in STRATEGIES.items() if not info.stored)
         problems.append(
             f"result_backend: the strategy {config.strategy} needs one; without it use {without}"
         )
@@ -31,7 +31,7 @@ def _of_servers(config: Config) -> list[str]:
         problems.append("journal: the journal is kept in Redis; set result_backend or state_url")
     if not config.amqp:
         if config.waits.amqp_only:
-            others = " and ".join(name for name, info in STRATEGIES.items() if not info.amqp_only)
+            others = ", ".join(name for name, info in STRATEGIES.items() if not info.amqp_only)
             problems.append(
                 f"strategy: {config.strategy} needs an AMQP broker; "
                 f"with a Redis broker only {others} work"

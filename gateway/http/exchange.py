@@ -198,7 +198,9 @@ class Exchange(HTTPMessageDelegate):
             request_log.write(self._start.method, path, error.status, seconds, delivery)
 
     def respond(self, given: Answer) -> None:
-        """Answer a complete request."""
+        """Answer a complete request, unless an answer has been written."""
+        if self.answered:
+            return
         connection = self._connection
         last = connection.last or self._shared.closing
         kept = "keep-alive" if self._start.version == "HTTP/1.0" else ""

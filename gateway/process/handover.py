@@ -48,12 +48,16 @@ def write(start: Start) -> bytes:
 
 def read(data: bytes) -> Start:
     """Decode what `write` has encoded. Raises `ConfigError` where this version cannot use it."""
-    start = json.loads(data)
-    if start["version"] != VERSION:
+    try:
+        start = json.loads(data)
+        version = start["version"]
+    except (ValueError, KeyError, TypeError):
+        version = "unknown"
+    if version != VERSION:
         raise ConfigError(
             [
-                f"the parent sends version {start['version']} of the configuration, and this "
-                f"version reads {VERSION}: restart the gateway"
+                f"the parent sends version {version} of the configuration, and this version "
+                f"reads {VERSION}: restart the gateway"
             ]
         )
     try:

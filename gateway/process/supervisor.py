@@ -158,6 +158,9 @@ class Supervisor:
                 for problem in exc.problems:
                     log.error("not reloaded: %s", problem)
                 return
+            except Exception:  # as after an upgrade, whose files this process may not understand
+                log.exception("not reloaded: the configuration cannot be loaded by this version")
+                return
             bound = {name: getattr(self.config, name) for name in _BOUND}
             for name, value in bound.items():
                 if getattr(config, name) != value:

@@ -66,8 +66,10 @@ class InFlight(ABC):
         """Stop waiting, because the sender has disconnected; a published task still runs."""
         if not self.reply.closed:
             self._leave()
-            self.reply.close()
-            self.release()
+            try:
+                self.reply.close()
+            finally:
+                self.release()
 
     def expire(self) -> None:
         """End the request; called at its deadline."""

@@ -52,6 +52,10 @@ task = "tests.stored"
 deadline = 1.0
 
 [[routes]]
+path = "/accept"
+answer = "accept"
+
+[[routes]]
 path = "/nowhere"
 queue = "a-queue-that-nobody-declares"
 declare = false

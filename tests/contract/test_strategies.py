@@ -38,6 +38,15 @@ def test_bodies_come_back_byte_for_byte(gateway):
     assert as_bytes.headers["Content-Type"] == "application/octet-stream"
 
 
+def test_a_delivery_is_accepted_once_the_broker_has_confirmed_it(gateway):
+    before = metric(gateway, "gateway_messages_confirmed_total")
+
+    answer = post(f"{gateway.url}/accept", b"x")
+
+    assert answer.code == 202
+    assert metric(gateway, "gateway_messages_confirmed_total") == before + 1
+
+
 def test_a_large_result_is_answered_whole(gateway):
     answer = post(f"{gateway.url}/large?bytes=1000000")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,11 @@ def test_every_error_is_documented_with_its_status():
 def test_every_header_that_a_task_may_set_is_documented():
     part = text("docs/errors.md").split("## Headers that a task may set\n")[1].partition(". Any")[0]
     assert {name.lower() for name in re.findall(r"`([A-Za-z-]+)`", part)} == ALLOWED_HEADERS
+
+
+def test_the_list_of_commands_has_their_own_summaries():
+    modules = {name: import_module(f"gateway.cli.{name}") for name in COMMANDS}
+    assert {name: module.__doc__.splitlines()[0] for name, module in modules.items()} == COMMANDS
 
 
 def test_every_command_is_mentioned():

@@ -130,7 +130,7 @@ def test_attacks_are_kept_within_the_documented_bound(gateway, rabbitmq):
         answered = asyncio.run(attack(gateway, number, pieces))
         assert answered == statuses, name
         assert peak(gateway) < documented(Config()), name
-        assert get(f"{gateway.admin_url}/healthz").code == 200
+        assert poll(lambda: get(f"{gateway.admin_url}/healthz").code == 200, 60)
         assert poll(lambda: metric(gateway, "gateway_connections_open") == 0, 60)
         assert metric(gateway, "gateway_in_flight") == 0
     rabbitmq.freeze()

@@ -41,6 +41,12 @@ def test_only_what_was_set_is_handed_over():
     assert handed["broker_url"] == SETTINGS["broker_url"]
 
 
+@pytest.mark.parametrize("data", [b"\x80\x04\x95", b"", b"[]", b"{}", b'{"version": null}'])
+def test_what_is_no_handover_is_told_as_another_version(data):
+    with pytest.raises(ConfigError, match="version (unknown|None) of the configuration"):
+        read(data)
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [

@@ -230,3 +230,25 @@ def test_what_every_process_sees_alike_is_not_added_up(counting):
         counted.metrics.set(name, value)
 
     assert add_up(counted.totals() for counted in parts)[name, ()] == 0.5
+
+
+def test_the_processes_of_two_versions_may_have_different_bounds():
+    name = "gateway_request_seconds"
+    old = [("0.1", 1), ("1.0", 0), ("+Inf", 1)]
+    new = [("0.1", 1), ("0.5", 1), ("1.0", 1), ("60.0", 1), ("+Inf", 0)]
+    totals = add_up_buckets(name, old, new)
+
+    found = parsed(expose(totals))
+
+    cumulative = {"0.1": 2, "0.5": 3, "1.0": 4, "60.0": 5, "+Inf": 6}
+    assert {le: found[f'{name}_bucket{{le="{le}",route="/a"}}'] for le in cumulative} == cumulative
+    assert found[f'{name}_sum{{route="/a"}}'] == 9
+
+
+def add_up_buckets(name: str, *processes: list[tuple[str, int]]) -> dict[Series, float]:
+    totals: dict[Series, float] = {(f"{name}_sum", (("route", "/a"),)): 9.0}
+    for buckets in processes:
+        for bound, count in buckets:
+            series = f"{name}_bucket", (("route", "/a"), ("le", bound))
+            totals[series] = totals.get(series, 0) + count
+    return totals
