@@ -170,8 +170,8 @@ def test_in_wechat_s_own_time(servers):
 
     async def all_at_once() -> list[tuple[bytes | None, int, float]]:
         return await asyncio.gather(
-            *(deployment.send(body, 12) for deployment, body in zip(deployments, twelve, strict=True)),
-            *(deployment.send(body, 20) for deployment, body in zip(deployments, twenty, strict=True)),
+            *(each.send(body, 12) for each, body in zip(deployments, twelve, strict=True)),
+            *(each.send(body, 20) for each, body in zip(deployments, twenty, strict=True)),
         )
 
     answers = run(all_at_once())
