@@ -53,7 +53,7 @@ _KIND = b"c:"  # short, so that a key with the usual prefix fits into 32 bytes o
 _RENEWAL = 1.0  # seconds between renewals of a lease
 #: Seconds for which a failed write is repeated, and for which a task's failure is remembered, so
 #: that a late confirm does not restore the claim of a failed task.
-_INSIST, _REMEMBER = 10.0, 20.0
+_RETRY_FOR, _REMEMBER = 10.0, 20.0
 _NAMES = {b"P": PUBLISHING, b"C": CONFIRMED, b"D": DONE}
 
 
@@ -69,7 +69,7 @@ class Claims:
         self._prefix = config.prefix
         longest = _longest(config)
         # A strategy that blocks can write neither a confirm nor a renewal while it waits.
-        standstill = longest if config.waits.blocks else 0.0
+        standstill = longest if config.strategy_info.blocks else 0.0
         self._lease = config.confirm_timeout + 1 + standstill
         self._window = _ms(config.idempotency_window)
         # A claim lasts for as long as a request may wait, even where results expire earlier.
@@ -214,7 +214,7 @@ class Claims:
             if reply.cancelled() or (exc := reply.exception()) is None:
                 return
             log.warning("a claim could not be written to Redis: %s", exc)
-            if monotonic() - since < _INSIST:
+            if monotonic() - since < _RETRY_FOR:
                 again = partial(self._write, script, claim, args, since)
                 asyncio.get_running_loop().call_later(_RENEWAL, again)
 

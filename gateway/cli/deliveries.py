@@ -89,7 +89,7 @@ async def _show(arguments: argparse.Namespace, config: Config) -> int:
     shown = {**_about(entry), "query": query, "headers": headers, "body": body}
     shown["task_state"] = None
     async for _, outcome in outcomes(config, [entry.task_id]):
-        shown["task_state"] = _told(outcome)
+        shown["task_state"] = _outcome_text(outcome)
     print(_json(shown, indent=2, ensure_ascii=False))
     return 0
 
@@ -112,7 +112,7 @@ async def _replay(arguments: argparse.Namespace, config: Config) -> int:
                 print(f"{entry.id} taken: task {task_id}")
                 taken[task_id] = entry.id
     async for task_id, outcome in outcomes(config, list(taken), arguments.wait):
-        print(f"{taken.pop(task_id)} {_told(outcome)}")
+        print(f"{taken.pop(task_id)} {_outcome_text(outcome)}")
         well = well and outcome.state == SUCCESS
     for entry_id in taken.values():
         print(f"{entry_id} no result" + (f" in {arguments.wait:g} s" if config.results else ""))
@@ -162,7 +162,7 @@ def _status(entry: Entry) -> str:
     return "gone" if entry.status == GONE else str(entry.status)
 
 
-def _told(outcome: Outcome) -> str:
+def _outcome_text(outcome: Outcome) -> str:
     return _shown(f"{outcome.state}: {outcome.error}") if outcome.error else outcome.state
 
 

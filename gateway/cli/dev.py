@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _start(stack: Stack, arguments: argparse.Namespace) -> tuple[list[Server], list[str]]:
     """Start everything; return the servers and the lines to print."""
     plan = make(arguments, os.environ, stack.directory)
-    _see_that_they_are_free(plan.config)
+    _check_ports_are_free(plan.config)
     broker, results, servers = _start_servers(stack, plan)
     ours = {server.url for server in servers}
     config = plan.load(broker, results)
@@ -105,8 +105,8 @@ def _start(stack: Stack, arguments: argparse.Namespace) -> tuple[list[Server], l
     if plan.path:
         exports[CONFIG] = str(plan.path.absolute())
     # On a broker that was running before, other workers may have the missing tasks.
-    told = [] if own_queue else warnings(config, arguments.app, worker, plan.path)
-    return servers, [*told, *welcome(config, plan, arguments.app, gateway, exports)]
+    warnings_ = [] if own_queue else warnings(config, arguments.app, worker, plan.path)
+    return servers, [*warnings_, *welcome(config, plan, arguments.app, gateway, exports)]
 
 
 def _environment(plan: Plan, config: Config, port: int, ours: set[str]) -> dict[str, str]:
@@ -133,7 +133,7 @@ def _environment(plan: Plan, config: Config, port: int, ours: set[str]) -> dict[
     return env
 
 
-def _see_that_they_are_free(config: Config) -> None:
+def _check_ports_are_free(config: Config) -> None:
     """Raise `ConfigError` where another process listens on a port of ours."""
     for flag, port in (("--port", config.port), ("--admin-port", config.admin_port)):
         try:

@@ -53,7 +53,7 @@ def configure(arguments: argparse.Namespace) -> Config:
     flags = {k: v for k, v in vars(arguments).items() if k in Config.model_fields}
     config = load(flags, os.environ, arguments.config)
     problems = []
-    if extra := config.waits.patches:
+    if extra := config.strategy_info.patches:
         # The strategy is not imported, as it would import the library into the unpatched parent.
         if importlib.util.find_spec(extra) is None:
             problems.append(f"strategy: no {extra}: pip install 'celery-gateway[{extra}]'")

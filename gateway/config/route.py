@@ -129,7 +129,7 @@ class Route(Model):
                 "content_type": self.content_type or (scheme.content_type if scheme else TEXT),
             }
         )
-        # As before: what is filled in is nobody's setting, and is handed to no child.
+        # Filled-in values do not count as set, so that a child fills them in itself.
         route.model_fields_set.intersection_update(self.model_fields_set)
         route._identified = identified
         return route

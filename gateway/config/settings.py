@@ -201,9 +201,14 @@ class Config(Model):
         return f"gateway:{host}:{self.result_key_prefix}:"
 
     @property
-    def waits(self) -> StrategyInfo:
+    def strategy_info(self) -> StrategyInfo:
         """The properties of the strategy."""
         return STRATEGIES[self.strategy]
+
+    @property
+    def waits(self) -> StrategyInfo:
+        """The same, until all of its users have the new name."""
+        return self.strategy_info
 
     @property
     def amqp(self) -> bool:

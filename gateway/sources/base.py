@@ -105,7 +105,8 @@ class Example:
     that differ for the receiver (a public key). ``other_secret`` does not verify the sender's
     signatures. ``proof`` is the header or query parameter with the signature; where it is
     ``timed``, it expires. ``identity`` is the identity of a sample with the id 123456789; empty:
-    the digest of the body is used instead. An ``opaque`` body is not parsed.
+    the digest of the body is used instead. ``opaque``: the sender's body may be any bytes, as
+    `verify` does not read it.
     """
 
     options: dict[str, Any]
@@ -135,7 +136,8 @@ class Source(ABC):
     samples: ClassVar[dict[str, Sample]]
     example: ClassVar[Example]
     #: Defaults for the source's routes: seconds until the sender disconnects (less a margin), the
-    #: number of its tries, seconds between two tries.
+    #: number of its tries, seconds between two tries. A scheme of one sender has to set a deadline;
+    #: None is for `hmac` only, which has no one sender, and stands for `Config.timeout`.
     deadline: ClassVar[float | None] = None
     tries: ClassVar[int] = 1
     retry_after: ClassVar[float] = 0.0

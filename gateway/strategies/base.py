@@ -29,10 +29,10 @@ class Strategy(ABC):
       SUCCESS, FAILURE and REVOKED end it.
     - When a task is ended or abandoned, everything that was kept for it is freed.
     - A lost connection is restored automatically.
+    - `_publisher` is the asynchronous publisher, which `start` connects: `publisher_for` returns
+      it; beside Celery's client it is a `Publisher`. `publish` uses it for routes that accept.
     """
 
-    #: The name in `--strategy` and in the table of strategies.
-    name: str
     _publisher: Publisher | KombuPublisher
 
     def __init__(self, config: Config, metrics: Metrics, prefix: str):  # noqa: B027

@@ -15,8 +15,6 @@ log = logging.getLogger(__name__)
 class Blocking(CeleryStrategy):
     """Waits for one task on the loop; everything else in the process stops meanwhile."""
 
-    name = "blocking"
-
     async def start(self) -> None:
         log.warning(
             "the strategy blocking answers one request at a time: it is a baseline for comparison; "

@@ -34,8 +34,6 @@ PUBLISHERS = 64  # greenlets, each with a connection; they do not limit the numb
 class GeventDrainer(CeleryStrategy):
     """Publishes in several greenlets; one further greenlet, the drainer, receives all results."""
 
-    name = "gevent"
-
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         super().__init__(config, metrics, prefix)
         self._work: SimpleQueue[tuple[Callable[[PendingTask], None], PendingTask]] = SimpleQueue()

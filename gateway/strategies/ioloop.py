@@ -24,8 +24,6 @@ PAUSE = (0.001, 0.05)
 class IOLoop(Strategy):
     """Queries all pending keys by MGET, less often while no results come."""
 
-    name = "ioloop"
-
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         self._publisher = publisher_for(config, metrics)
         self._store = ResultStore(config)

@@ -25,8 +25,6 @@ CONSUMER = "gateway"  # the consumer tag, which is unique on its channel
 class PikaRPC(Strategy):
     """Publishes and receives replies on one channel; a lost connection loses its replies."""
 
-    name = "pika"
-
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         self._metrics = metrics
         self._waiting: dict[str, PendingTask] = {}

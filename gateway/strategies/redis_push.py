@@ -32,8 +32,6 @@ SWEEP = 1.0  # seconds between sweeps; each fetches the results that the next-to
 class RedisPush(Strategy):
     """Receives results by a subscription, and fetches those that may have been missed."""
 
-    name = "redis"
-
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         self._config = config
         self._metrics = metrics

@@ -24,11 +24,9 @@ class ThreadPool(CeleryStrategy):
     still waits until the deadline.
     """
 
-    name = "threadpool"
-
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         super().__init__(config, metrics, prefix)
-        self._pool = ThreadPoolExecutor(config.threads, "waiter")
+        self._pool = ThreadPoolExecutor(config.threads, "threadpool")
 
     async def stop(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

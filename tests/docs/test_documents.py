@@ -38,6 +38,12 @@ def test_every_strategy_is_in_the_readme():
     assert first_cells(text("README.md"), "Strategies") == set(STRATEGIES)
 
 
+def test_every_strategy_is_in_the_row_of_its_setting():
+    document = text("docs/configuration.md")
+    (row,) = re.findall(r"^\| `strategy` \| `redis` \| (.*) \|$", document, re.M)
+    assert re.findall(r"`(\w+)`", row) == list(STRATEGIES)
+
+
 @pytest.mark.parametrize(
     ("heading", "names"),
     [
@@ -118,9 +124,9 @@ def test_the_shortest_strategies_are_named():
     assert said.groups() == (min(by_library[False])[1], min(by_library[True])[1])
 
 
-def test_every_key_that_a_task_is_told_is_documented():
+def test_every_key_that_a_task_gets_is_documented():
     delivery = Delivery("", "", {}, {}, "", {}, b"", "", 0.0)
-    assert first_cells(text("docs/appserver.md"), "What a task is told") == set(
+    assert first_cells(text("docs/appserver.md"), "What a task gets") == set(
         delivery.table(store=False)
     )
 

@@ -97,6 +97,7 @@ def test_the_schemes_and_the_routes_of_the_readme(tmp_path):
     section = text("README.md").split("\n## Sources\n")[1].split("\n## ")[0]
     names = re.findall(r"`([a-z]+)`", section.split("The schemes are ")[1].split("\n[docs")[0])
     assert names == sorted(SCHEMES)
+    assert re.findall(r"\b(\d+) schemes\b", text("README.md")) == [str(len(SCHEMES))]
     secret, file = tmp_path / "shopify-old", tmp_path / "gateway.toml"
     secret.write_text("a secret")
     for block in re.findall(r"```toml\n(.*?)```", text("README.md"), re.S):

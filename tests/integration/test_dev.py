@@ -28,7 +28,7 @@ READY = "Ctrl-C stops everything"
 README_APP = re.search(r"```python\n(.*?)```", text("README.md"), re.S)[1]
 README_ROUTE = re.search(r"```toml\n(.*?)```", text("README.md"), re.S)[1]
 TOLD_APP = re.search(
-    r"## What a task is told\n.*?```python\n(.*?)```", text("docs/appserver.md"), re.S
+    r"## What a task gets\n.*?```python\n(.*?)```", text("docs/appserver.md"), re.S
 )[1]
 
 # What an app's module may do beside naming its servers.

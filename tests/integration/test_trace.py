@@ -1,4 +1,4 @@
-"""The way of a request is the one that ARCHITECTURE.md writes down, call by call."""
+"""The calls of a request are those that ARCHITECTURE.md lists."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Servers:
     servers.stop()
 
 
-class House:
+class Deployment:
     """Two gateways of two processes each behind nginx, for one rhythm of a sender."""
 
     def __init__(self, servers: Servers, strategy: str, rhythm: tuple[float, float]):
@@ -77,11 +77,11 @@ def message(number: int) -> str:
 
 
 @pytest.fixture(scope="module", params=["redis", "pika"])
-def quick(request: pytest.FixtureRequest, servers: Servers) -> House:
-    house = House(servers, request.param, QUICK)
-    house.number = 100 if request.param == "pika" else 200
-    yield house
-    house.stop()
+def quick(request: pytest.FixtureRequest, servers: Servers) -> Deployment:
+    deployment = Deployment(servers, request.param, QUICK)
+    deployment.number = 100 if request.param == "pika" else 200
+    yield deployment
+    deployment.stop()
 
 
 @pytest.mark.parametrize(("seconds", "number"), [(0.1, 1), (2.1, 2), (3.6, 3)])
@@ -165,13 +165,13 @@ def declare(servers: Servers, queue: str) -> None:
 
 
 def test_in_wechat_s_own_time(servers):
-    houses = [House(servers, strategy, WECHAT) for strategy in ("redis", "pika")]
+    deployments = [Deployment(servers, strategy, WECHAT) for strategy in ("redis", "pika")]
     twelve, twenty = [message(401), message(402)], [message(411), message(412)]
 
     async def all_at_once() -> list[tuple[bytes | None, int, float]]:
         return await asyncio.gather(
-            *(house.send(body, 12) for house, body in zip(houses, twelve, strict=True)),
-            *(house.send(body, 20) for house, body in zip(houses, twenty, strict=True)),
+            *(each.send(body, 12) for each, body in zip(deployments, twelve, strict=True)),
+            *(each.send(body, 20) for each, body in zip(deployments, twenty, strict=True)),
         )
 
     answers = run(all_at_once())
@@ -183,5 +183,5 @@ def test_in_wechat_s_own_time(servers):
         assert (answer, number) == (b"success", TRIES)
         assert seconds <= WECHAT[1] + GRACE
         run(eventually(lambda body=body: len(servers.executions(body)) == 1))
-    for house in houses:
-        house.stop()
+    for deployment in deployments:
+        deployment.stop()

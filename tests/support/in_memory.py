@@ -39,8 +39,6 @@ def arguments(message: Message) -> Outcome:
 class InMemory(Strategy):
     """Runs `task` on each message at once; without one, whoever takes it from `sent` ends it."""
 
-    name = "in-memory"
-
     def __init__(self, task: Callable[[Message], Outcome] | None):
         self.task = task
         self.sent: asyncio.Queue[PendingTask] = asyncio.Queue()

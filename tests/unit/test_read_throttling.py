@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway import read_throttling as coalescing_module
+from gateway import read_throttling
 from gateway.metrics import Metrics
 from gateway.read_throttling import FEW, ReadThrottling
 
@@ -52,7 +52,7 @@ def test_few_requests_are_not_delayed(metrics):
 
 
 def test_reads_that_are_far_from_each_other_gather_nothing(metrics, monkeypatch):
-    monkeypatch.setattr(coalescing_module, "SPARSE", -1.0)
+    monkeypatch.setattr(read_throttling, "SPARSE", -1.0)
 
     async def run() -> list[str]:
         metrics.add("gateway_in_flight", FEW)

@@ -73,10 +73,13 @@ class Worker:
 
 @dataclass(slots=True)
 class Answers:
-    """The workers that have answered, by name; ``heard``: whether any received the questions."""
+    """The workers that have answered, by name.
+
+    ``reachable``: whether any worker received the questions.
+    """
 
     workers: dict[str, Worker] = field(default_factory=dict)
-    heard: bool = True
+    reachable: bool = True
 
     def take(self, question: str, answer: Any) -> None:
         """Store an answer ``{worker: answer}``; others are ignored, as any client may send them."""
@@ -125,8 +128,9 @@ async def _ask(
     for question, arguments in questions.items():
         ticket = secrets.token_hex(16)
         tickets[ticket] = question
-        answers.heard = answers.heard and await _publish(exchange, question, arguments, ticket)
-    while answers.heard:
+        if answers.reachable:
+            answers.reachable = await _publish(exchange, question, arguments, ticket)
+    while answers.reachable:
         enough, curious = sufficient(answers)
         if enough and not curious:
             break

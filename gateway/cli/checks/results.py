@@ -37,7 +37,7 @@ async def check(
         return []
     reads, settings = _reads(config), worker_settings.of(answers)
     found = worker_settings.forms(config, settings) if reads else []
-    hears = config.waits.replies
+    replies_expected = config.strategy_info.replies
     others = worker_settings.other_servers(config, settings)
     same = await same_redis.compare(config, others.values()) if config.results else {}
     unsafe = [
@@ -46,12 +46,12 @@ async def check(
         if not same.get(server) and (reads or not _only_replies(settings[name]))
     ]
     numbers, untried = trial.ready(seen, answers, unsafe)
-    tried = Trial(config, exchange, reads, hears)
+    tried = Trial(config, exchange, reads, replies_expected)
     if deadline - asyncio.get_running_loop().time() < LEAST:
         untried = untried or "there was no time left"
-    elif numbers and (reads or hears):
+    elif numbers and (reads or replies_expected):
         await tried.run(numbers, answers, deadline)
-    if hears:
+    if replies_expected:
         found += _judge_replies(tried, settings, untried)
     if reads:
         found += _judge_stored(config, tried, settings, same, untried)
@@ -71,7 +71,7 @@ async def judge(config: Config, answers: Answers) -> list[Finding]:
 
 def _reads(config: Config) -> bool:
     """Does the gateway read results from the store?"""
-    if config.waits.stored:
+    if config.strategy_info.stored:
         return True
     return bool(config.results) and any(
         r.identified or r.answer != "wait" or r.prefer for r in config.routes

@@ -118,7 +118,7 @@ async def _read_results(client: Redis, config: Config) -> None:
     """Run the gateway's own commands for results, as the account may lack a permission."""
     key = f"{result_store.key_prefix(config)}check-{secrets.token_hex(8)}"
     await client.mget([key])
-    subscribes = config.waits.subscribes
+    subscribes = config.strategy_info.subscribes
     if not subscribes:
         return
     async with client.pubsub() as pubsub:

@@ -57,12 +57,14 @@ def ready(
 class Trial:
     """Sends the messages, and collects their results by task id.
 
-    `reads`: whether stored results are expected; `hears`: whether replies are expected.
+    `reads`: whether stored results are expected; `replies_expected`: whether replies over AMQP are.
     """
 
-    def __init__(self, config: Config, exchange: amqp.Exchange, reads: bool, hears: bool):
+    def __init__(
+        self, config: Config, exchange: amqp.Exchange, reads: bool, replies_expected: bool
+    ):
         self._config, self._exchange = config, exchange
-        self._reads, self._hears = reads, hears
+        self._reads, self._replies_expected = reads, replies_expected
         self._ids = TaskIds()
         self.sent: set[str] = set()
         self.replied: set[str] = set()
@@ -99,7 +101,7 @@ class Trial:
             if client:
                 await client.aclose()
         missing = (self.sent - self.stored if self._reads else set()) | (
-            self.sent - self.replied if self._hears else set()
+            self.sent - self.replied if self._replies_expected else set()
         )
         if missing:
             self.busy = await self._is_busy(numbers, answers, missing, deadline)
@@ -121,7 +123,7 @@ class Trial:
 
     async def _send(self, numbers: Mapping[str, int]) -> None:
         body = encode_body({}, {}, b"")
-        reply_to = self._exchange.reply_to if self._hears else None
+        reply_to = self._exchange.reply_to if self._replies_expected else None
         for queue, number in numbers.items():
             for _ in range(number):
                 task_id = self._ids.new()
@@ -132,7 +134,7 @@ class Trial:
                 self.sent.add(task_id)
 
     async def _collect_replies(self) -> None:
-        while self._hears and self.sent - self.replied:
+        while self._replies_expected and self.sent - self.replied:
             properties, _ = await self._exchange.replies.get()
             if properties.correlation_id in self.sent:  # others are late answers to questions
                 self.replied.add(properties.correlation_id)

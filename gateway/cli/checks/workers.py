@@ -39,7 +39,7 @@ def unseen(config: Config, why: str) -> list[Finding]:
     remedy = "docs/configuration.md#permissions has what `gateway check` needs"
     return [
         skipped("workers", f"the account may not ask them: {why}", remedy),
-        *(_not_looked_at(task) for task in config.queues_by_task),
+        *(_not_checked(task) for task in config.queues_by_task),
     ]
 
 
@@ -48,8 +48,8 @@ def judge(config: Config, seen: Mapping[str, Seen], answers: Answers) -> list[Fi
     if not answers.workers:
         number = sum(it.consumers for it in seen.values())
         return [
-            _nobody(config, number, answers.heard),
-            *(_not_looked_at(task) for task in config.queues_by_task),
+            _no_worker(config, number, answers.reachable),
+            *(_not_checked(task) for task in config.queues_by_task),
         ]
     found = []
     for queue, it in seen.items():
@@ -64,7 +64,7 @@ def judge_tasks(config: Config, answers: Answers) -> list[Finding]:
     found = []
     for task, queues in sorted(config.queues_by_task.items()):
         if not answers.workers:
-            found.append(_not_looked_at(task))
+            found.append(_not_checked(task))
         elif problem := _lacking(task, queues, answers):
             remedy = (
                 "import its module in their app (include=[...]), or correct `task` or `queue` in "
@@ -88,15 +88,15 @@ def _well(answers: Answers) -> Finding:
     return ok("workers", f"{len(answers.workers)} answered: {listed(sorted(answers.workers))}")
 
 
-def _not_looked_at(task: str) -> Finding:
+def _not_checked(task: str) -> Finding:
     return skipped(f"task {task}", "not checked without a worker's answer")
 
 
-def _nobody(config: Config, consumers: int, heard: bool) -> Finding:
+def _no_worker(config: Config, consumers: int, reachable: bool) -> Finding:
     if not consumers:
         return fail("workers", "there are none", _START.format(",".join(config.queues)))
     many = counted(consumers, "consumer")
-    if not heard:
+    if not reachable:
         return warn("workers", f"{many}, none of which listens to remote control", _ENABLE)
     return fail("workers", f"{many}, none of which answers: {_SILENT}", _RESTART)
 

@@ -62,7 +62,7 @@ def warnings(config: Config, app: str, worker: Described, path: Path | None) -> 
             "warning: write a file with the task of each path, and give it by --config:\n\n"
             f'    [[routes]]\n    path = "/"\n    task = "{next(iter(tasks), "shop.take_order")}"\n'
         )
-    if config.waits.replies and not worker.replies:
+    if config.strategy_info.replies and not worker.replies:
         lines.append(
             f"warning: where it is deployed, the app {app} has to reply for the strategy "
             f"{config.strategy}: call appserver.setup(app) in it; here it replies without that"

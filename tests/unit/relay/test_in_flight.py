@@ -29,7 +29,7 @@ from tests.support.in_memory import InMemory, echo
 DEADLINE = 5.0
 
 
-class House:
+class Harness:
     """A relay whose tasks end at once, and the answers that it has given."""
 
     def __init__(self, metrics: Metrics):
@@ -67,32 +67,32 @@ class House:
 
 
 @pytest.fixture
-def house() -> Iterator[House]:
+def harness() -> Iterator[Harness]:
     metrics = Metrics(routes=["/"])
-    yield House(metrics)
+    yield Harness(metrics)
     metrics.close()
 
 
 @pytest.mark.parametrize("ago", [0.0, DEADLINE - 1])
-def test_a_body_in_time_is_published(house, ago):
-    house.relay.relay(house.request(ago), house.given.append)
-    assert [(answer.status, answer.body) for answer in house.given] == [(200, b"hello")]
+def test_a_body_in_time_is_published(harness, ago):
+    harness.relay.relay(harness.request(ago), harness.given.append)
+    assert [(answer.status, answer.body) for answer in harness.given] == [(200, b"hello")]
 
 
-def test_a_body_after_the_deadline_is_not_published(house):
-    house.relay.relay(house.request(ago=DEADLINE), house.given.append)
-    (answer,) = house.given
+def test_a_body_after_the_deadline_is_not_published(harness):
+    harness.relay.relay(harness.request(ago=DEADLINE), harness.given.append)
+    (answer,) = harness.given
     assert answer.status == 408 and b"The body came after the deadline." in answer.body
-    assert house.strategy.sent.empty()
+    assert harness.strategy.sent.empty()
 
 
 @pytest.mark.parametrize(("applied", "held"), [("", True), ("wait=5", False)])
-def test_earlier_tries_are_held_unless_the_sender_says_how_long_it_waits(house, applied, held):
+def test_earlier_tries_are_held_unless_the_sender_says_how_long_it_waits(harness, applied, held):
     route = SimpleNamespace(tries=3, hold=10.0, deadline=DEADLINE)
     claim = Claim(b"key", "channel", "owner", 15.0, CONFIRMED, "task", b"", tries=1)
 
     async def join() -> float:
-        delivery = house.delivery(route, applied)
+        delivery = harness.delivery(route, applied)
         delivery.enter(0)
         delivery.join(ClaimHandle(claim, None, None, None), again=False)
         delivery.give(Answer(200, "", b""))
@@ -101,10 +101,10 @@ def test_earlier_tries_are_held_unless_the_sender_says_how_long_it_waits(house, 
     assert asyncio.run(join()) == pytest.approx(DEADLINE + 10 * held)
 
 
-def test_who_waits_for_a_store_in_vain_is_told_which(house):
-    house.delivery(SimpleNamespace(tries=1)).expire()
-    ResultLookup(house.relay.context, house.reply(), 0.0, Ticket("", "", 0.0, "")).expire()
+def test_who_waits_for_a_store_in_vain_is_told_which(harness):
+    harness.delivery(SimpleNamespace(tries=1)).expire()
+    ResultLookup(harness.relay.context, harness.reply(), 0.0, Ticket("", "", 0.0, "")).expire()
 
-    claims, results = house.given
+    claims, results = harness.given
     assert b"state-unavailable" in claims.body
     assert b"results-unavailable" in results.body
