@@ -23,7 +23,7 @@ run: install ## run broker, worker and gateway on this machine, nothing to insta
 test: install ## install missing servers, then lint and test (ARGS="...")
 	tests/install-servers.sh
 	$(MAKE) check
-	REQUIRE_SERVERS=1 .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	REQUIRE_SERVERS=1 .venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 newest: install ## test with the newest version of everything, whatever our upper bounds say
 	tests/install-servers.sh
@@ -40,7 +40,7 @@ newest: install ## test with the newest version of everything, whatever our uppe
 	  --requirement constraints-newest.txt
 	build/newest/bin/uv --quiet pip install --python build/newest/bin/python --no-deps \
 	  --no-build-isolation --editable .
-	REQUIRE_SERVERS=1 build/newest/bin/python -m pytest -n 2 --dist loadfile \
+	REQUIRE_SERVERS=1 build/newest/bin/python -m pytest -n 3 --dist loadfile \
 	  --no-loadscope-reorder $(ARGS)
 
 wheel: install ## install the wheel into clean environments, with each Celery (needs a network)

@@ -22,7 +22,7 @@ def problems(config: Config) -> list[str]:
 
 def _of_servers(config: Config) -> list[str]:
     problems = []
-    if not config.results and config.waits.stored:
+    if not config.results and config.strategy_info.stored:
         without = ", ".join(name for name, info in STRATEGIES.items() if not info.stored)
         problems.append(
             f"result_backend: the strategy {config.strategy} needs one; without it use {without}"
@@ -30,7 +30,7 @@ def _of_servers(config: Config) -> list[str]:
     if config.journal and not config.state:
         problems.append("journal: the journal is kept in Redis; set result_backend or state_url")
     if not config.amqp:
-        if config.waits.amqp_only:
+        if config.strategy_info.amqp_only:
             others = ", ".join(name for name, info in STRATEGIES.items() if not info.amqp_only)
             problems.append(
                 f"strategy: {config.strategy} needs an AMQP broker; "
@@ -40,7 +40,7 @@ def _of_servers(config: Config) -> list[str]:
             problems.append("broker_url: a list is possible with AMQP only; give one URL")
     if len({urlsplit(broker).scheme for broker in config.brokers}) > 1:
         problems.append("broker_url: use amqps:// for all brokers of the list or for none")
-    if config.waits.patches and config.loop == "uvloop":
+    if config.strategy_info.patches and config.loop == "uvloop":
         problems.append(f"loop: {config.strategy} runs on asyncio's own loop; use auto or asyncio")
     return problems
 

@@ -206,11 +206,6 @@ class Config(Model):
         return STRATEGIES[self.strategy]
 
     @property
-    def waits(self) -> StrategyInfo:
-        """The same, until all of its users have the new name."""
-        return self.strategy_info
-
-    @property
     def amqp(self) -> bool:
         """Is the broker an AMQP one (and not the Redis that `gateway dev` embeds)?"""
         return _is_amqp(self.broker_url[0])

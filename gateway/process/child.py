@@ -163,7 +163,7 @@ def main() -> None:
 
 
 def _loop_factory(config: Config) -> Any:
-    if config.waits.patches or config.loop == "asyncio":
+    if config.strategy_info.patches or config.loop == "asyncio":
         return None
     try:
         import uvloop

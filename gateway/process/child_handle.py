@@ -51,8 +51,8 @@ class ChildHandle:
         ours, theirs = socket.socketpair()
         fds = [s.fileno() for s in self._sockets]
         argv = [sys.executable, "-P", "-c", _CHILD, str(theirs.fileno())]
-        if self.config.waits.patches:
-            argv.append(self.config.waits.patches)
+        if self.config.strategy_info.patches:
+            argv.append(self.config.strategy_info.patches)
         try:
             self._child = await asyncio.create_subprocess_exec(
                 *argv, pass_fds=[theirs.fileno(), self.counters.fileno(), *fds]

@@ -14,6 +14,9 @@ ROOT = Path(__file__).parents[2]
 DEADLINE, GRACE = 1.0, 0.5
 
 ROUTES = """
+secret_key = "a key of the contract"
+public_url = "https://hooks.example.com"
+
 [[routes]]
 path = "/"
 

@@ -35,7 +35,7 @@ def results(stack: Stack, start) -> Server:
 
 @pytest.fixture(scope="module")
 def gateways(stack: Stack, broker: RabbitMQ, results: Server, routes) -> dict[str, Server]:
-    """All six, beside each other, over servers that these tests break."""
+    """All strategies, beside each other, over servers that these tests break."""
     worker = stack.worker(broker.url, results.url, pool="threads", concurrency=8)
     gateways = {
         name: start_gateway(stack, name, broker.url, results.url, routes) for name in STRATEGIES

@@ -189,9 +189,9 @@ def test_a_claim_takes_no_more_memory_than_documented(start, stack, size, number
 
     async def work(a: Claims, _b: Claims) -> None:
         ids = TaskIds()
-        for n in range(0, number, 500):
+        for n in range(0, number, 100):
             taken = await asyncio.gather(
-                *(a.take(f"x-{n}-{i}", b"digest", ids.new()) for i in range(500))
+                *(a.take(f"x-{n}-{i}", b"digest", ids.new()) for i in range(100))
             )
             for claim in taken:
                 a.finish(claim, Answer(200, TEXT, b"." * size))

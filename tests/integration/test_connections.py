@@ -392,7 +392,8 @@ queue = "shop"
     def gateway(strategy: str) -> Server:
         # A list from the file for some, from the command line for others.
         flag = () if strategy in DIFFERENT else ("--broker", ";".join(brokers))
-        options = "--strategy", strategy, "--config", str(toml), "--result-backend", results.url
+        options = "--strategy", strategy, "--config", str(toml), "--timeout", "20"
+        options += "--result-backend", results.url
         return stack.gateway(*options, *flag, env=prefix)
 
     with ThreadPoolExecutor() as pool:
