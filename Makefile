@@ -10,7 +10,7 @@ COMPILE = build/constraints/bin/uv --quiet pip compile setup.cfg --universal --p
   --generate-hashes --no-annotate --custom-compile-command 'make constraints'
 PIP := .venv/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help install run test newest wheel matrix check fuzz loadtest faults constraints clean
+.PHONY: help install run test coverage newest wheel matrix check fuzz loadtest faults constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -24,6 +24,14 @@ test: install ## install missing servers, then lint and test (ARGS="...")
 	tests/install-servers.sh
 	$(MAKE) check
 	REQUIRE_SERVERS=1 .venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+coverage: install ## test, and list the branches of gateway/ and appserver/ that no test takes
+	tests/install-servers.sh
+	rm -rf build/coverage
+	REQUIRE_SERVERS=1 .venv/bin/coverage run -m pytest -n 3 --dist loadfile \
+	  --no-loadscope-reorder $(ARGS)
+	.venv/bin/coverage combine --quiet
+	.venv/bin/coverage report
 
 newest: install ## test with the newest version of everything, whatever our upper bounds say
 	tests/install-servers.sh
