@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, PrivateAttr, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from gateway.answer import TEXT, Answer, of_outcome
 from gateway.config import key_extractors
@@ -74,7 +74,6 @@ class Route(Model):
     declare: bool = True
     queue_type: Literal["classic", "quorum"] = "classic"
     queue_arguments: dict[str, str | int | bool] = {}
-    _identified: bool = PrivateAttr(default=False)
 
     @model_validator(mode="after")
     def _consistent(self) -> Route:
@@ -127,17 +126,18 @@ class Route(Model):
                 "retry_after": self.retry_after or (scheme.retry_after if scheme else 0.0),
                 "fallback": fallback,
                 "content_type": self.content_type or (scheme.content_type if scheme else TEXT),
+                "idempotency": self.idempotency if identified else "none",
             }
         )
         # Filled-in values do not count as set, so that a child fills them in itself.
         route.model_fields_set.intersection_update(self.model_fields_set)
-        route._identified = identified
         return route
 
-    @property
+    # Not one of pydantic's private attributes: those are slow, and each request reads this.
+    @cached_property
     def identified(self) -> bool:
         """Do deliveries have an identity, by which later tries are recognized?"""
-        return self._identified
+        return self.idempotency != "none"
 
     @property
     def hold(self) -> float:
@@ -161,7 +161,7 @@ class Route(Model):
         It is empty where the delivery has no identity. Raises `BadRequest` where the value that the
         operator has configured as the key is missing.
         """
-        if not self._identified:
+        if not self.identified:
             return ""
         own = self._chosen_key(delivery) if self._chosen_key else verified.identity
         if not own:
