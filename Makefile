@@ -29,7 +29,8 @@ coverage: install ## test, and list the branches of gateway/ and appserver/ that
 	tests/install-servers.sh
 	rm -rf build/coverage
 	REQUIRE_SERVERS=1 .venv/bin/coverage run -m pytest -n 3 --dist loadfile \
-	  --no-loadscope-reorder $(ARGS)
+	  --no-loadscope-reorder tests/contract tests/integration tests/docs tests/unit \
+	  --ignore=tests/integration/test_memory.py --ignore=tests/integration/test_loadtest.py $(ARGS)
 	.venv/bin/coverage combine --quiet
 	.venv/bin/coverage report
 
