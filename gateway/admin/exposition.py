@@ -21,6 +21,7 @@ from gateway.process.counters import Totals
 #: Prometheus' text format, in the version that every scraper reads.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+_ANSWERS = ("route", "status")
 _Labelled = list[tuple[dict[str, str], float]]
 
 
@@ -30,7 +31,11 @@ def expose(total: Totals) -> bytes:
 
 
 class _Collector(Collector):
-    """Yields one metric family for each of the gateway's metrics."""
+    """Yields one metric family for each of the gateway's metrics.
+
+    The processes of two versions may have different labels and bounds: only the labels of this
+    version are exposed, and series that differ in others are added up.
+    """
 
     def __init__(self, total: Totals):
         self._series: defaultdict[str, _Labelled] = defaultdict(list)
@@ -41,34 +46,43 @@ class _Collector(Collector):
         for name, text in HELP.items():
             if name in GAUGES:
                 yield self._plain(GaugeMetricFamily(name, text), name)
+            elif name == "gateway_requests_total":
+                family = CounterMetricFamily(name, text, labels=_ANSWERS)
+                yield self._plain(family, name, *_ANSWERS)
             elif name.endswith("_total"):
-                labels = ["route", "status"] if name == "gateway_requests_total" else []
-                yield self._plain(CounterMetricFamily(name, text, labels=labels), name)
+                yield self._plain(CounterMetricFamily(name, text), name)
             else:
                 yield self._histogram(HistogramMetricFamily(name, text, labels=["route"]), name)
 
-    def _plain(self, family: GaugeMetricFamily | CounterMetricFamily, name: str) -> Metric:
-        for labels, value in self._series[name]:
+    def _plain(
+        self, family: GaugeMetricFamily | CounterMetricFamily, name: str, *labels: str
+    ) -> Metric:
+        for values, value in self._sums(name, *labels).items():
             if value or not labels:
-                family.add_metric(list(labels.values()), value)
+                family.add_metric(values, value)
         return family
 
     def _histogram(self, family: HistogramMetricFamily, name: str) -> Metric:
-        """Add up the buckets: Prometheus' are cumulative, those of the file are not.
-
-        The processes of two versions may have different bounds.
-        """
+        """Add up the buckets: Prometheus' are cumulative, those of the file are not."""
         buckets: defaultdict[str, list[tuple[str, float]]] = defaultdict(list)
-        for labels, value in self._series[f"{name}_bucket"]:
-            buckets[labels["route"]].append((labels["le"], value))
-        for labels, seconds in self._series[f"{name}_sum"]:
-            bounds, counts = zip(*sorted(buckets[labels["route"]], key=_bound), strict=True)
+        for (route, bound), value in self._sums(f"{name}_bucket", "route", "le").items():
+            buckets[route].append((bound, value))
+        seconds = self._sums(f"{name}_sum", "route")
+        for route, some in buckets.items():
+            bounds, counts = zip(*sorted(some, key=_bound), strict=True)
             cumulative = list(accumulate(counts))
             if cumulative[-1]:
                 family.add_metric(
-                    [labels["route"]], list(zip(bounds, cumulative, strict=True)), seconds
+                    [route], list(zip(bounds, cumulative, strict=True)), seconds.get((route,), 0.0)
                 )
         return family
+
+    def _sums(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
+        """Return the sums of the series called `name` by the values of `labels`."""
+        sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
+        for given, value in self._series[name]:
+            sums[tuple(given.get(label, "") for label in labels)] += value
+        return sums
 
 
 def _bound(bucket: tuple[str, float]) -> float:

@@ -252,3 +252,18 @@ def add_up_buckets(name: str, *processes: list[tuple[str, int]]) -> dict[Series,
             series = f"{name}_bucket", (("route", "/a"), ("le", bound))
             totals[series] = totals.get(series, 0) + count
     return totals
+
+
+def test_a_label_that_only_another_version_knows_is_added_up():
+    name = "gateway_requests_total"
+    known = (("route", "/a"), ("status", "200"))
+    totals = {
+        (name, known): 2.0,
+        (name, (*known, ("method", "PUT"))): 3.0,
+        ("gateway_request_seconds_sum", (("route", "/no-buckets"),)): 4.0,
+    }
+
+    found = parsed(expose(totals))
+
+    assert found[f'{name}{{route="/a",status="200"}}'] == 5
+    assert not any("/no-buckets" in series for series in found)
