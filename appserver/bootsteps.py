@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import socket
+import threading
+from contextlib import suppress
 from typing import Any
 
 from celery import bootsteps
 
 
-class PromptHub(bootsteps.Step):
-    """Make kombu's loop poll without waiting while callbacks are ready.
+class PromptHub(bootsteps.StartStopStep):
+    """Make kombu's loop react without delay to ready callbacks, and to signals.
 
     After each message a callback continues reading, and acknowledgements are callbacks as well.
     What such a callback schedules is run only after the next poll, for which kombu 5.7 waits until
     something else happens, up to a second. So long are delayed the third of three messages that
     arrive in one segment, and acknowledgements that would bring more messages.
+
+    A signal interrupts the poll, which Python continues (PEP 475) until the next timer is due. So
+    long, a few seconds, a worker that is told to end goes on.
     """
 
     requires = {"celery.worker.components:Hub"}
+
+    _signals: socket.socket | None = None
 
     def create(self, worker: Any) -> None:
         hub = worker.hub
         if hub is None:  # pools without an event loop, for example gevent's
             return
+        if threading.current_thread() is threading.main_thread():  # only it receives signals
+            self._signals = _signal_socket()
         fire_timers = hub.fire_timers
 
         def poll_timeout(**kwargs: Any) -> float:
@@ -30,6 +42,33 @@ class PromptHub(bootsteps.Step):
             return 0 if hub._ready else delay
 
         hub.fire_timers = poll_timeout
+
+    def register_with_event_loop(self, worker: Any, hub: Any) -> None:
+        """Let the loop wake up at each signal; called whenever the loop begins."""
+        if self._signals is not None:
+            hub.add_reader(self._signals, _empty, self._signals)
+
+    def stop(self, worker: Any) -> None:
+        if self._signals is not None:
+            worker.hub.remove_reader(self._signals)
+            self._signals.close()
+            os.close(signal.set_wakeup_fd(-1))
+
+
+def _signal_socket() -> socket.socket:
+    """Return a socket that gets a byte for each signal of this process, and not of its forks."""
+    reader, writer = socket.socketpair()
+    reader.setblocking(False)
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
+    # A child may close the descriptor and use its number for something else.
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+    return reader
+
+
+def _empty(signals: socket.socket) -> None:
+    with suppress(BlockingIOError):
+        signals.recv(4096)
 
 
 class QuietTasks(bootsteps.Step):

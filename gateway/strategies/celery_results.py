@@ -55,7 +55,11 @@ class _AnyWorkers:
         return meta
 
     def _get_task_meta_for(self, task_id: str) -> dict[str, Any]:
-        meta: dict[str, Any] = super()._get_task_meta_for(task_id)  # type: ignore[misc]
+        # Celery's own takes an empty result for one that is not stored yet.
+        payload = self.get(self.get_key_for_task(task_id))  # type: ignore[attr-defined]
+        meta = {"status": PENDING, "result": None}
+        if payload is not None:
+            meta = self.decode_result(payload)
         return {**meta, "task_id": task_id}
 
 

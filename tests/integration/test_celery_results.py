@@ -1,4 +1,4 @@
-"""Results that were stored while Celery's client had lost its subscription."""
+"""Results that Celery's client has not heard of, and reads from the store."""
 
 from __future__ import annotations
 
@@ -40,6 +40,20 @@ def test_a_result_without_a_task_id_is_found_after_a_lost_subscription(redis_ser
         server.client_kill_filter(_type="pubsub")
         # then it is the result.
         assert waiting.result(TIMEOUT) == Outcome(SUCCESS, "late")
+
+
+def test_an_empty_result_is_a_result(redis_server):
+    """Celery's own code takes it for a result that is not there yet."""
+    task_id = str(uuid.uuid4())
+    with (
+        closing(CeleryClient(Config(result_backend=redis_server.url))) as client,
+        redis.Redis.from_url(redis_server.url) as server,
+    ):
+        server.set(client.app.backend.get_key_for_task(task_id), b"")
+
+        outcome = client.wait(client.subscribe(task_id), time.monotonic() + TIMEOUT)
+
+    assert outcome == Outcome(SUCCESS, error="no JSON result (JSONDecodeError)")
 
 
 def lookups(server: redis.Redis) -> int:

@@ -331,6 +331,7 @@ def test_a_failure_is_heard_of_by_those_who_wait_and_not_brought_back(two):
         owner = await a.take("x", b"digest", task("a"))
         joined = await b.take("x", b"digest", task("b"))
         a.fail(owner, "Fehler\ud800: too: many")
+        await a.state(owner)  # which is read behind what was written
         assert await b.state(joined) == (FAILED, Outcome(FAILURE, error="Fehler?: too: many"))
         a.confirm(owner)  # late
         a.finish(owner, SUCCESS)

@@ -1,0 +1,64 @@
+"""The worker's loop reacts to signals, and its pool's processes do not take part in that."""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+from kombu.asynchronous.hub import Hub
+
+from appserver.bootsteps import PromptHub
+
+SECONDS = 60  # for which the loop polls where nothing wakes it
+
+
+@pytest.fixture
+def worker():
+    """A worker's loop, and a signal whose handler says nothing to it."""
+    worker = SimpleNamespace(hub=Hub(), steps=[])
+    handler = signal.signal(signal.SIGUSR2, lambda *_: None)
+    step = PromptHub(worker)
+    step.create(worker)
+    step.register_with_event_loop(worker, worker.hub)
+    yield worker
+    step.stop(worker)
+    signal.signal(signal.SIGUSR2, handler)
+    worker.hub.close()
+
+
+def poll(worker) -> list[int]:
+    """Poll once, as the loop does; run what is read, and return its descriptors."""
+    events = worker.hub.poller.poll(SECONDS)
+    for descriptor, _ in events:
+        callback, arguments = worker.hub.readers[descriptor]
+        callback(*arguments)
+    return [descriptor for descriptor, _ in events]
+
+
+def test_a_signal_wakes_the_loop_each_time(worker):
+    for _ in range(3):
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert len(poll(worker)) == 1
+    assert worker.hub.poller.poll(0) in ([], None)
+
+
+def test_a_fork_s_signals_do_not(worker):
+    child = os.fork()
+    if not child:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert worker.hub.poller.poll(0) in ([], None)
+
+
+def test_a_worker_without_a_loop_has_nothing_to_wake():
+    worker = SimpleNamespace(hub=None, steps=[])
+    step = PromptHub(worker)
+
+    step.create(worker)
+    step.register_with_event_loop(worker, None)
+    step.stop(worker)
+
+    assert signal.set_wakeup_fd(-1) == -1
