@@ -1,7 +1,6 @@
-"""The asynchronous AMQP publisher: one connection a process, every message confirmed.
+"""The asynchronous AMQP publisher: keeps one connection a process, with a channel to publish on.
 
-pika runs the connection. This class restores it, declares missing queues of the routes, and writes
-messages itself, from templates.
+pika runs the connection. This class restores it, and declares missing queues of the routes.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from gateway.amqp import broker
 from gateway.amqp.broker import describe
 from gateway.amqp.confirms import Confirms
 from gateway.amqp.connection import TurnConnection
+from gateway.amqp.publishing_channel import PublishingChannel
 from gateway.amqp.scanner import Scanner
-from gateway.amqp.templates import Templates
 from gateway.backoff import Backoff
 from gateway.celery_message import Message
 from gateway.config.settings import Config
@@ -38,18 +37,16 @@ from gateway.read_throttling import ReadThrottling
 
 log = logging.getLogger(__name__)
 
-PROBE = "gateway.probe"  # a routing key that no queue has
 BACKOFF = (0.1, 5.0)  # seconds between attempts: the first, the longest
 STEADY = 1.0  # seconds; after a connection that lasted longer there is no pause
 SETTLING = 10.0  # seconds after the end of an outage; see `Publisher._on_rejected`
-_SWEEP = 0.1  # seconds between checks for overdue confirms
 
 # RabbitMQ's reason for closing the channel, which is the only message that has its limit.
 _too_large = re.compile(r"message size \d+ .*larger than .*max size (\d+)").search
 
 
 class Publisher:
-    """Publishes to the default exchange: mandatory, confirmed, never twice.
+    """Publishes while it is connected, and otherwise refuses immediately.
 
     `on_channel` is called with each new channel, its scanner and a callback, before anything is
     published on the channel. So a consumer of replies can begin on the same channel; it calls the
@@ -74,15 +71,12 @@ class Publisher:
         #: The broker that it is connected to, or was last.
         self.url = config.brokers[0]
         self._connection: TurnConnection | None = None
-        self._channel: Channel | None = None
+        self._channel: PublishingChannel | None = None
         self._lost = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._sweeper: asyncio.TimerHandle | None = None
         self._error = "not connected yet"
         self.blocked = ""
-        self._confirms = Confirms(metrics, self._on_rejected)
         self._outage, self._unsettled_until = True, 0.0  # an outage may just end at the start
-        self._templates: Templates  # of the open channel
         self._largest = math.inf  # bytes of a body; the broker tells its limit when it is exceeded
 
     @property
@@ -95,8 +89,6 @@ class Publisher:
 
     async def stop(self) -> None:
         await background.stop(self._task)
-        if self._sweeper is not None:
-            self._sweeper.cancel()
         if self._connection is not None and self._connection.is_open:
             self._error = "stopping"
             self._connection.close()
@@ -110,19 +102,11 @@ class Publisher:
         Raises `BrokerUnavailable`, `BrokerBlocked`, `BodyTooLarge` or `URITooLong` where it is
         known that the broker would not take the message.
         """
-        if self._channel is None or not self._channel.is_open:
+        if self._channel is None:
             raise BrokerUnavailable
         if self.blocked:
             raise BrokerBlocked
-        connection = self._channel.connection
-        if not connection.writable:
-            raise BrokerUnavailable("The broker does not read what is sent to it.")
-        connection.send(self._templates.encode(pending.message, reply_to))
-        pending.sent = monotonic()
-        self._confirms.add(pending)
-        self._metrics.add("gateway_messages_published_total")
-        if self._sweeper is None:
-            self._sweeper = asyncio.get_running_loop().call_later(_SWEEP, self._sweep)
+        self._channel.publish(pending, reply_to)
 
     def check(self, message: Message) -> None:
         """Raise `URITooLong` or `BodyTooLarge` where `message` is too large for the broker.
@@ -130,7 +114,7 @@ class Publisher:
         For strategies that publish to the same broker with kombu.
         """
         if self._channel is not None:
-            self._templates.encode(message)
+            self._channel.check(message)
 
     def probe(self) -> None:
         """Publish a message that no queue gets.
@@ -138,17 +122,8 @@ class Publisher:
         The broker tells only connections that publish that they are blocked, and when they no
         longer are.
         """
-        if not self.error and self._channel is not None and self._channel.is_open:
-            self._channel.basic_publish("", PROBE, b"")
-            self._confirms.skip()
-
-    def _sweep(self) -> None:
-        try:
-            self._confirms.give_up(monotonic() - self._config.confirm_timeout)
-        finally:  # an error of one message must not end the timeouts of the others
-            self._sweeper = None
-            if self._confirms:
-                self._sweeper = asyncio.get_running_loop().call_later(_SWEEP, self._sweep)
+        if not self.error and self._channel is not None:
+            self._channel.probe()
 
     # Connection -------------------------------------------------------------------------
 
@@ -203,9 +178,8 @@ class Publisher:
             broker.close(connection)
             raise
         self._metrics.add("gateway_broker_connections_total")
-        self._channel, self._confirms = channel, confirms
-        self._templates = Templates(
-            channel.channel_number, connection.params.frame_max, self._largest
+        self._channel = PublishingChannel(
+            channel, confirms, self._metrics, self._config.confirm_timeout, self._largest
         )
         self._error = self.blocked = ""
         # Not after a connection that `_on_rejected` has closed: that would repeat without end.
@@ -244,9 +218,11 @@ class Publisher:
 
     def _drop(self, error: str) -> None:
         """Give up the connection, and fail its unconfirmed messages."""
-        self._error, self._channel = error, None
+        self._error = error
+        channel, self._channel = self._channel, None
         try:
-            self._confirms.fail(BrokerUnavailable("The connection to the broker was lost."))
+            if channel is not None:
+                channel.fail(BrokerUnavailable("The connection to the broker was lost."))
         finally:
             if self._on_lost is not None:
                 self._on_lost()

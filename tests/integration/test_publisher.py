@@ -150,7 +150,7 @@ def test_a_return_that_comes_after_its_timeout_concerns_no_later_try(broker, met
             publisher.publish(second)
         await eventually(lambda: second.ended or second.confirmed)
         assert second.confirmed, second.error
-        await eventually(lambda: not publisher._confirms)
+        await eventually(lambda: not publisher._channel._confirms)
 
     # The broker may need most of its time to wake up.
     run(lambda: Publisher(config(broker, confirm_timeout=2.0), metrics), work)
@@ -166,7 +166,7 @@ def test_templates_are_kept_in_bounds(broker, metrics, monkeypatch):
             publisher.publish(one)
         await eventually(lambda: all(one.ended for one in sent))
         assert {one.error.type for one in sent} == {"unroutable"}
-        assert 0 < len(publisher._templates._made) <= 3
+        assert 0 < len(publisher._channel._templates._made) <= 3
 
     run(lambda: Publisher(config(broker), metrics), work)
 

@@ -14,7 +14,7 @@ from pika.channel import Channel
 
 from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
-from gateway.amqp.publisher import PROBE
+from gateway.amqp.publishing_channel import PROBE
 from gateway.celery_message import CONTENT_ENCODING, CONTENT_TYPE
 from gateway.config.settings import Config
 from gateway.metrics import Metrics

@@ -1,0 +1,87 @@
+"""Publish on one open channel, from templates, and time out what is not confirmed."""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from gateway.amqp.templates import Templates
+from gateway.errors import BrokerUnavailable
+
+if TYPE_CHECKING:
+    from pika.channel import Channel
+
+    from gateway.amqp.confirms import Confirms
+    from gateway.amqp.connection import TurnConnection
+    from gateway.celery_message import Message
+    from gateway.errors import RequestError
+    from gateway.metrics import Metrics
+    from gateway.pending_task import PendingTask
+
+PROBE = "gateway.probe"  # a routing key that no queue has
+_SWEEP = 0.1  # seconds between checks for overdue confirms
+
+
+class PublishingChannel:
+    """Publishes to the default exchange: mandatory, confirmed, never twice.
+
+    `channel` is in confirm mode and `confirms` has its messages. `confirm_timeout` is in seconds,
+    `largest` in bytes of a body.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        confirms: Confirms,
+        metrics: Metrics,
+        confirm_timeout: float,
+        largest: float,
+    ):
+        self._channel = channel
+        self._connection: TurnConnection = channel.connection
+        self._confirms = confirms
+        self._metrics = metrics
+        self._confirm_timeout = confirm_timeout
+        self._templates = Templates(
+            channel.channel_number, self._connection.params.frame_max, largest
+        )
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    def publish(self, pending: PendingTask, reply_to: str | None = None) -> None:
+        """Publish ``pending.message``; `pending` gets its confirm or error.
+
+        Raises `BrokerUnavailable`, `BodyTooLarge` or `URITooLong` where the message cannot be sent.
+        """
+        if not self._channel.is_open:
+            raise BrokerUnavailable
+        if not self._connection.writable:
+            raise BrokerUnavailable("The broker does not read what is sent to it.")
+        self._connection.send(self._templates.encode(pending.message, reply_to))
+        pending.sent = monotonic()
+        self._confirms.add(pending)
+        self._metrics.add("gateway_messages_published_total")
+        if self._sweeper is None:
+            self._sweeper = asyncio.get_running_loop().call_later(_SWEEP, self._sweep)
+
+    def check(self, message: Message) -> None:
+        """Raise `URITooLong` or `BodyTooLarge` where `message` is too large for the broker."""
+        self._templates.encode(message)
+
+    def probe(self) -> None:
+        """Publish a message that no queue gets."""
+        if self._channel.is_open:
+            self._channel.basic_publish("", PROBE, b"")
+            self._confirms.skip()
+
+    def fail(self, error: RequestError) -> None:
+        """Fail all messages that are not confirmed: the channel is closed."""
+        self._confirms.fail(error)
+
+    def _sweep(self) -> None:
+        try:
+            self._confirms.give_up(monotonic() - self._confirm_timeout)
+        finally:  # an error of one message must not end the timeouts of the others
+            self._sweeper = None
+            if self._confirms:
+                self._sweeper = asyncio.get_running_loop().call_later(_SWEEP, self._sweep)
