@@ -47,6 +47,15 @@ def start() -> Callable[[Callable[[], S]], S]:
     return _start
 
 
+@pytest.fixture(scope="module")
+def unmeasured() -> Iterator[None]:
+    """Let what a module's tests start run at full speed: its coverage is not measured."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("COVERAGE_")]:
+            patch.delenv(name)
+        yield
+
+
 @pytest.fixture
 def io_loop() -> Iterator[IOLoop]:
     """The loop of a test marked `gen_test`; pytest-tornado's own warns with today's Tornado."""
