@@ -25,6 +25,7 @@ from loadtest.summary import latency
 
 DIRECT = "amq.rabbitmq.reply-to"
 SIZE = 250  # bytes of the body that a task is given
+WARM_UP = 1_000  # tasks before those that are measured
 _RECEIVE = 262_144  # bytes
 _METHOD, _BODY = 1, 3  # kinds of frames
 _DELIVER = (60, 60)  # class basic, method deliver
@@ -134,6 +135,10 @@ class Requester:
         task_id = str(json.loads(reply).get("task_id"))
         digits = task_id.removeprefix(self.prefix)
         return int(digits) if digits != task_id and digits.isdecimal() else None
+
+    def warm_up(self, window: int) -> None:
+        """Keep `window` tasks in flight for a while before something is measured."""
+        self.round_trips(window, requests=WARM_UP)
 
     def round_trips(
         self, window: int, *, requests: int | None = None, seconds: float = 0

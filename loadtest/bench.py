@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import redis
+from amqp.exceptions import AMQPError
+from kombu import Connection
 
 from gateway.stack import StackError, free_port
 from gateway.stack.loopback import accepts
@@ -84,10 +86,13 @@ class Bench:
         """Return the versions of the servers."""
         with self.ask_redis() as connection:
             server = connection.info("server")
-        return {
-            "RabbitMQ": self.broker.ctl("version").strip(),
-            "Redis": server["redis_version"],
-        }
+        try:
+            with Connection(self.broker.url) as link:
+                link.connect()
+                broker = link.connection.server_properties
+        except (AMQPError, OSError) as exc:
+            raise StackError(f"RabbitMQ: {exc}") from exc
+        return {"RabbitMQ": broker["version"], "Redis": server["redis_version"]}
 
     @contextmanager
     def worker(self, pool: str = "solo", size: int = 1, count: int = 1) -> Iterator[None]:
@@ -187,10 +192,10 @@ class Bench:
 
     def connections_open(self) -> dict[str, int]:
         """Count what the broker and Redis have open, the worker's connections included."""
-        listed = self.broker.ctl("list_connections", "pid", "--no-table-headers")
         with self.ask_redis() as connection:
             clients = connection.info("clients")["connected_clients"]
-        return {"broker": len(listed.splitlines()), "redis": clients - 1}  # our own
+        # The kernel knows it for nothing; rabbitmqctl takes half a second of CPU.
+        return {"broker": measured(self.broker).connections(), "redis": clients - 1}  # our own
 
     def holdings(self, front: Front) -> dict[str, float]:
         """Return what `front`, the worker, the broker and Redis hold: megabytes, and numbers."""

@@ -37,6 +37,7 @@ _DEFAULTS = {
     "duration": 10,
     "repeats": 5,
     "requests": 10_000,
+    "checked": 2_000,
     "task": Task(),
 }
 
@@ -53,8 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     _raise_open_files()
     try:
         wrk.program()  # before anything is started
-        stack = Stack()
-        with stack:
+        with Stack() as stack:
             report = measure(options, stack)
     except GatewayError as exc:
         print(f"loadtest: {exc}", file=sys.stderr)
@@ -78,7 +78,8 @@ def measure(options: argparse.Namespace, stack: Stack) -> Report:
     report: Report = experiment.run(argparse.Namespace(**used), stack)
     report.versions = {**machine.versions(), **report.versions}
     report.commit, report.machine = machine.commit(), machine.machine()
-    del used["task"]  # only some have one, and say so themselves
+    # Only some have a task, and say so themselves; the checks say how many there were.
+    del used["task"], used["checked"]
     report.options = {**used, **report.options}
     return report
 
@@ -128,6 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     option("--duration", type=_positive, metavar="SECONDS", help="of a timed run")
     option("--repeats", type=_positive, metavar="N", help="runs of each, in turn")
     option("--requests", type=_positive, metavar="N", help="of a run that is not timed")
+    option("--checked", type=_positive, metavar="N", help="compared one to one before that")
     option("--task", type=_task, help="echo or sleep:SECONDS")
     option("--json", type=_file, metavar="FILE", help="write all figures there")
     option("--html", type=_file, metavar="FILE", help="write a page with pictures there")

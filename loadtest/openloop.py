@@ -129,9 +129,12 @@ class _Sender:
         self._tally.sent = self._total
         found = self._tally.figures(max(took, self._seconds))
         late = latency(self._late)
+        # Of a whole number of requests; the rate is none.
+        share = len(self._late) / self._total
+        longer = max(1.0, (self._last - self._begin) / self._seconds)
         found["schedule"] = {
             "rate": round(self._rate, 1),
-            "sent": round(len(self._late) / max(self._seconds, self._last - self._begin), 1),
+            "sent": round(self._rate * share / longer, 1),
             "late_ms": late,
             "connections": self._open,
             "client_cpu_us": round(cpu * 1e6 / self._total, 1),

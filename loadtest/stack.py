@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from typing import Protocol, cast
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -59,6 +60,18 @@ class Measured(stack.Server):
     def descriptors(self) -> int:
         """Count the open file descriptors."""
         return sum(map(descriptors, self.pids()))
+
+    def connections(self) -> int:
+        """Count the TCP connections that others have opened to the port of its URL."""
+        port = urlsplit(self.url).port
+        total = 0
+        for process in self.family():
+            with suppress(psutil.NoSuchProcess):
+                total += sum(
+                    one.status == psutil.CONN_ESTABLISHED and one.laddr.port == port
+                    for one in process.net_connections("tcp")
+                )
+        return total
 
 
 class MeasuredRabbitMQ(Measured, stack.RabbitMQ):

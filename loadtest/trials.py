@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from loadtest.progress import Progress
 from loadtest.report import Report, counted
 from loadtest.summary import Row
 
-CHECKED = 2_000  # requests that are compared one to one
 AT_ONCE = 200
 
 _START = 8  # seconds to start a server and to check it, for the estimate only
@@ -24,30 +24,30 @@ _START = 8  # seconds to start a server and to check it, for the estimate only
 class Trial:
     """A server that is started alone, and its measurements.
 
-    `checked` requests (`CHECKED`) are compared one to one first, which warms up everything as well;
+    Where `checked`, answers are compared one to one first, which warms up everything as well;
     `seconds_each` is what one of them takes where one is answered at a time.
     """
 
     strategy: str
     start: Callable[[], AbstractContextManager[Front]]
     loads: Sequence[Load]
-    checked: int | None = None
+    checked: bool = True
     seconds_each: float = 0.0
 
 
-def alternate(trials: Sequence[Trial], repeats: int, report: Report) -> set[str]:
-    """Fill `report` by all `trials`, `repeats` times.
+def alternate(trials: Sequence[Trial], options: argparse.Namespace, report: Report) -> set[str]:
+    """Fill `report` by all `trials`, `repeats` times; `checked` answers are compared each time.
 
     The order is A B C A B C, so that what changes on the machine meanwhile hits all of them.
     Returns the strategies of which something beside the measurements themselves went wrong.
     """
     a_round = sum(_START + sum(load.seconds for load in trial.loads) for trial in trials)
     faulty: set[str] = set()
-    with Progress(repeats * a_round) as progress:
-        for repeat in range(1, repeats + 1):
+    with Progress(options.repeats * a_round) as progress:
+        for repeat in range(1, options.repeats + 1):
             for trial in trials:
                 try:
-                    if not _run(trial, repeat, repeats, report, progress):
+                    if not _run(trial, repeat, options, report, progress):
                         faulty.add(trial.strategy)
                 except GatewayError as exc:
                     # The others' numbers are worth having.
@@ -57,19 +57,21 @@ def alternate(trials: Sequence[Trial], repeats: int, report: Report) -> set[str]
     return faulty
 
 
-def _run(trial: Trial, repeat: int, repeats: int, report: Report, progress: Progress) -> bool:
+def _run(
+    trial: Trial, repeat: int, options: argparse.Namespace, report: Report, progress: Progress
+) -> bool:
     """Start one server, check its answers one to one, then load it.
 
     Returns whether the check went well.
     """
-    which = f"{trial.strategy}, repeat {repeat} of {repeats}"
+    which = f"{trial.strategy}, repeat {repeat} of {options.repeats}"
     problem = ""
     progress.step(f"{which}: starting", _START)
     with trial.start() as front:
-        if requests := CHECKED if trial.checked is None else trial.checked:
+        if trial.checked:
             # Twice what a strategy needs that has one task run at a time.
-            timeout = 60 + 2 * requests * trial.seconds_each
-            counts = client.check(front.url, requests, AT_ONCE, timeout, front.envelope)
+            timeout = 60 + 2 * options.checked * trial.seconds_each
+            counts = client.check(front.url, options.checked, AT_ONCE, timeout, front.envelope)
             report.checks.append({"strategy": trial.strategy, "repeat": repeat, **counts})
             if problem := counted(counts):
                 progress.note(f"FAILED: {problem}")

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import cast
+from typing import Self, cast
 
 from gateway.stack import reaper
 from gateway.stack.loopback import accepts, answers_ok, free_port
@@ -51,7 +51,7 @@ class Stack:
         self._epmd_port: int | None = None
         self._exit = ExitStack()
 
-    def __enter__(self) -> Stack:
+    def __enter__(self) -> Self:
         directory = tempfile.TemporaryDirectory(prefix="gateway-stack-")
         self.directory = Path(self._exit.enter_context(directory))
         # The reaper kills the servers if this process is killed.

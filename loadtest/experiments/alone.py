@@ -42,7 +42,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
 
     def over_amqp(front: Front) -> Row:
         with Requester(bench.broker.url) as requester:
-            requester.round_trips(64, requests=1_000)
+            requester.warm_up(64)
             ask = partial(requester.round_trips, 1, requests=options.requests)
             return take(bench, front, 1, ask)
 
@@ -59,11 +59,11 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
                 for name in options.strategies
             ),
             *(
-                Trial(name, lambda: nullcontext(worker), [Load(CASE, seconds, over)], checked=0)
+                Trial(name, lambda: nullcontext(worker), [Load(CASE, seconds, over)], checked=False)
                 for name, over in ((LIBRARY, over_pika), (FRAMES, over_amqp))
             ),
         ]
-        alternate(trials, options.repeats, report)
+        alternate(trials, options, report)
     for bare in (LIBRARY, FRAMES):
         for name in options.strategies:
             values = ratios(report.rows, ("latency_ms", "p50"), (name, CASE), (bare, CASE))

@@ -39,12 +39,12 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
             way,
             partial(start, count),
             [_load(bench, direct, count, n, options.duration) for n in options.connections],
-            checked=0,
+            checked=False,
         )
         for count in WORKERS
         for way, direct in WAYS.items()
     ]
-    alternate(trials, options.repeats, report)
+    alternate(trials, options, report)
     for count in WORKERS:
         for n in options.connections:
             case = _case(count, n)
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
 def _load(bench: Bench, direct: bool, count: int, window: int, duration: int) -> Load:
     def measure(front: Front) -> Row:
         with Requester(bench.broker.url, direct=direct) as requester:
-            requester.round_trips(window, requests=1_000)
+            requester.warm_up(window)
             trips = partial(requester.round_trips, window, seconds=duration)
             return take(bench, front, window, trips)
 

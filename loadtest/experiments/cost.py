@@ -38,12 +38,12 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
                     way,
                     lambda: nullcontext(worker),
                     [driver.tasks(bench, way, options.requests)],
-                    checked=0,
+                    checked=False,
                 )
                 for way in driver.WAYS
             ),
         ]
-        alternate(trials, options.repeats, report)
+        alternate(trials, options, report)
     for case in (load.case for load in loads):
         for name in options.strategies:
             values = ratios(report.rows, _GATEWAY, (name, case), ("tornado", case))

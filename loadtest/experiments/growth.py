@@ -20,7 +20,11 @@ from loadtest.table import Column
 from loadtest.targets import Target, ratios
 from loadtest.trials import Trial, alternate
 
-DEFAULTS = {"strategies": ["pika", "redis", "threadpool", "blocking"], "duration": 5}
+DEFAULTS = {
+    "strategies": ["pika", "redis", "threadpool", "blocking"],
+    "duration": 5,
+    "checked": 500,
+}
 
 RATES = (50, 200, 400, 800, 1_600)  # a second
 TIMES = (0.01, 0.1, 1, 5)  # seconds that a task takes
@@ -42,10 +46,10 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     report = Report("growth", versions=bench.versions())
     with bench.stand_in(0):
         trials = [
-            Trial(name, partial(bench.gateway, name), _loads(bench, name, options.duration), 500)
+            Trial(name, partial(bench.gateway, name), _loads(bench, name, options.duration))
             for name in options.strategies
         ]
-        alternate(trials, options.repeats, report)
+        alternate(trials, options, report)
     see_that_schedules_were_kept(report)
     for name in (name for name in options.strategies if name in PUSH):
         for what, cases in (

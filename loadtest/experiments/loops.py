@@ -32,7 +32,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         for loop in LOOPS
     ]
     with bench.worker():
-        alternate(trials, options.repeats, report)
+        alternate(trials, options, report)
     for name in options.strategies:
         cpu = ("cpu_us_per_request", "gateway")
         values = ratios(report.rows, cpu, (name, LOOPS[1]), (name, LOOPS[0]))

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
             )
             for name in options.strategies
         ]
-        alternate(trials, options.repeats, report)
+        alternate(trials, options, report)
     see_that_schedules_were_kept(report)
     for name in options.strategies:
         for case in SHARES:

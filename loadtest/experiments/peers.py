@@ -47,9 +47,9 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
                 Trial(name, partial(bench.other, name, *peer), loads)
                 for name, peer in PEERS.items()
             ),
-            Trial("amqp", lambda: nullcontext(worker), floor, checked=0),
+            Trial("amqp", lambda: nullcontext(worker), floor, checked=False),
         ]
-        alternate(trials, options.repeats, report)
+        alternate(trials, options, report)
     for case in (load.case for load in loads):
         best = _best(report, options.strategies, case)
         for peer, bounds in BOUNDS.items():
@@ -69,7 +69,7 @@ def _bare(bench: Bench, window: int, duration: int) -> Load:
 
     def measure(front: Front) -> Row:
         with Requester(bench.broker.url) as requester:
-            requester.round_trips(window, requests=1_000)
+            requester.warm_up(window)
             return take(
                 bench, front, window, lambda: requester.round_trips(window, seconds=duration)
             )

@@ -39,6 +39,6 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         for name in options.strategies
         for pool, size in POOLS.items()
     ]
-    alternate(trials, options.repeats, report)
+    alternate(trials, options, report)
     report.remarks = ["Echo tasks, one worker: what a pool costs, and not what it is good for."]
     return report

@@ -14,7 +14,12 @@ from loadtest.targets import Bounds, Target, figures, ratios
 from loadtest.tasks import Task
 from loadtest.trials import Trial, alternate
 
-DEFAULTS = {"strategies": ["pika", "redis", "blocking"], "connections": [256], "duration": 8}
+DEFAULTS = {
+    "strategies": ["pika", "redis", "blocking"],
+    "connections": [256],
+    "duration": 8,
+    "checked": 400,
+}
 
 SECONDS = 0.05
 #: The cheapest pool for tasks that sleep; two workers, as one's threads share its lock.
@@ -22,14 +27,13 @@ SECONDS = 0.05
 POOL, SIZE, WORKERS = "threads", 64, 2
 # Waits for one task at a time: more connections would only wait longer.
 _BLOCKING = 8
-_CHECKED = 400
 
 
 def run(options: argparse.Namespace, stack: Stack) -> Report:
     """Load each strategy with both tasks, in front of the same workers."""
     connections = options.connections[0]
     slow = Task(SECONDS)
-    bench = Bench(stack, slow.deadline(_CHECKED))
+    bench = Bench(stack, slow.deadline(options.checked))
     report = Report("slow", versions=bench.versions())
     report.options = {"worker_pool": f"{WORKERS} x {POOL}:{SIZE}", "task_seconds": SECONDS}
     cases = {f"{task.seconds * 1e3:g} ms": task for task in (Task(), slow)}
@@ -49,11 +53,10 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
                     )
                     for case, task in cases.items()
                 ],
-                checked=_CHECKED,
             )
             for name in options.strategies
         ]
-        alternate(trials, options.repeats, report)
+        alternate(trials, options, report)
     fast_case, slow_case = cases
     for name in options.strategies:
         blocks = STRATEGIES[name].blocks

@@ -34,7 +34,7 @@ SETTLED = 0.3  # of the duration
 EXPIRES = 0.1  # of the duration: the life of a result
 _CEILING_SECONDS = 10
 #: More than ever wait at once: a client that opened some meanwhile would be seen as growth.
-_CONNECTIONS = 2_000
+CONNECTIONS = 2_000
 JOURNAL = 10_000  # deliveries
 #: Signed; the identity that comes with it makes claims of deliveries.
 _CONFIG = """\
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
             )
             for name in options.strategies
         ]
-        alternate(trials, options.repeats, report)
+        alternate(trials, options, report)
     see_that_schedules_were_kept(report)
     for name in options.strategies:
         for what in (what for what in WATCHED if what not in _PASSING):
@@ -115,7 +115,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     ]
     report.remarks = [
         f"{SHARE:.0%} of what wrk gets of a plain route out of {connections} connections, as "
-        f"signed deliveries, one of 25 of them a later try of another, over {_CONNECTIONS:,}, "
+        f"signed deliveries, one of 25 of them a later try of another, over {CONNECTIONS:,}, "
         f"which are used in turn; the journal keeps {JOURNAL:,}. Flat: of what is seen "
         f"from {SETTLED:.0%} of the time on, the median of the last third is at most {FLAT:g} "
         f"times that of the first. Results and claims live {expires} s here, so that they expire "
@@ -130,7 +130,7 @@ def _watched(bench: Bench, report: Report, name: str, duration: float) -> Load:
     def rate() -> float:
         return SHARE * median(figures(report.rows, name, ("rps",), CEILING))
 
-    load = constant(bench, rate, duration, LONG, connections=_CONNECTIONS)
+    load = constant(bench, rate, duration, LONG, connections=CONNECTIONS)
 
     def measure(front: Front) -> Row:
         ended, signed = Event(), replace(front, path="/signed", envelope=GITHUB)

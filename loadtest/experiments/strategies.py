@@ -41,7 +41,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         for strategy in options.strategies
     ]
     with bench.worker(*task.pool):
-        faulty = alternate(trials, options.repeats, report)
+        faulty = alternate(trials, options, report)
     report.conclusion = conclude(report.summaries(), faulty)
     return report
 

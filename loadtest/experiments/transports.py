@@ -47,7 +47,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         for way in WAYS
     ]
     with bench.worker():
-        alternate(trials, options.repeats, report)
+        alternate(trials, options, report)
     for name in options.strategies:
         for way in WAYS[1:]:
             values = ratios(report.rows, ("rps",), (name, way), (name, WAYS[0]))

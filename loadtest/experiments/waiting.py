@@ -47,12 +47,12 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     with bench.stand_in(seconds, announce=number):
         trials = [
             *(
-                Trial(name, partial(bench.gateway, name, *gateway), loads, checked=0)
+                Trial(name, partial(bench.gateway, name, *gateway), loads, checked=False)
                 for name in options.strategies
             ),
-            Trial("tornado", partial(bench.alone, seconds, *announce), loads, checked=0),
+            Trial("tornado", partial(bench.alone, seconds, *announce), loads, checked=False),
         ]
-        alternate(trials, options.repeats, report)
+        alternate(trials, options, report)
     for trial in trials:
         ours = trial.strategy in options.strategies
         fresh, warm, cpu = (

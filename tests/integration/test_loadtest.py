@@ -13,25 +13,28 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext
 from email.message import Message
+from functools import partial
 from html import unescape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 from threading import Lock, Thread
 from time import monotonic
+from typing import Any, Self
 from xml.etree import ElementTree
 
 import pytest
 
 from gateway.stack.programs import find, find_rabbitmq
-from loadtest import cli, client, crowd, figures, openloop, page, picture, trials, wrk
+from loadtest import amqp, cli, client, crowd, figures, openloop, page, picture, wrk
 from loadtest.amqp import Requester
 from loadtest.bench import Bench, Front
 from loadtest.driver import tasks
 from loadtest.envelope import GITHUB, SECRET
-from loadtest.experiments import EXPERIMENTS, growth, pools, soak
+from loadtest.experiments import EXPERIMENTS, consumers, growth, pools, soak
 from loadtest.experiments.strategies import conclude
 from loadtest.load import see_that_schedules_were_kept
 from loadtest.plot import Plot
@@ -39,7 +42,8 @@ from loadtest.progress import Progress
 from loadtest.report import Report
 from loadtest.summary import summarize
 from loadtest.targets import Target, ratios
-from tests.support.stack import Stack
+from tests.support.stack import Server, Stack
+from tests.support.waiting import until
 
 RUN = Path(__file__).parents[2] / "loadtest" / "run.sh"
 #: What would make a page ask for something more.
@@ -48,24 +52,24 @@ PROCESSES = {"gateway", "worker", "broker", "redis", "nginx"}
 SHORT = ["--connections", "8", "--threads", "2", "--duration", "1"]
 
 # What each experiment measures, shortly: its options, its strategies and how many bounds it judges.
-HERE = "--repeats 1 --duration 1 --threads 2 --strategies"
+HERE = "--repeats 1 --duration 1 --threads 2 --checked 20 --strategies"
 BRIEFLY = {
     "cost": (
-        f"{HERE} pika --connections 8 --requests 600",
+        f"{HERE} pika --connections 8 --requests 100",
         "pika tornado tornado-below reply store ignore_result",
         2,
     ),
     "peers": (f"{HERE} pika --connections 8", "pika flower fastapi amqp", 2),
-    "slow": (f"{HERE} redis,blocking --connections 16", "redis blocking", 2),
+    "slow": (f"{HERE} redis,blocking --connections 4", "redis blocking", 2),
     "waiting": (
         f"{HERE} redis --connections 40 --task sleep:2",
         "redis tornado",
         2,
     ),
-    "alone": (f"{HERE} pika,redis --requests 100", "pika redis amqp,_pika amqp,_frames", 2),
+    "alone": (f"{HERE} pika --requests 30", "pika amqp,_pika amqp,_frames", 1),
     "openloop": (f"{HERE} redis --connections 8", "redis", 0),
     "growth": (f"{HERE} pika,threadpool", "pika threadpool", 2),
-    "soak": (f"{HERE} redis --connections 8 --duration 2", "redis", 7),
+    "soak": (f"{HERE} redis --connections 8", "redis", 7),
     "pools": (f"{HERE} redis --connections 8", "redis", 0),
     "consumers": (f"{HERE} pika --connections 8", "direct_reply-to reply_queue", 0),
     "transports": (f"{HERE} pika --connections 8", "pika", 0),
@@ -77,12 +81,27 @@ PLOTS = {
     "soak": set(soak.WATCHED),
 }
 
+# The app server that rests before each task: wrk sends as fast as it is answered, and more of the
+# same requests would show no more.
+CALM_APP = """\
+from time import sleep
+from celery.signals import task_prerun
+from appserver import app
+
+@task_prerun.connect
+def rest(**_):
+    sleep(0.003)
+"""
+
 # A Celery app whose echo is right but for every 10th time. Its prefetch is large, as a stock
-# worker sleeps over the acknowledgements of a small one.
+# worker sleeps over the acknowledgements of a small one; and it wakes up often, as SIGTERM alone
+# would not wake it up.
 FAULTY_APP = """\
 import os
 from itertools import count
 from celery import Celery
+from celery.signals import worker_ready
+from kombu.asynchronous import get_event_loop
 
 app = Celery("faulty", broker=os.environ["GATEWAY_BROKER_URL"],
              backend=os.environ["GATEWAY_RESULT_BACKEND"])
@@ -98,6 +117,10 @@ def echo(query, headers, body):
     if call % 20 == 0:
         raise ValueError("as every 20th time")
     return body
+
+@worker_ready.connect
+def wake_up_often(**_):
+    get_event_loop().call_repeatedly(0.2, lambda: None)
 """
 
 
@@ -122,7 +145,7 @@ def run(*args: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_clean_run_is_reported_in_full(programs: None, tmp_path: Path):
-    options = ["--strategies", "redis,ioloop", "--repeats", "1"]
+    options = ["--strategies", "redis,ioloop", "--repeats", "1", "--checked", "200"]
     files = ["--json", "report.json", "--html", "report.html"]
 
     done = run("strategies", *options, *SHORT, *files, cwd=tmp_path)
@@ -150,7 +173,7 @@ def check_report(report: dict) -> None:
     assert report["problems"] == []
     order = [(row["repeat"], row["strategy"]) for row in report["rows"]]
     assert order == [(1, "redis"), (1, "ioloop")]
-    assert [check["requests"] for check in report["checks"]] == [2_000] * 2
+    assert [check["requests"] for check in report["checks"]] == [200] * 2
     for row in report["rows"]:
         assert row["connections"] == 8
         check_row(row)
@@ -169,22 +192,19 @@ def check_row(row: dict) -> None:
     assert row["connections_open"]["redis"] >= 2
 
 
-def test_faulty_task_fails_the_run(programs: None, tmp_path: Path):
-    # Given a task that now answers with another request's body, now not at all,
-    (tmp_path / "appserver.py").write_text(FAULTY_APP)
-    options = ["--strategies", "redis", "--repeats", "1", "--json", "report.json"]
+class Keeping(Stack):
+    """Keeps a gateway that an experiment stops, for the next one that asks for the same."""
 
-    # when it is loaded in the place of our own,
-    done = run(*options, *SHORT, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    def __enter__(self) -> Self:
+        self._idle: dict[str, list[Server]] = {}
+        return super().__enter__()
 
-    # then the exit code, the figures and the text say so.
-    assert done.returncode == 1, done.stdout
-    report = json.loads((tmp_path / "report.json").read_text())
-    (row,), (check,) = report["rows"], report["checks"]
-    assert row["wrong_answers"] > 0 and row["errors_by_kind"]["status"] > 0
-    assert (check["wrong_answers"], check["not_2xx"], check["missing"]) == (100, 100, 0)
-    assert re.search(r"redis, repeat 1, 8 connections: .*\d+ wrong answers", done.stderr)
-    assert "nothing to recommend" in report["conclusion"]
+    def gateway(self, *args: str, **options: Any) -> Server:
+        config = Path(args[args.index("--config") + 1]).read_text()
+        idle = self._idle.setdefault(f"{config} {args} {options}", [])
+        gateway = idle.pop() if idle else super().gateway(*args, **options)
+        gateway.stop = lambda: idle.append(gateway)  # type: ignore[method-assign]
+        return gateway
 
 
 @pytest.fixture(scope="module")
@@ -192,10 +212,48 @@ def servers(start: Callable) -> Iterator[Stack]:
     """A stack whose RabbitMQ and Redis are started once, for all experiments."""
     start(lambda: find("wrk", "wrk"))
     start(lambda: find("nginx", "nginx"))
-    with Stack() as stack:
+    with Keeping() as stack:
         rabbitmq, redis = start(stack.rabbitmq), start(stack.redis)
         stack.rabbitmq, stack.redis = lambda: rabbitmq, lambda: redis
+        (stack.directory / "calm.py").write_text(CALM_APP)
+        stack.worker = partial(stack.worker, app="calm", cwd=stack.directory)
         yield stack
+
+
+@pytest.fixture
+def main(servers: Stack, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable]:
+    """The command, with servers that have been started."""
+    monkeypatch.setattr(cli, "Stack", lambda: nullcontext(servers))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield cli.main
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def test_faulty_task_fails_the_run(
+    main: Callable,
+    servers: Stack,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    # Given a task that now answers with another request's body, now not at all,
+    (tmp_path / "faulty.py").write_text(FAULTY_APP)
+    monkeypatch.setattr(servers, "worker", partial(servers.worker, app="faulty", cwd=tmp_path))
+    options = ["--strategies", "redis", "--repeats", "1", "--checked", "200"]
+
+    # when it is loaded,
+    code = main([*options, *SHORT, "--json", f"{tmp_path}/report.json"])
+
+    # then the exit code, the figures and the text say so.
+    assert code == 1
+    report = json.loads((tmp_path / "report.json").read_text())
+    (row,), (check,) = report["rows"], report["checks"]
+    assert row["wrong_answers"] > 0 and row["errors_by_kind"]["status"] > 0
+    assert (check["wrong_answers"], check["not_2xx"], check["missing"]) == (10, 10, 0)
+    said = capsys.readouterr().err
+    assert re.search(r"redis, repeat 1, 8 connections: .*\d+ wrong answers", said)
+    assert "nothing to recommend" in report["conclusion"]
 
 
 def test_the_document_shows_the_committed_reports():
@@ -218,9 +276,14 @@ def test_experiment_measures_judges_and_shows(
     line, strategies, bounds = BRIEFLY[name]
     files = "--json", f"{tmp_path}/report.json", "--html", f"{tmp_path}/report.html"
     options = cli.parse([name, *line.split(), *files, "--plots", str(tmp_path)])
-    monkeypatch.setattr(trials, "CHECKED", 100)
+    monkeypatch.setattr(amqp, "WARM_UP", 50)
     for figure, short in (("RATES", (50, 100)), ("CONTRAST", (50,)), ("TIMES", (0.01, 0.1))):
         monkeypatch.setattr(growth, figure, short)
+    monkeypatch.setattr(consumers, "WORKERS", (2,))
+    monkeypatch.setattr(growth, "CONNECTIONS", openloop.OPEN)
+    monkeypatch.setattr(growth, "TIMED_RATE", 50)
+    monkeypatch.setattr(soak, "SAMPLES", 2)
+    monkeypatch.setattr(soak, "CONNECTIONS", openloop.OPEN)
     monkeypatch.setattr(pools, "POOLS", {"solo": 1, "threads": 2})
 
     report = cli.measure(options, servers)
@@ -284,7 +347,11 @@ def server(fault: str, seen: list[tuple[Message, bytes]] | None = None) -> Itera
         def log_message(self, *args: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Echo) as http:
+    class Server(ThreadingHTTPServer):
+        # Room for all who connect at once: the kernel drops whom there is none for, for a second.
+        request_queue_size = 128
+
+    with Server(("127.0.0.1", 0), Echo) as http:
         thread = Thread(target=http.serve_forever, args=(0.05,))
         thread.start()
         try:
@@ -310,21 +377,30 @@ def scheduled_load(url: str, rate: float, seconds: float, timeout: float) -> dic
         return send(timeout)
 
 
+@pytest.fixture(scope="module")
+def found_by_wrk(start: Callable) -> dict[str, dict]:
+    """What wrk finds of each fault: all at once, as it loads for a second at the least."""
+    start(lambda: find("wrk", "wrk"))
+    with ExitStack() as servers, ThreadPoolExecutor(len(FAULTS)) as threads:
+        urls = {fault: servers.enter_context(server(fault)) for fault in FAULTS}
+        run = partial(wrk.run, connections=8, threads=3, duration=1, timeout=5)
+        return dict(zip(urls, threads.map(run, urls.values()), strict=True))
+
+
 @pytest.mark.parametrize("fault", FAULTS)
-def test_wrk_and_the_client_find_each_kind_of_fault(programs: None, fault: str):
+def test_wrk_and_the_client_find_each_kind_of_fault(found_by_wrk: dict[str, dict], fault: str):
     in_wrk, in_client = FAULTS[fault]
     with server(fault) as url:
-        loaded = wrk.run(url, connections=8, threads=3, duration=1, timeout=5)
-        checked = client.check(url, requests=500, at_once=20, timeout=30)
-        scheduled = scheduled_load(url, rate=500, seconds=1, timeout=10)
+        checked = client.check(url, requests=100, at_once=20, timeout=30)
+        scheduled = scheduled_load(url, rate=500, seconds=0.2, timeout=10)
 
-    assert loaded["requests"] > 100
-    for result in (loaded, scheduled):
+    assert found_by_wrk[fault]["requests"] > 100
+    for result in (found_by_wrk[fault], scheduled):
         counts = {"wrong_answers": result["wrong_answers"], **result["errors"]}
         found = {kind for kind, number in counts.items() if number}
         assert found <= in_wrk and bool(found) == bool(in_wrk)
     assert {kind for kind, number in checked.items() if number} - {"requests"} == in_client
-    assert sum(checked.values()) - checked["requests"] in ((10,) if in_client else (0,))
+    assert sum(checked.values()) - checked["requests"] in ((2,) if in_client else (0,))
 
 
 def test_clients_give_up_what_is_never_answered():
@@ -372,6 +448,13 @@ def test_open_loop_counts_what_was_due_while_the_server_stood_still():
     assert found["schedule"]["sent"] > 90
 
 
+def test_a_rate_is_kept_by_as_many_requests_as_are_nearest_to_it():
+    with server("none") as url:
+        found = scheduled_load(url, rate=1.4, seconds=1, timeout=10)
+    assert found["requests"] == 1
+    assert found["schedule"]["sent"] == found["schedule"]["rate"] == 1.4
+
+
 def test_open_loop_tells_when_its_marks_are_reached():
     reached: list[tuple[float, float]] = []
     # The last one after the last answer.
@@ -403,6 +486,17 @@ def test_clients_without_http_find_wrong_and_missing_results(servers: Stack, tmp
         found = requester.round_trips(3, requests=5)
     assert (found["requests"], found["errors"]["missing"]) == (0, 3)
     bench.broker.ctl("purge_queue", "celery")
+
+
+def test_connections_are_counted_as_the_broker_lists_them(servers: Stack):
+    bench = Bench(servers)
+
+    def listed() -> int:
+        return len(bench.broker.ctl("list_connections", "pid", "--no-table-headers").splitlines())
+
+    with Requester(bench.broker.url), Requester(bench.broker.url):
+        # Not at once, as those of earlier tests may just be ending.
+        until(lambda: bench.connections_open()["broker"] == listed() >= 2)
 
 
 def test_what_was_not_held_at_once_is_no_measurement(servers: Stack):
@@ -564,18 +658,24 @@ def test_missing_wrk_is_told_in_one_line(tmp_path: Path):
 
 
 def test_interrupt_stops_everything(programs: None, tmp_path: Path):
-    # Given a run that has begun to load its first gateway,
+    # Given a run that has begun to load its first gateway, with an app server of one's own, whose
+    # faults show that it is in the place of ours,
+    own, temporary = tmp_path / "own", tmp_path / "temporary"
+    own.mkdir()
+    temporary.mkdir()
+    (own / "appserver.py").write_text(FAULTY_APP)
     process = subprocess.Popen(
-        [str(RUN), "--strategies", "redis"],
-        env=environment(TMPDIR=str(tmp_path)),
+        [str(RUN), "--strategies", "redis", "--checked", "100"],
+        cwd=tmp_path,
+        env=environment(TMPDIR=str(temporary), PYTHONPATH=str(own)),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
     with process:
-        assert any("64 connections" in line for line in process.stdout)
-        assert len(started_in(tmp_path)) > 5
+        said = list(takewhile(lambda line: "64 connections" not in line, process.stdout))
+        started = started_in(temporary)
 
         # when it is interrupted,
         process.send_signal(signal.SIGINT)
@@ -583,8 +683,10 @@ def test_interrupt_stops_everything(programs: None, tmp_path: Path):
         # then it stops all that it has started, and leaves no file.
         assert process.stderr.read() == "loadtest: interrupted, everything is stopped\n"
         assert process.wait() == 130
-    assert started_in(tmp_path) == []
-    assert list(tmp_path.iterdir()) == []
+    assert said[-1].strip() == "FAILED: 5 wrong answers, 5 not 2xx"
+    assert len(started) > 5
+    assert started_in(temporary) == []
+    assert list(temporary.iterdir()) == []
 
 
 def started_in(directory: Path) -> list[str]:
