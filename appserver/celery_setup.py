@@ -11,6 +11,7 @@ from celery.exceptions import ImproperlyConfigured
 from appserver.attempts import TakeBack
 from appserver.bootsteps import PromptHub
 from appserver.dead_letters import DeadLetters
+from appserver.processes import PromptProcesses
 from appserver.queues import named_queues
 from appserver.reply_backend import ReplyMixin
 from appserver.worker import PoisonAwareTasks
@@ -53,7 +54,8 @@ def setup(app: Celery) -> None:
             " after the app is created"
         )
     app.loader.override_backends = {**app.loader.override_backends, **_BACKENDS}
-    app.steps["worker"].update((ReplyingBackend, PoisonAwareTasks, PromptHub))
+    steps = (ReplyingBackend, PoisonAwareTasks, PromptHub, PromptProcesses)
+    app.steps["worker"].update(steps)
     app.steps["consumer"].update((DeadLetters, TakeBack))
     if app.configured:
         _set_defaults(app, app.conf)
