@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,12 @@ class Servers:
         )
         self._started.append(gateway)
         return gateway
+
+    def gateways(self, number: int, strategy: str, config: str, *args: str) -> list[Server]:
+        """Start several that are alike, at once."""
+        with ThreadPoolExecutor(number) as threads:
+            started = [threads.submit(self.gateway, strategy, config, *args) for _ in range(number)]
+        return [each.result() for each in started]
 
     def nginx(self, *gateways: Server) -> Server:
         nginx = self.stack.nginx([port(gateway) for gateway in gateways])
