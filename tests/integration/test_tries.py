@@ -55,11 +55,11 @@ CONFIG = QUICK.route() + WECHAT.route() + REFUSED.route('queue = "later"\ndeclar
 
 
 class Deployment:
-    """Two gateways of two processes each behind nginx."""
+    """Two gateways behind nginx, of three processes in all."""
 
     def __init__(self, servers: Servers, strategy: str):
         self.strategy = strategy
-        self.gateways = servers.gateways(2, strategy, CONFIG, "--processes=2")
+        self.gateways = servers.gateways(strategy, CONFIG, 2, 1)
         self.nginx = servers.nginx(*self.gateways)
 
     def message(self, number: int) -> str:
