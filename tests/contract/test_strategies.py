@@ -1,4 +1,7 @@
-"""What every strategy owes, over real servers: the same answers for the same outcomes."""
+"""What every strategy owes, over real servers: the same answers for the same outcomes.
+
+That includes what a worker stores or replies that is not Celery's own.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,49 @@ import socket
 import struct
 import time
 
+import pytest
+
 from tests.contract.conftest import DEADLINE, GRACE
-from tests.support.requests import get, metric, post, post_all
+from tests.support.requests import get, metric, post, post_all, post_each
 from tests.support.waiting import until
+
+GOOD = b'{"status": "SUCCESS", "result": "good"}'
+SUCCESS = '{"status": "SUCCESS", '
+FAILURE = '{"status": "FAILURE", '
+
+#: Stored or replied, and the body of the 200 that it is.
+ANSWERS = [
+    ('{"status": "SUCCESS"}', b""),  # JSON has no `undefined`, which celery-node would store
+    (SUCCESS + '"result": null}', b""),
+    (SUCCESS + '"result": "x", "traceback": 5, "children": "y", "date_done": {}}', b"x"),
+    (SUCCESS + '"result": "x", "children": [["1"]]}', b"x"),
+    (SUCCESS + '"result": "x", "task_id": "another"}', b"x"),
+    (SUCCESS + '"result": "x", "task_id": ["another"]}', b"x"),
+]
+
+#: Stored or replied, and the type of the 502 that it is.
+ERRORS = [
+    *((payload, "result-unusable") for payload in ('{"result": 1}', "[]", "5", "null", '"x"')),
+    *((payload, "result-unusable") for payload in ("", "{", '{"status": []}', '{"status": {}}')),
+    (b"\xff\xfe", "result-unusable"),
+    (b'{"status": "SUCCESS", "result": "\xc3\x28"}', "result-unusable"),
+    (b"\x80\x04N.", "result-unusable"),
+    (b"\x00celery-compressed\x00x\x9c", "result-unusable"),
+    (SUCCESS + '"result": {"__type__": "uuid", "__value__": "none"}}', "result-unusable"),
+    (SUCCESS + '"result": ' + "[" * 100_000 + "]" * 100_000 + "}", "result-unusable"),
+    ('{"status": "FAILURE"}', "task-failed"),
+    ('{"status": "REVOKED"}', "task-failed"),
+    *(
+        (f'{FAILURE}"result": {value}}}', "task-failed")
+        for value in ('"text"', "null", "5", "[]", "[1]", "{}", '{"message": "x"}', "true")
+    ),
+    *(
+        (f'{FAILURE}"result": {{"exc_type": {value}}}}}', "task-failed")
+        for value in ("5", "null", '"NoSuchError"', '["x"]', '"os.system"')
+    ),
+    (FAILURE + '"result": {"exc_type": "SystemExit", "exc_module": "builtins"}}', "task-failed"),
+    (FAILURE + '"result": {"exc_type": "x", "exc_module": 5, "exc_message": {}}}', "task-failed"),
+]
 
 
 def problem(answer):
@@ -18,7 +61,7 @@ def problem(answer):
 
 
 def test_each_of_many_requests_gets_its_own_answer(gateway):
-    bodies = [b"request %d " % n + b"x" * 200 for n in range(2_000)]
+    bodies = [b"request %d " % n + b"x" * 200 for n in range(300)]
 
     answers = post_all(f"{gateway.url}/", bodies, at_once=200)
 
@@ -87,14 +130,14 @@ def test_a_result_that_cannot_be_sent_is_a_502_and_nobody_elses_concern(gateway)
 
 def test_a_task_slower_than_the_deadline_is_a_504_in_time(gateway):
     began = time.monotonic()
-    answer = post(f"{gateway.url}/slow?seconds=2")
+    answer = post(f"{gateway.url}/slow?seconds=1.6")
     took = time.monotonic() - began
 
     assert answer.code == 504
     assert problem(answer)["task_id"]
     assert DEADLINE <= took <= DEADLINE + GRACE
     # and its late result is nobody else's answer
-    assert post(f"{gateway.url}/sleep?seconds=2", b"next").body == b"next"
+    assert post(f"{gateway.url}/sleep?seconds=1.2", b"next").body == b"next"
 
 
 def test_a_missing_queue_is_a_503_from_the_mandatory_return(gateway):
@@ -131,3 +174,46 @@ def test_it_is_ready_and_says_so(gateway):
     (child,) = json.loads(answer.body)["children"]
     assert child.pop("pid")
     assert set(child.values()) == {""}
+
+
+# Results of other workers -------------------------------------------------------------------
+
+
+def encoded(payload: str | bytes) -> bytes:
+    return payload if isinstance(payload, bytes) else payload.encode()
+
+
+def test_they_are_answers_or_a_502_and_nobody_elses_concern(gateway):
+    # Given such results, and good ones beside each,
+    odd = [encoded(payload) for payload, _ in (*ANSWERS, *ERRORS)]
+    bodies = [body for payload in odd for body in (payload, GOOD)]
+
+    answers = post_all(f"{gateway.url}/stored", bodies)
+
+    # then each has its own answer.
+    assert {(a.code, a.body) for a in answers[1::2]} == {(200, b"good")}
+    found = answers[::2]
+    for payload, answer in zip(odd, found, strict=True):
+        assert answer.code in (200, 502), (payload[:99], answer.body)
+    assert [a.body for a in found[: len(ANSWERS)]] == [body for _, body in ANSWERS]
+    told = [problem(a)["type"] for a in found[len(ANSWERS) :]]
+    assert told == [f"urn:celery-gateway:{kind}" for _, kind in ERRORS]
+
+
+def test_a_state_that_is_not_final_is_no_result(gateway):
+    payloads = [
+        json.dumps({"status": status, "result": "x"}).encode()
+        for status in ("DONE", "STARTED", "", "success")
+    ]
+
+    answers = post_each(
+        [
+            *((f"{gateway.url}/unended", payload) for payload in payloads),
+            *((f"{gateway.url}/stored", GOOD) for _ in payloads),
+        ]
+    )
+
+    late, good = answers[: len(payloads)], answers[len(payloads) :]
+    assert [a.code for a in late] == [504] * len(payloads)
+    assert {problem(a)["type"] for a in late} == {"urn:celery-gateway:deadline-passed"}
+    assert {(a.code, a.body) for a in good} == {(200, b"good")}

@@ -6,16 +6,19 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import redis
 
 from gateway.claims.claim import DIGEST, Record, read
+from gateway.stack.loopback import answers_ok
 from tests.faults.oracle import Execution, executions
 from tests.faults.tasks import EXECUTED
 from tests.support.http_client import Answer, Connection, request
 from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 #: What a route with answers by URL needs.
@@ -78,6 +81,15 @@ class Servers:
         self._started.append(gateway)
         return gateway
 
+    def gateways(self, strategy: str, config: str, *processes: int) -> list[Server]:
+        """Start several that are alike at once, of so many `processes` each."""
+
+        def start(number: int) -> Server:
+            return self.gateway(strategy, config, f"--processes={number}")
+
+        with ThreadPoolExecutor(len(processes)) as threads:
+            return list(threads.map(start, processes))
+
     def nginx(self, *gateways: Server) -> Server:
         nginx = self.stack.nginx([port(gateway) for gateway in gateways])
         self._started.append(nginx)
@@ -87,13 +99,24 @@ class Servers:
         """Return the executions for deliveries whose body begins with `some`."""
         return [one for one in executions(self.directory / EXECUTED) if one.id.startswith(some)]
 
+    def until_ready(self) -> None:
+        """Wait until all gateways that run are ready."""
+        for server in self._started:
+            if server.admin_url and server.alive():
+                until(lambda admin=server.admin_url: answers_ok(port_of(admin), "/readyz"))
+
     def stop(self) -> None:
-        while self._started:
-            self._started.pop().stop()
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(lambda server: server.stop(), self._started))
+        self._started.clear()
+
+
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])
 
 
 def port(server: Server) -> int:
-    return int(server.url.rpartition(":")[2])
+    return port_of(server.url)
 
 
 async def send(
@@ -131,7 +154,8 @@ def claim(server: Server, body: str) -> Record | None:
     """Return the claim on the delivery with `body` in a Redis; None: there is none."""
     digest = hashlib.blake2b(body.encode(), digest_size=DIGEST).digest()
     with redis.Redis.from_url(server.url) as client:
-        values = [client.get(key) for key in client.keys("gateway:*:c:*")]
+        keys = client.keys("gateway:*:c:*")
+        values = client.mget(keys) if keys else []
     some = [read(value) for value in values if value is not None]
     return next((one for one in some if one.digest == digest), None)
 

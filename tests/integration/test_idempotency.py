@@ -1,8 +1,16 @@
-"""A delivery is taken once, whoever sends it how often to however many processes."""
+"""A delivery is taken once, whoever sends it how often to however many processes.
+
+Later tries get a final answer, or another run where there was none.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import secrets
+from collections.abc import Callable, Iterator
+from functools import cache
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -10,6 +18,7 @@ import redis
 from gateway.config.strategies import STRATEGIES
 from tests.integration.deliveries import (
     KEYED,
+    URLS,
     Servers,
     channels,
     claim,
@@ -20,12 +29,14 @@ from tests.integration.deliveries import (
     send,
     state_of,
 )
+from tests.support.http_client import Answer
 from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import eventually
 
 CONFIG = (
-    KEYED
+    URLS
+    + KEYED
     + """
 [[routes]]
 path = "/json"
@@ -54,58 +65,104 @@ path = "/full"
 task = "faults.run"
 idempotency = "header:Idempotency-Key"
 queue = "a-queue-for-one"
+
+[[routes]]
+path = "/answer"
+task = "retries.answer"
+idempotency = "header:Idempotency-Key"
+
+[[routes]]
+path = "/final"
+task = "retries.answer"
+idempotency = "header:Idempotency-Key"
+final = "below 504, but 200, 404"
+
+[[routes]]
+path = "/alike"
+task = "faults.run"
+idempotency = "header:Idempotency-Key"
+idempotency_scope = "route"
+
+[[routes]]
+path = "/accepted"
+answer = "accept"
+task = "no.such.task"
 """
 )
 COPIES = 100
+#: The strategies that tests use which do not run with all of them.
+SHARED = ("redis", "pika", "threadpool")
+
+Pair = Callable[[str], list[Server]]
 
 
 @pytest.fixture(scope="module")
-def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Servers:
-    servers = Servers(stack, rabbitmq, redis_server)
+def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Servers]:
+    servers = Servers(stack, rabbitmq, redis_server, app="tests.integration.retry_tasks")
     yield servers
     servers.stop()
 
 
 @pytest.fixture(scope="module")
-def gateway(servers: Servers) -> Server:
-    return servers.gateway("redis", CONFIG, "--processes", "2")
+def pair(servers: Servers) -> Pair:
+    """Return two gateways with a strategy, the first of two processes, which all tests share."""
+    return cache(lambda strategy: servers.gateways(strategy, CONFIG, 2, 1))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_100_copies_over_four_processes_run_once_and_get_one_answer(servers, strategy):
-    gateways = [servers.gateway(strategy, CONFIG, "--processes", "2") for _ in range(2)]
-    nginx = servers.nginx(*gateways)
-    key = f"copies-{strategy}"
+@pytest.fixture(scope="module", params=list(STRATEGIES))
+def each_pair(request: pytest.FixtureRequest, pair: Pair) -> Iterator[list[Server]]:
+    gateways = pair(request.param)
+    yield gateways
+    if request.param not in SHARED:
+        for gateway in gateways:
+            gateway.stop()
+
+
+@pytest.fixture(scope="module")
+def gateway(pair: Pair) -> Server:
+    return pair("redis")[0]
+
+
+async def ask(
+    gateway: Server, key: str, statuses: str, *headers: str, path: str = "/answer"
+) -> tuple[int, bytes]:
+    target = f"{path}?statuses={statuses}"
+    answer = await send(gateway, target, key, f"Idempotency-Key: {key}", *headers)
+    return answer.status, answer.body
+
+
+def test_100_copies_over_three_processes_run_once_and_get_one_answer(servers, each_pair):
+    nginx = servers.nginx(*each_pair)
+    key = f"copies-{secrets.token_hex(4)}"
 
     answers = run(gather(*(deliver(nginx, key, seconds=0.4) for _ in range(COPIES))))
-    after = [run(deliver(gateway, key)) for gateway in gateways]
+    after = [run(deliver(gateway, key)) for gateway in each_pair]
 
     assert {(a.status, a.body) for a in answers + after} == {(200, key.encode())}
     assert len({tuple(sorted(a.headers.items() - {("date", a.headers["date"])}))
                 for a in after}) == 1  # fmt: skip
     (execution,) = servers.executions(key)
     assert execution.attempt == 1
-    for gateway in gateways:
+    for gateway in each_pair:
         assert metric(gateway, "gateway_in_flight") == 0
     run(eventually(lambda: channels(servers.results) == []))
-    for server in (nginx, *gateways):
-        server.stop()
+    nginx.stop()
 
 
-def test_a_thousand_deliveries_at_once_are_taken_over_few_connections(servers, gateway):
+def test_hundreds_of_deliveries_at_once_are_taken_over_few_connections(servers, gateway):
     # Until then the worker's processes have not all connected.
     run(gather(*(deliver(gateway, f"few-{n}") for n in range(50))))
     with redis.Redis.from_url(servers.results.url) as client:
         before = client.info("clients")["connected_clients"]
         client.config_set("maxclients", before + 20)
         try:
-            keys = [f"many-{n}" for n in range(1_000)]
+            keys = [f"many-{n}" for n in range(300)]
             answers = run(gather(*(deliver(gateway, key) for key in keys)))
         finally:
             client.config_set("maxclients", 10_000)
 
     assert [(a.status, a.body) for a in answers] == [(200, key.encode()) for key in keys]
-    assert len(servers.executions("many-")) == 1_000
+    assert len(servers.executions("many-")) == 300
 
 
 def test_those_that_wait_free_everything_when_they_leave(servers, gateway):
@@ -189,11 +246,20 @@ def test_a_key_may_stand_in_the_body(servers, gateway):
 
 @pytest.mark.parametrize("strategy", ["redis", "pika"])
 @pytest.mark.parametrize("path", ["/fail", "/unknown"])
-def test_a_failure_is_everyones_and_the_next_try_runs_anew(servers, strategy, path):
-    gateway = servers.gateway(strategy, CONFIG, "--processes", "2")
+def test_a_failure_is_everyones_and_the_next_try_runs_anew(servers, pair, strategy, path):
+    gateway = pair(strategy)[0]
     key = f"Idempotency-Key: {strategy}"
 
-    together = run(gather(*(send(gateway, path, "x", key) for _ in range(COPIES))))
+    async def copies() -> list[Answer]:
+        servers.worker.freeze()
+        try:
+            waiting = [asyncio.create_task(send(gateway, path, "x", key)) for _ in range(COPIES)]
+            await eventually(lambda: metric(gateway, "gateway_in_flight") == COPIES)
+        finally:
+            servers.worker.thaw()
+        return await asyncio.gather(*waiting)
+
+    together = run(copies())
     run(eventually(lambda: metric(gateway, "gateway_in_flight") == 0))
     next_try = run(send(gateway, path, "x", key))
 
@@ -203,25 +269,27 @@ def test_a_failure_is_everyones_and_the_next_try_runs_anew(servers, strategy, pa
     assert next_try.problem["task_id"] not in tasks
     # One that looks when the failure is there already is the next try itself.
     assert len(tasks) < COPIES / 4
-    gateway.stop()
 
 
-@pytest.mark.parametrize("strategy", ["redis", "threadpool"])
-def test_a_message_that_comes_back_releases_its_claim(servers, strategy):
-    gateway = servers.gateway(strategy, CONFIG)
-    key = f"returned-{strategy}"
+def test_a_message_that_comes_back_releases_its_claim(servers, pair):
+    gateways = {strategy: pair(strategy)[0] for strategy in ("redis", "threadpool")}
 
-    refused = run(send(gateway, "/nowhere", key, f"Idempotency-Key: {key}"))
-    assert refused.type == "unroutable"
-    run(eventually(lambda: metric(gateway, "gateway_in_flight") == 0))
+    def each() -> list[Answer]:
+        return [
+            run(send(gateway, "/nowhere", f"returned-{name}", f"Idempotency-Key: {name}"))
+            for name, gateway in gateways.items()
+        ]
+
+    refused = each()
+    assert [answer.type for answer in refused] == ["unroutable"] * len(gateways)
+    for gateway in gateways.values():
+        run(eventually(lambda g=gateway: metric(g, "gateway_in_flight") == 0))
     worker = servers.start_worker(["a-queue-that-comes-later"], concurrency=1)
-    answer = run(send(gateway, "/nowhere", key, f"Idempotency-Key: {key}"))
+    bodies = [f"returned-{name}" for name in gateways]
 
-    assert (answer.status, answer.body) == (200, key.encode())
-    assert len(servers.executions(key)) == 1
+    assert [(a.status, a.body.decode()) for a in each()] == [(200, body) for body in bodies]
+    assert [len(servers.executions(body)) for body in bodies] == [1] * len(gateways)
     worker.stop()
-    servers.broker.ctl("delete_queue", "a-queue-that-comes-later")
-    gateway.stop()
 
 
 def test_a_message_that_is_rejected_is_published_again_under_its_task_s_id(servers, gateway):
@@ -271,3 +339,73 @@ def test_the_stored_answer_ends_with_its_window(servers):
     assert run(deliver(gateway, "window")).status == 200
     assert len({one.task for one in servers.executions("window")}) == 2
     gateway.stop()
+
+
+# Later tries ------------------------------------------------------------------------------
+
+
+def test_a_task_s_own_refusal_is_not_the_delivery_s_answer(each_pair):
+    key = f"refusal-{secrets.token_hex(4)}"
+
+    tries = [run(ask(each_pair[0], key, "503,429,408,425,500")) for _ in range(7)]
+
+    assert [status for status, _ in tries] == [503, 429, 408, 425, 500, 200, 200]
+    # Each of the first ones is another task; what is final is kept.
+    assert len({body for _, body in tries[:6]}) == 6
+    assert tries[5] == tries[6]
+
+
+def test_what_is_final_is_the_route_s_to_say(gateway):
+    kept = [run(ask(gateway, "kept", "503", path="/final")) for _ in range(2)]
+    again = [run(ask(gateway, "again", "504,404,200", path="/final")) for _ in range(4)]
+
+    assert kept[0] == kept[1] and kept[0][0] == 503
+    assert [status for status, _ in again] == [504, 404, 200, 200]
+    assert len({body for _, body in again}) == 4
+
+
+def test_copies_that_wait_together_get_the_same_refusal(pair):
+    pairs = {strategy: pair(strategy) for strategy in ("pika", "redis")}
+
+    async def together(strategy: str) -> list[tuple[int, bytes]]:
+        # Long enough for all to come before the refusal.
+        asked, some = "503&seconds=2", pairs[strategy]
+        return await gather(*(ask(some[n % 2], f"together-{strategy}", asked) for n in range(40)))
+
+    answers = run(gather(*map(together, pairs)))
+    after = [run(ask(some[0], f"together-{name}", "503")) for name, some in pairs.items()]
+
+    for same in answers:
+        ((status, _),) = set(same)
+        assert status == 503
+    assert [status for status, _ in after] == [200] * len(pairs)
+
+
+def test_callers_who_chose_the_same_key_are_apart(servers, gateway):
+    callers = ["Authorization: Bearer a", "Authorization: Bearer b", "Cookie: c=1", "X-Y: z"]
+
+    each = [run(ask(gateway, "caller", "200", caller)) for caller in callers * 2]
+    same = [
+        run(send(gateway, "/alike", "alike", "Idempotency-Key: 1", caller)) for caller in callers
+    ]
+
+    assert len({body for _, body in each}) == len(callers)
+    assert each[:4] == each[4:]
+    assert {a.body for a in same} == {b"alike"}
+    assert len(servers.executions("alike")) == 1
+
+
+def test_what_failed_is_told_with_the_delivery_s_own_ids(gateway):
+    accepted = run(send(gateway, "/accepted", "x"))
+    path = urlsplit(accepted.headers["location"]).path
+
+    async def look() -> dict:
+        while (found := await send(gateway, path, "", method="GET")).status == 202:
+            await asyncio.sleep(0.05)
+        return found.problem
+
+    problem = run(look())
+
+    assert problem["type"].endswith("task-failed")
+    ids = json.loads(accepted.body)
+    assert (problem["delivery_id"], problem["task_id"]) == (ids["delivery_id"], ids["task_id"])

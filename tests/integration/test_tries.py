@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Coroutine, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from time import monotonic
+from typing import Any
 
 import kombu
 import pytest
@@ -17,171 +21,201 @@ from tests.support.waiting import eventually
 GRACE = 0.5  # seconds that an answer may come after its deadline
 TRIES = 3
 
-CONFIG = """
+
+@dataclass(frozen=True)
+class Rhythm:
+    """A sender's way: what it waits before it hangs up and tries again, in seconds."""
+
+    path: str
+    patience: float
+    deadline: float  # of each try
+
+    def route(self, more: str = "") -> str:
+        return f"""
 [[routes]]
-path = "/message"
+path = "{self.path}"
 task = "faults.run"
 answer = "wait-then-accept"
 idempotency = "json:/MsgId"
-tries = 3
-retry_after = {patience}
-deadline = {deadline}
+tries = {TRIES}
+retry_after = {self.patience}
+deadline = {self.deadline}
 fallback = "success"
+{more}
 """
-#: Seconds: what the sender waits before it hangs up and tries again, and each try's deadline.
-QUICK = (1.5, 1.25)
-WECHAT = (5.0, 4.5)
 
 
-@pytest.fixture(scope="module")
-def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Servers:
-    servers = Servers(stack, rabbitmq, redis_server)
-    yield servers
-    servers.stop()
+QUICK = Rhythm("/quick", 1.5, 1.25)
+WECHAT = Rhythm("/wechat", 5.0, 4.5)
+#: What the tasks of its messages take, in seconds: less than all tries together, and more.
+WECHAT_SECONDS = (12, 17)
+#: The queue is missing at first.
+REFUSED = Rhythm("/refused", 1.0, 0.75)
+CONFIG = QUICK.route() + WECHAT.route() + REFUSED.route('queue = "later"\ndeclare = false')
 
 
 class Deployment:
-    """Two gateways of two processes each behind nginx, for one rhythm of a sender."""
+    """Two gateways behind nginx, of three processes in all."""
 
-    def __init__(self, servers: Servers, strategy: str, rhythm: tuple[float, float]):
-        self.servers = servers
-        self.patience, self.deadline = rhythm
-        config = CONFIG.format(patience=self.patience, deadline=self.deadline)
-        self.gateways = [servers.gateway(strategy, config, "--processes=2") for _ in range(2)]
+    def __init__(self, servers: Servers, strategy: str):
+        self.strategy = strategy
+        self.gateways = servers.gateways(strategy, CONFIG, 2, 1)
         self.nginx = servers.nginx(*self.gateways)
 
-    async def send(self, body: str, seconds: float) -> tuple[bytes | None, int, float]:
+    def message(self, number: int) -> str:
+        return json.dumps(
+            {"MsgId": f"{self.strategy}-{number}", "Content": "hello"}, separators=(",", ":")
+        )
+
+    async def send(
+        self, rhythm: Rhythm, body: str, seconds: float
+    ) -> tuple[bytes | None, int, float]:
         """Send a message whose task takes `seconds` as the sender does.
 
         Returns the answer, the number of the try that got it, and its seconds.
         """
+        target = f"{rhythm.path}?seconds={seconds}"
         for number in range(1, TRIES + 1):
             began = monotonic()
-            answer = await send(
-                self.nginx, f"/message?seconds={seconds}", body, patience=self.patience
-            )
+            answer = await send(self.nginx, target, body, patience=rhythm.patience)
             if answer is not None:
                 assert answer.status == 200
                 return answer.body, number, monotonic() - began
-        return None, TRIES, self.patience
-
-    def stop(self) -> None:
-        run(eventually(lambda: sum(metric(g, "gateway_in_flight") for g in self.gateways) == 0))
-        run(eventually(lambda: channels(self.servers.results) == []))
-        for server in (self.nginx, *self.gateways):
-            server.stop()
+        return None, TRIES, rhythm.patience
 
 
-def message(number: int) -> str:
-    return json.dumps({"MsgId": number, "Content": "hello"}, separators=(",", ":"))
+@pytest.fixture(scope="module")
+def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Servers]:
+    # As many processes as there are tasks at once: none waits for another one.
+    servers = Servers(stack, rabbitmq, redis_server, concurrency=12)
+    yield servers
+    servers.stop()
 
 
-@pytest.fixture(scope="module", params=["redis", "pika"])
-def quick(request: pytest.FixtureRequest, servers: Servers) -> Deployment:
-    deployment = Deployment(servers, request.param, QUICK)
-    deployment.number = 100 if request.param == "pika" else 200
-    yield deployment
-    deployment.stop()
+@pytest.fixture(scope="module")
+def deployments(servers: Servers) -> list[Deployment]:
+    """One for each way in which the tries hear of the result; each test uses all at once."""
+    return [Deployment(servers, strategy) for strategy in ("redis", "pika")]
 
 
-@pytest.mark.parametrize(("seconds", "number"), [(0.1, 1), (2.1, 2), (3.6, 3)])
-def test_the_try_that_is_connected_gets_the_answer(servers, quick, seconds, number):
-    body = message(quick.number + number)
+@pytest.fixture(scope="module", autouse=True)
+def under_way(deployments: list[Deployment]) -> Iterator[Future[list[Any]]]:
+    """Begin what takes WeChat's own time; the other tests run meanwhile."""
+    work = together(
+        each.send(WECHAT, each.message(seconds), seconds)
+        for seconds in WECHAT_SECONDS
+        for each in deployments
+    )
+    with ThreadPoolExecutor(1) as thread:
+        yield thread.submit(run, work)
 
-    answer, got, _ = run(quick.send(body, seconds))
 
-    assert (answer, got) == (body.encode(), number)
-    assert len(servers.executions(body)) == 1
+async def together(work: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
+    return await asyncio.gather(*work)
 
 
-def test_a_task_that_takes_longer_is_answered_by_the_last_try_s_fallback(servers, quick):
-    body = message(quick.number + 10)
+def executed_once(servers: Servers, bodies: list[str]) -> bool:
+    return all(len(servers.executions(body)) == 1 for body in bodies)
 
-    answer, number, seconds = run(quick.send(body, 5.5))
 
-    assert (answer, number) == (b"success", TRIES)
-    assert quick.deadline - 0.1 <= seconds <= quick.deadline + GRACE
+def test_the_try_that_is_connected_gets_the_answer(servers, deployments):
+    # The try that is connected when the task ends, by the seconds that this takes.
+    tries = [(0.1, 1), (2.1, 2), (3.6, 3)]
+    cases = [(each, number, seconds) for each in deployments for seconds, number in tries]
+
+    answers = run(
+        together(each.send(QUICK, each.message(n), seconds) for each, n, seconds in cases)
+    )
+
+    bodies = [each.message(n) for each, n, _ in cases]
+    expected = [(body.encode(), n) for body, (_, n, _) in zip(bodies, cases, strict=True)]
+    assert [answer[:2] for answer in answers] == expected
+    assert executed_once(servers, bodies)
+
+
+def test_a_task_that_takes_longer_is_answered_by_the_last_try_s_fallback(servers, deployments):
+    bodies = [each.message(10) for each in deployments]
+
+    def ask(seconds: float) -> list[tuple[bytes | None, int, float]]:
+        return run(together(each.send(QUICK, each.message(10), seconds) for each in deployments))
+
+    for answer, number, seconds in ask(5.5):
+        assert (answer, number) == (b"success", TRIES)
+        assert QUICK.deadline - 0.1 <= seconds <= QUICK.deadline + GRACE
     # The task goes on, and who asks once more gets what it says.
-    run(eventually(lambda: servers.executions(body)))
-    later, _, _ = run(quick.send(body, 0))
-    assert later == body.encode()
-    assert len(servers.executions(body)) == 1
+    run(eventually(lambda: executed_once(servers, bodies)))
+    assert [answer for answer, _, _ in ask(0)] == [body.encode() for body in bodies]
+    assert executed_once(servers, bodies)
 
 
-def test_a_sender_that_stays_connected_is_answered_when_the_last_try_would_be(servers, quick):
-    body = message(quick.number + 20)
-    end = 2 * quick.patience + quick.deadline
+def test_a_sender_that_stays_connected_is_answered_when_the_last_try_would_be(servers, deployments):
+    end = 2 * QUICK.patience + QUICK.deadline
 
-    async def stay() -> float:
+    async def stay(deployment: Deployment) -> float:
         began = monotonic()
-        answer = await send(quick.nginx, "/message?seconds=5.5", body)
+        answer = await send(deployment.nginx, "/quick?seconds=5.5", deployment.message(20))
         assert (answer.status, answer.body) == (200, b"success")
         return monotonic() - began
 
-    assert end - 0.1 <= run(stay()) <= end + GRACE
-    run(eventually(lambda: servers.executions(body)))
+    for seconds in run(together(map(stay, deployments))):
+        assert end - 0.1 <= seconds <= end + GRACE
+    run(eventually(lambda: executed_once(servers, [each.message(20) for each in deployments])))
 
 
-def test_all_tries_that_are_connected_get_the_answer(servers, quick):
-    body = message(quick.number + 30)
-
-    async def overlap() -> list[bytes]:
+def test_all_tries_that_are_connected_get_the_answer(servers, deployments):
+    async def overlap(deployment: Deployment) -> list[bytes]:
         some = []
         for _ in range(TRIES):
-            some.append(asyncio.create_task(send(quick.nginx, "/message?seconds=0.8", body)))
+            answer = send(deployment.nginx, "/quick?seconds=0.8", deployment.message(30))
+            some.append(asyncio.create_task(answer))
             await asyncio.sleep(0.2)
         return [(await one).body for one in some]
 
-    assert run(overlap()) == [body.encode()] * TRIES
-    assert len(servers.executions(body)) == 1
+    bodies = [each.message(30) for each in deployments]
+    assert run(together(map(overlap, deployments))) == [[body.encode()] * TRIES for body in bodies]
+    assert executed_once(servers, bodies)
 
 
-def test_tries_go_on_counting_after_one_was_refused(servers):
+def test_in_wechat_s_own_time(servers, deployments, under_way):
+    answers = under_way.result()
+
+    twelve, longer = ([each.message(n) for each in deployments] for n in WECHAT_SECONDS)
+    for body, (answer, number, _) in zip(twelve, answers[:2], strict=True):
+        assert (answer, number) == (body.encode(), TRIES)
+    assert executed_once(servers, twelve)
+    for answer, number, seconds in answers[2:]:
+        assert (answer, number) == (b"success", TRIES)
+        assert seconds <= WECHAT.deadline + GRACE
+    run(eventually(lambda: executed_once(servers, longer)))
+
+
+def test_at_the_end_nobody_waits(servers, deployments):
+    gateways = [gateway for each in deployments for gateway in each.gateways]
+    run(eventually(lambda: sum(metric(g, "gateway_in_flight") for g in gateways) == 0))
+    run(eventually(lambda: channels(servers.results) == []))
+
+
+# The last one: its task never runs, so the gateway goes on listening for the result.
+def test_tries_go_on_counting_after_one_was_refused(servers, deployments):
     # The first comes to nothing, as the queue is missing. The third is the last all the same,
     # and has to have an answer in time.
-    config = CONFIG.format(patience=1.0, deadline=0.75) + 'queue = "later"\ndeclare = false\n'
-    gateway = servers.gateway("redis", config)
-    body = message(300)
+    gateway, body = deployments[0].gateways[0], deployments[0].message(40)
 
     async def tries() -> tuple[bytes, float]:
-        refused = await send(gateway, "/message", body)
+        refused = await send(gateway, REFUSED.path, body)
         assert refused.type == "unroutable"
         await asyncio.to_thread(declare, servers, "later")
-        assert await send(gateway, "/message", body, patience=1.0) is None
+        assert await send(gateway, REFUSED.path, body, patience=REFUSED.patience) is None
         began = monotonic()
-        answer = await send(gateway, "/message", body, patience=1.0)
+        answer = await send(gateway, REFUSED.path, body, patience=REFUSED.patience)
         return answer and answer.body, monotonic() - began
 
     answer, seconds = run(tries())
 
     assert answer == b"success"
-    assert seconds <= 0.75 + GRACE
-    gateway.stop()
+    assert seconds <= REFUSED.deadline + GRACE
 
 
 def declare(servers: Servers, queue: str) -> None:
     with kombu.Connection(servers.broker.url) as connection:
         connection.default_channel.queue_declare(queue, durable=True, auto_delete=False)
-
-
-def test_in_wechat_s_own_time(servers):
-    deployments = [Deployment(servers, strategy, WECHAT) for strategy in ("redis", "pika")]
-    twelve, twenty = [message(401), message(402)], [message(411), message(412)]
-
-    async def all_at_once() -> list[tuple[bytes | None, int, float]]:
-        return await asyncio.gather(
-            *(each.send(body, 12) for each, body in zip(deployments, twelve, strict=True)),
-            *(each.send(body, 20) for each, body in zip(deployments, twenty, strict=True)),
-        )
-
-    answers = run(all_at_once())
-
-    for body, (answer, number, _) in zip(twelve, answers[:2], strict=True):
-        assert (answer, number) == (body.encode(), TRIES)
-        assert len(servers.executions(body)) == 1
-    for body, (answer, number, seconds) in zip(twenty, answers[2:], strict=True):
-        assert (answer, number) == (b"success", TRIES)
-        assert seconds <= WECHAT[1] + GRACE
-        run(eventually(lambda body=body: len(servers.executions(body)) == 1))
-    for deployment in deployments:
-        deployment.stop()
