@@ -79,7 +79,7 @@ def _of_routes(config: Config) -> list[str]:
             problems.append(
                 f"{place}: routes on {path} differ in source or parameters; make them the same"
             )
-        if route.events is None:
+        if route.events is None and not route.when:
             whole.add(path)
         for queue in route.queue_names:
             kind = (route.declare, route.arguments())
@@ -107,6 +107,10 @@ def _of_route(config: Config, route: Route) -> list[str]:
             problems.append("answer: results that are fetched later need result_backend; set it")
         if _gives_location(route) and not (config.secret_key and config.public_url):
             problems.append("answer: a 202 has a Location, which needs secret_key and public_url")
+    if route.countdown is not None and route.answer == "wait" and route.countdown >= route.deadline:
+        problems.append("countdown: the deadline would pass before the task begins; lower it")
+    if not config.amqp and (route.exchange or route.priority is not None):
+        problems.append("exchange, priority: only an AMQP broker has them; leave them out")
     if not config.amqp and route.tries > 1:
         problems.append("tries: only an AMQP broker confirms messages; use 1 with this one")
     if (route.identified or route.takes_chosen_keys) and not config.state:
