@@ -103,7 +103,7 @@ def _of_route(config: Config, route: Route) -> list[str]:
     if route.answer != "wait" or route.prefer:
         if not config.amqp:
             problems.append("answer: only an AMQP broker confirms messages; use wait with this one")
-        if not config.results:
+        if not config.results and not route.ignore_result:
             problems.append("answer: results that are fetched later need result_backend; set it")
         if _gives_location(route) and not (config.secret_key and config.public_url):
             problems.append("answer: a 202 has a Location, which needs secret_key and public_url")
@@ -125,7 +125,9 @@ def _of_route(config: Config, route: Route) -> list[str]:
 
 
 def _gives_location(route: Route) -> bool:
-    """Can a request on `route` be answered with a 202, and not only with its fallback?"""
+    """Can a request on `route` be answered with a 202 that names the URL of a result?"""
+    if route.ignore_result:
+        return False
     if route.prefer or route.fallback is None:
         return True
     return route.answer == "accept" and route.source is None

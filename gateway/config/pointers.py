@@ -25,6 +25,7 @@ MAX_LENGTH, MAX_NAME = 1_024, 255
 #: The places of a key that identifies a delivery, or orders deliveries.
 KEY = r"(header:[!#$%&'*+\-.^_`|~0-9A-Za-z]+|json:(/[^\r\n]*)?)"
 _POINTER = rf"{KEY}|query:[^\r\n]+|param:[a-z_][a-z0-9_]*|body|event|remote|delivery|source"
+_is_pointer = re.compile(_POINTER).fullmatch
 _SENTENCE = (
     "is written as json:/pointer, header:NAME, query:NAME, param:name, body, event, remote, "
     "delivery or source"
@@ -124,6 +125,14 @@ def chooser(place: str, queues: Sequence[str]) -> Callable[[Delivery], str]:
         return max(queues, key=lambda queue: blake2b(key, key=salts[queue]).digest())
 
     return chosen
+
+
+def check_template(text: str) -> str:
+    """Return `text`, or raise ValueError where something in braces is no pointer."""
+    for place in pointers_in(text):
+        if not _is_pointer(place):
+            raise ValueError(f"{{{place}}} {_SENTENCE}")
+    return text
 
 
 def pointers_in(text: str) -> list[str]:

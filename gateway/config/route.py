@@ -72,7 +72,7 @@ class Route(TaskSettings):
             raise ValueError(f"path: a parameter's name has at most {MAX_NAME} characters")
         if self.path.startswith(RESULTS):
             raise ValueError(f"path: {RESULTS} is reserved for result URLs; choose another path")
-        for setting, place in (*self.pointers(), *(("when", place) for place in self.when)):
+        for setting, place in (*self.places(), *(("when", place) for place in self.when)):
             kind, _, name = place.partition(":")
             if kind == "param" and name not in params:
                 raise ValueError(f"{setting}: the path has no parameter {name}")

@@ -79,7 +79,9 @@ class TaskSettings(Model):
     queue_type: Literal["classic", "quorum"] = "classic"
     queue_arguments: dict[str, str | int | bool] = {}
     exchange: Queue | None = None
-    routing_key: Annotated[str, AfterValidator(_short)] = ""
+    routing_key: Annotated[str, AfterValidator(_short), AfterValidator(pointers.check_template)] = (
+        ""
+    )
     message_headers: dict[Queue, Pointer] = {}
     priority: Annotated[int, Field(ge=0, le=_HIGHEST)] | Pointer | None = None
     countdown: Seconds | None = None
@@ -121,7 +123,7 @@ class TaskSettings(Model):
                 raise ValueError(f"kwargs: {name!r} is no name of an argument")
         return self
 
-    def pointers(self) -> Iterator[tuple[str, str]]:
+    def places(self) -> Iterator[tuple[str, str]]:
         """Yield the name of each setting that has a pointer, and the pointer."""
         for argument in self.args or ():
             yield "args", argument.place
