@@ -126,7 +126,7 @@ async def ensure_queues(connection: TurnConnection, routes: Sequence[Route]) -> 
 async def missing_exchanges(connection: TurnConnection, routes: Sequence[Route]) -> set[str]:
     """Return the exchanges of routes that the broker does not have; the gateway declares none.
 
-    A message to a missing exchange would close the channel of all messages.
+    A message to a missing exchange would close the channel of all messages. Raises one of `ERRORS`.
     """
     names = {route.exchange for route in routes if route.exchange is not None}
     found = {name: await _exists(connection, name) for name in sorted(names)}
@@ -139,7 +139,8 @@ async def _exists(connection: TurnConnection, exchange: str) -> bool:
     try:
         await rpc(channel, lambda callback: declare(callback=callback))
     except pika.exceptions.ChannelClosedByBroker as exc:
-        log.warning("the exchange %s is missing: %s", exchange, exc.reply_text)
+        if exc.reply_code != 404:
+            log.warning("the broker refuses the exchange %s: %s", exchange, exc.reply_text)
         return False
     channel.close()
     return True

@@ -189,6 +189,8 @@ class Publisher:
             connection.add_on_connection_unblocked_callback(self._on_unblocked)
             await broker.ensure_queues(connection, self._config.routes)
             self._missing = await broker.missing_exchanges(connection, self._config.routes)
+            for exchange in sorted(self._missing):
+                log.warning("the exchange %s is missing: create it with its bindings", exchange)
             channel = await broker.open_channel(connection)
             # New for each channel: an earlier channel's late confirms must not settle its messages.
             confirms = Confirms(self._metrics, self._on_rejected)

@@ -152,8 +152,10 @@ def filler(text: str) -> Callable[[Delivery], str]:
 
     def filled(delivery: Delivery) -> str:
         name = _braces.sub(lambda found: finders[found[1]](delivery), text)
-        if len(name.encode()) > MAX_NAME:
-            raise BadRequest(f"{' and '.join(places)} make a name of over {MAX_NAME} bytes.")
+        if not name.isprintable() or len(name.encode()) > MAX_NAME:
+            raise BadRequest(
+                f"{' and '.join(places)} have to make a printable name of at most {MAX_NAME} bytes."
+            )
         return name
 
     return filled

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from datetime import datetime
 from typing import Any
 
@@ -12,7 +14,8 @@ import pytest
 import redis
 
 from gateway.config.strategies import STRATEGIES
-from tests.integration.deliveries import URLS, Servers, port, run, send
+from tests.integration.checking import check, urls, write
+from tests.integration.deliveries import ROOT, URLS, Servers, port, run, send
 from tests.support.http_client import Answer, Connection, request
 from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
@@ -20,6 +23,17 @@ from tests.support.stack import RabbitMQ, Server, Stack
 CONFIG = (
     URLS
     + """
+
+journal = 1000
+
+[[routes]]
+path = "/kept"
+task = "shop.options"
+exchange = "events"
+routing_key = "orders.{json:/kind}"
+priority = "json:/urgency"
+message_headers = { region = "header:x-region" }
+answer = "wait-then-accept"
 
 [[routes]]
 path = "/pay/{shop}"
@@ -279,3 +293,38 @@ def test_a_route_takes_what_its_filter_says(gateway):
     assert [a.status for a in answers] == [200, 200, 204, 204, 204, 204, 200]
     assert json.loads(answers[-1].body)[0] == "str"
     assert metric(gateway, "gateway_deliveries_filtered_total") - before == 4
+
+
+def test_check_names_a_missing_exchange(servers, tmp_path):
+    route = '[[routes]]\npath = "/{}"\ntask = "shop.options"\nexchange = "{}"\n'
+    text = route.format("a", "events") + route.format("b", "no-such-exchange")
+
+    checked = check(*write(tmp_path, text), *urls(servers.broker.url, servers.results.url))
+
+    assert checked.code == 1
+    assert "create it with its bindings" in checked.of("exchange no-such-exchange").text
+    assert "it exists" in checked.of("exchange events").text
+
+
+def test_a_replay_sends_what_was_sent(servers, gateway):
+    """The journal has a message's exchange, routing key, headers and priority."""
+    sent = post(gateway, "/kept", {"kind": "paid", "urgency": 7}, "X-Region: eu")
+    arguments = ["--json", *urls(servers.broker.url, servers.results.url)]
+    listed = cli("list", "--route", "/kept", *arguments)
+    delivery = json.loads(listed.splitlines()[0])["id"]
+
+    replayed = cli("replay", delivery, "--wait", "30", *arguments[1:])
+
+    assert "taken" in replayed
+    task_id = replayed.split("task ")[1].split()[0]
+    with redis.Redis.from_url(servers.results.url) as client:
+        (key,) = client.keys(f"*{task_id}")
+        result = json.loads(client.get(key))["result"]
+    assert result == json.loads(sent.body)
+    assert (result["priority"], result["region"]) == (7, "eu")
+    assert result["routing_key"] == "orders.paid"
+
+
+def cli(*args: str) -> str:
+    argv = [sys.executable, "-m", "gateway", "deliveries", *args]
+    return subprocess.run(argv, check=True, capture_output=True, text=True, cwd=ROOT).stdout
