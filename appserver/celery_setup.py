@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from celery import Celery, bootsteps
+from celery import Celery, bootsteps, signals
 from celery.exceptions import ImproperlyConfigured
 
 from appserver.attempts import TakeBack
@@ -13,6 +13,7 @@ from appserver.bootsteps import PromptHub
 from appserver.dead_letters import DeadLetters
 from appserver.processes import PromptProcesses
 from appserver.queues import named_queues
+from appserver.replacements import carry_over
 from appserver.reply_backend import ReplyMixin
 from appserver.worker import PoisonAwareTasks
 
@@ -76,7 +77,10 @@ def _set_defaults(sender: Celery, source: Any, **_signal: object) -> None:
 
 
 class ReplyingBackend(bootsteps.Step):
-    """Refuse to start a worker that would not answer; show in its settings how it replies."""
+    """Refuse to start a worker that would not answer; show in its settings how it replies.
+
+    Tasks that replace others answer in their place.
+    """
 
     def create(self, worker: Any) -> None:
         app = worker.app
@@ -93,3 +97,5 @@ class ReplyingBackend(bootsteps.Step):
         # without. The backend itself is made from another attribute, `backend_cls`.
         app.backend_cls = app.backend_cls or app.conf.result_backend
         app.conf.result_backend = f"{kind}+{backend.as_uri()}" if backend.url else kind
+        # Before the pool is started, whose processes publish as well.
+        signals.before_task_publish.connect(carry_over, weak=False)

@@ -11,6 +11,7 @@ import math
 import os
 import secrets
 import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -28,7 +29,8 @@ CONTENT_ENCODING = "utf-8"
 RESULT_KEY = "celery-task-meta-"
 
 _TYPED = {"__type__", "__value__"}
-_EMBED = b', {}, {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]'
+_RESERVED = "The names __type__ and __value__ are reserved."
+_EMBED = b', {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]'
 _encode = json.JSONEncoder(check_circular=False).encode
 _ORIGIN = f"gateway-{os.getpid()}@{socket.gethostname()}"
 
@@ -49,12 +51,30 @@ class TaskIds:
         return f"{self.prefix}-{digits[:4]}-{digits[4:]}"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Options:
+    """What Celery calls options, as far as all messages of a route share them.
+
+    With an ``exchange`` a message's ``queue`` is its routing key there; without one it goes to
+    its queue. The time limits are in seconds. ``delayed``: each message has an ``eta``.
+    """
+
+    exchange: str = ""
+    time_limit: int | None = None
+    soft_time_limit: int | None = None
+    ignore_result: bool = False
+    delayed: bool = False
+
+
+DEFAULTS = Options()
+
+
 @dataclass(slots=True)
 class Message:
-    """A task to publish on the default exchange with its queue's name as routing key.
+    """A task to publish.
 
-    ``expires`` is in seconds since the epoch; after it no worker begins the task. It is rounded up
-    to a whole second.
+    ``expires`` and ``eta`` are in seconds since the epoch, and are rounded up to whole seconds: a
+    worker begins the task between them. ``extra`` are headers of the message beside Celery's.
     """
 
     task_id: str
@@ -64,29 +84,45 @@ class Message:
     delivery: dict[str, Any]
     persistent: bool = False
     expires: float | None = None
+    eta: float | None = None
+    priority: int | None = None
+    extra: dict[str, str] | None = None
+    options: Options = DEFAULTS
+
+    @property
+    def nowhere(self) -> str:
+        """A sentence for a message that the broker cannot route."""
+        if self.options.exchange:
+            return f"The exchange {self.options.exchange} routes {self.queue!r} to no queue."
+        return f"The queue {self.queue} is missing."
 
     def headers(self) -> dict[str, Any]:
         """Return the protocol's headers."""
-        return {**common_headers(self.task), **self.own_headers()}
+        return {**common_headers(self.task, self.options), **self.own_headers()}
 
     def own_headers(self) -> dict[str, Any]:
         """Return the headers that are different for each message of one task."""
         expires = self.expires
-        return {
+        headers: dict[str, Any] = {
             "id": self.task_id,
             "root_id": self.task_id,
             "expires": expires if expires is None else _iso(math.ceil(expires)),
-            "delivery": self.delivery,
         }
+        if self.eta is not None:
+            headers["eta"] = _iso(math.ceil(self.eta))
+        if self.extra is not None:
+            headers.update(self.extra)
+        headers["delivery"] = self.delivery
+        return headers
 
 
-def common_headers(task: str) -> dict[str, Any]:
-    """Return the headers that all messages for `task` have.
+def common_headers(task: str, options: Options = DEFAULTS) -> dict[str, Any]:
+    """Return the headers that all messages for `task` with `options` have.
 
     The reprs are empty because they would cost more time than all other headers together;
     ``timelimit`` is [hard, soft] in seconds.
     """
-    return {
+    headers = {
         "lang": "py",
         "task": task,
         "parent_id": None,
@@ -94,12 +130,15 @@ def common_headers(task: str) -> dict[str, Any]:
         "shadow": None,
         "eta": None,
         "retries": 0,
-        "timelimit": [None, None],
+        "timelimit": [options.time_limit, options.soft_time_limit],
         "argsrepr": "",
         "kwargsrepr": "",
         "origin": _ORIGIN,
-        "ignore_result": False,
+        "ignore_result": options.ignore_result,
     }
+    if options.delayed:
+        del headers["eta"]
+    return headers
 
 
 @lru_cache(64)
@@ -107,21 +146,69 @@ def _iso(second: int) -> str:
     return datetime.fromtimestamp(second, UTC).isoformat()
 
 
-def encode_body(query: dict[str, str], headers: dict[str, str], body: bytes) -> bytes:
-    """Encode the call ``task(query, headers, body)``.
+def encode_body(
+    query: dict[str, str], headers: dict[str, str], body: bytes, embed: bytes = _EMBED
+) -> bytes:
+    """Encode the call ``task(query, headers, body)``; `embed` is from `embedding`.
 
     A body in UTF-8 becomes a str; any other is sent in the form in which kombu's JSON carries
     bytes. Raises `BadRequest` for a dict that kombu would read as a typed value, because no worker
     could decode it.
     """
     if query.keys() == _TYPED or headers.keys() == _TYPED:
-        raise BadRequest("The names __type__ and __value__ are reserved.")
-    argument: Any
+        raise BadRequest(_RESERVED)
+    return b"[" + _encode((query, headers, _text_or_typed(body))).encode() + b", {}" + embed
+
+
+def encode_call(args: Sequence[Any], kwargs: Mapping[str, Any], embed: bytes = _EMBED) -> bytes:
+    """Encode the call ``task(*args, **kwargs)``; values of type bytes are request bodies.
+
+    Raises `BadRequest` for a dict that kombu would read as a typed value, because no worker could
+    decode it.
+    """
+    text = _encode((_sendable(list(args)), _sendable(dict(kwargs))))
+    if '"__type__"' in text:
+        _check_untyped([*args, *kwargs.values()])
+    return text.encode()[:-1] + embed
+
+
+def _sendable(values: Any) -> Any:
+    """Return a list or dict in which a body is a text, or what kombu reads as bytes."""
+    pairs = values.items() if isinstance(values, dict) else enumerate(values)
+    for key, value in list(pairs):
+        if isinstance(value, bytes):
+            values[key] = _text_or_typed(value)
+    return values
+
+
+def _text_or_typed(body: bytes) -> Any:
     try:
-        argument = body.decode()
+        return body.decode()
     except UnicodeDecodeError:
-        argument = {"__type__": "base64", "__value__": base64.b64encode(body).decode()}
-    return b"[" + _encode((query, headers, argument)).encode() + _EMBED
+        return {"__type__": "base64", "__value__": base64.b64encode(body).decode()}
+
+
+def _check_untyped(values: Any) -> None:
+    """Raise `BadRequest` where a dict in `values` has the keys of a typed value."""
+    if isinstance(values, dict):
+        if values.keys() == _TYPED:
+            raise BadRequest(_RESERVED)
+        values = values.values()
+    for value in values:
+        if isinstance(value, dict | list):
+            _check_untyped(value)
+
+
+def embedding(link_error: str | None) -> bytes:
+    """Encode the last part of a message's body; the task `link_error` is called after a failure."""
+    if link_error is None:
+        return _EMBED
+    errback: dict[str, Any] = {
+        "task": link_error, "args": [], "kwargs": {}, "options": {}, "subtask_type": None,
+        "immutable": False,
+    }  # fmt: skip
+    embed = {"callbacks": None, "errbacks": [errback], "chain": None, "chord": None}
+    return b", " + _encode(embed).encode() + b"]"
 
 
 def decode_result(payload: bytes) -> Outcome | None:

@@ -37,7 +37,10 @@ class Request:
 
 @dataclass(slots=True)
 class Delivery:
-    """A verified request on its route: what the task gets, and what else is known about it."""
+    """A verified request on its route: what the task gets, and what else is known about it.
+
+    ``document`` has the body's JSON as its only item, once something has read it.
+    """
 
     id: str
     route: str
@@ -50,6 +53,7 @@ class Delivery:
     received_at: float
     source: str = ""
     event: str = ""
+    document: tuple[Any] | None = None
 
     def table(self, store: bool) -> dict[str, Any]:
         """Return the ``delivery`` message header; `store` asks the worker to store its result.

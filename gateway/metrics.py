@@ -28,6 +28,7 @@ HELP = {
     "gateway_requests_total": "Requests answered, by route and status (other: one not listed).",
     "gateway_request_seconds": "Seconds from a request's arrival to its answer, by route.",
     "gateway_events_unrouted_total": "Verified deliveries whose event no route takes.",
+    "gateway_deliveries_filtered_total": "Verified deliveries whose `when` no route fulfils.",
     "gateway_clients_gone_total": "Requests whose client left before the answer.",
     "gateway_messages_published_total": "Messages handed to the broker.",
     "gateway_messages_confirmed_total": "Messages that the broker confirmed.",

@@ -123,6 +123,29 @@ async def ensure_queues(connection: TurnConnection, routes: Sequence[Route]) -> 
     await asyncio.gather(*(ensure(queue, route) for queue, route in queues.items()))
 
 
+async def missing_exchanges(connection: TurnConnection, routes: Sequence[Route]) -> set[str]:
+    """Return the exchanges of routes that the broker does not have; the gateway declares none.
+
+    A message to a missing exchange would close the channel of all messages. Raises one of `ERRORS`.
+    """
+    names = {route.exchange for route in routes if route.exchange is not None}
+    found = {name: await _exists(connection, name) for name in sorted(names)}
+    return {name for name, exists in found.items() if not exists}
+
+
+async def _exists(connection: TurnConnection, exchange: str) -> bool:
+    channel = await open_channel(connection)
+    declare = partial(channel.exchange_declare, exchange, passive=True)
+    try:
+        await rpc(channel, lambda callback: declare(callback=callback))
+    except pika.exceptions.ChannelClosedByBroker as exc:
+        if exc.reply_code != 404:
+            log.warning("the broker refuses the exchange %s: %s", exchange, exc.reply_text)
+        return False
+    channel.close()
+    return True
+
+
 async def _declare(
     connection: TurnConnection, queue: str, passive: bool = False, arguments: Any = None
 ) -> bool:

@@ -62,7 +62,7 @@ class Confirms:
                 if pending.message.queue not in self._taken:
                     self._on_rejected(pending.message.queue)
             elif self._returned and self._returned.pop(_published(pending.message), 0.0):
-                self._refuse(pending, Unroutable(f"The queue {pending.message.queue} is missing."))
+                self._refuse(pending, Unroutable(pending.message.nowhere))
             else:
                 self._taken.add(pending.message.queue)
                 self._metrics.add("gateway_messages_confirmed_total")

@@ -68,7 +68,7 @@ def frame(kind: int, channel: int, payload: bytes) -> bytes:
 
 
 class Template:
-    """Encodes mandatory messages on the default exchange that share most of their headers.
+    """Encodes mandatory messages for one exchange and routing key that share most headers.
 
     `frame_max` is the frame size in bytes that was agreed with the broker; `headers` are those of
     all messages. Each message may have up to ``room`` bytes of headers of its own. All headers are
@@ -81,6 +81,8 @@ class Template:
         frame_max: int,
         routing_key: str,
         *,
+        exchange: str = "",
+        priority: int | None = None,
         content_type: str,
         content_encoding: str,
         delivery_mode: int,
@@ -90,14 +92,17 @@ class Template:
         flags = CONTENT_TYPE | CONTENT_ENCODING | HEADERS | DELIVERY_MODE | CORRELATION_ID
         if reply_to is not None:
             flags |= REPLY_TO
-        publish = _long(PUBLISH) + b"\0\0\0" + short(routing_key) + _MANDATORY
+        if priority is not None:
+            flags |= PRIORITY
+        publish = _long(PUBLISH) + b"\0\0" + short(exchange) + short(routing_key) + _MANDATORY
         # Each piece ends where a part begins that differs from message to message.
         self._method = frame(METHOD, channel, publish) + _start(HEADER, channel, 0)[:3]
         self._properties = flags.to_bytes(2) + short(content_type) + short(content_encoding)
         self._headers = fields(headers)
-        self._mode = bytes((delivery_mode,))
+        self._mode = bytes((delivery_mode,) if priority is None else (delivery_mode, priority))
         self._reply_to = (b"" if reply_to is None else short(reply_to)) + END
-        self._fixed = 4 + 8 + len(self._properties) + 4 + len(self._headers) + len(self._reply_to)
+        self._fixed = 4 + 7 + len(self._properties) + 4 + len(self._headers)
+        self._fixed += len(self._mode) + len(self._reply_to)
         self._channel = channel
         self._body_max = frame_max - OVERHEAD
         self.room = self._body_max - self._fixed - _LONGEST

@@ -77,12 +77,13 @@ class KombuPublisher:
         try:
             self._producer.publish(
                 pending.message.body,
-                exchange="",
+                exchange=pending.message.options.exchange,
                 routing_key=pending.message.queue,
                 content_type=celery_message.CONTENT_TYPE,
                 content_encoding=celery_message.CONTENT_ENCODING,
                 headers=pending.message.headers(),
                 correlation_id=pending.message.task_id,
+                priority=pending.message.priority or 0,
                 delivery_mode=2,
                 retry=False,
             )

@@ -30,7 +30,7 @@ from gateway.amqp.scanner import Scanner
 from gateway.backoff import Backoff
 from gateway.celery_message import Message
 from gateway.config.settings import Config
-from gateway.errors import BrokerBlocked, BrokerUnavailable
+from gateway.errors import BrokerBlocked, BrokerUnavailable, Unroutable
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
 from gateway.read_throttling import ReadThrottling
@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 BACKOFF = (0.1, 5.0)  # seconds between attempts: the first, the longest
 STEADY = 1.0  # seconds; after a connection that lasted longer there is no pause
+_LOOK_AGAIN = 1.0  # seconds until a missing exchange is looked for again
 SETTLING = 10.0  # seconds after the end of an outage; see `Publisher._on_rejected`
 
 # RabbitMQ's reason for closing the channel, which is the only message that has its limit.
@@ -77,6 +78,8 @@ class Publisher:
         self._error = "not connected yet"
         self.blocked = ""
         self._outage, self._unsettled_until = True, 0.0  # an outage may just end at the start
+        self._missing: set[str] = set()  # exchanges
+        self._looking: asyncio.Task[None] | None = None
         self._largest = math.inf  # bytes of a body; the broker tells its limit when it is exceeded
 
     @property
@@ -89,6 +92,8 @@ class Publisher:
 
     async def stop(self) -> None:
         await background.stop(self._task)
+        if self._looking is not None:
+            await background.stop(self._looking)
         if self._connection is not None and self._connection.is_open:
             self._error = "stopping"
             self._connection.close()
@@ -106,15 +111,36 @@ class Publisher:
             raise BrokerUnavailable
         if self.blocked:
             raise BrokerBlocked
+        if self._missing:
+            self._check_exchange(pending.message)
         self._channel.publish(pending, reply_to)
 
     def check(self, message: Message) -> None:
-        """Raise `URITooLong` or `BodyTooLarge` where `message` is too large for the broker.
+        """Raise the error of a message that is too large, or whose exchange is missing.
 
         For strategies that publish to the same broker with kombu.
         """
+        if self._missing:
+            self._check_exchange(message)
         if self._channel is not None:
             self._channel.check(message)
+
+    def _check_exchange(self, message: Message) -> None:
+        """Raise `Unroutable` where the exchange is missing, and look whether it is there now."""
+        exchange = message.options.exchange
+        if exchange not in self._missing:
+            return
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+        raise Unroutable(f"The exchange {exchange} is missing.")
+
+    async def _look(self) -> None:
+        await asyncio.sleep(_LOOK_AGAIN)
+        if self._connection is not None and not self._error:
+            with suppress(*broker.ERRORS):  # a lost connection is handled in `_on_closed`
+                self._missing = await broker.missing_exchanges(
+                    self._connection, self._config.routes
+                )
 
     def probe(self) -> None:
         """Publish a message that no queue gets.
@@ -162,6 +188,9 @@ class Publisher:
             connection.add_on_connection_blocked_callback(self._on_blocked)
             connection.add_on_connection_unblocked_callback(self._on_unblocked)
             await broker.ensure_queues(connection, self._config.routes)
+            self._missing = await broker.missing_exchanges(connection, self._config.routes)
+            for exchange in sorted(self._missing):
+                log.warning("the exchange %s is missing: create it with its bindings", exchange)
             channel = await broker.open_channel(connection)
             # New for each channel: an earlier channel's late confirms must not settle its messages.
             confirms = Confirms(self._metrics, self._on_rejected)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gateway.amqp.frames import Template, fields
 from gateway.celery_message import CONTENT_ENCODING, CONTENT_TYPE, Message, common_headers
 from gateway.errors import BodyTooLarge, URITooLong
@@ -20,7 +22,7 @@ class Templates:
         self._channel = channel
         self._frame_max = frame_max
         self._largest = largest
-        self._made: dict[tuple[str, str, bool, str | None], Template] = {}
+        self._made: dict[Any, Template] = {}
 
     def encode(self, message: Message, reply_to: str | None = None) -> bytes:
         """Return `message` as frames.
@@ -33,7 +35,10 @@ class Templates:
                 f"The message would have {len(message.body)} bytes; the broker takes "
                 f"{self._largest}."
             )
-        key = message.task, message.queue, message.persistent, reply_to
+        key = (
+            message.task, message.queue, message.persistent, reply_to, message.options,
+            message.priority,
+        )  # fmt: skip
         template = self._made.get(key)
         if template is None:
             template = self._make(message, reply_to)
@@ -53,9 +58,11 @@ class Templates:
             self._channel,
             self._frame_max,
             message.queue,
+            exchange=message.options.exchange,
+            priority=message.priority,
             content_type=CONTENT_TYPE,
             content_encoding=CONTENT_ENCODING,
             delivery_mode=2 if message.persistent else 1,
             reply_to=reply_to,
-            headers=common_headers(message.task),
+            headers=common_headers(message.task, message.options),
         )

@@ -85,9 +85,13 @@ async def _list(arguments: argparse.Namespace, config: Config) -> int:
 
 async def _show(arguments: argparse.Namespace, config: Config) -> int:
     (entry,) = await _find(config, arguments.ids)
-    query, headers, body = entry.arguments()
-    shown = {**_about(entry), "query": query, "headers": headers, "body": body}
-    shown["task_state"] = None
+    args, kwargs = entry.arguments()
+    match args:
+        case [dict(), dict(), body] if not kwargs:  # what a route without `args` and `kwargs` gives
+            call = {"query": args[0], "headers": args[1], "body": body}
+        case _:
+            call = {"args": args, "kwargs": kwargs}
+    shown = {**_about(entry), **call, "task_state": None}
     async for _, outcome in outcomes(config, [entry.task_id]):
         shown["task_state"] = _outcome_text(outcome)
     print(_json(shown, indent=2, ensure_ascii=False))

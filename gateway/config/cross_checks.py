@@ -79,7 +79,7 @@ def _of_routes(config: Config) -> list[str]:
             problems.append(
                 f"{place}: routes on {path} differ in source or parameters; make them the same"
             )
-        if route.events is None:
+        if route.events is None and not route.when:
             whole.add(path)
         for queue in route.queue_names:
             kind = (route.declare, route.arguments())
@@ -103,10 +103,14 @@ def _of_route(config: Config, route: Route) -> list[str]:
     if route.answer != "wait" or route.prefer:
         if not config.amqp:
             problems.append("answer: only an AMQP broker confirms messages; use wait with this one")
-        if not config.results:
+        if not config.results and not route.ignore_result:
             problems.append("answer: results that are fetched later need result_backend; set it")
         if _gives_location(route) and not (config.secret_key and config.public_url):
             problems.append("answer: a 202 has a Location, which needs secret_key and public_url")
+    if route.countdown is not None and route.answer == "wait" and route.countdown >= route.deadline:
+        problems.append("countdown: the deadline would pass before the task begins; lower it")
+    if not config.amqp and (route.exchange or route.priority is not None):
+        problems.append("exchange, priority: only an AMQP broker has them; leave them out")
     if not config.amqp and route.tries > 1:
         problems.append("tries: only an AMQP broker confirms messages; use 1 with this one")
     if (route.identified or route.takes_chosen_keys) and not config.state:
@@ -121,7 +125,9 @@ def _of_route(config: Config, route: Route) -> list[str]:
 
 
 def _gives_location(route: Route) -> bool:
-    """Can a request on `route` be answered with a 202, and not only with its fallback?"""
+    """Can a request on `route` be answered with a 202 that names the URL of a result?"""
+    if route.ignore_result:
+        return False
     if route.prefer or route.fallback is None:
         return True
     return route.answer == "accept" and route.source is None

@@ -6,15 +6,17 @@ import json
 import re
 from collections.abc import Callable
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from gateway.answer import TEXT, Answer, of_outcome
-from gateway.config import key_extractors
+from gateway.config import pointers
+from gateway.config.pointers import KEY, MAX_NAME, Pointer
+from gateway.config.task import TaskSettings
 from gateway.delivery import PRIVATE_HEADERS, Delivery
 from gateway.errors import RequestError
-from gateway.model import Model, Seconds, matching
+from gateway.model import Seconds, matching
 from gateway.outcome import SUCCESS, Outcome
 from gateway.sources.base import Source, Verified
 
@@ -22,31 +24,23 @@ PARAM = re.compile(r"\{([a-z_][a-z0-9_]*)\}")
 #: The path of result URLs; no route may use it.
 RESULTS = "/results/"
 
-#: The place of a value in a request: a header, or a JSON pointer (RFC 6901).
-_PLACE = r"(header:[!#$%&'*+\-.^_`|~0-9A-Za-z]+|json:(/[^\r\n]*)?)"
-_ordering_key = matching(
-    f"{_PLACE}|param:[a-z0-9_]+", "is written as json:/pointer, header:NAME or param:name"
-)
-_idempotency = matching(f"auto|none|{_PLACE}", "is auto, none, header:NAME or json:/pointer")
+_idempotency = matching(f"auto|none|{KEY}", "is auto, none, header:NAME or json:/pointer")
 _content_type = matching(
     r"[\x20-\x7e]+", "has printable ASCII characters only, as in text/plain; charset=utf-8"
 )
 #: All statuses below a number, except some.
 _final = re.compile(r"below ([2-6]\d\d)(?:, but (\d{3}(?:, \d{3})*))?").fullmatch
-#: The most bytes of a queue's or a field's name: AMQP's short strings have no more.
-_SHORT = 255
 
 
-def _short(text: str) -> str:
-    if len(text.encode()) > _SHORT:
-        raise ValueError(f"has over {_SHORT} bytes, which AMQP does not allow")
-    return text
+def _listed(values: Any) -> Any:
+    return values if isinstance(values, list) else [values]
 
 
-Queue = Annotated[str, Field(min_length=1), AfterValidator(_short)]
+#: What a value in `when` may be: one of these.
+_Wanted = Annotated[list[str | int | bool], BeforeValidator(_listed), Field(min_length=1)]
 
 
-class Route(Model):
+class Route(TaskSettings):
     """One path, or some events of the source on it, and the task that they become.
 
     In a `Config` it is complete: settings that the file leaves out have the source's default, or
@@ -56,10 +50,7 @@ class Route(Model):
     path: Annotated[str, matching(r"/[^\s?#]*", "begins with / and has no space, ? or #")]
     source: str | None = None
     events: list[str] | None = Field(None, min_length=1)
-    task: str = Field("api.core.main", min_length=1)
-    queue: Queue = "celery"
-    queues: list[Queue] | None = Field(None, min_length=2)
-    ordering_key: Annotated[str, _ordering_key] | None = None
+    when: dict[Pointer, _Wanted] = {}
     answer: Literal["wait", "accept", "wait-then-accept"] = "wait"
     deadline: Seconds = 0.0
     tries: int = Field(0, ge=1, le=100)
@@ -71,31 +62,22 @@ class Route(Model):
     final: str = "below 500, but 408, 425, 429"
     content_type: Annotated[str, _content_type] = ""
     durable: bool = False
-    declare: bool = True
-    queue_type: Literal["classic", "quorum"] = "classic"
-    queue_arguments: dict[str, str | int | bool] = {}
 
     @model_validator(mode="after")
     def _consistent(self) -> Route:
         params = PARAM.findall(self.path)
         if len(set(params)) != len(params) or "{" in PARAM.sub("", self.path):
             raise ValueError("path: write each parameter as {name}, with a different name each")
-        if any(len(name) > _SHORT for name in params):
-            raise ValueError(f"path: a parameter's name has at most {_SHORT} characters")
+        if any(len(name) > MAX_NAME for name in params):
+            raise ValueError(f"path: a parameter's name has at most {MAX_NAME} characters")
         if self.path.startswith(RESULTS):
             raise ValueError(f"path: {RESULTS} is reserved for result URLs; choose another path")
-        if "celery" in self.queue_names and (self.queue_type != "classic" or self.queue_arguments):
-            raise ValueError(
-                "queue: `celery` cannot have a queue_type or queue_arguments, because Celery "
-                "declares it without; give the queue another name"
-            )
-        if (self.queues is None) != (self.ordering_key is None):
-            raise ValueError("ordering_key: set it together with queues, a list of two or more")
-        if self.queues and len(set(self.queues)) != len(self.queues):
-            raise ValueError("queues: name each queue only once")
-        kind, _, name = (self.ordering_key or "").partition(":")
-        if kind == "param" and name not in params:
-            raise ValueError(f"ordering_key: the path has no parameter {name}")
+        for setting, place in (*self.places(), *(("when", place) for place in self.when)):
+            kind, _, name = place.partition(":")
+            if kind == "param" and name not in params:
+                raise ValueError(f"{setting}: the path has no parameter {name}")
+        if self.ignore_result and (self.answer != "accept" or self.prefer):
+            raise ValueError('ignore_result: nobody may wait for the result; set answer = "accept"')
         if self.events is not None and self.source is None:
             raise ValueError("events: only a source knows the event; name it in `source`")
         return self
@@ -145,15 +127,13 @@ class Route(Model):
         return (self.tries - 1) * self.retry_after
 
     @cached_property
-    def queue_of(self) -> Callable[[Delivery], str]:
-        """The function that returns the queue of a delivery."""
-        if self.queues and self.ordering_key:
-            return key_extractors.chooser(self.ordering_key, self.queues)
-        return lambda _delivery: self.queue
+    def takes(self) -> Callable[[Delivery], bool]:
+        """The function that tells whether the route takes a delivery, as `when` says."""
+        return pointers.matcher(self.when)
 
     @cached_property
     def _chosen_key(self) -> Callable[[Delivery], str] | None:
-        return key_extractors.finder(self.idempotency) if self.takes_chosen_keys else None
+        return pointers.finder(self.idempotency) if self.takes_chosen_keys else None
 
     def identity(self, delivery: Delivery, verified: Verified) -> str:
         """Return a text that is the same for all tries of `delivery`, and for no other delivery.
@@ -199,16 +179,6 @@ class Route(Model):
         return frozenset(range(200, int(end))) - {int(each) for each in (without or "0").split(",")}
 
     @property
-    def queue_names(self) -> list[str]:
-        """The queues to which its messages may go."""
-        return self.queues or [self.queue]
-
-    @property
     def takes_chosen_keys(self) -> bool:
         """Does a header or JSON value that the operator chose identify a delivery?"""
         return self.idempotency.startswith(("header:", "json:"))
-
-    def arguments(self) -> dict[str, str | int | bool]:
-        """Return the arguments with which its queues are declared."""
-        kind = {} if self.queue_type == "classic" else {"x-queue-type": self.queue_type}
-        return {**kind, **self.queue_arguments}

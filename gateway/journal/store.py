@@ -9,11 +9,11 @@ import json
 import logging
 from asyncio import Future
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from gateway.celery_message import Message
+from gateway.celery_message import DEFAULTS, Message, Options
 from gateway.config.settings import Config
 from gateway.metrics import Metrics
 from gateway.stores import result_store
@@ -22,6 +22,7 @@ from gateway.stores.pipeline import Pipeline
 log = logging.getLogger(__name__)
 
 GONE = 0  # the status where the sender had left before the answer
+_DEFAULTS = asdict(DEFAULTS)
 _PAGE = 20  # entries a query: with large bodies more would delay the other clients of Redis
 
 
@@ -43,6 +44,7 @@ class Entry:
     seconds: float
     call: bytes
     error: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -50,13 +52,25 @@ class Entry:
 
     def message(self, task_id: str) -> Message:
         """Return a persistent message for the same call, as another task with a stored result."""
-        delivery = {**self.delivery, "store": True}
-        return Message(task_id, self.task, self.queue, self.call, delivery, persistent=True)
+        own = dict(self.options)
+        priority, extra = own.pop("priority", None), own.pop("extra", None)
+        return Message(
+            task_id,
+            self.task,
+            self.queue,
+            self.call,
+            {**self.delivery, "store": True},
+            persistent=True,
+            priority=priority,
+            extra=extra,
+            # Whoever replays a delivery wants to see what becomes of it, and now.
+            options=Options(**{**own, "ignore_result": False, "delayed": False}),
+        )
 
-    def arguments(self) -> tuple[dict[str, str], dict[str, str], Any]:
-        """Return the query, the headers and the body that the task is called with."""
-        query, headers, body = json.loads(self.call)[0]
-        return query, headers, body
+    def arguments(self) -> tuple[list[Any], dict[str, Any]]:
+        """Return the positional and the keyword arguments that the task is called with."""
+        args, kwargs, _ = json.loads(self.call)
+        return args, kwargs
 
 
 class Journal:
@@ -94,6 +108,7 @@ class Journal:
             "status": status,
             "seconds": round(seconds, 6),
             "error": error,
+            "options": _options(message),
         }
         # "~": Redis may keep a few entries more, which is much cheaper for it.
         bound = ("MAXLEN", "~", self._length)
@@ -115,6 +130,12 @@ class Journal:
         if error != self._error:
             log.warning("deliveries cannot be written to the journal: %s", error)
             self._error = error
+
+
+def _options(message: Message) -> dict[str, Any]:
+    """Return what a replayed message needs beside its task, queue, call and delivery."""
+    own = {"priority": message.priority, "extra": message.extra, **asdict(message.options)}
+    return {name: value for name, value in own.items() if value != _DEFAULTS.get(name)}
 
 
 def key(config: Config) -> str:

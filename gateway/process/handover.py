@@ -38,7 +38,7 @@ def write(start: Start) -> bytes:
     return json.dumps(
         {
             "version": VERSION,
-            "config": start.config.model_dump(exclude_unset=True),
+            "config": start.config.model_dump(exclude_unset=True, by_alias=True),
             "sockets": start.sockets,
             "metrics": start.metrics,
         },

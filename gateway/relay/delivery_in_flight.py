@@ -217,5 +217,7 @@ class DeliveryInFlight(InFlight):
             self._give_result(Answer(200, route.content_type, route.fallback.encode()))
             return
         ids = reply.delivery_id, reply.task_id
-        location = self.context.result_urls.location(*ids, reply.path, self.claim.age)
+        location = ""
+        if not route.ignore_result:
+            location = self.context.result_urls.location(*ids, reply.path, self.claim.age)
         self.give(answer.of_acceptance(*ids, location))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from time import monotonic
 
-from gateway.celery_message import Message, TaskIds, encode_body
+from gateway.celery_message import Message, TaskIds
 from gateway.config.route import RESULTS, Route
 from gateway.config.settings import Config
 from gateway.delivery import Delivery, Request
@@ -30,6 +30,9 @@ from gateway.sources.envelopes import read_query
 from gateway.stores import result_store
 from gateway.stores.pipeline import Pipeline
 from gateway.strategies.base import Strategy
+
+#: The counters of deliveries that no route takes: because of their event, or of `when`.
+UNROUTED, FILTERED = "gateway_events_unrouted_total", "gateway_deliveries_filtered_total"
 
 
 class Relay:
@@ -159,9 +162,12 @@ class Relay:
         if verified.challenge is not None:
             reply.give(verified.challenge)
             return None
-        route = endpoint.route(verified.event)
+        reply.delivery_id = self.delivery_id()
+        delivery = _deliver(reply.delivery_id, request, endpoint, params, verified)
+        route = endpoint.route(delivery)
         if route is None:
-            self.context.metrics.add("gateway_events_unrouted_total")
+            filtered = endpoint.routed(verified.event)
+            self.context.metrics.add(FILTERED if filtered else UNROUTED)
             reply.give(endpoint.unrouted(verified))
             return None
         endpoint.limits.admit()
@@ -169,8 +175,6 @@ class Relay:
         reply.applied = terms.applied
         if terms.deadline <= monotonic():
             raise BodyTooSlow("The body came after the deadline.")
-        reply.delivery_id = self.delivery_id()
-        delivery = _deliver(reply.delivery_id, request, endpoint, params, verified)
         message = reply.message = self._message(delivery, route, terms)
         self.limits.admit(request.size + len(message.body))
         return DeliveryInFlight(
@@ -179,12 +183,10 @@ class Relay:
 
     def _message(self, delivery: Delivery, route: Route, terms: Terms) -> Message:
         later = route.identified or terms.answer != "wait"
-        return Message(
-            task_id=self.context.ids.new(),
-            task=route.task,
-            queue=route.queue_of(delivery),
-            body=encode_body(delivery.query, delivery.headers, delivery.body),
-            delivery=delivery.table(store=later),
+        return route.message(
+            delivery,
+            self.context.ids.new(),
+            store=later,
             # Persistent where a 2xx may come before the result, or a retry may join the task.
             persistent=later or route.durable,
             # Otherwise the result is of no use after the deadline: no worker should begin it then.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from urllib.parse import unquote_to_bytes
 
 from gateway.answer import Answer
 from gateway.config.route import PARAM, Route
 from gateway.config.settings import Config
-from gateway.delivery import PRIVATE_HEADERS, Request
+from gateway.delivery import PRIVATE_HEADERS, Delivery, Request
 from gateway.errors import BadRequest, MethodNotAllowed, NotFound
 from gateway.relay.limits import SourceLimits
 from gateway.sources import find
@@ -30,8 +31,9 @@ class Endpoint:
         self.name = name
         self.source = source
         self.limits = limits
-        self._any = some[-1] if some[-1].events is None else None
-        self._by_event = [(route, route.events) for route in some if route.events is not None]
+        self._routes = some
+        #: The route that takes everything, where there is no other.
+        self._only = some[0] if len(some) == 1 and not (some[0].events or some[0].when) else None
         kept = source.options.pass_headers if source else []
         self._kept = frozenset(name.lower() for name in kept)
 
@@ -54,17 +56,27 @@ class Endpoint:
             raise MethodNotAllowed("Send a GET or a POST.", headers={"Allow": "GET, POST"})
         raise MethodNotAllowed(f"Send a POST, not a {method[:20]}.", headers={"Allow": "POST"})
 
-    def route(self, event: str) -> Route | None:
-        """Return the route for deliveries of `event`; None: there is none.
+    def route(self, delivery: Delivery) -> Route | None:
+        """Return the first route that takes `delivery`; None: there is none.
 
         Raises `BadRequest` where the event's name is too long.
         """
+        event = delivery.event
         if len(event) > MAX_EVENT:
             raise BadRequest(f"The event's name has more than {MAX_EVENT} characters.")
-        for route, patterns in self._by_event:
-            if any(fnmatchcase(event, pattern) for pattern in patterns):
-                return route
-        return self._any
+        if self._only is not None:
+            return self._only
+        return next((route for route in self._of(event) if route.takes(delivery)), None)
+
+    def routed(self, event: str) -> bool:
+        """Tell whether a route takes deliveries of `event`, if `when` allows it."""
+        return any(True for _ in self._of(event))
+
+    def _of(self, event: str) -> Iterator[Route]:
+        for route in self._routes:
+            patterns = route.events
+            if patterns is None or any(fnmatchcase(event, each) for each in patterns):
+                yield route
 
     def unrouted(self, verified: Verified) -> Answer:
         """Return the answer for an event that no route takes."""

@@ -41,7 +41,15 @@ def read_query(text: str, errors: Literal["replace", "strict"] = "replace") -> d
 
 
 def read_json(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in `body`, which has to be UTF-8.
+    """Return the JSON object in `body`; raises `BadRequest` for anything else."""
+    value = read_json_value(body)
+    if not isinstance(value, dict):
+        raise BadRequest("The JSON is not an object.")
+    return value
+
+
+def read_json_value(body: bytes) -> Any:
+    """Return the JSON in `body`, which has to be UTF-8.
 
     Raises `BadRequest` for anything else, also for NaN, for text that is not valid Unicode (lone
     surrogates), for more than `MAX_LEVELS` levels, and for numbers with too many digits for Python.
@@ -57,8 +65,6 @@ def read_json(body: bytes) -> dict[str, Any]:
         raise BadRequest("The JSON is malformed.") from exc
     except RecursionError as exc:
         raise BadRequest(f"The JSON has more than {MAX_LEVELS} levels.") from exc
-    if not isinstance(value, dict):
-        raise BadRequest("The JSON is not an object.")
     return value
 
 

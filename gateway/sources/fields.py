@@ -9,6 +9,8 @@ from typing import Any
 from gateway.errors import BadRequest
 from gateway.sources.envelopes import read_json
 
+#: Stands for a value that is not there, where None may be a value.
+MISSING: Any = object()
 #: The most characters of an identity or an event's name.
 MAX_NAME = 1_000
 #: The most fields of a form: more would be an attack on the parser.
@@ -70,13 +72,13 @@ def pointer(text: str) -> list[str]:
     return [token.replace("~1", "/").replace("~0", "~") for token in text.split("/")[1:]]
 
 
-def at(value: Any, tokens: Sequence[str]) -> Any:
-    """Return the value at a JSON pointer's tokens in `value`; None where there is none."""
+def at(value: Any, tokens: Sequence[str], missing: Any = None) -> Any:
+    """Return the value at a JSON pointer's tokens in `value`; `missing` where there is none."""
     for token in tokens:
         if isinstance(value, dict):
-            value = value.get(token)
+            value = value.get(token, missing)
         elif isinstance(value, list) and _index(token):
-            value = value[int(token)] if int(token) < len(value) else None
+            value = value[int(token)] if int(token) < len(value) else missing
         else:
-            return None
+            return missing
     return value

@@ -198,12 +198,13 @@ class _Wire:
                 self._producer = Producer(connection, auto_declare=False, on_return=self._on_return)
             self._producer.publish(
                 message.body,
-                exchange="",
+                exchange=message.options.exchange,
                 routing_key=message.queue,
                 content_type=celery_message.CONTENT_TYPE,
                 content_encoding=celery_message.CONTENT_ENCODING,
                 headers=message.headers(),
                 correlation_id=message.task_id,
+                priority=message.priority or 0,
                 delivery_mode=2 if message.persistent else 1,
                 mandatory=True,
                 retry=False,
@@ -216,7 +217,7 @@ class _Wire:
         except (OperationalError, *connection.connection_errors, *connection.channel_errors) as exc:
             raise BrokerUnavailable from exc
         if self._returned:
-            raise Unroutable(f"The queue {message.queue} is missing.")
+            raise Unroutable(message.nowhere)
 
     def quiet(self) -> bool:
         """Tell whether nothing is to be read, such as the end of the connection."""

@@ -69,6 +69,7 @@ class CeleryStrategy(Strategy):
             raise BrokerUnavailable
         if self._store.error:
             raise ResultsUnavailable
-        if message.delivery["query_string"] or message.delivery["params"]:
-            # py-amqp does not check the length of the headers.
+        delivery = message.delivery
+        if delivery["query_string"] or delivery["params"] or message.options.exchange:
+            # py-amqp checks neither the length of the headers nor the exchange.
             self._publisher.check(message)

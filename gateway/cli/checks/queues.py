@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pika.exceptions import ChannelClosedByBroker
 
+from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
 from gateway.cli.checks import amqp
 from gateway.cli.checks.finding import Finding, counted, fail, ok, skipped
@@ -47,7 +48,21 @@ async def inspect(
 
     looked = await asyncio.gather(*(one(*each) for each in sorted(routes.items())))
     seen = {queue: it for queue, (it, _) in zip(sorted(routes), looked, strict=True) if it}
-    return seen, [finding for _, found in looked for finding in found]
+    found = [finding for _, found in looked for finding in found]
+    return seen, [*found, *await _exchanges(connection, config)]
+
+
+async def _exchanges(connection: TurnConnection, config: Config) -> list[Finding]:
+    """Return the findings about the routes' exchanges; their bindings cannot be seen over AMQP."""
+    missing = await broker.missing_exchanges(connection, config.routes)
+    named = sorted({route.exchange for route in config.routes if route.exchange is not None})
+    remedy = "create it with its bindings, for example in the app that consumes from them"
+    return [
+        fail(f"exchange {name}", "there is no such exchange", remedy)
+        if name in missing
+        else ok(f"exchange {name}", "it exists; its bindings are not checked")
+        for name in named
+    ]
 
 
 async def _inspect(

@@ -154,7 +154,7 @@ def test_all_problems_are_told_together_with_their_places(toml):
         ("result_backend", "NOWHERE is not set"),
         ("routes[0].path (path no-slash)", "begins with /"),
         ("routes[0].deadline (path no-slash)", "has to be above 0"),
-        ("routes[1].colour (path /{a}/{a})", "there are path, source,"),
+        ("routes[1].colour (path /{a}/{a})", "path, source,"),
         ("tls.colour", "there are ca, cert,"),
     ]:
         assert any(p.startswith(f"{path}: {place}: ") and hint in p for p in found), (place, found)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.settings import Config, Route
-from gateway.delivery import Request
+from gateway.delivery import Delivery, Request
 from gateway.errors import BadRequest, MethodNotAllowed, NotFound
 from gateway.relay.routes import Routes
 from gateway.sources.base import Verified
@@ -19,6 +19,10 @@ def routes(*some: Route, **settings: object) -> Routes:
 
 def request(method: str = "POST", **headers: str) -> Request:
     return Request(method, "/", "", headers, b"{}", "127.0.0.1", 0.0, 0.0)
+
+
+def delivery(event: str = "", body: bytes = b"{}", **headers: str) -> Delivery:
+    return Delivery("id", "/", {}, {}, "", headers, body, "127.0.0.1", 0.0, event=event)
 
 
 ROUTES = routes(
@@ -109,7 +113,7 @@ def test_first_route_that_names_the_event_takes_it():
     ]
     endpoint, _ = routes(*some, sources=SOURCES).find("/")
     tasks = {
-        event: endpoint.route(event).task
+        event: endpoint.route(delivery(event)).task
         for event in ("push", "issues.opened", "star", "issues", "")
     }
     assert tasks == {
@@ -121,7 +125,7 @@ def test_event_that_no_route_takes_has_no_target():
     endpoint, _ = routes(Route(path="/", source="forge", events=["push"]), sources=SOURCES).find(
         "/"
     )
-    assert endpoint.route("issues") is None
+    assert endpoint.route(delivery("issues")) is None
     assert endpoint.unrouted(Verified(b"{}")).status == 204
 
 
@@ -153,6 +157,6 @@ def test_get_is_for_the_handshakes_of_sources_that_have_one():
 
 def test_an_event_with_an_endless_name_is_refused():
     (endpoint, _) = ROUTES.find("/")
-    assert endpoint.route("x" * 255) is not None
+    assert endpoint.route(delivery("x" * 255)) is not None
     with pytest.raises(BadRequest, match="event"):
-        endpoint.route("x" * 256)
+        endpoint.route(delivery("x" * 256))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.key_extractors import MAX_LENGTH, chooser, finder
+from gateway.config.pointers import MAX_LENGTH, chooser, finder
 from gateway.delivery import Delivery
 from gateway.errors import BadRequest
 

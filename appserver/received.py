@@ -1,0 +1,47 @@
+"""What the gateway tells a task about the webhook, beside the arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from urllib.parse import parse_qs
+
+from celery import current_task
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A webhook that the gateway has received.
+
+    ``id`` is in the gateway's log and in its error answers; ``source``, ``route`` and ``event`` are
+    empty where there is none; ``params`` are the parameters in the path; ``remote`` is the sender's
+    address; ``traceparent`` is the sender's W3C header, or empty.
+    """
+
+    id: str
+    source: str
+    route: str
+    event: str
+    params: dict[str, str]
+    query_string: str
+    remote: str
+    received_at: datetime
+    traceparent: str
+
+    @property
+    def queries(self) -> dict[str, list[str]]:
+        """All values of each query parameter; a task's argument `query` has the last one only."""
+        return parse_qs(self.query_string, keep_blank_values=True)
+
+
+def delivery() -> Delivery | None:
+    """Return the delivery that the running task was called for; None: somebody else called it."""
+    found = (current_task.request.headers or {}).get("delivery") if current_task else None
+    if not found:
+        return None
+    fields = {name: found.get(name, "") for name in Delivery.__slots__}
+    fields |= {
+        "params": dict(found.get("params", {})),
+        "received_at": datetime.fromisoformat(found["received_at"]),
+    }
+    return Delivery(**fields)
