@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import subprocess
 import sys
 import tomllib
@@ -15,10 +16,12 @@ from pathlib import Path
 
 ALLOWED = Path(__file__).with_name("uncovered.toml")
 HEAD = """\
-# The statements and branches of each file that no test takes, or that one run takes and another does
-# not, as they depend on timing. `make test` fails where a file has more: write a test, or say in the
-# commit why the number has to grow. `python -m tests.coverage_floor --raise` writes what is missing.
+# How many statements and branches of each file no test takes, or only some runs do, as they depend
+# on timing. `make test` fails where a file has more: write a test, or say in the
+# commit why the number has to grow. `python -m tests.coverage_floor --raise` writes the numbers.
 """
+
+log = logging.getLogger("coverage")
 
 
 def measured() -> dict[str, int]:
@@ -41,11 +44,12 @@ def main() -> int:
         lines = (f'"{name}" = {n}\n' for name, n in sorted({**kept, **more}.items()))
         ALLOWED.write_text(HEAD + "".join(lines))
         return 0
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     for name, number in more.items():
-        print(
-            f"{name}: {number} statements and branches are taken by no test, and"
-            f" {allowed.get(name, 0)} may be: `.venv/bin/coverage report --include={name}` lists them"
-        )
+        log.error(
+            "%s: no test takes %d statements and branches, and %d are allowed; they are listed by "
+            ".venv/bin/coverage report --include=%s", name, number, allowed.get(name, 0), name,
+        )  # fmt: skip
     return int(bool(more))
 
 

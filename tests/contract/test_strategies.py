@@ -10,8 +10,6 @@ import socket
 import struct
 import time
 
-import pytest
-
 from tests.contract.conftest import DEADLINE, GRACE
 from tests.support.requests import get, metric, post, post_all, post_each
 from tests.support.waiting import until

@@ -22,6 +22,8 @@ from tests.faults.combined.oracle import Result
 from tests.faults.combined.report import COLUMNS, line, seed_and_strategy, table
 from tests.faults.report import Report
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 ROOT = Path(__file__).parents[2]
 #: It breaks each kind of server, some together: broker, Redis, worker and gateways.
 SEED = 7

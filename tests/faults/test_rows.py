@@ -12,6 +12,8 @@ from tests.faults.servers import Servers
 from tests.faults.trial import SHORT
 from tests.support.stack import Stack
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 ROLLED = 25
 SHORT_ROWS = {1, 3, 6, 12, 18, 20, 22, ROLLED}
 
