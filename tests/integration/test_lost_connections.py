@@ -31,7 +31,7 @@ from tests.support.in_memory import LOOPS
 from tests.support.stack import RabbitMQ
 from tests.support.waiting import eventually
 
-TIMEOUT = 20  # seconds
+TIMEOUT = 60  # seconds
 
 
 @pytest.fixture
