@@ -10,20 +10,19 @@ from tests.faults.report import line
 from tests.faults.rows import ROWS, TWO
 from tests.faults.servers import Servers
 from tests.faults.trial import SHORT
-from tests.support.stack import Stack
+from tests.support.stack import RabbitMQ, Stack
 
 ROLLED = 25
 SHORT_ROWS = {1, 3, 6, 12, 18, 20, 22, ROLLED}
 
 
 @pytest.fixture(scope="module")
-def servers(stack: Stack, start) -> Servers:
-    """Servers of their own, as these tests break them."""
-    servers = Servers(stack)
-    start(lambda: servers.broker)
+def servers(stack: Stack, rabbitmq: RabbitMQ, start) -> Servers:
+    """A Redis of their own, and the broker of all tests, which serves again after each of them."""
+    servers = Servers(stack, broker=rabbitmq)
     start(lambda: servers.results)
     yield servers
-    servers.discard()
+    servers.close()
 
 
 @pytest.mark.parametrize("number", sorted(SHORT_ROWS - {ROLLED}))
