@@ -17,9 +17,9 @@ SHORT_ROWS = {1, 3, 6, 12, 18, 20, 22, ROLLED}
 
 
 @pytest.fixture(scope="module")
-def servers(stack: Stack, rabbitmq: RabbitMQ, start) -> Servers:
-    """A Redis of their own, and the broker of all tests, which serves again after each of them."""
-    servers = Servers(stack, broker=rabbitmq)
+def servers(stack: Stack, broker: RabbitMQ, start) -> Servers:
+    """A Redis of their own, as these tests break it."""
+    servers = Servers(stack, broker=broker)
     start(lambda: servers.results)
     yield servers
     servers.close()

@@ -231,10 +231,10 @@ class Trial:
         """Wait until every lane has served everything for a while, or ought to have."""
 
         def steady(lane: Lane) -> bool:
+            # By when it was answered: what takes its time was sent before.
             since = max(lane.window.ended, monotonic() - self.size.steady)
-            sent = [one for one in lane.sender.sent[-1000:] if one.at >= since]
-            answered = [one for one in sent if one.answered]
-            return len(answered) >= 20 and all(one.good for one in answered)
+            answered = [one for one in lane.sender.sent[-1000:] if one.answered >= since]
+            return len(answered) >= 20 * self.size.share and all(one.good for one in answered)
 
         time.sleep(self.size.steady)
         poll(lambda: all(map(steady, self.loaded)), RECOVERY + self.deadline + 3)

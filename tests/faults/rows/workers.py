@@ -25,7 +25,7 @@ def child_killed(trial: Trial) -> None:
     trial.open(targets=(_busy(trial),))
 
     def hit(lane: Lane) -> None:
-        for _ in trial.times(HITS, short=5):
+        for _ in trial.times(HITS, short=3):
             lane.expect(poll(lambda: _hit(lane), 15), "no task was hit")
             # Killed with the same message again and again, it would be poison.
             again = poll(lambda: _redelivered(lane) >= _lost(lane), 10)
