@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from contextlib import ExitStack
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic, sleep
@@ -102,12 +104,25 @@ class Lane:
         )
         self.gateways: list[Server] = []
         self.workers: list[Server] = []
+        self._begin()
+
+    def _begin(self) -> None:
         self.sender: Sender | None = None
         self.excused: set[str] = set()
         self.problems: list[str] = []
         self.notes: dict[str, float] = {}
         self.before: Remains | None = None
         self.window = Window(0, 0)
+
+    def anew(self) -> Lane:
+        """Return a lane that the same servers serve, and that has seen nothing yet."""
+        lane = copy(self)
+        lane._begin()
+        past = Path(tempfile.mkdtemp(dir=self.directory))
+        for path in self.directory.iterdir():
+            if path.is_file() and path != self.config:
+                path.rename(past / path.name)
+        return lane
 
     @property
     def gateway(self) -> Server:

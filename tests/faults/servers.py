@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import TypeVar
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 import amqp
 from redis import Redis
 
 from tests.support.stack import RabbitMQ, Server, Stack
+
+if TYPE_CHECKING:
+    from tests.faults.lane import Lane
 
 T = TypeVar("T")
 
@@ -20,20 +23,22 @@ class Servers:
     """The broker and the result store, kept from row to row until a row spoils them.
 
     `versions` names those that have been started, `redis_options` go on redis-server's command
-    line.
+    line. A `broker` that is given is others' as well: it is started again instead of replaced.
     """
 
-    def __init__(self, stack: Stack, *redis_options: str):
+    def __init__(self, stack: Stack, *redis_options: str, broker: RabbitMQ | None = None):
         self.stack = stack
         self.versions: dict[str, str] = {}
         self._redis_options = redis_options
+        self._given = broker
         self._broker: RabbitMQ | None = None
         self._results: Server | None = None
+        self._lanes: dict[str, list[Lane]] = {}
 
     @property
     def broker(self) -> RabbitMQ:
         if self._broker is None:
-            self._broker = self.stack.rabbitmq()
+            self._broker = self._given or self.stack.rabbitmq()
             self.versions["rabbitmq"] = _rabbitmq_version(self._broker)
         return self._broker
 
@@ -44,12 +49,32 @@ class Servers:
             self.versions |= _redis_version(self._results)
         return self._results
 
+    def keep(self, asked: str, lanes: list[Lane]) -> None:
+        """Keep what runs in `lanes` for the next row that has `asked` for the same."""
+        self._lanes[asked] = lanes
+
+    def take(self, asked: str) -> list[Lane]:
+        """Return lanes that were kept, as new; none where there are none."""
+        return [lane.anew() for lane in self._lanes.pop(asked, [])]
+
     def discard(self) -> None:
-        """Forget both: the next row gets new ones."""
-        for server in (self._broker, self._results):
-            if server is not None:
-                server.kill()
-        self._broker = self._results = None
+        """Forget all of them: the next row gets new ones."""
+        with ExitStack() as ending:  # all of them, whatever becomes of one
+            if self._given is not None:
+                ending.callback(self._given.restart)
+            elif self._broker is not None:
+                ending.callback(self._broker.kill)
+            self._broker = None
+            self.close()
+
+    def close(self) -> None:
+        """Stop all but the broker."""
+        with ExitStack() as ending:
+            if self._results is not None:
+                ending.callback(self._results.kill)
+            for lane in [lane for lanes in self._lanes.values() for lane in lanes]:
+                ending.callback(lane.stop)
+        self._results, self._lanes = None, {}
 
 
 def _rabbitmq_version(broker: Server) -> str:

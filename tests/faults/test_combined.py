@@ -21,6 +21,7 @@ from tests.faults.combined.lanes import Job
 from tests.faults.combined.oracle import Result
 from tests.faults.combined.report import COLUMNS, line, seed_and_strategy, table
 from tests.faults.report import Report
+from tests.support.stack import RabbitMQ
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -29,8 +30,8 @@ ROOT = Path(__file__).parents[2]
 SEED = 7
 
 
-def test_nothing_that_was_acknowledged_is_lost(start, tmp_path: Path):
-    result, versions = start(lambda: lane.run(SEED, "pika", SHORT, tmp_path))
+def test_nothing_that_was_acknowledged_is_lost(broker: RabbitMQ, start, tmp_path: Path):
+    result, versions = start(lambda: lane.run(SEED, "pika", SHORT, tmp_path, broker=broker))
 
     assert result.holds, line(result)
     assert result.acknowledged > 100

@@ -10,7 +10,7 @@ from tests.faults.report import line
 from tests.faults.rows import ROWS, TWO
 from tests.faults.servers import Servers
 from tests.faults.trial import SHORT
-from tests.support.stack import Stack
+from tests.support.stack import RabbitMQ, Stack
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -19,13 +19,12 @@ SHORT_ROWS = {1, 3, 6, 12, 18, 20, 22, ROLLED}
 
 
 @pytest.fixture(scope="module")
-def servers(stack: Stack, start) -> Servers:
-    """Servers of their own, as these tests break them."""
-    servers = Servers(stack)
-    start(lambda: servers.broker)
+def servers(stack: Stack, broker: RabbitMQ, start) -> Servers:
+    """A Redis of their own, as these tests break it."""
+    servers = Servers(stack, broker=broker)
     start(lambda: servers.results)
     yield servers
-    servers.discard()
+    servers.close()
 
 
 @pytest.mark.parametrize("number", sorted(SHORT_ROWS - {ROLLED}))

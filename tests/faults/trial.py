@@ -21,6 +21,7 @@ from tests.faults.servers import Servers, port_of, together
 from tests.support.stack import RabbitMQ, Server
 
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,12 @@ class Size:
     warm: float = 3.0  # seconds of load before the fault
     steady: float = 3.0  # seconds of good answers after which it has recovered
     burst: int = 150  # requests at once before anything is measured: pools are full then
+    share: float = 1.0  # of the rates that two cores bear
     short: bool = False
 
 
 WHOLE = Size()
-SHORT = Size(requests=400, warm=1.0, steady=1.5, burst=50, short=True)
+SHORT = Size(requests=150, warm=1.0, steady=1.5, burst=50, share=0.4, short=True)
 
 ENOUGH = 120.0  # seconds until a lane must have sent as many requests as it has to
 
@@ -57,6 +59,7 @@ class Trial:
         self.number = next(_numbers)
         self.client = Client()
         self.lanes: list[Lane] = []
+        self._asked, self._kept = "", False
         self.loaded: list[Lane] = []
         self._exit = ExitStack()
         self._exit.callback(self.client.close)
@@ -84,16 +87,24 @@ class Trial:
     ) -> None:
         """Start a lane for each strategy: worker, gateway with `options` and `env`, sender.
 
-        `broker` and `worker_broker` are URLs where they are not the usual broker's.
+        `broker` and `worker_broker` are URLs where they are not the usual broker's. In the short
+        form, the worker and the gateway of a row that has held serve the next one that asks for
+        the same.
         """
-        for strategy in self.strategies:
+        asked = (self.strategies, self.deadline, options, broker, worker_broker, results)
+        self._asked = repr((*asked, quorum, concurrency, env))
+        for lane in self.servers.take(self._asked):
+            self._add(lane)
+        kept = bool(self.lanes)
+        for strategy in self.strategies if not kept else ():
             self.lane(strategy, broker=broker, results=results, quorum=quorum)
 
         def start(lane: Lane) -> None:
-            together(
-                lambda: lane.start_worker(worker_broker, concurrency),
-                lambda: lane.start_gateway(*options, env=env),
-            )
+            if not kept:
+                together(
+                    lambda: lane.start_worker(worker_broker, concurrency),
+                    lambda: lane.start_gateway(*options, env=env),
+                )
             self.send_to(lane, port_of(lane.gateway), **sender)
 
         self.each(start)
@@ -117,20 +128,36 @@ class Trial:
             quorum,
             label,
         )
-        self.lanes.append(lane)
-        self.at_exit(lane.stop)
+        self._add(lane)
         return lane
 
+    def _add(self, lane: Lane) -> None:
+        self.lanes.append(lane)
+        self.at_exit(lambda: None if self._kept else lane.stop())
+
+    def keep(self) -> None:
+        """Leave what `open` has started to the next row, where that may have it."""
+        if self._asked and self.size.short:
+            self._kept = True
+            self.servers.keep(self._asked, self.lanes)
+
     def send_to(self, lane: Lane, port: int, **options: object) -> None:
-        """Give `lane` a sender to `port`; without another rate, one that two cores bear."""
+        """Give `lane` a sender to `port`; without another rate, `rate`."""
         if lane.strategy == "blocking":  # whose requests wait for each other
             targets = tuple(t for t in options.get("targets", ()) if "?" not in t) or ("/echo",)
-            options |= {"most": 1, "rate": 100, "targets": targets}
-        lanes = len(self.lanes)
-        options.setdefault("rate", 100 if lanes <= 2 else 50 if lanes <= 4 else 30)
+            options |= {"most": 1, "rate": 100 * self.size.share, "targets": targets}
+        options.setdefault("rate", self.rate)
         log = lane.directory / "sent.jsonl"
-        lane.sender = Sender(lane.strategy, port, log, patience=self.deadline, **options)
+        # What was sent before, in another row, has other names.
+        name = f"{self.number}-{lane.strategy}"
+        lane.sender = Sender(name, port, log, patience=self.deadline, **options)
         self.at_exit(lambda: self._hang_up(lane))
+
+    @property
+    def rate(self) -> float:
+        """Requests a second of each lane: what two cores bear, or a share of it."""
+        lanes = len(self.lanes) or len(self.strategies)
+        return (100 if lanes <= 2 else 50 if lanes <= 4 else 30) * self.size.share
 
     def _hang_up(self, lane: Lane) -> None:
         self.client.run(lane.sender.close())
@@ -190,20 +217,24 @@ class Trial:
 
     def pause(self, seconds: float, short: float) -> None:
         """Let the fault last so many seconds, or `short` in the short form."""
-        time.sleep(short if self.size.short else seconds)
+        time.sleep(self.choose(seconds, short))
 
     def times(self, times: int, short: int) -> range:
         """Count to `times`, or to `short` in the short form."""
-        return range(short if self.size.short else times)
+        return range(self.choose(times, short))
+
+    def choose(self, whole: N, short: N) -> N:
+        """Return one or the other, by the form."""
+        return short if self.size.short else whole
 
     def _recover(self) -> None:
         """Wait until every lane has served everything for a while, or ought to have."""
 
         def steady(lane: Lane) -> bool:
+            # By when it was answered: what takes its time was sent before.
             since = max(lane.window.ended, monotonic() - self.size.steady)
-            sent = [one for one in lane.sender.sent[-1000:] if one.at >= since]
-            answered = [one for one in sent if one.answered]
-            return len(answered) >= 20 and all(one.good for one in answered)
+            answered = [one for one in lane.sender.sent[-1000:] if one.answered >= since]
+            return len(answered) >= 20 * self.size.share and all(one.good for one in answered)
 
         time.sleep(self.size.steady)
         poll(lambda: all(map(steady, self.loaded)), RECOVERY + self.deadline + 3)

@@ -27,6 +27,7 @@ from typing import Any, Self
 from xml.etree import ElementTree
 
 import pytest
+from kombu import Connection
 
 from gateway.stack.programs import find, find_rabbitmq
 from loadtest import amqp, cli, client, crowd, figures, openloop, page, picture, wrk
@@ -42,7 +43,7 @@ from loadtest.progress import Progress
 from loadtest.report import Report
 from loadtest.summary import summarize
 from loadtest.targets import Target, ratios
-from tests.support.stack import Server, Stack
+from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import until
 
 RUN = Path(__file__).parents[2] / "loadtest" / "run.sh"
@@ -208,12 +209,14 @@ class Keeping(Stack):
 
 
 @pytest.fixture(scope="module")
-def servers(start: Callable) -> Iterator[Stack]:
-    """A stack whose RabbitMQ and Redis are started once, for all experiments."""
+def servers(rabbitmq: RabbitMQ, start: Callable) -> Iterator[Stack]:
+    """A stack with the RabbitMQ of all tests and one Redis, for all experiments."""
     start(lambda: find("wrk", "wrk"))
     start(lambda: find("nginx", "nginx"))
+    with Connection(rabbitmq.url) as link:
+        link.channel().queue_delete("celery")  # other tests may have left tasks there
     with Keeping() as stack:
-        rabbitmq, redis = start(stack.rabbitmq), start(stack.redis)
+        redis = start(stack.redis)
         stack.rabbitmq, stack.redis = lambda: rabbitmq, lambda: redis
         (stack.directory / "calm.py").write_text(CALM_APP)
         stack.worker = partial(stack.worker, app="calm", cwd=stack.directory)

@@ -28,7 +28,7 @@ from tests.faults.lane import SETTLED, Lane
 from tests.faults.oracle import RECOVERY
 from tests.faults.servers import Servers, port_of, together
 from tests.faults.tasks import EXECUTED
-from tests.support.stack import Server, Stack
+from tests.support.stack import RabbitMQ, Server, Stack
 
 log = logging.getLogger("faults")
 
@@ -169,17 +169,23 @@ task = "faults.nonce"
 
 
 def run(
-    seed: int, strategy: str, size: Size, logs: Path | None = None, always: bool = False
+    seed: int,
+    strategy: str,
+    size: Size,
+    logs: Path | None = None,
+    always: bool = False,
+    broker: RabbitMQ | None = None,
 ) -> tuple[Result, dict[str, str]]:
     """Run a seed with a strategy and judge it; return the servers' versions as well.
 
-    What everybody has logged is kept below `logs` where a promise was broken, or `always`.
+    What everybody has logged is kept below `logs` where a promise was broken, or `always`. A
+    `broker` that is given is used instead of one of its own.
     """
     faults = schedule(seed, size.seconds)
     result = Result(seed, strategy, size.seconds, schedule=[fault.line for fault in faults])
     began, holds = monotonic(), False
     with Stack() as stack:
-        servers = Servers(stack, *DURABLE)
+        servers = Servers(stack, *DURABLE, broker=broker)
         lane = RandomLane(servers, seed, strategy)
         try:
             lane.start()
@@ -192,6 +198,7 @@ def run(
         finally:
             if logs is not None and (always or not holds):
                 lane.keep_logs(logs / f"seed-{seed}-{strategy}", result)
+            lane.stop()
     result.notes["seconds"] = round(monotonic() - began, 1)
     return result, servers.versions
 

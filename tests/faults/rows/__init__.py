@@ -125,4 +125,6 @@ def run(
         end.callback(trial.close)
         row.run(trial)
         results += trial.judge(row.number, row.title, row.statuses, row.again, row.same)
+        if all(result.holds for result in results):
+            trial.keep()
     return results

@@ -20,8 +20,8 @@ RELOADS = 20
 ROUNDS = 5  # of restarts of four services in turn
 SERVICES = 4
 GRACE = 30.0  # seconds: the default
-SENDERS = 100  # requests under way at any time: half as many a second, of two seconds each
-LONG = "/echo?seconds=2"
+SENDERS = 100  # requests under way at any time
+LONG = 2  # seconds
 ONCE = "/once?seconds=0.2"  # or its result might come before its confirm
 
 
@@ -97,6 +97,7 @@ def _replace(lane: Lane) -> None:
 
 def rolled(trial: Trial) -> None:
     """Behind nginx: SIGHUP of a parent with four children, SIGTERM of four services in turn."""
+    services, seconds = trial.choose(SERVICES, short=2), trial.choose(LONG, short=1)
     parents = [trial.lane(strategy, label="SIGHUP") for strategy in trial.strategies]
     for strategy in trial.strategies:
         trial.lane(strategy, label="SIGTERM in turn")
@@ -106,11 +107,11 @@ def rolled(trial: Trial) -> None:
         _behind_nginx(
             trial,
             lane,
-            *([f"--processes={SERVICES}"] if alone else []),
-            services=1 if alone else SERVICES,
+            *([f"--processes={services}"] if alone else []),
+            services=1 if alone else services,
             worker={"pool": "threads", "concurrency": SENDERS + 10},
-            targets=(LONG,),
-            rate=SENDERS / 2,
+            targets=(f"/echo?seconds={seconds}",),
+            rate=SENDERS / LONG * trial.size.share,
         )
 
     def reload(lane: Lane) -> None:

@@ -15,17 +15,17 @@ from tests.faults.rows.brokers import BOTH
 from tests.faults.servers import channel, port_of, together
 from tests.faults.trial import Trial
 
-BUSY = "/echo?seconds=0.025"
+BUSY = 2.5  # tasks under way at any time
 HITS = 20  # pool processes killed at a task
 LIMIT = 20  # deliveries of a message of a quorum queue, after the first
 
 
 def child_killed(trial: Trial) -> None:
     """kill -9 of one pool process after the other."""
-    trial.open(targets=(BUSY,))
+    trial.open(targets=(_busy(trial),))
 
     def hit(lane: Lane) -> None:
-        for _ in trial.times(HITS, short=5):
+        for _ in trial.times(HITS, short=3):
             lane.expect(poll(lambda: _hit(lane), 15), "no task was hit")
             # Killed with the same message again and again, it would be poison.
             again = poll(lambda: _redelivered(lane) >= _lost(lane), 10)
@@ -35,6 +35,10 @@ def child_killed(trial: Trial) -> None:
         trial.each(hit)
     for lane in trial.lanes:
         lane.notes["redelivered"] = _redelivered(lane)
+
+
+def _busy(trial: Trial) -> str:
+    return f"/echo?seconds={BUSY / trial.rate:g}"
 
 
 def _hit(lane: Lane) -> bool:
@@ -67,7 +71,7 @@ def whole_killed(trial: Trial) -> None:
 
 def killed_after_the_effect(trial: Trial) -> None:
     """Each hundredth task kills its process when it has taken effect, before it is acknowledged."""
-    trial.open(targets=("/echo?die=once", *[BUSY] * 99))
+    trial.open(targets=("/echo?die=once", *[_busy(trial)] * 99))
     with trial.load(), trial.fault():
         time.sleep(10)
     for lane in trial.lanes:
@@ -161,7 +165,7 @@ def _local(lane: Lane, location: str) -> str:
 
 def redeployed(trial: Trial) -> None:
     """SIGTERM under load while the next one is there already, three times."""
-    trial.open(targets=(BUSY,))
+    trial.open(targets=(_busy(trial),))
 
     def redeploy(lane: Lane) -> None:
         lane.start_worker()
