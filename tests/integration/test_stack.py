@@ -11,6 +11,7 @@ import pika
 import pytest
 import redis
 
+from gateway import stack as servers
 from gateway.stack.server import poll
 from tests.support.stack import RabbitMQ, Stack, StackError, free_port
 
@@ -113,10 +114,15 @@ def test_free_port_is_out_of_the_range_for_outgoing_connections():
     assert free_port() < lowest
 
 
-def test_rabbitmqctl_speaks_to_this_node(rabbitmq: RabbitMQ):
-    assert rabbitmq.ctl("eval", "node().").strip() == rabbitmq.env["RABBITMQ_NODENAME"]
-    with pytest.raises(StackError, match="no_such_queue"):
-        rabbitmq.ctl("delete_queue", "no_such_queue")
+# The tests run it in a process that stays.
+@pytest.mark.parametrize("ctl", [RabbitMQ.ctl, servers.RabbitMQ.ctl], ids=["stays", "command"])
+def test_rabbitmqctl_speaks_to_this_node(rabbitmq: RabbitMQ, ctl):
+    assert ctl(rabbitmq, "eval", "node().").strip() == rabbitmq.env["RABBITMQ_NODENAME"]
+    assert ctl(rabbitmq, "list_vhosts", "name", "tracing") == "name\ttracing\n/\tfalse\n"
+    with pytest.raises(StackError, match=r"^rabbitmqctl .*no_such_queue: Error:\nQueue not found$"):
+        ctl(rabbitmq, "delete_queue", "no_such_queue")
+    with pytest.raises(StackError, match=r"^rabbitmqctl .*nonsense: Command 'nonsense' not found"):
+        ctl(rabbitmq, "nonsense")
 
 
 def test_rabbitmq_listens_on_loopback_only(rabbitmq: RabbitMQ):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from gateway.stack import ProgramMissing, StackError, free_port
 from loadtest.stack import Measured
 from loadtest.stack import Stack as MeasuredStack
 from tests.support.clock import Clock
+from tests.support.rabbitmqctl import Rabbitmqctl
 
 __all__ = ["Clock", "ProgramMissing", "RabbitMQ", "Server", "Stack", "StackError", "free_port"]
 
@@ -33,7 +35,12 @@ class Server(Measured):
 
 
 class RabbitMQ(Server, stack.RabbitMQ):
-    """A RabbitMQ node, alone or in a cluster."""
+    """A RabbitMQ node, alone or in a cluster; its stack has the process that `ctl` runs in."""
+
+    rabbitmqctl: Callable[[], Rabbitmqctl]
+
+    def ctl(self, *args: str) -> str:
+        return self.rabbitmqctl().run("-n", self.node, "-q", *args)
 
     @property
     def node(self) -> str:
@@ -67,6 +74,21 @@ class Stack(MeasuredStack):
     server_class = Server
     rabbitmq_class = RabbitMQ
 
+    _rabbitmqctl: Rabbitmqctl | None = None
+    _starting = threading.Lock()
+
+    def rabbitmq(self, config: str = "", port: int | None = None) -> RabbitMQ:
+        """Start a RabbitMQ node; those of one stack can form a cluster."""
+        node = cast(RabbitMQ, super().rabbitmq(config, port))
+
+        def rabbitmqctl() -> Rabbitmqctl:
+            with self._starting:
+                self._rabbitmqctl = self._rabbitmqctl or Rabbitmqctl(self, node.env)
+            return self._rabbitmqctl
+
+        node.rabbitmqctl = rabbitmqctl
+        return node
+
     def spawn(
         self,
         name: str,
@@ -83,7 +105,7 @@ class Stack(MeasuredStack):
         """Start so many RabbitMQ nodes and make one cluster of them."""
         self._epmd()  # one for all
         with ThreadPoolExecutor(nodes) as threads:
-            started = threads.map(lambda _: cast(RabbitMQ, self.rabbitmq()), range(nodes))
+            started = threads.map(lambda _: self.rabbitmq(), range(nodes))
         first, *others = started
         for node in others:  # in turn, so that each learns of those before it
             node.join(first)
