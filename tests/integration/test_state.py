@@ -39,7 +39,7 @@ PROMPT = 2.5  # seconds until a store that hangs is given up
 
 @pytest.fixture(scope="module")
 def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Servers:
-    servers = Servers(stack, rabbitmq, redis_server)
+    servers = Servers(stack, rabbitmq, redis_server, concurrency=10)
     yield servers
     servers.stop()
 
