@@ -6,6 +6,7 @@ import hmac
 import json
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import pytest
 import redis
@@ -32,7 +33,13 @@ task = "faults.run"
 [[routes]]
 path = "/later"
 task = "faults.run"
-queue = "{queue}"
+queue = "journal-later"
+deadline = 1.0
+
+[[routes]]
+path = "/deleted"
+task = "faults.run"
+queue = "journal-deleted"
 deadline = 1.0
 
 [[routes]]
@@ -57,19 +64,20 @@ def servers(stack: Stack, rabbitmq: RabbitMQ, results: Server) -> Iterator[Serve
     servers.stop()
 
 
-@pytest.fixture
-def queue(request: pytest.FixtureRequest) -> str:
-    """One that has no worker at first."""
-    return request.node.name
+@pytest.fixture(scope="module")
+def start_gateway(servers: Servers) -> Callable[[str, int], Server]:
+    """Start a gateway, or return the one that another test has started."""
+    return cache(
+        lambda strategy, journal: servers.gateway(strategy, CONFIG.format(journal=journal))
+    )
 
 
 @pytest.fixture
-def gateway(servers: Servers, results: Server, queue: str) -> Callable[..., Server]:
+def gateway(start_gateway: Callable[[str, int], Server], results: Server) -> Callable[..., Server]:
+    """Return a gateway on an empty journal."""
     with redis.Redis.from_url(results.url) as client:
         client.delete("gateway:/::journal")
-    return lambda strategy="redis", journal=100: servers.gateway(
-        strategy, CONFIG.format(journal=journal, queue=queue)
-    )
+    return lambda strategy="redis", journal=100: start_gateway(strategy, journal)
 
 
 @pytest.fixture
@@ -124,26 +132,27 @@ def test_deliveries_are_listed_and_shown(gateway, deliveries, strategy):
     assert shown["task_state"] == ("SUCCESS" if strategy == "redis" else None)
 
 
-@pytest.mark.parametrize("strategy", ["redis", "pika"])
-def test_what_had_no_worker_is_run_by_a_replay(servers, gateway, deliveries, queue, strategy):
-    server = gateway(strategy)
-    # Given two deliveries whose tasks nobody has begun in time,
-    bodies = [f"late-{strategy}-{n}" for n in range(2)]
-    for body in bodies:
-        assert run(send(server, "/later", body)).status == 504
-    entries = listed(deliveries, 2)[::-1]
+def test_what_had_no_worker_is_run_by_a_replay(servers, gateway, deliveries):
+    # Given deliveries whose tasks nobody has begun in time,
+    bodies = [f"unheard-{n}" for n in range(4)]
+    server, pika = gateway("redis"), gateway("pika")
+    for first, second in (bodies[:2], bodies[2:]):
+        late = run(gather(send(server, "/later", first), send(pika, "/later", second)))
+        assert [answer.status for answer in late] == [504, 504]
+    entries = listed(deliveries, 4)
     # and which have expired since,
     expired = time.time() + 0.5 + 2
     assert poll(lambda: time.time() > expired, 30)
-    worker = servers.start_worker([queue], 1)
+    worker = servers.start_worker(["journal-later"], 1)
     # when they are replayed,
+    entries.sort(key=lambda entry: json.loads(deliveries("show", entry["id"])[1])["body"])
     code, out, _ = deliveries("replay", *(entry["id"] for entry in entries))
     # then they run in the order in which they were named, as tasks of their own,
-    ran = servers.executions(f"late-{strategy}")
+    ran = servers.executions("unheard-")
     assert code == 0 and [one.id for one in ran] == bodies
     told = [f"{e['id']} taken: task {one.task}" for e, one in zip(entries, ran, strict=True)]
-    assert out.splitlines()[:2] == told
-    assert sorted(out.splitlines()[2:]) == sorted(f"{entry['id']} SUCCESS" for entry in entries)
+    assert out.splitlines()[:4] == told
+    assert sorted(out.splitlines()[4:]) == sorted(f"{entry['id']} SUCCESS" for entry in entries)
     # and each time that they are.
     assert deliveries("replay", entries[0]["id"])[0] == 0
     tasks = {one.task for one in servers.executions(bodies[0])} | {entries[0]["task_id"]}
@@ -151,21 +160,21 @@ def test_what_had_no_worker_is_run_by_a_replay(servers, gateway, deliveries, que
     worker.stop()
 
 
-def test_a_replay_says_what_failed_and_what_was_not_taken(servers, gateway, deliveries, queue):
+def test_a_replay_says_what_failed_and_what_was_not_taken(servers, gateway, deliveries):
     server = gateway()
     assert run(send(server, "/orders/7?seconds=no-number", "a bad one")).status == 502
     (bad,) = listed(deliveries, 1)
     code, out, _ = deliveries("replay", bad["id"])
     assert (code, out.splitlines()[1]) == (1, f"{bad['id']} FAILURE: ValueError")
     # Given a delivery for a queue that nobody works on,
-    assert run(send(server, "/later", "nobody")).status == 504
+    assert run(send(server, "/deleted", "nobody")).status == 504
     (later, _) = listed(deliveries, 2)
     code, out, _ = deliveries("replay", "--wait", "0", later["id"])
     assert (code, out.splitlines()[1]) == (1, f"{later['id']} no result in 0 s")
     # or for one that is there no more.
-    servers.broker.ctl("delete_queue", queue)
+    servers.broker.ctl("delete_queue", "journal-deleted")
     code, out, _ = deliveries("replay", later["id"])
-    assert (code, out) == (1, f"{later['id']} not taken: The queue {queue} is missing.\n")
+    assert (code, out) == (1, f"{later['id']} not taken: The queue journal-deleted is missing.\n")
 
 
 def test_only_what_is_verified_is_written_and_no_secret(gateway, deliveries):
@@ -237,10 +246,10 @@ def test_so_many_are_kept_and_hardly_more(results, gateway, deliveries):
     assert len(listed(deliveries, 10, "--limit", "1000")) <= 110
 
 
-def test_no_request_waits_for_the_journal(stack, start, servers, queue):
+def test_no_request_waits_for_the_journal(stack, start, servers):
     results = start(stack.redis)
     file = servers.directory / "no-redis.toml"
-    file.write_text(CONFIG.format(journal=100, queue=queue))
+    file.write_text(CONFIG.format(journal=100))
     urls = ["--broker", servers.broker.url, "--result-backend", results.url]
     server = stack.gateway("--strategy=pika", *urls, "--config", str(file))
 

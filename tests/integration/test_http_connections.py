@@ -395,8 +395,14 @@ async def test_what_outlives_the_grace_period_is_cut_off(serve):
 # Too slow -----------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have deadlines noticed soon after they have passed."""
+    monkeypatch.setattr(server, "SWEEP", 0.05)
+
+
 @pytest.mark.parametrize("start", [b"P", b"POST / HTTP/1.1\r\nHost: h\r\nX: ", b"\r\n"])
-async def test_header_that_does_not_end_is_408(serve, start):
+async def test_header_that_does_not_end_is_408(serve, looks_often, start):
     gateway = serve(body_timeout=0.2, idle_timeout=9)
     async with await gateway.open() as connection:
         # The first request's time is not the second one's.
@@ -408,12 +414,12 @@ async def test_header_that_does_not_end_is_408(serve, start):
     assert gateway.strategy.sent.qsize() == gateway.counted(408) == 1
 
 
-async def test_header_that_was_sent_ahead_has_its_time_from_the_answer_on(serve):
+async def test_header_that_was_sent_ahead_has_its_time_from_the_answer_on(serve, looks_often):
     gateway = serve(None, body_timeout=0.2, idle_timeout=9)
     async with await gateway.open() as connection:
         connection.send(request(b"1") + request(b"2")[:10])
         pending = await gateway.strategy.sent.get()
-        await asyncio.sleep(1)  # longer than a header may take
+        await asyncio.sleep(0.5)  # longer than a header may take
         pending.settle(echo(pending.message))
         assert (await connection.answer()).body == b"1"
         assert (await connection.answer()).status == 408
@@ -459,7 +465,7 @@ async def test_what_was_sent_ahead_of_a_refusal_is_read_and_thrown_away(serve, m
         await asyncio.sleep(0.01)
 
 
-async def test_answer_that_is_not_taken_is_given_up(serve):
+async def test_answer_that_is_not_taken_is_given_up(serve, looks_often):
     def large(message: Message) -> Outcome:
         return Outcome(SUCCESS, "x" * 16_000_000)  # far more than the kernel takes
 
@@ -497,7 +503,7 @@ async def test_requests_are_not_read_faster_than_they_are_answered(serve, task, 
     assert 1 <= gateway.strategy.sent.qsize() <= most
 
 
-async def test_dripping_body_is_408(serve):
+async def test_dripping_body_is_408(serve, looks_often):
     gateway = serve(body_timeout=0.2)
     async with await gateway.open() as connection:
         connection.send(request(b"").replace(b": 0", b": 1000"))
@@ -511,7 +517,7 @@ async def test_dripping_body_is_408(serve):
     assert gateway.strategy.sent.empty()
 
 
-async def test_idle_connection_is_closed(serve):
+async def test_idle_connection_is_closed(serve, looks_often):
     async with await serve(idle_timeout=0.2).open() as connection:
         assert (await connection.ask(request(b"x"))).status == 200
         assert await connection.at_end()

@@ -20,7 +20,7 @@ from tests.support.stack import RabbitMQ, Server, Stack
 TIMEOUT = 20  # seconds
 ROOT = Path(__file__).parents[2]
 NEIGHBOURS = 20
-LOG = "a request could not be answered (route /)"
+LOG = "a request could not be answered (route {})"
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def serve(request, rabbitmq: RabbitMQ, redis_server: Server, worker: Server):
             "strategy": request.param,
             "broker_url": rabbitmq.url,
             "result_backend": redis_server.url,
-            "routes": [{"path": "/", "deadline": 3}],
+            "routes": [{"path": "/", "deadline": 3}, {"path": "/late", "deadline": 1}],
         }
 
         async def serving() -> None:
@@ -65,23 +65,23 @@ def serve(request, rabbitmq: RabbitMQ, redis_server: Server, worker: Server):
     return run
 
 
-async def ask(gateway: Gateway, *bodies: bytes) -> list[Answer]:
+async def ask(gateway: Gateway, *bodies: bytes, path: str = "/") -> list[Answer]:
     """Send all at once, each on a connection of its own."""
     connections = [await gateway.open() for _ in bodies]
 
     async def one(connection: Connection, body: bytes) -> Answer:
         async with connection:
-            return await connection.ask(request(body))
+            return await connection.ask(request(body, path))
 
     return await asyncio.gather(*map(one, connections, bodies))
 
 
-def check(caplog, told: Answer, others: list[Answer], gateway: Gateway) -> None:
+def check(caplog, told: Answer, others: list[Answer], gateway: Gateway, path: str = "/") -> None:
     assert (told.status, told.type) == (500, "internal")
     assert told.problem["delivery_id"] and told.problem["task_id"]
     assert {(each.status, each.body) for each in others} == {(200, b"fine")}
     (record,) = [one for one in caplog.records if one.exc_info]
-    assert (record.levelno, record.getMessage()) == (logging.ERROR, LOG)
+    assert (record.levelno, record.getMessage()) == (logging.ERROR, LOG.format(path))
     assert record.exc_info[0] is ZeroDivisionError
     assert gateway.metrics.get("gateway_broker_connections_total") == 1
     assert gateway.relay.in_flight == 0
@@ -135,10 +135,10 @@ def test_a_deadline_that_cannot_be_told_is_a_500_for_its_request_alone(
         monkeypatch.setattr(delivery_in_flight, "DeadlinePassed", fails)
         worker.freeze()
         try:
-            told, *_ = await ask(gateway, b"late")
+            (told,) = await ask(gateway, b"late", path="/late")
         finally:
             worker.thaw()
-        check(caplog, told, await ask(gateway, b"fine"), gateway)
+        check(caplog, told, await ask(gateway, b"fine"), gateway, "/late")
 
     serve(work)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 
 import pytest
@@ -21,6 +22,7 @@ from tests.integration.deliveries import (
     send,
     state_of,
 )
+from tests.support.http_client import Answer
 from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import eventually
@@ -30,12 +32,14 @@ OPEN = """
 path = "/open"
 task = "faults.run"
 """
+#: What `without_state` says.
+WITHOUT = ("refuse", "relay")
 PROMPT = 2.5  # seconds until a store that hangs is given up
 
 
 @pytest.fixture(scope="module")
 def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Servers:
-    servers = Servers(stack, rabbitmq, redis_server)
+    servers = Servers(stack, rabbitmq, redis_server, concurrency=10)
     yield servers
     servers.stop()
 
@@ -48,166 +52,192 @@ def state(start, stack: Stack) -> Server:
     state.stop()
 
 
-@pytest.fixture(scope="module", params=["refuse", "relay"])
-def gateway(request: pytest.FixtureRequest, servers: Servers, state: Server) -> Server:
-    config = f'state_url = "{state.url}"\nwithout_state = "{request.param}"\n' + KEYED + OPEN
-    gateway = servers.gateway("redis", config)
-    gateway.without = request.param
-    yield gateway
-    gateway.stop()
+@pytest.fixture(scope="module")
+def gateways(servers: Servers, state: Server) -> dict[str, Server]:
+    """One for each thing to do without claims; each test uses both at once."""
+
+    def start(without: str) -> Server:
+        config = f'state_url = "{state.url}"\nwithout_state = "{without}"\n'
+        return servers.gateway("redis", config + KEYED + OPEN)
+
+    with ThreadPoolExecutor() as threads:
+        return dict(zip(WITHOUT, threads.map(start, WITHOUT), strict=True))
 
 
 def is_ready(gateway: Server) -> bool:
     return answers_ok(int(gateway.admin_url.rpartition(":")[2]), "/readyz")
 
 
-async def use(gateway: Server, state: Server) -> None:
+async def use(gateways: dict[str, Server], state: Server) -> None:
     """Deliver until claims are taken again."""
-    for n in itertools.count():
-        key = f"use-{gateway.without}-{n}-{monotonic()}"
-        if (await deliver(gateway, key)).status == 200 and claim(state, key):
-            return
+    for name, gateway in gateways.items():
+        for n in itertools.count():
+            key = f"use-{name}-{n}-{monotonic()}"
+            if (await deliver(gateway, key)).status == 200 and claim(state, key):
+                break
 
 
-def test_claims_live_where_they_were_told_to(servers, gateway, state):
-    name = f"lives-{gateway.without}"
-    answers = run(gather(*(deliver(gateway, name, seconds=0.3) for _ in range(20))))
+async def copies(gateways: dict[str, Server], number: int, key: str, seconds: float) -> None:
+    """Deliver so many of the key with each gateway's name, at once, and look at the answers."""
+    for name, answers in zip(
+        gateways,
+        await gather(
+            *(
+                gather(*(deliver(gateway, f"{key}-{name}", seconds=seconds) for _ in range(number)))
+                for name, gateway in gateways.items()
+            )
+        ),
+        strict=True,
+    ):
+        assert {(a.status, a.body) for a in answers} == {(200, f"{key}-{name}".encode())}
 
-    assert {(a.status, a.body) for a in answers} == {(200, name.encode())}
-    assert len(servers.executions(name)) == 1
-    assert state_of(state, name) == "done"
-    assert claim(servers.results, name) is None
+
+def test_claims_live_where_they_were_told_to(servers, gateways, state):
+    run(copies(gateways, 20, "lives", seconds=0.3))
+
+    for without in gateways:
+        name = f"lives-{without}"
+        assert len(servers.executions(name)) == 1
+        assert state_of(state, name) == "done"
+        assert claim(servers.results, name) is None
     run(eventually(lambda: channels(state) + channels(servers.results) == []))
 
 
 @pytest.mark.parametrize("fault", ["killed", "frozen"])
-def test_without_claims_deliveries_are_refused_or_relayed(servers, gateway, state, fault):
-    name = f"{fault}-{gateway.without}"
+def test_without_claims_deliveries_are_refused_or_relayed(servers, gateways, state, fault):
+    refusing, relaying = gateways["refuse"], gateways["relay"]
+
+    async def some(name: str) -> tuple[list[Answer], Answer, float]:
+        gateway, began = gateways[name], monotonic()
+        away = await gather(*(deliver(gateway, f"{fault}-{name}-{n}") for n in range(25)))
+        open_route = await send(gateway, "/open", f"open-{fault}-{name}")
+        return away, open_route, monotonic() - began
+
     if fault == "killed":
         state.kill()
     else:
         state.freeze()
     try:
-        began = monotonic()
-        away = run(gather(*(deliver(gateway, f"{name}-{n}") for n in range(50))))
-        open_route = run(send(gateway, "/open", f"open-{name}"))
-        seconds = monotonic() - began
-        run(eventually(lambda: metric(gateway, "gateway_in_flight") == 0))
+        refused, relayed = run(gather(*map(some, gateways)))
+        for gateway in gateways.values():
+            run(eventually(lambda g=gateway: metric(g, "gateway_in_flight") == 0))
+        run(eventually(lambda: not is_ready(refusing)))
         # Who can do without is as ready as ever.
-        run(eventually(lambda: is_ready(gateway) is (gateway.without == "relay")))
+        assert is_ready(relaying)
     finally:
         if fault == "killed":
             state.restart()
         else:
             state.thaw()
-    run(use(gateway, state))
-    again = run(deliver(gateway, f"{name}-again"))
-    joined = run(gather(*(deliver(gateway, f"{name}-0", seconds=0.2) for _ in range(10))))
+    run(use(gateways, state))
+    run(copies(gateways, 1, f"{fault}-again", seconds=0))
+    for name, gateway in gateways.items():
+        key = f"{fault}-{name}-0"
+        joined = run(gather(*(deliver(gateway, key, seconds=0.2) for _ in range(10))))
+        assert {(a.status, a.body) for a in joined} == {(200, key.encode())}
 
-    assert seconds < PROMPT
-    assert open_route.status == 200
-    if gateway.without == "refuse":
-        assert {a.type for a in away} == {"state-unavailable"}
-        assert {a.headers["retry-after"] for a in away} == {"1"}
-    else:
-        assert [a.body.decode() for a in away] == [f"{name}-{n}" for n in range(50)]
-    assert (again.status, again.body) == (200, f"{name}-again".encode())
-    assert {(a.status, a.body) for a in joined} == {(200, f"{name}-0".encode())}
-    done = servers.executions(f"{name}-")
-    if gateway.without == "refuse":
-        assert sorted(one.id for one in done) == [f"{name}-0", f"{name}-again"]
-    else:
-        # What was relayed without a claim is run again when it comes again.
-        assert len({one.id for one in done}) == 51
-        assert sum(one.id == f"{name}-0" for one in done) <= 2
+    for _, open_route, seconds in (refused, relayed):
+        assert seconds < PROMPT
+        assert open_route.status == 200
+    assert {a.type for a in refused[0]} == {"state-unavailable"}
+    assert {a.headers["retry-after"] for a in refused[0]} == {"1"}
+    assert [a.body.decode() for a in relayed[0]] == [f"{fault}-relay-{n}" for n in range(25)]
+    assert [one.id for one in servers.executions(f"{fault}-refuse-")] == [f"{fault}-refuse-0"]
+    for name in gateways:
+        assert len(servers.executions(f"{fault}-again-{name}")) == 1
+    # What was relayed without a claim is run again when it comes again.
+    done = [one.id for one in servers.executions(f"{fault}-relay-")]
+    assert len(set(done)) == 25
+    assert done.count(f"{fault}-relay-0") <= 2
     run(eventually(lambda: channels(state) + channels(servers.results) == []))
 
 
-def test_claims_that_were_lost_are_written_again(servers, gateway, state):
-    name = f"lost-{gateway.without}"
-
-    async def lose() -> list:
-        await use(gateway, state)
-        first = asyncio.create_task(deliver(gateway, name, seconds=1.5))
-        await eventually(lambda: state_of(state, name) == "confirmed")
+def test_claims_that_were_lost_are_written_again(servers, gateways, state):
+    async def lose() -> None:
+        await use(gateways, state)
+        first = asyncio.create_task(copies(gateways, 1, "lost", seconds=1.5))
+        for name in gateways:
+            await eventually(lambda n=name: state_of(state, f"lost-{n}") == "confirmed")
         await asyncio.to_thread(state.kill)
         await asyncio.to_thread(state.restart)
-        answer = await first
-        await eventually(lambda: state_of(state, name) == "done")
-        return [answer, await deliver(gateway, name)]
+        await first
+        for name in gateways:
+            await eventually(lambda n=name: state_of(state, f"lost-{n}") == "done")
+        await copies(gateways, 1, "lost", seconds=0)
 
-    answers = run(lose())
+    run(lose())
 
-    assert {(a.status, a.body) for a in answers} == {(200, name.encode())}
-    assert len(servers.executions(name)) == 1
+    for name in gateways:
+        assert len(servers.executions(f"lost-{name}")) == 1
 
 
-def test_a_full_store_is_an_error_that_can_be_seen(servers, gateway, state):
-    run(use(gateway, state))
-    name = f"full-{gateway.without}"
+def test_a_full_store_is_an_error_that_can_be_seen(servers, gateways, state):
+    run(use(gateways, state))
     with redis.Redis.from_url(state.url) as client:
         client.config_set("maxmemory", "1mb")
         try:
-            full = run(deliver(gateway, name))
+            refused, relayed = (run(deliver(gateways[name], f"full-{name}")) for name in WITHOUT)
         finally:
             client.config_set("maxmemory", 0)
-    after = run(deliver(gateway, f"{name}-after"))
 
-    if gateway.without == "refuse":
-        assert full.type == "state-unavailable"
-    else:
-        assert full.body == name.encode()
-    assert after.status == 200
+    assert refused.type == "state-unavailable"
+    assert relayed.body == b"full-relay"
+    run(copies(gateways, 1, "full-after", seconds=0))
 
 
-@pytest.mark.parametrize("strategy", ["redis", "pika"])
-def test_those_that_wait_are_answered_though_their_subscription_is_cut(servers, strategy):
-    gateway = servers.gateway(strategy, KEYED)
-    name = f"cut-{strategy}"
+def test_those_that_wait_are_answered_though_their_subscription_is_cut(servers):
+    strategies = ["redis", "pika"]
+    with ThreadPoolExecutor() as threads:
+        gateways = list(threads.map(lambda name: servers.gateway(name, KEYED), strategies))
 
-    async def cut() -> list:
-        some = [asyncio.create_task(deliver(gateway, name, seconds=1.5)) for _ in range(21)]
-        await eventually(lambda: len(channels(servers.results)) == 2)
+    async def cut() -> list[list[Answer]]:
+        some = [
+            asyncio.gather(*(deliver(gateway, f"cut-{name}", seconds=1.5) for _ in range(21)))
+            for name, gateway in zip(strategies, gateways, strict=True)
+        ]
+        await eventually(lambda: len(channels(servers.results)) == 4)
         with redis.Redis.from_url(servers.results.url) as client:
             while not all(one.done() for one in some):
                 client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
                 await asyncio.sleep(0.3)
         return await asyncio.gather(*some)
 
-    answers = run(cut())
-
-    assert {(a.status, a.body) for a in answers} == {(200, name.encode())}
-    assert len(servers.executions(name)) == 1
+    for name, answers in zip(strategies, run(cut()), strict=True):
+        assert {(a.status, a.body) for a in answers} == {(200, f"cut-{name}".encode())}
+        assert len(servers.executions(f"cut-{name}")) == 1
     run(eventually(lambda: channels(servers.results) == []))
-    assert metric(gateway, "gateway_in_flight") == 0
-    gateway.stop()
+    for gateway in gateways:
+        assert metric(gateway, "gateway_in_flight") == 0
+        gateway.stop()
 
 
-#: Bodies of 10,000 bytes, with their messages, and not one more.
-FIVE_BODIES = "max_in_flight_bytes = 115000\nmax_body = 40000"
+#: Two limits that five bodies of 10,000 bytes reach, with their messages.
+LIMITS = ("max_in_flight = 5", "max_in_flight_bytes = 115000\nmax_body = 40000")
 
 
-@pytest.mark.parametrize("limit", ["max_in_flight = 5", FIVE_BODIES])
-def test_what_is_one_too_many_is_refused_at_once(servers, limit):
-    gateway = servers.gateway("redis", f"{limit}\n{KEYED}{OPEN}")
-    name = limit.split()[0]
+def test_what_is_one_too_many_is_refused_at_once(servers):
+    configs = [f"{limit}\n{KEYED}{OPEN}" for limit in LIMITS]
+    with ThreadPoolExecutor() as threads:
+        gateways = list(threads.map(lambda config: servers.gateway("redis", config), configs))
 
-    async def fill() -> tuple[list, list]:
+    async def fill(gateway: Server, key: str) -> tuple[list[Answer], list[Answer]]:
         # Ten thousand bytes each, those that join included.
-        some = [send(gateway, "/open?seconds=0.8", f"{n:010000}") for n in range(4)]
-        some.append(send(gateway, "/keyed?seconds=0.8", f"{9:010000}", f"Idempotency-Key: {name}"))
+        some = [send(gateway, "/open?seconds=1.2", f"{n:010000}") for n in range(4)]
+        some.append(send(gateway, "/keyed?seconds=1.2", f"{9:010000}", f"Idempotency-Key: {key}"))
         waiting = [asyncio.create_task(one) for one in some]
         await eventually(lambda: metric(gateway, "gateway_in_flight") == 5)
         refused = await gather(
             send(gateway, "/open", "0123456789" * 1_000),
-            send(gateway, "/keyed", f"{9:010000}", f"Idempotency-Key: {name}"),
+            send(gateway, "/keyed", f"{9:010000}", f"Idempotency-Key: {key}"),
         )
         return refused, await asyncio.gather(*waiting)
 
-    refused, answers = run(fill())
-    after = run(send(gateway, "/open", "0123456789"))
-
-    assert {a.type for a in refused} == {"full"}
-    assert {a.headers["retry-after"] for a in refused} == {"1"}
-    assert {a.status for a in [*answers, after]} == {200}
-    gateway.stop()
+    keys = [f"limit-{n}" for n in range(len(gateways))]
+    for gateway, (refused, answers) in zip(
+        gateways, run(gather(*map(fill, gateways, keys))), strict=True
+    ):
+        after = run(send(gateway, "/open", "0123456789"))
+        assert {a.type for a in refused} == {"full"}
+        assert {a.headers["retry-after"] for a in refused} == {"1"}
+        assert {a.status for a in [*answers, after]} == {200}
+        gateway.stop()
