@@ -129,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     option("--duration", type=_positive, metavar="SECONDS", help="of a timed run")
     option("--repeats", type=_positive, metavar="N", help="runs of each, in turn")
     option("--requests", type=_positive, metavar="N", help="of a run that is not timed")
-    option("--checked", type=_positive, metavar="N", help="compared one to one before that")
+    option("--checked", type=_positive, metavar="N", help="answers compared one to one first")
     option("--task", type=_task, help="echo or sleep:SECONDS")
     option("--json", type=_file, metavar="FILE", help="write all figures there")
     option("--html", type=_file, metavar="FILE", help="write a page with pictures there")

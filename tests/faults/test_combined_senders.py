@@ -23,6 +23,13 @@ from tests.support.stack import free_port
 DELIVERIES = 60
 
 
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have senders try again soon."""
+    monkeypatch.setattr("tests.faults.combined.senders.PAUSE", (0.05, 0.1))
+    monkeypatch.setattr("tests.faults.combined.senders.LATER", 0.1)
+
+
 class Process:
     """This process, in a gateway's place."""
 
@@ -73,7 +80,7 @@ async def offer(senders: Senders) -> None:
 
 
 @pytest.mark.gen_test(timeout=30)
-async def test_each_tries_until_a_2xx_and_some_once_more(tmp_path: Path, io_loop):
+async def test_each_tries_until_a_2xx_and_some_once_more(tmp_path: Path, hasty, io_loop):
     seen = defaultdict(list)
 
     def give(delivery: str, name: str) -> bytes:
@@ -101,7 +108,7 @@ async def test_each_tries_until_a_2xx_and_some_once_more(tmp_path: Path, io_loop
 
 
 @pytest.mark.gen_test(timeout=30)
-async def test_what_a_sender_does_depends_on_the_seed_only(tmp_path: Path, io_loop):
+async def test_what_a_sender_does_depends_on_the_seed_only(tmp_path: Path, hasty, io_loop):
     drawn = []
     for _ in range(2):
         async with served(lambda *_: answer(200, "text/plain", "x")) as port:

@@ -76,7 +76,7 @@ def _alarm(trial: Trial, on: tuple[str, ...], off: tuple[str, ...]) -> None:
             for lane, answer in waiting.items():
                 status, wanted = answer().status, 504 if lane.strategy == "pika" else 200
                 lane.expect(status == wanted, f"a result in the alarm: {status}, not {wanted}")
-            time.sleep(max(0, alarmed + trial.choose(ALARM, short=5) - monotonic()))
+            time.sleep(max(0, alarmed + ALARM - monotonic()))
             cleared = monotonic()
             trial.broker.ctl(*off)
     for lane in trial.lanes:
