@@ -63,13 +63,11 @@ check: install ## lint: style, form, imports, types
 	.venv/bin/lint-imports --no-logo
 	.venv/bin/mypy
 
-fuzz: install ## test the sources with mutated requests, for MINUTES=10
+fuzz: install ## test what reads requests and frames with thousands of made-up ones, for MINUTES=10
 	@end=$$(( $$(date +%s) + 60 * $(MINUTES) )); \
 	while [ $$(date +%s) -lt $$end ]; do \
 	  .venv/bin/python -m pytest -q -p no:cacheprovider --hypothesis-profile=thorough \
-	    --hypothesis-seed=$$(date +%N) tests/unit/sources/test_odd_requests.py \
-	    tests/unit/sources/test_feishu.py tests/unit/sources/test_wechat_crypto.py \
-	    tests/unit/sources/test_envelopes.py || exit 1; \
+	    --hypothesis-seed=$$(date +%N) tests/unit/sources tests/unit/amqp || exit 1; \
 	done
 
 loadtest: install ## compare the strategies under load (ARGS="...")

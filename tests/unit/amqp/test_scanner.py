@@ -175,7 +175,7 @@ RETURN_THEN_ACK = b"".join(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 @given(chunks())
 @example([RETURN_THEN_ACK])
 @example([RETURN_THEN_ACK[i : i + 1] for i in range(len(RETURN_THEN_ACK))])
