@@ -109,6 +109,11 @@ class TurnConnection(AsyncioConnection):
         if self._transport is not None:  # None: the connection is lost already
             self._transport.set_write_buffer_limits(high=size)
 
+    def abort(self) -> None:
+        """Close the socket without AMQP's handshake; `on_closed` is called soon after."""
+        if self._transport is not None:  # None: the connection is lost already
+            self._transport.abort()
+
     def pause_writing(self) -> None:
         """Called by the transport when too many bytes wait to be sent."""
         self.writable = False

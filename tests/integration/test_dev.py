@@ -118,9 +118,9 @@ def test_a_ready_block_gets_rabbitmq_and_a_stock_app_may_use_pika(stack, start, 
     write(tmp_path, TOLD_APP, f'{route}answer = "wait-then-accept"\n{other}')
 
     with dev(tmp_path, "--app", "shop", "--config", "gateway.toml", "--strategy", "pika") as tried:
-        status, _, body = post(f"{tried.url}/orders/berlin", b"one")
+        status, _, body = post(f"{tried.url}/orders/berlin?tag=a&tag=b", b"one")
 
-    assert (status, body) == (200, b"berlin takes one from 127.0.0.1")
+    assert (status, body) == (200, b"berlin takes one ['a', 'b'] from 127.0.0.1")
     said = tried.said
     assert said.index("the routes need RabbitMQ: ") < said.index("starting RabbitMQ")
     assert (

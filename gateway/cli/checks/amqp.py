@@ -39,6 +39,9 @@ async def connected(url: str, config: Config) -> AsyncIterator[TurnConnection]:
             broker.close(connection)
             with suppress(TimeoutError):
                 await asyncio.wait_for(closed.wait(), _FAREWELL)
+            connection.abort()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(closed.wait(), _FAREWELL)
     finally:
         metrics.close()
 
