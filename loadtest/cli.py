@@ -106,12 +106,13 @@ def _draw(report: Report, options: argparse.Namespace) -> None:
     # Imported after the measurements, as these may be made in this process.
     from loadtest import page, picture
 
+    drawn = [picture.lines(plot) for plot in report.plots]
     if options.html:
-        options.html.write_text(page.render(report), encoding="utf-8")
+        options.html.write_text(page.render(report, drawn), encoding="utf-8")
     if options.plots:
-        for plot in report.plots:
+        for plot, lines in zip(report.plots, drawn, strict=True):
             file = options.plots / f"{report.experiment}-{plot.name}.svg"
-            file.write_text(picture.lines(plot), encoding="utf-8")
+            file.write_text(lines, encoding="utf-8")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -19,11 +20,11 @@ _pages = Environment(
 )
 
 
-def render(report: Report) -> str:
-    """Return the page."""
+def render(report: Report, drawn: Sequence[str]) -> str:
+    """Return the page; `drawn` are the report's plots."""
     summaries = report.summaries()
     pictures = [
-        *((plot.title, "", picture.lines(plot)) for plot in report.plots),
+        *((plot.title, "", lines) for plot, lines in zip(report.plots, drawn, strict=True)),
         *(
             (title, f"({better})", picture.bars(summaries, path, title))
             for title, better, path in report.charts
