@@ -24,7 +24,8 @@ test: install ## install missing servers, then lint and test (ARGS="...")
 	tests/install-servers.sh
 	$(MAKE) check
 	# Three processes load all tests: half the time where compiled ones may be kept.
-	REQUIRE_SERVERS=1 PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	REQUIRE_SERVERS=1 PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n 3 --dist loadfile \
+	  --no-loadscope-reorder $(ARGS)
 
 coverage: install ## test, and list the branches of gateway/ and appserver/ that no test takes
 	tests/install-servers.sh
