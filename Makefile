@@ -24,7 +24,8 @@ test: install ## install missing servers, then lint and test, with coverage (ARG
 	tests/install-servers.sh
 	$(MAKE) check
 	rm -rf build/coverage
-	REQUIRE_SERVERS=1 .venv/bin/coverage run -m pytest -n 3 --dist loadfile \
+	# Three processes load all tests: half the time where compiled ones may be kept.
+	REQUIRE_SERVERS=1 PYTHONDONTWRITEBYTECODE= .venv/bin/coverage run -m pytest -n 3 --dist loadfile \
 	  --no-loadscope-reorder $(ARGS)
 	.venv/bin/coverage combine --quiet
 	$(if $(ARGS),# a part of the tests says nothing about coverage,.venv/bin/python -m tests.coverage_floor)

@@ -136,7 +136,7 @@ HEADERS = [
 ENCODINGS = [
     *_refused(
         413,
-        gzip_bomb=_encoded(gzip.compress(bytes(64 * LIMIT))),
+        gzip_bomb=_encoded(gzip.compress(bytes(64 * LIMIT), 1)),
         gzip_bomb_of_members=_encoded(gzip.compress(bytes(LIMIT // 2)) * 3),
     ),
     *_refused(
