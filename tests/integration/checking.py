@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support import forks
 from tests.support.stack import RabbitMQ, Server, Stack
 
 ROUTE = '[[routes]]\npath = "/"\n'
@@ -67,30 +66,23 @@ class Checked:
         return self.code == 0 and {line.status for line in self.lines} == {"ok"}
 
 
-def run(*args: str, fork: bool = False, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run `gateway check` to its end, and see that it ends in time and with no traceback.
-
-    It is a command of its own, unless it is to be a fork, which costs a tenth.
-    """
-    env = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ} | env
-    command = ["check", *args]
-    if fork:
-        done = forks.run(command, env, timeout=SECONDS + SLOWNESS)
-    else:
-        done = subprocess.run(
-            [sys.executable, "-m", "gateway", *command],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS + SLOWNESS,
-        )
+def run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run `gateway check` to its end, and see that it ends in time and with no traceback."""
+    inherited = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
+    done = subprocess.run(
+        [sys.executable, "-m", "gateway", "check", *args],
+        env=inherited | env,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS + SLOWNESS,
+    )
     assert done.stderr == "" and "Traceback" not in done.stdout, done.stdout + done.stderr
     return done
 
 
-def check(*args: str, fork: bool = True, **env: str) -> Checked:
-    """Run `gateway check`, in a fork unless it is not to be one; return what it says."""
-    done = run(*args, fork=fork, **env)
+def check(*args: str, **env: str) -> Checked:
+    """Run `gateway check`; return what it says."""
+    done = run(*args, **env)
     lines = [_LINE.fullmatch(line) for line in done.stdout.splitlines()]
     assert all(lines), done.stdout
     return Checked(done.returncode, [Line(m[1], m[2], m[3] or "") for m in lines])

@@ -45,7 +45,7 @@ def as_user(rabbitmq: RabbitMQ, user: str) -> str:
 
 
 def test_all_is_well(servers):
-    checked = check(*servers, fork=False)
+    checked = check(*servers)
     assert checked.well
     words = [line.check.split()[0] for line in checked.lines]
     assert words == ["config", "broker", "results", "state", "queue", "workers", "stored", "task"]

@@ -110,6 +110,6 @@ def test_a_name_that_nobody_resolves(rabbitmq, redis_server, tmp_path, place):
         broker = "amqp://nobody.invalid//"
     else:
         store = "redis://nobody.invalid/0"
-    checked = check(*urls(broker, store), fork=False, PYTHONPATH=str(tmp_path))
+    checked = check(*urls(broker, store), PYTHONPATH=str(tmp_path))
     assert checked.of(place).status == "FAIL"
     assert checked.of("results" if place == "broker" else "broker").status == "ok"
