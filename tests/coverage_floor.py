@@ -1,4 +1,4 @@
-"""Compare the coverage that `make test` has measured with what tests/uncovered.toml allows.
+"""Compare the coverage that `make coverage` has measured with what tests/uncovered.toml allows.
 
 Each file of the packages may have as many statements and branches that no test takes as are written
 there, and a file that is not there may have none. Exit codes: 0 no file has more; 1 some have.
@@ -17,7 +17,7 @@ from pathlib import Path
 ALLOWED = Path(__file__).with_name("uncovered.toml")
 HEAD = """\
 # How many statements and branches of each file no test takes, or only some runs do, as they depend
-# on timing. `make test` fails where a file has more: write a test, or say in the
+# on timing. `make coverage` fails where a file has more: write a test, or say in the
 # commit why the number has to grow. `python -m tests.coverage_floor --raise` writes the numbers.
 """
 
