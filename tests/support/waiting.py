@@ -22,7 +22,7 @@ def until(
 
 
 async def eventually(
-    condition: Callable[[], object], timeout: float = TIMEOUT, pause: float = 0.02
+    condition: Callable[[], object], timeout: float = TIMEOUT, pause: float = 0.01
 ) -> None:
     """The same, without holding up the loop."""
     end = time.monotonic() + timeout
