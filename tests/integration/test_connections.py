@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -30,6 +28,7 @@ from gateway.stack.programs import find
 from gateway.stores import result_store
 from gateway.stores.result_store import ResultStore
 from gateway.strategies.celery_client import CeleryClient
+from tests.support.certificates import Certificates
 from tests.support.requests import get, post_each
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
 from tests.support.waiting import until
@@ -94,67 +93,10 @@ def stop(*servers: Server) -> None:
 # TLS --------------------------------------------------------------------------------------
 
 
-class Authority:
-    """Issues certificates, as PEM files in `home`."""
-
-    def __init__(self, home: Path, name: str):
-        self._home, self._ca = home, home / f"{name}.pem"
-        self._make(name, "keyUsage=critical,keyCertSign")
-
-    def _make(self, name: str, *extensions: str, signer: Path | None = None) -> tuple[Path, Path]:
-        cert, key = self._home / f"{name}.pem", self._home / f"{name}.key"
-        argv = ["openssl", "req", "-x509", "-nodes", "-days", "1", "-subj", f"/CN={name}"]
-        argv += ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-        argv += ["-out", str(cert), "-keyout", str(key)]
-        if signer:
-            argv += ["-CA", str(signer), "-CAkey", str(signer.with_suffix(".key"))]
-        for extension in extensions:
-            argv += ["-addext", extension]
-        subprocess.run(argv, check=True, capture_output=True)
-        return cert, key
-
-    def tls(self, name: str) -> TLS:
-        """Issue a certificate to 127.0.0.1 and trust its issuer."""
-        extensions = "basicConstraints=critical,CA:FALSE", "subjectAltName=IP:127.0.0.1"
-        cert, key = self._make(name, *extensions, signer=self._ca)
-        return TLS(ca=self._ca, cert=cert, key=key)
-
-
-class Certificates:
-    def __init__(self, home: Path):
-        ours = Authority(home, "ours")
-        self.server, self.client = ours.tls("server"), ours.tls("client")
-        self.stranger = Authority(home, "theirs").tls("stranger")
-        #: What a client may have got wrong.
-        self.mistakes = {
-            "a foreign CA": self.client.model_copy(update={"ca": self.stranger.ca}),
-            "no certificate": self.client.model_copy(update={"cert": None, "key": None}),
-            "a foreign certificate": self.stranger.model_copy(update={"ca": self.client.ca}),
-        }
-
-
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
-def broker(stack: Stack, start, certificates: Certificates) -> Iterator[RabbitMQ]:
-    """Listens in plain text too, for the tests without TLS."""
-    tls, port = certificates.server, free_port()
-    broker = start(
-        lambda: stack.rabbitmq(f"""\
-listeners.ssl.1 = 127.0.0.1:{port}
-ssl_options.cacertfile = {tls.ca}
-ssl_options.certfile = {tls.cert}
-ssl_options.keyfile = {tls.key}
-ssl_options.verify = verify_peer
-ssl_options.fail_if_no_peer_cert = true
-""")
-    )
-    broker.tls_url = f"amqps://guest:guest@127.0.0.1:{port}//"
-    yield broker
-    broker.stop()
+def broker(own_rabbitmq: RabbitMQ) -> RabbitMQ:
+    """It listens in plain text too, for the tests without TLS."""
+    return own_rabbitmq
 
 
 @pytest.fixture(scope="module")

@@ -23,8 +23,8 @@ CONFIG = "confirm_timeout = 1\n" + KEYED
 
 
 @pytest.fixture(scope="module")
-def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Servers:
-    servers = Servers(stack, rabbitmq, redis_server)
+def servers(stack: Stack, own_rabbitmq: RabbitMQ, redis_server: Server) -> Servers:
+    servers = Servers(stack, own_rabbitmq, redis_server)
     yield servers
     servers.stop()
 
@@ -76,27 +76,18 @@ def ready(gateway: Server) -> bool:
     return answers_ok(int(gateway.admin_url.rpartition(":")[2]), "/readyz")
 
 
-@pytest.fixture(scope="module")
-def frozen(stack: Stack, start) -> RabbitMQ:
-    """A broker of one's own, as it is stopped."""
-    broker = start(stack.rabbitmq)
-    yield broker
-    broker.stop()
-
-
 @pytest.mark.parametrize("strategy", ["pika", "gevent"])
-def test_what_was_not_confirmed_is_published_again_under_the_same_id(
-    stack, redis_server, frozen, strategy
-):
-    servers = Servers(stack, frozen, redis_server)
+def test_what_was_not_confirmed_is_published_again_under_the_same_id(servers, strategy):
     gateway = servers.gateway(strategy, CONFIG)
     keys = [f"frozen-{strategy}-{n}" for n in range(10)]
     # Who publishes by kombu has to have a connection.
     assert run(deliver(gateway, f"before-{strategy}")).status == 200
 
-    frozen.freeze()
-    refused = run(gather(*(deliver(gateway, key) for key in keys)))
-    frozen.thaw()
+    servers.broker.freeze()
+    try:
+        refused = run(gather(*(deliver(gateway, key) for key in keys)))
+    finally:
+        servers.broker.thaw()
     run(eventually(lambda: ready(gateway)))
     answers = run(gather(*(deliver(gateway, key) for key in keys)))
 
@@ -104,17 +95,18 @@ def test_what_was_not_confirmed_is_published_again_under_the_same_id(
     assert [a.body.decode() for a in answers] == keys
     for key in keys:
         assert len({one.task for one in servers.executions(key)}) == 1
-    servers.stop()
+    gateway.stop()
 
 
-def test_a_sender_that_leaves_before_the_confirm_has_delivered(stack, redis_server, frozen):
-    servers = Servers(stack, frozen, redis_server)
+def test_a_sender_that_leaves_before_the_confirm_has_delivered(servers):
     gateway = servers.gateway("pika", KEYED)
 
-    frozen.freeze()
-    left = run(deliver(gateway, "left", patience=0.3))
-    run(eventually(lambda: metric(gateway, "gateway_clients_gone_total")))
-    frozen.thaw()
+    servers.broker.freeze()
+    try:
+        left = run(deliver(gateway, "left", patience=0.3))
+        run(eventually(lambda: metric(gateway, "gateway_clients_gone_total")))
+    finally:
+        servers.broker.thaw()
     run(eventually(lambda: servers.executions("left")))
 
     assert left is None
@@ -122,4 +114,4 @@ def test_a_sender_that_leaves_before_the_confirm_has_delivered(stack, redis_serv
     run(eventually(lambda: state_of(servers.results, "left") == "done"))
     assert run(deliver(gateway, "left")).body == b"left"
     assert len(servers.executions("left")) == 1
-    servers.stop()
+    gateway.stop()

@@ -16,11 +16,9 @@ RUNS = 1 + BEGUN_AGAIN
 
 
 @pytest.fixture(scope="module")
-def broker(stack, start) -> RabbitMQ:
-    """A broker of one's own, as all its connections are closed."""
-    broker = start(stack.rabbitmq)
-    yield broker
-    broker.stop()
+def broker(own_rabbitmq) -> RabbitMQ:
+    """All its connections are closed, and it is blocked."""
+    return own_rabbitmq
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """The `gateway` command in forks of a process that has imported what a command needs.
 
-Most of the CPU time of a command that looks at servers are its imports. What a fork does not show is
-that the command can be started; a test that is about that, or about what is imported, starts it.
+Most of the CPU time of a command that looks at servers are its imports. A fork does not show that
+the command can be started: a test that is about that, or about what is imported, starts it.
 """
 
 from __future__ import annotations
@@ -66,15 +66,14 @@ def _process() -> str:
 
 def _serve() -> int:
     """Fork for each command; return in the fork, with the command's exit code."""
-    import gateway.cli.checks.brokers
-    import gateway.cli.checks.stores
     from gateway.cli import check, main  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who wait
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind("")  # to a name that nobody has
         listening.listen()
-        print(listening.getsockname().decode().replace("\0", "@", 1), flush=True)
+        sys.stdout.write(listening.getsockname().decode().replace("\0", "@", 1) + "\n")
+        sys.stdout.flush()
         while listening in select.select([listening, sys.stdin], [], [])[0]:
             connection, _ = listening.accept()
             with connection:
