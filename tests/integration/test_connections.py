@@ -28,6 +28,7 @@ from gateway.stack.programs import find
 from gateway.stores import result_store
 from gateway.stores.result_store import ResultStore
 from gateway.strategies.celery_client import CeleryClient
+from tests.faults.proxy import Proxy
 from tests.support.certificates import Certificates
 from tests.support.requests import get, post_each
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
@@ -305,24 +306,57 @@ def test_results_outlive_the_failover_of_their_master(stack: Stack, broker, watc
 # A list of brokers, a prefix of keys --------------------------------------------------------
 
 
+class Brokers:
+    """Two of a list, of which one at a time is there; to who connects, each is a broker of its own.
+
+    It is the same one, in whose place a new one would have nothing of what the last one had.
+    """
+
+    def __init__(self, broker: RabbitMQ):
+        self._broker, self._ports = broker, (free_port(), free_port())
+        self.urls = [f"amqp://guest:guest@127.0.0.1:{port}//" for port in self._ports]
+        self._open: Proxy | None = None
+
+    def start(self, which: int) -> None:
+        """Let this one serve, once the other has died."""
+        self._open = Proxy(port_of(self._broker), self._ports[which])
+
+    def die(self) -> None:
+        """Let the one that serves end as a node does that is stopped."""
+        self._broker.ctl("stop_app")
+
+    def bury(self) -> None:
+        """Have what has died lost, and its place empty."""
+        self.close()
+        self._broker.ctl("start_app")
+        self._broker.wipe()
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+
 @pytest.fixture(scope="module")
-def dead() -> int:
-    """The port of a broker that is not there yet."""
-    return free_port()
+def brokers(broker: RabbitMQ) -> Iterator[Brokers]:
+    """The second one serves."""
+    brokers = Brokers(broker)
+    brokers.start(1)
+    yield brokers
+    brokers.close()
 
 
 @pytest.fixture(scope="module")
 def listed(
-    stack: Stack, broker: RabbitMQ, results: Server, dead: int, tmp_path_factory
+    stack: Stack, broker: RabbitMQ, brokers: Brokers, results: Server, tmp_path_factory
 ) -> Iterator[Gateways]:
     """All strategies with two brokers, the first one dead, and a prefix for their keys."""
-    brokers = [f"amqp://guest:guest@127.0.0.1:{dead}//", broker.url]
     prefix = {"GATEWAY_RESULT_KEY_PREFIX": PREFIX}
     home = tmp_path_factory.mktemp("shop")
     (home / "shop.py").write_text(SHOP)
     toml = home / "gateway.toml"
     toml.write_text(f"""
-broker_url = {json.dumps(brokers)}
+broker_url = {json.dumps(brokers.urls)}
 [[routes]]
 path = "/"
 [[routes]]
@@ -333,13 +367,13 @@ queue = "shop"
 
     def gateway(strategy: str) -> Server:
         # A list from the file for some, from the command line for others.
-        flag = () if strategy in DIFFERENT else ("--broker", ";".join(brokers))
+        flag = () if strategy in DIFFERENT else ("--broker", ";".join(brokers.urls))
         options = "--strategy", strategy, "--config", str(toml), "--timeout", "20"
         options += "--result-backend", results.url
         return stack.gateway(*options, *flag, env=prefix)
 
     with ThreadPoolExecutor() as pool:
-        worker = pool.submit(stack.worker, ";".join(brokers), results.url, env=prefix)
+        worker = pool.submit(stack.worker, ";".join(brokers.urls), results.url, env=prefix)
         shop = pool.submit(
             stack.worker,
             broker.url,
@@ -370,13 +404,15 @@ def test_a_stock_worker_with_the_same_prefix_serves(listed, results):
     assert all(key.startswith(f"{PREFIX}celery-task-meta-".encode()) for key in keys)
 
 
-def test_the_first_broker_serves_when_the_second_has_died(listed, broker, start, stack, dead):
-    broker.ctl("stop_app")
+def test_the_first_broker_serves_when_the_second_has_died(listed, brokers):
+    brokers.die()
     assert answers(listed) == dict.fromkeys(listed, 503)
 
-    first = start(lambda: stack.rabbitmq(port=dead))
+    brokers.bury()
+    brokers.start(0)
 
     until_all_answer(listed)
-    first.stop()
-    broker.ctl("start_app")
+    brokers.die()
+    brokers.bury()
+    brokers.start(1)
     until_all_answer(listed)
