@@ -11,7 +11,8 @@ import pytest
 from tornado.ioloop import IOLoop
 
 from gateway.stack import loopback
-from tests.support.stack import ProgramMissing, RabbitMQ, Server, Stack
+from tests.support.certificates import Certificates
+from tests.support.stack import ProgramMissing, RabbitMQ, Server, Stack, free_port
 
 S = TypeVar("S", bound=Server)
 
@@ -32,8 +33,35 @@ def stack() -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="session")
-def rabbitmq(stack: Stack) -> RabbitMQ:
-    return _start(stack.rabbitmq)
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def rabbitmq(stack: Stack, certificates: Certificates) -> RabbitMQ:
+    """The only broker of most tests, as it takes seconds to start: no test may leave it changed."""
+    tls, port = certificates.server, free_port()
+    broker = _start(
+        lambda: stack.rabbitmq(f"""\
+listeners.ssl.1 = 127.0.0.1:{port}
+ssl_options.cacertfile = {tls.ca}
+ssl_options.certfile = {tls.cert}
+ssl_options.keyfile = {tls.key}
+ssl_options.verify = verify_peer
+ssl_options.fail_if_no_peer_cert = true
+""")
+    )
+    broker.tls_url = f"amqps://guest:guest@127.0.0.1:{port}//"
+    return broker
+
+
+@pytest.fixture(scope="module")
+def own_rabbitmq(rabbitmq: RabbitMQ) -> Iterator[RabbitMQ]:
+    """The same broker as if it were a module's own, which its tests break, or leave messages in."""
+    rabbitmq.wipe()
+    yield rabbitmq
+    rabbitmq.recover()
+    rabbitmq.wipe()
 
 
 @pytest.fixture(scope="session")

@@ -20,10 +20,8 @@ TIMEOUT = 10.0  # seconds: the gateways' default deadline
 
 
 @pytest.fixture(scope="module")
-def broker(stack: Stack, start) -> RabbitMQ:
-    broker = start(stack.rabbitmq)
-    yield broker
-    broker.stop()
+def broker(own_rabbitmq: RabbitMQ) -> RabbitMQ:
+    return own_rabbitmq
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,20 +34,33 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+@pytest.fixture(scope="module")
+def workers(
+    stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, home: Path
+) -> Iterator[dict[str, Server]]:
+    """A worker for each way of giving results, on a queue of its own."""
+    backends = {"stock-redis": redis_server.url, "stock-rpc": "rpc://"}
+    workers = {
+        queue: stack.worker(
+            rabbitmq.url,
+            app="shop",
+            queues=(queue,),
+            cwd=home,
+            env={"BROKER": rabbitmq.url, "BACKEND": backend, "PYTHONPATH": str(home)},
+        )
+        for queue, backend in backends.items()
+    }
+    yield workers
+    # A stock worker takes seconds to react to a signal.
+    for worker in workers.values():
+        worker.kill()
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_stock_worker_serves(
-    strategy: str, stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, home: Path
+    strategy: str, stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, home: Path, workers
 ):
-    queue, backend = (
-        ("stock-rpc", "rpc://") if strategy == "pika" else ("stock-redis", redis_server.url)
-    )
-    worker = stack.worker(
-        rabbitmq.url,
-        app="shop",
-        queues=(queue,),
-        cwd=home,
-        env={"BROKER": rabbitmq.url, "BACKEND": backend, "PYTHONPATH": str(home)},
-    )
+    queue = "stock-rpc" if strategy == "pika" else "stock-redis"
     gateway = stack.gateway(
         f"--strategy={strategy}",
         "--broker", rabbitmq.url,
@@ -60,5 +74,5 @@ def test_a_stock_worker_serves(
     assert [a.body for a in answers] == [
         b'{"body":"%d","query":{"a":"2"},"host":"%s"}' % (n, host.encode()) for n in range(6)
     ]
+    assert workers[queue].alive()
     gateway.stop()
-    worker.stop()

@@ -36,8 +36,8 @@ class Link:
 class Proxy:
     """Stands on a port of its own in front of `target`, another port of this machine."""
 
-    def __init__(self, target: int):
-        self.port, self._target = free_port(), target
+    def __init__(self, target: int, port: int | None = None):
+        self.port, self._target = port or free_port(), target
         self._links = (Link(), Link())
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()

@@ -49,8 +49,9 @@ class Servers:
         queues: Sequence[str] = ("celery",),
         concurrency: int = 4,
         app: str = "tests.faults.tasks",
+        pool: str = "",
     ):
-        self._app = app
+        self._app, self._pool = app, pool
         self.stack, self.broker, self.results = stack, broker, results
         self.directory = stack.directory / f"deliveries-{time.monotonic_ns()}"
         self.directory.mkdir()
@@ -62,7 +63,7 @@ class Servers:
             self.broker.url,
             self.results.url,
             app=self._app,
-            pool="prefork" if concurrency > 1 else "solo",
+            pool=self._pool or ("prefork" if concurrency > 1 else "solo"),
             concurrency=concurrency,
             queues=queues,
             env={"FAULTS_DIRECTORY": str(self.directory)},

@@ -91,6 +91,12 @@ class Servers:
                     self._dead.append((letter[1], json.loads(letter[2])[0][2]))
         return self._dead
 
+    def clear(self) -> None:
+        """Take away what a test has left in the queue, once no worker has any of it."""
+        assert poll(lambda: self.messages()[1] == 0, TIMEOUT)
+        self.broker.ctl("purge_queue", self.queue)
+        self.dead_letters()
+
     def noted(self) -> dict[bytes, int]:
         """Return how many beginnings are noted of each task."""
         with redis.Redis.from_url(self.results) as client:
@@ -101,9 +107,12 @@ class Servers:
             self._started.pop().kill()
 
 
-def ask(gateway: Server, target: str, body: str | None = None) -> tuple[int, str, str]:
+def ask(
+    gateway: Server, target: str, body: str | None = None, admin: bool = False
+) -> tuple[int, str, str]:
     """Return an answer's status, body and the path of its Location."""
-    request = urllib.request.Request(gateway.url + target, body and body.encode())
+    url = gateway.admin_url if admin else gateway.url
+    request = urllib.request.Request(url + target, body and body.encode())
     try:
         with urllib.request.urlopen(request) as answer:
             location = answer.headers.get("Location", "").removeprefix("https://hooks.example.com")

@@ -118,18 +118,19 @@ def test_what_the_environment_says_counts(servers, redis_server, worker):
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours"), [("shop", ""), ("", "gate"), ("shop", "gate"), ("shop:", "gate:")]
+    ("theirs", "each"), [("shop", ["", "gate"]), ("", ["gate"]), ("shop:", ["gate:"])]
 )
 @pytest.mark.parametrize("stock", [False, True])
-def test_another_key_prefix(servers, redis_server, worker, theirs, ours, stock):
+def test_another_key_prefix(servers, redis_server, worker, theirs, each, stock):
     options = f"app.conf.result_backend_transport_options = {{'global_keyprefix': {theirs!r}}}"
     with worker(redis_server.url, options if stock else None, GATEWAY_RESULT_KEY_PREFIX=theirs):
-        checked = check(*servers, GATEWAY_RESULT_KEY_PREFIX=ours)
-        line = checked.of("stored results")
-        (remedy,) = re.findall(r"result_key_prefix = '([^']*)' for the gateway", line.text)
-        mended = check(*servers, GATEWAY_RESULT_KEY_PREFIX=remedy)
-    assert checked.code == 1 and line.status == "FAIL"
-    assert mended.well
+        for ours in each:
+            checked = check(*servers, GATEWAY_RESULT_KEY_PREFIX=ours)
+            line = checked.of("stored results")
+            (remedy,) = re.findall(r"result_key_prefix = '([^']*)' for the gateway", line.text)
+            mended = check(*servers, GATEWAY_RESULT_KEY_PREFIX=remedy)
+            assert checked.code == 1 and line.status == "FAIL"
+            assert mended.well
 
 
 @pytest.mark.parametrize(

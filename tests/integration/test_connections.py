@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -30,6 +28,8 @@ from gateway.stack.programs import find
 from gateway.stores import result_store
 from gateway.stores.result_store import ResultStore
 from gateway.strategies.celery_client import CeleryClient
+from tests.faults.proxy import Proxy
+from tests.support.certificates import Certificates
 from tests.support.requests import get, post_each
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
 from tests.support.waiting import until
@@ -94,67 +94,10 @@ def stop(*servers: Server) -> None:
 # TLS --------------------------------------------------------------------------------------
 
 
-class Authority:
-    """Issues certificates, as PEM files in `home`."""
-
-    def __init__(self, home: Path, name: str):
-        self._home, self._ca = home, home / f"{name}.pem"
-        self._make(name, "keyUsage=critical,keyCertSign")
-
-    def _make(self, name: str, *extensions: str, signer: Path | None = None) -> tuple[Path, Path]:
-        cert, key = self._home / f"{name}.pem", self._home / f"{name}.key"
-        argv = ["openssl", "req", "-x509", "-nodes", "-days", "1", "-subj", f"/CN={name}"]
-        argv += ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-        argv += ["-out", str(cert), "-keyout", str(key)]
-        if signer:
-            argv += ["-CA", str(signer), "-CAkey", str(signer.with_suffix(".key"))]
-        for extension in extensions:
-            argv += ["-addext", extension]
-        subprocess.run(argv, check=True, capture_output=True)
-        return cert, key
-
-    def tls(self, name: str) -> TLS:
-        """Issue a certificate to 127.0.0.1 and trust its issuer."""
-        extensions = "basicConstraints=critical,CA:FALSE", "subjectAltName=IP:127.0.0.1"
-        cert, key = self._make(name, *extensions, signer=self._ca)
-        return TLS(ca=self._ca, cert=cert, key=key)
-
-
-class Certificates:
-    def __init__(self, home: Path):
-        ours = Authority(home, "ours")
-        self.server, self.client = ours.tls("server"), ours.tls("client")
-        self.stranger = Authority(home, "theirs").tls("stranger")
-        #: What a client may have got wrong.
-        self.mistakes = {
-            "a foreign CA": self.client.model_copy(update={"ca": self.stranger.ca}),
-            "no certificate": self.client.model_copy(update={"cert": None, "key": None}),
-            "a foreign certificate": self.stranger.model_copy(update={"ca": self.client.ca}),
-        }
-
-
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
-def broker(stack: Stack, start, certificates: Certificates) -> Iterator[RabbitMQ]:
-    """Listens in plain text too, for the tests without TLS."""
-    tls, port = certificates.server, free_port()
-    broker = start(
-        lambda: stack.rabbitmq(f"""\
-listeners.ssl.1 = 127.0.0.1:{port}
-ssl_options.cacertfile = {tls.ca}
-ssl_options.certfile = {tls.cert}
-ssl_options.keyfile = {tls.key}
-ssl_options.verify = verify_peer
-ssl_options.fail_if_no_peer_cert = true
-""")
-    )
-    broker.tls_url = f"amqps://guest:guest@127.0.0.1:{port}//"
-    yield broker
-    broker.stop()
+def broker(own_rabbitmq: RabbitMQ) -> RabbitMQ:
+    """It listens in plain text too, for the tests without TLS."""
+    return own_rabbitmq
 
 
 @pytest.fixture(scope="module")
@@ -363,24 +306,57 @@ def test_results_outlive_the_failover_of_their_master(stack: Stack, broker, watc
 # A list of brokers, a prefix of keys --------------------------------------------------------
 
 
+class Brokers:
+    """Two of a list, of which one at a time is there; to who connects, each is a broker of its own.
+
+    It is the same one, in whose place a new one would have nothing of what the last one had.
+    """
+
+    def __init__(self, broker: RabbitMQ):
+        self._broker, self._ports = broker, (free_port(), free_port())
+        self.urls = [f"amqp://guest:guest@127.0.0.1:{port}//" for port in self._ports]
+        self._open: Proxy | None = None
+
+    def start(self, which: int) -> None:
+        """Let this one serve, once the other has died."""
+        self._open = Proxy(port_of(self._broker), self._ports[which])
+
+    def die(self) -> None:
+        """Let the one that serves end as a node does that is stopped."""
+        self._broker.ctl("stop_app")
+
+    def bury(self) -> None:
+        """Have what has died lost, and its place empty."""
+        self.close()
+        self._broker.ctl("start_app")
+        self._broker.wipe()
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+
 @pytest.fixture(scope="module")
-def dead() -> int:
-    """The port of a broker that is not there yet."""
-    return free_port()
+def brokers(broker: RabbitMQ) -> Iterator[Brokers]:
+    """The second one serves."""
+    brokers = Brokers(broker)
+    brokers.start(1)
+    yield brokers
+    brokers.close()
 
 
 @pytest.fixture(scope="module")
 def listed(
-    stack: Stack, broker: RabbitMQ, results: Server, dead: int, tmp_path_factory
+    stack: Stack, broker: RabbitMQ, brokers: Brokers, results: Server, tmp_path_factory
 ) -> Iterator[Gateways]:
     """All strategies with two brokers, the first one dead, and a prefix for their keys."""
-    brokers = [f"amqp://guest:guest@127.0.0.1:{dead}//", broker.url]
     prefix = {"GATEWAY_RESULT_KEY_PREFIX": PREFIX}
     home = tmp_path_factory.mktemp("shop")
     (home / "shop.py").write_text(SHOP)
     toml = home / "gateway.toml"
     toml.write_text(f"""
-broker_url = {json.dumps(brokers)}
+broker_url = {json.dumps(brokers.urls)}
 [[routes]]
 path = "/"
 [[routes]]
@@ -391,13 +367,13 @@ queue = "shop"
 
     def gateway(strategy: str) -> Server:
         # A list from the file for some, from the command line for others.
-        flag = () if strategy in DIFFERENT else ("--broker", ";".join(brokers))
+        flag = () if strategy in DIFFERENT else ("--broker", ";".join(brokers.urls))
         options = "--strategy", strategy, "--config", str(toml), "--timeout", "20"
         options += "--result-backend", results.url
         return stack.gateway(*options, *flag, env=prefix)
 
     with ThreadPoolExecutor() as pool:
-        worker = pool.submit(stack.worker, ";".join(brokers), results.url, env=prefix)
+        worker = pool.submit(stack.worker, ";".join(brokers.urls), results.url, env=prefix)
         shop = pool.submit(
             stack.worker,
             broker.url,
@@ -428,13 +404,15 @@ def test_a_stock_worker_with_the_same_prefix_serves(listed, results):
     assert all(key.startswith(f"{PREFIX}celery-task-meta-".encode()) for key in keys)
 
 
-def test_the_first_broker_serves_when_the_second_has_died(listed, broker, start, stack, dead):
-    broker.ctl("stop_app")
+def test_the_first_broker_serves_when_the_second_has_died(listed, brokers):
+    brokers.die()
     assert answers(listed) == dict.fromkeys(listed, 503)
 
-    first = start(lambda: stack.rabbitmq(port=dead))
+    brokers.bury()
+    brokers.start(0)
 
     until_all_answer(listed)
-    first.stop()
-    broker.ctl("start_app")
+    brokers.die()
+    brokers.bury()
+    brokers.start(1)
     until_all_answer(listed)

@@ -35,10 +35,9 @@ TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
 @pytest.fixture(scope="module")
-def broker(stack: Stack, start) -> Iterator[RabbitMQ]:
-    broker = start(lambda: stack.rabbitmq(f"frame_max = {FRAME}\n"))
-    yield broker
-    broker.stop()
+def broker(own_rabbitmq: RabbitMQ) -> Iterator[RabbitMQ]:
+    with own_rabbitmq.setting("frame_max", FRAME):
+        yield own_rabbitmq
 
 
 @pytest.fixture(scope="module")

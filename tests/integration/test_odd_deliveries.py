@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
@@ -97,14 +98,15 @@ def test_a_result_that_has_expired_is_not_listened_for(servers):
     gateway.stop()
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_what_was_never_sent_is_not_listened_for(servers, strategy):
-    gateway = servers.gateway(strategy, "timeout = 1\n" + KEYED)
-    keys = [f"unsent-{strategy}-{n}" for n in range(10)]
+def test_what_was_never_sent_is_not_listened_for(servers):
+    with ThreadPoolExecutor(len(STRATEGIES)) as threads:
+        started = threads.map(lambda s: servers.gateway(s, "timeout = 1\n" + KEYED), STRATEGIES)
+        gateways = dict(zip(STRATEGIES, started, strict=True))
 
-    async def blocked() -> list:
+    async def blocked(strategy: str) -> list:
         # The broker tells a connection that it is blocked when that next publishes.
-        first = f"first-{strategy}"
+        gateway, first = gateways[strategy], f"first-{strategy}"
+        keys = [f"unsent-{strategy}-{n}" for n in range(10)]
         while (await deliver(gateway, first)).problem["type"].rpartition(":")[2] != BLOCKED:
             pass
         await eventually(
@@ -116,14 +118,17 @@ def test_what_was_never_sent_is_not_listened_for(servers, strategy):
 
     servers.broker.ctl(WATERMARK, "0")
     try:
-        answers = run(blocked())
+        answers = dict(zip(gateways, run(gather(*map(blocked, gateways))), strict=True))
         heard = {channel.decode()[-36:] for channel in channels(servers.results)}
     finally:
         servers.broker.ctl(WATERMARK, "0.4")
 
-    assert {a.type for a in answers} == {BLOCKED}
-    assert not heard & {a.problem["task_id"] for a in answers}
-    gateway.stop()
+    said = {strategy: {a.type for a in some} for strategy, some in answers.items()}
+    assert said == dict.fromkeys(STRATEGIES, {BLOCKED})
+    sent = {a.problem["task_id"]: strategy for strategy, some in answers.items() for a in some}
+    assert [sent[task_id] for task_id in heard & sent.keys()] == []
+    for gateway in gateways.values():
+        gateway.stop()
 
 
 def test_who_waits_for_longer_than_results_are_stored_keeps_the_claim(servers):

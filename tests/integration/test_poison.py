@@ -16,11 +16,9 @@ RUNS = 1 + BEGUN_AGAIN
 
 
 @pytest.fixture(scope="module")
-def broker(stack, start) -> RabbitMQ:
-    """A broker of one's own, as all its connections are closed."""
-    broker = start(stack.rabbitmq)
-    yield broker
-    broker.stop()
+def broker(own_rabbitmq) -> RabbitMQ:
+    """All its connections are closed, and it is blocked."""
+    return own_rabbitmq
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +36,27 @@ def servers(stack, broker, results, tmp_path_factory):
     servers.stop()
 
 
-def test_a_prefetched_message_runs_again_after_a_lost_connection(servers):
-    worker, gateway = servers.worker(), servers.gateway()
+@pytest.fixture(scope="module")
+def resident(stack, broker, results, tmp_path_factory):
+    """The gateway of the tests that have one like others, on a queue that they share."""
+    servers = Servers(stack, broker, results.url, tmp_path_factory.mktemp("resident"))
+    yield servers.queue, servers.gateway()
+    servers.stop()
+
+
+@pytest.fixture
+def gateway(servers, resident):
+    """The same; its queue and the dead letters of that are empty before and after."""
+    servers.queue, gateway = resident
+    # It may still be connecting again after another test.
+    assert poll(lambda: ask(gateway, "/readyz", admin=True)[0] == 200, TIMEOUT)
+    yield gateway
+    servers.stop()
+    servers.clear()
+
+
+def test_a_prefetched_message_runs_again_after_a_lost_connection(servers, gateway):
+    worker = servers.worker()
     # Given a message that waits behind another one and will kill its process once,
     first = accept(gateway, "until=go", "A")
     assert poll((servers.directory / BEGUN).exists, TIMEOUT)
@@ -89,8 +106,8 @@ def test_poison_on_the_queue_celery_lies_among_the_dead_letters(servers):
 
 
 @pytest.mark.parametrize("pool", ["solo", "threads", "gevent"])
-def test_poison_that_takes_the_whole_worker_along(servers, pool):
-    worker, gateway = servers.worker(pool), servers.gateway()
+def test_poison_that_takes_the_whole_worker_along(servers, gateway, pool):
+    worker = servers.worker(pool)
     poison = accept(gateway, "die=always", "poison")
     neighbours = {f"neighbour-{n}": accept(gateway, "", f"neighbour-{n}") for n in range(5)}
 
@@ -110,8 +127,8 @@ def test_poison_that_takes_the_whole_worker_along(servers, pool):
         assert len(servers.executions(name)) == 1
 
 
-def test_a_task_that_still_runs_is_not_taken_for_lost(servers):
-    worker, gateway = servers.worker(concurrency=6), servers.gateway()
+def test_a_task_that_still_runs_is_not_taken_for_lost(servers, gateway):
+    worker = servers.worker(concurrency=6)
     location = accept(gateway, "until=go", "long")
     assert poll((servers.directory / BEGUN).exists, TIMEOUT)
 
@@ -155,8 +172,7 @@ def test_while_redis_is_away_a_message_is_run(servers, stack, start):
     store.stop()
 
 
-def test_what_cannot_be_put_away_stays_in_its_queue(servers, broker):
-    gateway = servers.gateway()
+def test_what_cannot_be_put_away_stays_in_its_queue(servers, gateway, broker):
     location = accept(gateway, "die=always", "poison")
 
     broker.ctl("set_vm_memory_high_watermark", "0")
@@ -178,10 +194,9 @@ def test_what_cannot_be_put_away_stays_in_its_queue(servers, broker):
     assert poll(lambda: servers.messages() == (0, 0), TIMEOUT)
 
 
-def test_a_worker_that_may_not_declare_dead_letters_works(servers, broker):
+def test_a_worker_that_may_not_declare_dead_letters_works(servers, gateway, broker):
     broker.ctl("add_user", "limited", "limited")
     broker.ctl("set_permissions", "limited", r"^(?!gateway\.dead$).*", ".*", ".*")
-    gateway = servers.gateway()
 
     worker = servers.worker(url=broker.url.replace("guest:guest", "limited:limited"))
 

@@ -19,7 +19,7 @@ from gateway.config.settings import Config, Route
 from gateway.errors import BodyTooLarge, BrokerUnavailable, URITooLong
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
-from tests.support.stack import RabbitMQ, Stack
+from tests.support.stack import RabbitMQ
 from tests.support.waiting import eventually
 
 TIMEOUT = 30  # seconds
@@ -27,11 +27,9 @@ QUEUE = "celery"
 
 
 @pytest.fixture(scope="module")
-def broker(stack: Stack, start) -> Iterator[RabbitMQ]:
-    """One of its own, which these tests freeze and block."""
-    broker = start(stack.rabbitmq)
-    yield broker
-    broker.stop()
+def broker(own_rabbitmq: RabbitMQ) -> RabbitMQ:
+    """These tests freeze and block it, and their messages stay."""
+    return own_rabbitmq
 
 
 @pytest.fixture
@@ -171,9 +169,7 @@ def test_templates_are_kept_in_bounds(broker, metrics, monkeypatch):
     run(lambda: Publisher(config(broker), metrics), work)
 
 
-def test_a_message_fills_its_header_frame_to_the_last_byte_and_not_beyond(stack, start, metrics):
-    small = start(lambda: stack.rabbitmq("frame_max = 8192\n"))
-
+def test_a_message_fills_its_header_frame_to_the_last_byte_and_not_beyond(broker, metrics):
     def with_headers(size: int) -> PendingTask:
         message = Message("x" * 255, "task", QUEUE, b"x" * 30_000, {"id": "1", "q": "x" * size})
         return PendingTask(message, monotonic() + TIMEOUT)
@@ -197,10 +193,8 @@ def test_a_message_fills_its_header_frame_to_the_last_byte_and_not_beyond(stack,
         assert taken > 7000
         assert metrics.get("gateway_broker_connections_total") == 1
 
-    try:
-        run(lambda: Publisher(config(small), metrics), work)
-    finally:
-        small.stop()
+    with broker.setting("frame_max", 8192):
+        run(lambda: Publisher(config(broker), metrics), work)
 
 
 @pytest.fixture

@@ -16,11 +16,9 @@ CONNECTED = "gateway_broker_connections_total"
 
 
 @pytest.fixture(scope="module")
-def broker(stack: Stack, start) -> RabbitMQ:
-    """One of its own, as permissions and queues are taken away."""
-    broker = start(stack.rabbitmq)
-    yield broker
-    broker.stop()
+def broker(own_rabbitmq: RabbitMQ) -> RabbitMQ:
+    """Permissions and queues are taken away from it."""
+    return own_rabbitmq
 
 
 @pytest.fixture(scope="module")

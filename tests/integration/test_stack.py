@@ -5,9 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from urllib.parse import urlsplit
 
-import pika
 import pytest
 import redis
 
@@ -130,30 +128,6 @@ def test_rabbitmq_listens_on_loopback_only(rabbitmq: RabbitMQ):
     addresses = [line for line in listeners.splitlines() if "{ok,{{" in line]
     assert addresses
     assert all("{{127,0,0,1}," in line for line in addresses), listeners
-
-
-def test_durable_message_survives_kill_and_restart(rabbitmq: RabbitMQ):
-    # Given a confirmed persistent message in a durable queue,
-    parameters = pika.ConnectionParameters("127.0.0.1", urlsplit(rabbitmq.url).port)
-    with pika.BlockingConnection(parameters) as connection:
-        channel = connection.channel()
-        channel.confirm_delivery()
-        channel.queue_declare("survivor", durable=True)
-        persistent = pika.BasicProperties(delivery_mode=2)
-        channel.basic_publish("", "survivor", b"still here", persistent, mandatory=True)
-    rabbitmq.sync()
-    pids = rabbitmq.pids()
-
-    # when the whole virtual machine is killed and the node is started again,
-    rabbitmq.kill()
-    assert not any(exists(pid) for pid in pids)
-    rabbitmq.restart()
-
-    # then the message is there.
-    with pika.BlockingConnection(parameters) as connection:
-        channel = connection.channel()
-        assert channel.basic_get("survivor", auto_ack=True)[2] == b"still here"
-        channel.queue_delete("survivor")
 
 
 @pytest.mark.parametrize("kind", ["redis", "embedded"])

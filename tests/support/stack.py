@@ -6,8 +6,9 @@ import os
 import secrets
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, cast
 
 from gateway import stack
@@ -38,6 +39,7 @@ class RabbitMQ(Server, stack.RabbitMQ):
     """A RabbitMQ node, alone or in a cluster; its stack has the process that `ctl` runs in."""
 
     rabbitmqctl: Callable[[], Rabbitmqctl]
+    tls_url = ""
 
     def ctl(self, *args: str) -> str:
         return self.rabbitmqctl().run("-n", self.node, "-q", *args)
@@ -52,6 +54,35 @@ class RabbitMQ(Server, stack.RabbitMQ):
         self.ctl("stop_app")
         self.ctl("join_cluster", other.node)
         self.ctl("start_app")
+
+    def wipe(self) -> None:
+        """Forget all queues, exchanges, policies and users, but for what a new node has."""
+        for user in self.ctl("list_users", "-s").splitlines():
+            if (name := user.split("\t")[0]) != "guest":
+                self.ctl("delete_user", name)
+        self.ctl("delete_vhost", "/")
+        self.ctl("add_vhost", "/")
+        self.ctl("set_permissions", "guest", ".*", ".*", ".*")
+
+    def recover(self) -> None:
+        """Serve again, whatever a test that has failed may have left."""
+        if not self.alive():
+            self.restart()
+        self.thaw()
+        self.ctl("start_app")
+        self.ctl("set_vm_memory_high_watermark", "0.4")
+
+    @contextmanager
+    def setting(self, name: str, value: int) -> Iterator[None]:
+        """Give this value to a setting that RabbitMQ reads for each connection."""
+        get = f"{{ok, Value}} = application:get_env(rabbit, {name}), Value."
+        change = "application:set_env(rabbit, {0}, {1})."
+        before = self.ctl("eval", get).strip()
+        self.ctl("eval", change.format(name, value))
+        try:
+            yield
+        finally:
+            self.ctl("eval", change.format(name, before))
 
     def sync(self) -> None:
         """Put the definitions of queues, exchanges and users on disk.
