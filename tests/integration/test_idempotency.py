@@ -23,7 +23,6 @@ from tests.integration.deliveries import (
     channels,
     claim,
     deliver,
-    expired,
     gather,
     run,
     send,
@@ -310,24 +309,6 @@ def test_a_message_that_is_rejected_is_published_again_under_its_task_s_id(serve
     (execution,) = servers.executions("rejected")
     assert execution.task == refused.problem["task_id"]
     worker.stop()
-
-
-def test_a_result_that_has_expired_unseen_is_not_waited_for(servers):
-    config = "result_expires = 2\nidempotency_window = 60\n" + KEYED
-    gateway = servers.gateway("redis", config)
-    assert run(deliver(gateway, "expired", seconds=0.3, patience=0.1)) is None
-    run(eventually(lambda: servers.executions("expired")))
-    (first,) = servers.executions("expired")
-    with redis.Redis.from_url(servers.results.url) as client:
-        run(eventually(lambda: client.exists(f"celery-task-meta-{first.task}")))
-        client.delete(f"celery-task-meta-{first.task}")
-    run(eventually(lambda: expired(servers.results, "expired")))
-
-    answer = run(deliver(gateway, "expired"))
-
-    assert (answer.status, answer.body) == (200, b"expired")
-    assert {one.task for one in servers.executions("expired")} == {first.task}
-    gateway.stop()
 
 
 def test_the_stored_answer_ends_with_its_window(servers):

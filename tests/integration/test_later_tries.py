@@ -18,6 +18,7 @@ from tests.integration.deliveries import (
     claim,
     cut_connections,
     deliver,
+    expired,
     gather,
     run,
     send,
@@ -138,6 +139,21 @@ def test_a_sender_that_left_gets_the_answer_though_the_result_has_expired(server
 
     assert run(deliver(forgetful, "left-late")).body == b"left-late"
     assert len(servers.executions("left-late")) == 1
+
+
+def test_a_result_that_has_expired_unseen_is_not_waited_for(servers, forgetful):
+    assert run(deliver(forgetful, "expired", seconds=0.3, patience=0.1)) is None
+    run(eventually(lambda: servers.executions("expired")))
+    (first,) = servers.executions("expired")
+    with redis.Redis.from_url(servers.results.url) as client:
+        run(eventually(lambda: client.exists(f"celery-task-meta-{first.task}")))
+        client.delete(f"celery-task-meta-{first.task}")
+    run(eventually(lambda: expired(servers.results, "expired")))
+
+    answer = run(deliver(forgetful, "expired"))
+
+    assert (answer.status, answer.body) == (200, b"expired")
+    assert {one.task for one in servers.executions("expired")} == {first.task}
 
 
 def test_who_was_told_that_nothing_was_taken_has_published_nothing(servers):

@@ -347,15 +347,23 @@ def test_inherited_socket_is_served(stack, urls, worker):
     server.stop()
 
 
-def test_unix_socket_is_served_and_replaces_a_dead_one(gateway, worker, tmp_path):
-    path = tmp_path / "gateway.sock"
+@pytest.fixture(scope="module")
+def told(
+    stack: Stack, urls: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """A gateway on a UNIX socket, its `path`, that was a dead one's; it logs requests."""
+    path = tmp_path_factory.mktemp("told") / "gateway.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
+    server = stack.gateway(*urls, "--uds", str(path), env={"GATEWAY_LOG_REQUESTS": "true"})
+    server.path = path
+    yield server
+    server.kill()
 
-    gateway("--uds", str(path))
 
+def test_unix_socket_is_served_and_replaces_a_dead_one(told, worker):
     async def talk() -> Answer:
-        async with await Connection.open(path) as connection:
+        async with await Connection.open(told.path) as connection:
             return await connection.ask(request(b"hello"))
 
     assert asyncio.run(talk()).body == b"hello"
@@ -618,21 +626,21 @@ def test_the_log_says_how_many_requests_were_cut_off(gateway, nobody):
     assert "drained: requests cut off after `grace` without an answer: 1\n" in busy.output()
 
 
-def test_requests_are_lines_of_the_log_only_where_that_is_said(stack, one, urls, worker):
-    told = stack.gateway(*urls, env={"GATEWAY_LOG_REQUESTS": "true"})
+def test_requests_are_lines_of_the_log_only_where_that_is_said(told, one, worker):
+    before = told.output().count("requests: ")
 
-    async def ask(server: Server) -> list[Answer]:
-        async with await Connection.open(port(server)) as connection:
+    async def ask(address: int | Path) -> list[Answer]:
+        async with await Connection.open(address) as connection:
             calls = [request(b"x"), request(b"x", "/no?secret=1"), request(method="PUT")]
             answers = [await connection.ask(call) for call in calls]
             return [*answers, await connection.ask(b"POST / HTTP/1.1\r\n\r\n")]
 
-    answers = [asyncio.run(ask(server)) for server in (one, told)][1]
+    answers = [asyncio.run(ask(address)) for address in (port(one), told.path)][1]
     assert [answer.status for answer in answers] == [200, 404, 405, 400]
-    until(lambda: told.output().count("requests: ") == len(answers))
+    until(lambda: told.output().count("requests: ") == before + len(answers))
     lines = re.findall(
         r"requests: (\w+) (\S+) (\d+) [\d.]+ ms delivery (\S+)$", told.output(), re.M
-    )
+    )[before:]
     assert [line[:3] for line in lines] == [
         ("POST", "/", "200"),
         ("POST", "/no", "404"),
@@ -643,7 +651,6 @@ def test_requests_are_lines_of_the_log_only_where_that_is_said(stack, one, urls,
     assert ids[1:] == [answer.problem["delivery_id"] for answer in answers[1:]]
     assert len(set(ids)) == 4 and "secret" not in told.output()
     assert "requests: " not in one.output()
-    told.kill()
 
 
 def test_second_signal_ends_at_once(gateway, nobody):

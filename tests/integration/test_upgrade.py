@@ -73,7 +73,7 @@ def start(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, worker, instal
     """Start a gateway of the installed version, which is not the one of this checkout."""
     started = []
 
-    def one(config: str = CONFIG) -> Server:
+    def one(config: str = CONFIG, processes: int = 2) -> Server:
         path = tmp_path / "gateway.toml"
         path.write_text(config)
         urls = ["--broker", rabbitmq.url, "--result-backend", redis_server.url]
@@ -82,7 +82,7 @@ def start(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, worker, instal
                 *urls,
                 "--config",
                 str(path),
-                "--processes=2",
+                f"--processes={processes}",
                 env={"PYTHONPATH": str(installed.path)},
                 wrapper=("env", "-C", str(tmp_path)),
             )
@@ -136,7 +136,7 @@ def test_a_setting_that_the_other_version_does_not_know_is_told_and_the_old_chil
     installed, start
 ):
     installed.install("new")
-    server = start(f'colour = "blue"\n{CONFIG}')
+    server = start(f'colour = "blue"\n{CONFIG}', processes=1)
     before = set(server.pids())
 
     installed.install("old")
