@@ -6,6 +6,7 @@ https://docs.celeryq.dev/en/stable/internals/protocol.html
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import math
 import os
@@ -17,6 +18,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import count
 from typing import Any
+from uuid import UUID
 
 from kombu.utils import json as kombu_json
 
@@ -49,6 +51,12 @@ class TaskIds:
     def new(self) -> str:
         digits = f"{self._next():016x}"
         return f"{self.prefix}-{digits[:4]}-{digits[4:]}"
+
+
+def derived_id(*parts: str) -> str:
+    """Return a task id that depends on `parts` only."""
+    digest = hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).digest()
+    return str(UUID(bytes=digest))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

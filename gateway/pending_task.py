@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from time import monotonic
 
 from gateway.celery_message import Message
-from gateway.errors import RequestError
+from gateway.errors import NotConfirmed, RequestError
 from gateway.outcome import Outcome
 
 
@@ -68,6 +70,28 @@ class PendingTask:
         """Stop waiting and free its resources; the watcher is not called any more."""
         self._changed = None
         self._free()
+
+    async def taken(self) -> None:
+        """Wait for the confirm, until the deadline at the latest; for a message without a reader.
+
+        Raises the `RequestError` with which it ended, or `NotConfirmed`.
+        """
+        ended: asyncio.Future[RequestError | None] = asyncio.get_running_loop().create_future()
+
+        def changed(_: PendingTask) -> None:
+            if not ended.done():
+                ended.set_result(self.error)
+
+        self.watch(changed)
+        try:
+            async with asyncio.timeout(self.deadline - monotonic()):
+                error = await ended
+        except TimeoutError as exc:
+            raise NotConfirmed from exc
+        finally:
+            self.abandon()
+        if error is not None:
+            raise error
 
     def _end(self) -> None:
         self._free()

@@ -17,7 +17,7 @@ from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.channel import Channel
 
 from gateway.amqp.connection import TurnConnection
-from gateway.config.route import Route
+from gateway.config.task import TaskSettings
 from gateway.config.tls import TLS
 from gateway.read_throttling import ReadThrottling
 
@@ -104,31 +104,31 @@ async def select_confirms(channel: Channel) -> None:
     await rpc(channel, partial(channel.confirm_delivery, lambda _: None))
 
 
-async def ensure_queues(connection: TurnConnection, routes: Sequence[Route]) -> None:
-    """Declare each route's queue that is missing, unless the route says ``declare = false``."""
+async def ensure_queues(connection: TurnConnection, tasks: Sequence[TaskSettings]) -> None:
+    """Declare each task's queue that is missing, unless its route says ``declare = false``."""
     room = asyncio.Semaphore(_AT_ONCE)
 
-    async def ensure(queue: str, route: Route) -> None:
+    async def ensure(queue: str, task: TaskSettings) -> None:
         async with room:
             if await _declare(connection, queue, passive=True):
                 return
-            if not route.declare:
+            if not task.declare:
                 log.warning(
                     "the queue %s is missing; its route has `declare = false`: create it", queue
                 )
-            elif await _declare(connection, queue, arguments=route.arguments()):
+            elif await _declare(connection, queue, arguments=task.arguments()):
                 log.info("declared the queue %s", queue)
 
-    queues = {queue: route for route in routes for queue in route.queue_names}
-    await asyncio.gather(*(ensure(queue, route) for queue, route in queues.items()))
+    queues = {queue: task for task in tasks for queue in task.queue_names}
+    await asyncio.gather(*(ensure(queue, task) for queue, task in queues.items()))
 
 
-async def missing_exchanges(connection: TurnConnection, routes: Sequence[Route]) -> set[str]:
-    """Return the exchanges of routes that the broker does not have; the gateway declares none.
+async def missing_exchanges(connection: TurnConnection, tasks: Sequence[TaskSettings]) -> set[str]:
+    """Return the exchanges of tasks that the broker does not have; the gateway declares none.
 
     A message to a missing exchange would close the channel of all messages. Raises one of `ERRORS`.
     """
-    names = {route.exchange for route in routes if route.exchange is not None}
+    names = {task.exchange for task in tasks if task.exchange is not None}
     found = {name: await _exists(connection, name) for name in sorted(names)}
     return {name for name, exists in found.items() if not exists}
 

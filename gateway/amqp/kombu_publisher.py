@@ -45,6 +45,9 @@ class KombuPublisher:
     def publish(self, pending: PendingTask, reply_to: str | None = None) -> None:
         self._thread.submit(self._publish, pending)
 
+    def revoke(self, task_id: str) -> None:
+        """Do nothing: routes that revoke tasks need an AMQP broker."""
+
     # In the thread ----------------------------------------------------------------------
 
     def _connect(self) -> None:

@@ -26,6 +26,7 @@ from gateway.amqp.broker import describe
 from gateway.amqp.confirms import Confirms
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.publishing_channel import PublishingChannel
+from gateway.amqp.revocations import Revocations
 from gateway.amqp.scanner import Scanner
 from gateway.backoff import Backoff
 from gateway.celery_message import Message
@@ -73,6 +74,7 @@ class Publisher:
         self.url = config.brokers[0]
         self._connection: TurnConnection | None = None
         self._channel: PublishingChannel | None = None
+        self._revocations: Revocations | None = None
         self._lost = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._error = "not connected yet"
@@ -138,9 +140,12 @@ class Publisher:
         await asyncio.sleep(_LOOK_AGAIN)
         if self._connection is not None and not self._error:
             with suppress(*broker.ERRORS):  # a lost connection is handled in `_on_closed`
-                self._missing = await broker.missing_exchanges(
-                    self._connection, self._config.routes
-                )
+                self._missing = await broker.missing_exchanges(self._connection, self._config.tasks)
+
+    def revoke(self, task_id: str) -> None:
+        """Tell the workers not to begin a task; a broker that is not connected tells nobody."""
+        if self._revocations is not None and not self.error:
+            self._revocations.revoke(task_id)
 
     def probe(self) -> None:
         """Publish a message that no queue gets.
@@ -187,8 +192,8 @@ class Publisher:
             connection.limit_writes(self._config.max_in_flight_bytes)
             connection.add_on_connection_blocked_callback(self._on_blocked)
             connection.add_on_connection_unblocked_callback(self._on_unblocked)
-            await broker.ensure_queues(connection, self._config.routes)
-            self._missing = await broker.missing_exchanges(connection, self._config.routes)
+            await broker.ensure_queues(connection, self._config.tasks)
+            self._missing = await broker.missing_exchanges(connection, self._config.tasks)
             for exchange in sorted(self._missing):
                 log.warning("the exchange %s is missing: create it with its bindings", exchange)
             channel = await broker.open_channel(connection)
@@ -210,6 +215,7 @@ class Publisher:
         self._channel = PublishingChannel(
             channel, confirms, self._metrics, self._config.confirm_timeout, self._largest
         )
+        self._revocations = Revocations(connection)
         self._error = self.blocked = ""
         # Not after a connection that `_on_rejected` has closed: that would repeat without end.
         if self._outage:
@@ -238,7 +244,7 @@ class Publisher:
         A channel that is opened before a new leader is elected remembers the lost leader until
         that one is back: https://github.com/rabbitmq/rabbitmq-server/pull/9241
         """
-        quorum = (r.queue_type == "quorum" for r in self._config.routes if queue in r.queue_names)
+        quorum = (t.queue_type == "quorum" for t in self._config.tasks if queue in t.queue_names)
         if not self._error and monotonic() < self._unsettled_until and any(quorum):
             self._error = f"the queue {queue} has confirmed nothing since the outage"
             log.warning("%s: reconnecting to the broker", self._error)

@@ -31,11 +31,8 @@ class ClaimHandle:
         """The time since the first try in seconds."""
         return self.claim.age
 
-    def published(self, deadline: float) -> None:
-        """Renew the lease from now on, until `deadline` (monotonic seconds) at most.
-
-        Called when the message has been sent.
-        """
+    def publishing(self, deadline: float) -> None:
+        """Renew the lease from now on, until `deadline` (monotonic seconds) at most."""
         self._claims.hold(self.claim, deadline)
 
     def not_published(self) -> None:
@@ -73,7 +70,7 @@ class NoClaim:
     ours = False
     age = 0.0
 
-    def published(self, deadline: float) -> None: ...
+    def publishing(self, deadline: float) -> None: ...
     def not_published(self) -> None: ...
     def unconfirmed(self, error: RequestError) -> None: ...
     def confirmed(self) -> None: ...

@@ -37,28 +37,28 @@ local function write(life)
 end
 """
 
-# Arguments: task, digest, lease (ms), life (ms), 1 to count this try, 1 to refuse another body,
-# 1 to run again where the result of a confirmed task has expired, time of all tries (ms)
+# Arguments: owner, task, digest, lease (ms), life (ms), 1 to count this try, 1 to refuse another
+# body, 1 to run again where the result of a confirmed task has expired, time of all tries (ms)
 TAKE = (
     _READ
     + """
-local count = tonumber(ARGV[5])
-if state ~= 'R' and ARGV[6] == '1' and digest ~= ARGV[2] then
+local count = tonumber(ARGV[6])
+if state ~= 'R' and ARGV[7] == '1' and digest ~= ARGV[3] then
     return {'conflict', '', '', 0, 0, 0, ''}
 end
-if state == 'R' and (first == 0 or now > first + ARGV[8]) then
+if state == 'R' and (first == 0 or now > first + ARGV[9]) then
     first, tries = now, 1 - count
 end
 tries = tries + count
 local found = state
 if state == 'R' then
-    found, task, digest = 'mine', ARGV[1], ARGV[2]
-elseif (state == 'P' or (state == 'C' and ARGV[7] == '1')) and now > till then
+    found, task, digest = 'mine', ARGV[2], ARGV[3]
+elseif (state == 'P' or (state == 'C' and ARGV[8] == '1')) and now > till then
     found = 'lapsed'
 end
 if found ~= state then
-    state, owner, till = 'P', ARGV[1], now + ARGV[3]
-    write(tonumber(ARGV[4]))
+    state, owner, till = 'P', ARGV[1], now + ARGV[4]
+    write(tonumber(ARGV[5]))
 elseif state ~= 'D' then
     write()
 end
@@ -150,7 +150,7 @@ end
 # channel
 #
 # A try that has taken over a lapsed claim does not know whether the earlier publish succeeded: the
-# task id stays the same.
+# task id stays the same. So it does where it comes from the identity, and no try is its owner.
 RELEASE = (
     _READ
     + _FREE

@@ -92,6 +92,7 @@ class Claims:
         self,
         identity: str,
         body: bytes,
+        owner: str,
         task_id: str,
         *,
         span: float = 0.0,
@@ -102,28 +103,31 @@ class Claims:
     ) -> Claim:
         """Claim the delivery with `identity`, or return the claim that exists.
 
-        `again`: the same try takes it once more, which is not counted. `strict` refuses another
-        `body`; `rerun` runs the task again where its result has expired before it was read.
-        Raises `KeyConflict` and, after `patience` seconds at the latest, `StateUnavailable`.
+        `owner` is the id of this try, `task_id` that of the task which it would publish: the same
+        one, unless the task's id comes from the identity. `again`: the same try takes it once
+        more, which is not counted. `strict` refuses another `body`; `rerun` runs the task again
+        where its result has expired before it was read. Raises `KeyConflict` and, after `patience`
+        seconds at the latest, `StateUnavailable`.
         """
-        key = self._prefix.encode() + _KIND + _digest(identity.encode(), _KEY)
+        key = self._prefix.encode() + _KIND + identity_digest(identity)
         digest = _digest(body, DIGEST)
         flags = [1 - again, int(strict), int(rerun)]
         lease = _ms(self._lease)
-        args: list[Arg] = [_raw(task_id), digest, lease, self._life, *flags, _ms(span)]
+        who: list[Arg] = [_raw(owner), _raw(task_id)]
+        args = [*who, digest, lease, self._life, *flags, _ms(span)]
         try:
             async with asyncio.timeout(patience):
                 reply = await self.redis.run("EVAL", scripts.TAKE, 1, key, *args)
         except (RedisError, OSError) as exc:
             log.warning("a claim could not be taken: %s", exc)
             # Redis may have executed the command nevertheless: then the claim is released.
-            self.release(self._claim(key, task_id, span, MINE, task_id, digest), certain=True)
+            self.release(self._claim(key, owner, span, MINE, task_id, digest), certain=True)
             raise StateUnavailable from exc
         found, task, known, age, tries, lease, answer = reply
         if found == b"conflict":
             raise KeyConflict
         state = _NAMES.get(found) or found.decode()
-        claim = self._claim(key, task_id, span, state, str(UUID(bytes=task)), known)
+        claim = self._claim(key, owner, span, state, str(UUID(bytes=task)), known)
         claim.age = max(int(age), 0) / 1000  # Redis' clock may have been set back
         claim.tries, claim.lease = int(tries), int(lease) / 1000
         claim.answer = load(answer) if answer else None
@@ -244,6 +248,11 @@ def _longest(config: Config) -> float:
 
 def _ms(seconds: float) -> int:
     return int(seconds * 1000)
+
+
+def identity_digest(identity: str) -> bytes:
+    """Return what stands for an identity in the names of keys."""
+    return _digest(identity.encode(), _KEY)
 
 
 def _digest(data: bytes, size: int) -> bytes:

@@ -68,7 +68,6 @@ def _of_routes(config: Config) -> list[str]:
     problems = [] if config.routes else ["routes: at least one is needed"]
     seen: dict[str, Route] = {}
     whole: set[str] = set()
-    declared: dict[str, tuple[bool, dict[str, Any]]] = {}
     for i, route in enumerate(config.routes):
         place = f"routes[{i}]"
         path = PARAM.sub("{}", route.path)
@@ -81,14 +80,21 @@ def _of_routes(config: Config) -> list[str]:
             )
         if route.events is None and not route.when:
             whole.add(path)
-        for queue in route.queue_names:
-            kind = (route.declare, route.arguments())
+        problems += [f"{place}.{text}" for text in _of_route(config, route)]
+    return [*problems, *_of_queues(config)]
+
+
+def _of_queues(config: Config) -> list[str]:
+    problems = []
+    declared: dict[str, tuple[bool, dict[str, Any]]] = {}
+    for task in config.tasks:
+        for queue in task.queue_names:
+            kind = (task.declare, task.arguments())
             if declared.setdefault(queue, kind) != kind:
                 problems.append(
                     f"routes: the queue {queue} has different values of declare, queue_type or "
                     "queue_arguments; make them the same"
                 )
-        problems += [f"{place}.{text}" for text in _of_route(config, route)]
     return problems
 
 
@@ -111,6 +117,12 @@ def _of_route(config: Config, route: Route) -> list[str]:
         problems.append("countdown: the deadline would pass before the task begins; lower it")
     if not config.amqp and (route.exchange or route.priority is not None):
         problems.append("exchange, priority: only an AMQP broker has them; leave them out")
+    if not config.amqp and (route.also or route.revoke):
+        problems.append("also, revoke: only an AMQP broker can do that; leave them out")
+    if route.task_id == "identity" and not route.identified:
+        problems.append("task_id: deliveries have no identity here; set idempotency")
+    if route.revoke and route.identified:
+        problems.append('revoke: the next try joins the task; set idempotency = "none"')
     if not config.amqp and route.tries > 1:
         problems.append("tries: only an AMQP broker confirms messages; use 1 with this one")
     if (route.identified or route.takes_chosen_keys) and not config.state:

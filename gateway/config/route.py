@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from gateway.answer import TEXT, Answer, of_outcome
 from gateway.config import pointers
 from gateway.config.pointers import KEY, MAX_NAME, Pointer
-from gateway.config.task import TaskSettings
+from gateway.config.task import FurtherTask, TaskSettings
 from gateway.delivery import PRIVATE_HEADERS, Delivery
 from gateway.errors import RequestError
 from gateway.model import Seconds, matching
@@ -62,6 +62,9 @@ class Route(TaskSettings):
     final: str = "below 500, but 408, 425, 429"
     content_type: Annotated[str, _content_type] = ""
     durable: bool = False
+    also: Annotated[list[FurtherTask], Field(max_length=16)] = []
+    task_id: Literal["random", "identity"] = "random"
+    revoke: bool = False
 
     @model_validator(mode="after")
     def _consistent(self) -> Route:
@@ -72,15 +75,31 @@ class Route(TaskSettings):
             raise ValueError(f"path: a parameter's name has at most {MAX_NAME} characters")
         if self.path.startswith(RESULTS):
             raise ValueError(f"path: {RESULTS} is reserved for result URLs; choose another path")
-        for setting, place in (*self.places(), *(("when", place) for place in self.when)):
+        for setting, place in self._all_places():
             kind, _, name = place.partition(":")
             if kind == "param" and name not in params:
                 raise ValueError(f"{setting}: the path has no parameter {name}")
         if self.ignore_result and (self.answer != "accept" or self.prefer):
             raise ValueError('ignore_result: nobody may wait for the result; set answer = "accept"')
+        if self.task_id == "identity" and (self.answer != "accept" or self.prefer):
+            raise ValueError(
+                "task_id: only a task that nobody waits for has an id of its "
+                'delivery; set answer = "accept"'
+            )
+        if self.revoke and (self.answer != "wait" or self.prefer):
+            raise ValueError(
+                "revoke: a task whose delivery was accepted is wanted without a "
+                'caller; set answer = "wait"'
+            )
         if self.events is not None and self.source is None:
             raise ValueError("events: only a source knows the event; name it in `source`")
         return self
+
+    def _all_places(self) -> Iterator[tuple[str, str]]:
+        yield from self.places()
+        for i, further in enumerate(self.also):
+            yield from ((f"also[{i}].{setting}", place) for setting, place in further.places())
+        yield from (("when", place) for place in self.when)
 
     @field_validator("final")
     @classmethod
@@ -120,6 +139,11 @@ class Route(TaskSettings):
     def identified(self) -> bool:
         """Do deliveries have an identity, by which later tries are recognized?"""
         return self.idempotency != "none"
+
+    @property
+    def runs_once(self) -> bool:
+        """Is a failed task not run again? Its id would be that of the stored failure."""
+        return self.task_id == "identity"
 
     @property
     def hold(self) -> float:
@@ -162,10 +186,10 @@ class Route(TaskSettings):
         """Return the answer for `outcome`, and whether it is final, so that later tries get it.
 
         There is no answer where the task has failed, or where its result cannot be one. Only a
-        failed task lets the next try run it again.
+        failed task lets the next try run it again, unless the route's tasks run once.
         """
         if outcome.state != SUCCESS:
-            return None, False
+            return None, self.runs_once
         try:
             given = of_outcome(outcome, self.content_type)
         except RequestError:

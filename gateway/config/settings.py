@@ -26,6 +26,7 @@ from pydantic import (
 from gateway.config.problems import explain, meant
 from gateway.config.route import RESULTS, Route
 from gateway.config.strategies import STRATEGIES, StrategyInfo
+from gateway.config.task import TaskSettings
 from gateway.config.tls import TLS
 from gateway.model import Model, Seconds
 from gateway.sources import SCHEMES, find
@@ -216,16 +217,21 @@ class Config(Model):
         return [*dict.fromkeys(route.path for route in self.routes), RESULTS]
 
     @property
+    def tasks(self) -> list[TaskSettings]:
+        """The tasks of all routes: of each its own, and then its further ones."""
+        return [task for route in self.routes for task in (route, *route.also)]
+
+    @property
     def queues(self) -> list[str]:
         """The queues to which messages may go."""
-        return sorted({queue for route in self.routes for queue in route.queue_names})
+        return sorted({queue for task in self.tasks for queue in task.queue_names})
 
     @property
     def queues_by_task(self) -> dict[str, list[str]]:
         """The queues to which each task may be sent."""
         found: dict[str, set[str]] = {}
-        for route in self.routes:
-            found.setdefault(route.task, set()).update(route.queue_names)
+        for task in self.tasks:
+            found.setdefault(task.task, set()).update(task.queue_names)
         return {task: sorted(queues) for task, queues in found.items()}
 
 

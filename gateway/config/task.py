@@ -234,3 +234,10 @@ class TaskSettings(Model):
     @cached_property
     def _extra(self) -> dict[str, Callable[[Delivery], str]]:
         return {name: pointers.finder(place) for name, place in self.message_headers.items()}
+
+
+class FurtherTask(TaskSettings):
+    """A task that a delivery starts beside the route's own; nobody waits for its result."""
+
+    task: str = Field(min_length=1)
+    ignore_result: bool = True

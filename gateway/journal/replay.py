@@ -35,23 +35,13 @@ async def publishing(config: Config) -> AsyncIterator[Publish]:
     publisher = publisher_for(config, metrics)
 
     async def publish(entry: Entry, task_id: str) -> None:
-        pending = PendingTask(entry.message(task_id), monotonic() + config.confirm_timeout)
-        ended: asyncio.Future[RequestError | None] = asyncio.get_running_loop().create_future()
+        pending = PendingTask(entry.message(task_id), monotonic() + config.confirm_timeout + 1)
         publisher.publish(pending)
-
-        def changed(changed: PendingTask) -> None:
-            if not ended.done():
-                ended.set_result(changed.error)
-
-        pending.watch(changed)
         try:
-            error = await asyncio.wait_for(ended, config.confirm_timeout + 1)
-        except TimeoutError as exc:
-            pending.abandon()
-            raise NotConfirmed from exc
-        if isinstance(error, (Rejected, Unroutable)):
-            raise error
-        if error is not None:
+            await pending.taken()
+        except (Rejected, Unroutable):
+            raise
+        except RequestError as error:
             raise NotConfirmed from error
 
     await publisher.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Protocol, TypeVar
 
 from gateway.errors import RequestError
@@ -12,6 +12,31 @@ from gateway.errors import RequestError
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class Steps:
+    """Runs steps of requests that wait for something; an error becomes the request's answer."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def run(self, answering: Answering, step: Coroutine[None, None, None]) -> None:
+        """Run `step` in a task."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled():
+                attempt(answering, task.result)
+
+        task = asyncio.create_task(step)
+        self._tasks.add(task)
+        task.add_done_callback(ended)
+
+    async def stop(self) -> None:
+        """Cancel the steps that are under way."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 class Answering(Protocol):

@@ -8,7 +8,9 @@ from gateway.celery_message import TaskIds
 from gateway.failpoints import Failpoint
 from gateway.journal.store import Journal
 from gateway.metrics import Metrics
+from gateway.relay.attempt import Steps
 from gateway.relay.deadlines import Deadlines
+from gateway.relay.further_tasks import FurtherTasks
 from gateway.relay.idempotency import Idempotency
 from gateway.relay.limits import Limits
 from gateway.relay.result_urls import ResultURLs
@@ -26,6 +28,8 @@ class Context:
     deadlines: Deadlines
     result_urls: ResultURLs
     failpoint: Failpoint
+    steps: Steps
+    further: FurtherTasks
     journal: Journal | None
     #: Not None if any route has an identity.
     idempotency: Idempotency | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from enum import Enum
 
 from gateway import answer
@@ -34,6 +35,7 @@ class Stage(Enum):
     """What a delivery waits for."""
 
     CLAIM = "whether another try has taken it"
+    FURTHER = "the broker's confirms of the further tasks"
     CONFIRM = "the broker's confirm"
     RESULT = "the task's result"
 
@@ -45,8 +47,8 @@ class DeliveryInFlight(InFlight):
     """
 
     __slots__ = (
-        "claim", "delivery", "identity", "message", "mode", "pending", "route", "source", "stage",
-        "verified",
+        "claim", "delivery", "further", "identity", "message", "mode", "owner", "pending", "route",
+        "source", "stage", "verified",
     )  # fmt: skip
 
     def __init__(
@@ -58,32 +60,80 @@ class DeliveryInFlight(InFlight):
         terms: Terms,
         verified: Verified,
         delivery: Delivery,
-        message: Message,
     ):
+        """Make the messages; raises `BadRequest` where the delivery lacks a value for them."""
         super().__init__(context, reply, terms.deadline, endpoint.limits)
         self.route = route
         self.source = endpoint.source
         self.mode = terms.answer
         self.verified = verified
         self.delivery = delivery
-        self.message = message
+        #: The id of this try; in general it is that of its task, too.
+        self.owner = context.ids.new()
+        self.message = reply.message = self._message()
         self.identity = route.identity(delivery, verified)
+        self.further: Sequence[Message] = ()
+        if route.runs_once:
+            self.message.task_id = context.further.task_id(self.identity)
+        if route.also:
+            self.further = context.further.messages(route, delivery, self.identity)
         self.stage = Stage.CLAIM
         self.claim: ClaimHandle | NoClaim = NO_CLAIM
         self.pending: PendingTask  # from `follow` on
 
+    def _message(self) -> Message:
+        route, delivery = self.route, self.delivery
+        later = route.identified or self.mode != "wait"
+        return route.message(
+            delivery,
+            self.owner,
+            store=later,
+            # Persistent where a 2xx may come before the result, or a retry may join the task.
+            persistent=later or route.durable,
+            # Otherwise the result is of no use after the deadline: no worker should begin it then.
+            expires=None if later else delivery.received_at + route.deadline + 1,
+        )
+
+    @property
+    def size(self) -> int:
+        """The bytes that the request holds: its own, and those of its messages."""
+        size = self.reply.request.size + len(self.message.body)
+        if self.further:
+            size += sum(len(each.body) for each in self.further)
+        return size
+
     def start(self) -> None:
-        """Publish the message; with an identity, only if its claim allows that."""
-        idempotency = self.context.idempotency
-        if self.identity and idempotency is not None:
-            idempotency.relay(self)
+        """Publish the messages; with an identity, only if its claim allows that."""
+        context = self.context
+        if self.identity and context.idempotency is not None:
+            context.idempotency.relay(self)
+        elif self.further:
+            context.steps.run(self, self._publish_all())
         else:
             self.follow(self.publish())
         if not self.reply.closed:  # `blocking` has answered already
-            self.enter(self.reply.request.size + len(self.message.body))
+            self.enter(self.size)
+
+    async def _publish_all(self) -> None:
+        await self.publish_further()
+        if not self.reply.answered:
+            self.follow(self.publish())
+
+    async def publish_further(self, recorded: bool = True) -> None:
+        """Publish the further tasks, and wait until the broker has confirmed all.
+
+        Not `recorded`: all of them, as it is not known what earlier tries have published. Raises
+        the `RequestError` of the first one that was refused.
+        """
+        if self.further:
+            self.stage = Stage.FURTHER
+            await self.context.further.publish(self.further, self.identity, self.deadline, recorded)
 
     def publish(self) -> PendingTask:
-        """Publish the message; wait for its confirm only, or for its result, as the mode says."""
+        """Publish the route's own message, and wait for its confirm or its result.
+
+        Only for its confirm where the mode is ``accept``.
+        """
         strategy = self.context.strategy
         send = strategy.publish if self.mode == "accept" else strategy.send
         return send(self.message, self.deadline)
@@ -109,8 +159,12 @@ class DeliveryInFlight(InFlight):
             self.extend(first + self.route.hold + self.route.deadline)
 
     def release(self) -> None:
+        if self.stage in (Stage.CLAIM, Stage.FURTHER):
+            return
+        if self.route.revoke:
+            self.context.strategy.revoke(self.message.task_id)
         # The confirm has to be written to the claim, or the next try would publish again.
-        if self.stage is Stage.CLAIM or (self.stage is Stage.CONFIRM and self.claim.ours):
+        if self.stage is Stage.CONFIRM and self.claim.ours:
             return
         self.pending.abandon()
         if self.claim.ours:
@@ -119,6 +173,8 @@ class DeliveryInFlight(InFlight):
     def _expire(self) -> None:
         if self.stage is Stage.CLAIM:
             self.refuse(StateUnavailable())
+        elif self.stage is Stage.FURTHER:
+            self.refuse(NotConfirmed())
         elif self.stage is Stage.CONFIRM:
             self.pending.abandon()
             error = NotConfirmed()
@@ -127,6 +183,8 @@ class DeliveryInFlight(InFlight):
         else:
             self.pending.abandon()
             self.claim.unattended()
+            if self.route.revoke:
+                self.context.strategy.revoke(self.message.task_id)
             self._give_up(DeadlinePassed())
 
     def _on_change(self, pending: PendingTask) -> None:
@@ -180,7 +238,7 @@ class DeliveryInFlight(InFlight):
         try:
             given = answer.of_outcome(outcome, self.route.content_type)
         except RequestError as error:
-            taken = outcome.state == SUCCESS
+            taken = outcome.state == SUCCESS or self.route.runs_once
             self.claim.ended(outcome, None, taken)
             if taken and self.mode == "accept":  # the sender does not want the result
                 self.accept()

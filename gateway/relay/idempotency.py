@@ -12,28 +12,74 @@ If a claim is released while joined tries wait, one of them takes it again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from gateway.answer import Answer
+from gateway.celery_message import Message
 from gateway.claims.claim import CONFIRMED, DONE, MINE
-from gateway.claims.handle import NO_CLAIM, ClaimHandle
+from gateway.claims.handle import NO_CLAIM, ClaimHandle, NoClaim
 from gateway.claims.late_results import LateResults
 from gateway.claims.result_waiter import ResultWaiter
 from gateway.claims.state_watch import StateWatch
 from gateway.claims.store import Claims
+from gateway.claims.taken_parts import TakenParts
+from gateway.config.route import Route
 from gateway.config.settings import Config
+from gateway.delivery import Delivery
 from gateway.errors import RequestError, StateUnavailable
 from gateway.failpoints import CLAIMED, PUBLISHED, Failpoint
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
-from gateway.relay.attempt import attempt
+from gateway.relay.attempt import Answering, Steps
 from gateway.stores.pipeline import Pipeline
 from gateway.strategies.base import Strategy
 
-if TYPE_CHECKING:
-    from gateway.relay.delivery_in_flight import DeliveryInFlight
+
+class Replied(Protocol):
+    """Whether a request is answered; ``closed``: or its sender has disconnected."""
+
+    answered: bool
+
+    @property
+    def closed(self) -> bool: ...
+
+
+class Try(Answering, Protocol):
+    """One try of a delivery, which is relayed or joins an earlier one."""
+
+    claim: ClaimHandle | NoClaim
+    deadline: float
+    delivery: Delivery
+    identity: str
+    message: Message
+    mode: str
+    owner: str
+    route: Route
+
+    @property
+    def reply(self) -> Replied:
+        """Whether its sender has an answer."""
+
+    async def publish_further(self, recorded: bool = True) -> None:
+        """Publish the further tasks, and wait until the broker has confirmed all."""
+
+    def publish(self) -> PendingTask:
+        """Publish the message of the route's own task."""
+
+    def follow(self, pending: PendingTask) -> None:
+        """Answer with the confirm or the end of `pending`."""
+
+    def join(self, handle: ClaimHandle, again: bool) -> None:
+        """Attach to the task that holds the claim; `again`: this try had another task before."""
+
+    def repeat_answer(self, given: Answer) -> None:
+        """Answer with a task's answer."""
+
+    def accept(self) -> None:
+        """Answer that the message is taken, and that there is no result yet."""
 
 
 class Idempotency:
@@ -46,6 +92,7 @@ class Idempotency:
         results: Pipeline,
         metrics: Metrics,
         failpoint: Failpoint,
+        steps: Steps,
     ):
         self._claims = Claims(config)
         self._watch = StateWatch(config, metrics, self._claims.redis)
@@ -54,7 +101,9 @@ class Idempotency:
         self._strategy = strategy
         self._failpoint = failpoint
         self._refuse = config.without_state == "refuse"
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._steps = steps
+        #: Which further tasks of a delivery the broker has taken.
+        self.taken = TakenParts(config, self._claims.redis)
 
     async def start(self) -> None:
         await self._claims.start()
@@ -63,9 +112,6 @@ class Idempotency:
         await self._late.start()
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._late.stop()
         await self._waiter.stop()
         await self._watch.stop()
@@ -76,11 +122,11 @@ class Idempotency:
         """Why deliveries cannot be taken, in words; empty when they can."""
         return self._waiter.error if self._refuse else ""
 
-    def relay(self, delivery: DeliveryInFlight) -> None:
+    def relay(self, delivery: Try) -> None:
         """Begin to take the claim of `delivery`, and to publish or join its task."""
-        self._run(delivery, self._relay(delivery))
+        self._steps.run(delivery, self._relay(delivery))
 
-    def rejoin(self, delivery: DeliveryInFlight, handle: ClaimHandle) -> None:
+    def rejoin(self, delivery: Try, handle: ClaimHandle) -> None:
         """Let `delivery` wait for the stored result, as joined tries do.
 
         Called where the message is confirmed and the connection for its result was lost.
@@ -89,31 +135,17 @@ class Idempotency:
         pending = PendingTask(message, delivery.deadline)
         pending.confirm()
         delivery.follow(pending)
-        self._run(delivery, self._rejoin(delivery, handle, pending))
+        self._steps.run(delivery, self._rejoin(delivery, handle, pending))
 
-    def _run(self, delivery: DeliveryInFlight, work: Coroutine[None, None, None]) -> None:
-        """Run `work` in a task; an error becomes the answer of `delivery`."""
-
-        def ended(task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
-            if not task.cancelled():
-                attempt(delivery, task.result)
-
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(ended)
-
-    async def _relay(self, delivery: DeliveryInFlight, again: bool = False) -> None:
+    async def _relay(self, delivery: Try, again: bool = False) -> None:
         while not await self._try(delivery, again):
             again = True
 
-    async def _rejoin(
-        self, delivery: DeliveryInFlight, handle: ClaimHandle, pending: PendingTask
-    ) -> None:
+    async def _rejoin(self, delivery: Try, handle: ClaimHandle, pending: PendingTask) -> None:
         if not await self._waiter.wait(handle.claim, pending):
             await self._relay(delivery, again=True)
 
-    async def _try(self, delivery: DeliveryInFlight, again: bool) -> bool:
+    async def _try(self, delivery: Try, again: bool) -> bool:
         """Take the claim and act on its state; return False if it has to be taken again."""
         try:
             handle = await self._take_claim(delivery, again)
@@ -123,7 +155,9 @@ class Idempotency:
             if self._refuse:
                 raise
             delivery.claim = NO_CLAIM
-            delivery.follow(delivery.publish())
+            await delivery.publish_further(recorded=False)
+            if not delivery.reply.answered:
+                delivery.follow(delivery.publish())
             return True
         if self._too_late(delivery, handle):
             return True
@@ -133,18 +167,21 @@ class Idempotency:
             return True
         if handle.claim.state == MINE:
             self._failpoint.reach(CLAIMED)
-            delivery.follow(self._publish(handle, delivery.publish, delivery.deadline))
+            published = await self._publish(handle, delivery, delivery.publish)
+            if published is not None:
+                delivery.follow(published)
             return True
         pending = await self._resume(handle, delivery)
         return pending is not None and await self._waiter.wait(handle.claim, pending)
 
-    async def _take_claim(self, delivery: DeliveryInFlight, again: bool) -> ClaimHandle:
+    async def _take_claim(self, delivery: Try, again: bool) -> ClaimHandle:
         route = delivery.route
         # A delivery that may be relayed without a claim needs time left for that.
         patience = None if self._refuse else (delivery.deadline - monotonic()) / 2
         claim = await self._claims.take(
             delivery.identity,
             delivery.delivery.body,
+            delivery.owner,
             delivery.message.task_id,
             span=route.hold + route.deadline if route.tries > 1 else 0.0,
             again=again,
@@ -156,13 +193,13 @@ class Idempotency:
         )
         return ClaimHandle(claim, self._claims, self._late, route.read)
 
-    def _too_late(self, delivery: DeliveryInFlight, handle: ClaimHandle) -> bool:
+    def _too_late(self, delivery: Try, handle: ClaimHandle) -> bool:
         """Tell whether the sender has got an error already; then nothing may be published."""
         if delivery.reply.answered:
             handle.not_published()
         return delivery.reply.answered
 
-    async def _repeat_answer(self, handle: ClaimHandle, delivery: DeliveryInFlight) -> None:
+    async def _repeat_answer(self, handle: ClaimHandle, delivery: Try) -> None:
         """Give the answer that an earlier try got."""
         given = handle.claim.answer
         if given is None and (outcome := await self._waiter.stored(handle.claim)) is not None:
@@ -172,7 +209,7 @@ class Idempotency:
         else:  # too large to be kept, and the result has expired
             delivery.accept()
 
-    async def _resume(self, handle: ClaimHandle, delivery: DeliveryInFlight) -> PendingTask | None:
+    async def _resume(self, handle: ClaimHandle, delivery: Try) -> PendingTask | None:
         """Let `delivery` follow the task of an existing claim; None: that task has failed."""
         claim = handle.claim
         pending = PendingTask(replace(delivery.message, task_id=claim.task_id), delivery.deadline)
@@ -193,11 +230,14 @@ class Idempotency:
         if outcome is not None:
             pending.settle(outcome)
         elif handle.ours:
-            publish = self._strategy.publish
-            message = pending.message
-            pending = self._publish(
-                handle, lambda: publish(message, delivery.deadline), delivery.deadline
+            publish, message = self._strategy.publish, pending.message
+            published = await self._publish(
+                handle, delivery, lambda: publish(message, delivery.deadline)
             )
+            if published is None:
+                pending.abandon()
+                return pending
+            pending = published
         elif claim.state == CONFIRMED:
             pending.confirm()
         delivery.follow(pending)
@@ -207,16 +247,22 @@ class Idempotency:
             delivery.accept()
         return pending
 
-    def _publish(
-        self, handle: ClaimHandle, publish: Callable[[], PendingTask], deadline: float
-    ) -> PendingTask:
-        """Publish for a claim that is ours; release it if publishing raises an error."""
+    async def _publish(
+        self, handle: ClaimHandle, delivery: Try, publish: Callable[[], PendingTask]
+    ) -> PendingTask | None:
+        """Publish for a claim that is ours; release it if publishing raises an error.
+
+        None: further tasks took so long that the sender has got an error.
+        """
+        handle.publishing(delivery.deadline)
         try:
+            await delivery.publish_further()
+            if self._too_late(delivery, handle):
+                return None
             pending = publish()
         except RequestError:  # it was not sent
             handle.not_published()
             raise
-        handle.published(deadline)
         # Reached only after this turn of the loop has written the message.
         loop = asyncio.get_running_loop()
         loop.call_soon(loop.call_soon, self._failpoint.reach, PUBLISHED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from time import monotonic
 
-from gateway.celery_message import Message, TaskIds
+from gateway.celery_message import TaskIds
 from gateway.config.route import RESULTS, Route
 from gateway.config.settings import Config
 from gateway.delivery import Delivery, Request
@@ -13,10 +13,11 @@ from gateway.failpoints import Failpoint
 from gateway.journal.store import Journal
 from gateway.metrics import Metrics
 from gateway.relay import preferences
-from gateway.relay.attempt import attempt
+from gateway.relay.attempt import Steps, attempt
 from gateway.relay.context import Context
 from gateway.relay.deadlines import Deadlines
 from gateway.relay.delivery_in_flight import DeliveryInFlight
+from gateway.relay.further_tasks import FurtherTasks
 from gateway.relay.idempotency import Idempotency
 from gateway.relay.in_flight import InFlight
 from gateway.relay.limits import Limits
@@ -58,6 +59,12 @@ class Relay:
             if config.results and (joined or config.secret_key)
             else None
         )
+        steps = Steps()
+        idempotency = (
+            Idempotency(config, strategy, self._results, metrics, failpoint, steps)
+            if joined and self._results is not None
+            else None
+        )
         self.context = Context(
             strategy=strategy,
             ids=ids,
@@ -66,11 +73,11 @@ class Relay:
             deadlines=Deadlines(),
             result_urls=ResultURLs(config, self._results),
             failpoint=failpoint,
-            idempotency=(
-                Idempotency(config, strategy, self._results, metrics, failpoint)
-                if joined and self._results is not None
-                else None
+            steps=steps,
+            further=FurtherTasks(
+                config.prefix, strategy, ids, idempotency.taken if idempotency else None
             ),
+            idempotency=idempotency,
             journal=Journal(config, metrics) if config.journal else None,
             log_requests=config.log_requests,
         )
@@ -81,6 +88,7 @@ class Relay:
             await service.start()
 
     async def stop(self) -> None:
+        await self.context.steps.stop()
         for service in reversed(self._services()):
             await service.stop()
 
@@ -175,23 +183,11 @@ class Relay:
         reply.applied = terms.applied
         if terms.deadline <= monotonic():
             raise BodyTooSlow("The body came after the deadline.")
-        message = reply.message = self._message(delivery, route, terms)
-        self.limits.admit(request.size + len(message.body))
-        return DeliveryInFlight(
-            self.context, reply, endpoint, route, terms, verified, delivery, message
+        in_flight = DeliveryInFlight(
+            self.context, reply, endpoint, route, terms, verified, delivery
         )
-
-    def _message(self, delivery: Delivery, route: Route, terms: Terms) -> Message:
-        later = route.identified or terms.answer != "wait"
-        return route.message(
-            delivery,
-            self.context.ids.new(),
-            store=later,
-            # Persistent where a 2xx may come before the result, or a retry may join the task.
-            persistent=later or route.durable,
-            # Otherwise the result is of no use after the deadline: no worker should begin it then.
-            expires=None if later else delivery.received_at + route.deadline + 1,
-        )
+        self.limits.admit(in_flight.size)
+        return in_flight
 
 
 def _terms(route: Route, request: Request) -> Terms:

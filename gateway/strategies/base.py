@@ -52,6 +52,10 @@ class Strategy(ABC):
         self._publisher.publish(pending)
         return pending
 
+    def revoke(self, task_id: str) -> None:
+        """Tell the workers not to begin a task that nobody waits for any more."""
+        self._publisher.revoke(task_id)
+
     @abstractmethod
     async def stop(self) -> None:
         """Close what `start` has opened; called when no task is pending any more."""

@@ -12,8 +12,8 @@ from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
 from gateway.cli.checks import amqp
 from gateway.cli.checks.finding import Finding, counted, fail, ok, skipped
-from gateway.config.route import Route
 from gateway.config.settings import Config
+from gateway.config.task import TaskSettings
 
 _AT_ONCE = 16  # channels at the same time; some brokers allow only few
 _START = "start a worker: celery -A APP worker -Q {} (APP: yours, or appserver)"
@@ -40,22 +40,22 @@ async def inspect(
     Raises one of `broker.ERRORS` where the connection is lost.
     """
     room = asyncio.Semaphore(_AT_ONCE)
-    routes = {queue: route for route in config.routes for queue in route.queue_names}
+    tasks = {queue: task for task in config.tasks for queue in task.queue_names}
 
-    async def one(queue: str, route: Route) -> tuple[Seen | None, list[Finding]]:
+    async def one(queue: str, task: TaskSettings) -> tuple[Seen | None, list[Finding]]:
         async with room:
-            return await _inspect(connection, queue, route)
+            return await _inspect(connection, queue, task)
 
-    looked = await asyncio.gather(*(one(*each) for each in sorted(routes.items())))
-    seen = {queue: it for queue, (it, _) in zip(sorted(routes), looked, strict=True) if it}
+    looked = await asyncio.gather(*(one(*each) for each in sorted(tasks.items())))
+    seen = {queue: it for queue, (it, _) in zip(sorted(tasks), looked, strict=True) if it}
     found = [finding for _, found in looked for finding in found]
     return seen, [*found, *await _exchanges(connection, config)]
 
 
 async def _exchanges(connection: TurnConnection, config: Config) -> list[Finding]:
     """Return the findings about the routes' exchanges; their bindings cannot be seen over AMQP."""
-    missing = await broker.missing_exchanges(connection, config.routes)
-    named = sorted({route.exchange for route in config.routes if route.exchange is not None})
+    missing = await broker.missing_exchanges(connection, config.tasks)
+    named = sorted({task.exchange for task in config.tasks if task.exchange is not None})
     remedy = "create it with its bindings, for example in the app that consumes from them"
     return [
         fail(f"exchange {name}", "there is no such exchange", remedy)
@@ -66,7 +66,7 @@ async def _exchanges(connection: TurnConnection, config: Config) -> list[Finding
 
 
 async def _inspect(
-    connection: TurnConnection, queue: str, route: Route
+    connection: TurnConnection, queue: str, task: TaskSettings
 ) -> tuple[Seen | None, list[Finding]]:
     name = f"queue {queue}"
     try:
@@ -80,9 +80,9 @@ async def _inspect(
         found.append(fail(name, f"no worker consumes it{waiting}", _START.format(queue)))
     try:
         # Only if the queue exists, because a check must not create it.
-        await amqp.declare(connection, queue, durable=True, arguments=route.arguments())
+        await amqp.declare(connection, queue, durable=True, arguments=task.arguments())
     except ChannelClosedByBroker as exc:
-        found += _other(name, queue, route, exc)
+        found += _other(name, queue, task, exc)
     detail = f"{counted(seen.consumers, 'consumer')}, {counted(seen.messages, 'message')} waiting"
     return seen, found or [ok(name, detail)]
 
@@ -96,14 +96,14 @@ def _refused(name: str, queue: str, exc: ChannelClosedByBroker) -> Finding:
     return skipped(name, f"not checked: {exc.reply_text}")
 
 
-def _other(name: str, queue: str, route: Route, exc: ChannelClosedByBroker) -> list[Finding]:
+def _other(name: str, queue: str, task: TaskSettings, exc: ChannelClosedByBroker) -> list[Finding]:
     """Return findings about differences between the queue and the route's declaration."""
     if exc.reply_code != 406:
         why = "its type and arguments were not compared, as the account may not declare it"
         return [skipped(name, f"{why}: {exc.reply_text}")]
     differs = _INEQUIVALENT.search(exc.reply_text)
     argument, current, kind = differs.groups("") if differs else ("", "", "")
-    if not route.declare and argument != "x-queue-type":
+    if not task.declare and argument != "x-queue-type":
         return []  # with `declare = false` the route need not know the other arguments
     problem = f"it is not what the route declares: {exc.reply_text}"
     return [fail(name, problem, _adapt(queue, argument, current.strip("'"), kind))]

@@ -1,0 +1,55 @@
+"""Which further tasks of a delivery the broker has taken, in Redis beside the claims."""
+
+from __future__ import annotations
+
+import logging
+from asyncio import Future
+from collections.abc import Collection
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from gateway.claims.store import identity_digest
+from gateway.config.settings import Config
+from gateway.errors import StateUnavailable
+from gateway.stores.pipeline import Pipeline
+
+log = logging.getLogger(__name__)
+
+
+class TakenParts:
+    """Remembers the task ids for as long as the gateway recognizes a delivery's later tries."""
+
+    def __init__(self, config: Config, redis: Pipeline):
+        self._redis = redis
+        self._prefix = config.prefix.encode()
+        self._window = int(config.idempotency_window * 1000)
+
+    async def of(self, identity: str) -> set[str]:
+        """Return the ids of the tasks that earlier tries published, and the broker confirmed.
+
+        Raises `StateUnavailable`.
+        """
+        try:
+            return {
+                each.decode() for each in await self._redis.run("SMEMBERS", self._key(identity))
+            }
+        except (RedisError, OSError) as exc:
+            raise StateUnavailable from exc
+
+    def add(self, identity: str, task_ids: Collection[str]) -> Future[Any]:
+        """Write that the broker has taken these tasks; the future ends when Redis has them."""
+        key = self._key(identity)
+        self._redis.run("SADD", key, *task_ids).add_done_callback(_written)
+        life = self._redis.run("PEXPIRE", key, self._window)
+        life.add_done_callback(_written)
+        return life
+
+    def _key(self, identity: str) -> bytes:
+        return self._prefix + b"also:" + identity_digest(identity)
+
+
+def _written(reply: Future[Any]) -> None:
+    # The next try then publishes the tasks again, under the same ids.
+    if not reply.cancelled() and (exc := reply.exception()) is not None:
+        log.warning("it could not be written which further tasks were taken: %s", exc)

@@ -1,0 +1,329 @@
+"""A delivery that starts several tasks, one that is revoked, and ids that come from deliveries."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import kombu
+import pytest
+import redis
+from celery import Celery
+
+from gateway.config.strategies import STRATEGIES
+from tests.integration.deliveries import URLS, Servers, port, run, send
+from tests.support.http_client import Answer, Connection, request
+from tests.support.requests import metric
+from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.waiting import eventually, until
+
+CONFIG = (
+    URLS
+    + """
+journal = 100
+
+[[routes]]
+path = "/order"
+task = "parts.own"
+kwargs = { key = "json:/id", fails = { from = "json:/fails", default = 0 } }
+idempotency = "json:/id"
+
+[[routes.also]]
+task = "parts.bill"
+queue = "bills"
+args = ["json:/id"]
+
+[[routes.also]]
+task = "parts.mail"
+queue = "mails"
+args = ["json:/id", { from = "json:/mail", default = "" }]
+
+[[routes]]
+path = "/refused"
+task = "parts.own"
+args = ["json:/id"]
+idempotency = "json:/id"
+
+[[routes.also]]
+task = "parts.bill"
+queue = "bills"
+args = ["json:/id"]
+
+[[routes.also]]
+task = "parts.mail"
+queue = "nobody-made-it"
+declare = false
+args = ["json:/id", "json:/mail"]
+
+[[routes]]
+path = "/nameless"
+task = "parts.own"
+args = ["json:/id"]
+answer = "accept"
+
+[[routes.also]]
+task = "parts.bill"
+args = ["json:/id"]
+
+[[routes]]
+path = "/once"
+task = "parts.own"
+kwargs = { key = "json:/id", fails = { from = "json:/fails", default = 0 } }
+answer = "accept"
+idempotency = "json:/id"
+task_id = "identity"
+"""
+)
+REVOKING = """
+[[routes]]
+path = "/wanted"
+task = "parts.holds"
+args = ["json:/id"]
+queue = "one"
+deadline = 60
+revoke = true
+"""
+QUEUES = ["celery", "bills", "mails"]
+
+
+@pytest.fixture(scope="module")
+def servers(stack: Stack, own_rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Servers]:
+    app = "tests.integration.parts_tasks"
+    servers = Servers(stack, own_rabbitmq, redis_server, QUEUES, concurrency=1, app=app)
+    yield servers
+    servers.stop()
+
+
+@pytest.fixture(scope="module", params=STRATEGIES)
+def gateway(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Server]:
+    gateway = servers.gateway(request.param, CONFIG)
+    yield gateway
+    gateway.stop()
+
+
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> str:
+    """A delivery's key that no other test has."""
+    return request.node.name
+
+
+def post(gateway: Server, target: str, **body: Any) -> Answer:
+    answer = run(send(gateway, target, json.dumps(body)))
+    assert answer is not None
+    return answer
+
+
+def ran(servers: Servers, key: str) -> dict[str, list[str]]:
+    """Return the ids of the tasks that have run for a delivery, by name."""
+    found: dict[str, list[str]] = {}
+    with redis.Redis.from_url(servers.results.url) as client:
+        for line in client.lrange(f"parts:{key}", 0, -1):
+            name, task_id = line.decode().split()
+            found.setdefault(name, []).append(task_id)
+    return found
+
+
+def until_ran(servers: Servers, key: str, **times: int) -> dict[str, list[str]]:
+    """Wait until the tasks have run so many times, and return their ids."""
+
+    def counts() -> dict[str, int]:
+        return {name.removeprefix("parts."): len(ids) for name, ids in ran(servers, key).items()}
+
+    until(lambda: counts() == times)
+    return ran(servers, key)
+
+
+def test_a_delivery_starts_several_tasks_and_its_own_one_answers(gateway, servers, key):
+    answers = [post(gateway, "/order", id=key) for _ in range(2)]
+
+    assert [(a.status, a.body.decode()) for a in answers] == [(200, key)] * 2
+    ids = until_ran(servers, key, own=1, bill=1, mail=1)
+    assert len({task_id for some in ids.values() for task_id in some}) == 3
+    with redis.Redis.from_url(servers.results.url) as client:
+        assert not client.exists(f"celery-task-meta-{ids['parts.bill'][0]}")
+
+
+def test_the_next_try_publishes_only_what_is_missing(gateway, servers, key):
+    refused = [post(gateway, "/refused", id=key, mail="a@example.com") for _ in range(2)]
+
+    assert [a.status for a in refused] == [503, 503]
+    assert refused[0].problem["detail"] == "The queue nobody-made-it is missing."
+    assert refused[0].headers["retry-after"] == "1"
+    until_ran(servers, key, bill=1)
+    with kombu.Connection(servers.broker.url) as connection:
+        queue = kombu.Queue("nobody-made-it", channel=connection.default_channel)
+        queue.queue_declare()
+        try:
+            taken = [post(gateway, "/refused", id=key, mail="a@example.com") for _ in range(2)]
+            waiting = [queue.get(no_ack=True), queue.get(no_ack=True)]
+        finally:
+            queue.delete()
+
+    assert [a.status for a in taken] == [200, 200]
+    until_ran(servers, key, own=1, bill=1)
+    assert waiting[0].headers["task"] == "parts.mail"
+    assert waiting[1] is None
+
+
+def test_a_failed_task_is_run_again_without_the_others(gateway, servers, key):
+    answers = [post(gateway, "/order", id=key, fails=1) for _ in range(2)]
+
+    assert [a.status for a in answers] == [502, 200]
+    until_ran(servers, key, own=2, bill=1, mail=1)
+
+
+def test_a_value_that_is_missing_is_told_before_anything_is_published(gateway, servers, key):
+    before = metric(gateway, "gateway_messages_published_total")
+    answer = post(gateway, "/refused", id=key)
+
+    assert (answer.status, answer.problem["detail"]) == (400, "json:/mail is missing.")
+    assert metric(gateway, "gateway_messages_published_total") == before
+
+
+def test_deliveries_without_an_identity_start_all_tasks(gateway, servers, key):
+    answers = [post(gateway, "/nameless", id=key) for _ in range(2)]
+
+    assert [a.status for a in answers] == [202, 202]
+    ids = until_ran(servers, key, own=2, bill=2)
+    assert len(set(ids["parts.bill"])) == 2
+
+
+def test_a_task_whose_id_comes_from_the_delivery_runs_once(gateway, servers, key):
+    taken = [post(gateway, "/once", id=key) for _ in range(2)]
+    failing = post(gateway, "/once", id=f"{key}-fails", fails=9)
+    until_ran(servers, f"{key}-fails", own=1)
+    later = [post(gateway, "/once", id=f"{key}-fails", fails=9) for _ in range(2)]
+
+    ids = until_ran(servers, key, own=1)
+    assert [a.status for a in (*taken, failing, *later)] == [202] * 5
+    assert {json.loads(a.body)["task_id"] for a in taken} == set(ids["parts.own"])
+    assert len({json.loads(a.body)["task_id"] for a in (failing, *later)}) == 1
+    assert len(ran(servers, f"{key}-fails")["parts.own"]) == 1
+
+
+@pytest.mark.parametrize("strategy", ["redis", "pika", "threadpool"])
+def test_a_task_whose_caller_has_gone_is_revoked_if_it_has_not_begun(strategy, servers, key):
+    gateway = servers.gateway(strategy, REVOKING)
+    worker = servers.start_worker(["one"], concurrency=2)  # prefork, which hears while it works
+
+    async def begin(connection: Connection, name: str) -> None:
+        connection.send(request(json.dumps({"id": f"{key}-{name}"}).encode(), "/wanted"))
+
+    async def story(revoked: Callable[[], object]) -> list[Answer]:
+        async with AsyncExitStack() as stack:
+            callers = [
+                await stack.enter_async_context(await Connection.open(port(gateway)))
+                for _ in range(2)
+            ]
+            for caller, name in zip(callers, "ab", strict=True):
+                await begin(caller, name)
+                await eventually(lambda name=name: ran(servers, f"{key}-{name}"))
+            async with await Connection.open(port(gateway)) as leaving:
+                await begin(leaving, "c")
+                await eventually(lambda: metric(gateway, "gateway_in_flight") == 3)
+            await eventually(revoked)
+            with redis.Redis.from_url(servers.results.url) as client:
+                for name in "abd":
+                    client.rpush(f"end:{key}-{name}", 1)
+            answers = [await caller.answer() for caller in callers]
+            await begin(callers[0], "d")
+            return [*answers, await callers[0].answer()]
+
+    try:
+        with Celery(broker=servers.broker.url, set_as_current=False) as app:
+
+            def revoked() -> list[set[str]]:
+                """Return which tasks each worker knows to be revoked."""
+                return [set(ids) for ids in (app.control.inspect().revoked() or {}).values()]
+
+            before = set().union(*revoked())
+            answers = run(story(lambda: set.intersection(*revoked()) - before))
+    finally:
+        gateway.stop()
+        worker.stop()
+
+    assert [a.status for a in answers] == [200] * 3
+    assert not ran(servers, f"{key}-c")
+
+
+def test_revoking_before_any_worker_has_been_there_harms_nobody(stack, redis_server, key):
+    broker = stack.rabbitmq()
+    config = stack.directory / "revoking.toml"
+    config.write_text(REVOKING)
+    urls = ["--broker", broker.url, "--result-backend", redis_server.url]
+    gateway = stack.gateway("--strategy=pika", *urls, "--config", str(config))
+    body = json.dumps({"id": key})
+
+    async def story() -> None:
+        for _ in range(3):
+            async with await Connection.open(port(gateway)) as caller:
+                caller.send(request(body.encode(), "/wanted"))
+                await eventually(lambda: metric(gateway, "gateway_in_flight") == 1)
+            await eventually(lambda: metric(gateway, "gateway_in_flight") == 0)
+            await eventually(lambda: "the channel for revocations was closed" in gateway.output())
+
+    try:
+        run(story())
+        assert metric(gateway, "gateway_broker_connections_total") == 1
+        assert metric(gateway, "gateway_messages_confirmed_total") == 3
+    finally:
+        gateway.stop()
+        broker.stop()
+
+
+def test_without_redis_further_tasks_are_refused_or_published_without_a_record(stack, servers, key):
+    state = stack.redis()
+    refusing = servers.gateway("pika", f'state_url = "{state.url}"\n{CONFIG}')
+    relaying = servers.gateway(
+        "pika", f'state_url = "{state.url}"\nwithout_state = "relay"\n{CONFIG}'
+    )
+    state.stop()
+
+    refused = post(refusing, "/order", id=key)
+    relayed = post(relaying, "/order", id=key)
+
+    refusing.stop()
+    relaying.stop()
+    assert (refused.status, refused.type) == (503, "state-unavailable")
+    assert relayed.status == 200
+    until_ran(servers, key, own=1, bill=1, mail=1)
+
+
+def test_nothing_is_lost_when_the_broker_is_killed_in_the_middle(servers, key):
+    """`BROKER_KILLS` is the number of times; each time it is killed under a few deliveries."""
+    gateway = servers.gateway("pika", CONFIG)
+    broker = servers.broker
+
+    async def insist(name: str) -> None:
+        """Send a delivery until it is taken, as a sender does."""
+        while True:
+            try:
+                answer = await send(gateway, "/order", json.dumps({"id": name}))
+            except (OSError, asyncio.IncompleteReadError):
+                answer = None
+            if answer is not None and answer.status == 200:
+                return
+            await asyncio.sleep(0.05)
+
+    async def story(number: int) -> list[str]:
+        names = [f"{key}-{number}-{i}" for i in range(40)]
+        work = [asyncio.create_task(insist(name)) for name in names]
+        await eventually(lambda: ran(servers, names[number % 20]))
+        await asyncio.to_thread(broker.kill)
+        await asyncio.to_thread(broker.restart)
+        await asyncio.gather(*work)
+        return names
+
+    try:
+        for number in range(int(os.environ.get("BROKER_KILLS", "1"))):
+            for name in run(story(number)):
+                until(lambda name=name: len(ran(servers, name)) == 3)
+                # What was published again has its first id, by which a task can recognize it.
+                for part in ("parts.bill", "parts.mail"):
+                    assert len(set(ran(servers, name)[part])) == 1
+    finally:
+        gateway.stop()
