@@ -92,9 +92,9 @@ class Claims:
         self,
         identity: str,
         body: bytes,
-        owner: str,
         task_id: str,
         *,
+        owner: str = "",
         span: float = 0.0,
         again: bool = False,
         strict: bool = False,
@@ -103,13 +103,14 @@ class Claims:
     ) -> Claim:
         """Claim the delivery with `identity`, or return the claim that exists.
 
-        `owner` is the id of this try, `task_id` that of the task which it would publish: the same
-        one, unless the task's id comes from the identity. `again`: the same try takes it once
-        more, which is not counted. `strict` refuses another `body`; `rerun` runs the task again
-        where its result has expired before it was read. Raises `KeyConflict` and, after `patience`
-        seconds at the latest, `StateUnavailable`.
+        `task_id` is the id of the task which this try would publish, and also its own id, unless it
+        has an `owner`: where the task's id comes from the identity, other tries have it, too.
+        `again`: the same try takes it once more, which is not counted. `strict` refuses another
+        `body`; `rerun` runs the task again where its result has expired before it was read.
+        Raises `KeyConflict` and, after `patience` seconds at the latest, `StateUnavailable`.
         """
         key = self._prefix.encode() + _KIND + identity_digest(identity)
+        owner = owner or task_id
         digest = _digest(body, DIGEST)
         flags = [1 - again, int(strict), int(rerun)]
         lease = _ms(self._lease)

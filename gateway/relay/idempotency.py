@@ -181,8 +181,8 @@ class Idempotency:
         claim = await self._claims.take(
             delivery.identity,
             delivery.delivery.body,
-            delivery.owner,
             delivery.message.task_id,
+            owner=delivery.owner,
             span=route.hold + route.deadline if route.tries > 1 else 0.0,
             again=again,
             strict=route.takes_chosen_keys,

@@ -9,7 +9,8 @@ import redis
 
 from appserver import app
 
-results = redis.Redis.from_url(os.environ["GATEWAY_RESULT_BACKEND"])
+# Without a timeout, as a task waits in Redis for the test.
+results = redis.Redis.from_url(os.environ["GATEWAY_RESULT_BACKEND"], socket_timeout=None)
 
 
 def note(self: Any, key: str) -> None:

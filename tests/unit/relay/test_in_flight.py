@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from gateway.answer import Answer
-from gateway.celery_message import Message, TaskIds
+from gateway.celery_message import TaskIds
 from gateway.claims.claim import CONFIRMED, Claim
 from gateway.claims.handle import ClaimHandle
+from gateway.config.route import Route
 from gateway.config.settings import Config
 from gateway.delivery import Delivery, Request
 from gateway.metrics import Metrics
@@ -45,14 +46,13 @@ class Harness:
     def reply(self) -> Reply:
         return Reply(self.relay.context, self.request(), self.given.append)
 
-    def delivery(self, route: SimpleNamespace, applied: str = "") -> DeliveryInFlight:
+    def delivery(self, applied: str = "") -> DeliveryInFlight:
         """Return one that waits for its claim."""
         reply = self.reply()
         reply.applied = applied
-        route.identity = lambda delivery, verified: "one"
+        route = Route(path="/", tries=3, retry_after=5, deadline=DEADLINE, idempotency="header:Key")
         terms = Terms("wait", reply.request.arrived + DEADLINE, applied)
-        delivery = Delivery("id", "/", {}, {}, "", {}, b"hello", "127.0.0.1", 0.0)
-        message = Message("task", "echo", "celery", b"hello", {})
+        delivery = Delivery("id", "/", {}, {}, "", {"key": "1"}, b"hello", "127.0.0.1", 0.0)
         endpoint = SimpleNamespace(limits=SourceLimits(None), source=None)
         return DeliveryInFlight(
             self.relay.context,
@@ -62,7 +62,6 @@ class Harness:
             terms,
             Verified(b"hello"),
             delivery,
-            message,
         )
 
 
@@ -88,11 +87,10 @@ def test_a_body_after_the_deadline_is_not_published(harness):
 
 @pytest.mark.parametrize(("applied", "held"), [("", True), ("wait=5", False)])
 def test_earlier_tries_are_held_unless_the_sender_says_how_long_it_waits(harness, applied, held):
-    route = SimpleNamespace(tries=3, hold=10.0, deadline=DEADLINE)
     claim = Claim(b"key", "channel", "owner", 15.0, CONFIRMED, "task", b"", tries=1)
 
     async def join() -> float:
-        delivery = harness.delivery(route, applied)
+        delivery = harness.delivery(applied)
         delivery.enter(0)
         delivery.join(ClaimHandle(claim, None, None, None), again=False)
         delivery.give(Answer(200, "", b""))
@@ -102,7 +100,7 @@ def test_earlier_tries_are_held_unless_the_sender_says_how_long_it_waits(harness
 
 
 def test_who_waits_for_a_store_in_vain_is_told_which(harness):
-    harness.delivery(SimpleNamespace(tries=1)).expire()
+    harness.delivery().expire()
     ResultLookup(harness.relay.context, harness.reply(), 0.0, Ticket("", "", 0.0, "")).expire()
 
     claims, results = harness.given
