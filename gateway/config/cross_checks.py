@@ -117,8 +117,10 @@ def _of_route(config: Config, route: Route) -> list[str]:
         problems.append("countdown: the deadline would pass before the task begins; lower it")
     if not config.amqp and (route.exchange or route.priority is not None):
         problems.append("exchange, priority: only an AMQP broker has them; leave them out")
-    if not config.amqp and (route.also or route.revoke):
-        problems.append("also, revoke: only an AMQP broker can do that; leave them out")
+    if not config.amqp and route.also:
+        problems.append("also: only an AMQP broker confirms messages; leave it out with this one")
+    if not config.amqp and route.revoke:
+        problems.append("revoke: tasks are revoked over AMQP only; leave it out with this broker")
     if route.task_id == "identity" and not route.identified:
         problems.append("task_id: deliveries have no identity here; set idempotency")
     if route.revoke and route.identified:

@@ -95,6 +95,15 @@ def test_a_call_without_arguments_is_one():
         ({"priority": 256}, "255"),
         ({"ignore_result": True}, 'set answer = "accept"'),
         ({"ignore_result": True, "answer": "accept", "prefer": True}, 'set answer = "accept"'),
+        ({"also": [{"queue": "q"}]}, "also.0.task"),
+        (
+            {"also": [{"task": "t", "args": ["param:x"]}]},
+            r"also\[0\].args: the path has no parameter",
+        ),
+        ({"also": [{"task": "t", "answer": "accept"}]}, "Extra inputs are not permitted"),
+        ({"also": [{"task": "t"}] * 17}, "at most 16"),
+        ({"task_id": "identity"}, 'set answer = "accept"'),
+        ({"revoke": True, "answer": "accept"}, 'set answer = "wait"'),
     ],
 )
 def test_settings_that_cannot_be(settings, problem):
@@ -121,6 +130,7 @@ def test_a_child_gets_the_same_settings():
         "path": "/{shop}", "args": ["json:/a", {"from": "json:/b", "default": None}],
         "kwargs": {"k": {"from": "body"}}, "when": {"json:/a": [1, "x*", True], "event": "e"},
         "priority": "json:/a", "message_headers": {"region": "header:x"},
+        "also": [{"task": "other", "queue": "q", "args": ["event"]}],
     }  # fmt: skip
     config = Config(routes=[Route.model_validate(settings)])
 
