@@ -24,8 +24,9 @@ log = logging.getLogger(__name__)
 
 Ask = Callable[..., Awaitable[Any]]
 
-#: Errors of a lost connection; uvloop raises RuntimeError for a write to a closed transport.
-LOST = (RedisError, OSError, RuntimeError)
+#: Errors of a lost connection. For a write to a closed transport uvloop raises RuntimeError, and
+#: asyncio of Python 3.12 and 3.13 TypeError (https://github.com/python/cpython/issues/136234).
+LOST = (RedisError, OSError, RuntimeError, TypeError)
 
 CONNECT_TIMEOUT = 3.0  # seconds
 PING = 1.0  # seconds between checks of the store's health
@@ -115,7 +116,7 @@ async def asking(config: Config, url: str) -> AsyncIterator[Ask]:
             async with asyncio.timeout(PATIENCE):
                 return await client.execute_command(*command)
         except LOST as exc:
-            away = isinstance(exc, (ConnectionError, OSError, RuntimeError))
+            away = isinstance(exc, (ConnectionError, OSError, RuntimeError, TypeError))
             name = "state_url" if config.state_url and url == config.state else "result_backend"
             remedy = f"; start it, or correct {name} (GATEWAY_{name.upper()})" if away else ""
             problem = f"{without_password(url)}: {str(exc) or 'no answer in time'}{remedy}"

@@ -7,18 +7,15 @@ import logging
 from collections.abc import Callable
 
 import redis.asyncio
-from redis.exceptions import RedisError
 
 from gateway import background
+from gateway.stores.result_store import LOST
 
 log = logging.getLogger(__name__)
 
 PAUSE = 0.2  # seconds before a lost connection is opened again
 #: Seconds without any message before a PING is sent, and then until the connection is given up.
 SILENCE = 5.0
-
-#: Errors of a lost connection; uvloop raises RuntimeError for a write to a closed transport.
-LOST = (RedisError, OSError, RuntimeError)
 
 _ALWAYS = "gateway:nothing"
 

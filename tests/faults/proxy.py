@@ -76,6 +76,7 @@ class Proxy:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:
             writer.transport.abort()
+            await _closed(writer)
             return
         self._writers |= {writer, far_writer}
         try:
@@ -84,6 +85,8 @@ class Proxy:
                 self._carry(far_reader, writer, self._links[1]),
             )
         finally:
+            await _closed(writer)
+            await _closed(far_writer)
             self._writers -= {writer, far_writer}
 
     async def _carry(
@@ -129,3 +132,9 @@ class Proxy:
         while (left := asyncio.all_tasks() - {asyncio.current_task()}) and monotonic() < end:
             self._reset()
             await asyncio.wait(left, timeout=0.1)
+
+
+async def _closed(writer: asyncio.StreamWriter) -> None:
+    """Wait until a connection that is closing has ended."""
+    with suppress(OSError):
+        await writer.wait_closed()

@@ -20,6 +20,7 @@ import appserver
 from appserver.worker import BEGUN_AGAIN
 from gateway.stack.server import poll
 from tests.support.stack import StackError
+from tests.support.waiting import until
 
 ROOT = str(Path(appserver.__file__).parents[1])
 TIMEOUT = 20  # seconds
@@ -302,7 +303,7 @@ def test_reply_survives_a_closed_connection(worker, rabbitmq):
 
     _, requester = worker()
     assert requester.call("appserver.tasks.echo")["status"] == "SUCCESS"
-    assert CLOSED in server.output()
+    until(lambda: CLOSED in server.output())
 
 
 def test_worker_waits_until_its_own_queue_is_free(stack, rabbitmq, redis_server):

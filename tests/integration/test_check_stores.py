@@ -42,8 +42,8 @@ def worker(stack: Stack, rabbitmq: RabbitMQ, results: Server) -> Iterator[Server
 
 
 def apply(client: redis.Redis, remedy: str) -> None:
-    """Run the first CONFIG or ACL command that a remedy names."""
-    command = re.search(r"(?:CONFIG|ACL) .*?(?=, |;|$)", remedy)[0]
+    """Run the first command that a remedy names."""
+    command = re.search(r"(?:CONFIG SET|ACL SETUSER) .*?(?=, |;|$)", remedy)[0]
     client.execute_command(*command.replace("NAME", "limited").split())
 
 

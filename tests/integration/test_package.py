@@ -37,7 +37,8 @@ def sdist(tmp_path_factory) -> tarfile.TarFile:
 def wheel(sdist, tmp_path_factory) -> zipfile.ZipFile:
     """The wheel as it is made of the source distribution: what that lacks, it lacks."""
     source = tmp_path_factory.mktemp("source")
-    sdist.extractall(source, filter="data")
+    # Before Python 3.11.4 there are no filters.
+    sdist.extractall(source, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     (tree,) = source.iterdir()
     with zipfile.ZipFile(build("wheel", tree, tmp_path_factory.mktemp("wheel"))) as wheel:
         yield wheel

@@ -117,7 +117,9 @@ def test_free_port_is_out_of_the_range_for_outgoing_connections():
 def test_rabbitmqctl_speaks_to_this_node(rabbitmq: RabbitMQ, ctl):
     assert ctl(rabbitmq, "eval", "node().").strip() == rabbitmq.env["RABBITMQ_NODENAME"]
     assert ctl(rabbitmq, "list_vhosts", "name", "tracing") == "name\ttracing\n/\tfalse\n"
-    with pytest.raises(StackError, match=r"^rabbitmqctl .*no_such_queue: Error:\n.*not?\b.*found$"):
+    with pytest.raises(
+        StackError, match=r"(?i)^rabbitmqctl .*no_such_queue: Error:\n.*not?\b.*found$"
+    ):
         ctl(rabbitmq, "delete_queue", "no_such_queue")
     with pytest.raises(StackError, match=r"^rabbitmqctl .*nonsense: Command 'nonsense' not found"):
         ctl(rabbitmq, "nonsense")
