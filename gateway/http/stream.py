@@ -217,12 +217,11 @@ class Stream(ReadBuffer, asyncio.Protocol):
                 self._transport.abort()
             return
         self.hold(len(data))
-        if not self._limits.exceeded:
+        # What comes before the first request is read is little, and is refused with that request.
+        if self.receiver is None or not self._limits.exceeded:
             self.feed(data)
-        elif self.receiver is not None:
-            self.receiver.full()
         else:
-            self.abort()
+            self.receiver.full()
         if self.size:
             if self.header_awaited:
                 self._begin()

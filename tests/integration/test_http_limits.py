@@ -11,7 +11,7 @@ import pytest
 from tornado.ioloop import IOLoop
 
 from gateway.http import server
-from gateway.http.stream import Stream
+from gateway.http.stream import AHEAD, Stream
 from gateway.outcome import SUCCESS, Outcome
 from tests.support.http_client import Answer, Connection, request
 from tests.support.in_memory import LOOPS, Gateway, InMemory, Start, echo, running, serving
@@ -311,15 +311,31 @@ async def test_draining_a_full_process_answers_those_that_wait(serve):
         await drained
 
 
-async def test_a_stream_that_nobody_reads_yet_is_dropped_where_there_is_no_room(serve):
+async def test_what_comes_with_a_connection_waits_to_be_refused_where_there_is_no_room(serve):
     limits = serve(max_in_flight_bytes=10).relay.limits
-    lost = []
+    lost, paused = [], []
 
     class Transport:
-        def abort(self) -> None:
-            stream.connection_lost(None)
+        def pause_reading(self) -> None:
+            paused.append(limits.bytes)
 
     stream = Stream(9, 9, limits, lost.append)
     stream.connection_made(Transport())
     stream.data_received(b"x" * 11)
+    assert (lost, paused, limits.bytes) == ([], [], 11)
+    stream.data_received(b"x" * AHEAD)
+    assert (lost, paused) == ([], [AHEAD + 11])
+    stream.connection_lost(None)
     assert (lost, limits.bytes) == ([stream], 0)
+
+
+async def test_who_connects_and_sends_at_once_is_told_that_there_is_no_room(serve):
+    gateway = serve(max_in_flight_bytes=50_000)
+    gateway.relay.limits.bytes += 50_001
+    answers = []
+    for _ in range(20):
+        async with await gateway.open() as connection:
+            answers.append((await connection.ask(request(b"hello"))).type)
+    assert answers == ["full"] * 20
+    gateway.relay.limits.bytes -= 50_001
+    assert held(gateway) == 0
