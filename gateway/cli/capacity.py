@@ -21,6 +21,8 @@ _NUMBERS = {
     "task_time": ("SECONDS", 0, 86_400, "that a task takes"),
     "task_cpu": ("SHARE", 0, 1, "of it that is CPU time, 0 to 1 (0: the task only waits)"),
     "concurrency": ("N", 0, 10_000, "of a worker (prefork: the cores; threads: 64; gevent: 100)"),
+    "processes": ("N", 0, 1e6, "gateway processes that there are (as many as are needed)"),
+    "workers": ("N", 0, 1e6, "workers that there are (as many as are needed)"),
     "body": ("BYTES", 0, 1e9, "of a request (250)"),
     "result": ("BYTES", 0, 1e9, "of a task's result (250)"),
     "identified": ("SHARE", 0, 1, "of the deliveries with an identity, and so a claim (1)"),
@@ -30,7 +32,7 @@ _NUMBERS = {
     "memory": ("GIB", 0.1, 1e5, "of a machine (32)"),
     "utilisation": ("SHARE", 0.01, 0.99, "of anything that is aimed at (0.7)"),
 }
-_WHOLE = {"concurrency", "body", "result", "cores"}
+_WHOLE = {"concurrency", "processes", "workers", "body", "result", "cores"}
 _CHOICES = {
     "strategy": (tuple(STRATEGIES), "of the gateway (redis)"),
     "pool": (get_args(Pool), "of the workers (prefork)"),

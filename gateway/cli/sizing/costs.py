@@ -122,7 +122,7 @@ def _read(document: Mapping[str, Any], name: str, base: Costs) -> dict[str, Cost
         raise ConfigError([f"{name}: it has wrong or missing answers: measure again"])
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
-        name_of = str(row.get("case", row["connections"]))
+        name_of = str(row.get("case") or row["connections"])
         if experiment != "growth" or _RATE.fullmatch(name_of):  # tasks that take time are no rate
             groups.setdefault((row["strategy"], name_of), []).append(row)
     cases = [_Case(*which, group, options) for which, group in groups.items()]
@@ -182,7 +182,8 @@ class _Case:
 
     def use(self, part: str) -> tuple[float, float]:
         """Return the rate of one process of `part`, and the CPU seconds that it uses a second."""
-        rate = self._median("rps") / self._processes.get(part, 1)
+        sent = ("schedule", "rate") if "schedule" in self._rows[0] else ("rps",)
+        rate = self._median(*sent) / self._processes.get(part, 1)
         return round(rate, 1), round(self._median("cpu_us_per_request", part) * rate * 1e-6, 6)
 
     def memory(self, parts: Sequence[str]) -> Iterable[tuple[str, float]]:

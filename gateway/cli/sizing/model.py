@@ -14,6 +14,7 @@ from typing import Literal
 from gateway.cli.sizing.costs import Cost, Costs
 from gateway.config.settings import Config
 from gateway.config.strategies import STRATEGIES
+from gateway.errors import ConfigError
 
 Pool = Literal["prefork", "threads", "gevent", "solo"]
 
@@ -39,6 +40,7 @@ class Load:
     `task_cpu` is the share of the task's time that is CPU time. `identified` is the share of the
     deliveries that have an identity, and so a claim, for `claim_ttl`. `cores` and `memory` (bytes)
     are those of one machine. `concurrency` is that of a worker; 0: the pool's default.
+    `processes` of gateways and `workers` are as many as are needed where they are 0.
     """
 
     rate: float
@@ -47,6 +49,8 @@ class Load:
     task_cpu: float = 0.0
     pool: Pool = "prefork"
     concurrency: int = 0
+    processes: int = 0
+    workers: int = 0
     body: int = BODY
     result: int = BODY
     identified: float = 1.0
@@ -102,7 +106,10 @@ class Plan:
 
 
 def plan(load: Load, costs: Costs) -> Plan:
-    """Size a system for `load`; `costs` are those of `gateway.cli.sizing.costs`."""
+    """Size a system for `load`; `costs` are those of `gateway.cli.sizing.costs`.
+
+    Raises `ConfigError` where the load's own number of workers is too small.
+    """
     return _Sizing(load, costs).plan()
 
 
@@ -136,11 +143,16 @@ class _Sizing:
         each = load.task_time + self._worker.cores(1)  # seconds of a worker's slot
         concurrency = load.concurrency or CONCURRENCY.get(load.pool, load.cores)
         slots = math.ceil(load.rate * each / aim)
-        workers = _least(
+        workers = load.workers or _least(
             math.ceil(slots / concurrency),
             lambda n: self._worker_core(load.rate / n) <= aim,
             load.rate,
         )
+        if workers * concurrency <= load.rate * each:
+            ends = workers * concurrency / each
+            raise ConfigError(
+                [f"--workers: {workers} with {concurrency} tasks at once end {ends:,.0f} a second"]
+            )
         slots = workers * concurrency
         wait = waiting(slots, load.rate * each, each)
         seconds = wait + each + self._gateway.cores(1) + self._broker.cores(1)
@@ -235,7 +247,7 @@ class _Sizing:
             use = self._gateway.cores(load.rate / n) + self._more("gateway") / n
             return use <= load.utilisation
 
-        count = _least(least, fits, load.rate)
+        count = load.processes or _least(least, fits, load.rate)
         cores = count * self._gateway.cores(load.rate / count) + self._more("gateway")
         held = self._costs.get(f"memory waiting {name}") or self._costs["memory waiting redis"]
         bodies = 3 * max(0, load.body - BODY)
