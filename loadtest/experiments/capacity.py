@@ -100,9 +100,14 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     file.write_text(json.dumps(document))
     predicted = [(shape, rate) for shape in PREDICTED for rate in shape.rates]
     predicted = [each for each in predicted if each[0].strategy in options.strategies]
-    plans = {
-        (s.strategy, _case(s, rate, "predicted")): plan(s, rate, file) for s, rate in predicted
-    }
+    try:
+        plans = {
+            (shape.strategy, _case(shape, rate, "predicted")): plan(shape, rate, file)
+            for shape, rate in predicted
+        }
+    except StackError as exc:  # what was measured is worth having
+        report.failures.append(str(exc))
+        return report
     alternate(trials(PREDICTED, "predicted"), options, report)
     see_that_schedules_were_kept(report)
     for row in report.rows:
