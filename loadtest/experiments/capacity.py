@@ -134,8 +134,8 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         "Costs are taken from the rows `measured`, by gateway capacity --measured; the rows "
         "`predicted` are other runs, at other rates, with tasks of another time and with other "
         "numbers of processes. off by: measured / predicted, or its inverse, whichever is above "
-        f"1. Not compared: less than {LEAST} us a request, what is predicted as none, and what is in "
-        "flight of echoes, which is their latency. 2+2: gateway processes and workers.",
+        f"1. Not compared: less than {LEAST} us a request, what is predicted as none, and what is "
+        "in flight of echoes, which is their latency. 2+2: gateway processes and workers.",
     ]
     return report
 
