@@ -121,7 +121,8 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
                 report.judge(target)
                 if not target.reached:
                     report.failures.append(f"{target.name}: {target.median:.2f}, at most {WITHIN}")
-    report.charts = []
+    cpu = ("cpu_us_per_request", "gateway")
+    report.charts = [("Gateway CPU per request, µs", "shorter is better", cpu)]
     report.columns = [
         *(
             column
