@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from gateway.cli.sizing import costs
 from loadtest.machine import ROOT
 from loadtest.summary import Summary, summarize
 from loadtest.table import PROCESSES
@@ -20,6 +21,10 @@ from loadtest.table import PROCESSES
 README = ROOT / "README.md"
 DOCUMENT = ROOT / "docs" / "performance.md"
 REPORTS = ROOT / "docs" / "reports"
+COSTS = ROOT / "gateway" / "cli" / "sizing" / "costs.json"
+
+#: The reports that have the costs of `gateway capacity`: a later one's replace an earlier one's.
+COSTED = ("slow", "strategies", "openloop", "soak", "waiting")
 
 #: The rows of the block of peers, and what they are.
 PEERS = {
@@ -45,6 +50,15 @@ def fill_readme(document: str) -> str:
     strategies, peers = _strategies_block(), _peers_block()
     document = _strategies.sub(lambda _: strategies, document)
     return _peers.sub(lambda _: peers, document)
+
+
+def costs_text() -> str:
+    """Return what costs.json has to be: the costs of the committed reports."""
+    found: dict[str, costs.Cost] = {}
+    for name in COSTED:
+        report = json.loads((REPORTS / f"{name}.json").read_text("utf-8"))
+        found.update(costs.read(report, f"{name}.json", found))
+    return costs.dump(found)
 
 
 def _peers_block() -> str:
@@ -141,6 +155,7 @@ def _source(name: str, report: dict[str, Any]) -> str:
 
 def main() -> None:
     README.write_text(fill_readme(README.read_text("utf-8")), encoding="utf-8")
+    COSTS.write_text(costs_text(), encoding="utf-8")
     DOCUMENT.write_text(fill(DOCUMENT.read_text("utf-8")), encoding="utf-8")
 
 

@@ -18,6 +18,8 @@ COMMANDS = {
     "check": "Check configuration, servers, workers and tasks: one line each, with the remedy.",
     "send": "Sign a webhook as its sender would, encrypt it where the scheme does so, and send it.",
     "deliveries": "List, show and replay what was received, where `journal` is set.",
+    "capacity": "Say how many gateways, workers, queues and connections a rate needs, and what "
+    "breaks first.",
     "strategies": "List the waiting strategies.",
     "completion": "Print a script that completes commands and options in a shell.",
 }

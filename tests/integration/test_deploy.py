@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -13,8 +14,11 @@ import pytest
 import redis
 import yaml
 
+from appserver.queues import named_queues
 from gateway.config.loading import load
+from gateway.config.route import Route
 from gateway.config.settings import Config
+from gateway.metrics import GAUGES
 from gateway.stack.nginx import nginx_config
 from gateway.stack.programs import find
 from tests.support.stack import Server, Stack, free_port
@@ -23,6 +27,24 @@ ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())
 SERVICES = COMPOSE["services"]
 OBJECTS = list(yaml.safe_load_all((ROOT / "deploy/kubernetes/gateway.yaml").read_text()))
+SCALING = list(yaml.safe_load_all((ROOT / "deploy/kubernetes/scaling.yaml").read_text()))
+(RABBITMQ,) = yaml.safe_load_all((ROOT / "deploy/kubernetes/rabbitmq.yaml").read_text())
+#: The keys that KEDA 2.12 to 2.18 and the cluster operator 2 know, of those that we use: their
+#: custom resource definitions and scalers. Both ignore what they do not know.
+KNOWN = {
+    "ScaledObject": {
+        "scaleTargetRef", "pollingInterval", "minReplicaCount", "maxReplicaCount", "fallback",
+        "advanced", "triggers",
+    },
+    "TriggerAuthentication": {"secretTargetRef"},
+    "PodMonitor": {"selector", "podMetricsEndpoints"},
+    "RabbitmqCluster": {
+        "replicas", "image", "persistence", "resources", "affinity",
+        "terminationGracePeriodSeconds", "rabbitmq",
+    },
+    "rabbitmq": {"protocol", "queueName", "mode", "value"},
+    "prometheus": {"serverAddress", "query", "threshold"},
+}  # fmt: skip
 UNITS = sorted((ROOT / "deploy/systemd").iterdir())
 #: Variables of the official images, by image.
 OFFICIAL = {
@@ -365,6 +387,104 @@ def test_kubernetes_configuration_is_valid(tmp_path):
     file.write_text(text)
     load({}, {}, file)
     assert f"/etc/gateway/{name}" in pods()["gateway"]["containers"][0]["args"]
+
+
+def scaled(kind: str) -> dict[str, dict]:
+    return {o["metadata"]["name"]: o["spec"] for o in SCALING if o["kind"] == kind}
+
+
+def test_scaling_uses_only_what_keda_and_the_operators_know():
+    groups = {"ScaledObject": "keda.sh/v1alpha1", "TriggerAuthentication": "keda.sh/v1alpha1"}
+    groups |= {"PodMonitor": "monitoring.coreos.com/v1", "RabbitmqCluster": "rabbitmq.com/v1beta1"}
+    for each in (*SCALING, RABBITMQ):
+        assert each.keys() == {"apiVersion", "kind", "metadata", "spec"}
+        assert each["apiVersion"] == groups[each["kind"]]
+        assert each["spec"].keys() <= KNOWN[each["kind"]]
+    for each in scaled("ScaledObject").values():
+        (trigger,) = each["triggers"]
+        assert trigger["metadata"].keys() == KNOWN[trigger["type"]]
+        # Go decodes them into strings, and refuses numbers.
+        assert all(isinstance(value, str) for value in trigger["metadata"].values())
+        assert each["fallback"].keys() == {"failureThreshold", "replicas"}
+        (config,) = each["advanced"].values()
+        assert config["behavior"].keys() == {"scaleUp", "scaleDown"}
+
+
+def test_scaling_scales_deployments_that_exist_within_their_budget():
+    objects = scaled("ScaledObject")
+    assert {name: o["scaleTargetRef"]["name"] for name, o in objects.items()} == {
+        name: name for name in pods()
+    }
+    (budget,) = (o["spec"] for o in OBJECTS if o["kind"] == "PodDisruptionBudget")
+    for each in objects.values():
+        assert budget["minAvailable"] < each["minReplicaCount"] < each["maxReplicaCount"]
+        assert each["minReplicaCount"] <= each["fallback"]["replicas"] <= each["maxReplicaCount"]
+
+
+def test_workers_are_scaled_by_the_queue_of_the_configuration():
+    (trigger,) = scaled("ScaledObject")["worker"]["triggers"]
+    (maps,) = (o["data"] for o in OBJECTS if o["kind"] == "ConfigMap")
+    routes = tomllib.loads(maps["gateway.toml"])["routes"]
+    queues = {route.get("queue", Route.model_fields["queue"].default) for route in routes}
+    assert {trigger["metadata"]["queueName"]} == queues
+    # It logs in as the workers do, with a secret that gateway.yaml says how to make.
+    authentication = scaled("TriggerAuthentication")[trigger["authenticationRef"]["name"]]
+    (ref,) = authentication["secretTargetRef"]
+    comment = (ROOT / "deploy/kubernetes/gateway.yaml").read_text().split("apiVersion")[0]
+    made = comment.split(f"create secret generic {ref['name']} ")[1]
+    assert f"--from-literal={ref['key']}=" in made
+    assert ref["parameter"] == "host"
+    # The comment's sum, with the workers' own concurrency.
+    said = re.search(
+        r"here (\d+) \* ([\d.]+) s / (\d+) = (\d+) s",
+        (ROOT / "deploy/kubernetes/scaling.yaml").read_text(),
+    )
+    value, seconds, concurrency, waits = map(float, said.groups())
+    assert value == float(trigger["metadata"]["value"])
+    assert f"--concurrency={concurrency:g}" in pods()["worker"]["containers"][0]["args"]
+    assert value * seconds / concurrency == waits < Config().timeout / 5
+
+
+def test_gateways_are_scaled_by_a_metric_that_prometheus_can_read():
+    (trigger,) = scaled("ScaledObject")["gateway"]["triggers"]
+    (name,) = re.findall(r"gateway_[a-z_]+", trigger["metadata"]["query"])
+    assert name in GAUGES
+    assert float(trigger["metadata"]["threshold"]) < Config().max_in_flight
+    (monitor,) = scaled("PodMonitor").values()
+    assert monitor["selector"] == {"matchLabels": {"app": "gateway"}}
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    ports = {port["name"] for port in pods()["gateway"]["containers"][0]["ports"]}
+    assert endpoint["port"] in ports and endpoint["path"] == "/metrics"
+    # In the namespace that the policy lets in.
+    (policy,) = (o["spec"] for o in OBJECTS if o["kind"] == "NetworkPolicy")
+    (rule,) = (r for r in policy["ingress"] if r["ports"] == [{"port": endpoint["port"]}])
+    (namespace,) = rule["from"][0]["namespaceSelector"]["matchLabels"].values()
+    assert f".{namespace}.svc:" in trigger["metadata"]["serverAddress"]
+
+
+def test_the_cluster_of_rabbitmq_fits_its_quorum_queues(tmp_path):
+    spec, text = RABBITMQ["spec"], (ROOT / "deploy/kubernetes/rabbitmq.yaml").read_text()
+    assert spec["replicas"] == 3
+    # The version of compose, which is tested.
+    assert spec["image"] == SERVICES["rabbitmq"]["image"]
+    memory = spec["resources"]["limits"]["memory"]
+    assert memory == spec["resources"]["requests"]["memory"]
+    # Three logs of 512 MiB are below the memory at which publishers are blocked.
+    assert int(memory.removesuffix("Gi")) * 0.4 > 3 * 0.5
+    name = RABBITMQ["metadata"]["name"]
+    (term,) = spec["affinity"]["podAntiAffinity"].popitem()[1]
+    assert term["labelSelector"] == {"matchLabels": {"app.kubernetes.io/name": name}}
+    assert f"get secret {name}-default-user " in text
+    # The route that the comment shows is what workers declare the queue as.
+    lines = re.findall(r"^#     ([\w\[].*)$", text.split("apiVersion")[0], re.M)
+    shown = "\n".join(line for line in lines if not line.startswith("kubectl"))
+    file = tmp_path / "gateway.toml"
+    file.write_text(shown)
+    (route,) = load({}, {}, file).routes
+    (queue,) = named_queues(route.queue)
+    declared = {"x-queue-type": route.queue_type, **route.queue_arguments}
+    assert declared == queue.queue_arguments
+    assert f"GATEWAY_QUEUES={route.queue}" in text
 
 
 def read_unit(path: Path) -> ConfigParser:

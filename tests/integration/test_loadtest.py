@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from email.message import Message
 from functools import partial
 from html import unescape
@@ -35,7 +36,7 @@ from loadtest.amqp import Requester
 from loadtest.bench import Bench, Front
 from loadtest.driver import tasks
 from loadtest.envelope import GITHUB, SECRET
-from loadtest.experiments import EXPERIMENTS, consumers, growth, pools, soak
+from loadtest.experiments import EXPERIMENTS, capacity, consumers, growth, pools, soak
 from loadtest.experiments.strategies import conclude
 from loadtest.load import see_that_schedules_were_kept
 from loadtest.plot import Plot
@@ -71,6 +72,7 @@ BRIEFLY = {
     "openloop": (f"{HERE} redis --connections 8", "redis", 0),
     "growth": (f"{HERE} pika,threadpool", "pika threadpool", 2),
     "soak": (f"{HERE} redis --connections 8", "redis", 7),
+    "capacity": (f"{HERE} pika", "pika", 15),
     "pools": (f"{HERE} redis --connections 8", "redis", 0),
     "consumers": (f"{HERE} pika --connections 8", "direct_reply-to reply_queue", 0),
     "transports": (f"{HERE} pika --connections 8", "pika", 0),
@@ -288,6 +290,13 @@ def test_experiment_measures_judges_and_shows(
     monkeypatch.setattr(soak, "SAMPLES", 2)
     monkeypatch.setattr(soak, "CONNECTIONS", openloop.OPEN)
     monkeypatch.setattr(pools, "POOLS", {"solo": 1, "threads": 2})
+    # So short a run says nothing of the model; it shows that everything is measured and compared.
+    monkeypatch.setattr(capacity, "WITHIN", 1000)
+    shape = capacity.Shape("pika", (50,))
+    signed, slow = replace(shape, signed=True), replace(shape, seconds=0.05, pool="threads", size=8)
+    monkeypatch.setattr(capacity, "CALIBRATION", (shape, signed, slow))
+    slower = replace(slow, seconds=0.2, processes=2, workers=2, size=16)
+    monkeypatch.setattr(capacity, "PREDICTED", (replace(shape, rates=(60,)), slower))
 
     report = cli.measure(options, servers)
 

@@ -62,7 +62,12 @@ def python(installed: Path, code: str, *missing: str) -> subprocess.CompletedPro
 def test_the_wheel_has_both_packages_and_no_tests(wheel):
     names = [name for name in wheel.namelist() if ".dist-info/" not in name]
     assert {name.partition("/")[0] for name in names} == {"appserver", "gateway"}
-    assert {"appserver/py.typed", "gateway/py.typed", "gateway/admin/dashboard.html"} <= {*names}
+    assert {
+        "appserver/py.typed",
+        "gateway/py.typed",
+        "gateway/admin/dashboard.html",
+        "gateway/cli/sizing/costs.json",
+    } <= {*names}
     modules = {str(p.relative_to(ROOT)) for top in ("appserver", "gateway") for p in
                (ROOT / top).rglob("*.py")}  # fmt: skip
     assert {name for name in names if name.endswith(".py")} == modules

@@ -1,0 +1,243 @@
+"""gateway capacity: what follows from a rate and from measured costs."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gateway.celery_message import Message, encode_body
+from gateway.cli import main
+from gateway.cli.sizing import costs, model
+from gateway.cli.sizing.costs import Cost
+from gateway.cli.sizing.model import GIB, Load, plan, waiting
+from gateway.config.settings import Config
+from gateway.config.strategies import STRATEGIES
+from gateway.errors import ConfigError
+from loadtest import figures
+
+REPORTS = figures.REPORTS
+SHIPPED = costs.shipped()
+WAITS = Load(rate=1_000, task_time=0.2, strategy="pika", pool="threads", identified=0)
+
+
+def test_the_shipped_costs_are_those_of_the_committed_reports():
+    assert figures.COSTS.read_text("utf-8") == figures.costs_text()
+    assert {cost.report for cost in SHIPPED.values()} == {f"{name}.json" for name in figures.COSTED}
+
+
+def test_cpu_lies_between_what_was_measured_and_is_proportional_beyond():
+    cost = Cost(((100, 0.1), (300, 0.2), (400, 0.2)), "mine.json")
+    cores = [cost.cores(rate) for rate in (50, 100, 200, 400, 800)]
+    assert cores == pytest.approx([0.05, 0.1, 0.15, 0.2, 0.4])
+    rates = [cost.full(cores) for cores in (0.05, 0.1, 0.15, 0.4)]
+    assert rates == pytest.approx([50, 100, 200, 800])
+
+
+def test_more_requests_never_use_less():
+    for name, cost in SHIPPED.items():
+        rates, cores = zip(*cost.points, strict=True)
+        assert list(rates) == sorted(set(rates)), name
+        assert list(cores) == sorted(cores), name
+
+
+@pytest.mark.parametrize(
+    ("slots", "busy", "seconds"),
+    # M/M/1 waits busy / (1 - busy) times as long as a task takes; the second is in textbooks.
+    [(1, 0.5, 1.0), (2, 1.0, 1 / 3), (100, 50.0, 0.0)],
+)
+def test_a_task_waits_for_a_slot_as_erlang_says(slots, busy, seconds):
+    assert waiting(slots, busy, 1.0) == pytest.approx(seconds, abs=1e-6)
+    assert waiting(1, 1.0, 1.0) == math.inf
+
+
+def test_little_s_law_gives_what_is_in_flight_and_the_slots():
+    found = plan(WAITS, SHIPPED)
+    assert found.in_flight == pytest.approx(1_000 * found.seconds)
+    assert 0.2 < found.seconds < 0.21
+    slots = found.workers.count * found.concurrency
+    assert 1_000 * 0.2 / 0.7 <= slots < 1_000 * 0.2 / 0.7 + 2 * found.concurrency
+    kept = plan(replace(WAITS, identified=0.5, claim_ttl=60, result_ttl=10), SHIPPED)
+    assert (kept.kept_claims, kept.stored_results) == (30_000, 5_000)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
+@pytest.mark.parametrize("rate", [0.01, 1, 333, 20_000])
+def test_nothing_planned_is_used_more_than_is_aimed_at(strategy, pool, rate):
+    load = Load(rate=rate, task_time=0.05, strategy=strategy, pool=pool, queue_type="quorum")
+    found = plan(load, SHIPPED)
+    assert found.gateways.cores <= 0.7 * found.gateways.count + 1e-6
+    assert found.workers.count * found.concurrency >= rate * 0.05 / 0.7
+    assert found.brokers.cores <= 0.7 * load.cores * found.brokers.count + 1e-6
+    assert found.brokers.count >= 3
+    assert found.limits == sorted(found.limits, key=lambda each: each.rate)
+    assert all(rate <= limit.rate for limit in found.limits)
+    more = plan(replace(load, rate=2 * rate), SHIPPED)
+    assert more.gateways.count >= found.gateways.count
+    assert more.workers.count >= found.workers.count
+
+
+def test_tasks_that_compute_need_a_core_each_and_threads_share_one():
+    busy = replace(WAITS, rate=100, task_cpu=1.0)
+    found = plan(busy, SHIPPED)
+    assert found.workers.count >= 100 * 0.2 / 0.7
+    assert found.workers.cores == pytest.approx(100 * 0.2, rel=0.1)
+    assert plan(replace(busy, pool="prefork"), SHIPPED).workers.count < found.workers.count
+
+
+def test_what_has_an_answer_waits_in_the_gateway_as_far_as_its_strategy_can():
+    held = {s: plan(replace(WAITS, strategy=s), SHIPPED).gateways.count for s in STRATEGIES}
+    assert held["blocking"] >= 200  # one at a time
+    assert held["threadpool"] >= 200 / Config().threads
+    assert held["pika"] <= 2
+
+
+def test_a_number_of_workers_of_one_s_own_is_checked():
+    found = plan(replace(WAITS, workers=8, processes=5), SHIPPED)
+    assert (found.workers.count, found.gateways.count) == (8, 5)
+    with pytest.raises(ConfigError, match="--workers: 3 with 64 tasks at once end 9"):
+        plan(replace(WAITS, workers=3), SHIPPED)
+
+
+def test_claims_that_no_machine_holds_are_what_breaks_first():
+    found = plan(replace(WAITS, rate=5_000, identified=1, memory=8 * GIB), SHIPPED)
+    assert any("cells" in note for note in found.notes)
+    assert found.claims.machines > 10
+    shorter = plan(replace(WAITS, identified=1, claim_ttl=600), SHIPPED)
+    assert shorter.claims.count < found.claims.count
+
+
+def test_a_message_is_as_large_as_the_model_says():
+    headers = {"content-type": "application/json", "host": "h", "user-agent": "x" * 60}
+    body = encode_body({}, headers, b"x" * 250)
+    delivery = {"id": "0" * 32, "route": "/", "received_at": "2025-01-01T00:00:00+00:00"}
+    message = Message("0" * 36, "api.core.main", "celery", body, delivery, expires=1e9)
+    size = len(body) + len(json.dumps(message.headers()))
+    assert 0.5 * model.MESSAGE < size - 250 < model.MESSAGE
+
+
+def test_own_costs_replace_the_shipped_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    # Given a report in which a gateway costs ten times as much,
+    report = json.loads((REPORTS / "openloop.json").read_text("utf-8"))
+    for row in report["rows"]:
+        row["cpu_us_per_request"]["gateway"] *= 10
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps(report))
+
+    # when the command is told to use it,
+    argv = ["capacity", "--rate", "4000", "--task-time", "0.01", "--strategy", "pika", "--json"]
+    argv += ["--identified", "0"]
+    plans = []
+    for more in ([], ["--measured", str(file)]):
+        assert main([*argv, *more]) == 0
+        plans.append(json.loads(capsys.readouterr().out))
+
+    # then it needs that much more, as each of the more processes has fewer requests in a turn of
+    # its loop; and it says where each cost comes from.
+    before, after = (found["plan"]["gateways"]["cores"] for found in plans)
+    assert 9 * before < after < 25 * before
+    assert plans[1]["reports"]["gateway pika"] == "mine.json"
+    assert plans[1]["reports"]["memory waiting pika"] == "waiting.json"
+    assert plans[0]["load"]["rate"] == 4000
+
+
+@pytest.mark.parametrize("name", ["strategies", "openloop", "peers", "cost", "slow", "growth"])
+def test_reports_of_each_experiment_are_read(name):
+    document = json.loads((REPORTS / f"{name}.json").read_text("utf-8"))
+    found = costs.read(document, name)
+    assert found["gateway pika"].report == name
+    # A stand-in for workers is none.
+    assert any(key.startswith("worker") for key in found) == (name != "growth")
+
+
+def test_costs_of_other_numbers_of_processes_are_those_of_one():
+    row = {
+        "strategy": "pika", "case": "x", "errors": 0, "wrong_answers": 0, "rps": 99.0,
+        "schedule": {"rate": 100.0}, "processes": 2, "worker_pool": "4 x threads:8",
+        "cpu_us_per_request": {"gateway": 100, "worker": 200, "broker": 300, "redis": 0},
+        "rss_mb": {"gateway": 150, "worker": 80, "broker": 100, "redis": 1},
+    }  # fmt: skip
+    signed = {**row, "case": "y", "identified": True}
+    signed["cpu_us_per_request"] = {"gateway": 400, "worker": 200, "broker": 300, "redis": 50}
+    found = costs.read({"experiment": "capacity", "options": {}, "rows": [row, signed]}, "mine")
+    assert found["gateway pika"].points == ((50.0, 0.005),)
+    assert found["worker pika threads"].points == ((25.0, 0.005),)
+    assert found["broker pika"].points == ((100.0, 0.03),)
+    assert found["memory gateway pika"].amount == 50 * 2**20  # with the parent
+    assert found["memory worker threads"].amount == 20 * 2**20
+    assert found["gateway claims"].cores(100) == pytest.approx(0.03, abs=0.016)
+    assert found["redis claims"].cores(100) == pytest.approx(0.005)
+
+
+ROW = {"strategy": "pika", "case": "x", "errors": 1, "wrong_answers": 0}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("no", "--measured: {file} is not JSON: Expecting value: line 1 column 1 (char 0)"),
+        ("[]", "m.json: not a report of loadtest/run.sh --json (TypeError("),
+        ('{"experiment": "capacity"}', "m.json: not a report of loadtest/run.sh --json (KeyError("),
+        ('{"experiment": "alone", "options": {}}', "m.json: a report of alone has no costs; use "),
+        (
+            '{"experiment": "peers", "options": {}, "rows": []}',
+            "m.json: no costs in it: no row is of a strategy of this gateway",
+        ),
+        (
+            json.dumps({"experiment": "peers", "options": {}, "rows": [ROW]}),
+            "m.json: it has wrong or missing answers: measure again",
+        ),
+        (None, "--measured: {file}: No such file or directory"),
+    ],
+)
+def test_a_bad_report_is_one_clear_line(tmp_path, capsys, text, says):
+    file = tmp_path / "m.json"
+    if text is not None:
+        file.write_text(text)
+    argv = ["capacity", "--rate", "1", "--task-time", "1", "--measured", str(file)]
+    assert main(argv) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"gateway: {says.format(file=file)}")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("", "--task-time: it is needed: that a task takes"),
+        ("--task-time fast", "--task-time: 'fast' is no number from 0 to 86400"),
+        ("--task-time 1 --rate nan", "--rate: 'nan' is no number from 0.001 to 1e+07"),
+        ("--task-time 1 --cores 1.5", "--cores: '1.5' is no whole number from 1 to 1024"),
+        ("--task-time 1 --task-cpu 50", "--task-cpu: '50' is no number from 0 to 1"),
+        ("--task-time 1 --utilisation 1", "--utilisation: '1' is no number from 0.01 to 0.99"),
+        (
+            "--task-time 1 --pool fork",
+            "--pool: 'fork' is not one of prefork, threads, gevent, solo",
+        ),
+        (
+            "--task-time 1 --pool solo --concurrency 2",
+            "--concurrency: a solo pool runs one task at a time; leave it out",
+        ),
+    ],
+)
+def test_a_bad_option_is_one_clear_line(capsys, options, says):
+    assert main(["capacity", "--rate", "9", *options.split()]) == 1
+    assert capsys.readouterr().err == f"gateway: {says}\n"
+
+
+def test_all_bad_options_are_told_at_once(capsys):
+    assert main(["capacity", "--rate", "x", "--task-time", "y", "--strategy", "z"]) == 1
+    assert capsys.readouterr().err.count("\n") == 3
+
+
+def test_people_get_a_table_and_what_breaks_first(capsys):
+    assert main(["capacity", "--rate", "20000", "--task-time", "0.2"]) == 0
+    out = capsys.readouterr().out
+    for part in ("gateway processes", "workers, prefork:8", "RabbitMQ nodes", "Redis of claims"):
+        assert f"\n{part}" in out
+    assert "what breaks first, and at which rate:\n" in out
+    assert out.endswith("costs: openloop.json, slow.json, soak.json, waiting.json\n")
