@@ -216,6 +216,11 @@ class Config(Model):
         return [*dict.fromkeys(route.path for route in self.routes), RESULTS]
 
     @property
+    def dynamic_paths(self) -> list[str]:
+        """The paths of routes with dynamic queues."""
+        return list(dict.fromkeys(route.path for route in self.routes if route.dynamic))
+
+    @property
     def queues(self) -> list[str]:
         """The queues to which messages may go."""
         return sorted({queue for route in self.routes for queue in route.queue_names})

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,6 @@ from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
 from gateway.relay.attempt import attempt
 from gateway.stores.pipeline import Pipeline
-from gateway.strategies.base import Strategy
 
 if TYPE_CHECKING:
     from gateway.relay.delivery_in_flight import DeliveryInFlight
@@ -42,7 +42,6 @@ class Idempotency:
     def __init__(
         self,
         config: Config,
-        strategy: Strategy,
         results: Pipeline,
         metrics: Metrics,
         failpoint: Failpoint,
@@ -51,7 +50,6 @@ class Idempotency:
         self._watch = StateWatch(config, metrics, self._claims.redis)
         self._waiter = ResultWaiter(config, self._claims, results)
         self._late = LateResults(config, self._claims, results, self._waiter.results_subscription)
-        self._strategy = strategy
         self._failpoint = failpoint
         self._refuse = config.without_state == "refuse"
         self._tasks: set[asyncio.Task[None]] = set()
@@ -193,11 +191,8 @@ class Idempotency:
         if outcome is not None:
             pending.settle(outcome)
         elif handle.ours:
-            publish = self._strategy.publish
-            message = pending.message
-            pending = self._publish(
-                handle, lambda: publish(message, delivery.deadline), delivery.deadline
-            )
+            publish = partial(delivery.publish_again, pending.message)
+            pending = self._publish(handle, publish, delivery.deadline)
         elif claim.state == CONFIRMED:
             pending.confirm()
         delivery.follow(pending)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from time import monotonic
 
+from gateway.amqp.dynamic_queues import DynamicQueues
+from gateway.amqp.publisher import Publisher
 from gateway.celery_message import Message, TaskIds
 from gateway.config.route import RESULTS, Route
 from gateway.config.settings import Config
@@ -67,11 +69,12 @@ class Relay:
             result_urls=ResultURLs(config, self._results),
             failpoint=failpoint,
             idempotency=(
-                Idempotency(config, strategy, self._results, metrics, failpoint)
+                Idempotency(config, self._results, metrics, failpoint)
                 if joined and self._results is not None
                 else None
             ),
             journal=Journal(config, metrics) if config.journal else None,
+            queues=_dynamic_queues(config, metrics, strategy),
             log_requests=config.log_requests,
         )
 
@@ -84,10 +87,11 @@ class Relay:
         for service in reversed(self._services()):
             await service.stop()
 
-    def _services(self) -> list[Strategy | Pipeline | Idempotency | Journal]:
+    def _services(self) -> list[Strategy | DynamicQueues | Pipeline | Idempotency | Journal]:
         """Return the services in the order in which they are started."""
         context = self.context
-        some = (context.strategy, self._results, context.idempotency, context.journal)
+        own = (self._results, context.idempotency, context.journal)
+        some = (context.strategy, context.queues, *own)
         return [service for service in some if service is not None]
 
     def checks(self) -> dict[str, str]:
@@ -192,6 +196,14 @@ class Relay:
             # Otherwise the result is of no use after the deadline: no worker should begin it then.
             expires=None if later else delivery.received_at + route.deadline + 1,
         )
+
+
+def _dynamic_queues(config: Config, metrics: Metrics, strategy: Strategy) -> DynamicQueues | None:
+    if not config.dynamic_paths:
+        return None
+    publisher = strategy.publisher
+    assert isinstance(publisher, Publisher)  # `cross_checks` refuses other brokers
+    return DynamicQueues(config, metrics, publisher)
 
 
 def _terms(route: Route, request: Request) -> Terms:
