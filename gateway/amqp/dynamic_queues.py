@@ -95,6 +95,7 @@ class DynamicQueues:
         self._metrics = metrics
         self._publisher = publisher
         self._timeout = config.confirm_timeout
+        self._blocks = config.strategy_info.blocks
         self._routes = [route for route in config.routes if route.dynamic]
         #: By the name's template, which several routes may share; then by the name.
         self._tables: dict[str, dict[str, _Queue]] = {route.queue: {} for route in self._routes}
@@ -203,6 +204,10 @@ class DynamicQueues:
         try:
             async with asyncio.timeout(self._timeout), self._room:
                 await self._renew(queue)
+                if self._blocks and not queue.consumers:
+                    # The loop can tell no worker while it is blocked by the wait for the result.
+                    await self._have_consumed()
+                    await self._renew(queue)  # an answer comes after the command was sent
             queue.used = monotonic()
         except TimeoutError:
             error = NotConfirmed(f"The broker did not declare the queue {queue.name} in time.")

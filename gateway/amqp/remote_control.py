@@ -48,7 +48,7 @@ Consumed = dict[str, bool]
 
 
 class RemoteControl:
-    """Has one channel, which is opened again after each loss.
+    """Has one channel, which is opened again after each loss; questions wait for it.
 
     `in_use` tells which of the queues that another gateway asks about are in use here.
     """
@@ -57,6 +57,7 @@ class RemoteControl:
         self._publisher = publisher
         self._in_use = in_use
         self._channel: Channel | None = None
+        self._opened = asyncio.Event()
         self._reply_to = ""
         self._asked: dict[str, asyncio.Queue[Any]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -80,6 +81,7 @@ class RemoteControl:
         `BrokerUnavailable`.
         """
         found: dict[str, Consumed] = {}
+        await self._opened.wait()
         with self._ticket() as (ticket, answers):
             reply_to = {"exchange": "", "routing_key": self._reply_to}
             self._command("active_queues", {}, None, ticket=ticket, reply_to=reply_to)
@@ -93,6 +95,7 @@ class RemoteControl:
     async def used_elsewhere(self, queues: Collection[str]) -> set[str]:
         """Return those of `queues` that other gateways use. Raises `BrokerUnavailable`."""
         used: set[str] = set()
+        await self._opened.wait()
         with self._ticket() as (ticket, answers):
             self._publish(GATEWAYS, "", sorted(queues), ticket=ticket, reply_to=self._reply_to)
             async for answer in _until(answers, ANSWERS):
@@ -137,10 +140,12 @@ class RemoteControl:
                 async with asyncio.timeout(broker.CONNECT_TIMEOUT):
                     self._channel = await self._open(connection, closed)
                 backoff.reset()
+                self._opened.set()
                 await closed.wait()
             except (*broker.ERRORS, TimeoutError) as exc:
                 log.warning("cannot ask workers about dynamic queues: %s", describe(exc))
             self._channel = None
+            self._opened.clear()
             await asyncio.sleep(backoff.next())
 
     async def _open(self, connection: TurnConnection, closed: asyncio.Event) -> Channel:

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from gateway.celery_message import Message, Options, embedding, encode_body, encode_call
-from gateway.config import dynamic, pointers
+from gateway.config import dynamic as dynamic_queues
+from gateway.config import pointers
 from gateway.config.pointers import KEY, MAX_NAME, Pointer
 from gateway.delivery import Delivery
 from gateway.errors import BadRequest
@@ -74,7 +75,7 @@ class TaskSettings(Model):
     args: list[ArgumentSetting] | None = None
     kwargs: dict[str, ArgumentSetting] | None = None
     queue: Annotated[Queue, AfterValidator(pointers.check_template)] = "celery"
-    queue_pattern: Annotated[str, AfterValidator(dynamic.check_pattern)] | None = None
+    queue_pattern: Annotated[str, AfterValidator(dynamic_queues.check_pattern)] | None = None
     queue_limit: int = Field(100, ge=1, le=1_000)
     queue_expires: float = Field(600.0, ge=4, le=86_400)
     static_queue: Queue = "celery"
@@ -98,7 +99,7 @@ class TaskSettings(Model):
 
     @model_validator(mode="after")
     def _task_consistent(self) -> TaskSettings:
-        dynamic.check(self)
+        dynamic_queues.check(self)
         own = not self.dynamic and (self.queue_type != "classic" or self.queue_arguments)
         if own and "celery" in self.queue_names:
             raise ValueError(
