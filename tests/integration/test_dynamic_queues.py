@@ -275,7 +275,6 @@ def test_nothing_is_lost_while_gateways_let_go(servers):
     run(use_all())
     assert len(taken) > 2 * 12, refused  # a busy machine may confirm some of them too late
     until(lambda: {one.id for one in servers.executions("turn-")} >= taken)
-    print(refused)
     until(lambda: not listed(servers.broker, "accepted-turn"))
     for gateway in gateways:
         gateway.stop()
