@@ -43,6 +43,7 @@ from gateway.pending_task import PendingTask
 log = logging.getLogger(__name__)
 
 LOOK = 1.0  # seconds between looks at the queues in use
+_WATCHED = 10.0  # seconds after a message in which its queue is looked at each time
 _KNOWN = 10.0  # seconds for which the workers' answers are used
 _LONGEST_SWEEP = 60.0  # seconds between two sweeps, at the most
 _AT_ONCE = 16  # queues that are declared at the same time: each needs a channel
@@ -81,6 +82,13 @@ class _Queue:
         """May it have messages, or get one soon?"""
         idle = now - self.used > IDLE * self.route.queue_expires
         return bool(self.waiting or self.messages) or not idle
+
+    def due(self, now: float) -> bool:
+        """Is it to be looked at, whether it has a consumer, and to renew it?"""
+        if not self.in_use(now) or self.declared == -inf:
+            return False
+        watched = self.messages or not self.consumers or now - self.used < _WATCHED
+        return bool(watched) or now - self.declared > RENEWED / 4 * self.route.queue_expires
 
     def gone(self, now: float) -> bool:
         """Has it expired by now?"""
@@ -223,9 +231,10 @@ class DynamicQueues:
             except Exception:
                 # One message's failure must not keep the others; its own deadline answers it.
                 log.exception("a message for the queue %s could not be published", queue.name)
-        if error is None and not queue.consumers:
+        if error is not None:
+            self._forget_gone()
+        elif not queue.consumers:
             self._alone.set()
-        self._forget_gone()
 
     async def _renew(self, queue: _Queue) -> None:
         connection = self._publisher.connection
@@ -244,7 +253,7 @@ class DynamicQueues:
     # Watching ---------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Look at the queues in use each second, and have workers consume those without one."""
+        """Look at queues each second, and have workers consume those that have no consumer."""
         looked = monotonic()
         while True:
             try:
@@ -265,14 +274,15 @@ class DynamicQueues:
             log.info("dynamic queues are not watched for now: %s", describe(exc))
 
     async def _look(self) -> None:
-        """Renew the queues in use, and note their messages and consumers."""
+        """Renew the queues that are due, and note their messages and consumers."""
+        self._forget_gone()
         now, connection = monotonic(), self._publisher.connection
-        used = [queue for queue in self._all() if queue.in_use(now) and queue.declared > -inf]
-        if connection is None or not used:
+        due = [queue for queue in self._all() if queue.due(now)]
+        if connection is None or not due:
             return
         channel = await broker.open_channel(connection)
         try:
-            for queue in used:
+            for queue in due:
                 begun = monotonic()
                 try:
                     queue.messages, queue.consumers = await broker.declare(
@@ -321,7 +331,6 @@ class DynamicQueues:
     async def _sweep_regularly(self) -> None:
         while True:
             await asyncio.sleep(self._sweep_every)
-            self._forget_gone()
             await self._guard(self._sweep())
 
     async def _sweep(self) -> None:
