@@ -14,6 +14,8 @@ from kombu import Exchange, Queue
 
 DEFAULT_QUEUE = "celery"
 DEAD_LETTER_EXCHANGE = "gateway.dead"
+#: The exchange of dynamic queues, which gateways tell workers to consume.
+DYNAMIC_EXCHANGE = "gateway.dynamic"
 
 QUEUE_TYPE = "quorum"
 #: The limit is RabbitMQ 4's own default. A forced reconnection counts as a delivery, too, so with a

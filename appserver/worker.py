@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -13,12 +13,13 @@ import amqp
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from celery import Task, bootsteps, signals
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded, WorkerLostError
+from celery.worker import state
 from celery.worker.consumer import Consumer
 from celery.worker.request import Request
 
 from appserver import dead_letters
 from appserver.attempts import attempts
-from appserver.queues import DEAD_LETTER_EXCHANGE
+from appserver.queues import DEAD_LETTER_EXCHANGE, DYNAMIC_EXCHANGE
 
 RECONNECT_INTERVAL_MAX = 5  # seconds
 #: Workers lost with a redelivered message after which it is not begun any more. A deployment may be
@@ -172,7 +173,7 @@ class PoisonAwareTasks(bootsteps.Step):
 
 
 class PromptConsumer(Consumer):
-    """A consumer that reconnects quickly, and declares delayed delivery on one node only."""
+    """A consumer that reconnects quickly, declares delayed delivery on one node, forgets queues."""
 
     class Blueprint(Consumer.Blueprint):
         default_steps = [
@@ -189,6 +190,29 @@ class PromptConsumer(Consumer):
             interval_max=RECONNECT_INTERVAL_MAX - 1,
         )
         return super().ensure_connected(conn)
+
+    def cancel_task_queue(self, queue: str) -> None:
+        """Stop consuming `queue`, as remote control asks for.
+
+        A dynamic queue may expire when it has no consumer, and would take messages along that are
+        not acknowledged. So it is kept while there are any: its gateway asks again. After that, not
+        even its definition is kept, as Celery does, which would need memory for each name.
+        """
+        known = self.app.amqp.queues.get(queue)
+        dynamic = known is not None and known.exchange.name == DYNAMIC_EXCHANGE
+        if dynamic and any(queue == key for key in self._held()):
+            log.debug("%s is still consumed: some of its messages are not acknowledged", queue)
+            return
+        super().cancel_task_queue(queue)
+        if dynamic:
+            del self.app.amqp.queues[queue]
+
+    def _held(self) -> Iterator[str]:
+        """Yield the routing key of each message that is not acknowledged yet."""
+        scheduled = [entry.entry.args for entry in self.timer.schedule.queue]
+        waiting = [args[0] for args in scheduled if args and isinstance(args[0], Request)]
+        for request in (*state.reserved_requests, *waiting):
+            yield request.delivery_info["routing_key"]
 
 
 class QuietConsumer(PromptConsumer):

@@ -176,6 +176,12 @@ class Full(Unavailable):
     type = "full"
 
 
+class QueueLimit(Unavailable):
+    """The route has as many dynamic queues as its limit allows."""
+
+    type = "queue-limit"
+
+
 class DeadlinePassed(RequestError):
     """The task had no result by the deadline; it may still run."""
 

@@ -39,11 +39,14 @@ HELP = {
     "gateway_result_connections_total": "Connections to the result store that were opened.",
     "gateway_in_flight": "Requests in flight.",
     "gateway_connections_open": "HTTP connections open.",
+    "gateway_dynamic_queues": "Dynamic queues that exist, by route, as far as this process knows.",
     "gateway_state_memory_ratio": "How full the Redis of the claims is, from 0 to 1.",
 }
 #: Gauges that are the same in every process: they are not added up.
 SEEN_ALIKE = ("gateway_state_memory_ratio",)
-GAUGES = ("gateway_in_flight", "gateway_connections_open", *SEEN_ALIKE)
+#: Gauges with a value for each route that has one.
+BY_ROUTE = ("gateway_dynamic_queues",)
+GAUGES = ("gateway_in_flight", "gateway_connections_open", *SEEN_ALIKE, *BY_ROUTE)
 _PLAIN = tuple(name for name in HELP if name not in GAUGES)[2:]
 
 #: The form of the file, bytes of JSON, offset of the first value.
@@ -58,12 +61,15 @@ Series = tuple[str, tuple[tuple[str, str], ...]]
 class Metrics:
     """The counters of one process in the file with the descriptor `fd`; None: in memory only.
 
-    `routes` are the routes' paths. A single writer needs no lock: a reader may see a count one too
-    low, never a torn one.
+    `routes` are the routes' paths, `dynamic` those of routes with dynamic queues. A single writer
+    needs no lock: a reader may see a count one too low, never a torn one.
     """
 
-    def __init__(self, fd: int | None = None, routes: Iterable[str] = ()):
-        self.series: list[Series] = [(name, ()) for name in GAUGES + _PLAIN]
+    def __init__(
+        self, fd: int | None = None, routes: Iterable[str] = (), dynamic: Iterable[str] = ()
+    ):
+        plain = [name for name in GAUGES + _PLAIN if name not in BY_ROUTE]
+        self.series: list[Series] = [(name, ()) for name in plain]
         self._index = {name: i for i, (name, _) in enumerate(self.series)}
         self._requests: dict[tuple[str, int], int] = {}
         #: Where a route's histogram begins: its buckets, then its sum.
@@ -78,6 +84,10 @@ class Metrics:
             for bound in (*BUCKETS, "+Inf"):
                 self.series.append((f"{_SECONDS}_bucket", (route, ("le", str(bound)))))
             self.series.append((f"{_SECONDS}_sum", (route,)))
+        self._queues: dict[str, int] = {}
+        for path in dict.fromkeys(dynamic):
+            self._queues[path] = len(self.series)
+            self.series.append(("gateway_dynamic_queues", (("route", path),)))
         described = json.dumps([(name, dict(labels)) for name, labels in self.series]).encode()
         start = -(-(HEAD.size + len(described)) // _VALUE) * _VALUE
         size = start + _VALUE * len(self.series)
@@ -94,6 +104,10 @@ class Metrics:
 
     def set(self, name: str, value: float) -> None:
         self._values[self._index[name]] = value
+
+    def set_queues(self, route: str, number: int) -> None:
+        """Set how many dynamic queues `route` has."""
+        self._values[self._queues[route]] = number
 
     def get(self, name: str) -> float:
         return self._values[self._index[name]]

@@ -15,7 +15,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from gateway.metrics import GAUGES, HELP
+from gateway.metrics import BY_ROUTE, GAUGES, HELP
 from gateway.process.counters import Totals
 
 #: Prometheus' text format, in the version that every scraper reads.
@@ -44,7 +44,9 @@ class _Collector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         for name, text in HELP.items():
-            if name in GAUGES:
+            if name in BY_ROUTE:
+                yield self._plain(GaugeMetricFamily(name, text, labels=["route"]), name, "route")
+            elif name in GAUGES:
                 yield self._plain(GaugeMetricFamily(name, text), name)
             elif name == "gateway_requests_total":
                 family = CounterMetricFamily(name, text, labels=_ANSWERS)

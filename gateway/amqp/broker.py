@@ -88,20 +88,36 @@ async def open_channel(connection: TurnConnection) -> Channel:
     return await opened
 
 
-async def rpc(channel: Channel, call: Callable[[Callable[..., None]], object]) -> None:
+async def rpc(channel: Channel, call: Callable[[Callable[..., None]], object]) -> Any:
     """Make a `call` on `channel` that takes a callback, and wait for the callback.
 
-    Raises pika's AMQPError where the channel closes first.
+    Returns the callback's first argument, the broker's answer; None: it has none. Raises pika's
+    AMQPError where the channel closes first.
     """
     done = asyncio.get_running_loop().create_future()
     channel.add_on_close_callback(lambda c, exc: _reject(done, exc))
-    call(lambda *_frames: _resolve(done, None))
-    await done
+    call(lambda *frames: _resolve(done, frames[0] if frames else None))
+    return await done
 
 
 async def select_confirms(channel: Channel) -> None:
     """Have the broker confirm messages on `channel`; the scanner reads the confirms, not pika."""
     await rpc(channel, partial(channel.confirm_delivery, lambda _: None))
+
+
+async def declare(
+    channel: Channel, queue: str, arguments: dict[str, Any] | None
+) -> tuple[int, int]:
+    """Declare `queue` durable; None: only look at it. Either renews the expiry of a classic queue.
+
+    Returns how many messages wait in it, and how many consumers it has. Raises pika's AMQPError; a
+    refusal also closes the channel.
+    """
+    call = partial(
+        channel.queue_declare, queue, passive=arguments is None, durable=True, arguments=arguments
+    )
+    found = (await rpc(channel, lambda callback: call(callback=callback))).method
+    return found.message_count, found.consumer_count
 
 
 async def ensure_queues(connection: TurnConnection, tasks: Sequence[TaskSettings]) -> None:
@@ -119,7 +135,9 @@ async def ensure_queues(connection: TurnConnection, tasks: Sequence[TaskSettings
             elif await _declare(connection, queue, arguments=task.arguments()):
                 log.info("declared the queue %s", queue)
 
-    queues = {queue: task for task in tasks for queue in task.queue_names}
+    # A dynamic route knows nothing of its static queue; another route may.
+    ordered = sorted(tasks, key=lambda task: not task.dynamic)
+    queues = {queue: task for task in ordered for queue in task.queue_names}
     await asyncio.gather(*(ensure(queue, task) for queue, task in queues.items()))
 
 

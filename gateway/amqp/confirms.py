@@ -15,6 +15,8 @@ from gateway.pending_task import PendingTask
 
 log = logging.getLogger(__name__)
 
+_MOST = 1_000  # queues: those of routes with dynamic queues have ever new names
+
 #: A task's id and a delivery's id. Both are needed: a later try may publish a task again before the
 #: return of the earlier message with the same task id has arrived.
 Published = tuple[str, str]
@@ -78,6 +80,8 @@ class Confirms:
 
     def give_up(self, sent_before: float) -> None:
         """Fail the messages sent before `sent_before` (monotonic seconds) and not confirmed."""
+        if len(self._taken) > _MOST:
+            self._taken.clear()
         overdue = takewhile(lambda item: item[1].sent <= sent_before, self._pending.items())
         for tag, pending in list(overdue):
             del self._pending[tag]

@@ -89,6 +89,11 @@ class Publisher:
         """Why it cannot publish, in words; empty when it can."""
         return self._error or self.blocked
 
+    @property
+    def connection(self) -> TurnConnection | None:
+        """The connection on which others may open channels; None: it is not connected."""
+        return None if self.error else self._connection
+
     async def start(self) -> None:
         self._task = background.start(self._keep_connected(), "broker connection")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 from urllib.parse import urlsplit
 
+from gateway.config.dynamic import RENEWED
 from gateway.config.route import PARAM, Route
 from gateway.config.settings import Config
 from gateway.config.strategies import STRATEGIES
@@ -80,6 +82,7 @@ def _of_routes(config: Config) -> list[str]:
             )
         if route.events is None and not route.when:
             whole.add(path)
+        problems += _of_dynamic_queues(config, route, place)
         problems += [f"{place}.{text}" for text in _of_route(config, route)]
     return [*problems, *_of_queues(config)]
 
@@ -88,7 +91,7 @@ def _of_queues(config: Config) -> list[str]:
     problems = []
     declared: dict[str, tuple[bool, dict[str, Any]]] = {}
     for task in config.tasks:
-        for queue in task.queue_names:
+        for queue in task.queue_names if not task.dynamic else ():
             kind = (task.declare, task.arguments())
             if declared.setdefault(queue, kind) != kind:
                 problems.append(
@@ -96,6 +99,34 @@ def _of_queues(config: Config) -> list[str]:
                     "queue_arguments; make them the same"
                 )
     return problems
+
+
+def _of_dynamic_queues(config: Config, route: Route, place: str) -> list[str]:
+    if not route.dynamic:
+        return []
+    if not config.amqp:
+        return [f"{place}.queue: only an AMQP broker has queues that expire; use a fixed name"]
+    problems = []
+    for other in config.routes:
+        if other.queue == route.queue and _own(other) != _own(route):
+            problems.append(
+                f"routes: the queue {route.queue} has different values of queue_pattern, "
+                "queue_limit, queue_expires, static_queue or queue_arguments; make them the same"
+            )
+    # These strategies publish in a thread or a greenlet, which may begin only at the deadline.
+    patience = config.confirm_timeout
+    patience += route.deadline if config.strategy_info.subscribes == "key" else 0
+    if route.queue_expires * RENEWED < patience:
+        problems.append(
+            f"{place}.queue_expires: a message could arrive after its queue has expired; set it to "
+            f"{math.ceil(patience / RENEWED)} or more"
+        )
+    return problems
+
+
+def _own(route: Route) -> tuple[Any, ...]:
+    own = route.queue_pattern, route.queue_limit, route.queue_expires, route.static_queue
+    return *own, route.queue_arguments
 
 
 def _of_route(config: Config, route: Route) -> list[str]:

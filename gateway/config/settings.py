@@ -222,6 +222,11 @@ class Config(Model):
         return [task for route in self.routes for task in (route, *route.also)]
 
     @property
+    def dynamic_paths(self) -> list[str]:
+        """The paths of routes with dynamic queues."""
+        return list(dict.fromkeys(route.path for route in self.routes if route.dynamic))
+
+    @property
     def queues(self) -> list[str]:
         """The queues to which messages may go."""
         return sorted({queue for task in self.tasks for queue in task.queue_names})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from math import inf
@@ -10,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from gateway.celery_message import Message, Options, embedding, encode_body, encode_call
+from gateway.config import dynamic as dynamic_queues
 from gateway.config import pointers
 from gateway.config.pointers import KEY, MAX_NAME, Pointer
 from gateway.delivery import Delivery
@@ -72,7 +74,11 @@ class TaskSettings(Model):
     task: str = Field("api.core.main", min_length=1)
     args: list[ArgumentSetting] | None = None
     kwargs: dict[str, ArgumentSetting] | None = None
-    queue: Queue = "celery"
+    queue: Annotated[Queue, AfterValidator(pointers.check_template)] = "celery"
+    queue_pattern: Annotated[str, AfterValidator(dynamic_queues.check_pattern)] | None = None
+    queue_limit: int = Field(100, ge=1, le=1_000)
+    queue_expires: float = Field(600.0, ge=4, le=86_400)
+    static_queue: Queue = "celery"
     queues: list[Queue] | None = Field(None, min_length=2)
     ordering_key: Annotated[str, _ordering_key] | None = None
     declare: bool = True
@@ -93,7 +99,9 @@ class TaskSettings(Model):
 
     @model_validator(mode="after")
     def _task_consistent(self) -> TaskSettings:
-        if "celery" in self.queue_names and (self.queue_type != "classic" or self.queue_arguments):
+        dynamic_queues.check(self)
+        own = not self.dynamic and (self.queue_type != "classic" or self.queue_arguments)
+        if own and "celery" in self.queue_names:
             raise ValueError(
                 "queue: `celery` cannot have a queue_type or queue_arguments, because Celery "
                 "declares it without; give the queue another name"
@@ -133,20 +141,33 @@ class TaskSettings(Model):
             yield "message_headers", place
         for place in pointers.pointers_in(self.routing_key):
             yield "routing_key", place
+        for place in pointers.pointers_in(self.queue):
+            yield "queue", place
         if isinstance(self.priority, str):
             yield "priority", self.priority
         if self.ordering_key is not None:
             yield "ordering_key", self.ordering_key
 
+    # Not a property: each request reads it.
+    @cached_property
+    def dynamic(self) -> bool:
+        """Are its queues declared on first use, by names that have pointers?"""
+        return self.queue_pattern is not None
+
     @property
     def queue_names(self) -> list[str]:
-        """The queues to which its messages may go; none where an exchange chooses them."""
+        """The queues to which its messages may go; none where an exchange chooses them.
+
+        Of a route with dynamic queues it is the static one.
+        """
         if self.exchange is not None:
             return []
-        return self.queues or [self.queue]
+        return self.queues or [self.static_queue if self.dynamic else self.queue]
 
     def arguments(self) -> dict[str, str | int | bool]:
-        """Return the arguments with which its queues are declared."""
+        """Return the arguments with which its queues are declared, but for dynamic ones."""
+        if self.dynamic:
+            return {}
         kind = {} if self.queue_type == "classic" else {"x-queue-type": self.queue_type}
         return {**kind, **self.queue_arguments}
 
@@ -209,6 +230,8 @@ class TaskSettings(Model):
             return pointers.filler(self.routing_key)
         if self.queues and self.ordering_key:
             return pointers.chooser(self.ordering_key, self.queues)
+        if self.queue_pattern is not None:
+            return _allowed(self.queue, self.queue_pattern)
         return lambda _delivery: self.queue
 
     @cached_property
@@ -241,3 +264,23 @@ class FurtherTask(TaskSettings):
 
     task: str = Field(min_length=1)
     ignore_result: bool = True
+
+    @model_validator(mode="after")
+    def _static(self) -> FurtherTask:
+        if self.dynamic:
+            raise ValueError("queue: only the route's own task may have a dynamic queue")
+        return self
+
+
+def _allowed(template: str, pattern: str) -> Callable[[Delivery], str]:
+    """Return the function that fills `template`; it raises `BadRequest` outside `pattern`."""
+    fill, fits = pointers.filler(template), re.compile(pattern).fullmatch
+    places = " and ".join(pointers.pointers_in(template))
+
+    def filled(delivery: Delivery) -> str:
+        name = fill(delivery)
+        if not fits(name):
+            raise BadRequest(f"{places} may not have this value: there is no queue {name!r}.")
+        return name
+
+    return filled

@@ -49,7 +49,7 @@ class Child:
         self._config = config
         self._sockets = sockets
         self._stopping = asyncio.Event()
-        metrics = Metrics(metrics_fd, config.paths)
+        metrics = Metrics(metrics_fd, config.paths, config.dynamic_paths)
         ids = TaskIds()
         strategy = find(config.strategy)(config, metrics, ids.prefix)
         failpoint = Failpoint(os.environ.get("GATEWAY_FAILPOINT", ""))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gateway.amqp.dynamic_queues import DynamicQueues
 from gateway.celery_message import TaskIds
 from gateway.failpoints import Failpoint
 from gateway.journal.store import Journal
@@ -33,4 +34,6 @@ class Context:
     journal: Journal | None
     #: Not None if any route has an identity.
     idempotency: Idempotency | None
+    #: Not None if any route has dynamic queues.
+    queues: DynamicQueues | None
     log_requests: bool

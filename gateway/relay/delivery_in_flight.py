@@ -134,9 +134,18 @@ class DeliveryInFlight(InFlight):
 
         Only for its confirm where the mode is ``accept``.
         """
-        strategy = self.context.strategy
+        strategy, queues = self.context.strategy, self.context.queues
         send = strategy.publish if self.mode == "accept" else strategy.send
+        if queues is not None and self.route.dynamic:
+            return queues.send(self.route, self.message, self.deadline, send)
         return send(self.message, self.deadline)
+
+    def publish_again(self, message: Message) -> PendingTask:
+        """Publish the `message` of an earlier try; wait for its confirm only."""
+        publish, queues = self.context.strategy.publish, self.context.queues
+        if queues is not None and self.route.dynamic:
+            return queues.send(self.route, message, self.deadline, publish)
+        return publish(message, self.deadline)
 
     def follow(self, pending: PendingTask) -> None:
         """Answer with the confirm or the end of `pending`."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 from typing import Protocol
 
@@ -35,7 +36,6 @@ from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
 from gateway.relay.attempt import Answering, Steps
 from gateway.stores.pipeline import Pipeline
-from gateway.strategies.base import Strategy
 
 
 class Replied(Protocol):
@@ -69,6 +69,9 @@ class Try(Answering, Protocol):
     def publish(self) -> PendingTask:
         """Publish the message of the route's own task."""
 
+    def publish_again(self, message: Message) -> PendingTask:
+        """Publish the `message` of an earlier try; wait for its confirm only."""
+
     def follow(self, pending: PendingTask) -> None:
         """Answer with the confirm or the end of `pending`."""
 
@@ -88,7 +91,6 @@ class Idempotency:
     def __init__(
         self,
         config: Config,
-        strategy: Strategy,
         results: Pipeline,
         metrics: Metrics,
         failpoint: Failpoint,
@@ -98,7 +100,6 @@ class Idempotency:
         self._watch = StateWatch(config, metrics, self._claims.redis)
         self._waiter = ResultWaiter(config, self._claims, results)
         self._late = LateResults(config, self._claims, results, self._waiter.results_subscription)
-        self._strategy = strategy
         self._failpoint = failpoint
         self._refuse = config.without_state == "refuse"
         self._steps = steps
@@ -230,10 +231,8 @@ class Idempotency:
         if outcome is not None:
             pending.settle(outcome)
         elif handle.ours:
-            publish, message = self._strategy.publish, pending.message
-            published = await self._publish(
-                handle, delivery, lambda: publish(message, delivery.deadline)
-            )
+            publish = partial(delivery.publish_again, pending.message)
+            published = await self._publish(handle, delivery, publish)
             if published is None:
                 pending.abandon()
                 return pending

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from time import monotonic
 
+from gateway.amqp.dynamic_queues import DynamicQueues
+from gateway.amqp.publisher import Publisher
 from gateway.celery_message import TaskIds
 from gateway.config.route import RESULTS, Route
 from gateway.config.settings import Config
@@ -61,7 +63,7 @@ class Relay:
         )
         steps = Steps()
         idempotency = (
-            Idempotency(config, strategy, self._results, metrics, failpoint, steps)
+            Idempotency(config, self._results, metrics, failpoint, steps)
             if joined and self._results is not None
             else None
         )
@@ -79,6 +81,7 @@ class Relay:
             ),
             idempotency=idempotency,
             journal=Journal(config, metrics) if config.journal else None,
+            queues=_dynamic_queues(config, metrics, strategy),
             log_requests=config.log_requests,
         )
 
@@ -92,10 +95,11 @@ class Relay:
         for service in reversed(self._services()):
             await service.stop()
 
-    def _services(self) -> list[Strategy | Pipeline | Idempotency | Journal]:
+    def _services(self) -> list[Strategy | DynamicQueues | Pipeline | Idempotency | Journal]:
         """Return the services in the order in which they are started."""
         context = self.context
-        some = (context.strategy, self._results, context.idempotency, context.journal)
+        own = (self._results, context.idempotency, context.journal)
+        some = (context.strategy, context.queues, *own)
         return [service for service in some if service is not None]
 
     def checks(self) -> dict[str, str]:
@@ -188,6 +192,14 @@ class Relay:
         )
         self.limits.admit(in_flight.size)
         return in_flight
+
+
+def _dynamic_queues(config: Config, metrics: Metrics, strategy: Strategy) -> DynamicQueues | None:
+    if not config.dynamic_paths:
+        return None
+    publisher = strategy.publisher
+    assert isinstance(publisher, Publisher)  # `cross_checks` refuses other brokers
+    return DynamicQueues(config, metrics, publisher)
 
 
 def _terms(route: Route, request: Request) -> Terms:

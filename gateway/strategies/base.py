@@ -38,6 +38,11 @@ class Strategy(ABC):
     def __init__(self, config: Config, metrics: Metrics, prefix: str):  # noqa: B027
         """Open nothing; the ids of this process' tasks begin with `prefix`."""
 
+    @property
+    def publisher(self) -> Publisher | KombuPublisher:
+        """The asynchronous publisher; with an AMQP broker it is a `Publisher`."""
+        return self._publisher
+
     @abstractmethod
     async def start(self) -> None:
         """Begin to connect; servers that do not answer are waited for in the background."""

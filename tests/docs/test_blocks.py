@@ -45,9 +45,8 @@ def parsed(words: list[str]) -> Namespace:
 
 
 def needs_amqp(block: str) -> bool:
-    return bool(
-        re.search(r'^(answer = "(wait-then-)?accept"|tries|prefer|.*also|revoke)', block, re.M)
-    )
+    keys = r'answer = "(wait-then-)?accept"|tries|prefer|.*also|revoke|queue_pattern'
+    return bool(re.search(rf"^({keys})", block, re.M))
 
 
 def test_there_are_blocks():

@@ -106,3 +106,18 @@ def test_a_queue_without_consumers_keeps_its_messages(channel, servers, tmp_path
     channel.queue_delete("full")
     assert body == b"precious"
     assert "no worker consumes it of its 1 message" in checked.of("queue full").text
+
+
+def test_of_dynamic_queues_the_static_one_is_examined(rabbitmq, servers, tmp_path):
+    text = ROUTE.replace('path = "/"', 'path = "/{session}"')
+    text += 'queue = "session-{param:session}"\nqueue_pattern = "session-.+"\n'
+    before = rabbitmq.ctl("list_queues", "name")
+
+    checked = check(*write(tmp_path, text), *servers)
+
+    assert checked.of("queue celery").status == "ok"
+    found = checked.of("queue session-{param:session}")
+    assert found.status == "ok"
+    assert "at most 100 queues" in found.text
+    assert "workers on celery" in found.text
+    assert rabbitmq.ctl("list_queues", "name") == before

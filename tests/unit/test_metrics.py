@@ -204,7 +204,7 @@ def test_each_route_has_latencies_of_its_own(counting):
 
 def test_plain_series_are_there_from_the_beginning_and_labelled_ones_are_not(counting):
     samples = parsed(expose(counting().totals()))
-    labelled = {"gateway_requests_total", "gateway_request_seconds"}
+    labelled = {"gateway_requests_total", "gateway_request_seconds", "gateway_dynamic_queues"}
     assert HELP.keys() - labelled <= samples.keys()
     assert not any(name.startswith(tuple(labelled)) for name in samples)
     assert parsed(expose({})) == {}  # no child lives yet
@@ -267,3 +267,11 @@ def test_a_label_that_only_another_version_knows_is_added_up():
 
     assert found[f'{name}{{route="/a",status="200"}}'] == 5
     assert not any("/no-buckets" in series for series in found)
+
+
+def test_dynamic_queues_are_counted_by_route():
+    metrics = Metrics(dynamic=["/a", "/b"])
+    metrics.set_queues("/a", 3)
+    assert metrics.count(("gateway_dynamic_queues", (("route", "/a"),))) == 3
+    assert metrics.count(("gateway_dynamic_queues", (("route", "/b"),))) == 0
+    metrics.close()

@@ -40,7 +40,9 @@ async def inspect(
     Raises one of `broker.ERRORS` where the connection is lost.
     """
     room = asyncio.Semaphore(_AT_ONCE)
-    tasks = {queue: task for task in config.tasks for queue in task.queue_names}
+    # A route knows the arguments of its queues, but not those of a static one beside dynamic ones.
+    ordered = sorted(config.tasks, key=lambda task: not task.dynamic)
+    tasks = {queue: task for task in ordered for queue in task.queue_names}
 
     async def one(queue: str, task: TaskSettings) -> tuple[Seen | None, list[Finding]]:
         async with room:
@@ -49,7 +51,20 @@ async def inspect(
     looked = await asyncio.gather(*(one(*each) for each in sorted(tasks.items())))
     seen = {queue: it for queue, (it, _) in zip(sorted(tasks), looked, strict=True) if it}
     found = [finding for _, found in looked for finding in found]
-    return seen, [*found, *await _exchanges(connection, config)]
+    return seen, [*found, *_dynamic(config), *await _exchanges(connection, config)]
+
+
+def _dynamic(config: Config) -> list[Finding]:
+    """Return the findings about dynamic queues, of which none need exist now."""
+    routes = {route.queue: route for route in config.routes if route.dynamic}
+    return [
+        ok(
+            f"queue {name}",
+            f"at most {counted(config.processes * route.queue_limit, 'queue')}, on first use; "
+            f"the workers on {route.static_queue} are told to consume them",
+        )
+        for name, route in sorted(routes.items())
+    ]
 
 
 async def _exchanges(connection: TurnConnection, config: Config) -> list[Finding]:
@@ -78,13 +93,19 @@ async def _inspect(
     if not seen.consumers:
         waiting = f" of its {counted(seen.messages, 'message')}" if seen.messages else ""
         found.append(fail(name, f"no worker consumes it{waiting}", _START.format(queue)))
+    if task.dynamic:
+        return seen, found or [_counts(name, seen)]
     try:
         # Only if the queue exists, because a check must not create it.
         await amqp.declare(connection, queue, durable=True, arguments=task.arguments())
     except ChannelClosedByBroker as exc:
         found += _other(name, queue, task, exc)
+    return seen, found or [_counts(name, seen)]
+
+
+def _counts(name: str, seen: Seen) -> Finding:
     detail = f"{counted(seen.consumers, 'consumer')}, {counted(seen.messages, 'message')} waiting"
-    return seen, found or [ok(name, detail)]
+    return ok(name, detail)
 
 
 def _refused(name: str, queue: str, exc: ChannelClosedByBroker) -> Finding:

@@ -1,0 +1,209 @@
+"""Celery's remote control, and questions to other gateways, over the publisher's connection.
+
+https://docs.celeryq.dev/en/stable/userguide/workers.html#remote-control
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pika
+from pika.channel import Channel
+
+from gateway import background
+from gateway.amqp import broker
+from gateway.amqp.broker import describe
+from gateway.amqp.connection import TurnConnection
+from gateway.amqp.publisher import Publisher
+from gateway.backoff import Backoff
+from gateway.errors import BrokerUnavailable
+
+log = logging.getLogger(__name__)
+
+#: Celery's exchange for commands to workers.
+WORKERS = "celery.pidbox"
+#: The exchange for questions to the gateways of a virtual host.
+GATEWAYS = "gateway.siblings"
+#: The exchange to which workers bind dynamic queues, as Celery binds each queue to one. Nothing is
+#: published to it, so that its many changes disturb no publisher. `appserver.worker` knows it, too.
+DYNAMIC = "gateway.dynamic"
+REPLY_PREFIX = "gateway.reply."
+
+ANSWERS = 1.0  # seconds in which workers and gateways answer
+_SETTLED = 0.1  # seconds after a worker's answer in which those of other idle workers come
+_EXPIRES = 60  # seconds after which workers ignore a command
+_LOOK_AGAIN = 0.1  # seconds until it looks for a connection again
+_PAUSE = (0.5, 30.0)  # seconds before the channel is opened again: the first, the longest
+
+#: The queues that a worker consumes, and whether each of them is dynamic.
+Consumed = dict[str, bool]
+
+
+class RemoteControl:
+    """Has one channel, which is opened again after each loss; questions wait for it.
+
+    `in_use` tells which of the queues that another gateway asks about are in use here.
+    """
+
+    def __init__(self, publisher: Publisher, in_use: Callable[[Collection[str]], list[str]]):
+        self._publisher = publisher
+        self._in_use = in_use
+        self._channel: Channel | None = None
+        self._opened = asyncio.Event()
+        self._reply_to = ""
+        self._asked: dict[str, asyncio.Queue[Any]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._task = background.start(self._keep_open(), "remote control")
+
+    async def stop(self) -> None:
+        await background.stop(self._task)
+        if self._channel is not None and self._channel.is_open:
+            self._channel.close()
+
+    def tell(self, command: str, workers: Collection[str], arguments: Mapping[str, Any]) -> None:
+        """Send a command to `workers`. Raises `BrokerUnavailable`."""
+        self._command(command, arguments, sorted(workers))
+
+    async def consumed(self, hurry: bool = False) -> dict[str, Consumed]:
+        """Return for each worker that answers which queues it consumes.
+
+        `hurry`: it does not wait for workers that answer much later than the first. Raises
+        `BrokerUnavailable`.
+        """
+        found: dict[str, Consumed] = {}
+        await self._opened.wait()
+        with self._ticket() as (ticket, answers):
+            reply_to = {"exchange": "", "routing_key": self._reply_to}
+            self._command("active_queues", {}, None, ticket=ticket, reply_to=reply_to)
+            async for answer in _until(answers, _SETTLED if hurry else ANSWERS):
+                for worker, queues in answer.items() if isinstance(answer, dict) else ():
+                    if isinstance(queues, list):  # an error is a dict
+                        some = [each for each in queues if isinstance(each, dict)]
+                        found[worker] = {str(each.get("name")): _dynamic(each) for each in some}
+        return found
+
+    async def used_elsewhere(self, queues: Collection[str]) -> set[str]:
+        """Return those of `queues` that other gateways use. Raises `BrokerUnavailable`."""
+        used: set[str] = set()
+        await self._opened.wait()
+        with self._ticket() as (ticket, answers):
+            self._publish(GATEWAYS, "", sorted(queues), ticket=ticket, reply_to=self._reply_to)
+            async for answer in _until(answers, ANSWERS):
+                used.update(_texts(answer))
+        return used
+
+    def _command(
+        self, command: str, arguments: Mapping[str, Any], workers: list[str] | None, **more: Any
+    ) -> None:
+        message = {"method": command, "arguments": arguments, "destination": workers, **more}
+        self._publish(WORKERS, "", message, clock=0, expires=int(time.time()) + _EXPIRES)
+
+    def _publish(self, exchange: str, routing_key: str, body: Any, **headers: Any) -> None:
+        if self._channel is None or not self._channel.is_open:
+            raise BrokerUnavailable
+        properties = pika.BasicProperties(
+            content_type="application/json", content_encoding="utf-8", headers=headers
+        )
+        self._channel.basic_publish(exchange, routing_key, json.dumps(body).encode(), properties)
+
+    @contextmanager
+    def _ticket(self) -> Iterator[tuple[str, asyncio.Queue[Any]]]:
+        """Give a ticket and the queue of the answers that have it."""
+        ticket, answers = secrets.token_hex(16), asyncio.Queue[Any]()
+        self._asked[ticket] = answers
+        try:
+            yield ticket, answers
+        finally:
+            del self._asked[ticket]
+
+    # Channel ----------------------------------------------------------------------------
+
+    async def _keep_open(self) -> None:
+        backoff = Backoff(*_PAUSE)
+        while True:
+            connection = self._publisher.connection
+            if connection is None:
+                await asyncio.sleep(_LOOK_AGAIN)
+                continue
+            closed = asyncio.Event()
+            try:
+                async with asyncio.timeout(broker.CONNECT_TIMEOUT):
+                    self._channel = await self._open(connection, closed)
+                backoff.reset()
+                self._opened.set()
+                await closed.wait()
+            except (*broker.ERRORS, TimeoutError) as exc:
+                log.warning("cannot ask workers about dynamic queues: %s", describe(exc))
+            self._channel = None
+            self._opened.clear()
+            await asyncio.sleep(backoff.next())
+
+    async def _open(self, connection: TurnConnection, closed: asyncio.Event) -> Channel:
+        channel = await broker.open_channel(connection)
+
+        def on_closed(_channel: Channel, exc: BaseException) -> None:
+            log.info("the channel for remote control was closed: %s", describe(exc))
+            closed.set()
+
+        channel.add_on_close_callback(on_closed)
+        self._reply_to = own = f"{REPLY_PREFIX}{secrets.token_hex(8)}"
+        steps: tuple[Callable[..., Any], ...] = (
+            partial(channel.exchange_declare, GATEWAYS, "fanout", durable=True),
+            partial(channel.queue_declare, own, exclusive=True, auto_delete=True),
+            partial(channel.queue_bind, own, GATEWAYS),
+            partial(channel.basic_consume, own, self._on_message, auto_ack=True, exclusive=True),
+        )
+        for step in steps:
+            await broker.rpc(channel, _with_callback(step))
+        return channel
+
+    def _on_message(self, _channel: Any, _method: Any, properties: Any, body: bytes) -> None:
+        """Take an answer, or answer another gateway. Called by pika."""
+        headers = properties.headers or {}
+        try:
+            said = json.loads(body)
+        except (ValueError, RecursionError):
+            return
+        ticket, reply_to = str(headers.get("ticket")), headers.get("reply_to")
+        if ticket in self._asked:
+            if reply_to is None:  # it is not our own question
+                self._asked[ticket].put_nowait(said)
+        elif isinstance(reply_to, str) and (used := self._in_use(_texts(said))):
+            self._publish("", reply_to, used, ticket=ticket)
+
+
+def _with_callback(step: Callable[..., Any]) -> Callable[[Callable[..., None]], object]:
+    return lambda callback: step(callback=callback)
+
+
+def _dynamic(queue: Mapping[str, Any]) -> bool:
+    exchange = queue.get("exchange")
+    return isinstance(exchange, dict) and exchange.get("name") == DYNAMIC
+
+
+def _texts(said: Any) -> list[str]:
+    return [each for each in said if isinstance(each, str)] if isinstance(said, list) else []
+
+
+async def _until(answers: asyncio.Queue[Any], settled: float) -> AsyncIterator[Any]:
+    """Yield answers for `ANSWERS` seconds, or until none has come for `settled` after the first."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + ANSWERS
+    while True:
+        try:
+            async with asyncio.timeout_at(end):
+                answer = await answers.get()
+        except TimeoutError:
+            return
+        yield answer
+        end = min(end, loop.time() + settled)

@@ -1,0 +1,176 @@
+"""Do dynamic queues leave nothing behind, however many names there are?
+
+``python -m loadtest.dynamic_queues`` makes 200 queues and waits until they are gone. Then it sends
+100,000 deliveries with a new name each, of which the route's limit refuses most, and compares the
+memory of the gateway and of the worker during that time. It takes a few minutes. Exits with 1 if
+something remains or grows, or if an answer is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import itertools
+import sys
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from urllib.parse import urlsplit
+
+from gateway.stack.server import poll
+from loadtest.experiments.soak import growth
+from loadtest.machine import ROOT
+from loadtest.stack import Measured, Stack, measured
+
+EXPIRES = 12  # seconds, the fewest with the default `confirm_timeout`
+LIMIT = 1_000
+CONNECTIONS = 16
+GONE = 120.0  # seconds until nothing may be left
+SETTLED = 0.3  # of the names, after which memory has to be level
+#: What is still called level: the median of the last third over that of the first.
+LEVEL = 1.05
+_EVERY = 1.0  # seconds between two samples
+
+CONFIG = f"""
+[[routes]]
+path = "/sessions/{{session}}"
+task = "appserver.tasks.echo"
+deadline = 30
+queue = "session-{{param:session}}"
+queue_pattern = "session-[a-z0-9-]+"
+queue_limit = {LIMIT}
+queue_expires = {EXPIRES}
+static_queue = "sessions"
+"""
+
+
+class Run:
+    """A broker, a worker and a gateway, and what is wrong with them."""
+
+    def __init__(self, stack: Stack):
+        self.problems: list[str] = []
+        self._broker = stack.rabbitmq()
+        redis = stack.redis()
+        env = {
+            "GATEWAY_BROKER_URL": self._broker.url,
+            "GATEWAY_RESULT_BACKEND": redis.url,
+            "GATEWAY_RESULT_EXPIRES": "10",
+        }
+        self._worker = stack.worker(
+            self._broker.url, redis.url, queues=["sessions"], env=env, cwd=ROOT
+        )
+        config = stack.directory / "gateway.toml"
+        config.write_text(CONFIG)
+        self._gateway = stack.gateway("--strategy=redis", "--config", str(config), env=env)
+
+    def send(self, names: Iterator[str]) -> Counter[int]:
+        """Send a delivery for each name over several connections; return how many got a status."""
+        statuses: Counter[int] = Counter()
+        lock = threading.Lock()
+
+        def converse() -> None:
+            connection = http.client.HTTPConnection(urlsplit(self._gateway.url).netloc, timeout=60)
+            while True:
+                with lock:
+                    name = next(names, None)
+                if name is None:
+                    break
+                connection.request("POST", f"/sessions/{name}", body=name)
+                answer = connection.getresponse()
+                body = answer.read().decode()
+                status = answer.status
+                if status == 200 and body != name:
+                    status = 0
+                with lock:
+                    statuses[status] += 1
+            connection.close()
+
+        threads = [threading.Thread(target=converse) for _ in range(CONNECTIONS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return statuses
+
+    def held(self) -> float:
+        """Return how many dynamic queues the gateway has in its tables."""
+        with urllib.request.urlopen(f"{self._gateway.admin_url}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        found = [line for line in lines if line.startswith("gateway_dynamic_queues{")]
+        return sum(float(line.rpartition(" ")[2]) for line in found)
+
+    def queues(self) -> int:
+        """Return how many dynamic queues, or bindings of such, the broker has."""
+        queues = self._broker.ctl("list_queues", "-s", "name").splitlines()
+        bindings = self._broker.ctl("list_bindings", "-s", "destination_name").splitlines()
+        return sum(name.startswith("session-") for name in [*queues, *bindings])
+
+    def expect_nothing_left(self, after: str) -> None:
+        """Wait until all dynamic queues are gone from the broker and from the gateway."""
+        begun = time.monotonic()
+        poll(lambda: not self.held(), GONE)
+        poll(lambda: not self.queues(), GONE)
+        held, queues = self.held(), self.queues()
+        print(f"{after}: nothing left after {time.monotonic() - begun:.0f} s", flush=True)
+        if held or queues:
+            self.problems.append(f"{after}: {held:g} in the gateway, {queues} in the broker")
+
+    def sample(self, over: Callable[[], bool]) -> list[dict[str, float]]:
+        """Return the memory of each process in MB, again and again until it is over."""
+        processes: dict[str, Measured] = {
+            "gateway": measured(self._gateway),
+            "worker": measured(self._worker),
+            "broker": measured(self._broker),
+        }
+        samples, begun = [], time.monotonic()
+        while not over():
+            memory = {name: it.rss_bytes() / 2**20 for name, it in processes.items()}
+            samples.append({"seconds": time.monotonic() - begun, **memory})
+            time.sleep(_EVERY)
+        return samples
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run it; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.dynamic_queues")
+    parser.add_argument("--queues", type=int, default=200, help="made, and gone")
+    parser.add_argument("--names", type=int, default=100_000, help="in a row")
+    options = parser.parse_args(argv)
+    with Stack() as stack:
+        run = Run(stack)
+        statuses = run.send(iter([f"first-{n}" for n in range(options.queues)]))
+        print(f"{options.queues} queues: {dict(statuses)}", flush=True)
+        if statuses != {200: options.queues}:
+            run.problems.append(f"{options.queues} queues: answers {dict(statuses)}")
+        run.expect_nothing_left(f"{options.queues} queues")
+        _in_a_row(run, options.names)
+        run.expect_nothing_left(f"{options.names:,} names")
+    for problem in run.problems:
+        print(f"dynamic queues: {problem}", file=sys.stderr)
+    return 1 if run.problems else 0
+
+
+def _in_a_row(run: Run, count: int) -> None:
+    names = (f"row-{n}" for n in itertools.islice(itertools.count(), count))
+    statuses: list[Counter[int]] = []
+    begun = time.monotonic()
+    sender = threading.Thread(target=lambda: statuses.append(run.send(names)))
+    sender.start()
+    samples = run.sample(lambda: not sender.is_alive())
+    seconds = time.monotonic() - begun
+    print(f"{count:,} names in {seconds:.0f} s: {dict(statuses[0])}", flush=True)
+    if not statuses[0][200] or statuses[0].keys() - {200, 503}:
+        run.problems.append(f"{count:,} names: answers {dict(statuses[0])}")
+    for process in ("gateway", "worker", "broker"):
+        grown = growth(samples, process, SETTLED * seconds)
+        values = [sample[process] for sample in samples]
+        print(f"{process}: {values[0]:.1f} to {values[-1]:.1f} MB, last / first {grown:.3f}")
+        # An Erlang VM's memory comes and goes by more than this; what counts is what is left.
+        if process != "broker" and grown > LEVEL:
+            run.problems.append(f"the {process}'s memory grew by {grown - 1:.1%}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,291 @@
+"""Queues that are declared on first use, consumed by a worker that is told to, gone when idle."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import time
+import urllib.request
+from collections.abc import Iterator
+
+import kombu
+import pytest
+
+from gateway.config.strategies import STRATEGIES
+from tests.integration.deliveries import URLS, Servers, run, send
+from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.waiting import until
+
+EXPIRES = 8  # seconds of an idle queue, the fewest that leave time for a busy machine
+
+ROUTES = """
+confirm_timeout = {patience}
+
+[[routes]]
+path = "/known"
+task = "dynamic.known"
+queue = "sessions"
+
+[[routes]]
+path = "/wait/{session}"
+task = "faults.run"
+queue = "session-{param:session}"
+queue_pattern = "session-[a-z0-9-]{1,40}"
+queue_expires = {expires}
+static_queue = "sessions"
+
+[[routes]]
+path = "/accept/{session}"
+answer = "accept"
+task = "faults.run"
+queue = "accepted-{param:session}"
+queue_pattern = "accepted-[a-z0-9-]{1,40}"
+queue_limit = 3
+queue_expires = {expires}
+static_queue = "sessions"
+"""
+
+
+def routes(expires: float = EXPIRES) -> str:
+    patience = min(expires / 4, 5)  # as long as it may be
+    text = ROUTES.replace("{expires}", f"{expires:g}").replace("{patience}", f"{patience:g}")
+    return URLS + text
+
+
+STOCK = """
+import os
+from celery import Celery
+
+app = Celery("x", broker=os.environ["BROKER"], backend=os.environ["BACKEND"])
+
+@app.task(name="faults.run")
+def run(query, headers, body):
+    return body
+"""
+
+
+@pytest.fixture(scope="module")
+def servers(stack: Stack, own_rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Servers]:
+    app = "tests.integration.dynamic_tasks"
+    servers = Servers(stack, own_rabbitmq, redis_server, ["sessions"], concurrency=1, app=app)
+    yield servers
+    servers.stop()
+
+
+@pytest.fixture
+def gateway(servers: Servers) -> Iterator[Server]:
+    gateway = servers.gateway("redis", routes())
+    yield gateway
+    gateway.stop()
+
+
+def listed(broker: RabbitMQ, begin: str) -> dict[str, tuple[int, int]]:
+    """Return the messages and the consumers of the queues whose names begin with `begin`."""
+    rows = broker.ctl("list_queues", "-s", "name", "messages", "consumers").splitlines()
+    found = (row.split("\t") for row in rows if row.startswith(begin))
+    return {name: (int(messages), int(consumers)) for name, messages, consumers in found}
+
+
+def held(gateway: Server, path: str) -> float:
+    """Return how many dynamic queues the gateway says that the route has."""
+    with urllib.request.urlopen(f"{gateway.admin_url}/metrics") as answer:
+        text = answer.read().decode()
+    found = re.search(rf'^gateway_dynamic_queues{{route="{re.escape(path)}"}} (\S+)$', text, re.M)
+    return float(found[1]) if found else 0
+
+
+def known(gateway: Server) -> list[str]:
+    """Return the names of all queues that the worker has in its tables."""
+    return json.loads(run(send(gateway, "/known", "")).body)
+
+
+def answered(gateway: Server, target: str, body: str) -> int:
+    return run(send(gateway, target, body)).status
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_queue_is_made_on_first_use_and_consumed_at_once(servers, strategy):
+    gateway = servers.gateway(strategy, routes(60))
+    for number in range(3):
+        answer = run(send(gateway, f"/wait/{strategy}", f"{strategy}-{number}"))
+        assert (answer.status, answer.body) == (200, f"{strategy}-{number}".encode())
+    queue = f"session-{strategy}"
+    until(lambda: listed(servers.broker, queue) == {queue: (0, 1)})
+    assert held(gateway, "/wait/{session}") == 1
+    gateway.stop()
+
+
+def test_a_name_outside_the_pattern_is_a_400_that_names_it(gateway, servers):
+    answer = run(send(gateway, "/wait/A_B", ""))
+    assert (answer.status, answer.type) == (400, "bad-request")
+    assert b"param:session" in answer.body
+    assert b"session-A_B" in answer.body
+    assert listed(servers.broker, "session-A") == {}
+
+
+def test_no_more_queues_than_the_limit(gateway, servers):
+    some = [run(send(gateway, f"/accept/limit-{n}", f"limit-{n}")) for n in range(4)]
+    assert [each.status for each in some] == [202, 202, 202, 503]
+    assert some[3].type == "queue-limit"
+    assert answered(gateway, "/accept/limit-0", "limit-again") == 202
+    assert len(listed(servers.broker, "accepted-limit")) == 3
+    # One that is gone makes room for another.
+    until(lambda: answered(gateway, "/accept/limit-9", "limit-9") == 202)
+
+
+def test_thirty_queues_go_when_they_are_idle(servers):
+    gateway = servers.gateway("redis", routes(20))
+    before = known(gateway)
+
+    async def send_all() -> list[int]:
+        some = [send(gateway, f"/wait/idle-{n}", f"idle-{n}") for n in range(30)]
+        return [answer.status for answer in await asyncio.gather(*some)]
+
+    assert run(send_all()) == [200] * 30
+    assert len(listed(servers.broker, "session-idle")) == 30
+    assert held(gateway, "/wait/{session}") == 30
+    assert len([name for name in known(gateway) if name.startswith("session-idle")]) == 30
+
+    until(lambda: not listed(servers.broker, "session-idle"))
+    until(lambda: held(gateway, "/wait/{session}") == 0)
+    assert not [name for name in known(gateway) if name not in before]
+    bindings = servers.broker.ctl("list_bindings", "-s", "source_name", "destination_name")
+    assert "session-idle" not in bindings
+    gateway.stop()
+
+
+def test_a_queue_in_use_stays(gateway, servers):
+    end = time.monotonic() + 2 * EXPIRES
+    while time.monotonic() < end:
+        assert answered(gateway, "/wait/used", "used") == 200
+        time.sleep(0.5)
+    assert listed(servers.broker, "session-used") == {"session-used": (0, 1)}
+
+
+def test_a_stock_worker_consumes_and_lets_go(stack, servers, tmp_path):
+    (tmp_path / "stock.py").write_text(STOCK)
+    env = {"BROKER": servers.broker.url, "BACKEND": servers.results.url}
+    env["PYTHONPATH"] = str(tmp_path)
+    stock = stack.worker(servers.broker.url, app="stock", queues=["stock"], cwd=tmp_path, env=env)
+    gateway = servers.gateway("redis", routes().replace('"sessions"', '"stock"'))
+    assert answered(gateway, "/wait/stock", "stock") == 200
+    until(lambda: listed(servers.broker, "session-stock") == {"session-stock": (0, 1)})
+    until(lambda: not listed(servers.broker, "session-stock"))
+    assert answered(gateway, "/wait/stock", "stock") == 200
+    gateway.stop()
+    stock.stop()
+
+
+def test_the_worker_that_is_lost_is_replaced(gateway, servers):
+    assert answered(gateway, "/wait/lost", "lost-0") == 200
+    servers.worker.kill()
+    until(lambda: listed(servers.broker, "session-lost") == {"session-lost": (0, 0)})
+    answer, _ = run(_both(send(gateway, "/wait/lost", "lost-1"), _start_worker(servers)))
+    assert (answer.status, answer.body) == (200, b"lost-1")
+
+
+async def _both(*work):
+    return await asyncio.gather(*work)
+
+
+async def _start_worker(servers: Servers) -> None:
+    servers.worker = await asyncio.to_thread(servers.start_worker, ["sessions"], 1)
+
+
+def test_a_queue_that_was_deleted_is_declared_again(gateway, servers):
+    assert answered(gateway, "/accept/deleted", "deleted-0") == 202
+    until(lambda: servers.executions("deleted-0"))
+    with kombu.Connection(servers.broker.url) as connection:
+        connection.default_channel.queue_delete("accepted-deleted")
+    assert answered(gateway, "/accept/deleted", "deleted-1") == 202
+    until(lambda: servers.executions("deleted-1"))
+
+
+def test_a_queue_with_other_arguments_is_a_503(gateway, servers):
+    with kombu.Connection(servers.broker.url) as connection:
+        connection.default_channel.queue_declare("session-other", durable=True, auto_delete=False)
+    answer = run(send(gateway, "/wait/other", ""))
+    assert (answer.status, answer.type) == (503, "unroutable")
+    assert b"x-expires" in answer.body
+    assert held(gateway, "/wait/{session}") == 0
+    servers.broker.ctl("delete_queue", "session-other")
+
+
+def test_what_nobody_consumes_moves_to_the_static_queue(gateway, servers):
+    servers.worker.kill()
+    assert answered(gateway, "/accept/stranded", "stranded") == 202
+    assert listed(servers.broker, "accepted-stranded") == {"accepted-stranded": (1, 0)}
+    gateway.kill()  # nobody knows of the queue any more
+    until(lambda: not listed(servers.broker, "accepted-stranded"))
+    assert listed(servers.broker, "sessions") == {"sessions": (1, 0)}
+    servers.worker = servers.start_worker(["sessions"], 1)
+    until(lambda: servers.executions("stranded"))
+
+
+def test_a_queue_that_a_killed_gateway_has_left_goes(servers):
+    killed = servers.gateway("redis", routes())
+    assert answered(killed, "/wait/orphan", "orphan") == 200
+    killed.kill()
+    another = servers.gateway("redis", routes())
+    until(lambda: not listed(servers.broker, "session-orphan"))
+    another.stop()
+
+
+def test_a_running_task_keeps_its_queue(servers):
+    """Its message is not acknowledged, and would be lost with the queue and the worker."""
+    expires = 16
+    busy = servers.start_worker(["busy"], concurrency=2)  # it answers while its task runs
+    gateway = servers.gateway("redis", routes(expires).replace('"sessions"', '"busy"'))
+    assert answered(gateway, f"/accept/long?seconds={1.5 * expires}", "long") == 202
+    kept = {"accepted-long": (1, 1)}
+    until(lambda: listed(servers.broker, "accepted-long") == kept)
+    end = time.monotonic() + expires
+    while time.monotonic() < end:
+        assert listed(servers.broker, "accepted-long") == kept
+        time.sleep(0.5)
+    until(lambda: servers.executions("long"))
+    until(lambda: not listed(servers.broker, "accepted-long"))
+    gateway.stop()
+    busy.stop()
+
+
+def test_nothing_is_lost_while_gateways_let_go(servers):
+    """Each gateway leaves names for a time in which they become idle, while others use them."""
+    gateways = servers.gateways("redis", routes(), 1, 1, 2)
+    chosen = random.Random(7)
+    taken: set[str] = set()
+    refused: list[bytes] = []
+
+    async def use(number: int) -> None:
+        name = f"turn-{number % 2}"
+        for turn in range(12):
+            gateway = chosen.choice(gateways)
+            body = f"turn-{number}-{turn}"
+            answer = await send(gateway, f"/accept/{name}", body)
+            if answer.status == 202:
+                taken.add(body)
+            else:
+                refused.append(answer.body)
+            await asyncio.sleep(chosen.uniform(0.1, EXPIRES / 4 + 1.5))
+
+    async def use_all() -> None:
+        await asyncio.gather(*map(use, range(4)))
+
+    run(use_all())
+    assert len(taken) > 2 * 12, refused  # a busy machine may confirm some of them too late
+    until(lambda: {one.id for one in servers.executions("turn-")} >= taken)
+    until(lambda: not listed(servers.broker, "accepted-turn"))
+    for gateway in gateways:
+        gateway.stop()
+
+
+def test_the_broker_is_restarted(gateway, servers):
+    assert answered(gateway, "/accept/restart", "restart-0") == 202
+    until(lambda: servers.executions("restart-0"))
+    servers.broker.sync()
+    servers.broker.restart()
+    until(lambda: answered(gateway, "/accept/restart", "restart-1") == 202)
+    until(lambda: servers.executions("restart-1"))
+    assert answered(gateway, "/wait/restart", "restart-2") == 200
