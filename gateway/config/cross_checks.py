@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -89,7 +90,26 @@ def _of_routes(config: Config) -> list[str]:
                     "queue_arguments; make them the same"
                 )
         problems += [f"{place}.{text}" for text in _of_route(config, route)]
+    problems += _of_fairness(config.routes)
     return problems
+
+
+def _of_fairness(routes: Sequence[Route]) -> Iterator[str]:
+    """Yield the problems of fair queues that several routes share, or of which each needs some."""
+    fair = [(i, route) for i, route in enumerate(routes) if route.fair_by is not None]
+    for i, route in fair:
+        sharing = [other for _, other in fair if other.queue == route.queue]
+        if len({other.fair_queues for other in sharing}) > 1:
+            yield (
+                f"routes: the queue {route.queue} has different values of fair_queues; make them "
+                "the same"
+            )
+        if route.fair_by == "source" and len({other.source for other in sharing}) < 2:
+            yield (
+                f"routes[{i}].fair_by: all deliveries on the queue {route.queue} have one source, "
+                "which would be one publisher; use remote (the sender's address), or another "
+                "pointer, or let routes of several sources share the queue"
+            )
 
 
 def _of_route(config: Config, route: Route) -> list[str]:

@@ -9,6 +9,7 @@ from gateway.failpoints import Failpoint
 from gateway.journal.store import Journal
 from gateway.metrics import Metrics
 from gateway.relay.deadlines import Deadlines
+from gateway.relay.fairness import Fairness
 from gateway.relay.idempotency import Idempotency
 from gateway.relay.limits import Limits
 from gateway.relay.result_urls import ResultURLs
@@ -29,4 +30,6 @@ class Context:
     journal: Journal | None
     #: Not None if any route has an identity.
     idempotency: Idempotency | None
+    #: Not None if any route has `fair_by`.
+    fairness: Fairness | None
     log_requests: bool

@@ -86,7 +86,10 @@ class DeliveryInFlight(InFlight):
         """Publish the message; wait for its confirm only, or for its result, as the mode says."""
         strategy = self.context.strategy
         send = strategy.publish if self.mode == "accept" else strategy.send
-        return send(self.message, self.deadline)
+        pending = send(self.message, self.deadline)
+        if self.route.fair_by is not None and self.context.fairness is not None:
+            self.context.fairness.follow(pending)
+        return pending
 
     def follow(self, pending: PendingTask) -> None:
         """Answer with the confirm or the end of `pending`."""

@@ -17,6 +17,7 @@ from gateway.relay.attempt import attempt
 from gateway.relay.context import Context
 from gateway.relay.deadlines import Deadlines
 from gateway.relay.delivery_in_flight import DeliveryInFlight
+from gateway.relay.fairness import Fairness
 from gateway.relay.idempotency import Idempotency
 from gateway.relay.in_flight import InFlight
 from gateway.relay.limits import Limits
@@ -53,6 +54,7 @@ class Relay:
         self._timeout = config.timeout
         self._routes = Routes(config)
         joined = any(route.identified for route in config.routes)
+        fair = any(route.fair_by is not None for route in config.routes)
         self._results = (
             Pipeline(lambda: result_store.connect(config), "results that are asked for")
             if config.results and (joined or config.secret_key)
@@ -71,6 +73,7 @@ class Relay:
                 if joined and self._results is not None
                 else None
             ),
+            fairness=Fairness(strategy.queue_lengths) if fair else None,
             journal=Journal(config, metrics) if config.journal else None,
             log_requests=config.log_requests,
         )
@@ -183,7 +186,7 @@ class Relay:
 
     def _message(self, delivery: Delivery, route: Route, terms: Terms) -> Message:
         later = route.identified or terms.answer != "wait"
-        return route.message(
+        message = route.message(
             delivery,
             self.context.ids.new(),
             store=later,
@@ -192,6 +195,9 @@ class Relay:
             # Otherwise the result is of no use after the deadline: no worker should begin it then.
             expires=None if later else delivery.received_at + route.deadline + 1,
         )
+        if route.fair_by is not None and self.context.fairness is not None:
+            message.queue = self.context.fairness.shorter(route.fair_pair(delivery))
+        return message
 
 
 def _terms(route: Route, request: Request) -> Terms:

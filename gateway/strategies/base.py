@@ -13,6 +13,7 @@ from gateway.pending_task import PendingTask
 if TYPE_CHECKING:
     from gateway.amqp.kombu_publisher import KombuPublisher
     from gateway.amqp.publisher import Publisher
+    from gateway.amqp.queue_lengths import QueueLengths
 
 
 class Strategy(ABC):
@@ -51,6 +52,11 @@ class Strategy(ABC):
         pending = PendingTask(message, deadline)
         self._publisher.publish(pending)
         return pending
+
+    @property
+    def queue_lengths(self) -> QueueLengths:
+        """The lengths of the fair queues, as far as they are known."""
+        return self._publisher.lengths
 
     @abstractmethod
     async def stop(self) -> None:

@@ -72,12 +72,12 @@ async def _inspect(
     try:
         declared = await amqp.declare(connection, queue, passive=True)
     except ChannelClosedByBroker as exc:
-        return None, [_refused(name, queue, exc)]
+        return None, [_refused(name, queue, route, exc)]
     seen = Seen(declared.consumer_count, declared.message_count)
     found = []
     if not seen.consumers:
         waiting = f" of its {counted(seen.messages, 'message')}" if seen.messages else ""
-        found.append(fail(name, f"no worker consumes it{waiting}", _START.format(queue)))
+        found.append(fail(name, f"no worker consumes it{waiting}", _start(queue, route)))
     try:
         # Only if the queue exists, because a check must not create it.
         await amqp.declare(connection, queue, durable=True, arguments=route.arguments())
@@ -87,9 +87,19 @@ async def _inspect(
     return seen, found or [ok(name, detail)]
 
 
-def _refused(name: str, queue: str, exc: ChannelClosedByBroker) -> Finding:
+def _start(queue: str, route: Route) -> str:
+    """Return the remedy for a queue without a worker."""
+    if route.fair_by is None:
+        return _START.format(queue)
+    return (
+        f"{_START.format(route.queue)}, with GATEWAY_FAIR_QUEUES={route.queue}:{route.fair_queues} "
+        f"or appserver.setup(app, fair={{{route.queue!r}: {route.fair_queues}}})"
+    )
+
+
+def _refused(name: str, queue: str, route: Route, exc: ChannelClosedByBroker) -> Finding:
     if exc.reply_code == 404:
-        return fail(name, "there is no such queue", _START.format(queue))
+        return fail(name, "there is no such queue", _start(queue, route))
     if exc.reply_code == 405:
         remedy = "name another queue in the route; only one connection can use this one"
         return fail(name, f"it is exclusive to another connection: {exc.reply_text}", remedy)
