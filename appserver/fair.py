@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -106,9 +107,11 @@ def consume_fairly(app: Celery, fair: Mapping[str, int] | None) -> None:
 
     def add(instance: Any, **_signal: object) -> None:
         if instance.app is app:
-            for some in _fair_queues(app).values():
-                for queue in some:
-                    app.amqp.queues.add(queue)
+            # A signal's errors are only logged; `FairNames` raises this one again.
+            with suppress(ImproperlyConfigured):
+                for some in _fair_queues(app).values():
+                    for queue in some:
+                        app.amqp.queues.add(queue)
 
     # Before the worker looks at -Q, so that without -Q they are consumed.
     signals.celeryd_init.connect(add, weak=False)
