@@ -111,7 +111,7 @@ def consume_fairly(app: Celery, fair: Mapping[str, int] | None) -> None:
             with suppress(ImproperlyConfigured):
                 for some in _fair_queues(app).values():
                     for queue in some:
-                        app.amqp.queues.add(queue)
+                        app.amqp.queues.select_add(queue)
 
     # Before the worker looks at -Q, so that without -Q they are consumed.
     signals.celeryd_init.connect(add, weak=False)
