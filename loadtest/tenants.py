@@ -140,20 +140,23 @@ def queue_names(queue: str, number: int) -> list[str]:
     return [f"{queue}.fair.{n}" for n in range(number)] or [queue]
 
 
-def empty(bench: Bench, queue: str, number: int) -> int:
-    """Remove what the tenth has left, and wait until the worker holds nothing; return how many.
-
-    Raises StackError where the worker still holds messages after a minute.
-    """
+def purge(bench: Bench, queue: str, number: int) -> int:
+    """Remove what the tenth has left, and return how many messages that were."""
     with Broker(bench.broker.url) as link:
         channel = link.channel()
-        left = sum(channel.queue_purge(name) for name in queue_names(queue, number))
+        return sum(channel.queue_purge(name) for name in queue_names(queue, number))
+
+
+def wait_until_idle(bench: Bench) -> None:
+    """Wait until no queue and no worker has a message.
+
+    Raises StackError where that takes more than a minute.
+    """
     end = monotonic() + _PATIENCE
     while any(map(int, bench.broker.ctl("list_queues", "messages", "--no-table-headers").split())):
         if monotonic() > end:
-            raise StackError(f"the worker still holds messages of {queue}")
+            raise StackError("the worker still holds messages")
         sleep(0.5)
-    return int(left)
 
 
 def sharing(number: int) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from pika.channel import Channel
+from pika.exceptions import ChannelClosedByBroker
 
 from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
@@ -51,19 +53,22 @@ class QueueLengths:
         found: dict[str, int] = {}
         try:
             channel = await broker.open_channel(connection)
-            for queue in sorted(asked):
-                found[queue] = await _length(channel, queue)
-            channel.close()
-        except broker.ERRORS:
-            # The connection is lost, or a queue is deleted, which the publisher reports. The other
-            # queues are asked for next time.
-            self._used.update(asked - found.keys())
+            for queue in asked:
+                if not channel.is_open:
+                    channel = await broker.open_channel(connection)
+                # A queue that was deleted closes the channel; publishing to it tells the sender.
+                with suppress(ChannelClosedByBroker):
+                    found[queue] = await _length(channel, queue)
+            if channel.is_open:
+                channel.close()
+        except broker.ERRORS:  # the publisher reports that the connection is lost
+            self._used.update(asked)
         # What was published since the question is left out: the next answer has it.
         self._lengths = Counter({queue: length for queue, length in found.items() if length})
 
 
 async def _length(channel: Channel, queue: str) -> int:
-    """Return the number of ready messages; raises pika's AMQPError where there is no such queue."""
+    """Return the number of ready messages; raises `ChannelClosedByBroker` without the queue."""
     lengths: list[int] = []
 
     def call(callback: Callable[..., None]) -> None:

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 from loadtest import table, tenants
 from loadtest.bench import Bench, Front
@@ -34,7 +35,8 @@ DEFAULTS = {
 POOL = 8
 #: Seconds after which a request is a 504.
 DEADLINE = 10.0
-#: Seconds after which the worker ends a task that hangs.
+#: Seconds after which the worker ends a task that hangs, by an exception. A hard limit kills the
+#: process, for which the worker's loop stops; that would be measured instead.
 TIME_LIMIT = 3
 #: What a request may take, measured by the 99th percentile where nobody disturbs, and takes
 #: without noticing anything.
@@ -61,7 +63,7 @@ task = "appserver.tasks.sleep"
 queue = "{queue}"
 answer = "accept"
 ignore_result = true
-time_limit = {limit}
+soft_time_limit = {limit}
 {fair}
 
 """
@@ -90,6 +92,9 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
             bench.gateway(strategy) as front,
         ):
             yield front
+        # The worker may have held messages of the last measurement.
+        tenants.purge(bench, "plain", 0)
+        tenants.purge(bench, f"fair-{number}", number)
 
     settings = [(n, k) for n in options.fair_queues for k in options.fair_prefetch]
     trials = [
@@ -155,9 +160,10 @@ def _loads(
         beside = Beside(kind, options.requests)
         seconds = options.task.seconds
         target = f"{front.address}/{queue}", f"?seconds={seconds:g}"
-        found = {}
+        found: dict[str, Any] = {}
+        tenants.wait_until_idle(bench)
 
-        def run() -> dict[str, object]:
+        def run() -> dict[str, Any]:
             found.update(tenants.send(*target, options.duration, DEADLINE, beside))
             return found
 
@@ -168,7 +174,7 @@ def _loads(
             calm[:] = [row["latency_ms"]["p99"]]
         unnoticed = [ms <= UNNOTICED * calm[0] for ms in found["each_ms"]]
         row["unnoticed_percent"] = round(100 * sum(unnoticed) / len(unnoticed), 2)
-        row["beside"]["left"] = tenants.empty(bench, queue, number)
+        row["beside"]["left"] = tenants.purge(bench, queue, number)
         return row
 
     return [

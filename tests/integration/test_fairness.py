@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
 
 import pytest
 
+from gateway.amqp.publisher import Publisher
+from gateway.celery_message import Message
 from gateway.config.pointers import pair_chooser
+from gateway.config.settings import Config, Route
 from gateway.config.strategies import STRATEGIES
 from gateway.delivery import Delivery
+from gateway.metrics import Metrics
+from gateway.pending_task import PendingTask
 from gateway.stack.loopback import answers_ok
 from tests.integration.checking import check, urls, write
-from tests.integration.deliveries import URLS, Servers, port_of, run, send
+from tests.integration.deliveries import URLS, Servers, cut_connections, port_of, run, send
 from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import eventually, until
@@ -227,6 +233,45 @@ def test_a_deleted_queue_is_told_and_comes_back_with_the_connection(servers):
     until(lambda: answers_ok(port_of(gateway.admin_url), "/readyz"))
     assert run(post(gateway, f"/{queue}/taken", "one", "gone-5")) == 202
     gateway.stop()
+
+
+def test_a_process_learns_what_others_have_published(servers):
+    """Also where a queue of a publisher is gone: the other queues' lengths are still told."""
+    queue, metrics = "lengths", Metrics()
+    route = Route(path="/", queue=queue, fair_by="remote", fair_queues=4)
+    config = Config(broker_url=[servers.broker.url], routes=[route])
+    first, second, third, fourth = route.queue_names
+
+    async def publish(publisher: Publisher, name: str) -> None:
+        pending = PendingTask(Message("id", "task", name, b"[]", {}), monotonic() + 60)
+        publisher.publish(pending)
+        await eventually(lambda: pending.confirmed)
+
+    async def compare() -> None:
+        one, other = Publisher(config, metrics), Publisher(config, metrics)
+        await one.start()
+        await eventually(lambda: not one.error)
+        for name in (second, second, third):
+            await publish(one, name)
+        await asyncio.to_thread(servers.broker.ctl, "delete_queue", first)
+        await other.start()
+        await eventually(lambda: other.lengths[second] == 2 and other.lengths[third] == 1)
+        # A queue that was not empty is asked for again, without being used here.
+        await publish(one, second)
+        await eventually(lambda: other.lengths[second] == 3)
+        await asyncio.to_thread(servers.broker.ctl, "purge_queue", second)
+        await eventually(lambda: other.lengths[second] == 0)
+        assert other.lengths[third] == 1 and other.lengths[fourth] == 0
+        # A new connection goes on asking.
+        cut_connections(servers.broker, "gateway")
+        await eventually(lambda: not one.error and not other.error)
+        await publish(one, third)
+        await eventually(lambda: other.lengths[third] == 2)
+        await one.stop()
+        await other.stop()
+
+    asyncio.run(compare())
+    metrics.close()
 
 
 def test_check_names_the_worker_that_is_missing(servers, tmp_path):
