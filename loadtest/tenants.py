@@ -26,6 +26,7 @@ OTHERS = [f"tenant-{n}" for n in range(1, 10)]
 _AT_ONCE = 16  # connections of the tenth
 _LEAD = 1.0  # seconds that the tenth is ahead
 _HANGING = 4  # deliveries a second whose tasks hang
+_LATE = 30.0  # seconds after its deadline until an answer is missing
 _PATIENCE = 60.0  # seconds until workers have given up what they hold
 
 
@@ -87,7 +88,7 @@ async def _run(
         due, body = begin + n / len(OTHERS), b'{"n":%d}' % n
         await asyncio.sleep(due - monotonic())
         try:
-            async with asyncio.timeout(deadline + 5):
+            async with asyncio.timeout(deadline + _LATE):
                 status, answer = await _post(connections[n], OTHERS[n % len(OTHERS)], body)
         except TimeoutError:
             errors["missing"] += 1
