@@ -45,7 +45,9 @@ def parsed(words: list[str]) -> Namespace:
 
 
 def needs_amqp(block: str) -> bool:
-    return bool(re.search(r'^(answer = "(wait-then-)?accept"|tries|prefer|priority|exchange)', block, re.M))
+    return bool(
+        re.search(r'^(answer = "(wait-then-)?accept"|tries|prefer|priority|exchange)', block, re.M)
+    )
 
 
 def test_there_are_blocks():
