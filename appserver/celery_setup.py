@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from celery import Celery, bootsteps, signals
@@ -11,6 +12,7 @@ from celery.exceptions import ImproperlyConfigured
 from appserver.attempts import TakeBack
 from appserver.bootsteps import PromptHub
 from appserver.dead_letters import DeadLetters
+from appserver.fair import consume_fairly
 from appserver.processes import PromptProcesses
 from appserver.queues import named_queues
 from appserver.replacements import carry_over
@@ -40,12 +42,16 @@ DEFAULTS = {
 }
 
 
-def setup(app: Celery) -> None:
+def setup(app: Celery, fair: Mapping[str, int] | None = None) -> None:
     """Make the workers of `app` answer the gateway, and put away messages that crash workers.
+
+    `fair` names the queues of routes with ``fair_by``, and their ``fair_queues``, as in
+    ``{"orders": 16}``; without it GATEWAY_FAIR_QUEUES does.
 
     Call it before the app's tasks are used. The app's configuration may follow, and its settings
     take precedence. A second call changes nothing. Raises ImproperlyConfigured where tasks have
-    been used already; a worker raises it at its start where results are not stored in Redis.
+    been used already, or a number of queues is wrong; a worker raises it at its start where results
+    are not stored in Redis.
     """
     if ReplyingBackend in app.steps["worker"]:
         return
@@ -58,6 +64,7 @@ def setup(app: Celery) -> None:
     steps = (ReplyingBackend, PoisonAwareTasks, PromptHub, PromptProcesses)
     app.steps["worker"].update(steps)
     app.steps["consumer"].update((DeadLetters, TakeBack))
+    consume_fairly(app, fair)
     if app.configured:
         _set_defaults(app, app.conf)
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -95,12 +95,24 @@ class Bench:
         return {"RabbitMQ": broker["version"], "Redis": server["redis_version"]}
 
     @contextmanager
-    def worker(self, pool: str = "solo", size: int = 1, count: int = 1) -> Iterator[None]:
+    def worker(
+        self,
+        pool: str = "solo",
+        size: int = 1,
+        count: int = 1,
+        queues: Sequence[str] = ("celery",),
+        env: Mapping[str, str] | None = None,
+    ) -> Iterator[None]:
         """Run `count` Celery workers, each with `size` processes, threads or greenlets."""
         workers = [
             measured(
                 self._stack.worker(
-                    self.broker.url, self.redis.url, pool=pool, concurrency=size, env=self._env
+                    self.broker.url,
+                    self.redis.url,
+                    pool=pool,
+                    concurrency=size,
+                    queues=queues,
+                    env={**self._env, **(env or {})},
                 )
             )
             for _ in range(count)

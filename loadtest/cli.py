@@ -39,6 +39,8 @@ _DEFAULTS = {
     "requests": 10_000,
     "checked": 2_000,
     "task": Task(),
+    "fair_queues": [16],
+    "fair_prefetch": [1],
 }
 
 
@@ -80,6 +82,8 @@ def measure(options: argparse.Namespace, stack: Stack) -> Report:
     report.commit, report.machine = machine.commit(), machine.machine()
     # Only some have a task, and say so themselves; the checks say how many there were.
     del used["task"], used["checked"]
+    if options.experiment != "fair":
+        del used["fair_queues"], used["fair_prefetch"]
     report.options = {**used, **report.options}
     return report
 
@@ -132,6 +136,8 @@ def _parser() -> argparse.ArgumentParser:
     option("--requests", type=_positive, metavar="N", help="of a run that is not timed")
     option("--checked", type=_positive, metavar="N", help="answers compared one to one first")
     option("--task", type=_task, help="echo or sleep:SECONDS")
+    option("--fair-queues", type=_list_of(_positive), metavar="16", help="fair: numbers of queues")
+    option("--fair-prefetch", type=_list_of(_positive), metavar="1", help="fair: limits of each")
     option("--json", type=_file, metavar="FILE", help="write all figures there")
     option("--html", type=_file, metavar="FILE", help="write a page with pictures there")
     option("--plots", type=_directory, metavar="DIRECTORY", help="write plots as SVG there")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -84,7 +85,7 @@ def _of_routes(config: Config) -> list[str]:
             whole.add(path)
         problems += _of_dynamic_queues(config, route, place)
         problems += [f"{place}.{text}" for text in _of_route(config, route)]
-    return [*problems, *_of_queues(config)]
+    return [*problems, *_of_queues(config), *_of_fairness(config.routes)]
 
 
 def _of_queues(config: Config) -> list[str]:
@@ -127,6 +128,24 @@ def _of_dynamic_queues(config: Config, route: Route, place: str) -> list[str]:
 def _own(route: Route) -> tuple[Any, ...]:
     own = route.queue_pattern, route.queue_limit, route.queue_expires, route.static_queue
     return *own, route.queue_arguments
+
+
+def _of_fairness(routes: Sequence[Route]) -> Iterator[str]:
+    """Yield the problems of fair queues that several routes share, or of which each needs some."""
+    fair = [(i, route) for i, route in enumerate(routes) if route.fair_by is not None]
+    for i, route in fair:
+        sharing = [other for _, other in fair if other.queue == route.queue]
+        if len({other.fair_queues for other in sharing}) > 1:
+            yield (
+                f"routes: the queue {route.queue} has different values of fair_queues; make them "
+                "the same"
+            )
+        if route.fair_by == "source" and len({other.source for other in sharing}) < 2:
+            yield (
+                f"routes[{i}].fair_by: all deliveries on the queue {route.queue} have one source, "
+                "which would be one publisher; use remote (the sender's address), or another "
+                "pointer, or let routes of several sources share the queue"
+            )
 
 
 def _of_route(config: Config, route: Route) -> list[str]:

@@ -25,7 +25,9 @@ from gateway.errors import ConfigError
 
 _NAME = "GATEWAY_"
 #: Variables that are read and are not settings: the file's name, the app server's, the tests'.
-_OTHERS = ("CONFIG", "QUEUES", "WORKER_CHATTER", "FAILPOINT")
+_OTHERS = (
+    "CONFIG", "QUEUES", "FAIR_QUEUES", "FAIR_PREFETCH", "FAIR_TYPE", "WORKER_CHATTER", "FAILPOINT",
+)  # fmt: skip
 #: Settings that only a file can have.
 _TABLES = ("tls", "sources", "routes")
 # Kubernetes describes a service called `gateway`, or `gateway-something`, in such variables.

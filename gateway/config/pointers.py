@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Annotated, Any
 
@@ -31,6 +32,8 @@ _SENTENCE = (
     "delivery or source"
 )
 Pointer = Annotated[str, matching(_POINTER, _SENTENCE)]
+#: The most publishers whose queues are remembered.
+_PUBLISHERS = 4_096
 #: A pointer in braces within a text.
 _braces = re.compile(r"\{([^{}]*)\}")
 
@@ -123,6 +126,33 @@ def chooser(place: str, queues: Sequence[str]) -> Callable[[Delivery], str]:
     def chosen(delivery: Delivery) -> str:
         key = find(delivery).encode()
         return max(queues, key=lambda queue: blake2b(key, key=salts[queue]).digest())
+
+    return chosen
+
+
+def pair_chooser(place: str, queues: Sequence[str]) -> Callable[[Delivery], tuple[str, str]]:
+    """Return the function that assigns to the publisher of a delivery two different `queues`.
+
+    The value at `place` names the publisher. All deliveries without such a value have one publisher
+    together: how fairly a delivery is treated is no reason to refuse it. The assignment depends on
+    the value and on the names of the queues only, so it is the same in every process, and always.
+    """
+    extract, many = extractor(place), len(queues)
+    salt = blake2b("\n".join(queues).encode()).digest()
+
+    @lru_cache(_PUBLISHERS)
+    def assigned(publisher: str) -> tuple[str, str]:
+        digest = blake2b(publisher.encode(errors="replace"), key=salt, digest_size=16).digest()
+        first = int.from_bytes(digest[:8]) % many
+        other = int.from_bytes(digest[8:]) % (many - 1)
+        return queues[first], queues[other + (other >= first)]
+
+    def chosen(delivery: Delivery) -> tuple[str, str]:
+        try:
+            publisher = _text(extract(delivery))
+        except BadRequest:  # the body is not JSON
+            publisher = ""
+        return assigned(publisher[:MAX_LENGTH])
 
     return chosen
 

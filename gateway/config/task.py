@@ -22,6 +22,12 @@ from gateway.sources.fields import MISSING
 _ordering_key = matching(
     f"{KEY}|param:[a-z0-9_]+", "is written as json:/pointer, header:NAME or param:name"
 )
+_fair_by = matching(
+    rf"{KEY}|query:[^\r\n]+|param:[a-z_][a-z0-9_]*|remote|source",
+    "is written as json:/pointer, header:NAME, query:NAME, param:name, remote or source",
+)
+#: What the names of a route's fair queues have after the name of its `queue`.
+_FAIR = ".fair."
 #: The largest priority that AMQP can carry.
 _HIGHEST = 255
 #: The headers of Celery's protocol, which `message_headers` must not replace.
@@ -81,6 +87,8 @@ class TaskSettings(Model):
     static_queue: Queue = "celery"
     queues: list[Queue] | None = Field(None, min_length=2)
     ordering_key: Annotated[str, _ordering_key] | None = None
+    fair_by: Annotated[str, _fair_by] | None = None
+    fair_queues: int = Field(16, ge=4, le=128)
     declare: bool = True
     queue_type: Literal["classic", "quorum"] = "classic"
     queue_arguments: dict[str, str | int | bool] = {}
@@ -110,6 +118,7 @@ class TaskSettings(Model):
             raise ValueError("ordering_key: set it together with queues, a list of two or more")
         if self.queues and len(set(self.queues)) != len(self.queues):
             raise ValueError("queues: name each queue only once")
+        self._check_fairness()
         if self.exchange is None and self.routing_key:
             raise ValueError("routing_key: set it together with exchange; `queue` names a queue")
         if self.exchange is not None and ("queue" in self.model_fields_set or self.queues):
@@ -131,6 +140,24 @@ class TaskSettings(Model):
                 raise ValueError(f"kwargs: {name!r} is no name of an argument")
         return self
 
+    def _check_fairness(self) -> None:
+        if self.fair_by is None:
+            if "fair_queues" in self.model_fields_set:
+                raise ValueError("fair_queues: set it together with fair_by")
+            return
+        if self.ordering_key is not None:
+            raise ValueError(
+                "fair_by: it spreads a publisher's deliveries over two queues, and ordering_key "
+                "keeps them in one; leave out one of the two"
+            )
+        if self.exchange is not None:
+            raise ValueError(
+                "fair_by: an exchange chooses the queues itself; leave out one of them"
+            )
+        if "{" in self.queue:
+            raise ValueError("fair_by: the name of its queue cannot have pointers; leave out one")
+        _short(self.queue_names[-1])
+
     def places(self) -> Iterator[tuple[str, str]]:
         """Yield the name of each setting that has a pointer, and the pointer."""
         for argument in self.args or ():
@@ -147,6 +174,8 @@ class TaskSettings(Model):
             yield "priority", self.priority
         if self.ordering_key is not None:
             yield "ordering_key", self.ordering_key
+        if self.fair_by is not None:
+            yield "fair_by", self.fair_by
 
     # Not a property: each request reads it.
     @cached_property
@@ -162,6 +191,8 @@ class TaskSettings(Model):
         """
         if self.exchange is not None:
             return []
+        if self.fair_by is not None:
+            return [f"{self.queue}{_FAIR}{number}" for number in range(self.fair_queues)]
         return self.queues or [self.static_queue if self.dynamic else self.queue]
 
     def arguments(self) -> dict[str, str | int | bool]:
@@ -232,7 +263,15 @@ class TaskSettings(Model):
             return pointers.chooser(self.ordering_key, self.queues)
         if self.queue_pattern is not None:
             return _allowed(self.queue, self.queue_pattern)
+        if self.fair_by is not None:
+            # `relay/fairness.py` chooses again; without it one of the two is as good as the other.
+            return lambda delivery: self.fair_pair(delivery)[0]
         return lambda _delivery: self.queue
+
+    @cached_property
+    def fair_pair(self) -> Callable[[Delivery], tuple[str, str]]:
+        """The function that returns the two queues of a delivery's publisher; with `fair_by`."""
+        return pointers.pair_chooser(self.fair_by or "source", self.queue_names)
 
     @cached_property
     def _call(self) -> Callable[[Delivery], bytes]:
@@ -269,6 +308,8 @@ class FurtherTask(TaskSettings):
     def _static(self) -> FurtherTask:
         if self.dynamic:
             raise ValueError("queue: only the route's own task may have a dynamic queue")
+        if self.fair_by is not None:
+            raise ValueError("fair_by: only the route's own task may have fair queues")
         return self
 
 

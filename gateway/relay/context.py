@@ -11,6 +11,7 @@ from gateway.journal.store import Journal
 from gateway.metrics import Metrics
 from gateway.relay.attempt import Steps
 from gateway.relay.deadlines import Deadlines
+from gateway.relay.fairness import Fairness
 from gateway.relay.further_tasks import FurtherTasks
 from gateway.relay.idempotency import Idempotency
 from gateway.relay.limits import Limits
@@ -36,4 +37,6 @@ class Context:
     idempotency: Idempotency | None
     #: Not None if any route has dynamic queues.
     queues: DynamicQueues | None
+    #: Not None if any route has `fair_by`.
+    fairness: Fairness | None
     log_requests: bool

@@ -82,9 +82,9 @@ class DeliveryInFlight(InFlight):
         self.pending: PendingTask  # from `follow` on
 
     def _message(self) -> Message:
-        route, delivery = self.route, self.delivery
+        route, delivery, fairness = self.route, self.delivery, self.context.fairness
         later = route.identified or self.mode != "wait"
-        return route.message(
+        message = route.message(
             delivery,
             self.owner,
             store=later,
@@ -93,6 +93,9 @@ class DeliveryInFlight(InFlight):
             # Otherwise the result is of no use after the deadline: no worker should begin it then.
             expires=None if later else delivery.received_at + route.deadline + 1,
         )
+        if route.fair_by is not None and fairness is not None:
+            message.queue = fairness.shorter(route.fair_pair(delivery))
+        return message
 
     @property
     def size(self) -> int:
@@ -136,9 +139,13 @@ class DeliveryInFlight(InFlight):
         """
         strategy, queues = self.context.strategy, self.context.queues
         send = strategy.publish if self.mode == "accept" else strategy.send
-        if queues is not None and self.route.dynamic:
-            return queues.send(self.route, self.message, self.deadline, send)
-        return send(self.message, self.deadline)
+        route = self.route
+        if queues is not None and route.dynamic:
+            return queues.send(route, self.message, self.deadline, send)
+        pending = send(self.message, self.deadline)
+        if route.fair_by is not None and self.context.fairness is not None:
+            self.context.fairness.follow(pending)
+        return pending
 
     def publish_again(self, message: Message) -> PendingTask:
         """Publish the `message` of an earlier try; wait for its confirm only."""

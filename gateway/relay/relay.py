@@ -19,6 +19,7 @@ from gateway.relay.attempt import Steps, attempt
 from gateway.relay.context import Context
 from gateway.relay.deadlines import Deadlines
 from gateway.relay.delivery_in_flight import DeliveryInFlight
+from gateway.relay.fairness import Fairness
 from gateway.relay.further_tasks import FurtherTasks
 from gateway.relay.idempotency import Idempotency
 from gateway.relay.in_flight import InFlight
@@ -56,6 +57,7 @@ class Relay:
         self._timeout = config.timeout
         self._routes = Routes(config)
         joined = any(route.identified for route in config.routes)
+        fair = any(route.fair_by is not None for route in config.routes)
         self._results = (
             Pipeline(lambda: result_store.connect(config), "results that are asked for")
             if config.results and (joined or config.secret_key)
@@ -80,6 +82,7 @@ class Relay:
                 config.prefix, strategy, ids, idempotency.taken if idempotency else None
             ),
             idempotency=idempotency,
+            fairness=Fairness(strategy.queue_lengths) if fair else None,
             journal=Journal(config, metrics) if config.journal else None,
             queues=_dynamic_queues(config, metrics, strategy),
             log_requests=config.log_requests,

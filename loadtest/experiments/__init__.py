@@ -21,6 +21,7 @@ EXPERIMENTS = {
     "growth": "CPU per request over the rate, and over the time that tasks take",
     "soak": "memory, files, keys, channels and queues over ten minutes at half of the ceiling",
     "capacity": "what `gateway capacity` predicts with what is measured",
+    "fair": "a tenant's flood, and its tasks that hang, with nine others on fair queues",
     "pools": "the worker's pools: solo, prefork, threads, gevent",
     "consumers": "direct reply-to with a reply queue, and one worker with two",
     "transports": "a connection of one's own with nginx in between, over TCP and a UNIX socket",

@@ -45,7 +45,9 @@ def parsed(words: list[str]) -> Namespace:
 
 
 def needs_amqp(block: str) -> bool:
-    keys = r'answer = "(wait-then-)?accept"|tries|prefer|.*also|revoke|queue_pattern'
+    keys = (
+        r'answer = "(wait-then-)?accept"|tries|prefer|.*also|revoke|queue_pattern|priority|exchange'
+    )
     return bool(re.search(rf"^({keys})", block, re.M))
 
 

@@ -58,7 +58,9 @@ class Servers:
         self._started: list[Server] = []
         self.worker = self.start_worker(queues, concurrency)
 
-    def start_worker(self, queues: Sequence[str] = ("celery",), concurrency: int = 4) -> Server:
+    def start_worker(
+        self, queues: Sequence[str] = ("celery",), concurrency: int = 4, **env: str
+    ) -> Server:
         worker = self.stack.worker(
             self.broker.url,
             self.results.url,
@@ -66,7 +68,7 @@ class Servers:
             pool=self._pool or ("prefork" if concurrency > 1 else "solo"),
             concurrency=concurrency,
             queues=queues,
-            env={"FAULTS_DIRECTORY": str(self.directory)},
+            env={"FAULTS_DIRECTORY": str(self.directory), **env},
             cwd=ROOT,
         )
         self._started.append(worker)

@@ -73,6 +73,7 @@ BRIEFLY = {
     "growth": (f"{HERE} pika,threadpool", "pika threadpool", 2),
     "soak": (f"{HERE} redis --connections 8", "redis", 7),
     "capacity": (f"{HERE} pika", "pika", 15),
+    "fair": (f"{HERE} redis --requests 100 --task sleep:0.02", "redis", 2),
     "pools": (f"{HERE} redis --connections 8", "redis", 0),
     "consumers": (f"{HERE} pika --connections 8", "direct_reply-to reply_queue", 0),
     "transports": (f"{HERE} pika --connections 8", "pika", 0),

@@ -87,12 +87,12 @@ async def _inspect(
     try:
         declared = await amqp.declare(connection, queue, passive=True)
     except ChannelClosedByBroker as exc:
-        return None, [_refused(name, queue, exc)]
+        return None, [_refused(name, queue, task, exc)]
     seen = Seen(declared.consumer_count, declared.message_count)
     found = []
     if not seen.consumers:
         waiting = f" of its {counted(seen.messages, 'message')}" if seen.messages else ""
-        found.append(fail(name, f"no worker consumes it{waiting}", _START.format(queue)))
+        found.append(fail(name, f"no worker consumes it{waiting}", _start(queue, task)))
     if task.dynamic:
         return seen, found or [_counts(name, seen)]
     try:
@@ -108,9 +108,19 @@ def _counts(name: str, seen: Seen) -> Finding:
     return ok(name, detail)
 
 
-def _refused(name: str, queue: str, exc: ChannelClosedByBroker) -> Finding:
+def _start(queue: str, task: TaskSettings) -> str:
+    """Return the remedy for a queue without a worker."""
+    if task.fair_by is None:
+        return _START.format(queue)
+    return (
+        f"{_START.format(task.queue)}, with GATEWAY_FAIR_QUEUES={task.queue}:{task.fair_queues} "
+        f"or appserver.setup(app, fair={{{task.queue!r}: {task.fair_queues}}})"
+    )
+
+
+def _refused(name: str, queue: str, task: TaskSettings, exc: ChannelClosedByBroker) -> Finding:
     if exc.reply_code == 404:
-        return fail(name, "there is no such queue", _START.format(queue))
+        return fail(name, "there is no such queue", _start(queue, task))
     if exc.reply_code == 405:
         remedy = "name another queue in the route; only one connection can use this one"
         return fail(name, f"it is exclusive to another connection: {exc.reply_text}", remedy)

@@ -80,8 +80,14 @@ def judge_unseen(config: Config, answers: Answers) -> list[Finding]:
     """Return findings about workers, where the number of consumers is not known."""
     if answers.workers:
         return [_well(answers), *judge_tasks(config, answers)]
-    start = _START.format(",".join(config.queues))
+    start = _start(config)
     return [fail("workers", "none answers", start), *judge_tasks(config, answers)]
+
+
+def _start(config: Config) -> str:
+    # A worker consumes fair queues by the name of the queue that they are made from.
+    fair = {queue: r.queue for r in config.routes if r.fair_by for queue in r.queue_names}
+    return _START.format(",".join(sorted({fair.get(queue, queue) for queue in config.queues})))
 
 
 def _well(answers: Answers) -> Finding:
@@ -94,7 +100,7 @@ def _not_checked(task: str) -> Finding:
 
 def _no_worker(config: Config, consumers: int, reachable: bool) -> Finding:
     if not consumers:
-        return fail("workers", "there are none", _START.format(",".join(config.queues)))
+        return fail("workers", "there are none", _start(config))
     many = counted(consumers, "consumer")
     if not reachable:
         return warn("workers", f"{many}, none of which listens to remote control", _ENABLE)

@@ -234,6 +234,35 @@ def test_what_was_meant_is_told(toml):
             '[[routes]]\npath = "/"\nqueues = ["a", "b"]\nordering_key = "param:x"',
             "the path has no parameter x",
         ),
+        ('[[routes]]\npath = "/"\nfair_by = "param:x"', "the path has no parameter x"),
+        ('[[routes]]\npath = "/"\nfair_queues = 8', "fair_queues: set it together with fair_by"),
+        (
+            '[[routes]]\npath = "/"\nfair_by = "remote"\nfair_queues = 3',
+            "routes[0].fair_queues (path /): has to be 4 or more",
+        ),
+        ('[[routes]]\npath = "/"\nfair_by = "delivery"', "name, remote or source"),
+        (
+            '[[routes]]\npath = "/"\nfair_by = "remote"\nqueues = ["a", "b"]\n'
+            'ordering_key = "json:/x"',
+            "fair_by: it spreads a publisher's deliveries over two queues, and ordering_key",
+        ),
+        (
+            '[[routes]]\npath = "/"\nfair_by = "remote"\nexchange = "events"',
+            "fair_by: an exchange chooses the queues itself",
+        ),
+        (
+            f'[[routes]]\npath = "/"\nfair_by = "remote"\nqueue = "{"x" * 250}"',
+            "has over 255 bytes",
+        ),
+        (
+            '[[routes]]\npath = "/"\nfair_by = "source"',
+            "routes[0].fair_by (path /): all deliveries on the queue celery have one source",
+        ),
+        (
+            '[[routes]]\npath = "/a"\nfair_by = "remote"\n'
+            '[[routes]]\npath = "/b"\nfair_by = "remote"\nfair_queues = 8',
+            "routes: the queue celery has different values of fair_queues",
+        ),
         ('[[routes]]\npath = "/"\nidempotency = "header:"', "(path /): is auto, none, header:NAME"),
         (
             'strategy = "pika"\nresult_backend = ""\n'

@@ -1,0 +1,82 @@
+"""Ask the broker for the lengths of the fair queues that are in use."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+from pika.channel import Channel
+from pika.exceptions import ChannelClosedByBroker
+
+from gateway.amqp import broker
+from gateway.amqp.connection import TurnConnection
+
+INTERVAL = 1.0  # seconds between questions
+
+
+class QueueLengths:
+    """The messages that are ready in each of the `queues`, as far as they are known.
+
+    They are asked for once a second, on a channel of its own: at first all, then those of
+    publishers that have sent since, and those that were not empty. What is published meanwhile is
+    added. A queue that is not known has the length 0. Without queues nothing is asked.
+    """
+
+    def __init__(self, queues: Iterable[str] = ()):
+        self._lengths: Counter[str] = Counter()
+        self._used = set(queues)
+
+    def __getitem__(self, queue: str) -> int:
+        return self._lengths[queue]
+
+    def add(self, queue: str) -> None:
+        """Add a message that is about to be published."""
+        self._lengths[queue] += 1
+
+    def use(self, *queues: str) -> None:
+        """Let these queues be asked for."""
+        self._used.update(queues)
+
+    async def follow(self, connection: Callable[[], TurnConnection | None]) -> None:
+        """Ask on the connection that `connection` returns; runs until it is cancelled."""
+        while True:
+            await asyncio.sleep(INTERVAL)
+            connected = connection()
+            if connected is not None and (self._used or self._lengths):
+                await self._ask(connected)
+
+    async def _ask(self, connection: TurnConnection) -> None:
+        asked, self._used = self._used.union(self._lengths), set()
+        found: dict[str, int] = {}
+        try:
+            channel = await broker.open_channel(connection)
+            for queue in asked:
+                if not channel.is_open:
+                    channel = await broker.open_channel(connection)
+                # A queue that was deleted closes the channel; publishing to it tells the sender.
+                with suppress(ChannelClosedByBroker):
+                    found[queue] = await _length(channel, queue)
+            if channel.is_open:
+                channel.close()
+        except broker.ERRORS:  # the publisher reports that the connection is lost
+            self._used.update(asked)
+        # What was published since the question is left out: the next answer has it.
+        self._lengths = Counter({queue: length for queue, length in found.items() if length})
+
+
+async def _length(channel: Channel, queue: str) -> int:
+    """Return the number of ready messages; raises `ChannelClosedByBroker` without the queue."""
+    lengths: list[int] = []
+
+    def call(callback: Callable[..., None]) -> None:
+        def declared(frame: Any) -> None:
+            lengths.append(frame.method.message_count)
+            callback(frame)
+
+        channel.queue_declare(queue, passive=True, callback=declared)
+
+    await broker.rpc(channel, call)
+    return lengths[0]

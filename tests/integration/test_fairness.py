@@ -1,0 +1,302 @@
+"""Fair queues: a publisher's flood, and tasks of a publisher that hang, do not hold up others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
+
+import pytest
+
+from gateway.amqp.publisher import Publisher
+from gateway.celery_message import Message
+from gateway.config.pointers import pair_chooser
+from gateway.config.settings import Config, Route
+from gateway.config.strategies import STRATEGIES
+from gateway.delivery import Delivery
+from gateway.metrics import Metrics
+from gateway.pending_task import PendingTask
+from gateway.stack.loopback import answers_ok
+from tests.integration.checking import check, urls, write
+from tests.integration.deliveries import URLS, Servers, cut_connections, port_of, run, send
+from tests.support.requests import metric
+from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.waiting import eventually, until
+
+FAIR = """
+[[routes]]
+path = "/{queue}/taken"
+answer = "accept"
+task = "faults.run"
+queue = "{queue}"
+fair_by = "header:x-tenant"
+
+[[routes]]
+path = "/{queue}"
+task = "faults.run"
+queue = "{queue}"
+fair_by = "header:x-tenant"
+idempotency = "header:Idempotency-Key"
+"""
+FLOOD = 200
+
+
+@pytest.fixture(scope="module")
+def servers(stack: Stack, own_rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Servers]:
+    servers = Servers(stack, own_rabbitmq, redis_server, concurrency=1)
+    yield servers
+    servers.stop()
+
+
+def pair(queue: str, tenant: str) -> set[str]:
+    """Return the two queues of a tenant."""
+    queues = [f"{queue}.fair.{n}" for n in range(16)]
+    delivery = Delivery("", "", {}, {}, "", {"x-tenant": tenant}, b"", "", 0.0)
+    return set(pair_chooser("header:x-tenant", queues)(delivery))
+
+
+def others(queue: str, tenant: str, shared: int, number: int) -> list[str]:
+    """Return so many tenants that share so many queues with `tenant`."""
+    taken = pair(queue, tenant)
+    names = (f"tenant-{n}" for n in range(10_000))
+    some = (name for name in names if len(pair(queue, name) & taken) == shared)
+    return [next(some) for _ in range(number)]
+
+
+async def post(gateway: Server, target: str, tenant: str, body: str) -> int:
+    answer = await send(gateway, target, body, f"X-Tenant: {tenant}", f"Idempotency-Key: {body}")
+    assert answer is not None
+    return answer.status
+
+
+async def flood(gateway: Server, target: str, tenant: str, name: str, number: int) -> None:
+    """Have `number` deliveries taken, `name 0` and so on."""
+    room = asyncio.Semaphore(20)
+
+    async def one(n: int) -> None:
+        async with room:
+            assert await post(gateway, target, tenant, f"{name}-{n}") == 202
+
+    await asyncio.gather(*map(one, range(number)))
+
+
+def held(servers: Servers, queue: str) -> dict[str, tuple[int, int]]:
+    """Return the ready and the unacknowledged messages of each fair queue of `queue`."""
+    columns = ("name", "messages_ready", "messages_unacknowledged")
+    lines = servers.broker.ctl("list_queues", "--no-table-headers", *columns).splitlines()
+    rows = [line.split("\t") for line in lines]
+    return {row[0]: (int(row[1]), int(row[2])) for row in rows if row[0].startswith(f"{queue}.")}
+
+
+def limits(servers: Servers) -> dict[str, int]:
+    """Return the prefetch limit of each queue's consumer."""
+    columns = ("queue_name", "prefetch_count")
+    lines = servers.broker.ctl("list_consumers", "--no-table-headers", *columns).splitlines()
+    return {name: int(count) for name, _, count in (line.partition("\t") for line in lines)}
+
+
+@pytest.mark.parametrize("strategy", ["pika", "redis"])
+@pytest.mark.parametrize("shared", [0, 1])
+def test_a_flood_does_not_hold_up_others(servers, strategy, shared):
+    """One process runs one task after the other; each tenant's delivery is among the next ones."""
+    queue = f"flood-{strategy}-{shared}"
+    gateway = servers.gateway(strategy, URLS + FAIR.format(queue=queue))
+    fair = {"GATEWAY_FAIR_QUEUES": f"{queue}:16", "GATEWAY_FAIR_PREFETCH": "1"}
+    worker = servers.start_worker([queue], concurrency=1, **fair)
+    calm = others(queue, "loud", shared, 3)
+
+    async def fill() -> list[int]:
+        # The worker waits in the first task until all have been published.
+        assert await post(gateway, f"/{queue}/taken?until={queue}", "loud", f"{queue}-0") == 202
+        await flood(gateway, f"/{queue}/taken", "loud", f"{queue}-loud", FLOOD)
+        waiting = [
+            asyncio.create_task(post(gateway, f"/{queue}", tenant, f"{queue}-calm-{tenant}"))
+            for tenant in calm
+        ]
+        await eventually(
+            lambda: metric(gateway, "gateway_messages_confirmed_total") == FLOOD + 1 + len(calm)
+        )
+        (servers.directory / queue).touch()
+        return await asyncio.gather(*waiting)
+
+    assert run(fill()) == [200] * len(calm)
+    total = FLOOD + 1 + len(calm)
+    until(lambda: len(servers.executions(f"{queue}-")) >= total)
+    order = [one.id for one in servers.executions(f"{queue}-")]
+    assert len(order) == len(set(order)) == total
+    places = [order.index(f"{queue}-calm-{tenant}") for tenant in calm]
+    assert max(places) <= 10, places
+    for server in (worker, gateway):
+        server.stop()
+
+
+def test_without_fairness_a_flood_comes_first(servers):
+    """What the test above would find where nothing is done."""
+    queue = "unfair"
+    text = FAIR.format(queue=queue).replace('fair_by = "header:x-tenant"', "")
+    gateway = servers.gateway("pika", URLS + text)
+
+    async def fill() -> int:
+        await flood(gateway, f"/{queue}/taken", "loud", "unfair-loud", 50)
+        waiting = asyncio.create_task(post(gateway, f"/{queue}", "calm", "unfair-calm"))
+        await eventually(lambda: metric(gateway, "gateway_messages_confirmed_total") == 51)
+        await asyncio.to_thread(servers.start_worker, [queue], 1)
+        return await waiting
+
+    assert run(fill()) in (200, 504)
+    until(lambda: len(servers.executions("unfair-")) == 51)
+    assert [one.id for one in servers.executions("unfair-")][-1] == "unfair-calm"
+
+
+@pytest.mark.parametrize("strategy", ["pika", "redis"])
+def test_tasks_that_hang_hold_two_of_eight_processes(servers, strategy):
+    queue = f"hang-{strategy}"
+    gateway = servers.gateway(strategy, URLS + FAIR.format(queue=queue))
+    worker = servers.start_worker([queue], concurrency=8, GATEWAY_FAIR_QUEUES=f"{queue}:16")
+    calm = others(queue, "stuck", 0, 3) + others(queue, "stuck", 1, 3)
+    ours = pair(queue, "stuck")
+
+    async def deliver() -> list[int]:
+        target = f"/{queue}/taken?until={queue}"
+        await flood(gateway, target, "stuck", f"{queue}-stuck", 30)
+        await eventually(lambda: sum(held(servers, queue)[each][1] for each in ours) == 2)
+        return [
+            await post(gateway, f"/{queue}", tenant, f"{queue}-calm-{tenant}-{n}")
+            for n in range(5)
+            for tenant in calm
+        ]
+
+    assert run(deliver()) == [200] * 5 * len(calm)
+    assert [held(servers, queue)[each][1] for each in ours] == [1, 1]
+    assert servers.executions(f"{queue}-stuck") == []
+    (servers.directory / queue).touch()
+    until(lambda: len(servers.executions(f"{queue}-stuck")) == 30)
+    for server in (worker, gateway):
+        server.stop()
+
+
+def test_a_new_broker_connection_is_as_fair_as_the_first(servers):
+    """Nothing that was taken is lost, the limits are there again, and lengths are asked again."""
+    queue = "again"
+    gateway = servers.gateway("redis", URLS + FAIR.format(queue=queue))
+    worker = servers.start_worker([queue], 1, GATEWAY_FAIR_QUEUES=f"{queue}:16")
+    fair = {f"{queue}.fair.{n}" for n in range(16)}
+    until(lambda: fair <= limits(servers).keys())
+    assert {limits(servers)[each] for each in fair} == {1}
+    assert limits(servers)[queue] > 1  # Celery's own, for the queue that is not fair
+    run(flood(gateway, f"/{queue}/taken?until=never", "one", "again-before", 40))
+    servers.broker.sync()
+
+    servers.broker.kill()
+    servers.broker.restart()
+
+    servers.until_ready()
+    run(flood(gateway, f"/{queue}/taken", "two", "again-after", 40))
+    until(lambda: fair <= limits(servers).keys())
+    assert {limits(servers)[each] for each in fair} == {1}
+    (servers.directory / "never").touch()
+    taken = {f"again-{when}-{n}" for when in ("before", "after") for n in range(40)}
+    until(lambda: {one.id for one in servers.executions("again-")} == taken)
+    for server in (worker, gateway):
+        server.stop()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_each_strategy_gets_its_answers_from_fair_queues(servers, strategy):
+    queue = "each"
+    gateway = servers.gateway(strategy, URLS + FAIR.format(queue=queue), "--processes", "2")
+    worker = servers.start_worker([queue], 1, GATEWAY_FAIR_QUEUES=f"{queue}:16")
+
+    async def deliver() -> list[int]:
+        keys = [f"each-{strategy}-{n}" for n in range(6)]
+        first = [await post(gateway, "/each", f"tenant-{key}", key) for key in keys]
+        again = [await post(gateway, "/each", f"tenant-{key}", key) for key in keys]
+        return first + again
+
+    assert run(deliver()) == [200] * 12
+    assert len(servers.executions(f"each-{strategy}")) == 6
+    for server in (worker, gateway):
+        server.stop()
+
+
+def test_a_deleted_queue_is_told_and_comes_back_with_the_connection(servers):
+    queue = "gone"
+    gateway = servers.gateway("redis", URLS + FAIR.format(queue=queue))
+    run(flood(gateway, f"/{queue}/taken", "one", "gone", 2))
+    for each in pair(queue, "one"):
+        servers.broker.ctl("delete_queue", each)
+    assert run(post(gateway, f"/{queue}/taken", "one", "gone-3")) == 503
+    assert run(post(gateway, f"/{queue}/taken", *others(queue, "one", 0, 1), "gone-4")) == 202
+    servers.broker.ctl("close_all_connections", "test")
+    until(lambda: not held(servers, queue).keys().isdisjoint(pair(queue, "one")))
+    until(lambda: answers_ok(port_of(gateway.admin_url), "/readyz"))
+    assert run(post(gateway, f"/{queue}/taken", "one", "gone-5")) == 202
+    gateway.stop()
+
+
+def test_a_process_learns_what_others_have_published(servers):
+    """Also where a queue of a publisher is gone: the other queues' lengths are still told."""
+    queue, metrics = "lengths", Metrics()
+    route = Route(path="/", queue=queue, fair_by="remote", fair_queues=4)
+    config = Config(broker_url=[servers.broker.url], routes=[route])
+    first, second, third, fourth = route.queue_names
+
+    async def publish(publisher: Publisher, name: str) -> None:
+        pending = PendingTask(Message("id", "task", name, b"[]", {}), monotonic() + 60)
+        publisher.publish(pending)
+        await eventually(lambda: pending.confirmed)
+
+    async def compare() -> None:
+        one, other = Publisher(config, metrics), Publisher(config, metrics)
+        await one.start()
+        await eventually(lambda: not one.error)
+        for name in (second, second, third):
+            await publish(one, name)
+        await asyncio.to_thread(servers.broker.ctl, "delete_queue", first)
+        await other.start()
+        await eventually(lambda: other.lengths[second] == 2 and other.lengths[third] == 1)
+        # A queue that was not empty is asked for again, without being used here.
+        await publish(one, second)
+        await eventually(lambda: other.lengths[second] == 3)
+        await asyncio.to_thread(servers.broker.ctl, "purge_queue", second)
+        await eventually(lambda: other.lengths[second] == 0)
+        assert other.lengths[third] == 1 and other.lengths[fourth] == 0
+        # A new connection goes on asking.
+        await asyncio.to_thread(cut_connections, servers.broker, "gateway")
+        await eventually(lambda: metrics.get("gateway_broker_connections_total") == 4)
+        await publish(one, third)
+        await eventually(lambda: other.lengths[third] == 2)
+        await one.stop()
+        await other.stop()
+
+    asyncio.run(compare())
+    metrics.close()
+
+
+def test_check_names_the_worker_that_is_missing(servers, tmp_path):
+    route = '[[routes]]\npath = "/"\nqueue = "checked"\nfair_by = "remote"\nfair_queues = 4\n'
+    config = write(tmp_path, route)
+    addresses = urls(servers.broker.url, servers.results.url)
+    fair = "GATEWAY_FAIR_QUEUES=checked:4"
+
+    checked = check(*config, *addresses)
+    assert checked.code == 1
+    for n in range(4):
+        assert fair in checked.of(f"queue checked.fair.{n}").text
+
+    with ThreadPoolExecutor(2) as threads:
+        starting = threads.submit(
+            servers.start_worker, ["checked"], 1, GATEWAY_FAIR_QUEUES="checked:4"
+        )
+        gateway = servers.gateway("redis", config_text(tmp_path))
+        worker = starting.result()
+    checked = check(*config, *addresses)
+    assert checked.code == 0, checked
+    for server in (worker, gateway):
+        server.stop()
+
+
+def config_text(directory) -> str:
+    (file,) = directory.glob("*.toml")
+    return file.read_text()

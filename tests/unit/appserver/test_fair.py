@@ -1,0 +1,170 @@
+"""Which fair queues a worker consumes, and what is said where it cannot."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from celery import Celery
+from celery.exceptions import ImproperlyConfigured
+from celery.signals import celeryd_init
+from celery.worker.worker import WorkController
+from kombu import Queue
+
+import appserver
+from appserver.fair import FairNames, FairPrefetch, FairQueue, queue_names, read_numbers
+
+ORDERS = queue_names("orders", 4)
+
+
+@pytest.fixture
+def shop():
+    """Make apps as projects make theirs, and the workers that they start."""
+    made = []
+
+    def make(**options):
+        app = Celery("shop", set_as_current=False, broker="memory://", backend="disabled://")
+        made.append(app)
+        appserver.setup(app, **options)
+        return app
+
+    yield make
+    for app in made:
+        app.close()
+
+
+def consumed(app: Celery, queues: str | None = None, exclude: str | None = None) -> list[str]:
+    """Return what a worker with these options ``-Q`` and ``-X`` consumes."""
+    worker = SimpleNamespace(app=app, hostname="worker@host")
+    celeryd_init.send(sender=worker.hostname, instance=worker, conf=app.conf)
+    WorkController.setup_queues(worker, queues, exclude)
+    FairNames(worker).create(worker)
+    return sorted(app.amqp.queues.consume_from)
+
+
+def test_without_a_choice_a_worker_consumes_all(shop):
+    assert consumed(shop(fair={"orders": 4})) == sorted(["celery", *ORDERS])
+
+
+def test_the_name_stands_for_the_fair_queues(shop):
+    """The queue of that name is consumed, too: it may have messages from before."""
+    app = shop(fair={"orders": 4, "mail": 4})
+    assert consumed(app, queues="orders") == sorted(["orders", *ORDERS])
+
+
+def test_a_worker_of_another_queue_consumes_none(shop):
+    assert consumed(shop(fair={"orders": 4}), queues="celery") == ["celery"]
+
+
+def test_an_excluded_queue_leaves_the_fair_ones(shop):
+    assert consumed(shop(fair={"orders": 4}), exclude="celery") == ORDERS
+
+
+def test_an_app_without_fair_queues_consumes_what_it_did(shop):
+    assert consumed(shop()) == ["celery"]
+
+
+def test_the_environment_names_them(shop, monkeypatch):
+    monkeypatch.setenv("GATEWAY_FAIR_QUEUES", " orders:4 ,")
+    assert consumed(shop()) == sorted(["celery", *ORDERS])
+
+
+def test_the_app_takes_precedence_over_the_environment(shop, monkeypatch):
+    monkeypatch.setenv("GATEWAY_FAIR_QUEUES", "mail:4")
+    assert consumed(shop(fair={"orders": 4})) == sorted(["celery", *ORDERS])
+
+
+def test_quorum_queues_are_declared_as_named_ones_are(shop, monkeypatch):
+    monkeypatch.setenv("GATEWAY_FAIR_TYPE", "quorum")
+    app = shop(fair={"orders": 4})
+    consumed(app)
+    arguments = app.amqp.queues["orders.fair.0"].queue_arguments
+    assert arguments["x-queue-type"] == "quorum"
+    assert arguments["x-dead-letter-exchange"] == "gateway.dead"
+
+
+@pytest.mark.parametrize("text", ["orders", "orders:", ":4", "orders:x", "orders:3", "orders:129"])
+def test_a_number_that_cannot_be_is_refused(text):
+    with pytest.raises(ImproperlyConfigured, match=r"fair_queues of its route"):
+        read_numbers({"GATEWAY_FAIR_QUEUES": text})
+
+
+@pytest.mark.parametrize("number", [0, 3, 129, "16", True])
+def test_the_app_gets_the_same_refusal(shop, number):
+    with pytest.raises(ImproperlyConfigured, match="4 to 128"):
+        shop(fair={"orders": number})
+
+
+def test_another_type_is_refused(shop, monkeypatch):
+    monkeypatch.setenv("GATEWAY_FAIR_TYPE", "stream")
+    with pytest.raises(ImproperlyConfigured, match="classic or quorum"):
+        consumed(shop(fair={"orders": 4}))
+
+
+class Channel:
+    """Records what a consumer is started with."""
+
+    def __init__(self):
+        self.calls = []
+
+    def basic_qos(self, size, count, for_all):
+        self.calls.append(("qos", count, for_all))
+
+    def basic_consume(self, queue, **_options):
+        self.calls.append(("consume", queue))
+
+
+def prefetched(processes: int, driver: str = "amqp") -> list[tuple]:
+    """Return the calls with which a worker with so many processes begins to consume."""
+    channel = Channel()
+    queues = [FairQueue("fair.0"), Queue("celery"), FairQueue("fair.1")]
+    for queue in queues:
+        queue._channel, queue._is_bound = channel, True
+    consumer = SimpleNamespace(
+        task_consumer=SimpleNamespace(queues=queues, channel=channel),
+        connection=SimpleNamespace(
+            transport=SimpleNamespace(driver_type=driver), qos_semantics_matches_spec=False
+        ),
+        pool=SimpleNamespace(num_processes=processes),
+        initial_prefetch_count=64,
+    )
+    FairPrefetch(consumer).start(consumer)
+    for queue in queues:
+        queue.consume()
+    return channel.calls
+
+
+def test_each_fair_queue_has_a_limit_of_its_own():
+    assert prefetched(processes=16) == [
+        ("qos", 0, True), ("qos", 64, False),
+        ("qos", 2, False), ("consume", "fair.0"), ("qos", 64, False),
+        ("consume", "celery"),
+        ("qos", 2, False), ("consume", "fair.1"), ("qos", 64, False),
+    ]  # fmt: skip
+
+
+def test_a_small_pool_gets_one_message_of_each_queue():
+    assert ("qos", 1, False) in prefetched(processes=1)
+
+
+def test_the_limit_can_be_set(monkeypatch):
+    monkeypatch.setenv("GATEWAY_FAIR_PREFETCH", "5")
+    assert ("qos", 5, False) in prefetched(processes=1)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "x", "1001"])
+def test_a_limit_that_cannot_be_is_refused(monkeypatch, text):
+    monkeypatch.setenv("GATEWAY_FAIR_PREFETCH", text)
+    with pytest.raises(ImproperlyConfigured, match="1 to 1000"):
+        prefetched(processes=1)
+
+
+def test_another_broker_has_no_such_limits():
+    assert prefetched(16, "redis") == [("consume", n) for n in ("fair.0", "celery", "fair.1")]
+
+
+def test_the_steps_are_added_once(shop):
+    app = shop()
+    appserver.setup(app, fair={"orders": 4})
+    assert FairNames in app.steps["worker"] and FairPrefetch in app.steps["consumer"]
+    assert consumed(app) == ["celery"]
