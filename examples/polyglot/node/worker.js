@@ -120,15 +120,24 @@ async function handle(channel, message) {
   channel.ack(message);
 }
 
+/** Declare the exchange and the queue of dead letters as the app server does; return the channel. */
+async function declareDead() {
+  const letters = await publishing;
+  await letters.assertExchange(DEAD, "fanout", { durable: true });
+  await letters.assertQueue(DEAD, { durable: true, arguments: { "x-queue-type": "quorum" } });
+  await letters.bindQueue(DEAD, DEAD, "");
+  return letters;
+}
+
 async function putAway(channel, message, error) {
   console.error(`a message is put away in ${DEAD}: ${error.message}`);
   const { exchange, routingKey: routing_key } = message.fields;
   const dead_letter = { reason: error.message, exchange, routing_key, at: new Date().toISOString() };
   const { properties } = message;
-  const letters = await publishing;
   try {
+    const letters = await declareDead();
     letters.publish(DEAD, "", message.content, { ...properties, deliveryMode: 2,
-      expiration: undefined, userId: undefined, mandatory: true,
+      expiration: undefined, userId: undefined,
       headers: { ...properties.headers, dead_letter } });
     await letters.waitForConfirms();
     channel.ack(message);
@@ -139,10 +148,7 @@ async function putAway(channel, message, error) {
 }
 
 worker.broker.subscribe = async (queue) => {
-  const letters = await publishing;
-  await letters.assertExchange(DEAD, "fanout", { durable: true });
-  await letters.assertQueue(DEAD, { durable: true, arguments: { "x-queue-type": "quorum" } });
-  await letters.bindQueue(DEAD, DEAD, "");
+  await declareDead();
   // A supervisor starts the process again; what was not acknowledged is delivered again.
   for (const connection of [await worker.broker.connect, await publisher])
     connection.on("close", () => stopping || process.exit(1)).on("error", console.error);
