@@ -1,15 +1,23 @@
 #!/bin/sh
-# Install the servers and tools that the tests and the load test start, where they are missing.
+# Install the servers and tools that the tests and the load test start, where they are missing, and
+# build the workers in other languages.
 set -eu
 
 # Servers' programs are not on everybody's PATH.
-PATH="$PATH:/usr/sbin:/usr/lib/rabbitmq/bin"
+PATH="$PATH:/usr/sbin:/usr/lib/rabbitmq/bin:/usr/local/go/bin"
+here=$(dirname "$0")
 
-missing=  # packages of the same names
-for program in rabbitmq-server redis-server nginx wrk faketime curl openssl; do
-    command -v "$program" >/dev/null || missing="$missing $program"
+missing=  # packages
+for program in rabbitmq-server redis-server nginx wrk faketime curl openssl node npm go; do
+    command -v "$program" >/dev/null && continue
+    case $program in
+        node) package=nodejs ;;
+        go) package=golang-go ;;
+        *) package=$program ;;
+    esac
+    missing="$missing $package"
 done
-[ -n "$missing" ] || exit 0
+[ -n "$missing" ] || exec "$here/../examples/polyglot/build.sh"
 
 if [ "$(id -u)" = 0 ]; then
     root=
@@ -30,3 +38,4 @@ echo "installing:$missing"
     $root env DEBIAN_FRONTEND=noninteractive \
         apt-get -qq install --yes --no-install-recommends $missing
 }
+exec "$here/../examples/polyglot/build.sh"
