@@ -45,8 +45,9 @@ class Proxy:
         self._flowing.set()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        listening = asyncio.start_server(self._accept, "127.0.0.1", self.port)
-        self._server = asyncio.run_coroutine_threadsafe(listening, self._loop).result(10)
+        self._listening = socket.create_server(("127.0.0.1", self.port))
+        self._listening.setblocking(False)
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop)
 
     def stall(self) -> None:
         """Let nothing pass, in either direction, and tell nobody."""
@@ -71,7 +72,18 @@ class Proxy:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             writer.transport.abort()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    # Not asyncio's server: closed while it accepts, it leaves the connection open.
+    async def _listen(self) -> None:
+        carried: set[asyncio.Task[None]] = set()
+        with suppress(OSError):  # `_end` shuts the socket down
+            while True:
+                accepted, _ = await self._loop.sock_accept(self._listening)
+                carried.add(one := asyncio.create_task(self._accept(accepted)))
+                one.add_done_callback(carried.discard)
+        self._listening.close()
+
+    async def _accept(self, accepted: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=accepted)
         try:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:
@@ -126,7 +138,7 @@ class Proxy:
         self._loop.close()
 
     async def _end(self) -> None:
-        self._server.close()
+        self._listening.shutdown(socket.SHUT_RDWR)
         self._flowing.set()
         end = monotonic() + 5
         while (left := asyncio.all_tasks() - {asyncio.current_task()}) and monotonic() < end:
