@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import kombu
+import kombu.pools
 import pytest
 import redis
 from celery import Celery
@@ -243,6 +244,7 @@ def test_a_task_whose_caller_has_gone_is_revoked_if_it_has_not_begun(strategy, s
             before = set().union(*revoked())
             answers = run(story(lambda: set.intersection(*revoked()) - before))
     finally:
+        kombu.pools.reset()  # where Celery has left its connection
         gateway.stop()
         worker.stop()
 
