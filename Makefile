@@ -23,8 +23,8 @@ run: install ## run broker, worker and gateway on this machine, nothing to insta
 test: install ## install missing servers, then lint and test (ARGS="...")
 	tests/install-servers.sh
 	$(MAKE) check
-	# Three processes load all tests: half the time where compiled ones may be kept.
-	REQUIRE_SERVERS=1 PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n 3 --dist loadfile \
+	# Each process loads all tests: half the time where compiled ones may be kept.
+	REQUIRE_SERVERS=1 PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n 4 --dist loadfile \
 	  --no-loadscope-reorder $(ARGS)
 
 coverage: install ## test, and list the branches of gateway/ and appserver/ that no test takes
