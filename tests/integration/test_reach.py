@@ -163,6 +163,7 @@ def test_what_is_missing_is_a_400_that_names_it_unless_it_has_a_default(gateway)
     assert detail(without_tenant) == (400, "header:X-Tenant is missing.")
     assert detail(without_order) == (400, "json:/order/id is missing.")
     assert detail(no_json) == (400, "The JSON is malformed.")
+    assert with_default.status == 200, with_default.body
     assert json.loads(with_default.body)["page"] == 1
 
 
