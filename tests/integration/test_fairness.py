@@ -180,7 +180,8 @@ def test_a_new_broker_connection_is_as_fair_as_the_first(servers):
     """Nothing that was taken is lost, the limits are there again, and lengths are asked again."""
     queue = "again"
     gateway = servers.gateway("redis", URLS + FAIR.format(queue=queue))
-    worker = servers.start_worker([queue], 1, GATEWAY_FAIR_QUEUES=f"{queue}:16")
+    # Processes beside the one that connects again, which must not wait for the tasks.
+    worker = servers.start_worker([queue], 2, GATEWAY_FAIR_QUEUES=f"{queue}:16")
     fair = {f"{queue}.fair.{n}" for n in range(16)}
     until(lambda: fair <= limits(servers).keys())
     assert {limits(servers)[each] for each in fair} == {1}

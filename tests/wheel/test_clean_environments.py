@@ -10,8 +10,9 @@ import os
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -33,6 +34,47 @@ appserver.setup(app)
 @app.task(name="shop.version", bind=True)
 def version(self, query, headers, body):
     return appserver.Answer(201, {"celery": celery.__version__, "body": body}, {"ETag": "x"})
+"""
+
+
+#: A project that was there before, and knows nothing of any gateway.
+BILLING = """\
+import os
+from celery import Celery, Task
+
+app = Celery("billing", broker=os.environ["BROKER"], backend=os.environ["BACKEND"])
+app.conf.update(
+    task_serializer="pickle", result_serializer="json", accept_content=["pickle", "json"],
+    task_default_queue="billing", timezone="Asia/Shanghai", enable_utc=False, result_expires=60,
+    task_track_started=True,
+)
+
+@app.task
+def charge(order, amount, currency="CNY", *, customer):
+    return {"order": order, "amount": amount, "currency": currency, "customer": customer}
+
+class Notify(Task):
+    name = "billing.notify"
+
+    def run(self, *addresses, **more):
+        return [*addresses, more]
+
+app.register_task(Notify())
+"""
+BILLING_ROUTES = """\
+[[routes]]
+path = "/charge/{currency}"
+task = "billing.charge"
+queue = "billing"
+args = ["json:/order/id", "json:/order/amount"]
+kwargs = { currency = "param:currency", customer = "header:x-customer" }
+
+[[routes]]
+path = "/notify"
+task = "billing.notify"
+queue = "billing"
+args = ["json:/to/0", { from = "json:/to/1", default = "nobody" }]
+kwargs = { page = "query:page", raw = "body" }
 """
 
 
@@ -110,8 +152,11 @@ def gateway(
     return server
 
 
-def post(url: str, body: str) -> tuple[int, object]:
-    with urllib.request.urlopen(url, data=body.encode(), timeout=30) as answer:
+def post(
+    url: str, body: str, headers: Mapping[str, str] = MappingProxyType({})
+) -> tuple[int, object]:
+    request = urllib.request.Request(url, body.encode(), dict(headers))
+    with urllib.request.urlopen(request, timeout=30) as answer:
         return answer.status, json.loads(answer.read())
 
 
@@ -125,6 +170,32 @@ def test_a_worker_with_any_celery_serves(
         answer = post(server.url, f"hello {number}")
         assert answer == (201, {"celery": beside.celery, "body": f"hello {number}"})
     server.stop()
+    assert "Traceback" not in worker.output()
+
+
+def test_the_tasks_of_an_existing_project_are_called_as_they_are(
+    beside, stack, rabbitmq, redis_server, tmp_path
+):
+    (tmp_path / "billing.py").write_text(BILLING)
+    (tmp_path / "gateway.toml").write_text(BILLING_ROUTES)
+    argv = [str(beside.bin / "celery"), "-A", "billing", "worker", "-c", "2", "-l", "INFO"]
+    # As root Celery accepts pickle only where it is told to.
+    urls = {"BROKER": rabbitmq.url, "BACKEND": redis_server.url, "C_FORCE_ROOT": "1"}
+    worker = stack.spawn("worker", argv, env=urls, cwd=tmp_path, ready="ready.")
+    program = Path(sys.executable).parent / "gateway"
+    order = {"order": {"id": 7, "amount": "9.90"}, "to": ["a@example.com"]}
+    body = json.dumps(order)
+    for strategy, info in STRATEGIES.items():
+        if not info.stored:  # `pika` needs the app server
+            continue
+        server = gateway(stack, program, strategy, tmp_path, rabbitmq.url, redis_server.url)
+        charged = post(f"{server.url}charge/EUR", body, {"X-Customer": "c1"})
+        notified = post(f"{server.url}notify?page=2", body)
+        server.stop()
+        charge = {"order": 7, "amount": "9.90", "currency": "EUR", "customer": "c1"}
+        assert charged == (200, charge)
+        assert notified == (200, ["a@example.com", "nobody", {"page": "2", "raw": body}])
+    worker.stop()
     assert "Traceback" not in worker.output()
 
 
