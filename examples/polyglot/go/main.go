@@ -151,16 +151,19 @@ func (w *worker) publishDead(message amqp.Delivery, reason error) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	headers := amqp.Table{"dead_letter": amqp.Table{
-		"reason": reason.Error(), "exchange": message.Exchange, "routing_key": message.RoutingKey,
-		"at": time.Now().UTC().Format(time.RFC3339)}}
+	headers := amqp.Table{}
 	for name, value := range message.Headers {
 		headers[name] = value
 	}
+	headers["dead_letter"] = amqp.Table{
+		"reason": reason.Error(), "exchange": message.Exchange, "routing_key": message.RoutingKey,
+		"at": time.Now().UTC().Format(time.RFC3339)}
 	confirm, err := channel.PublishWithDeferredConfirmWithContext(ctx, dead, "", false, false,
 		amqp.Publishing{Headers: headers, ContentType: message.ContentType,
 			ContentEncoding: message.ContentEncoding, DeliveryMode: amqp.Persistent,
-			CorrelationId: message.CorrelationId, ReplyTo: message.ReplyTo, Body: message.Body})
+			Priority: message.Priority, CorrelationId: message.CorrelationId, ReplyTo: message.ReplyTo,
+			MessageId: message.MessageId, Timestamp: message.Timestamp, Type: message.Type,
+			AppId: message.AppId, Body: message.Body})
 	if err != nil {
 		return err
 	}
