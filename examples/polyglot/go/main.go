@@ -54,7 +54,7 @@ func (w *worker) handle(ctx context.Context, message amqp.Delivery) {
 	defer w.running.Done()
 	call, err := read(message)
 	if err != nil {
-		w.putAway(ctx, message, err)
+		w.deadLetter(ctx, message, err)
 		return
 	}
 	select {
@@ -122,9 +122,9 @@ func (w *worker) give(message amqp.Delivery, call *Call, state string, result an
 	return store.Run(context.Background(), w.results, []string{key}, meta, resultTTL).Err()
 }
 
-// putAway moves a message that cannot be read to the dead letters, or gives it back.
-func (w *worker) putAway(ctx context.Context, message amqp.Delivery, reason error) {
-	log.Printf("a message is put away in %s: %v", dead, reason)
+// deadLetter moves a message that cannot be read to the dead letters, or gives it back.
+func (w *worker) deadLetter(ctx context.Context, message amqp.Delivery, reason error) {
+	log.Printf("a message that cannot be read goes to %s: %v", dead, reason)
 	if err := w.publishDead(message, reason); err != nil {
 		log.Printf("it cannot be published there, and goes back to its queue: %v", err)
 		select { // the broker would deliver it again immediately
