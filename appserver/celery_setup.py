@@ -43,7 +43,7 @@ DEFAULTS = {
 
 
 def setup(app: Celery, fair: Mapping[str, int] | None = None) -> None:
-    """Make the workers of `app` answer the gateway, and put away messages that crash workers.
+    """Make the workers of `app` answer the gateway, and messages that crash workers dead letters.
 
     `fair` names the queues of routes with ``fair_by``, and their ``fair_queues``, as in
     ``{"orders": 16}``; without it GATEWAY_FAIR_QUEUES does.

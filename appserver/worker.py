@@ -34,7 +34,7 @@ _Task: Any = object  # for mypy: the class of the task with which the mixin is c
 
 
 class PoisonAwareRequest(Request):
-    """Passes a redelivered message to the pool with the data for putting it away there.
+    """Passes a redelivered message to the pool with the data for a dead letter.
 
     This is not for quorum queues, which count deliveries and have a limit of their own.
     """
@@ -89,12 +89,14 @@ class PoisonAwareRequest(Request):
 
 
 class PoisonAware(_Task):
-    """Mixin for a task's class that puts away a message with which workers are lost repeatedly."""
+    """Mixin for a task's class. Makes a message with which workers are lost a dead letter."""
 
     Request = f"{__name__}:{PoisonAwareRequest.__qualname__}"
 
     def before_start(self, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Begin the task, or put its message away; runs in the pool, where waiting delays no other.
+        """Begin the task, unless its message has to become a dead letter.
+
+        This runs in the pool, where waiting delays no other task.
 
         A message with which too many workers were lost is published as a dead letter, and only then
         recorded as FAILURE and acknowledged. While it cannot be published, it returns to its queue.
@@ -136,7 +138,7 @@ class PoisonAware(_Task):
             f"The worker was lost {lost} times with this message after it had been redelivered;"
             f" it lies in {DEAD_LETTER_EXCHANGE!r} now."
         )
-        log.error("Task %s was put away: %s", task_id, error)
+        log.error("The message of task %s is a dead letter now: %s", task_id, error)
         self.backend.mark_as_failure(task_id, error, request=self.request, store_result=store)
         signals.task_failure.send(
             sender=self,

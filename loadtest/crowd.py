@@ -63,7 +63,7 @@ async def _hold(front: Front, number: int, seconds: float, timeout: float) -> di
 async def _measure(front: Front, number: int, end: float, idle: int) -> dict[str, float]:
     server = front.servers["gateway"]
     least, most = WINDOW
-    await asyncio.sleep(least)  # the last to come are still being put away
+    await asyncio.sleep(least)  # the last to come are still being stored
     window = min(most, end - monotonic() - least)
     if window < least:
         raise NotHeld(f"{number} requests took too long to arrive: let them wait longer")

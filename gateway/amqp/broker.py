@@ -126,13 +126,13 @@ async def ensure_queues(connection: TurnConnection, tasks: Sequence[TaskSettings
 
     async def ensure(queue: str, task: TaskSettings) -> None:
         async with room:
-            if await _declare(connection, queue, passive=True):
+            if await _declare(connection, queue, None):
                 return
             if not task.declare:
                 log.warning(
                     "the queue %s is missing; its route has `declare = false`: create it", queue
                 )
-            elif await _declare(connection, queue, arguments=task.arguments()):
+            elif await _declare(connection, queue, task.arguments()):
                 log.info("declared the queue %s", queue)
 
     # A dynamic route knows nothing of its static queue; another route may.
@@ -165,21 +165,18 @@ async def _exists(connection: TurnConnection, exchange: str) -> bool:
 
 
 async def _declare(
-    connection: TurnConnection, queue: str, passive: bool = False, arguments: Any = None
+    connection: TurnConnection, queue: str, arguments: dict[str, Any] | None
 ) -> bool:
-    """Declare `queue` durable on a channel of its own, because a refusal closes the channel.
+    """Do what `declare` does on a channel of its own, because a refusal closes the channel.
 
     Returns whether the queue exists as declared. A refusal is logged, except that of a passive
     declaration of a missing queue.
     """
     channel = await open_channel(connection)
-    declare = partial(
-        channel.queue_declare, queue, passive=passive, durable=True, arguments=arguments
-    )
     try:
-        await rpc(channel, lambda callback: declare(callback=callback))
+        await declare(channel, queue, arguments)
     except pika.exceptions.ChannelClosedByBroker as exc:
-        if not (passive and exc.reply_code == 404):
+        if not (arguments is None and exc.reply_code == 404):
             log.warning("the broker refuses the queue %s: %s", queue, exc.reply_text)
         return False
     channel.close()

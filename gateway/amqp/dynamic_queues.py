@@ -1,10 +1,10 @@
-"""Dynamic queues: declared on first use, consumed by a worker that is told to, gone when idle.
+"""Dynamic queues: declared on first use, consumed by a worker that is told to, deleted when idle.
 
 No message is lost, whatever happens to gateways and workers, because a queue never expires while a
 message may be in it (`gateway.config.dynamic`): a message is published only if this process has
 declared the queue shortly before, which renews its expiry, and a message that waits for too long
-moves to the static queue. All else here only makes that a message is begun soon, and that idle
-queues go.
+moves to the static queue. Everything else here only serves that tasks begin soon, and that idle
+queues expire.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from pika.exceptions import ChannelClosedByBroker
 from gateway import background
 from gateway.amqp import broker
 from gateway.amqp.broker import describe
+from gateway.amqp.dynamic_queue import DynamicQueue
 from gateway.amqp.publisher import Publisher
 from gateway.amqp.remote_control import DYNAMIC, Consumed, RemoteControl
 from gateway.celery_message import Message
 from gateway.config import dynamic
-from gateway.config.dynamic import IDLE, RENEWED
+from gateway.config.dynamic import IDLE
 from gateway.config.route import Route
 from gateway.config.settings import Config
 from gateway.errors import (
@@ -42,58 +43,13 @@ from gateway.pending_task import PendingTask
 
 log = logging.getLogger(__name__)
 
-LOOK = 1.0  # seconds between looks at the queues in use
-_WATCHED = 10.0  # seconds after a message in which its queue is looked at each time
+CHECK_INTERVAL = 1.0  # seconds between checks of the queues in use
 _KNOWN = 10.0  # seconds for which the workers' answers are used
 _LONGEST_SWEEP = 60.0  # seconds between two sweeps, at the most
 _AT_ONCE = 16  # queues that are declared at the same time: each needs a channel
 
 #: Publishes a message, as a strategy's `send` or `publish` does.
 Send = Callable[[Message, float], PendingTask]
-
-
-class _Queue:
-    """A dynamic queue that this process has declared, and that may not be gone yet."""
-
-    __slots__ = (
-        "consumed", "consumers", "declared", "messages", "name", "route", "task", "told", "used",
-        "waiting",
-    )  # fmt: skip
-
-    def __init__(self, name: str, route: Route):
-        self.name = name
-        self.route = route
-        #: Monotonic seconds: declared, used, known to be consumed, and a worker told last.
-        self.declared = self.used = self.consumed = self.told = -inf
-        self.messages = self.consumers = 0
-        #: What is done once it is declared; the argument is the error, if it could not be.
-        self.waiting: list[Callable[[RequestError | None], None]] = []
-        self.task: asyncio.Task[None] | None = None
-
-    def ready(self, now: float) -> bool:
-        """Was it declared so recently that a message cannot be in it when it expires?
-
-        Without recent use it is not ready either, as workers may have been told to let go of it.
-        """
-        recent = max(now - self.declared, now - self.used)
-        return recent < RENEWED * self.route.queue_expires and not self.waiting
-
-    def in_use(self, now: float) -> bool:
-        """May it have messages, or get one soon?"""
-        idle = now - self.used > IDLE * self.route.queue_expires
-        return bool(self.waiting or self.messages) or not idle
-
-    def due(self, now: float) -> bool:
-        """Is it to be looked at, whether it has a consumer, and to renew it?"""
-        if not self.in_use(now) or self.declared == -inf:
-            return False
-        watched = self.messages or not self.consumers or now - self.used < _WATCHED
-        return bool(watched) or now - self.declared > RENEWED / 4 * self.route.queue_expires
-
-    def gone(self, now: float) -> bool:
-        """Has it expired by now?"""
-        unused = now - max(self.declared, self.consumed)
-        return not self.waiting and unused > self.route.queue_expires
 
 
 class DynamicQueues:
@@ -106,13 +62,15 @@ class DynamicQueues:
         self._blocks = config.strategy_info.blocks
         self._routes = [route for route in config.routes if route.dynamic]
         #: By the name's template, which several routes may share; then by the name.
-        self._tables: dict[str, dict[str, _Queue]] = {route.queue: {} for route in self._routes}
+        self._tables: dict[str, dict[str, DynamicQueue]] = {
+            route.queue: {} for route in self._routes
+        }
         self._control = RemoteControl(publisher, self._in_use)
         self._sweep_every = min(
             _LONGEST_SWEEP, *(IDLE / 2 * route.queue_expires for route in self._routes)
         )
         self._room = asyncio.Semaphore(_AT_ONCE)
-        self._alone = asyncio.Event()
+        self._unconsumed = asyncio.Event()
         self._workers: dict[str, Consumed] = {}
         self._workers_known = -inf
         self._tasks: list[asyncio.Task[None]] = []
@@ -147,7 +105,7 @@ class DynamicQueues:
         self._publish(queue, pending, send, again=False)
         return pending
 
-    def _find(self, route: Route, name: str) -> _Queue:
+    def _find(self, route: Route, name: str) -> DynamicQueue:
         table = self._tables[route.queue]
         queue = table.get(name)
         if queue is None:
@@ -156,11 +114,11 @@ class DynamicQueues:
                     f"There are {len(table)} queues {route.queue}, which is the limit; one is free "
                     f"when it has been idle for {route.queue_expires:g} s."
                 )
-            queue = table[name] = _Queue(name, route)
+            queue = table[name] = DynamicQueue(name, route)
             self._count()
         return queue
 
-    def _publish(self, queue: _Queue, pending: PendingTask, send: Send, again: bool) -> None:
+    def _publish(self, queue: DynamicQueue, pending: PendingTask, send: Send, again: bool) -> None:
         now = monotonic()
         publish = partial(self._publish_now, queue, pending, send, again)
         if queue.ready(now):
@@ -173,7 +131,7 @@ class DynamicQueues:
 
     def _publish_now(
         self,
-        queue: _Queue,
+        queue: DynamicQueue,
         pending: PendingTask,
         send: Send,
         again: bool,
@@ -189,7 +147,7 @@ class DynamicQueues:
         except RequestError as exc:
             pending.fail(exc)
             return
-        # The strategy's own pending task stands behind the one that the request has.
+        # The request has `pending`, and the strategy settles `inner`.
         pending.on_release = lambda _pending: inner.abandon()
 
         def changed(inner: PendingTask) -> None:
@@ -206,7 +164,7 @@ class DynamicQueues:
 
         inner.watch(changed)
 
-    async def _declare(self, queue: _Queue) -> None:
+    async def _declare(self, queue: DynamicQueue) -> None:
         """Declare `queue`, then do what waits for that; a failure is an error of each message."""
         error: RequestError | None = None
         try:
@@ -214,7 +172,7 @@ class DynamicQueues:
                 await self._renew(queue)
                 if self._blocks and not queue.consumers:
                     # The loop can tell no worker while it is blocked by the wait for the result.
-                    await self._have_consumed()
+                    await self._assign_consumers()
                     await self._renew(queue)  # an answer comes after the command was sent
             queue.used = monotonic()
         except TimeoutError:
@@ -232,11 +190,11 @@ class DynamicQueues:
                 # One message's failure must not keep the others; its own deadline answers it.
                 log.exception("a message for the queue %s could not be published", queue.name)
         if error is not None:
-            self._forget_gone()
+            self._remove_expired()
         elif not queue.consumers:
-            self._alone.set()
+            self._unconsumed.set()
 
-    async def _renew(self, queue: _Queue) -> None:
+    async def _renew(self, queue: DynamicQueue) -> None:
         connection = self._publisher.connection
         if connection is None:
             raise BrokerUnavailable
@@ -253,17 +211,17 @@ class DynamicQueues:
     # Watching ---------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Look at queues each second, and have workers consume those that have no consumer."""
-        looked = monotonic()
+        """Check queues each second, and have workers consume those that have no consumer."""
+        checked = monotonic()
         while True:
             try:
-                async with asyncio.timeout(max(looked + LOOK - monotonic(), 0)):
-                    await self._alone.wait()
+                async with asyncio.timeout(max(checked + CHECK_INTERVAL - monotonic(), 0)):
+                    await self._unconsumed.wait()
             except TimeoutError:
-                looked = monotonic()
-                await self._guard(self._look())
-            self._alone.clear()
-            await self._guard(self._have_consumed())
+                checked = monotonic()
+                await self._guard(self._check_queues())
+            self._unconsumed.clear()
+            await self._guard(self._assign_consumers())
 
     async def _guard(self, step: Awaitable[None]) -> None:
         """Await `step`; what it cannot do without the broker is done later."""
@@ -273,9 +231,9 @@ class DynamicQueues:
         except (*broker.ERRORS, BrokerUnavailable, TimeoutError) as exc:
             log.info("dynamic queues are not watched for now: %s", describe(exc))
 
-    async def _look(self) -> None:
+    async def _check_queues(self) -> None:
         """Renew the queues that are due, and note their messages and consumers."""
-        self._forget_gone()
+        self._remove_expired()
         now, connection = monotonic(), self._publisher.connection
         due = [queue for queue in self._all() if queue.due(now)]
         if connection is None or not due:
@@ -298,24 +256,24 @@ class DynamicQueues:
             if channel.is_open:
                 channel.close()
 
-    async def _have_consumed(self) -> None:
+    async def _assign_consumers(self) -> None:
         """Tell one worker each to consume the queues that have no consumer."""
         now = monotonic()
-        alone = [
+        unconsumed = [
             queue
             for queue in self._all()
             if queue.declared > -inf
             and not queue.consumers
             and queue.in_use(now)
-            and now - queue.told >= LOOK
+            and now - queue.told >= CHECK_INTERVAL
         ]
-        if not alone:
+        if not unconsumed:
             return
-        in_vain = any(queue.told > self._workers_known for queue in alone)
-        if not self._workers or in_vain or now - self._workers_known > _KNOWN:
+        stale = any(queue.told > self._workers_known for queue in unconsumed)
+        if not self._workers or stale or now - self._workers_known > _KNOWN:
             self._workers = await self._control.consumed(hurry=True)
             self._workers_known = monotonic()
-        for queue in alone:
+        for queue in unconsumed:
             static = queue.route.static_queue
             able = [name for name, queues in self._workers.items() if static in queues]
             if not able:
@@ -326,7 +284,7 @@ class DynamicQueues:
             queue.told = monotonic()
             self._control.tell("add_consumer", [_chosen(queue.name, able)], _consumer(queue))
 
-    # Letting go -------------------------------------------------------------------------
+    # Idle queues ------------------------------------------------------------------------
 
     async def _sweep_regularly(self) -> None:
         while True:
@@ -334,7 +292,7 @@ class DynamicQueues:
             await self._guard(self._sweep())
 
     async def _sweep(self) -> None:
-        """Have workers let go of all queues that no gateway uses, whoever had them consumed."""
+        """Have workers stop consuming queues that no gateway uses, also those of other gateways."""
         workers: dict[str, list[str]] = {}
         for worker, queues in (await self._control.consumed()).items():
             for name, is_dynamic in queues.items():
@@ -358,10 +316,10 @@ class DynamicQueues:
         now, wanted = monotonic(), set(names)
         return [q.name for q in self._all() if q.name in wanted and q.in_use(now)]
 
-    def _forget_gone(self) -> None:
+    def _remove_expired(self) -> None:
         now = monotonic()
         for table in self._tables.values():
-            for name in [name for name, queue in table.items() if queue.gone(now)]:
+            for name in [name for name, queue in table.items() if queue.expired(now)]:
                 del table[name]
         self._count()
 
@@ -372,7 +330,7 @@ class DynamicQueues:
         for path, number in numbers.items():
             self._metrics.set_queues(path, number)
 
-    def _all(self) -> Iterator[_Queue]:
+    def _all(self) -> Iterator[DynamicQueue]:
         return (queue for table in self._tables.values() for queue in list(table.values()))
 
 
@@ -381,7 +339,7 @@ def _chosen(queue: str, workers: Collection[str]) -> str:
     return max(workers, key=lambda worker: blake2b(f"{queue} {worker}".encode()).digest())
 
 
-def _consumer(queue: _Queue) -> dict[str, object]:
+def _consumer(queue: DynamicQueue) -> dict[str, object]:
     """Return the arguments of Celery's `add_consumer`; the worker declares the queue, too."""
     return {
         "queue": queue.name,

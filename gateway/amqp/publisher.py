@@ -102,7 +102,7 @@ class Publisher:
     async def start(self) -> None:
         self._task = background.start(self._keep_connected(), "broker connection")
         if self._fair:
-            follow = self.lengths.follow(lambda: None if self.error else self._connection)
+            follow = self.lengths.follow(lambda: self.connection)
             self._following = background.start(follow, "lengths of queues")
 
     async def stop(self) -> None:

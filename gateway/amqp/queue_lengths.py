@@ -6,9 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
 
-from pika.channel import Channel
 from pika.exceptions import ChannelClosedByBroker
 
 from gateway.amqp import broker
@@ -58,25 +56,10 @@ class QueueLengths:
                     channel = await broker.open_channel(connection)
                 # A queue that was deleted closes the channel; publishing to it tells the sender.
                 with suppress(ChannelClosedByBroker):
-                    found[queue] = await _length(channel, queue)
+                    found[queue], _consumers = await broker.declare(channel, queue, None)
             if channel.is_open:
                 channel.close()
         except broker.ERRORS:  # the publisher reports that the connection is lost
             self._used.update(asked)
         # What was published since the question is left out: the next answer has it.
         self._lengths = Counter({queue: length for queue, length in found.items() if length})
-
-
-async def _length(channel: Channel, queue: str) -> int:
-    """Return the number of ready messages; raises `ChannelClosedByBroker` without the queue."""
-    lengths: list[int] = []
-
-    def call(callback: Callable[..., None]) -> None:
-        def declared(frame: Any) -> None:
-            lengths.append(frame.method.message_count)
-            callback(frame)
-
-        channel.queue_declare(queue, passive=True, callback=declared)
-
-    await broker.rpc(channel, call)
-    return lengths[0]

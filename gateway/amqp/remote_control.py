@@ -1,7 +1,4 @@
-"""Celery's remote control, and questions to other gateways, over the publisher's connection.
-
-https://docs.celeryq.dev/en/stable/userguide/workers.html#remote-control
-"""
+"""Ask workers and other gateways about dynamic queues, over the publisher's connection."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import asyncio
 import json
 import logging
 import secrets
-import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -19,7 +15,7 @@ import pika
 from pika.channel import Channel
 
 from gateway import background
-from gateway.amqp import broker
+from gateway.amqp import broker, pidbox
 from gateway.amqp.broker import describe
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.publisher import Publisher
@@ -28,8 +24,6 @@ from gateway.errors import BrokerUnavailable
 
 log = logging.getLogger(__name__)
 
-#: Celery's exchange for commands to workers.
-WORKERS = "celery.pidbox"
 #: The exchange for questions to the gateways of a virtual host.
 GATEWAYS = "gateway.siblings"
 #: The exchange to which workers bind dynamic queues, as Celery binds each queue to one. Nothing is
@@ -39,7 +33,6 @@ REPLY_PREFIX = "gateway.reply."
 
 ANSWERS = 1.0  # seconds in which workers and gateways answer
 _SETTLED = 0.1  # seconds after a worker's answer in which those of other idle workers come
-_EXPIRES = 60  # seconds after which workers ignore a command
 _LOOK_AGAIN = 0.1  # seconds until it looks for a connection again
 _PAUSE = (0.5, 30.0)  # seconds before the channel is opened again: the first, the longest
 
@@ -72,7 +65,7 @@ class RemoteControl:
 
     def tell(self, command: str, workers: Collection[str], arguments: Mapping[str, Any]) -> None:
         """Send a command to `workers`. Raises `BrokerUnavailable`."""
-        self._command(command, arguments, sorted(workers))
+        pidbox.publish(self._ready(), command, arguments, sorted(workers))
 
     async def consumed(self, hurry: bool = False) -> dict[str, Consumed]:
         """Return for each worker that answers which queues it consumes.
@@ -84,7 +77,7 @@ class RemoteControl:
         await self._opened.wait()
         with self._ticket() as (ticket, answers):
             reply_to = {"exchange": "", "routing_key": self._reply_to}
-            self._command("active_queues", {}, None, ticket=ticket, reply_to=reply_to)
+            pidbox.publish(self._ready(), "active_queues", {}, ticket=ticket, reply_to=reply_to)
             async for answer in _until(answers, _SETTLED if hurry else ANSWERS):
                 for worker, queues in answer.items() if isinstance(answer, dict) else ():
                     if isinstance(queues, list):  # an error is a dict
@@ -102,19 +95,15 @@ class RemoteControl:
                 used.update(_texts(answer))
         return used
 
-    def _command(
-        self, command: str, arguments: Mapping[str, Any], workers: list[str] | None, **more: Any
-    ) -> None:
-        message = {"method": command, "arguments": arguments, "destination": workers, **more}
-        self._publish(WORKERS, "", message, clock=0, expires=int(time.time()) + _EXPIRES)
-
     def _publish(self, exchange: str, routing_key: str, body: Any, **headers: Any) -> None:
+        properties = pika.BasicProperties(headers=headers)
+        self._ready().basic_publish(exchange, routing_key, json.dumps(body).encode(), properties)
+
+    def _ready(self) -> Channel:
+        """Return the channel; raises `BrokerUnavailable` while it is not open."""
         if self._channel is None or not self._channel.is_open:
             raise BrokerUnavailable
-        properties = pika.BasicProperties(
-            content_type="application/json", content_encoding="utf-8", headers=headers
-        )
-        self._channel.basic_publish(exchange, routing_key, json.dumps(body).encode(), properties)
+        return self._channel
 
     @contextmanager
     def _ticket(self) -> Iterator[tuple[str, asyncio.Queue[Any]]]:

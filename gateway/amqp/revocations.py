@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 
-import pika
 from pika.channel import Channel
 
-from gateway.amqp import broker
+from gateway.amqp import broker, pidbox
 from gateway.amqp.connection import TurnConnection
 
 log = logging.getLogger(__name__)
 
-_EXCHANGE = "celery.pidbox"  # to which workers bind their mailboxes (kombu.pidbox)
 _COLLECT = 0.02  # seconds; each command costs every worker, so one names many tasks
 _MOST = 10_000  # tasks in one command
-_PROPERTIES = pika.BasicProperties(
-    content_type="application/json",
-    content_encoding="utf-8",
-    delivery_mode=1,
-    headers={"clock": 0, "expires": 0},
-)
 
 
 class Revocations:
@@ -50,21 +41,12 @@ class Revocations:
             task_ids, self._task_ids = self._task_ids, []
             if not self._connection.writable:
                 continue
-            command = {
-                "method": "revoke",
-                "arguments": {"task_id": task_ids, "terminate": False},
-                "destination": None,
-                "pattern": None,
-                "matcher": None,
-            }
             try:
                 if self._channel is None or not self._channel.is_open:
                     self._channel = await broker.open_channel(self._connection)
                     # The broker closes it where there is no such exchange, and so no worker.
                     self._channel.add_on_close_callback(_on_closed)
-                self._channel.basic_publish(
-                    _EXCHANGE, "", json.dumps(command).encode(), _PROPERTIES
-                )
+                pidbox.publish(self._channel, "revoke", {"task_id": task_ids, "terminate": False})
             except broker.ERRORS as exc:
                 log.info("tasks could not be revoked: %s", broker.describe(exc))
 

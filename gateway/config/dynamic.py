@@ -46,6 +46,8 @@ def check(task: TaskSettings) -> None:
         return
     if not pointers:
         raise ValueError("queue_pattern: is for a queue with pointers in its name; leave it out")
+    if task.queues is not None:
+        raise ValueError("queues: `queue` has pointers and names all queues; leave out one of both")
     if task.queue_type != "classic":
         raise ValueError(
             "queue_type: a dynamic queue is classic, because declaring a quorum queue again does "

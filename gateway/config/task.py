@@ -114,11 +114,11 @@ class TaskSettings(Model):
                 "queue: `celery` cannot have a queue_type or queue_arguments, because Celery "
                 "declares it without; give the queue another name"
             )
+        self._check_fairness()
         if (self.queues is None) != (self.ordering_key is None):
             raise ValueError("ordering_key: set it together with queues, a list of two or more")
         if self.queues and len(set(self.queues)) != len(self.queues):
             raise ValueError("queues: name each queue only once")
-        self._check_fairness()
         if self.exchange is None and self.routing_key:
             raise ValueError("routing_key: set it together with exchange; `queue` names a queue")
         if self.exchange is not None and ("queue" in self.model_fields_set or self.queues):
@@ -149,6 +149,11 @@ class TaskSettings(Model):
             raise ValueError(
                 "fair_by: it spreads a publisher's deliveries over two queues, and ordering_key "
                 "keeps them in one; leave out one of the two"
+            )
+        if self.queues is not None:
+            raise ValueError(
+                "queues: the fair queues have the name of `queue` and a number; leave it out, and "
+                "set fair_queues to how many there are"
             )
         if self.exchange is not None:
             raise ValueError(

@@ -9,7 +9,7 @@ from contextlib import suppress
 from redis.exceptions import RedisError
 
 from gateway.celery_message import Message, TaskIds, derived_id
-from gateway.claims.taken_parts import TakenParts
+from gateway.claims.taken_tasks import TakenTasks
 from gateway.config.route import Route
 from gateway.delivery import Delivery
 from gateway.errors import RequestError
@@ -23,7 +23,7 @@ class FurtherTasks:
     publishes only those that the broker has not taken; `taken` remembers these.
     """
 
-    def __init__(self, prefix: str, strategy: Strategy, ids: TaskIds, taken: TakenParts | None):
+    def __init__(self, prefix: str, strategy: Strategy, ids: TaskIds, taken: TakenTasks | None):
         self._prefix = prefix
         self._strategy = strategy
         self._ids = ids

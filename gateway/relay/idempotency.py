@@ -26,7 +26,7 @@ from gateway.claims.late_results import LateResults
 from gateway.claims.result_waiter import ResultWaiter
 from gateway.claims.state_watch import StateWatch
 from gateway.claims.store import Claims
-from gateway.claims.taken_parts import TakenParts
+from gateway.claims.taken_tasks import TakenTasks
 from gateway.config.route import Route
 from gateway.config.settings import Config
 from gateway.delivery import Delivery
@@ -104,7 +104,7 @@ class Idempotency:
         self._refuse = config.without_state == "refuse"
         self._steps = steps
         #: Which further tasks of a delivery the broker has taken.
-        self.taken = TakenParts(config, self._claims.redis)
+        self.taken = TakenTasks(config, self._claims.redis)
 
     async def start(self) -> None:
         await self._claims.start()

@@ -325,8 +325,8 @@ class Brokers:
         """Let the one that serves end as a node does that is stopped."""
         self._broker.ctl("stop_app")
 
-    def bury(self) -> None:
-        """Have what has died lost, and its place empty."""
+    def lose(self) -> None:
+        """Close the proxy and delete what the broker has."""
         self.close()
         self._broker.ctl("start_app")
         self._broker.wipe()
@@ -408,11 +408,11 @@ def test_the_first_broker_serves_when_the_second_has_died(listed, brokers):
     brokers.die()
     assert answers(listed) == dict.fromkeys(listed, 503)
 
-    brokers.bury()
+    brokers.lose()
     brokers.start(0)
 
     until_all_answer(listed)
     brokers.die()
-    brokers.bury()
+    brokers.lose()
     brokers.start(1)
     until_all_answer(listed)

@@ -164,7 +164,7 @@ def test_a_queue_in_use_stays(gateway, servers):
     assert listed(servers.broker, "session-used") == {"session-used": (0, 1)}
 
 
-def test_a_stock_worker_consumes_and_lets_go(stack, servers, tmp_path):
+def test_a_stock_worker_consumes_and_stops_consuming(stack, servers, tmp_path):
     (tmp_path / "stock.py").write_text(STOCK)
     env = {"BROKER": servers.broker.url, "BACKEND": servers.results.url}
     env["PYTHONPATH"] = str(tmp_path)
@@ -251,7 +251,7 @@ def test_a_running_task_keeps_its_queue(servers):
     busy.stop()
 
 
-def test_nothing_is_lost_while_gateways_let_go(servers):
+def test_nothing_is_lost_while_queues_become_idle(servers):
     """Each gateway leaves names for a time in which they become idle, while others use them."""
     gateways = servers.gateways("redis", routes(), 1, 1, 2)
     chosen = random.Random(7)

@@ -1,4 +1,4 @@
-"""A message that keeps losing its worker is put away, and no message is ever dropped."""
+"""A message that keeps losing its worker becomes a dead letter, and no message is ever dropped."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_while_redis_is_away_a_message_is_run(servers, stack, start):
     store.stop()
 
 
-def test_what_cannot_be_put_away_stays_in_its_queue(servers, gateway, broker):
+def test_what_cannot_become_a_dead_letter_stays_in_its_queue(servers, gateway, broker):
     location = accept(gateway, "die=always", "poison")
 
     broker.ctl("set_vm_memory_high_watermark", "0")

@@ -54,7 +54,7 @@ func (w *worker) handle(ctx context.Context, message amqp.Delivery) {
 	defer w.running.Done()
 	call, err := read(message)
 	if err != nil {
-		w.putAway(ctx, message, err)
+		w.deadLetter(ctx, message, err)
 		return
 	}
 	select {
@@ -122,9 +122,9 @@ func (w *worker) give(message amqp.Delivery, call *Call, state string, result an
 	return store.Run(context.Background(), w.results, []string{key}, meta, resultTTL).Err()
 }
 
-// putAway moves a message that cannot be read to the dead letters, or gives it back.
-func (w *worker) putAway(ctx context.Context, message amqp.Delivery, reason error) {
-	log.Printf("a message is put away in %s: %v", dead, reason)
+// deadLetter moves a message that cannot be read to the dead letters, or gives it back.
+func (w *worker) deadLetter(ctx context.Context, message amqp.Delivery, reason error) {
+	log.Printf("a message that cannot be read goes to %s: %v", dead, reason)
 	if err := w.publishDead(message, reason); err != nil {
 		log.Printf("it cannot be published there, and goes back to its queue: %v", err)
 		select { // the broker would deliver it again immediately
@@ -151,16 +151,19 @@ func (w *worker) publishDead(message amqp.Delivery, reason error) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	headers := amqp.Table{"dead_letter": amqp.Table{
-		"reason": reason.Error(), "exchange": message.Exchange, "routing_key": message.RoutingKey,
-		"at": time.Now().UTC().Format(time.RFC3339)}}
+	headers := amqp.Table{}
 	for name, value := range message.Headers {
 		headers[name] = value
 	}
+	headers["dead_letter"] = amqp.Table{
+		"reason": reason.Error(), "exchange": message.Exchange, "routing_key": message.RoutingKey,
+		"at": time.Now().UTC().Format(time.RFC3339)}
 	confirm, err := channel.PublishWithDeferredConfirmWithContext(ctx, dead, "", false, false,
 		amqp.Publishing{Headers: headers, ContentType: message.ContentType,
 			ContentEncoding: message.ContentEncoding, DeliveryMode: amqp.Persistent,
-			CorrelationId: message.CorrelationId, ReplyTo: message.ReplyTo, Body: message.Body})
+			Priority: message.Priority, CorrelationId: message.CorrelationId, ReplyTo: message.ReplyTo,
+			MessageId: message.MessageId, Timestamp: message.Timestamp, Type: message.Type,
+			AppId: message.AppId, Body: message.Body})
 	if err != nil {
 		return err
 	}

@@ -99,7 +99,7 @@ async function handle(channel, message) {
   try {
     body = read(message);
   } catch (error) {
-    await putAway(channel, message, error);
+    await deadLetter(channel, message, error);
     return;
   }
   if (headers.eta) {
@@ -129,8 +129,8 @@ async function declareDead() {
   return letters;
 }
 
-async function putAway(channel, message, error) {
-  console.error(`a message is put away in ${DEAD}: ${error.message}`);
+async function deadLetter(channel, message, error) {
+  console.error(`a message that cannot be read goes to ${DEAD}: ${error.message}`);
   const { exchange, routingKey: routing_key } = message.fields;
   const dead_letter = { reason: error.message, exchange, routing_key, at: new Date().toISOString() };
   const { properties } = message;
@@ -142,7 +142,7 @@ async function putAway(channel, message, error) {
     await letters.waitForConfirms();
     channel.ack(message);
   } catch (refused) {
-    console.error(`it goes back to its queue: ${refused.message}`);
+    console.error(`it cannot be published there, and returns to its queue: ${refused.message}`);
     setTimeout(() => channel.nack(message, false, true), PATIENCE);
   }
 }

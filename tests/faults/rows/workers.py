@@ -106,8 +106,8 @@ def poison(trial: Trial) -> None:
             poll(lambda lane=lane, one=one: _attempts(lane, one.id) >= _limit(lane), 90)
     dead: list[bytes] = []
     for lane, one in zip(trial.lanes, poisoned, strict=True):
-        buried = poll(lambda one=one: _is_buried(trial, one.id, dead), 20)
-        lane.expect(buried, "no dead letter")
+        found = poll(lambda one=one: _is_dead_letter(trial, one.id, dead), 20)
+        lane.expect(found, "no dead letter")
         attempts = _attempts(lane, one.id)
         lane.expect(attempts == _limit(lane), f"poison ran {attempts} times, not {_limit(lane)}")
         if not lane.quorum:
@@ -120,7 +120,7 @@ def _limit(lane: Lane) -> int:
     return (LIMIT if lane.quorum else BEGUN_AGAIN) + 1
 
 
-def _is_buried(trial: Trial, identity: str, dead: list[bytes]) -> bool:
+def _is_dead_letter(trial: Trial, identity: str, dead: list[bytes]) -> bool:
     """Add the next dead letter to `dead`, and look for the request's among all."""
     with channel(trial.broker) as amqp:
         message = amqp.basic_get("gateway.dead", no_ack=True)

@@ -1,4 +1,4 @@
-"""Queues are looked at beside each other, but not all at once."""
+"""Queues are checked at the same time, but not all at once."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from gateway.config.settings import Config
 
 
 @pytest.mark.parametrize("count", [1, 5, 3 * broker._AT_ONCE])
-def test_queues_are_looked_at_beside_each_other(monkeypatch, count):
-    under_way, most, looked_at = 0, 0, []
+def test_some_queues_are_checked_at_the_same_time(monkeypatch, count):
+    under_way, most, checked = 0, 0, []
 
-    async def declare(_connection, queue, passive=False, arguments=None):
+    async def declare(_connection, queue, arguments):
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
         await asyncio.sleep(0)
         under_way -= 1
-        looked_at.append(queue)
-        return passive
+        checked.append(queue)
+        return arguments is None
 
     monkeypatch.setattr(broker, "_declare", declare)
     queues = [f"queue-{number}" for number in range(count)]
@@ -29,5 +29,5 @@ def test_queues_are_looked_at_beside_each_other(monkeypatch, count):
 
     asyncio.run(broker.ensure_queues(None, routes))
 
-    assert sorted(looked_at) == sorted(queues)
+    assert sorted(checked) == sorted(queues)
     assert most == min(count, broker._AT_ONCE)

@@ -247,6 +247,10 @@ def test_what_was_meant_is_told(toml):
             "fair_by: it spreads a publisher's deliveries over two queues, and ordering_key",
         ),
         (
+            '[[routes]]\npath = "/"\nfair_by = "remote"\nqueues = ["a", "b"]',
+            "queues: the fair queues have the name of `queue` and a number",
+        ),
+        (
             '[[routes]]\npath = "/"\nfair_by = "remote"\nexchange = "events"',
             "fair_by: an exchange chooses the queues itself",
         ),

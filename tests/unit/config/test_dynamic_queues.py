@@ -72,6 +72,7 @@ def test_a_message_leaves_the_queue_before_that_expires():
         ({**OWN, "countdown": 600}, "countdown: has to be below queue_expires"),
         ({**OWN, "queue_expires": 3}, "greater than or equal to 4"),
         ({**OWN, "exchange": "e"}, "leave out queue"),
+        ({**OWN, "queues": ["a", "b"], "ordering_key": "header:k"}, "queues: `queue` has pointers"),
     ],
 )
 def test_settings_that_cannot_be(settings, problem):

@@ -17,7 +17,7 @@ from gateway.stores.pipeline import Pipeline
 log = logging.getLogger(__name__)
 
 
-class TakenParts:
+class TakenTasks:
     """Remembers the task ids for as long as the gateway recognizes a delivery's later tries."""
 
     def __init__(self, config: Config, redis: Pipeline):
