@@ -31,7 +31,12 @@ TYPES = ("classic", QUEUE_TYPE)
 
 
 def queue_names(queue: str, number: int) -> list[str]:
-    """Return the names of the `number` fair queues of `queue`, which the gateway makes alike."""
+    """Return the names of the `number` fair queues of `queue`, which the gateway makes alike.
+
+    With 0 `queue` is one of a route's `queues` itself.
+    """
+    if not number:
+        return [queue]
     return [f"{queue}.fair.{n}" for n in range(number)]
 
 
@@ -97,6 +102,7 @@ class FairPrefetch(bootsteps.StartStopStep):
 def consume_fairly(app: Celery, fair: Mapping[str, int] | None) -> None:
     """Let the workers of `app` consume fair queues: their number by name, as ``{"orders": 16}``.
 
+    A number of 0 stands for the queue of that name itself, where a route lists its `queues`.
     Without `fair` GATEWAY_FAIR_QUEUES is read when a worker starts. Raises ImproperlyConfigured
     where a number is wrong.
     """
@@ -140,10 +146,13 @@ def _fair_queues(app: Any) -> dict[str, list[FairQueue]]:
 
 
 def read_numbers(environ: Mapping[str, str]) -> dict[str, int]:
-    """Read GATEWAY_FAIR_QUEUES, as ``orders:16,mail:8``; raises ImproperlyConfigured."""
+    """Read GATEWAY_FAIR_QUEUES, as ``orders:16,mail:8`` or ``a,b,c``.
+
+    Raises ImproperlyConfigured.
+    """
     numbers = {}
     for part in filter(None, map(str.strip, environ.get("GATEWAY_FAIR_QUEUES", "").split(","))):
-        name, _, number = part.rpartition(":")
+        name, _, number = part.rpartition(":") if ":" in part else (part, "", "0")
         if not name or not number.isascii() or not number.isdecimal():
             raise ImproperlyConfigured(
                 f"GATEWAY_FAIR_QUEUES has {part!r}; write a queue and the fair_queues of its route,"
@@ -154,7 +163,7 @@ def read_numbers(environ: Mapping[str, str]) -> dict[str, int]:
 
 
 def _number(name: str, number: int) -> int:
-    if not isinstance(number, int) or not FEWEST <= number <= MOST:
+    if not isinstance(number, int) or (number and not FEWEST <= number <= MOST):
         raise ImproperlyConfigured(
             f"the number of fair queues of {name} is {number!r}; it has to be the fair_queues of"
             f" its route, {FEWEST} to {MOST}"

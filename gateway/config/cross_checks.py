@@ -134,7 +134,8 @@ def _of_fairness(routes: Sequence[Route]) -> Iterator[str]:
     """Yield the problems of fair queues that several routes share, or of which each needs some."""
     fair = [(i, route) for i, route in enumerate(routes) if route.fair_by is not None]
     for i, route in fair:
-        sharing = [other for _, other in fair if other.queue == route.queue]
+        own = route.queues or route.queue
+        sharing = [other for _, other in fair if (other.queues or other.queue) == own]
         if len({other.fair_queues for other in sharing}) > 1:
             yield (
                 f"routes: the queue {route.queue} has different values of fair_queues; make them "

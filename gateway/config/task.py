@@ -115,8 +115,11 @@ class TaskSettings(Model):
                 "declares it without; give the queue another name"
             )
         self._check_fairness()
-        if (self.queues is None) != (self.ordering_key is None):
-            raise ValueError("ordering_key: set it together with queues, a list of two or more")
+        if (self.queues is None) != (self.ordering_key is None) and self.fair_by is None:
+            raise ValueError(
+                "ordering_key: set it together with queues, a list of two or more (queues: with "
+                "ordering_key or fair_by)"
+            )
         if self.queues and len(set(self.queues)) != len(self.queues):
             raise ValueError("queues: name each queue only once")
         if self.exchange is None and self.routing_key:
@@ -150,11 +153,8 @@ class TaskSettings(Model):
                 "fair_by: it spreads a publisher's deliveries over two queues, and ordering_key "
                 "keeps them in one; leave out one of the two"
             )
-        if self.queues is not None:
-            raise ValueError(
-                "queues: the fair queues have the name of `queue` and a number; leave it out, and "
-                "set fair_queues to how many there are"
-            )
+        if self.queues is not None and "fair_queues" in self.model_fields_set:
+            raise ValueError("fair_queues: `queues` says how many there are; leave out one of them")
         if self.exchange is not None:
             raise ValueError(
                 "fair_by: an exchange chooses the queues itself; leave out one of them"
@@ -197,7 +197,8 @@ class TaskSettings(Model):
         if self.exchange is not None:
             return []
         if self.fair_by is not None:
-            return [f"{self.queue}{_FAIR}{number}" for number in range(self.fair_queues)]
+            made = (f"{self.queue}{_FAIR}{number}" for number in range(self.fair_queues))
+            return self.queues or list(made)
         return self.queues or [self.static_queue if self.dynamic else self.queue]
 
     def arguments(self) -> dict[str, str | int | bool]:

@@ -112,6 +112,8 @@ def _start(queue: str, task: TaskSettings) -> str:
     """Return the remedy for a queue without a worker."""
     if task.fair_by is None:
         return _START.format(queue)
+    if task.queues:
+        return f"{_START.format(queue)}, with GATEWAY_FAIR_QUEUES={','.join(task.queues)}"
     return (
         f"{_START.format(task.queue)}, with GATEWAY_FAIR_QUEUES={task.queue}:{task.fair_queues} "
         f"or appserver.setup(app, fair={{{task.queue!r}: {task.fair_queues}}})"

@@ -86,7 +86,8 @@ def judge_unseen(config: Config, answers: Answers) -> list[Finding]:
 
 def _start(config: Config) -> str:
     # A worker consumes fair queues by the name of the queue that they are made from.
-    fair = {queue: r.queue for r in config.routes if r.fair_by for queue in r.queue_names}
+    some = [route for route in config.routes if route.fair_by and not route.queues]
+    fair = {queue: route.queue for route in some for queue in route.queue_names}
     return _START.format(",".join(sorted({fair.get(queue, queue) for queue in config.queues})))
 
 

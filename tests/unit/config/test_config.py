@@ -247,8 +247,8 @@ def test_what_was_meant_is_told(toml):
             "fair_by: it spreads a publisher's deliveries over two queues, and ordering_key",
         ),
         (
-            '[[routes]]\npath = "/"\nfair_by = "remote"\nqueues = ["a", "b"]',
-            "queues: the fair queues have the name of `queue` and a number",
+            '[[routes]]\npath = "/"\nfair_by = "remote"\nqueues = ["a", "b"]\nfair_queues = 4',
+            "fair_queues: `queues` says how many there are",
         ),
         (
             '[[routes]]\npath = "/"\nfair_by = "remote"\nexchange = "events"',

@@ -162,3 +162,11 @@ def test_a_child_gets_the_same_settings():
 )
 def test_a_filter_takes_what_fits(when, body, taken):
     assert Route(path="/", when=when).takes(delivery(body)) is taken
+
+
+def test_fair_queues_may_be_listed():
+    route = Route(path="/", fair_by="header:x-tenant", queues=["a", "b", "c"])
+    assert route.queue_names == ["a", "b", "c"]
+    pairs = [route.fair_pair(delivery(**{"x-tenant": f"t{n}"})) for n in range(50)]
+    assert {queue for pair in pairs for queue in pair} == {"a", "b", "c"}
+    assert all(one != other for one, other in pairs)
