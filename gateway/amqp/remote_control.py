@@ -111,10 +111,7 @@ class RemoteControl:
     def _publish(self, exchange: str, routing_key: str, body: Any, **headers: Any) -> None:
         if self._channel is None or not self._channel.is_open:
             raise BrokerUnavailable
-        properties = pika.BasicProperties(
-            content_type="application/json", content_encoding="utf-8", headers=headers
-        )
-        self._channel.basic_publish(exchange, routing_key, json.dumps(body).encode(), properties)
+        _publish(self._channel, exchange, routing_key, body, **headers)
 
     @contextmanager
     def _ticket(self) -> Iterator[tuple[str, asyncio.Queue[Any]]]:
@@ -163,11 +160,16 @@ class RemoteControl:
             partial(channel.queue_bind, own, GATEWAYS),
             partial(channel.basic_consume, own, self._on_message, auto_ack=True, exclusive=True),
         )
-        for step in steps:
-            await broker.rpc(channel, _with_callback(step))
+        try:
+            for step in steps:
+                await broker.rpc(channel, _with_callback(step))
+        except asyncio.CancelledError:  # it took too long
+            if channel.is_open:
+                channel.close()
+            raise
         return channel
 
-    def _on_message(self, _channel: Any, _method: Any, properties: Any, body: bytes) -> None:
+    def _on_message(self, channel: Channel, _method: Any, properties: Any, body: bytes) -> None:
         """Take an answer, or answer another gateway. Called by pika."""
         headers = properties.headers or {}
         try:
@@ -179,7 +181,15 @@ class RemoteControl:
             if reply_to is None:  # it is not our own question
                 self._asked[ticket].put_nowait(said)
         elif isinstance(reply_to, str) and (used := self._in_use(_texts(said))):
-            self._publish("", reply_to, used, ticket=ticket)
+            # The first question may come before `_open` has returned the channel.
+            _publish(channel, "", reply_to, used, ticket=ticket)
+
+
+def _publish(channel: Channel, exchange: str, routing_key: str, body: Any, **headers: Any) -> None:
+    properties = pika.BasicProperties(
+        content_type="application/json", content_encoding="utf-8", headers=headers
+    )
+    channel.basic_publish(exchange, routing_key, json.dumps(body).encode(), properties)
 
 
 def _with_callback(step: Callable[..., Any]) -> Callable[[Callable[..., None]], object]:
