@@ -85,7 +85,13 @@ async def open_channel(connection: TurnConnection) -> Channel:
     opened = asyncio.get_running_loop().create_future()
     channel = connection.channel(on_open_callback=lambda c: _resolve(opened, c))
     channel.add_on_close_callback(lambda c, exc: _reject(opened, exc))
-    return await opened
+    try:
+        return await opened
+    except asyncio.CancelledError:
+        # Who has stopped waiting cannot close it, and a connection has only so many channels.
+        if not (channel.is_closing or channel.is_closed):
+            channel.close()
+        raise
 
 
 async def rpc(channel: Channel, call: Callable[[Callable[..., None]], object]) -> Any:

@@ -90,14 +90,11 @@ class RemoteControl:
         used: set[str] = set()
         await self._opened.wait()
         with self._ticket() as (ticket, answers):
-            self._publish(GATEWAYS, "", sorted(queues), ticket=ticket, reply_to=self._reply_to)
+            asked = sorted(queues)
+            _publish(self._ready(), GATEWAYS, "", asked, ticket=ticket, reply_to=self._reply_to)
             async for answer in _until(answers, ANSWERS):
                 used.update(_texts(answer))
         return used
-
-    def _publish(self, exchange: str, routing_key: str, body: Any, **headers: Any) -> None:
-        properties = pika.BasicProperties(headers=headers)
-        self._ready().basic_publish(exchange, routing_key, json.dumps(body).encode(), properties)
 
     def _ready(self) -> Channel:
         """Return the channel; raises `BrokerUnavailable` while it is not open."""
@@ -152,11 +149,16 @@ class RemoteControl:
             partial(channel.queue_bind, own, GATEWAYS),
             partial(channel.basic_consume, own, self._on_message, auto_ack=True, exclusive=True),
         )
-        for step in steps:
-            await broker.rpc(channel, _with_callback(step))
+        try:
+            for step in steps:
+                await broker.rpc(channel, _with_callback(step))
+        except asyncio.CancelledError:  # it took too long
+            if channel.is_open:
+                channel.close()
+            raise
         return channel
 
-    def _on_message(self, _channel: Any, _method: Any, properties: Any, body: bytes) -> None:
+    def _on_message(self, channel: Channel, _method: Any, properties: Any, body: bytes) -> None:
         """Take an answer, or answer another gateway. Called by pika."""
         headers = properties.headers or {}
         try:
@@ -168,7 +170,13 @@ class RemoteControl:
             if reply_to is None:  # it is not our own question
                 self._asked[ticket].put_nowait(said)
         elif isinstance(reply_to, str) and (used := self._in_use(_texts(said))):
-            self._publish("", reply_to, used, ticket=ticket)
+            # The first question may come before `_open` has returned the channel.
+            _publish(channel, "", reply_to, used, ticket=ticket)
+
+
+def _publish(channel: Channel, exchange: str, routing_key: str, body: Any, **headers: Any) -> None:
+    properties = pika.BasicProperties(headers=headers)
+    channel.basic_publish(exchange, routing_key, json.dumps(body).encode(), properties)
 
 
 def _with_callback(step: Callable[..., Any]) -> Callable[[Callable[..., None]], object]:

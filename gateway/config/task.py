@@ -310,6 +310,11 @@ class FurtherTask(TaskSettings):
     task: str = Field(min_length=1)
     ignore_result: bool = True
 
+    @cached_property
+    def written(self) -> str:
+        """What the configuration says of this task, as one text."""
+        return self.model_dump_json(exclude_unset=True)
+
     @model_validator(mode="after")
     def _static(self) -> FurtherTask:
         if self.dynamic:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
@@ -35,7 +36,9 @@ async def publishing(config: Config) -> AsyncIterator[Publish]:
     publisher = publisher_for(config, metrics)
 
     async def publish(entry: Entry, task_id: str) -> None:
-        pending = PendingTask(entry.message(task_id), monotonic() + config.confirm_timeout + 1)
+        message = entry.message(task_id)
+        message.queue = _queue(config, entry)
+        pending = PendingTask(message, monotonic() + config.confirm_timeout + 1)
         publisher.publish(pending)
         try:
             await pending.taken()
@@ -55,6 +58,18 @@ async def publishing(config: Config) -> AsyncIterator[Publish]:
     finally:
         await publisher.stop()
         metrics.close()
+
+
+def _queue(config: Config, entry: Entry) -> str:
+    """Return the queue for a delivery that is replayed.
+
+    A dynamic queue may be gone, or may expire together with its messages before a worker has them.
+    """
+    for route in config.routes:
+        pattern = route.queue_pattern
+        if pattern and route.path == entry.delivery["route"] and re.fullmatch(pattern, entry.queue):
+            return route.static_queue
+    return entry.queue
 
 
 async def outcomes(

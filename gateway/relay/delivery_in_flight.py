@@ -73,7 +73,7 @@ class DeliveryInFlight(InFlight):
         self.message = reply.message = self._message()
         self.identity = route.identity(delivery, verified)
         self.further: Sequence[Message] = ()
-        if route.runs_once:
+        if route.runs_once and self.identity:
             self.message.task_id = context.further.task_id(self.identity)
         if route.also:
             self.further = context.further.messages(route, delivery, self.identity)
@@ -119,7 +119,8 @@ class DeliveryInFlight(InFlight):
 
     async def _publish_all(self) -> None:
         await self.publish_further()
-        if not self.reply.answered:
+        unwanted = self.route.revoke and self.reply.closed  # the sender has disconnected
+        if not self.reply.answered and not unwanted:
             self.follow(self.publish())
 
     async def publish_further(self, recorded: bool = True) -> None:

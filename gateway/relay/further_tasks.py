@@ -38,7 +38,8 @@ class FurtherTasks:
         return [
             task.message(
                 delivery,
-                self.task_id(identity, str(i), task.task) if identity else self._ids.new(),
+                # A task that was changed meanwhile is another one: it counts as not published.
+                self.task_id(identity, str(i), task.written) if identity else self._ids.new(),
                 store=True,
                 persistent=True,
                 expires=None,

@@ -51,7 +51,8 @@ class GeventDrainer(CeleryStrategy):
 
     def send(self, message: Message, deadline: float) -> PendingTask:
         self._admit(message)
-        pending = PendingTask(message, deadline)
+        # Not set later, in the greenlet: others may have added to it by then.
+        pending = PendingTask(message, deadline, self._release)
         self._work.put((self._publish, pending))
         return pending
 
@@ -89,7 +90,6 @@ class GeventDrainer(CeleryStrategy):
             self._client.forget(result)
             return None
         self._waiting[pending] = result
-        pending.on_release = self._release
         try:
             self._start_drainer()
             result.then(partial(self._on_result, pending))

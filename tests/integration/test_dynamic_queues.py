@@ -6,6 +6,8 @@ import asyncio
 import json
 import random
 import re
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -14,7 +16,8 @@ import kombu
 import pytest
 
 from gateway.config.strategies import STRATEGIES
-from tests.integration.deliveries import URLS, Servers, run, send
+from tests.integration.checking import urls
+from tests.integration.deliveries import ROOT, URLS, Servers, run, send
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import until
 
@@ -211,6 +214,51 @@ def test_a_queue_with_other_arguments_is_a_503(gateway, servers):
     assert b"x-expires" in answer.body
     assert held(gateway, "/wait/{session}") == 0
     servers.broker.ctl("delete_queue", "session-other")
+
+
+def test_a_broker_that_answers_too_late_keeps_no_channels(gateway, servers):
+    assert answered(gateway, "/wait/late", "late") == 200
+
+    def channels() -> int:
+        return len(servers.broker.ctl("list_channels", "-s", "pid").splitlines())
+
+    before = channels()
+
+    async def deliver() -> list[int]:
+        sent = (send(gateway, f"/wait/late-{n}", f"late-{n}") for n in range(12))
+        return [answer.status for answer in await asyncio.gather(*sent)]
+
+    servers.broker.freeze()
+    try:
+        assert run(deliver()) == [503] * 12
+    finally:
+        servers.broker.thaw()
+    until(lambda: answered(gateway, "/wait/late", "late") == 200)
+    until(lambda: channels() <= before)
+
+
+def test_a_replayed_delivery_does_not_go_with_an_idle_queue(servers):
+    gateway = servers.gateway("redis", f"journal = 10\n{routes()}")
+    assert answered(gateway, "/accept/again", "replayed") == 202
+    until(lambda: servers.executions("replayed"))
+    gateway.stop()
+    servers.worker.kill()
+    time.sleep(EXPIRES / 2 + 1)  # the queue would expire before a message is too old for it
+
+    config = max(servers.directory.glob("*.toml"), key=lambda path: path.stat().st_mtime)
+    common = ["--config", str(config), *urls(servers.broker.url, servers.results.url)]
+    (line, *_) = deliveries("list", "--json", "--route", "/accept/{session}", *common).splitlines()
+    said = deliveries("replay", json.loads(line)["id"], *common)
+
+    assert "taken" in said
+    until(lambda: not listed(servers.broker, "accepted-again"))
+    servers.worker = servers.start_worker(["sessions"], 1)
+    until(lambda: len(servers.executions("replayed")) == 2)
+
+
+def deliveries(*args: str) -> str:
+    argv = [sys.executable, "-m", "gateway", "deliveries", *args]
+    return subprocess.run(argv, capture_output=True, text=True, cwd=ROOT).stdout
 
 
 def test_what_nobody_consumes_moves_to_the_static_queue(gateway, servers):

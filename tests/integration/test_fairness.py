@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
@@ -10,6 +11,7 @@ from time import monotonic
 import pytest
 
 from gateway.amqp.publisher import Publisher
+from gateway.amqp.queue_lengths import INTERVAL
 from gateway.celery_message import Message
 from gateway.config.pointers import pair_chooser
 from gateway.config.settings import Config, Route
@@ -301,3 +303,25 @@ def test_check_names_the_worker_that_is_missing(servers, tmp_path):
 def config_text(directory) -> str:
     (file,) = directory.glob("*.toml")
     return file.read_text()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_is_answered_makes_no_queue_longer(servers, strategy):
+    queue = f"over-{strategy}"
+    gateway = servers.gateway(strategy, URLS + FAIR.format(queue=queue))
+    worker = servers.start_worker([queue], 1, GATEWAY_FAIR_QUEUES=f"{queue}:16")
+    (other,) = others(queue, "busy", 1, 1)
+
+    async def deliver(number: int) -> None:
+        for n in range(number):
+            assert await post(gateway, f"/{queue}", "busy", f"{queue}-{n}") == 200
+
+    run(deliver(12))
+    worker.stop()
+    time.sleep(3 * INTERVAL)  # nothing tells that the broker has been asked
+
+    for n in range(6):
+        run(flood(gateway, f"/{queue}/taken", other, f"{queue}-other-{n}", 1))
+
+    assert {held(servers, queue)[each] for each in pair(queue, other)} == {(3, 0)}
+    gateway.stop()

@@ -71,6 +71,18 @@ task = "parts.bill"
 args = ["json:/id"]
 
 [[routes]]
+path = "/sourced"
+source = "lab"
+task = "parts.own"
+args = ["json:/id"]
+answer = "accept"
+task_id = "identity"
+
+[sources.lab]
+scheme = "gitlab"
+secrets = "of these tests only"
+
+[[routes]]
 path = "/once"
 task = "parts.own"
 kwargs = { key = "json:/id", fails = { from = "json:/fails", default = 0 } }
@@ -206,6 +218,18 @@ def test_a_task_whose_id_comes_from_the_delivery_runs_once(gateway, servers, key
     assert len(ran(servers, f"{key}-fails")["parts.own"]) == 1
 
 
+def test_deliveries_that_lack_an_identity_are_different_tasks(gateway, servers, key):
+    secret = "X-Gitlab-Token: of these tests only"
+    sent = [
+        run(send(gateway, "/sourced", json.dumps({"id": f"{key}-{n}"}), secret)) for n in range(2)
+    ]
+
+    ids = [until_ran(servers, f"{key}-{n}", own=1)["parts.own"] for n in range(2)]
+    assert [a.status for a in sent] == [202] * 2
+    assert [[json.loads(a.body)["task_id"]] for a in sent] == ids
+    assert ids[0] != ids[1]
+
+
 @pytest.mark.parametrize("strategy", ["redis", "pika", "threadpool"])
 def test_a_task_whose_caller_has_gone_is_revoked_if_it_has_not_begun(strategy, servers, key):
     gateway = servers.gateway(strategy, REVOKING)
@@ -276,6 +300,47 @@ def test_revoking_before_any_worker_has_been_there_harms_nobody(stack, redis_ser
     finally:
         gateway.stop()
         broker.stop()
+
+
+def test_a_further_task_that_was_changed_between_two_tries_is_published(servers, key):
+    """One at the same place, with the same name, is not taken for the one that has run."""
+    changed = CONFIG.replace('path = "/refused"', 'path = "/unused"').replace(
+        'path = "/order"', 'path = "/refused"'
+    )
+    bill = 'task = "parts.bill"\nqueue = "bills"\nargs = ["json:/id"]'
+    changed = changed.replace(bill, bill.replace("/id", "/more"), 1)
+    old, new = (servers.gateway("pika", config) for config in (CONFIG, changed))
+    body = {"id": key, "more": f"{key}-more", "mail": ""}
+
+    assert post(old, "/refused", **body).status == 503
+    until_ran(servers, key, bill=1)
+    assert post(new, "/refused", **body).status == 200
+
+    until_ran(servers, f"{key}-more", bill=1)
+    old.stop()
+    new.stop()
+
+
+def test_a_caller_who_goes_before_the_own_task_is_published_has_none(servers, key):
+    also = '[[routes.also]]\ntask = "parts.bill"\nargs = ["json:/id"]\n'
+    gateway = servers.gateway("pika", REVOKING + also)
+    body = json.dumps({"id": key}).encode()
+
+    async def story() -> None:
+        async with await Connection.open(port(gateway)) as caller:
+            caller.send(request(body, "/wanted"))
+            await eventually(lambda: metric(gateway, "gateway_in_flight") == 1)
+        await eventually(lambda: metric(gateway, "gateway_in_flight") == 0)
+
+    servers.broker.freeze()
+    try:
+        run(story())
+    finally:
+        servers.broker.thaw()
+    until_ran(servers, key, bill=1)
+    gateway.stop()
+    with kombu.Connection(servers.broker.url) as connection:
+        assert connection.default_channel.queue_declare("one", passive=True).message_count == 0
 
 
 def test_without_redis_further_tasks_are_refused_or_published_without_a_record(stack, servers, key):
