@@ -7,9 +7,14 @@ import logging
 # Not a child of `gateway`: of that logger's lines with the same text only ten a second are written.
 log = logging.getLogger("requests")
 
+#: The path of result URLs (`gateway.config.route.RESULTS`).
+_RESULTS = "/results/"
+
 
 def write(method: str, path: str, status: int, seconds: float, delivery_id: str) -> None:
     """Log how a request was answered; the status 0 means that its sender had disconnected."""
+    if path.startswith(_RESULTS):
+        path = f"{_RESULTS}-"  # the rest is a secret: whoever knows it may read the result
     shown = path if path.isprintable() else ascii(path)
     answered = status or "gone"
     delivery = delivery_id or "none"

@@ -43,7 +43,8 @@ def main(argv: list[str] | None = None) -> int:
         missing = (exc.name or "gateway").partition(".")[0]
         if missing == "gateway":
             raise
-        print(f"gateway: no {missing}: pip install 'celery-gateway[serve]'", file=sys.stderr)
+        extra = "dev" if argv[:1] == ["dev"] else "serve"
+        print(f"gateway: no {missing}: pip install 'celery-gateway[{extra}]'", file=sys.stderr)
         return 2
     except ConfigError as exc:
         for problem in exc.problems:

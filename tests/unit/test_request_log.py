@@ -1,0 +1,18 @@
+"""What a request's log line tells, and what it does not."""
+
+from __future__ import annotations
+
+import logging
+
+from gateway import request_log
+from gateway.config.route import RESULTS
+
+
+def test_a_result_s_url_is_not_logged(caplog):
+    caplog.set_level(logging.INFO, "requests")
+    request_log.write("GET", f"{RESULTS}secret", 200, 0.001, "d1")
+    request_log.write("POST", "/hook", 0, 0.002, "")
+    assert [record.getMessage() for record in caplog.records] == [
+        "GET /results/- 200 1.0 ms delivery d1",
+        "POST /hook gone 2.0 ms delivery none",
+    ]
