@@ -16,6 +16,12 @@ from gateway.stores.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
 
+# In one step, so that no key is left without an expiry. Arguments: life (ms), task ids
+_ADD = """
+redis.call('SADD', KEYS[1], unpack(ARGV, 2))
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
+"""
+
 
 class TakenTasks:
     """Remembers the task ids for as long as the gateway recognizes a delivery's later tries."""
@@ -40,10 +46,9 @@ class TakenTasks:
     def add(self, identity: str, task_ids: Collection[str]) -> Future[Any]:
         """Write that the broker has taken these tasks; the future ends when Redis has them."""
         key = self._key(identity)
-        self._redis.run("SADD", key, *task_ids).add_done_callback(_written)
-        life = self._redis.run("PEXPIRE", key, self._window)
-        life.add_done_callback(_written)
-        return life
+        reply = self._redis.run("EVAL", _ADD, 1, key, self._window, *task_ids)
+        reply.add_done_callback(_written)
+        return reply
 
     def _key(self, identity: str) -> bytes:
         return self._prefix + b"also:" + identity_digest(identity)

@@ -209,17 +209,24 @@ class TaskSettings(Model):
         return {**kind, **self.queue_arguments}
 
     def message(
-        self, delivery: Delivery, task_id: str, store: bool, persistent: bool, expires: float | None
+        self,
+        delivery: Delivery,
+        task_id: str,
+        store: bool,
+        persistent: bool,
+        expires: float | None,
+        queue: str = "",
     ) -> Message:
         """Return the message for `delivery`.
 
         `store` asks the worker to store its result; `expires`, in seconds since the epoch, is the
-        time after which nobody needs the task. Raises `BadRequest` where a value is missing.
+        time after which nobody needs the task; `queue` is its queue where that is chosen already.
+        Raises `BadRequest` where a value is missing.
         """
         message = Message(
             task_id=task_id,
             task=self.task,
-            queue=self._destination(delivery),
+            queue=queue or self._destination(delivery),
             body=self._call(delivery),
             delivery=delivery.table(store=store and not self.ignore_result),
             persistent=persistent,

@@ -84,7 +84,10 @@ class DeliveryInFlight(InFlight):
     def _message(self) -> Message:
         route, delivery, fairness = self.route, self.delivery, self.context.fairness
         later = route.identified or self.mode != "wait"
-        message = route.message(
+        queue = ""
+        if route.fair_by is not None and fairness is not None:
+            queue = fairness.shorter(route.fair_pair(delivery))
+        return route.message(
             delivery,
             self.owner,
             store=later,
@@ -92,10 +95,8 @@ class DeliveryInFlight(InFlight):
             persistent=later or route.durable,
             # Otherwise the result is of no use after the deadline: no worker should begin it then.
             expires=None if later else delivery.received_at + route.deadline + 1,
+            queue=queue,
         )
-        if route.fair_by is not None and fairness is not None:
-            message.queue = fairness.shorter(route.fair_pair(delivery))
-        return message
 
     @property
     def size(self) -> int:
