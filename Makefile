@@ -10,7 +10,7 @@ COMPILE = build/constraints/bin/uv --quiet pip compile setup.cfg --universal --p
   --generate-hashes --no-annotate --custom-compile-command 'make constraints'
 PIP := .venv/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help install run test coverage newest wheel matrix check fuzz loadtest faults constraints clean
+.PHONY: help install run test coverage newest wheel matrix check fuzz loadtest reports pages faults constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -74,9 +74,16 @@ fuzz: install ## test what reads requests and frames with thousands of made-up o
 	    --hypothesis-seed=$$(date +%N) tests/unit/sources tests/unit/amqp || exit 1; \
 	done
 
-loadtest: install ## compare the strategies under load (ARGS="...")
+loadtest: install ## run a short form of all experiments, ten minutes, or one of them (ARGS="cost ...")
 	tests/install-servers.sh
-	PATH="$(CURDIR)/.venv/bin:$$PATH" loadtest/run.sh $(ARGS)
+	PATH="$(CURDIR)/.venv/bin:$$PATH" $(if $(ARGS),loadtest/run.sh $(ARGS),.venv/bin/python -m loadtest.all)
+
+reports: install ## measure what docs/performance.md shows again, two hours (ARGS="cost peers")
+	tests/install-servers.sh
+	PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python -m loadtest.all --reports $(ARGS)
+
+pages: install ## open the load test's pages in chromium: is everything readable? (ARGS="FILE.html ...")
+	.venv/bin/python -m tests.pages $(ARGS)
 
 faults: install ## break the servers under load, half an hour (ARGS="--rows 1,3 --resume", ARGS=--random)
 	tests/install-servers.sh

@@ -23,21 +23,11 @@ from kombu.common import QoS
 
 from appserver.queues import QUEUE_ARGUMENTS, QUEUE_TYPE
 
-FEWEST, MOST = 4, 128  # fair queues of one name
 #: A fair queue's prefetch limit is the size of the pool divided by this number, and at least 1. A
 #: publisher has two queues, and so at most a quarter of a pool of 8 or more.
 SHARE = 8
+FEWEST, MOST = 4, 128  # fair queues of one name
 TYPES = ("classic", QUEUE_TYPE)
-
-
-def queue_names(queue: str, number: int) -> list[str]:
-    """Return the names of the `number` fair queues of `queue`, which the gateway makes alike.
-
-    With 0 `queue` is one of a route's `queues` itself.
-    """
-    if not number:
-        return [queue]
-    return [f"{queue}.fair.{n}" for n in range(number)]
 
 
 class FairQueue(Queue):
@@ -139,10 +129,18 @@ def _fair_queues(app: Any) -> dict[str, list[FairQueue]]:
         name: [
             # On the default exchange, to which the gateway publishes, so no binding can be missing.
             make(each, Exchange(""), routing_key=each, durable=True, queue_arguments=arguments)
-            for each in queue_names(name, number)
+            for each in fair_names(name, number)
         ]
         for name, number in numbers.items()
     }
+
+
+def fair_names(queue: str, number: int) -> list[str]:
+    """Return the names of the `number` fair queues of `queue`, as `gateway.config.fair_names` does.
+
+    With 0 it is `queue` alone, which is one of a route's `queues`.
+    """
+    return [f"{queue}.fair.{n}" for n in range(number)] or [queue]
 
 
 def read_numbers(environ: Mapping[str, str]) -> dict[str, int]:

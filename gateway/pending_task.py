@@ -71,7 +71,7 @@ class PendingTask:
         self._changed = None
         self._free()
 
-    async def taken(self) -> None:
+    async def until_confirmed(self) -> None:
         """Wait for the confirm, until the deadline at the latest; for a message without a reader.
 
         Raises the `RequestError` with which it ended, or `NotConfirmed`.

@@ -11,11 +11,20 @@ log = logging.getLogger("requests")
 _RESULTS = "/results/"
 
 
-def write(method: str, path: str, status: int, seconds: float, delivery_id: str) -> None:
-    """Log how a request was answered; the status 0 means that its sender had disconnected."""
+def write(
+    method: str, path: str, status: int, seconds: float, delivery_id: str, reason: str = ""
+) -> None:
+    """Log how a request was answered; the status 0 means that its sender had disconnected.
+
+    `reason` is why the answer is an error, or why no task was started; empty: neither.
+    """
     if path.startswith(_RESULTS):
         path = f"{_RESULTS}-"  # the rest is a secret: whoever knows it may read the result
-    shown = path if path.isprintable() else ascii(path)
-    answered = status or "gone"
-    delivery = delivery_id or "none"
-    log.info("%s %s %s %.1f ms delivery %s", method, shown, answered, seconds * 1e3, delivery)
+    answered, delivery = status or "gone", delivery_id or "none"
+    why = f": {_printable(reason)}" if reason else ""
+    about = (method, _printable(path), answered, seconds * 1e3, delivery, why)
+    log.info("%s %s %s %.1f ms delivery %s%s", *about)
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else ascii(text)

@@ -102,17 +102,28 @@ class Bench:
         count: int = 1,
         queues: Sequence[str] = ("celery",),
         env: Mapping[str, str] | None = None,
+        app: str = "",
+        results: str = "",
     ) -> Iterator[None]:
-        """Run `count` Celery workers, each with `size` processes, threads or greenlets."""
+        """Run `count` Celery workers, each with `size` processes, threads or greenlets.
+
+        They run the app server and have its result backend, unless another `app` and other
+        `results` are named.
+        """
+        env = {**self._env, **(env or {})}
+        options = {"app": app} if app else {}
+        if app:
+            env["PYTHONPATH"] = _python_path()
         workers = [
             measured(
                 self._stack.worker(
                     self.broker.url,
-                    self.redis.url,
+                    results or self.redis.url,
                     pool=pool,
                     concurrency=size,
                     queues=queues,
-                    env={**self._env, **(env or {})},
+                    env={**env, "GATEWAY_RESULT_BACKEND": results or self.redis.url},
+                    **options,
                 )
             )
             for _ in range(count)
@@ -130,11 +141,14 @@ class Bench:
 
     @contextmanager
     def _beside(self, workers: list[Measured]) -> Iterator[None]:
-        self.servers = {**self.servers, "worker": _Group(workers)}
+        before = self.servers
+        others = before.get("worker")
+        group = _Group([*(others.servers if isinstance(others, _Group) else ()), *workers])
+        self.servers = {**before, "worker": group}
         try:
             yield
         finally:
-            del self.servers["worker"]
+            self.servers = before
             for worker in workers:
                 worker.stop()
 
@@ -193,11 +207,10 @@ class Bench:
             yield replace(front, address=f"http://127.0.0.1:{port}", servers=servers)
 
     def _python(self, name: str, module: str, *options: str, ready: str | int) -> Measured:
-        path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
         server = self._stack.spawn(
             name,
             [sys.executable, "-m", module, *options],
-            env={**self._env, "PYTHONPATH": path, "FLOWER_UNAUTHENTICATED_API": "true"},
+            env={**self._env, "PYTHONPATH": _python_path(), "FLOWER_UNAUTHENTICATED_API": "true"},
             ready=ready if isinstance(ready, str) else lambda: accepts(ready),
         )
         return measured(server)
@@ -246,6 +259,10 @@ class Bench:
             raise StackError(f"Redis: {exc}") from exc
 
 
+def _python_path() -> str:
+    return os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
+
+
 @contextmanager
 def _until_stopped(server: Measured) -> Iterator[None]:
     try:
@@ -258,16 +275,16 @@ class _Group:
     """Several servers of a kind, measured as one."""
 
     def __init__(self, servers: list[Measured]):
-        self._servers = servers
+        self.servers = servers
 
     def cpu_seconds(self) -> float:
-        return sum(server.cpu_seconds() for server in self._servers)
+        return sum(server.cpu_seconds() for server in self.servers)
 
     def rss_bytes(self) -> int:
-        return sum(server.rss_bytes() for server in self._servers)
+        return sum(server.rss_bytes() for server in self.servers)
 
     def descriptors(self) -> int:
-        return sum(server.descriptors() for server in self._servers)
+        return sum(server.descriptors() for server in self.servers)
 
     def output(self) -> str:
-        return "".join(server.output() for server in self._servers)
+        return "".join(server.output() for server in self.servers)

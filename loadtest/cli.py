@@ -1,13 +1,13 @@
 """The command line of the load test.
 
 Exit codes: 0 well; 1 an answer was wrong, missing or not 2xx, or something could not be started;
-2 an option is wrong; 130 interrupted.
+2 an option is wrong; 3 other programs have disturbed the measurements; 130 interrupted. `compare`
+has its own.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import resource
 import signal
@@ -18,16 +18,20 @@ from typing import TypeVar
 
 from gateway.config.strategies import STRATEGIES
 from gateway.errors import GatewayError
-from loadtest import machine, wrk
+from loadtest import compare, machine, wrk
 from loadtest.experiments import EXPERIMENTS, find
-from loadtest.report import Report
+from loadtest.report import MOST_OTHERS, Report, dump
 from loadtest.stack import Stack
 from loadtest.tasks import Task
 
 _T = TypeVar("_T")
 
+#: Where pages are written, unless an option names a file.
+PAGES = machine.ROOT / "build" / "reports"
+
 _OPEN_FILES = 65_536
 _MOST = 50_000  # of anything that is counted
+_MOST_REQUESTS = 1_000_000
 
 #: What an experiment may have other defaults of.
 _DEFAULTS = {
@@ -41,26 +45,32 @@ _DEFAULTS = {
     "task": Task(),
     "fair_queues": [16],
     "fair_prefetch": [1],
+    "prefetch": [1],
 }
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run an experiment and report it; returns the exit code."""
+    """Run an experiment and report it, or compare two reports; returns the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == [compare.NAME]:
+        return compare.main(argv[1:])
     options = parse(argv)
     if options.experiment not in EXPERIMENTS:
         there = ", ".join(EXPERIMENTS)
         print(f"loadtest: no experiment {options.experiment!r}; there is: {there}", file=sys.stderr)
         return 2
+    if len(options.tasks or ()) > 1 and options.experiment != "strategies":
+        print("loadtest: --task: only strategies takes more than one", file=sys.stderr)
+        return 2
+    if options.html is None:
+        PAGES.mkdir(parents=True, exist_ok=True)
+        options.html = PAGES / f"{options.experiment}.html"
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     _raise_open_files()
     try:
-        wrk.program()  # before anything is started
         with Stack() as stack:
             report = measure(options, stack)
-    except GatewayError as exc:
-        print(f"loadtest: {exc}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         print("loadtest: interrupted, everything is stopped", file=sys.stderr)
         return 130
@@ -73,18 +83,29 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace, stack: Stack) -> Report:
-    """Run the experiment that `options` name, with servers that `stack` starts."""
+    """Run the experiment that `options` name, with servers that `stack` starts.
+
+    Where one of them cannot be started, the report says so, and has no figures.
+    """
     experiment = find(options.experiment)
-    chosen = {name: value for name in _DEFAULTS if (value := getattr(options, name)) is not None}
+    chosen = {n: value for n in _DEFAULTS if (value := getattr(options, n, None)) is not None}
     used = {**_DEFAULTS, **experiment.DEFAULTS, **chosen}
-    report: Report = experiment.run(argparse.Namespace(**used), stack)
+    tasks = options.tasks or [used["task"]]
+    given = argparse.Namespace(**{**used, "task": tasks[0], "tasks": tasks})
+    try:
+        wrk.program()  # before anything is started
+        report: Report = experiment.run(given, stack)
+    except GatewayError as exc:
+        report = Report(options.experiment, failures=[str(exc)])
     report.versions = {**machine.versions(), **report.versions}
     report.commit, report.machine = machine.commit(), machine.machine()
     # Only some have a task, and say so themselves; the checks say how many there were.
     del used["task"], used["checked"]
-    if options.experiment != "fair":
-        del used["fair_queues"], used["fair_prefetch"]
+    for name in {"fair_queues", "fair_prefetch", "prefetch"} - experiment.DEFAULTS.keys():
+        del used[name]
     report.options = {**used, **report.options}
+    report.most_others = options.others
+    report.conclude()
     return report
 
 
@@ -95,28 +116,19 @@ def publish(report: Report, options: argparse.Namespace) -> int:
     else:
         print("\nnothing was measured")
     if options.json:
-        options.json.write_text(json.dumps(report.document(), indent=1) + "\n")
-    if options.html or options.plots:
-        _draw(report, options)
-    problems = report.problems()
-    for problem in problems:
-        print(f"loadtest: {problem}", file=sys.stderr)
-    return 1 if problems else 0
-
-
-def _draw(report: Report, options: argparse.Namespace) -> None:
+        options.json.write_text(dump(report.document()))
     # On its first run, matplotlib warns that it looks for fonts; stderr is for problems.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     # Imported after the measurements, as these may be made in this process.
-    from loadtest import page, picture
+    from loadtest import page
 
-    drawn = [picture.lines(plot) for plot in report.plots]
+    page.write(report, options.html, options.plots)
+    problems, disturbance = report.problems(), report.disturbance()
+    for problem in filter(None, [*problems, disturbance]):
+        print(f"loadtest: {problem}", file=sys.stderr)
     if options.html:
-        options.html.write_text(page.render(report, drawn), encoding="utf-8")
-    if options.plots:
-        for plot, lines in zip(report.plots, drawn, strict=True):
-            file = options.plots / f"{report.experiment}-{plot.name}.svg"
-            file.write_text(lines, encoding="utf-8")
+        print(f"\nreport: {options.html.resolve()}", flush=True)
+    return 1 if problems else 3 if disturbance else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -127,19 +139,34 @@ def _parser() -> argparse.ArgumentParser:
     )
     option = parser.add_argument
     listed = "; ".join(f"{name}: {summary}" for name, summary in EXPERIMENTS.items())
-    option("experiment", nargs="?", default="strategies", help=f"what to compare: {listed}")
+    option(
+        "experiment",
+        nargs="?",
+        default="strategies",
+        help=f"what to compare: {listed}; {compare.NAME} OLD.json NEW.json: two reports of one "
+        "experiment",
+    )
     option("--strategies", type=_list_of(_strategy), metavar="A,B")
     option("--connections", type=_list_of(_positive), metavar="64,1000")
     option("--threads", type=_positive, metavar="N", help="wrk's")
     option("--duration", type=_positive, metavar="SECONDS", help="of a timed run")
     option("--repeats", type=_positive, metavar="N", help="runs of each, in turn")
-    option("--requests", type=_positive, metavar="N", help="of a run that is not timed")
+    option("--requests", type=_requests, metavar="N", help="of a run that is not timed")
     option("--checked", type=_positive, metavar="N", help="answers compared one to one first")
-    option("--task", type=_task, help="echo or sleep:SECONDS")
+    option("--task", type=_list_of(_task), dest="tasks", metavar="A,B", help="echo, sleep:SECONDS")
     option("--fair-queues", type=_list_of(_positive), metavar="16", help="fair: numbers of queues")
     option("--fair-prefetch", type=_list_of(_positive), metavar="1", help="fair: limits of each")
+    option("--prefetch", type=_list_of(_positive), metavar="1,16", help="consumers: limits")
+    option(
+        "--others",
+        type=_percent,
+        default=MOST_OTHERS,
+        metavar="PERCENT",
+        help="of the cores, that other programs may have before the exit code is 3",
+    )
     option("--json", type=_file, metavar="FILE", help="write all figures there")
-    option("--html", type=_file, metavar="FILE", help="write a page with pictures there")
+    page_help = "write the page there and not to build/reports/EXPERIMENT.html"
+    option("--html", type=_file, metavar="FILE", help=page_help)
     option("--plots", type=_directory, metavar="DIRECTORY", help="write plots as SVG there")
     return parser
 
@@ -157,10 +184,24 @@ def _strategy(text: str) -> str:
     return text
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= _MOST:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 to {_MOST}")
+def _positive(text: str, most: int = _MOST) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 to {most}")
     return int(text)
+
+
+def _percent(text: str) -> float:
+    try:
+        percent = float(text)
+    except ValueError:
+        percent = -1
+    if not 0 <= percent <= 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 100")
+    return percent
+
+
+def _requests(text: str) -> int:
+    return _positive(text, _MOST_REQUESTS)
 
 
 def _task(text: str) -> Task:

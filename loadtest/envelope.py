@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 from collections.abc import Callable
@@ -12,9 +13,10 @@ from dataclasses import dataclass
 class Envelope:
     """`wrap` makes a request of a body, `unwrap` finds it in an answer (ValueError, KeyError or
     TypeError where it is not there); `head` returns what header lines the body has of its own.
-    `identified`: the same body again is a later try, and no other delivery.
+    `identified`: the same body again is a later try, and no other delivery. `accepted`: the answer
+    is a 202, which has nothing of the body.
 
-    wrk.lua knows those without such lines, by `name`.
+    wrk.lua knows them by `name`; those with `signed` bodies it is given in a file.
     """
 
     name: str
@@ -22,6 +24,8 @@ class Envelope:
     unwrap: Callable[[bytes], bytes]
     head: Callable[[bytes], bytes] = lambda body: b""
     identified: bool = False
+    signed: bool = False
+    accepted: bool = False
 
 
 def _to_flower(body: bytes) -> bytes:
@@ -50,4 +54,14 @@ FLOWER = Envelope("flower", _to_flower, _from_flower)
 #: What each body is signed with; its identity follows from it, so that the same one is a later try.
 SECRET = b"of the load test"
 #: https://docs.github.com/en/webhooks/using-webhooks/validating-webhook-deliveries
-GITHUB = Envelope("github", bytes, bytes, _signed, identified=True)
+GITHUB = Envelope("github", bytes, bytes, _signed, identified=True, signed=True)
+#: Each delivery has a new identity, in the header `X-Delivery`.
+IDENTIFIED = Envelope(
+    "identified",
+    bytes,
+    bytes,
+    lambda body: b"X-Delivery: %b\r\n" % hashlib.sha256(body).hexdigest().encode(),
+    identified=True,
+)
+#: What a route answers that accepts.
+ACCEPTED = Envelope("accepted", bytes, bytes, accepted=True)

@@ -1,8 +1,12 @@
 """Put the committed reports' figures into documents: ``python -m loadtest.figures``.
 
-README.md has a block for the strategies, and one for what else stands between HTTP and Celery. In
-docs/performance.md a block begins with ``<!-- NAME targets -->`` or ``<!-- NAME table -->``, and
+README.md has a block for the strategies, with a picture of them, and one for what else stands
+between HTTP and Celery. In docs/performance.md, docs/scaling.md and docs/reliability.md a block
+begins with ``<!-- NAME targets -->``, ``<!-- NAME table -->`` or ``<!-- NAME commit -->``, and
 docs/reports/NAME.json is the report. All end with the same after a slash.
+
+Each block names the commit that was measured, and says so where the measured code has changed
+since: so a change of the code needs no new measurement, and misleads no reader.
 """
 
 from __future__ import annotations
@@ -10,21 +14,25 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from gateway.cli.sizing import costs
-from loadtest.machine import ROOT
+from gateway.cli.sizing import costs, reports
+from loadtest.machine import ROOT, measured_code
 from loadtest.summary import Summary, summarize
 from loadtest.table import PROCESSES
 
 README = ROOT / "README.md"
-DOCUMENT = ROOT / "docs" / "performance.md"
+DOCUMENTS = [ROOT / "docs" / f"{name}.md" for name in ("performance", "scaling", "reliability")]
 REPORTS = ROOT / "docs" / "reports"
+PICTURE = ROOT / "docs" / "images" / "strategies.svg"
 COSTS = ROOT / "gateway" / "cli" / "sizing" / "costs.json"
 
 #: The reports that have the costs of `gateway capacity`: a later one's replace an earlier one's.
 COSTED = ("slow", "strategies", "openloop", "soak", "waiting")
+
+PICTURE_TITLE = "Requests per second"
 
 #: The rows of the block of peers, and what they are.
 PEERS = {
@@ -37,7 +45,16 @@ _LATENCIES = (("latency_ms", "p50"), ("latency_ms", "p99"))
 
 _strategies = re.compile(r"<!-- strategies -->\n.*?<!-- /strategies -->", re.DOTALL)
 _peers = re.compile(r"<!-- peers -->\n.*?<!-- /peers -->", re.DOTALL)
-_block = re.compile(r"<!-- (\w+) (targets|table) -->\n.*?<!-- /\1 \2 -->", re.DOTALL)
+_block = re.compile(r"<!-- ([\w-]+) (targets|table|commit) -->\n.*?<!-- /\1 \2 -->", re.DOTALL)
+
+
+def written() -> dict[Path, str]:
+    """Return each file that has figures of the committed reports, and what it has to be."""
+    return {
+        README: fill_readme(README.read_text("utf-8")),
+        COSTS: costs_text(),
+        **{document: fill(document.read_text("utf-8")) for document in DOCUMENTS},
+    }
 
 
 def fill(document: str) -> str:
@@ -56,13 +73,39 @@ def costs_text() -> str:
     """Return what costs.json has to be: the costs of the committed reports."""
     found: dict[str, costs.Cost] = {}
     for name in COSTED:
-        report = json.loads((REPORTS / f"{name}.json").read_text("utf-8"))
-        found.update(costs.read(report, f"{name}.json", found))
+        found.update(reports.read(_report(name), f"{name}.json", found))
     return costs.dump(found)
 
 
+def picture_text() -> str:
+    """Return what strategies.svg has to be: the rates of the committed report."""
+    # Imported when it is needed, as matplotlib takes a second to load.
+    from loadtest import picture
+
+    return picture.bars(_waiting(_report("strategies")), ("rps",), PICTURE_TITLE)
+
+
+def picture_figures() -> list[str]:
+    """Return the texts that the picture has to have: each rate, as it is written there."""
+    return [f"{s.median('rps'):,.0f}" for s in _waiting(_report("strategies"))]
+
+
+def _report(name: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((REPORTS / f"{name}.json").read_text("utf-8"))
+    return document
+
+
+def _waiting(report: Mapping[str, Any]) -> list[Summary]:
+    """Return what was measured of routes that wait for the result of a task that takes no time."""
+    return summarize(
+        row
+        for row in report["rows"]
+        if row.get("answer", "wait") == "wait" and not row.get("task_seconds")
+    )
+
+
 def _peers_block() -> str:
-    report = json.loads((REPORTS / "peers.json").read_text("utf-8"))
+    report = _report("peers")
     fewest = min(row["connections"] for row in report["rows"])
     rows = sorted(
         (s for s in summarize(report["rows"]) if s.connections == fewest and s.strategy in PEERS),
@@ -81,16 +124,16 @@ def _peers_block() -> str:
         f"{fewest} connections, the same echo task, worker, RabbitMQ and Redis; medians of "
         f"{report['options']['repeats']} runs in turn on {report['machine']['cores']} cores that "
         "carry everything, wrk too. Only the gateway's messages are confirmed. "
-        f"[Report](docs/reports/peers.json), commit `{report['commit'][:10]}`.",
+        f"{_cited(report, 'docs/reports')}.",
         100,
     )
     return f"<!-- peers -->\n{_markdown([head, *lines], names=1)}\n{text}\n<!-- /peers -->"
 
 
 def _strategies_block() -> str:
-    report = json.loads((REPORTS / "strategies.json").read_text("utf-8"))
+    report = _report("strategies")
     options, cores = report["options"], report["machine"]["cores"]
-    rows = sorted(summarize(report["rows"]), key=lambda s: (s.connections, -s.median("rps")))
+    rows = sorted(_waiting(report), key=lambda s: (s.connections, -s.median("rps")))
     head = (
         "strategy",
         "connections",
@@ -101,16 +144,21 @@ def _strategies_block() -> str:
         "worker µs",
         "errors",
     )
-    text = textwrap.fill(
+    said = (
         "Echo task, 250-byte body, one gateway process, one `solo` worker, wrk with "
         f"{options['threads']} threads; medians of {options['repeats']} runs of "
-        f"{options['duration']} s, alternating; commit `{report['commit'][:10]}`. µs: CPU time per "
-        f"request. Everything, the load generator included, shares the {cores} cores of one "
-        "machine: compare the rows, not the numbers with others'.",
-        100,
+        f"{options['duration']} s, alternating. µs: CPU time per request. Everything, the load "
+        f"generator included, shares the {cores} cores of one machine: compare the rows, not the "
+        f"numbers with others'. {_cited(report, 'docs/reports')}."
     )
+    taken = [s for s in summarize(report["rows"]) if s.rows[0].get("answer") == "accept"]
+    if taken:
+        rates = ", ".join(f"`{s.strategy}` {s.median('rps'):,.0f}" for s in taken)
+        said += f' With `answer = "accept"`, at {taken[0].connections} connections: {rates} req/s.'
     table = _markdown([head, *map(_row, rows)], names=1)
-    return f"<!-- strategies -->\n{table}\n{text}\n<!-- /strategies -->"
+    shown = f"![{PICTURE_TITLE}]({PICTURE.relative_to(ROOT)})"
+    text = textwrap.fill(said, 100)
+    return f"<!-- strategies -->\n{table}\n{text}\n\n{shown}\n<!-- /strategies -->"
 
 
 def _row(summary: Summary) -> list[str]:
@@ -130,9 +178,13 @@ def _row(summary: Summary) -> list[str]:
 
 
 def _filled(name: str, what: str) -> str:
-    report = json.loads((REPORTS / f"{name}.json").read_text("utf-8"))
-    text = _markdown(report["shown"][what], names=2 if what == "table" else 1)
-    return f"<!-- {name} {what} -->\n{text}\n{_source(name, report)}\n<!-- /{name} {what} -->"
+    report = _report(name)
+    if what == "commit":
+        text = f"{_cited(report)}."
+    else:
+        text = _markdown(report["shown"][what], names=2 if what == "table" else 1)
+        text += f"\n{_source(report)}"
+    return f"<!-- {name} {what} -->\n{text}\n<!-- /{name} {what} -->"
 
 
 def _markdown(lines: Sequence[Sequence[str]], names: int) -> str:
@@ -141,22 +193,30 @@ def _markdown(lines: Sequence[Sequence[str]], names: int) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in (head, rule, *rest))
 
 
-def _source(name: str, report: dict[str, Any]) -> str:
+def _source(report: dict[str, Any]) -> str:
     options, machine = report["options"], report["machine"]
     faults = len(report["problems"])
     repeats = options["repeats"]
     runs = f"{repeats} runs of each in turn" if repeats > 1 else "one run of each"
+    others = f" {report['disturbance'].partition(',')[0]}." if report["disturbance"] else ""
     return (
-        f"[Report](reports/{name}.json), commit `{report['commit'][:10]}`, {runs}, "
+        f"{_cited(report)}, {runs}, "
         f"{machine['cores']} cores, {machine['cpu']}; "
-        f"{f'{faults} problems' if faults else 'no answer wrong or missing'}."
+        f"{f'{faults} problems' if faults else 'no answer wrong or missing'}.{others}"
     )
 
 
+def _cited(report: dict[str, Any], directory: str = "reports") -> str:
+    """Name a report with its commit, and say whether a request runs through other code now."""
+    text = f"[Report]({directory}/{report['experiment']}.json), commit `{report['commit'][:10]}`"
+    same = report["versions"].get("code") == measured_code()
+    return text if same else f"{text} (the measured code has changed since)"
+
+
 def main() -> None:
-    README.write_text(fill_readme(README.read_text("utf-8")), encoding="utf-8")
-    COSTS.write_text(costs_text(), encoding="utf-8")
-    DOCUMENT.write_text(fill(DOCUMENT.read_text("utf-8")), encoding="utf-8")
+    PICTURE.write_text(picture_text(), encoding="utf-8")
+    for path, text in written().items():
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from threading import Event
+from typing import Any, TypeVar
 
 from loadtest import client, machine, openloop, wrk
 from loadtest.bench import Bench, Front
@@ -16,6 +19,8 @@ from loadtest.table import PROCESSES
 #: A client that sends less than this share of what was due has measured something else.
 KEPT = 0.99
 AROUND = 4  # seconds that a measurement takes beside the load itself
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -79,20 +84,37 @@ def constant(
     def measure(front: Front) -> Row:
         front = front.at(path) if path else front
         a_second = rate() if callable(rate) else rate
-        usage, total = Usage(front), answered_after + duration
-        marks = ((answered_after, usage.begin), (total, usage.end)) if answered_after else ()
+        total = answered_after + duration
         with openloop.schedule(
-            front.url, a_second, total, connections, marks, front.envelope
-        ) as send:
-            if marks:
-                found = send(bench.deadline + 5)
+            front.url, a_second, total, connections, front.envelope
+        ) as generator:
+            usage = Usage(front, generator.cpu_seconds)
+            send = partial(generator.send, bench.deadline + 5)
+            if answered_after:
+                found = send(((answered_after, usage.begin), (total, usage.end)))
             else:
-                found = usage.of(lambda: send(bench.deadline + 5))
-        row = _row(bench, front, found, usage, a_second * duration if marks else found["requests"])
+                found = usage.of(send)
+        requests = a_second * duration if answered_after else found["requests"]
+        row = _row(bench, front, found, usage, requests)
         schedule = found["schedule"]
         return {**row, "connections": schedule["connections"], "schedule": schedule}
 
     return Load(case, answered_after + duration + AROUND, measure)
+
+
+def watched(load: Load, front: Front, watch: Callable[[Event], _T]) -> tuple[Row, _T]:
+    """Return the row of `load`, and what `watch` returns.
+
+    It runs meanwhile, in a thread of its own; the event tells it that the load has ended.
+    """
+    ended = Event()
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(watch, ended)
+        try:
+            row = load.measure(front)
+        finally:
+            ended.set()
+        return row, found.result()
 
 
 def see_that_schedules_were_kept(report: Report) -> None:
@@ -107,22 +129,23 @@ def see_that_schedules_were_kept(report: Report) -> None:
 
 
 class Usage:
-    """The CPU that what answers at `front`, and this process, use between `begin` and `end`."""
+    """The CPU that what answers at `front`, this process and its children that have ended use
+    between `begin` and `end`; `beside` returns that of a child that may not have."""
 
-    def __init__(self, front: Front):
-        self._servers = front.servers
+    def __init__(self, front: Front, beside: Callable[[], float] = float):
+        self._servers, self._beside = front.servers, beside
         #: User and system time, seconds.
         self.cpu: dict[str, float] = {}
         #: What else the cores did; see `machine.Cores`.
         self.shares: dict[str, float] = {}
 
     def begin(self) -> None:
-        self._cores, self._own = machine.Cores(), machine.own_cpu_seconds()
+        self._cores, self._own = machine.Cores(), machine.own_cpu_seconds() + self._beside()
         self._before = self._seconds()
 
     def end(self) -> None:
         self.cpu = {name: now - self._before[name] for name, now in self._seconds().items()}
-        own = machine.own_cpu_seconds() - self._own
+        own = machine.own_cpu_seconds() + self._beside() - self._own
         self.shares = self._cores.shares(sum(self.cpu.values()) + own)
 
     def of(self, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -3,35 +3,40 @@
 A latency counts from the moment when its request was due: a server that stands still for a
 second makes every request late that was due in it, also those that could not be sent. wrk waits
 for an answer before it sends again, and sees one slow request where a thousand would have been.
+
+The requests are made by openloop.lua, in a process of its own.
 """
 
 from __future__ import annotations
 
-import asyncio
-import gc
+import json
 import secrets
-import select
-import selectors
-from collections import deque
+import socket
+import subprocess
+from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from time import monotonic
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
+from urllib.parse import urlsplit
 
-from loadtest.connection import Connection, Tally
-from loadtest.envelope import PLAIN, Envelope
-from loadtest.machine import own_cpu_seconds
+import psutil
+
+from loadtest import wrk
+from loadtest.connection import KINDS
+from loadtest.envelope import PLAIN, SECRET, Envelope
 from loadtest.summary import latency
+
+SCRIPT = Path(__file__).with_name("openloop.lua")
 
 Mark = tuple[float, Callable[[], None]]
 
-_SIZE = 250  # bytes of a body
+#: Those that openloop.lua knows by their names.
+ENVELOPES = ("plain", "github")
 OPEN = 32  # connections that are open before the first request, at least
-_MOST = 10_000
-#: Where bodies have identities: of every 50 requests, the one at such a place is a later try of
-#: that which came so many before, and is under way still, or has its answer.
-_EVERY, _TRIES = 50, {10: 1, 30: 999}
 _LEAD = 0.05  # seconds before the first request is due
+_SLACK = 30.0  # seconds that the client may take beyond its time
 
 
 @contextmanager
@@ -40,165 +45,98 @@ def schedule(
     rate: float,
     seconds: float,
     connections: int = OPEN,
-    marks: Sequence[Mark] = (),
     envelope: Envelope = PLAIN,
-) -> Iterator[Callable[[float], dict[str, Any]]]:
+) -> Iterator[Client]:
     """Open so many connections; give what POSTs `rate` distinct bodies a second to `url`.
 
-    It does so for `seconds`, then waits for the rest for as long as it is told: what is not
-    answered by then is missing. It returns what `wrk.run` does, and `schedule`: the
-    `rate` that was asked for, what was `sent` a second, `late_ms` (how long after it was due each
-    request was sent), the most `connections` open, and `client_cpu_us` per request.
-
-    Whoever measures the server does so from then on, and has nothing of connections in it, or
-    between `marks`: what to call so many seconds after the first request was due.
-
-    Where the `envelope` identifies bodies, one of 25 is a later try of another.
+    Whoever measures the server does so from then on, and has nothing of connections in it. Where
+    the `envelope` identifies bodies, one of 25 is a later try of another. Raises `WrkError`.
     """
-    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(_Precise())) as runner:
-        sender = _Sender(url, rate, seconds, marks, envelope)
-        runner.run(sender.open(connections))
-        gc.collect()
-        gc.disable()
-        try:
-            yield lambda timeout: runner.run(sender.run(timeout))
-        finally:
-            gc.enable()
-            runner.run(sender.close())
+    client = Client(url, rate, seconds, connections, envelope)
+    try:
+        yield client
+    finally:
+        client.close()
 
 
-class _Precise(selectors.EpollSelector):
-    """Waits for less than a millisecond where it has to, which epoll_wait(2) cannot."""
+class Client:
+    """Sends for so many `seconds`, once."""
 
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None or timeout > 0:
-            select.select([self], [], [], timeout)
-        return super().select(0)
-
-
-class _Sender:
-    def __init__(
-        self, url: str, rate: float, seconds: float, marks: Sequence[Mark], envelope: Envelope
-    ):
-        self._url = url
-        self._envelope = envelope
-        self._marks = marks
-        self._rate = rate
-        self._seconds = seconds
+    def __init__(self, url: str, rate: float, seconds: float, connections: int, envelope: Envelope):
+        self._rate, self._seconds = rate, seconds
         self._total = max(1, round(rate * seconds))
-        run = secrets.token_hex(4)
-        self._body = f'{{"run":"{run}","padding":"{"x" * (_SIZE - 50)}","n":%010d}}'.encode()
-        self._tally = Tally(envelope)
-        self._late: list[float] = []
-        self._all: list[Connection] = []
-        # Used in turn, or the server would close those that are idle for long.
-        self._idle: deque[Connection] = deque()
-        self._due: deque[tuple[float, bytes]] = deque()  # what waits for a connection
-        self._open = 0
-        self._connecting: set[asyncio.Task[None]] = set()
-        self._next = 0
-        self._begin = self._last = 0.0
-        self._done = asyncio.Event()
+        target = urlsplit(url)
+        address = f"http://{socket.gethostbyname(target.hostname or '')}:{target.port}"
+        path = (target.path or "/") + (f"?{target.query}" if target.query else "")
+        period = round(1e9 / rate)  # nanoseconds
+        argv = [wrk.program(), "-t1", "-c1", "-d1s", "-s", str(SCRIPT), address, "--", path]
+        argv += map(str, (secrets.token_hex(4), period, self._total, connections))
+        argv += [envelope.name, SECRET.decode()]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe)
+        assert self._process.stdout is not None
+        if self._process.stdout.readline() != b"open\n":
+            raise self._error()
 
-    async def open(self, connections: int) -> None:
-        for _ in range(min(connections, _MOST)):
-            self._connect()
-        await asyncio.gather(*self._connecting)
+    def send(self, timeout: float, marks: Sequence[Mark] = ()) -> dict[str, Any]:
+        """Send, then wait for the rest for as long as `timeout`; what has no answer is missing.
 
-    async def close(self) -> None:
-        for task in self._connecting:
-            task.cancel()
-        for connection in self._all:
-            connection.close()
-
-    async def run(self, timeout: float) -> dict[str, Any]:
-        cpu = own_cpu_seconds()
-        self._begin = self._last = monotonic() + _LEAD
-        for after, reached in self._marks:
-            asyncio.get_running_loop().call_at(self._begin + after, reached)
-        self._tick()
+        `marks` say what to call so many seconds after the first request was due. Returns what
+        `wrk.run` does, and `schedule`: the `rate` that was asked for, what was `sent` a second,
+        `late_ms` (how long after it was due each request was sent), the `connections` open at the
+        end, and `client_cpu_us` per request.
+        """
+        begin = monotonic() + _LEAD
         try:
-            async with asyncio.timeout(_LEAD + self._seconds + timeout):
-                await self._done.wait()
-        except TimeoutError:
-            pass  # what has no answer is missing
-        if self._marks:  # the answers may have come before the last one
-            await asyncio.sleep(self._begin + self._marks[-1][0] - monotonic() + _LEAD)
-        took = monotonic() - self._begin
-        cpu = own_cpu_seconds() - cpu
-        self._tally.sent = self._total
-        found = self._tally.figures(max(took, self._seconds))
-        late = latency(self._late)
+            assert self._process.stdin is not None
+            self._process.stdin.write(f"{begin:.9f} {timeout:.3f}\n".encode())
+            self._process.stdin.flush()
+            for after, reached in marks:
+                sleep(max(0.0, begin + after - monotonic()))
+                reached()
+            left = begin + self._seconds + timeout + _SLACK - monotonic()
+            printed, _ = self._process.communicate(timeout=max(_SLACK, left))
+        except (BrokenPipeError, subprocess.TimeoutExpired) as exc:
+            raise self._error() from exc
+        line, _, figures = printed.partition(b"\n")
+        if self._process.returncode or not line:
+            raise self._error()
+        return self._found(json.loads(line), array("d", figures))
+
+    def _found(self, counted: dict[str, Any], seconds: array[float]) -> dict[str, Any]:
+        finished, sent = counted["finished"], counted["sent"]
         # Of a whole number of requests; the rate is none.
-        share = len(self._late) / self._total
-        longer = max(1.0, (self._last - self._begin) / self._seconds)
-        found["schedule"] = {
-            "rate": round(self._rate, 1),
-            "sent": round(self._rate * share / longer, 1),
-            "late_ms": late,
-            "connections": self._open,
-            "client_cpu_us": round(cpu * 1e6 / self._total, 1),
+        share = sent / self._total
+        longer = max(1.0, counted["last_sent"] / self._seconds)
+        return {
+            "requests": counted["answered"],
+            "seconds": max(counted["seconds"], self._seconds),
+            "wrong_answers": counted["wrong"],
+            "errors": dict.fromkeys(KINDS, 0)
+            | counted["errors"]
+            | {"missing": self._total - finished},
+            "latency_ms": latency(seconds[:finished]),
+            "schedule": {
+                "rate": round(self._rate, 1),
+                "sent": round(self._rate * share / longer, 1),
+                "late_ms": latency(seconds[finished:]),
+                "connections": counted["connections"],
+                "client_cpu_us": round(counted["cpu"] * 1e6 / self._total, 1),
+            },
         }
-        return found
 
-    def _tick(self) -> None:
-        """Send all that is due."""
-        now = monotonic()
-        while self._next < self._total:
-            due = self._begin + self._next / self._rate
-            if due > now:
-                asyncio.get_running_loop().call_at(due, self._tick)
-                return
-            body = self._body % self._number(self._next)
-            self._next += 1
-            if self._idle:
-                self._send(self._idle.popleft(), due, body)
-            else:
-                self._due.append((due, body))
-                if self._open < _MOST:
-                    self._connect()
+    def cpu_seconds(self) -> float:
+        """Return the CPU time of its process; once it has ended, its parent's children have it."""
+        with suppress(psutil.NoSuchProcess):
+            used = psutil.Process(self._process.pid).cpu_times()
+            return float(used.user + used.system)
+        return 0.0
 
-    def _number(self, n: int) -> int:
-        """Return the number in the body of request `n`: its own, or that of which it is a try."""
-        tried = n - _TRIES.get(n % _EVERY, 0)
-        return tried if self._envelope.identified and tried >= 0 else n
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
 
-    def _send(self, connection: Connection, due: float, body: bytes) -> None:
-        self._last = monotonic()
-        self._late.append(self._last - due)
-
-        def answered(status: int, answer: bytes) -> None:
-            self._tally.count(due, body, status, answer)
-            if connection.closed:
-                self._open -= 1
-                if self._due:
-                    self._connect()
-            else:
-                self._take(connection)
-            if len(self._tally.seconds) == self._total:
-                self._done.set()
-
-        envelope = self._envelope
-        connection.post(envelope.wrap(body), answered, envelope.head(body))
-
-    def _take(self, connection: Connection) -> None:
-        if self._due:
-            self._send(connection, *self._due.popleft())
-        else:
-            self._idle.append(connection)
-
-    def _connect(self) -> None:
-        self._open += 1
-        task = asyncio.get_running_loop().create_task(self._connected())
-        self._connecting.add(task)
-        task.add_done_callback(self._connecting.discard)
-
-    async def _connected(self) -> None:
-        try:
-            connection = await Connection.open(self._url)
-        except OSError:
-            self._open -= 1
-            self._tally.errors["connect"] += 1
-        else:
-            self._all.append(connection)
-            self._take(connection)
+    def _error(self) -> wrk.WrkError:
+        self._process.kill()
+        _, said = self._process.communicate()
+        return wrk.WrkError(f"openloop.lua: {said.decode().strip() or 'it did not end'}")

@@ -10,6 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from loadtest import picture
 from loadtest.report import Report
+from loadtest.summary import Summary
 
 _pages = Environment(
     loader=FileSystemLoader(Path(__file__).parent),
@@ -20,13 +21,24 @@ _pages = Environment(
 )
 
 
+def write(report: Report, file: Path | None, plots: Path | None) -> None:
+    """Write the page to `file`, and the report's plots to SVG files in the directory `plots`."""
+    drawn = [picture.lines(plot) for plot in report.plots]
+    if file:
+        file.write_text(render(report, drawn), encoding="utf-8")
+    if plots:
+        for plot, lines in zip(report.plots, drawn, strict=True):
+            name = f"{report.experiment}-{plot.name}.svg"
+            (plots / name).write_text(lines, encoding="utf-8")
+
+
 def render(report: Report, drawn: Sequence[str]) -> str:
     """Return the page; `drawn` are the report's plots."""
     summaries = report.summaries()
     pictures = [
         *((plot.title, "", lines) for plot, lines in zip(report.plots, drawn, strict=True)),
         *(
-            (title, f"({better})", picture.bars(summaries, path, title))
+            (title, _better(better, path, summaries), picture.bars(summaries, path, title))
             for title, better, path in report.charts
             if any(s.values(*path) for s in summaries)
         ),
@@ -37,3 +49,8 @@ def render(report: Report, drawn: Sequence[str]) -> str:
         checked=sum(check["requests"] for check in report.checks),
     )
     return re.sub(r'(<svg [^>]*) xmlns="[^"]*"', r"\1", page)  # HTML knows it
+
+
+def _better(better: str, path: Sequence[str], summaries: Sequence[Summary]) -> str:
+    scale = ", logarithmic scale" if picture.logarithmic(summaries, path) else ""
+    return f"({better}{scale})"

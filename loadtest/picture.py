@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from html import escape
 from io import StringIO
 from statistics import mean
+from textwrap import fill
 
 from matplotlib import style
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from loadtest.plot import Plot
 from loadtest.summary import Summary
@@ -21,6 +24,7 @@ _look = style.context(
             "svg.fonttype": "none",
             "svg.hashsalt": "loadtest",  # the same figures give the same file
             "font.sans-serif": ["DejaVu Sans"],
+            "font.size": 11,
             "text.parse_math": False,
             "axes.spines.top": False,
             "axes.spines.right": False,
@@ -28,6 +32,9 @@ _look = style.context(
             "ytick.left": False,
             "grid.alpha": 0.4,
             "legend.frameon": False,
+            "legend.fontsize": "medium",
+            "legend.columnspacing": 1.2,
+            "legend.handlelength": 1.4,
         },
     ]
 )
@@ -35,9 +42,14 @@ _look = style.context(
 _STYLE = (
     "svg{color-scheme:light dark;color:CanvasText;stroke-linejoin:round}text{fill:currentColor}"
 )
-_WIDTH, _HEIGHT = 5.2, 3.2  # inches: so small that the text can be read on a phone
-_BAR, _REST = 0.19, 0.6  # inches: one bar, and what is around all of them
+#: Inches. A page is 358 pixels wide on a phone of 390: text of 11 points has 11.6 pixels there.
+_WIDTH, _HEIGHT = 4.7, 3.1
+_BAR, _REST = 0.2, 0.65  # inches: one bar, and what is around all of them
 _GAP = 0.6  # between the bars of two strategies, in bars
+_NAME, _CASE = 18, 40  # characters in a line of a strategy's name, and of a case's
+#: Bars of which the longest is more than so many times the shortest could not be compared.
+_LOG_ABOVE = 50
+_COLOURS = 10  # of the style; lines beyond them are dashed
 
 
 @_look
@@ -48,7 +60,9 @@ def lines(plot: Plot) -> str:
     axes.grid()
     for n, (name, points) in enumerate(plot.lines.items()):
         xs, medians, least, greatest = zip(*points, strict=True)
-        axes.plot(xs, medians, f"C{n}", label=name)
+        axes.plot(
+            xs, medians, f"C{n}", label=fill(name, _CASE), linestyle="-" if n < _COLOURS else "--"
+        )
         if not plot.linear:
             axes.vlines(xs, least, greatest, f"C{n}")
             # Dots, but not a line's own markers: each of those would be a reference.
@@ -60,48 +74,85 @@ def lines(plot: Plot) -> str:
         axes.set_xscale("log")
         axes.set_xticks(ticks, [f"{x:,g}" for x in ticks])
         axes.minorticks_off()
-    axes.set_ylim(bottom=0)
+    if plot.log:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_locator(NullLocator())
+    else:
+        axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter("{x:,g}")
     return _svg(figure, f"{plot.title}: {plot.y} over {plot.x}")
+
+
+def logarithmic(summaries: Sequence[Summary], path: Sequence[str]) -> bool:
+    """Do these medians differ so much that `bars` draws them on a logarithmic scale?"""
+    medians = [s.median(*path) for s in summaries if s.values(*path)]
+    return min(medians) > 0 and max(medians) > _LOG_ABOVE * min(medians)
 
 
 @_look
 def bars(summaries: Sequence[Summary], path: Sequence[str], title: str) -> str:
     """Draw a group for each strategy that has the figure at `path`, in it a bar for each case.
 
-    A bar is the median, a thin line reaches from the least to the greatest.
+    The bars of a single strategy have the names of their cases beside them. A bar is the median, a
+    thin line reaches from the least to the greatest. On a logarithmic scale, which has no zero to
+    begin at, there are dots instead.
     """
     having = [s for s in summaries if s.values(*path)]
-    names = list(dict.fromkeys(s.strategy for s in having))
-    having.sort(key=lambda s: names.index(s.strategy))
-    placed = [(n + _GAP * names.index(s.strategy), s) for n, s in enumerate(having)]
-    figure = Figure(
-        (_WIDTH, _BAR * (len(having) + _GAP * len(names)) + _REST), layout="constrained"
+    one = len({s.strategy for s in having}) == 1
+    gap = 0 if one else _GAP
+
+    def group(s: Summary) -> str:
+        return s.case if one else s.strategy
+
+    names = list(dict.fromkeys(map(group, having)))
+    having.sort(key=lambda s: names.index(group(s)))
+    placed = [(n + gap * names.index(group(s)), s) for n, s in enumerate(having)]
+    labels = [fill(name, _NAME) for name in names]
+    # A name may need more lines than its group has bars.
+    rooms = [sum(group(s) == name for s in having) + gap for name in names]
+    taller = max(
+        1.0, *((label.count("\n") + 1) / room for label, room in zip(labels, rooms, strict=True))
     )
+    height = _BAR * (len(having) + gap * len(names)) * taller + _REST
+    figure = Figure((_WIDTH, height), layout="constrained")
     axes = figure.add_subplot()
+    log = logarithmic(having, path)
     for n, case in enumerate(dict.fromkeys(s.case for s in summaries)):
         for first, (place, s) in enumerate((p, s) for p, s in placed if s.case == case):
             median, (low, high) = s.median(*path), s.range(*path)
-            bar = axes.barh(
-                place,
-                median,
-                xerr=[[median - low], [high - median]],
-                color=f"C{n}",
-                label="" if first else case,
-            )
-            axes.bar_label(bar, [f"{median:,.{0 if median >= 100 else 1}f}"], padding=4)
-    axes.set_yticks([mean(p for p, s in placed if s.strategy == name) for name in names], names)
+            said = f"{median:,.{0 if median >= 100 else 1}f}"
+            label = "" if first or one else fill(case, _CASE)
+            colour = "C0" if one else f"C{n}"
+            if log:
+                axes.hlines(place, low, high, colour, label=label)
+                axes.hlines(place, median, median, colour, linewidth=8, capstyle="round")
+                axes.annotate(said, (high, place), (8, 0), textcoords="offset points", va="center")
+            else:
+                error = [[median - low], [high - median]]
+                bar = axes.barh(place, median, xerr=error, color=colour, label=label)
+                axes.bar_label(bar, [said], padding=4)
+    axes.set_yticks([mean(p for p, s in placed if group(s) == name) for name in names], labels)
     axes.invert_yaxis()
-    axes.xaxis.set_visible(False)
-    axes.spines.bottom.set_visible(False)
+    if log:
+        axes.set_xscale("log")
+        axes.margins(x=0.15)
+        axes.xaxis.set_major_formatter("{x:,g}")
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.grid(axis="x")
+    else:
+        axes.xaxis.set_visible(False)
+        axes.spines.bottom.set_visible(False)
     return _svg(figure, f"{title}, by strategy and case")
 
 
 def _svg(figure: Figure, title: str) -> str:
     """Return the drawing, which refers to nothing: not to its own parts either, nor to a DTD."""
-    if figure.axes[0].get_legend_handles_labels()[0]:
-        figure.legend(loc="outside upper left", ncols=3)
+    (axes,) = figure.axes
+    if axes.get_legend_handles_labels()[0]:
+        _add_legend(figure)
     figure.draw_without_rendering()  # makes the ticks
+    _leave_out_ticks(axes)
     for artist in figure.findobj():
         artist.set_clip_on(False)  # a clip path is a reference
     file = StringIO()
@@ -112,3 +163,28 @@ def _svg(figure: Figure, title: str) -> str:
     text = re.sub(r' (id|version|xmlns:xlink)="[^"]*"', "", text).replace(" ", ' role="img" ', 1)
     head = f"<title>{escape(title)}</title><style>{_STYLE}</style>"
     return re.sub("<defs>.*?</defs>", lambda _: head, text, count=1, flags=re.DOTALL)
+
+
+def _add_legend(figure: Figure) -> None:
+    """Add a legend with as many columns as there is room for."""
+    for columns in (3, 2, 1):
+        legend = figure.legend(loc="outside upper left", ncols=columns)
+        figure.draw_without_rendering()
+        box = legend.get_window_extent()
+        if columns == 1 or box.width <= figure.bbox.width:
+            break
+        legend.remove()
+    # Each line of the legend takes from the height of what is drawn.
+    lines = round(box.height / figure.dpi / _BAR)
+    figure.set_figheight(figure.get_figheight() + _BAR * max(0, lines - 2))
+
+
+def _leave_out_ticks(axes: Axes) -> None:
+    """Leave out the labels of the x axis that would overlap the one before."""
+    end = float("-inf")
+    for label in axes.get_xticklabels():
+        box = label.get_window_extent()
+        inside = axes.bbox.x0 - 1 <= (box.x0 + box.x1) / 2 <= axes.bbox.x1 + 1
+        if inside and label.get_text():
+            label.set_visible(box.x0 > end)
+            end = box.x1 if box.x0 > end else end

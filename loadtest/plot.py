@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 #: x, median, least, greatest.
@@ -11,14 +11,17 @@ Point = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Plot:
-    """Lines over a logarithmic x axis, or a `linear` one from zero on; the y axis begins at zero.
+    """Lines over a logarithmic x axis, or a `linear` one from zero on.
 
-    `name` is a file's, without ending. A linear axis is for many points, which get no marks.
+    `name` is a file's, without ending. A linear axis is for many points, which get no marks. The y
+    axis begins at zero; with `log` it is logarithmic, for lines of which some have figures that are
+    many times those of the others. All figures have to be above 0 then.
     """
 
     name: str
     title: str
     x: str
     y: str
-    lines: dict[str, Sequence[Point]]
+    lines: Mapping[str, Sequence[Point]]
     linear: bool = False
+    log: bool = False

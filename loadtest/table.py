@@ -32,7 +32,7 @@ class Column:
         text = _figure(summary.median(*self.path))
         return (
             f"{text} ({'-'.join(map(_figure, (min(values), max(values))))})"
-            if self.spread
+            if self.spread and len(values) > 1
             else text
         )
 
@@ -44,11 +44,12 @@ LATENCIES = [
     Column("p99.9 ms", ("latency_ms", "p999")),
     Column("max ms", ("latency_ms", "max")),
 ]
-FAULTS = [
-    Column("others %", ("cores", "others_percent")),
+#: What makes the other figures worthless if it is not 0: in a table these two are first.
+_FAILED = [
     Column("errors", ("errors",), total=True),
     Column("wrong", ("wrong_answers",), total=True),
 ]
+FAULTS = [Column("others %", ("cores", "others_percent")), *_FAILED]
 
 
 def standard(rows: Sequence[Row]) -> list[Column]:
@@ -70,11 +71,12 @@ def cpu(rows: Sequence[Row]) -> list[Column]:
     return [Column(f"{name} us", ("cpu_us_per_request", name)) for name in took_part]
 
 
-def lines(rows: Sequence[Row], columns: Sequence[Column]) -> list[list[str]]:
-    """Return the head and a line for each case and strategy."""
+def lines(rows: Sequence[Row], columns: Sequence[Column], heads: Sequence[str]) -> list[list[str]]:
+    """Return the head and a line for each case and strategy, which the head calls `heads`."""
     summaries = summarize(rows)
+    columns = sorted(columns, key=lambda column: column not in _FAILED)
     return [
-        ["strategy", "case", *(column.head for column in columns)],
+        [*heads, *(column.head for column in columns)],
         *([s.strategy, s.case, *(column.text(s) for column in columns)] for s in summaries),
     ]
 

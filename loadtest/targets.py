@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from statistics import median
-from typing import Any, TypedDict
+from typing import Any, Self, TypedDict
 
 from loadtest.summary import Row, case_of, figure
 
@@ -58,17 +58,20 @@ class Target:
     def verdict(self) -> str:
         return {None: "-", True: "reached", False: "missed"}[self.reached]
 
+    @property
+    def said(self) -> str:
+        return f"{number(self.median)}{self.unit}"
+
     def line(self) -> list[str]:
         """Return the texts of the columns `HEAD`."""
         low, high = min(self.values), max(self.values)
-        return [
-            self.name,
-            f"{number(self.median)}{self.unit}",
-            f"{number(low)}-{number(high)}",
-            str(len(self.values)),
-            self.bound,
-            self.verdict,
-        ]
+        spread = [f"{number(low)}-{number(high)}", str(len(self.values))]
+        return [self.name, self.said, *spread, self.bound, self.verdict]
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> Self:
+        """Return the target whose `document` this is."""
+        return cls(**{each.name: document[each.name] for each in fields(cls)})
 
     def document(self) -> dict[str, Any]:
         """Return what goes into the JSON file."""
@@ -81,6 +84,15 @@ class Target:
 
 
 HEAD = ["figure", "median", "min-max", "pairs", "asked", "verdict"]
+#: Where each figure was measured once.
+HEAD_OF_ONE = ["figure", "measured", "asked", "verdict"]
+
+
+def lines(targets: Sequence[Target]) -> list[list[str]]:
+    """Return the head and a line for each of `targets`."""
+    if any(len(target.values) > 1 for target in targets):
+        return [HEAD, *(target.line() for target in targets)]
+    return [HEAD_OF_ONE, *([t.name, t.said, t.bound, t.verdict] for t in targets)]
 
 
 def number(value: float) -> str:

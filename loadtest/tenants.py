@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from time import monotonic, sleep
@@ -11,6 +12,7 @@ from typing import Any
 
 from kombu import Connection as Broker
 
+from gateway.config.fair_names import fair_names
 from gateway.config.pointers import pair_chooser
 from gateway.delivery import Delivery
 from gateway.stack import StackError
@@ -136,33 +138,33 @@ async def _post(connection: Connection, tenant: str, body: bytes) -> tuple[int, 
     return await answered
 
 
-def queue_names(queue: str, number: int) -> list[str]:
-    """Return a queue's fair queues; itself where there are none."""
-    return [f"{queue}.fair.{n}" for n in range(number)] or [queue]
-
-
 def purge(bench: Bench, queue: str, number: int) -> int:
     """Remove what the tenth has left, and return how many messages that were."""
     with Broker(bench.broker.url) as link:
         channel = link.channel()
-        return sum(channel.queue_purge(name) for name in queue_names(queue, number))
+        return sum(channel.queue_purge(name) for name in fair_names(queue, number))
 
 
-def wait_until_idle(bench: Bench) -> None:
-    """Wait until no queue and no worker has a message.
+def wait_until_idle(bench: Bench, queues: Sequence[str]) -> None:
+    """Wait until none of `queues` has a message, nor a worker one of theirs.
 
     Raises StackError where that takes more than a minute.
     """
     end = monotonic() + _PATIENCE
-    while any(map(int, bench.broker.ctl("list_queues", "messages", "--no-table-headers").split())):
+    while True:
+        listed = bench.broker.ctl("list_queues", "name", "messages", "--no-table-headers")
+        numbers = dict(line.rsplit(None, 1) for line in listed.splitlines())
+        held = [name for name in queues if int(numbers.get(name, 0))]
+        if not held:
+            return
         if monotonic() > end:
-            raise StackError("the worker still holds messages")
+            raise StackError(f"messages of {', '.join(held)} have not been run")
         sleep(0.5)
 
 
 def sharing(number: int) -> str:
     """Say how many of the nine share their queues with the tenth, of `number` fair queues."""
-    choose = pair_chooser("header:x-tenant", queue_names(f"fair-{number}", number))
+    choose = pair_chooser("header:x-tenant", fair_names(f"fair-{number}", number))
     pairs = {
         tenant: set(choose(Delivery("", "", {}, {}, "", {"x-tenant": tenant}, b"", "", 0.0)))
         for tenant in (TENTH, *OTHERS)

@@ -25,7 +25,8 @@ class Trial:
     """A server that is started alone, and its measurements.
 
     Where `checked`, answers are compared one to one first, which warms up everything as well;
-    `seconds_each` is what one of them takes where one is answered at a time.
+    `seconds_each` is what one of them takes where one is answered at a time. `starts` is what
+    starting takes, in seconds; 0: there is nothing to start.
     """
 
     strategy: str
@@ -33,6 +34,7 @@ class Trial:
     loads: Sequence[Load]
     checked: bool = True
     seconds_each: float = 0.0
+    starts: float = _START
 
 
 def alternate(trials: Sequence[Trial], options: argparse.Namespace, report: Report) -> set[str]:
@@ -41,7 +43,7 @@ def alternate(trials: Sequence[Trial], options: argparse.Namespace, report: Repo
     The order is A B C A B C, so that what changes on the machine meanwhile hits all of them.
     Returns the strategies of which something beside the measurements themselves went wrong.
     """
-    a_round = sum(_START + sum(load.seconds for load in trial.loads) for trial in trials)
+    a_round = sum(trial.starts + sum(load.seconds for load in trial.loads) for trial in trials)
     faulty: set[str] = set()
     with Progress(options.repeats * a_round) as progress:
         for repeat in range(1, options.repeats + 1):
@@ -66,7 +68,8 @@ def _run(
     """
     which = f"{trial.strategy}, repeat {repeat} of {options.repeats}"
     problem = ""
-    progress.step(f"{which}: starting", _START)
+    if trial.starts:
+        progress.step(f"{which}: starting", trial.starts)
     with trial.start() as front:
         if trial.checked:
             # Twice what a strategy needs that has one task run at a time.

@@ -1,11 +1,12 @@
 -- POST a distinct body each time and see that every answer is a body that is being waited for.
 --
---   wrk ... -s wrk.lua URL -- RUN ENVELOPE
+--   wrk ... -s wrk.lua URL -- RUN ENVELOPE [THREADS FILE]
 --
--- RUN is a text without quotes that tells this run's bodies from any other's; ENVELOPE is `plain`
--- or `flower`: how a body travels, see loadtest/envelope.py. Each of wrk's
--- threads has a Lua state of its own; `setup` and `done` run in the main one. The last line of
--- the output is a JSON object: see loadtest/wrk.py.
+-- RUN is a text without quotes that tells this run's bodies from any other's; ENVELOPE is the name
+-- of how a body travels, see loadtest/envelope.py. FILE has bodies with header lines of their own,
+-- which so many THREADS share and use in turn: a body a line, then a tab before each header line.
+-- Each of wrk's threads has a Lua state of its own; `setup` and `done` run in the main one. The
+-- last line of the output is a JSON object: see loadtest/wrk.py.
 
 local SIZE = 250 -- bytes of a body
 local PATIENCE = 10 -- seconds that no answer takes that is still to come
@@ -19,6 +20,7 @@ end
 
 -- Globals, as `done` reads them by name.
 waiting = {} -- body -> second of its request
+unanswered = 0 -- requests whose answers are not their bodies, and bodies that were sent again
 sent, wrong, not_2xx = 0, 0, 0
 
 -- Envelopes: what is sent of a body, and the body in an answer (nil: none is there).
@@ -37,9 +39,21 @@ local function from_flower(answer)
   end
 end
 
+local function read(path, threads)
+  local found, line_number = {}, 0
+  for line in io.lines(path) do
+    if line_number % threads == number - 1 then
+      local body, lines = string.match(line, "^([^\t]*)\t(.*)$")
+      table.insert(found, { body, string.gsub(lines, "\t", "\r\n") .. "\r\n" })
+    end
+    line_number = line_number + 1
+  end
+  return found
+end
+
 function init(args)
-  wrap, unwrap = plain, plain
-  if args[2] == "flower" then
+  run, envelope, wrap, unwrap = args[1], args[2], plain, plain
+  if envelope == "flower" then
     wrap, unwrap = to_flower, from_flower
   end
   local start = string.format('{"run":"%s","thread":%d,"padding":"', args[1], number)
@@ -50,22 +64,44 @@ function init(args)
   format = start .. padding .. finish
   local size = #wrap(string.format(format, 0))
   local model = wrk.format("POST", nil, { ["Content-Type"] = "application/json" }, string.rep("x", size))
-  head = string.sub(model, 1, #model - size)
+  head = string.sub(model, 1, #model - size - 2) -- without the empty line
+  if args[4] then
+    bodies = read(args[4], tonumber(args[3]))
+  end
 end
 
 function request()
   sent = sent + 1
-  local body = string.format(format, sent)
+  local body, lines = nil, ""
+  if bodies then
+    body, lines = unpack(bodies[(sent - 1) % #bodies + 1])
+  else
+    body = string.format(format, sent)
+  end
+  if envelope == "identified" then
+    lines = "X-Delivery: " .. run .. "-" .. number .. "-" .. sent .. "\r\n"
+  end
   -- wrk asks the first thread for one request more, which it only looks at.
   if sent > 1 or number > 1 then
-    waiting[body] = os.time()
+    if envelope == "accepted" or waiting[body] then
+      unanswered = unanswered + 1
+    else
+      waiting[body] = os.time()
+    end
   end
-  return head .. wrap(body)
+  return head .. lines .. "\r\n" .. wrap(body)
 end
 
 function response(status, headers, body)
+  if envelope == "accepted" then
+    unanswered = unanswered - 1
+  end
   if status < 200 or status > 299 then
     not_2xx = not_2xx + 1
+    return
+  end
+  if envelope == "accepted" then
+    wrong = wrong + (status == 202 and 0 or 1)
     return
   end
   local answer = unwrap(body)
@@ -82,6 +118,7 @@ end
 local function lost(connections, slowest)
   local count, overdue, now = 0, 0, os.time()
   for _, thread in ipairs(threads) do
+    count = count + thread:get("unanswered")
     for _, second in pairs(thread:get("waiting")) do
       count = count + 1
       if now - second > math.max(PATIENCE, 2 * slowest) then

@@ -14,7 +14,6 @@ from kombu import Connection, Producer
 from kombu.exceptions import OperationalError
 
 from gateway import celery_message
-from gateway.amqp.queue_lengths import QueueLengths
 from gateway.config.settings import Config
 from gateway.errors import BrokerUnavailable
 from gateway.metrics import Metrics
@@ -33,7 +32,6 @@ class KombuPublisher:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._producer: Producer | None = None
         self.error = "not connected yet"
-        self.lengths = QueueLengths()  # they stay unknown
 
     async def start(self) -> None:
         log.warning("the broker is not AMQP: messages are not confirmed; use it for trials only")

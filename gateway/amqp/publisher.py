@@ -26,7 +26,6 @@ from gateway.amqp.broker import describe
 from gateway.amqp.confirms import Confirms
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.publishing_channel import PublishingChannel
-from gateway.amqp.queue_lengths import QueueLengths
 from gateway.amqp.revocations import Revocations
 from gateway.amqp.scanner import Scanner
 from gateway.backoff import Backoff
@@ -83,10 +82,6 @@ class Publisher:
         self._outage, self._unsettled_until = True, 0.0  # an outage may just end at the start
         self._missing: set[str] = set()  # exchanges
         self._looking: asyncio.Task[None] | None = None
-        fair = [route for route in config.routes if route.fair_by is not None]
-        self.lengths = QueueLengths(queue for route in fair for queue in route.queue_names)
-        self._fair = bool(fair)
-        self._following: asyncio.Task[None] | None = None
         self._largest = math.inf  # bytes of a body; the broker tells its limit when it is exceeded
 
     @property
@@ -101,13 +96,9 @@ class Publisher:
 
     async def start(self) -> None:
         self._task = background.start(self._keep_connected(), "broker connection")
-        if self._fair:
-            follow = self.lengths.follow(lambda: self.connection)
-            self._following = background.start(follow, "lengths of queues")
 
     async def stop(self) -> None:
         await background.stop(self._task)
-        await background.stop(self._following)
         if self._looking is not None:
             await background.stop(self._looking)
         if self._connection is not None and self._connection.is_open:

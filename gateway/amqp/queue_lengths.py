@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 
 from pika.exceptions import ChannelClosedByBroker
 
+from gateway import background
 from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
+from gateway.amqp.publisher import Publisher
 
 INTERVAL = 1.0  # seconds between questions
 
@@ -18,14 +20,24 @@ INTERVAL = 1.0  # seconds between questions
 class QueueLengths:
     """The messages that are ready in each of the `queues`, as far as they are known.
 
-    They are asked for once a second, on a channel of its own: at first all, then those of
-    publishers that have sent since, and those that were not empty. What is published meanwhile is
-    added. A queue that is not known has the length 0. Without queues nothing is asked.
+    They are asked for once a second on the connection of `publisher`, on a channel of its own: at
+    first all, then those of publishers that have sent since, and those that were not empty. What is
+    published meanwhile is added. A queue that is not known has the length 0. Without a publisher,
+    as the broker is not AMQP, nothing is asked.
     """
 
-    def __init__(self, queues: Iterable[str] = ()):
+    def __init__(self, queues: Iterable[str] = (), publisher: Publisher | None = None):
+        self._publisher = publisher
         self._lengths: Counter[str] = Counter()
         self._used = set(queues)
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        if self._publisher is not None:
+            self._task = background.start(self._follow(self._publisher), "lengths of queues")
+
+    async def stop(self) -> None:
+        await background.stop(self._task)
 
     def __getitem__(self, queue: str) -> int:
         return self._lengths[queue]
@@ -38,13 +50,12 @@ class QueueLengths:
         """Let these queues be asked for."""
         self._used.update(queues)
 
-    async def follow(self, connection: Callable[[], TurnConnection | None]) -> None:
-        """Ask on the connection that `connection` returns; runs until it is cancelled."""
+    async def _follow(self, publisher: Publisher) -> None:
         while True:
             await asyncio.sleep(INTERVAL)
-            connected = connection()
-            if connected is not None and (self._used or self._lengths):
-                await self._ask(connected)
+            connection = publisher.connection
+            if connection is not None and (self._used or self._lengths):
+                await self._ask(connection)
 
     async def _ask(self, connection: TurnConnection) -> None:
         asked, self._used = self._used.union(self._lengths), set()

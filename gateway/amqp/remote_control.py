@@ -163,7 +163,9 @@ class RemoteControl:
         headers = properties.headers or {}
         try:
             said = json.loads(body)
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError) as exc:
+            # Not a warning: whoever may publish to the virtual host could fill the log.
+            log.debug("a message to the queue for answers is not JSON, and is ignored: %s", exc)
             return
         ticket, reply_to = str(headers.get("ticket")), headers.get("reply_to")
         if ticket in self._asked:

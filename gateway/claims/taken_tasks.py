@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from asyncio import Future
 from collections.abc import Collection
+from time import monotonic
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -30,18 +32,26 @@ class TakenTasks:
         self._redis = redis
         self._prefix = config.prefix.encode()
         self._window = int(config.idempotency_window * 1000)
+        self._refuse = config.without_state == "refuse"
 
-    async def of(self, identity: str) -> set[str]:
+    async def of(self, identity: str, deadline: float) -> set[str]:
         """Return the ids of the tasks that earlier tries published, and the broker confirmed.
 
-        Raises `StateUnavailable`.
+        If Redis fails, raises `StateUnavailable`. With ``without_state = "relay"`` none is known
+        then, and also if Redis has not answered after half of the time until `deadline` (monotonic
+        seconds): the other half is left for publishing.
         """
+        timeout = None if self._refuse else (deadline - monotonic()) / 2
         try:
-            return {
-                each.decode() for each in await self._redis.run("SMEMBERS", self._key(identity))
-            }
+            async with asyncio.timeout(timeout):
+                found = await self._redis.run("SMEMBERS", self._key(identity))
         except (RedisError, OSError) as exc:
-            raise StateUnavailable from exc
+            if self._refuse:
+                raise StateUnavailable from exc
+            reason = str(exc) or "no answer in time"
+            log.warning("it is not known which further tasks were taken: %s", reason)
+            return set()
+        return {each.decode() for each in found}
 
     def add(self, identity: str, task_ids: Collection[str]) -> Future[Any]:
         """Write that the broker has taken these tasks; the future ends when Redis has them."""

@@ -10,8 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
-from gateway.cli.sizing import costs
-from gateway.cli.sizing.model import GIB, MIB, Load, Part, Plan, Pool, plan
+from gateway.cli.sizing import costs, reports
+from gateway.cli.sizing.load import GIB, MIB, Load, Pool
+from gateway.cli.sizing.model import plan
+from gateway.cli.sizing.plan import Part, Plan
 from gateway.config.strategies import STRATEGIES
 from gateway.errors import ConfigError
 
@@ -59,14 +61,14 @@ def run(arguments: argparse.Namespace) -> int:
     load = read_load(arguments)
     known = costs.shipped()
     if arguments.measured:
-        known.update(costs.read(_document(arguments.measured), arguments.measured.name, known))
+        known.update(reports.read(_document(arguments.measured), arguments.measured.name, known))
     found = plan(load, known)
-    reports = _reports(load, known)
+    sources = _sources(load, known)
     if arguments.json:
-        shown = {"load": asdict(load), "plan": asdict(found), "reports": reports}
+        shown = {"load": asdict(load), "plan": asdict(found), "reports": sources}
         print(json.dumps(shown, indent=2))
     else:
-        print("\n".join(_lines(load, found, reports)))
+        print("\n".join(_lines(load, found, sources)))
     return 0
 
 
@@ -106,11 +108,11 @@ def _document(file: Path) -> Any:
         return json.loads(file.read_text("utf-8"))
     except OSError as exc:
         raise ConfigError([f"--measured: {file}: {exc.strerror}"]) from exc
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise ConfigError([f"--measured: {file} is not JSON: {exc}"]) from exc
 
 
-def _reports(load: Load, known: costs.Costs) -> dict[str, str]:
+def _sources(load: Load, known: costs.Costs) -> dict[str, str]:
     """Return the report of each cost that the strategy, the pool or the claims have."""
     claims = ["claims"] if load.identified else []
     return {
@@ -120,7 +122,7 @@ def _reports(load: Load, known: costs.Costs) -> dict[str, str]:
     }
 
 
-def _lines(load: Load, found: Plan, reports: dict[str, str]) -> Iterator[str]:
+def _lines(load: Load, found: Plan, sources: dict[str, str]) -> Iterator[str]:
     yield (
         f"{load.rate:,g} requests/s with {load.strategy}, tasks of {load.task_time:g} s, "
         f"{load.utilisation:.0%} of {load.cores} cores and {load.memory / GIB:g} GiB a machine"
@@ -149,4 +151,4 @@ def _lines(load: Load, found: Plan, reports: dict[str, str]) -> Iterator[str]:
         yield f"  {limit.rate:>12,.0f}/s  {limit.what}: {limit.remedy}"
     for note in found.notes:
         yield f"note: {note}"
-    yield f"costs: {', '.join(sorted(set(reports.values())))}"
+    yield f"costs: {', '.join(sorted(set(sources.values())))}"

@@ -103,6 +103,10 @@ async def _replay(arguments: argparse.Namespace, config: Config) -> int:
     ids, taken, well = TaskIds(), {}, True
     async with publishing(config) as publish:
         for entry in chosen:
+            if not entry.sendable:
+                print(f"{entry.id} cannot be replayed, as it had no message: {_shown(entry.error)}")
+                well = False
+                continue
             task_id = ids.new()
             try:
                 await publish(entry, task_id)

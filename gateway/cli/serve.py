@@ -56,11 +56,11 @@ def configure(arguments: argparse.Namespace) -> Config:
     if extra := config.strategy_info.patches:
         # The strategy is not imported, as it would import the library into the unpatched parent.
         if importlib.util.find_spec(extra) is None:
-            problems.append(f"strategy: no {extra}: pip install 'celery-gateway[{extra}]'")
+            problems.append(f"strategy: no {extra}: install celery-gateway[{extra}]")
     else:
         find(config.strategy)
     if config.loop == "uvloop" and importlib.util.find_spec("uvloop") is None:
-        problems.append("loop: no uvloop: pip install 'celery-gateway[fast]'")
+        problems.append("loop: no uvloop: install celery-gateway[fast]")
     if problems:
         raise ConfigError(problems)
     return config

@@ -1,4 +1,8 @@
-"""Find settings that are valid by themselves and cannot work together."""
+"""Find settings that are valid by themselves and cannot work together.
+
+What follows from one task or one route alone is in `task_checks.py` and `route.py`. Here is what
+needs the whole configuration, or the defaults that it gives to a route.
+"""
 
 from __future__ import annotations
 
@@ -67,67 +71,61 @@ def _of_limits(config: Config) -> list[str]:
     ]
 
 
-def _of_routes(config: Config) -> list[str]:
-    problems = [] if config.routes else ["routes: at least one is needed"]
+def _of_routes(config: Config) -> Iterator[str]:
+    if not config.routes:
+        yield "routes: at least one is needed"
+    yield from _of_paths(config.routes)
+    for i, route in enumerate(config.routes):
+        yield from (f"routes[{i}].{text}" for text in _of_route(config, route))
+    yield from _of_queues(config)
+    yield from _of_dynamic_queues(config.routes)
+    yield from _of_fairness(config.routes)
+
+
+# Several routes ---------------------------------------------------------------------------
+
+
+def _of_paths(routes: Sequence[Route]) -> Iterator[str]:
+    """Yield the problems of routes that have the same path."""
     seen: dict[str, Route] = {}
     whole: set[str] = set()
-    for i, route in enumerate(config.routes):
-        place = f"routes[{i}]"
+    for i, route in enumerate(routes):
         path = PARAM.sub("{}", route.path)
         if path in whole:
-            problems.append(f"{place}.path: an earlier route takes all deliveries on {path}")
+            yield f"routes[{i}].path: an earlier route takes all deliveries on {path}"
         first = seen.setdefault(path, route)
         if path not in whole and (first.path, first.source) != (route.path, route.source):
-            problems.append(
-                f"{place}: routes on {path} differ in source or parameters; make them the same"
+            yield (
+                f"routes[{i}]: routes on {path} differ in source or parameters; make them the same"
             )
         if route.events is None and not route.when:
             whole.add(path)
-        problems += _of_dynamic_queues(config, route, place)
-        problems += [f"{place}.{text}" for text in _of_route(config, route)]
-    return [*problems, *_of_queues(config), *_of_fairness(config.routes)]
 
 
-def _of_queues(config: Config) -> list[str]:
-    problems = []
+def _of_queues(config: Config) -> Iterator[str]:
+    """Yield the queues that several tasks declare differently."""
     declared: dict[str, tuple[bool, dict[str, Any]]] = {}
     for task in config.tasks:
         for queue in task.queue_names if not task.dynamic else ():
             kind = (task.declare, task.arguments())
             if declared.setdefault(queue, kind) != kind:
-                problems.append(
+                yield (
                     f"routes: the queue {queue} has different values of declare, queue_type or "
                     "queue_arguments; make them the same"
                 )
-    return problems
 
 
-def _of_dynamic_queues(config: Config, route: Route, place: str) -> list[str]:
-    if not route.dynamic:
-        return []
-    if not config.amqp:
-        return [f"{place}.queue: only an AMQP broker has queues that expire; use a fixed name"]
-    problems = []
-    for other in config.routes:
-        if other.queue == route.queue and _own(other) != _own(route):
-            problems.append(
+def _of_dynamic_queues(routes: Sequence[Route]) -> Iterator[str]:
+    """Yield the dynamic queues that several routes declare differently."""
+    declared: dict[str, tuple[Any, ...]] = {}
+    for route in routes:
+        own = route.queue_pattern, route.queue_limit, route.queue_expires, route.static_queue
+        kind = *own, route.queue_arguments
+        if route.dynamic and declared.setdefault(route.queue, kind) != kind:
+            yield (
                 f"routes: the queue {route.queue} has different values of queue_pattern, "
                 "queue_limit, queue_expires, static_queue or queue_arguments; make them the same"
             )
-    # These strategies publish in a thread or a greenlet, which may begin only at the deadline.
-    patience = config.confirm_timeout
-    patience += route.deadline if config.strategy_info.subscribes == "key" else 0
-    if route.queue_expires * RENEWED < patience:
-        problems.append(
-            f"{place}.queue_expires: a message could arrive after its queue has expired; set it to "
-            f"{math.ceil(patience / RENEWED)} or more"
-        )
-    return problems
-
-
-def _own(route: Route) -> tuple[Any, ...]:
-    own = route.queue_pattern, route.queue_limit, route.queue_expires, route.static_queue
-    return *own, route.queue_arguments
 
 
 def _of_fairness(routes: Sequence[Route]) -> Iterator[str]:
@@ -149,44 +147,78 @@ def _of_fairness(routes: Sequence[Route]) -> Iterator[str]:
             )
 
 
-def _of_route(config: Config, route: Route) -> list[str]:
-    problems = []
+# One route and the settings around it -----------------------------------------------------
+
+
+def _of_route(config: Config, route: Route) -> Iterator[str]:
     if route.source is not None and route.source not in config.sources:
         names = ", ".join(sorted(config.sources)) or "none"
-        return [f"source: no such source; [sources] has {names}"]
+        yield f"source: no such source; [sources] has {names}"
+        return
     scheme = find(config.sources[route.source].scheme) if route.source else None
     if scheme is not None and scheme.needs_public_url and not config.public_url:
-        problems.append("source: this sender signs the URL; set public_url to the URL that it uses")
+        yield "source: this sender signs the URL; set public_url to the URL that it uses"
+    if not config.amqp:
+        yield from _without_amqp(route)
+    yield from _of_answers(config, route)
+    yield from _of_identity(config, route)
+    if route.dynamic:
+        yield from _of_expiry(config, route)
+
+
+def _without_amqp(route: Route) -> Iterator[str]:
+    """Yield what needs an AMQP broker."""
+    if route.dynamic:
+        yield "queue: only an AMQP broker has queues that expire; use a fixed name"
+    if route.exchange or route.priority is not None:
+        yield "exchange, priority: only an AMQP broker has them; leave them out"
     if route.answer != "wait" or route.prefer:
-        if not config.amqp:
-            problems.append("answer: only an AMQP broker confirms messages; use wait with this one")
+        yield "answer: only an AMQP broker confirms messages; use wait with this one"
+    if route.also:
+        yield "also: only an AMQP broker confirms messages; leave it out with this one"
+    if route.tries > 1:
+        yield "tries: only an AMQP broker confirms messages; use 1 with this one"
+    if route.revoke:
+        yield "revoke: tasks are revoked over AMQP only; leave it out with this broker"
+
+
+def _of_answers(config: Config, route: Route) -> Iterator[str]:
+    """Yield what the way of answering needs."""
+    if route.answer != "wait" or route.prefer:
         if not config.results and not route.ignore_result:
-            problems.append("answer: results that are fetched later need result_backend; set it")
+            yield "answer: results that are fetched later need result_backend; set it"
         if _gives_location(route) and not (config.secret_key and config.public_url):
-            problems.append("answer: a 202 has a Location, which needs secret_key and public_url")
+            yield "answer: a 202 has a Location, which needs secret_key and public_url"
     if route.countdown is not None and route.answer == "wait" and route.countdown >= route.deadline:
-        problems.append("countdown: the deadline would pass before the task begins; lower it")
-    if not config.amqp and (route.exchange or route.priority is not None):
-        problems.append("exchange, priority: only an AMQP broker has them; leave them out")
-    if not config.amqp and route.also:
-        problems.append("also: only an AMQP broker confirms messages; leave it out with this one")
-    if not config.amqp and route.revoke:
-        problems.append("revoke: tasks are revoked over AMQP only; leave it out with this broker")
+        yield "countdown: the deadline would pass before the task begins; lower it"
+
+
+def _of_identity(config: Config, route: Route) -> Iterator[str]:
+    """Yield what needs an identity of the deliveries, and what that needs."""
     if route.task_id == "identity" and not route.identified:
-        problems.append("task_id: deliveries have no identity here; set idempotency")
+        yield "task_id: deliveries have no identity here; set idempotency"
     if route.revoke and route.identified:
-        problems.append('revoke: the next try joins the task; set idempotency = "none"')
-    if not config.amqp and route.tries > 1:
-        problems.append("tries: only an AMQP broker confirms messages; use 1 with this one")
+        yield 'revoke: the next try joins the task; set idempotency = "none"'
     if (route.identified or route.takes_chosen_keys) and not config.state:
-        problems.append("idempotency: claims are kept in Redis; set state_url or result_backend")
+        yield "idempotency: claims are kept in Redis; set state_url or result_backend"
     if route.identified and not config.results:
-        problems.append("idempotency: later tries read the result from result_backend; set it")
-    if route.identified and route.tries > 1 and not route.retry_after:
-        problems.append("retry_after: is needed with tries; set the seconds between two tries")
+        yield "idempotency: later tries read the result from result_backend; set it"
+    if route.tries > 1 and route.identified and not route.retry_after:
+        yield "retry_after: is needed with tries; set the seconds between two tries"
     if route.tries > 1 and not route.identified:
-        problems.append("tries: later tries are recognized by their identity; set idempotency")
-    return problems
+        yield "tries: later tries are recognized by their identity; set idempotency"
+
+
+def _of_expiry(config: Config, route: Route) -> Iterator[str]:
+    """Yield a `queue_expires` that is too short for the way to the broker."""
+    # These strategies publish in a thread or a greenlet, which may begin only at the deadline.
+    patience = config.confirm_timeout
+    patience += route.deadline if config.strategy_info.subscribes == "key" else 0
+    if route.queue_expires * RENEWED < patience:
+        yield (
+            "queue_expires: a message could arrive after its queue has expired; set it to "
+            f"{math.ceil(patience / RENEWED)} or more"
+        )
 
 
 def _gives_location(route: Route) -> bool:

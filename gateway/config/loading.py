@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from gateway.config import cross_checks
-from gateway.config.problems import explain
+from gateway.config.problems import explain, member
 from gateway.config.settings import Config
 from gateway.config.tls import TLS
 from gateway.errors import ConfigError
@@ -35,7 +35,8 @@ _TABLES = ("tls", "sources", "routes")
 _SERVICE = re.compile(
     r"GATEWAY_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 ).fullmatch
-_ROUTE = re.compile(r"routes\[(?P<number>\d+)\][^:\s]*").search
+#: A route's place, whose parts may be keys in quotation marks.
+_ROUTE = re.compile(r'routes\[(?P<number>\d+)\](?:"(?:[^"\\]|\\.)*"|[^:\s"])*').search
 _ADDRESS = ("tcp://", "udp://", "sctp://")
 
 
@@ -45,11 +46,11 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | None
     Without `path`, `GATEWAY_CONFIG` names the file; without that there is none. A flag that is None
     was not given. Raises `ConfigError` with all problems.
     """
+    file = _read(environ, path)
     path = _file(environ, path)
     problems: list[str] = []
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
-    file = _read(path)
     for name, value in file.items():
         values[name] = _secrets(value, f"{path}: {name}", environ, problems)
         places[name] = f"{path}: "
@@ -122,7 +123,7 @@ def unknown_variables(environ: Mapping[str, str], path: Path | None) -> dict[str
     known = [*settings, *(f"TLS_{name.upper()}" for name in TLS.model_fields), *_OTHERS]
     named: set[str] = set()
     with suppress(ConfigError):  # `load` says what is wrong with the file
-        named.update(_variables_of(_read(_file(environ, path))))
+        named.update(_variables_of(_read(environ, path)))
     found = {}
     for name, text in sorted(environ.items()):
         own = name.removeprefix(_NAME)
@@ -148,15 +149,24 @@ def _file(environ: Mapping[str, str], path: Path | None) -> Path | None:
     return path or (Path(environ["GATEWAY_CONFIG"]) if environ.get("GATEWAY_CONFIG") else None)
 
 
-def _read(path: Path | None) -> dict[str, Any]:
-    if path is None:
+def _read(environ: Mapping[str, str], path: Path | None) -> dict[str, Any]:
+    """Return what is in the file that `path`, or else GATEWAY_CONFIG, names; empty: none is named.
+
+    Raises `ConfigError` where the file cannot be read, or is not valid TOML.
+    """
+    file = _file(environ, path)
+    if file is None:
         return {}
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(file.read_text("utf-8"))
     except OSError as exc:
-        raise ConfigError([f"{path}: cannot be read: {exc.strerror}"]) from exc
+        leave = "unset GATEWAY_CONFIG" if path is None else "leave out --config"
+        name = "GATEWAY_CONFIG" if path is None else "--config"
+        problem = f"{file}: cannot be read: {exc.strerror}"
+        remedy = f"{name} names this file: correct the path, let this account read it, or {leave}"
+        raise ConfigError([f"{problem}; {remedy}"]) from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise ConfigError([f"{path}: not valid TOML: {exc}"]) from exc
+        raise ConfigError([f"{file}: not valid TOML: {exc}"]) from exc
 
 
 def _secrets(value: Any, place: str, environ: Mapping[str, str], problems: list[str]) -> Any:
@@ -177,4 +187,4 @@ def _secrets(value: Any, place: str, environ: Mapping[str, str], problems: list[
             reason = getattr(exc, "strerror", None) or exc
             problems.append(f"{place}: the file {value['file']} cannot be read: {reason}")
             return ""
-    return {k: _secrets(v, f"{place}.{k}", environ, problems) for k, v in value.items()}
+    return {k: _secrets(v, place + member(k), environ, problems) for k, v in value.items()}

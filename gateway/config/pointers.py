@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Annotated, Any
 
+from pydantic import AfterValidator
+
 from gateway.delivery import Delivery
 from gateway.errors import BadRequest
-from gateway.model import matching
 from gateway.sources.envelopes import read_json_value
 from gateway.sources.fields import MISSING, at, pointer
 
@@ -31,7 +33,37 @@ _SENTENCE = (
     "is written as json:/pointer, header:NAME, query:NAME, param:name, body, event, remote, "
     "delivery or source"
 )
-Pointer = Annotated[str, matching(_POINTER, _SENTENCE)]
+#: A pointer's form, as sentences name it; it begins with the kind of the pointer.
+_forms = re.compile(
+    r"(?:json:/|header:|query:|param:)\w+|body|event|remote|delivery|source"
+).findall
+
+
+def pointing(pattern: str, sentence: str) -> AfterValidator:
+    """Make a validator for pointers that match `pattern` as a whole; `sentence` is its error.
+
+    The error also has the most similar form among those in `sentence`. It does not repeat the text,
+    because that may come from a variable or a file.
+    """
+    matches = re.compile(pattern).fullmatch
+
+    def check(text: str) -> str:
+        if not matches(text):
+            raise ValueError(sentence + _nearest(text, sentence))
+        return text
+
+    return AfterValidator(check)
+
+
+def _nearest(text: str, sentence: str) -> str:
+    """Return a hint: the form in `sentence` whose kind is most similar to that of `text`."""
+    forms = {form.partition(":")[0]: form for form in _forms(sentence)}
+    kind = re.split("[^a-z]", text.lower(), maxsplit=1)[0]
+    near = get_close_matches(kind, forms, 1)
+    return f"; did you mean {forms[near[0]]}?" if near else ""
+
+
+Pointer = Annotated[str, pointing(_POINTER, _SENTENCE)]
 #: The most publishers whose queues are remembered.
 _PUBLISHERS = 4_096
 #: A pointer in braces within a text.
@@ -157,11 +189,18 @@ def pair_chooser(place: str, queues: Sequence[str]) -> Callable[[Delivery], tupl
     return chosen
 
 
+def check_name(text: str) -> str:
+    """Return `text`, or raise ValueError where it is too long for a name in AMQP."""
+    if len(text.encode()) > MAX_NAME:
+        raise ValueError(f"has over {MAX_NAME} bytes, which AMQP does not allow")
+    return text
+
+
 def check_template(text: str) -> str:
     """Return `text`, or raise ValueError where something in braces is no pointer."""
     for place in pointers_in(text):
         if not _is_pointer(place):
-            raise ValueError(f"{{{place}}} {_SENTENCE}")
+            raise ValueError(f"{{{place}}} {_SENTENCE}{_nearest(place, _SENTENCE)}")
     return text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -46,6 +47,12 @@ _SENTENCES = {
 }
 #: Parts of a place that name a type of a union, and not a setting.
 _TYPES = {"str", "int", "bool"}
+#: How such parts begin where the type has a validator; they are pydantic's.
+_CHECKED_TYPES = ("constrained-", "function-")
+#: The last part of a place where a table's key is invalid, and not its value.
+_KEY = "[key]"
+#: A key that TOML lets stand without quotation marks.
+_is_bare = re.compile(r"[A-Za-z0-9_-]+").fullmatch
 _TYPED = "has to be a text, a whole number, true or false"
 
 
@@ -56,13 +63,22 @@ def explain(error: ValidationError, model: type[Model], place: str = "") -> list
         loc, text = detail["loc"], _sentence(detail, model)
         if loc and loc[-1] in _TYPES:
             loc, text = loc[:-1], _TYPED
-        where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in loc).lstrip(".")
+        elif loc and (loc[-1] == _KEY or str(loc[-1]).startswith(_CHECKED_TYPES)):
+            loc = loc[:-1]
+        where = "".join(map(member, loc)).lstrip(".")
         for line in text.split("\n"):
             # The problems of sources name their places already.
             named = where == "sources" and re.match(r"\S+: ", line)
             between = "" if not where else "." if named else ": "
             lines[f"{place}{where}{between}{line}"] = None
     return list(lines)
+
+
+def member(name: str | int) -> str:
+    """Return how a place names a member: ``[0]`` of a list, ``.queue``, ``."json:/a"``."""
+    if isinstance(name, int):
+        return f"[{name}]"
+    return f".{name}" if _is_bare(name) else f".{json.dumps(name, ensure_ascii=False)}"
 
 
 def meant(given: Any, known: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from gateway.answer import TEXT, Answer, of_outcome
 from gateway.config import pointers
-from gateway.config.pointers import KEY, MAX_NAME, Pointer
+from gateway.config.pointers import KEY, MAX_NAME, Pointer, pointing
 from gateway.config.task import FurtherTask, TaskSettings
 from gateway.delivery import PRIVATE_HEADERS, Delivery
 from gateway.errors import RequestError
@@ -24,7 +24,7 @@ PARAM = re.compile(r"\{([a-z_][a-z0-9_]*)\}")
 #: The path of result URLs; no route may use it.
 RESULTS = "/results/"
 
-_idempotency = matching(f"auto|none|{KEY}", "is auto, none, header:NAME or json:/pointer")
+_idempotency = pointing(f"auto|none|{KEY}", "is auto, none, header:NAME or json:/pointer")
 _content_type = matching(
     r"[\x20-\x7e]+", "has printable ASCII characters only, as in text/plain; charset=utf-8"
 )

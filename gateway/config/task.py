@@ -5,70 +5,31 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from math import inf
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from gateway.celery_message import Message, Options, embedding, encode_body, encode_call
+from gateway.celery_message import Message, Options
 from gateway.config import dynamic as dynamic_queues
-from gateway.config import pointers
-from gateway.config.pointers import KEY, MAX_NAME, Pointer
+from gateway.config import pointers, task_checks
+from gateway.config.arguments import ArgumentSetting, call_encoder
+from gateway.config.fair_names import FEWEST, MOST, fair_names
+from gateway.config.pointers import KEY, Pointer, pointing
 from gateway.delivery import Delivery
 from gateway.errors import BadRequest
-from gateway.model import Model, Seconds, matching
-from gateway.sources.fields import MISSING
+from gateway.model import Model, Seconds
 
-_ordering_key = matching(
+_ordering_key = pointing(
     f"{KEY}|param:[a-z0-9_]+", "is written as json:/pointer, header:NAME or param:name"
 )
-_fair_by = matching(
+_fair_by = pointing(
     rf"{KEY}|query:[^\r\n]+|param:[a-z_][a-z0-9_]*|remote|source",
     "is written as json:/pointer, header:NAME, query:NAME, param:name, remote or source",
 )
-#: What the names of a route's fair queues have after the name of its `queue`.
-_FAIR = ".fair."
 #: The largest priority that AMQP can carry.
 _HIGHEST = 255
-#: The headers of Celery's protocol, which `message_headers` must not replace.
-_CELERYS = frozenset(Message("", "", "", b"", {}).headers()) | {"stamps", "stamped_headers"}
 
-
-def _short(text: str) -> str:
-    if len(text.encode()) > MAX_NAME:
-        raise ValueError(f"has over {MAX_NAME} bytes, which AMQP does not allow")
-    return text
-
-
-Queue = Annotated[str, Field(min_length=1), AfterValidator(_short)]
-
-
-class Argument(Model):
-    """A value of the delivery, and what stands for it where the delivery has none."""
-
-    place: Pointer = Field(alias="from")
-    default: Any = MISSING
-
-    def extractor(self) -> Callable[[Delivery], Any]:
-        """Return the function that extracts the value, and raises `BadRequest` without one."""
-        extract, place, default = pointers.extractor(self.place), self.place, self.default
-
-        def found(delivery: Delivery) -> Any:
-            value = extract(delivery)
-            if value is MISSING:
-                value = default
-            if value is MISSING:
-                raise BadRequest(f"{place} is missing.")
-            return value
-
-        return found
-
-
-def _argument(value: Any) -> Any:
-    return {"from": value} if isinstance(value, str) else value
-
-
-ArgumentSetting = Annotated[Argument, BeforeValidator(_argument)]
+Queue = Annotated[str, Field(min_length=1), AfterValidator(pointers.check_name)]
 
 
 class TaskSettings(Model):
@@ -88,14 +49,14 @@ class TaskSettings(Model):
     queues: list[Queue] | None = Field(None, min_length=2)
     ordering_key: Annotated[str, _ordering_key] | None = None
     fair_by: Annotated[str, _fair_by] | None = None
-    fair_queues: int = Field(16, ge=4, le=128)
+    fair_queues: int = Field(16, ge=FEWEST, le=MOST)
     declare: bool = True
     queue_type: Literal["classic", "quorum"] = "classic"
     queue_arguments: dict[str, str | int | bool] = {}
     exchange: Queue | None = None
-    routing_key: Annotated[str, AfterValidator(_short), AfterValidator(pointers.check_template)] = (
-        ""
-    )
+    routing_key: Annotated[
+        str, AfterValidator(pointers.check_name), AfterValidator(pointers.check_template)
+    ] = ""
     message_headers: dict[Queue, Pointer] = {}
     priority: Annotated[int, Field(ge=0, le=_HIGHEST)] | Pointer | None = None
     countdown: Seconds | None = None
@@ -107,61 +68,8 @@ class TaskSettings(Model):
 
     @model_validator(mode="after")
     def _task_consistent(self) -> TaskSettings:
-        dynamic_queues.check(self)
-        own = not self.dynamic and (self.queue_type != "classic" or self.queue_arguments)
-        if own and "celery" in self.queue_names:
-            raise ValueError(
-                "queue: `celery` cannot have a queue_type or queue_arguments, because Celery "
-                "declares it without; give the queue another name"
-            )
-        self._check_fairness()
-        if (self.queues is None) != (self.ordering_key is None) and self.fair_by is None:
-            raise ValueError(
-                "ordering_key: set it together with queues, a list of two or more (queues: with "
-                "ordering_key or fair_by)"
-            )
-        if self.queues and len(set(self.queues)) != len(self.queues):
-            raise ValueError("queues: name each queue only once")
-        if self.exchange is None and self.routing_key:
-            raise ValueError("routing_key: set it together with exchange; `queue` names a queue")
-        if self.exchange is not None and ("queue" in self.model_fields_set or self.queues):
-            raise ValueError("exchange: its bindings name the queues; leave out queue and queues")
-        if self.countdown is not None and self.queue_type == "quorum":
-            raise ValueError(
-                "countdown: a worker would hold the message back beside its prefetch limit, which "
-                "quorum queues do not allow; use a classic queue"
-            )
-        if (self.expires or inf) <= (self.countdown or 0):
-            raise ValueError("expires: has to be above countdown, or the task would never run")
-        if (self.soft_time_limit or 0) >= (self.time_limit or inf):
-            raise ValueError("soft_time_limit: has to be below time_limit")
-        for name in self.message_headers:
-            if name in _CELERYS:
-                raise ValueError(f"message_headers: {name} is one of Celery's own")
-        for name in self.kwargs or ():
-            if not name.isidentifier():
-                raise ValueError(f"kwargs: {name!r} is no name of an argument")
+        task_checks.check(self)
         return self
-
-    def _check_fairness(self) -> None:
-        if self.fair_by is None:
-            if "fair_queues" in self.model_fields_set:
-                raise ValueError("fair_queues: set it together with fair_by")
-            return
-        if self.ordering_key is not None:
-            raise ValueError(
-                "fair_by: it spreads a publisher's deliveries over two queues, and ordering_key "
-                "keeps them in one; leave out one of the two"
-            )
-        if self.queues is not None and "fair_queues" in self.model_fields_set:
-            raise ValueError("fair_queues: `queues` says how many there are; leave out one of them")
-        if self.exchange is not None:
-            raise ValueError(
-                "fair_by: an exchange chooses the queues itself; leave out one of them"
-            )
-        if "{" in self.queue:
-            raise ValueError("fair_by: the name of its queue cannot have pointers; leave out one")
-        _short(self.queue_names[-1])
 
     def places(self) -> Iterator[tuple[str, str]]:
         """Yield the name of each setting that has a pointer, and the pointer."""
@@ -197,8 +105,7 @@ class TaskSettings(Model):
         if self.exchange is not None:
             return []
         if self.fair_by is not None:
-            made = (f"{self.queue}{_FAIR}{number}" for number in range(self.fair_queues))
-            return self.queues or list(made)
+            return self.queues or fair_names(self.queue, self.fair_queues)
         return self.queues or [self.static_queue if self.dynamic else self.queue]
 
     def arguments(self) -> dict[str, str | int | bool]:
@@ -289,18 +196,7 @@ class TaskSettings(Model):
     @cached_property
     def _call(self) -> Callable[[Delivery], bytes]:
         """The function that encodes the call of the task."""
-        embed = embedding(self.link_error)
-        if self.args is None and self.kwargs is None:
-            return lambda delivery: encode_body(
-                delivery.query, delivery.headers, delivery.body, embed
-            )
-        args = [argument.extractor() for argument in self.args or ()]
-        kwargs = {name: argument.extractor() for name, argument in (self.kwargs or {}).items()}
-        return lambda delivery: encode_call(
-            [find(delivery) for find in args],
-            {name: find(delivery) for name, find in kwargs.items()},
-            embed,
-        )
+        return call_encoder(self.args, self.kwargs, self.link_error)
 
     @cached_property
     def _priority(self) -> Callable[[Delivery], int] | None:
@@ -324,10 +220,7 @@ class FurtherTask(TaskSettings):
 
     @model_validator(mode="after")
     def _static(self) -> FurtherTask:
-        if self.dynamic:
-            raise ValueError("queue: only the route's own task may have a dynamic queue")
-        if self.fair_by is not None:
-            raise ValueError("fair_by: only the route's own task may have fair queues")
+        task_checks.check_further(self)
         return self
 
 

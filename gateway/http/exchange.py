@@ -195,7 +195,8 @@ class Exchange(HTTPMessageDelegate):
         self._shared.metrics.answered("", error.status, seconds)
         if self._shared.config.log_requests:
             path, _ = head.split_target(self._start.path)
-            request_log.write(self._start.method, path, error.status, seconds, delivery)
+            about = (self._start.method, path, error.status, seconds, delivery)
+            request_log.write(*about, f"{error.type}: {error}")
 
     def respond(self, given: Answer) -> None:
         """Answer a complete request, unless an answer has been written."""

@@ -41,7 +41,7 @@ async def publishing(config: Config) -> AsyncIterator[Publish]:
         pending = PendingTask(message, monotonic() + config.confirm_timeout + 1)
         publisher.publish(pending)
         try:
-            await pending.taken()
+            await pending.until_confirmed()
         except (Rejected, Unroutable):
             raise
         except RequestError as error:

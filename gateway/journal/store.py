@@ -33,7 +33,8 @@ class Entry:
     ``delivery`` is the message's header of that name, ``call`` the message's body. ``seconds``
     is the time from the request to the answer with ``status``; ``error`` is empty where there was
     none. If the delivery joined an earlier try, ``task_id`` is the task of that try. The message
-    may never have been published.
+    may never have been published. If the delivery lacked a value for it, there was no message:
+    ``queue`` is empty, and ``call`` is what a route without `args` gives.
     """
 
     delivery: dict[str, Any]
@@ -49,6 +50,12 @@ class Entry:
     @property
     def id(self) -> str:
         return str(self.delivery["id"])
+
+    @property
+    def sendable(self) -> bool:
+        """Was there a message, which can be published again?"""
+        # With an exchange `queue` is the routing key, which may be empty.
+        return bool(self.queue or self.options.get("exchange"))
 
     def message(self, task_id: str) -> Message:
         """Return a persistent message for the same call, as another task with a stored result."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import Enum
 
 from gateway import answer
 from gateway.answer import Answer
-from gateway.celery_message import Message
+from gateway.celery_message import Message, encode_body
 from gateway.claims.handle import NO_CLAIM, ClaimHandle, NoClaim
 from gateway.config.route import Route
 from gateway.delivery import Delivery
 from gateway.errors import (
+    BadRequest,
     DeadlinePassed,
     NotConfirmed,
     RequestError,
@@ -70,7 +72,11 @@ class DeliveryInFlight(InFlight):
         self.delivery = delivery
         #: The id of this try; in general it is that of its task, too.
         self.owner = context.ids.new()
-        self.message = reply.message = self._message()
+        try:
+            self.message = reply.message = self._message()
+        except BadRequest:
+            reply.message = self._unsent()
+            raise
         self.identity = route.identity(delivery, verified)
         self.further: Sequence[Message] = ()
         if route.runs_once and self.identity:
@@ -97,6 +103,19 @@ class DeliveryInFlight(InFlight):
             expires=None if later else delivery.received_at + route.deadline + 1,
             queue=queue,
         )
+
+    def _unsent(self) -> Message | None:
+        """Return what the journal keeps of a delivery that lacks a value for its message.
+
+        It is a message with the call of a route without `args`, and without a queue. It is not
+        published. None: there is no journal, or the delivery cannot be written as a call.
+        """
+        delivery = self.delivery
+        if self.context.journal is not None:
+            with suppress(BadRequest):  # its query or headers cannot be arguments, either
+                call = encode_body(delivery.query, delivery.headers, delivery.body)
+                return Message(self.owner, self.route.task, "", call, delivery.table(store=False))
+        return None
 
     @property
     def size(self) -> int:

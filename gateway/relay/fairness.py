@@ -23,6 +23,12 @@ class Fairness:
         self._unanswered: Counter[str] = Counter()
         self._turn = False
 
+    async def start(self) -> None:
+        await self._lengths.start()
+
+    async def stop(self) -> None:
+        await self._lengths.stop()
+
     def shorter(self, pair: tuple[str, str]) -> str:
         """Return the shorter of both queues; of queues that are equally long, each in turn."""
         one, other = pair

@@ -56,7 +56,7 @@ class FurtherTasks:
         earlier tries. Raises the `RequestError` of the first message that was refused.
         """
         taken = self._taken if identity and recorded else None
-        known = await taken.of(identity) if taken is not None else set()
+        known = await taken.of(identity, deadline) if taken is not None else set()
         sent = [message for message in messages if message.task_id not in known]
         errors = await asyncio.gather(*(self._publish(each, deadline) for each in sent))
         confirmed = [each.task_id for each, error in zip(sent, errors, strict=True) if not error]
@@ -71,7 +71,7 @@ class FurtherTasks:
 
     async def _publish(self, message: Message, deadline: float) -> RequestError | None:
         try:
-            await self._strategy.publish(message, deadline).taken()
+            await self._strategy.publish(message, deadline).until_confirmed()
         except RequestError as error:
             return error
         return None

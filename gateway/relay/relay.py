@@ -6,6 +6,7 @@ from time import monotonic
 
 from gateway.amqp.dynamic_queues import DynamicQueues
 from gateway.amqp.publisher import Publisher
+from gateway.amqp.queue_lengths import QueueLengths
 from gateway.celery_message import TaskIds
 from gateway.config.route import RESULTS, Route
 from gateway.config.settings import Config
@@ -38,6 +39,8 @@ from gateway.strategies.base import Strategy
 #: The counters of deliveries that no route takes: because of their event, or of `when`.
 UNROUTED, FILTERED = "gateway_events_unrouted_total", "gateway_deliveries_filtered_total"
 
+Service = Strategy | DynamicQueues | Fairness | Pipeline | Idempotency | Journal
+
 
 class Relay:
     """Turns requests into tasks and their outcomes into answers.
@@ -57,7 +60,6 @@ class Relay:
         self._timeout = config.timeout
         self._routes = Routes(config)
         joined = any(route.identified for route in config.routes)
-        fair = any(route.fair_by is not None for route in config.routes)
         self._results = (
             Pipeline(lambda: result_store.connect(config), "results that are asked for")
             if config.results and (joined or config.secret_key)
@@ -82,7 +84,7 @@ class Relay:
                 config.prefix, strategy, ids, idempotency.taken if idempotency else None
             ),
             idempotency=idempotency,
-            fairness=Fairness(strategy.queue_lengths) if fair else None,
+            fairness=_fairness(config, strategy),
             journal=Journal(config, metrics) if config.journal else None,
             queues=_dynamic_queues(config, metrics, strategy),
             log_requests=config.log_requests,
@@ -98,11 +100,11 @@ class Relay:
         for service in reversed(self._services()):
             await service.stop()
 
-    def _services(self) -> list[Strategy | DynamicQueues | Pipeline | Idempotency | Journal]:
+    def _services(self) -> list[Service]:
         """Return the services in the order in which they are started."""
         context = self.context
         own = (self._results, context.idempotency, context.journal)
-        some = (context.strategy, context.queues, *own)
+        some = (context.strategy, context.queues, context.fairness, *own)
         return [service for service in some if service is not None]
 
     def checks(self) -> dict[str, str]:
@@ -181,9 +183,7 @@ class Relay:
         delivery = _deliver(reply.delivery_id, request, endpoint, params, verified)
         route = endpoint.route(delivery)
         if route is None:
-            filtered = endpoint.routed(verified.event)
-            self.context.metrics.add(FILTERED if filtered else UNROUTED)
-            reply.give(endpoint.unrouted(verified))
+            self._unrouted(reply, endpoint, verified)
             return None
         endpoint.limits.admit()
         terms = _terms(route, request)
@@ -195,6 +195,22 @@ class Relay:
         )
         self.limits.admit(in_flight.size)
         return in_flight
+
+    def _unrouted(self, reply: Reply, endpoint: Endpoint, verified: Verified) -> None:
+        """Answer a delivery that no route takes, and say whether that is because of `when`."""
+        counter, reason = UNROUTED, f"no route takes the event {verified.event!r}"
+        if endpoint.routed(verified.event):
+            counter, reason = FILTERED, "the `when` of no route takes it"
+        self.context.metrics.add(counter)
+        reply.give(endpoint.unrouted(verified), reason)
+
+
+def _fairness(config: Config, strategy: Strategy) -> Fairness | None:
+    queues = {q for route in config.routes if route.fair_by is not None for q in route.queue_names}
+    if not queues:
+        return None
+    publisher = strategy.publisher
+    return Fairness(QueueLengths(queues, publisher if isinstance(publisher, Publisher) else None))
 
 
 def _dynamic_queues(config: Config, metrics: Metrics, strategy: Strategy) -> DynamicQueues | None:

@@ -10,7 +10,7 @@ from gateway import answer, request_log
 from gateway.answer import Answer
 from gateway.celery_message import Message
 from gateway.delivery import Request
-from gateway.errors import RequestError
+from gateway.errors import RequestError, Unverified
 from gateway.journal.store import GONE
 from gateway.relay.context import Context
 
@@ -47,10 +47,11 @@ class Reply:
         """Has the request been answered, or has its sender disconnected?"""
         return self._respond is None
 
-    def give(self, given: Answer, error: str = "") -> None:
+    def give(self, given: Answer, reason: str = "") -> None:
         """Answer, unless the request is closed.
 
-        `error` is for the journal; it is empty where the answer is not an error.
+        `reason` is for the journal and the log: why the answer is an error, or why no task was
+        started. It is empty otherwise.
         """
         respond = self._respond
         if respond is not None:
@@ -61,12 +62,13 @@ class Reply:
             self._context.metrics.answered(self.path, given.status, seconds)
             respond(given)
             self._respond = None  # only now: if `respond` raises, an error can still be given
-            self._record(given.status, seconds, error)
+            self._record(given.status, seconds, reason)
 
     def refuse(self, error: RequestError) -> None:
-        """Answer with `error`; a 5xx is logged."""
+        """Answer with `error`, and log a 5xx or a 401."""
         self.delivery_id = self.delivery_id or self._context.ids.new()
-        if error.status >= 500:
+        # No other 4xx, but a 401 may be caused by a setting of the gateway, such as a wrong secret.
+        if error.status >= 500 or isinstance(error, Unverified):
             # Lines are limited by their text before it is filled in; the error's type is part of
             # it, as there are only a few.
             text = f"%d {error.type}: %s (route %s, delivery %s, task %s)"
@@ -84,11 +86,12 @@ class Reply:
         self._context.metrics.add("gateway_clients_gone_total")
         self._record(GONE, monotonic() - self.request.arrived)
 
-    def _record(self, status: int, seconds: float, error: str = "") -> None:
+    def _record(self, status: int, seconds: float, reason: str = "") -> None:
         """Write how the request has ended to the journal and to the log, where these are on."""
         context, message, request = self._context, self.message, self.request
         if context.journal is not None and message is not None:
             task_id = self.task_id or message.task_id
-            context.journal.write(message, task_id, status, seconds, error)
+            context.journal.write(message, task_id, status, seconds, reason)
         if context.log_requests:
-            request_log.write(request.method, request.path, status, seconds, self.delivery_id)
+            about = (request.method, request.path, status, seconds, self.delivery_id)
+            request_log.write(*about, reason)

@@ -13,7 +13,6 @@ from gateway.pending_task import PendingTask
 if TYPE_CHECKING:
     from gateway.amqp.kombu_publisher import KombuPublisher
     from gateway.amqp.publisher import Publisher
-    from gateway.amqp.queue_lengths import QueueLengths
 
 
 class Strategy(ABC):
@@ -61,11 +60,6 @@ class Strategy(ABC):
     def revoke(self, task_id: str) -> None:
         """Tell the workers not to begin a task that nobody waits for any more."""
         self._publisher.revoke(task_id)
-
-    @property
-    def queue_lengths(self) -> QueueLengths:
-        """The lengths of the fair queues, as far as they are known."""
-        return self._publisher.lengths
 
     @abstractmethod
     async def stop(self) -> None:

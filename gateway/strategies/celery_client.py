@@ -89,6 +89,10 @@ class CeleryClient:
             redis_socket_timeout=RESULT_TIMEOUT,
             redis_max_connections=max(256, 2 * config.threads),
         )
+        # Otherwise each thread that needs the backend before there is one would create its own, and
+        # Celery would keep the last one: a thread that has subscribed with another one would get no
+        # result. The same is true of the backend's connections.
+        _ = app.backend.client
 
     def subscribe(self, task_id: str) -> AsyncResult:
         """Subscribe to the result of a task that is about to be published.

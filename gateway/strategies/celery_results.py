@@ -8,16 +8,55 @@ drainer, which ends then.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+from threading import Lock
+from time import monotonic
 from typing import Any
 
 from celery.backends.redis import RedisBackend, ResultConsumer, SentinelBackend
 from celery.states import PENDING
+from redis.exceptions import RedisError
 
 from gateway.celery_message import decode_result
 
+log = logging.getLogger(__name__)
+
+_INTERVAL = 1.0  # seconds, the longest that Celery waits for a message without looking up
+
 
 class _Consumer(ResultConsumer):
-    """Takes the task id from a result's channel or key, and not from the result itself."""
+    """Takes the task id from a result's channel or key, and not from the result itself.
+
+    Celery publishes a task without waiting for Redis to confirm that it has subscribed to the
+    result. On a busy machine a worker may be faster, and the message of its result is lost. So each
+    result that is still awaited one to two intervals after its subscription is read once.
+    """
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self._reading = Lock()
+        self._read_at = monotonic()
+        self._new: set[bytes] = set()
+        self._older: set[bytes] = set()
+
+    def consume_from(self, task_id: str) -> None:
+        super().consume_from(task_id)
+        self._new.add(self._get_key_for_task(task_id))
+
+    def drain_events(self, timeout: float | None = None) -> None:
+        if monotonic() - self._read_at >= _INTERVAL and self._reading.acquire(blocking=False):
+            try:
+                self._read_older()
+            finally:
+                self._reading.release()
+        try:
+            super().drain_events(timeout)
+        except BaseException:
+            # The thread that is about to read first unsubscribes from others' results. If that
+            # fails, Celery 5.7 still believes that this thread reads, so that none ever does.
+            self._socket_waiter = False
+            raise
 
     def on_state_change(self, meta: dict[str, Any], message: dict[str, Any] | None) -> None:
         if message is not None:
@@ -28,7 +67,18 @@ class _Consumer(ResultConsumer):
 
     def _reconnect_pubsub(self) -> None:
         super()._reconnect_pubsub()
-        keys = list(self.subscribed_to)
+        self._read(list(self.subscribed_to))
+
+    def _read_older(self) -> None:
+        self._read_at = monotonic()
+        older, self._older, self._new = self._older, self._new, set()
+        try:
+            self._read([key for key in older if key in self.subscribed_to])
+        except (RedisError, OSError) as exc:
+            self._older |= older
+            log.info("cannot read awaited results: %s", exc)
+
+    def _read(self, keys: Sequence[bytes]) -> None:
         payloads = self.backend.mget(keys) if keys else []
         for key, payload in zip(keys, payloads, strict=True):
             if payload is not None:

@@ -7,9 +7,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -20,34 +19,27 @@ from urllib.request import urlopen
 from gateway.stack import StackError
 from loadtest import openloop, table
 from loadtest.bench import Bench, Front
-from loadtest.envelope import GITHUB, SECRET
-from loadtest.load import Load, constant, see_that_schedules_were_kept
+from loadtest.load import Load, constant, see_that_schedules_were_kept, watched
 from loadtest.report import Report
+from loadtest.signed import ROUTE, signed
 from loadtest.stack import Measured, Stack
 from loadtest.summary import Row, figure
 from loadtest.table import Column
 from loadtest.targets import Target, figures
 from loadtest.trials import Trial, alternate
 
-DEFAULTS = {"strategies": ["pika", "redis"], "duration": 7, "repeats": 2, "checked": 500}
+#: Seconds of a measurement; a shorter one says little of the model.
+DURATION = 7
+DEFAULTS = {"strategies": ["pika", "redis"], "duration": DURATION, "repeats": 3, "checked": 500}
 
 #: What a prediction may be off by.
 WITHIN = 1.15
 #: Less CPU time a request, in us, is too little to be measured by the clock's ticks.
 LEAST = 20
 _SAMPLES = 4  # of what is in flight, in a measurement
-_SIGNED = """\
+_SIGNED = f"""\
 idempotency_window = 300
-
-[sources.github]
-scheme = "github"
-secrets = "{secret}"
-
-[[routes]]
-path = "/signed"
-source = "github"
-task = "appserver.tasks.echo"
-
+{ROUTE}
 [[routes]]
 path = "/echo"
 task = "appserver.tasks.echo"
@@ -89,14 +81,16 @@ PREDICTED = (
 
 
 def run(options: argparse.Namespace, stack: Stack) -> Report:
-    """Measure what costs are taken from, predict by the command, then measure what it predicts."""
+    """Measure what costs are taken from and what the command predicts from them; compare."""
     bench = Bench(stack)
     report = Report("capacity", versions=bench.versions())
     report.options = {"worker_pool": "solo:1"}  # of rows that do not say it themselves
     trials = partial(_trials, bench, stack, options)
-    alternate(trials(CALIBRATION, "measured"), options, report)
+    # In turn, as the machine itself is not equally fast at all times.
+    alternate([*trials(CALIBRATION, "measured"), *trials(PREDICTED, "predicted")], options, report)
     file = stack.directory / "calibration.json"
-    document = {"experiment": "capacity", "options": report.options, "rows": report.rows}
+    rows = [row for row in report.rows if row["case"].startswith("measured")]
+    document = {"experiment": "capacity", "options": report.options, "rows": rows}
     file.write_text(json.dumps(document))
     predicted = [(shape, rate) for shape in PREDICTED for rate in shape.rates]
     predicted = [each for each in predicted if each[0].strategy in options.strategies]
@@ -108,7 +102,6 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     except StackError as exc:  # what was measured is worth having
         report.failures.append(str(exc))
         return report
-    alternate(trials(PREDICTED, "predicted"), options, report)
     see_that_schedules_were_kept(report)
     for row in report.rows:
         if expected := plans.get((row["strategy"], row["case"])):
@@ -119,7 +112,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
             target = Target(f"off by, {name}, {strategy}, {case}", values, at_most=WITHIN)
             if values:
                 report.judge(target)
-                if not target.reached:
+                if not target.reached and options.duration >= DURATION:
                     report.failures.append(f"{target.name}: {target.median:.2f}, at most {WITHIN}")
     cpu = ("cpu_us_per_request", "gateway")
     report.charts = [("Gateway CPU per request, µs", "shorter is better", cpu)]
@@ -202,12 +195,12 @@ def _trials(
     shapes: tuple[Shape, ...],
     which: str,
 ) -> list[Trial]:
-    signed = stack.directory / "signed.toml"
-    signed.write_text(_SIGNED.format(secret=SECRET.decode()))
+    file = stack.directory / "signed.toml"
+    file.write_text(_SIGNED)
 
     @contextmanager
     def start(shape: Shape) -> Iterator[Front]:
-        config = ("--config", str(signed)) if shape.signed else ()
+        config = ("--config", str(file)) if shape.signed else ()
         with (
             bench.worker(shape.pool, shape.size, shape.workers),
             bench.gateway(shape.strategy, "--processes", str(shape.processes), *config) as front,
@@ -238,23 +231,18 @@ def _load(bench: Bench, shape: Shape, rate: int, duration: float, which: str) ->
     )
 
     def measure(front: Front) -> Row:
-        if shape.signed:
-            front = replace(front, path="/signed", envelope=GITHUB)
-        ended = Event()
-        with ThreadPoolExecutor(1) as pool:
-            every = duration / (_SAMPLES + 1)
-            gateway = cast(Measured, front.servers["gateway"])
-            sampled = pool.submit(_in_flight, gateway, shape.seconds, every, ended)
-            try:
-                row = load.measure(front)
-            finally:
-                ended.set()
+        gateway = cast(Measured, front.servers["gateway"])
+        row, in_flight = watched(
+            load,
+            signed(front) if shape.signed else front,
+            partial(_in_flight, gateway, shape.seconds, duration / (_SAMPLES + 1)),
+        )
         return {
             **row,
             "processes": shape.processes,
             "worker_pool": f"{shape.workers} x {shape.pool}:{shape.size}",
             "identified": shape.signed,
-            "in_flight": sampled.result(),
+            "in_flight": in_flight,
         }
 
     return Load(load.case, load.seconds, measure)

@@ -1,75 +1,258 @@
-"""Compare ways to receive replies, and one worker with several, without a gateway's own cost."""
+"""AMQP drivers, numbers of connections, prefetch limits and multiple acknowledgements.
+
+Beside them: what bindings cost, and what the broker's objects hold in memory.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from importlib.metadata import version
+from statistics import median
+from typing import TypeVar
 
-from loadtest.amqp import Requester
+from amqp.exceptions import AMQPError
+
+from gateway.errors import GatewayError
+from loadtest import table
 from loadtest.bench import Bench, Front
-from loadtest.load import AROUND, Load, take
+from loadtest.lab.consumers import bindings, broker_memory, claims, drivers, originals
+from loadtest.lab.consumers.advice import advise
+from loadtest.lab.consumers.bindings import Times
+from loadtest.lab.consumers.broker_memory import Cost
+from loadtest.lab.consumers.consumer import LIMIT, Consumer, ConsumerError, Messages
+from loadtest.lab.consumers.part import QUEUES
+from loadtest.lab.consumers.settings import ACKS, CPU, RATE, case
+from loadtest.load import Load, take
+from loadtest.plot import Plot, Point
+from loadtest.progress import Progress
 from loadtest.report import Report
 from loadtest.stack import Stack
 from loadtest.summary import Row
-from loadtest.targets import Target, ratios
+from loadtest.table import Column
+from loadtest.targets import number
 from loadtest.trials import Trial, alternate
 
-DEFAULTS: dict[str, Any] = {}
+_T = TypeVar("_T")
 
-#: How replies come: without a queue, or through an exclusive one, which is the gateway's way.
-WAYS = {"direct reply-to": True, "reply queue": False}
-WORKERS = (1, 2)
+DEFAULTS = {
+    "strategies": [],
+    "connections": [1, 2, 8, 32],
+    "prefetch": [1, 4, 8, 16, 32, 64],
+    "repeats": 3,
+}
+
+#: Connections with which other limits than 1 are measured, as they were then; the greatest number
+#: that is asked for, where these are not among them.
+PREFETCHED = (2, 32)
+
+_PACKAGES = {"py-amqp": "amqp", "aio-pika": "aio-pika", "aiormq": "aiormq"}
+_START, _RATE = 1.0, 8_000  # seconds and messages/s, for the estimate only
+
+_NO_C = (
+    "librabbitmq, the driver in C, is not measured. Its last release, 2.0.0 of 2018, does not "
+    "build with Python 3.11 to 3.14: its setup.py opens a file with the mode U. Without that it "
+    "needs a function that Debian's librabbitmq does not export. docs/performance.md says how a "
+    "fork of it is measured."
+)
 
 
 def run(options: argparse.Namespace, stack: Stack) -> Report:
-    """Keep as many tasks in flight as there would be connections, over bare AMQP."""
-    bench = Bench(stack)
-    report = Report("consumers", versions=bench.versions())
-
-    @contextmanager
-    def start(count: int) -> Iterator[Front]:
-        with bench.worker(count=count):
-            yield Front("", dict(bench.servers))
-
-    trials = [
-        Trial(
-            way,
-            partial(start, count),
-            [_load(bench, direct, count, n, options.duration) for n in options.connections],
-            checked=False,
+    """Have each driver empty the same queues in each setting, in turn."""
+    if max(options.connections) > len(QUEUES) or options.requests < len(QUEUES):
+        raise ConsumerError(
+            f"there are {len(QUEUES)} queues: choose at most {len(QUEUES)} --connections, and at "
+            f"least {len(QUEUES)} --requests"
         )
-        for count in WORKERS
-        for way, direct in WAYS.items()
-    ]
-    alternate(trials, options, report)
-    for count in WORKERS:
-        for n in options.connections:
-            case = _case(count, n)
-            for what, path in (
-                ("req/s", ("rps",)),
-                ("broker CPU", ("cpu_us_per_request", "broker")),
-            ):
-                values = ratios(report.rows, path, *((way, case) for way in WAYS))
-                report.judge(Target(f"{what}, {' / '.join(WAYS)}, {case}", values))
-    report.remarks = [
-        "Tasks are published by a client without HTTP, transient and unconfirmed, and answered "
-        "by appserver workers with a solo pool.",
-    ]
+    bench = Bench(stack)
+    packages = {name: version(package) for name, package in _PACKAGES.items()}
+    report = Report("consumers", versions={**bench.versions(), **packages})
+    report.heads = ("driver", "setting")
+    report.options = {"drivers": drivers.installed(), "queues": len(QUEUES), "duration": None}
+    costs = _beside(
+        report, "memory of queues, exchanges, connections, channels", options.requests / 500,
+        lambda: broker_memory.measure(bench.broker, options.requests // 20),
+    )  # fmt: skip
+    front = Front("", {"broker": bench.servers["broker"]})
+    with Messages(bench.broker.url, options.requests) as messages:
+        trials = [
+            Trial(
+                name,
+                lambda: nullcontext(front),
+                [_load(bench, messages, name, *setting)],
+                checked=False,
+                starts=0,
+            )
+            for setting in settings(options.connections, options.prefetch)
+            for name in drivers.installed()
+        ]
+        alternate(trials, options, report)
+    sizes = sorted({1, options.requests // 10, options.requests})
+    times = _beside(
+        report, "binding queues and exchanges", options.requests / 500,
+        lambda: bindings.measure(bench.broker.url, sizes, options.repeats),
+    )  # fmt: skip
+    _explain(report, options.requests)
+    _judge(report, times or {}, costs or {})
     return report
 
 
-def _load(bench: Bench, direct: bool, count: int, window: int, duration: int) -> Load:
+def settings(connections: Sequence[int], prefetch: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the connections and limits that are measured.
+
+    With a limit of 1 these are all numbers of connections, and with others a part of them.
+    """
+    prefetched = [n for n in connections if n in PREFETCHED] or [max(connections)]
+    return [
+        (number, limit)
+        for limit in prefetch
+        for number in (connections if limit == 1 else prefetched)
+    ]
+
+
+def _load(bench: Bench, messages: Messages, name: str, connections: int, prefetch: int) -> Load:
     def measure(front: Front) -> Row:
-        with Requester(bench.broker.url, direct=direct) as requester:
-            requester.warm_up(window)
-            trips = partial(requester.round_trips, window, seconds=duration)
-            return take(bench, front, window, trips)
+        try:
+            with Consumer(
+                bench.broker.url, name, connections, prefetch, messages.number, LIMIT
+            ) as consumer:
+                messages.fill()  # while it starts
+                consumer.wait_ready()
+                with_it = replace(front, servers={**front.servers, "worker": consumer})
+                row = take(bench, with_it, connections, consumer.run)
+                consumer.end()
+        finally:
+            left = messages.purge()
+        return {**_with(consumer.figures, row, left), "prefetch": prefetch}
 
-    return Load(_case(count, window), duration + AROUND, measure)
+    seconds = _START + messages.number / _RATE
+    return Load(case(connections, prefetch), seconds, measure)
 
 
-def _case(count: int, window: int) -> str:
-    return f"{count} worker{'s' if count > 1 else ''}, {window:,} at once"
+def _with(figures: dict[str, float], row: Row, left: int) -> Row:
+    """Return `row` with what the consumer has counted itself, and what it has `left`."""
+    errors = {**row["errors_by_kind"], "left in their queues": left}
+    user, system = figures["user"], figures["system"]
+    cpu = round((user + system) * 1e6 / max(row["requests"], 1), 1)
+    return {
+        **row,
+        "errors_by_kind": errors,
+        "errors": sum(errors.values()),
+        "cpu_us_per_request": {**row["cpu_us_per_request"], "worker": cpu},
+        "user_ms": round(user * 1e3, 1),
+        "system_ms": round(system * 1e3, 1),
+        "acks": figures["acks"],
+        "ack_ms": round(figures["ack_seconds"] * 1e3, 2),
+    }
+
+
+def _beside(report: Report, what: str, seconds: float, measure: Callable[[], _T]) -> _T | None:
+    """Return what `measure` returns; None, and a failure in the report, where it fails."""
+    with Progress(seconds) as progress:
+        progress.step(what, seconds)
+        try:
+            return measure()
+        except (AMQPError, OSError, GatewayError) as exc:
+            report.failures.append(f"{what}: {exc}")
+            progress.note(f"FAILED: {exc}")
+            return None
+
+
+def _explain(report: Report, requests: int) -> None:
+    """Say what the rows are, and draw them."""
+    report.columns = [
+        Column("messages/s", RATE, spread=True),
+        Column("consumer us", CPU, spread=True),
+        Column("broker us", ("cpu_us_per_request", "broker")),
+        Column("user ms", ("user_ms",)),
+        Column("system ms", ("system_ms",)),
+        Column("acks", ("acks",)),
+        Column("ms in them", ACKS),
+        *table.FAULTS,
+    ]
+    report.charts = []
+    report.plots = _plots(report)
+    report.remarks = [
+        f"{requests:,} transient messages, each with a number, in {len(QUEUES)} classic queues "
+        "that the connections share; the limit is that of a consumer, so of a queue. The clock "
+        "runs from the start signal, when all channels are open, until the broker has closed them "
+        "behind the last acknowledgement. With a prefetch of k every k-th message of a connection "
+        "is acknowledged with those before it. Time in basic_ack is wall time: in a thread with "
+        "the wait for the interpreter, in a task (aio-pika) with that for the writer. wrong: "
+        "messages that came twice.",
+        "pika: AsyncioConnection. py-amqp: a thread for each connection. aio-pika: a task for each "
+        "message. frames: the gateway's connection and frame scanner, which decodes no more of a "
+        "delivery than it needs. All loops are asyncio's own.",
+        "Memory of the broker: what Erlang counts after a garbage collection of all its processes, "
+        "without binaries, and so without the buffers of sockets.",
+        *([] if "librabbitmq" in report.options["drivers"] else [_NO_C]),
+        *filter(None, [originals.order(report.rows)]),
+    ]
+
+
+def _judge(report: Report, times: Times, costs: dict[str, Cost]) -> None:
+    """Compare with what was said, and advise."""
+    judged = [
+        *claims.of_drivers(report.rows),
+        *(claims.of_bindings(times, report.rows) if times else ()),
+        *(claims.of_memory(costs) if costs else ()),
+    ]
+    report.tables = {
+        "What was said, and what this run shows": [claims.HEAD, *(c.line() for c in judged)],
+        "The original's figures beside ours": originals.beside(report.rows),
+        "Binding to a topic exchange, one bind after the other": [
+            ["what is bound, bindings there", "binds/s", "ms a bind", "min-max"],
+            *(_binding(f"{kind}, {size:,}", seconds) for (kind, size), seconds in times.items()),
+        ],
+        "Memory of the broker for one object": [
+            ["object", "made", "KB each"],
+            *([kind, f"{cost.number:,}", number(cost.each)] for kind, cost in costs.items()),
+        ],
+    }
+    if report.problems():
+        report.advice = "Nothing is advised before the failures of this run are gone."
+    else:
+        report.advice = advise(report.rows)
+
+
+def _binding(name: str, seconds: Sequence[float]) -> list[str]:
+    middle = median(seconds)
+    least, greatest = (number(bound * 1e3) for bound in (min(seconds), max(seconds)))
+    return [name, f"{1 / middle:,.0f}", number(middle * 1e3), f"{least}-{greatest}"]
+
+
+def _plots(report: Report) -> list[Plot]:
+    rate = "messages per second"
+    prefetched = sorted({row["connections"] for row in report.rows if row["prefetch"] > 1})
+    plots = [
+        _plot(report, "connections", "Prefetch 1", rate, RATE, {"prefetch": 1}),
+        *(
+            _plot(report, f"prefetch-{n}", f"{n} connections", rate, RATE, {"connections": n})
+            for n in prefetched
+        ),
+        *(
+            _plot(
+                report, f"cpu-{n}", f"CPU, {n} connections", "consumer, µs per message", CPU,
+                {"connections": n},
+            )
+            for n in prefetched
+        ),
+    ]  # fmt: skip
+    return [plot for plot in plots if plot.lines]
+
+
+def _plot(
+    report: Report, name: str, title: str, y: str, path: tuple[str, ...], only: dict[str, int]
+) -> Plot:
+    """Draw a figure of the rows in which `only` holds, over the other part of the setting."""
+    over = "prefetch" if "connections" in only else "connections"
+    lines: dict[str, list[Point]] = {}
+    for summary in report.summaries():
+        row = summary.rows[0]
+        if only.items() <= row.items():
+            point = (row[over], summary.median(*path), *summary.range(*path))
+            lines.setdefault(summary.strategy, []).append(point)
+    drawn: dict[str, Sequence[Point]] = {name: sorted(points) for name, points in lines.items()}
+    return Plot(name, title, over, y, drawn)

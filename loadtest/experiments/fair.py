@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from gateway.config.fair_names import fair_names
 from loadtest import table, tenants
 from loadtest.bench import Bench, Front
 from loadtest.load import AROUND, Load, take
@@ -161,7 +162,7 @@ def _loads(
         seconds = options.task.seconds
         target = f"{front.address}/{queue}", f"?seconds={seconds:g}"
         found: dict[str, Any] = {}
-        tenants.wait_until_idle(bench)
+        tenants.wait_until_idle(bench, fair_names(queue, number))
 
         def run() -> dict[str, Any]:
             found.update(tenants.send(*target, options.duration, DEADLINE, beside))

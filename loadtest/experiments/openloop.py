@@ -1,4 +1,7 @@
-"""Latencies at constant rates: what senders see who do not wait for each other."""
+"""Latencies at constant rates: what senders see who do not wait for each other.
+
+Tornado alone is asked for the same rates, for what they cost it.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,24 @@ from collections.abc import Callable
 from functools import partial
 from statistics import median
 
+from gateway.stack import StackError
 from loadtest import table
 from loadtest.bench import Bench
+from loadtest.experiments.cost import ALONE
 from loadtest.load import closed, constant, see_that_schedules_were_kept
 from loadtest.report import Report
 from loadtest.stack import Stack
 from loadtest.table import Column
-from loadtest.targets import Target, figures
+from loadtest.targets import Target, figures, ratios
 from loadtest.trials import Trial, alternate
 
 DEFAULTS = {"strategies": ["pika", "redis"], "connections": [64], "duration": 6}
 
 SHARES = {"30 %": 0.3, "60 %": 0.6, "80 %": 0.8}
 CEILING = "ceiling"
+#: What the 99th percentile at the second may be of that at the first.
+LOW, HIGH = "30 %", "60 %"
+_CPU, _P99 = ("cpu_us_per_request", "gateway"), ("latency_ms", "p99")
 
 
 def run(options: argparse.Namespace, stack: Stack) -> Report:
@@ -28,8 +36,14 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     report = Report("openloop", versions=bench.versions())
 
     def rate(name: str, share: float) -> Callable[[], float]:
-        # Of all ceilings so far: one round's may have been disturbed.
-        return lambda: share * median(figures(report.rows, name, ("rps",), CEILING))
+        def of_ceiling() -> float:
+            # Of all so far: one round's may have been disturbed.
+            ceilings = figures(report.rows, name, ("rps",), CEILING)
+            if not ceilings:
+                raise StackError(f"{name} has no ceiling: nothing is known to be a share of it")
+            return share * median(ceilings)
+
+        return of_ceiling
 
     (connections,) = options.connections[:1]
     with bench.worker():
@@ -47,12 +61,23 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
             )
             for name in options.strategies
         ]
+        alone = [
+            constant(bench, rate(name, share), options.duration, _of(case, name))
+            for name in options.strategies
+            for case, share in SHARES.items()
+        ]
+        trials.append(Trial("tornado", partial(bench.alone, ALONE), alone))
         alternate(trials, options, report)
     see_that_schedules_were_kept(report)
     for name in options.strategies:
         for case in SHARES:
-            values = figures(report.rows, name, ("latency_ms", "p99"), case)
+            values = figures(report.rows, name, _P99, case)
             report.judge(Target(f"p99 at {case}, {name}", values, " ms"))
+        values = ratios(report.rows, _P99, (name, HIGH), (name, LOW))
+        report.judge(Target(f"p99 at {HIGH} / at {LOW}, {name}", values, at_most=5, aim=2))
+        for case in SHARES:
+            values = ratios(report.rows, _CPU, (name, case), ("tornado", _of(case, name)))
+            report.judge(Target(f"gateway CPU at {case}, {name} / Tornado", values))
     report.columns = [
         Column("rate", ("schedule", "rate")),
         Column("sent/s", ("schedule", "sent")),
@@ -64,12 +89,18 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         Column("late p99", ("schedule", "late_ms", "p99")),
         Column("late max", ("schedule", "late_ms", "max")),
         Column("client us", ("schedule", "client_cpu_us")),
-        Column("gateway us", ("cpu_us_per_request", "gateway")),
+        Column("gateway us", _CPU),
         *table.FAULTS,
     ]
     report.remarks = [
         f"Ceiling: wrk with {connections} connections. Rates are shares of the median of the "
         "ceilings measured so far. Latencies count from when a request was due, not from when it "
-        "was sent; late: how long after it was due the client sent it, in ms.",
+        "was sent; late: how long after it was due the client sent it, in ms. tornado: a "
+        f"RequestHandler that answers {ALONE * 1e3:g} ms later, without any relay, at the same "
+        "rates.",
     ]
     return report
+
+
+def _of(case: str, name: str) -> str:
+    return f"{case} of {name}"

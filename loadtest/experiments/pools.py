@@ -1,44 +1,244 @@
-"""Compare the worker's pools, behind the same gateway."""
+"""Compare worker pools and concurrency on tasks that wait long for another service."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+from urllib.parse import urlsplit
 
+from gateway.stack import StackError
+from loadtest import table
 from loadtest.bench import Bench, Front
-from loadtest.load import closed
+from loadtest.lab.pools import claims, original, starts
+from loadtest.lab.pools.chords import Producer, Work, producer, split, unique
+from loadtest.lab.pools.starts import Found
+from loadtest.lab.pools.watch import Watch, line, shared_once_mb
+from loadtest.lab.pools.worker import Start, records_of, sleeping_server, spawn, unusable
+from loadtest.load import Load, take
+from loadtest.plot import Plot
+from loadtest.progress import Progress
 from loadtest.report import Report
-from loadtest.stack import Stack
+from loadtest.stack import Measured, Stack
+from loadtest.summary import Row, latency, summarize
+from loadtest.table import Column
+from loadtest.tasks import Task
 from loadtest.trials import Trial, alternate
 
-DEFAULTS = {"strategies": ["pika", "redis"], "connections": [64]}
+DEFAULTS = {"connections": [1, 2, 4, 8, 16, 32], "requests": 10, "repeats": 1, "task": Task(2.0)}
 
-#: Pool and its size: processes, threads, greenlets.
-POOLS = {"solo": 1, "prefork": 2, "threads": 8, "gevent": 64}
+POOLS = claims.POOLS
+#: At 1 they run one task after the other, as the other pools do.
+AT_LEAST = {"gevent": 2, "eventlet": 2}
+#: A setting is given up after so many times what its sleeps take, and so many seconds.
+_BOUND, _GRACE = 3, 20
+#: Of all Celery processes together.
+_OVER_TIME = {"rss_mb": ("memory", "MB of memory"), "cpu_percent": ("cpu", "CPU, % of a core")}
 
 
 def run(options: argparse.Namespace, stack: Stack) -> Report:
-    """Load each strategy before one worker of each pool."""
+    """Run two chords of calls with each pool at each concurrency, then what was said of starts.
+
+    A call sleeps for 0.9 to 1.05 times `task`; there are `requests` calls; `connections` are the
+    concurrencies. Raises StackError where the task does not sleep.
+    """
+    seconds = options.task.seconds
+    if not seconds:
+        raise StackError("pools compares tasks that wait: it needs --task sleep:SECONDS, not echo")
     bench = Bench(stack)
     report = Report("pools", versions=bench.versions())
+    chords = split(options.requests)
+    report.options = {
+        "strategies": list(POOLS),
+        "task_seconds": seconds,
+        "duration": seconds,
+        "chords": chords,
+    }
+    problems = {pool: why for pool in POOLS if (why := unusable(pool))}
+    pools = [pool for pool in POOLS if pool not in problems]
+    with (
+        sleeping_server(stack, seconds) as server,
+        producer(bench.broker.url, bench.redis.url) as send,
+    ):
+        lab = _Lab(bench, stack, send, server, chords, seconds)
+        settings = [
+            _Setting(lab, pool, size)
+            for size in options.connections
+            for pool in pools
+            if size >= AT_LEAST.get(pool, 1)
+        ]
+        alternate([setting.trial for setting in settings], options, report)
+    found = _starts(bench, stack, report, chords, seconds, pools)
+    report.advice = claims.advice(report.rows)
+    _show(report, found, seconds, problems)
+    return report
+
+
+@dataclass(frozen=True)
+class _Lab:
+    """What all settings have in common; `server` is the sleeping server's URL."""
+
+    bench: Bench
+    stack: Stack
+    send: Producer
+    server: str
+    chords: Sequence[int]
+    seconds: float
+
+
+class _Setting:
+    """A pool with a concurrency."""
+
+    def __init__(self, lab: _Lab, pool: str, size: int):
+        self._lab, self._pool, self._size = lab, pool, size
+
+    @property
+    def trial(self) -> Trial:
+        least = Work("", self._lab.chords, self._lab.seconds).least(self._size)
+        load = Load(str(self._size), least + 1, self._measure)
+        return Trial(self._pool, self._start, [load], checked=False)
 
     @contextmanager
-    def start(name: str, pool: str) -> Iterator[Front]:
-        with bench.worker(pool, POOLS[pool]), bench.gateway(name) as front:
-            yield front
+    def _start(self) -> Iterator[Front]:
+        lab = self._lab
+        name = unique(f"{self._pool}-{self._size}")
+        self._work = Work(name, lab.chords, lab.seconds)
+        start = Start(self._pool, self._size)
+        self._worker: Measured = spawn(lab.stack, lab.bench, start, self._work, lab.server)
+        try:
+            yield Front(lab.server, {**lab.bench.servers, "worker": self._worker}, f"/{name}")
+        finally:
+            # SIGTERM would wait until the worker looks at its connection again.
+            self._worker.kill()
+            lab.send.purge(self._work)
 
-    trials = [
-        Trial(
-            name,
-            partial(start, name, pool),
-            [closed(bench, n, options.duration, options.threads, case=f"{pool}:{size}, {n} conns")],
-        )
-        for n in options.connections
-        for name in options.strategies
-        for pool, size in POOLS.items()
+    def _measure(self, front: Front) -> Row:
+        lab, work = self._lab, self._work
+        least = work.least(self._size)
+        urls = {"broker": lab.bench.broker.url, "redis": lab.bench.redis.url}
+        ports = {name: urlsplit(url).port or 0 for name, url in urls.items()}
+        watch = Watch(self._worker, ports)
+        found: dict[str, Any] = {}
+
+        def run() -> dict[str, Any]:
+            begin = monotonic()
+            with watch:
+                ids = lab.send.submit(work)
+                lab.send.wait(ids, begin + _BOUND * least + _GRACE)
+            found["shared_once_mb"] = shared_once_mb(self._worker)
+            end = lab.send.outcome(work, ids, records_of(lab.stack, work), front.url)
+            found.update(
+                requests=end.done + len(end.summaries),
+                seconds=end.seconds or monotonic() - begin,
+                errors=end.errors,
+                wrong_answers=end.wrong,
+                latency_ms=latency(record["total"] for record in end.records),
+            )
+            return found
+
+        row = take(lab.bench, front, self._size, run)
+        series = watch.series
+        open_ = {name: max(numbers) for name, numbers in series["connections"].items()}
+        return {
+            **row,
+            "connections_open": open_,
+            "shared_once_mb": found["shared_once_mb"],
+            "total_seconds": round(found["seconds"], 3),
+            "least_seconds": round(least, 3),
+            "most": {what: max(series[what]) for what in _OVER_TIME},
+            "over_time": series,
+        }
+
+
+def _starts(
+    bench: Bench,
+    stack: Stack,
+    report: Report,
+    chords: Sequence[int],
+    seconds: float,
+    pools: Sequence[str],
+) -> list[Found]:
+    """Run the workers whose heartbeats, or whose starts, something was said of."""
+    about = starts.about(chords, seconds)
+    with Progress(about) as progress:
+        progress.step("heartbeats, and workers that a script starts: all at once", about)
+        try:
+            found = starts.measure(bench, stack, chords, seconds, pools)
+        except StackError as exc:  # what was measured before is worth having
+            report.failures.append(f"heartbeats and scripts: {exc}")
+            return []
+        for each in found:
+            progress.note(f"{each.name}: {each.says}")
+    report.failures += claims.broken(found)
+    return found
+
+
+def _show(
+    report: Report, found: Sequence[Found], seconds: float, problems: Mapping[str, str]
+) -> None:
+    report.heads = ("pool", "concurrency")
+    report.columns = [
+        Column("total s", ("total_seconds",), spread=True),
+        Column("sleeps alone s", ("least_seconds",)),
+        Column("tasks", ("requests",), total=True),
+        Column("call p50 ms", ("latency_ms", "p50")),
+        Column("call max ms", ("latency_ms", "max")),
+        Column("most MB", ("most", "rss_mb")),
+        Column("shared once MB", ("shared_once_mb",)),
+        Column("most CPU %", ("most", "cpu_percent")),
+        Column("worker us", ("cpu_us_per_request", "worker")),
+        Column("most Redis", ("connections_open", "redis")),
+        Column("most AMQP", ("connections_open", "broker")),
+        *table.FAULTS,
     ]
-    alternate(trials, options, report)
-    report.remarks = ["Echo tasks, one worker: what a pool costs, and not what it is good for."]
-    return report
+    report.charts = [
+        ("Total time, s", "shorter is better", ("total_seconds",)),
+        ("Most memory of all Celery processes, MB", "shorter is better", ("most", "rss_mb")),
+        ("Most result connections", "shorter is better", ("connections_open", "redis")),
+    ]
+    report.plots = list(_plots(report.rows))
+    report.tables = {
+        "What was said, and whether it holds": claims.lines(report.rows, found),
+        "Heartbeats, and workers that a script starts": [
+            starts.HEAD,
+            *(each.line for each in found),
+        ],
+        "The original's figures beside ours": original.beside(report.rows, seconds),
+    }
+    if report.options["chords"] != original.CHORDS:
+        report.remarks.append(
+            f"The original's chords had {original.CHORDS} calls, these have "
+            f"{report.options['chords']}: the total times cannot be compared."
+        )
+    report.remarks += [
+        " ".join(filter(None, (original.differences(report.rows), original.larger(report.rows)))),
+        f"{sum(report.options['chords'])} calls of a server that sleeps for 0.9 to 1.05 times "
+        f"{seconds:g} s, the same times for every setting, and a summary of each chord; one worker "
+        "with prefetch multiplier 1 on two queues. Total: the latest end minus the earliest start. "
+        "sleeps alone: what the sleeps take at this concurrency. most: of the samples, four a "
+        "second, all processes of the worker together; memory that they share counts in each, and "
+        "once in shared once, which is taken at the end. "
+        "Redis, AMQP: the worker's connections.",
+        "Of the workers whose heartbeats are looked at, calls sleep, or block, for about "
+        f"{starts.LONG:g} s and are acknowledged late: RabbitMQ closes a connection on which "
+        f"nothing came for three heartbeats of {starts.HEARTBEAT} s, and gives out again what was "
+        "not acknowledged.",
+        *claims.reasons(found),
+        *(f"{pool} is left out, as it does not work here: {why}" for pool, why in problems.items()),
+    ]
+
+
+def _plots(rows: Sequence[Row]) -> Iterator[Plot]:
+    summaries = summarize(rows)
+    for pool in dict.fromkeys(summary.strategy for summary in summaries):
+        for what, (name, unit) in _OVER_TIME.items():
+            lines = {
+                summary.case: line(summary.rows[0]["over_time"], what)
+                for summary in summaries
+                if summary.strategy == pool
+            }
+            title = f"{pool}: {unit}, by concurrency"
+            yield Plot(f"{name}-{pool}", title, "seconds", unit, lines, linear=True)

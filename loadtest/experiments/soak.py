@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from statistics import median
 from threading import Event
@@ -14,10 +12,10 @@ from typing import Any
 
 from loadtest import table
 from loadtest.bench import Bench, Front
-from loadtest.envelope import GITHUB, SECRET
-from loadtest.load import Load, closed, constant, see_that_schedules_were_kept
+from loadtest.load import Load, closed, constant, see_that_schedules_were_kept, watched
 from loadtest.plot import Plot, Point
 from loadtest.report import Report
+from loadtest.signed import ROUTE, signed
 from loadtest.stack import Stack
 from loadtest.summary import Row, summarize
 from loadtest.table import Column
@@ -36,19 +34,10 @@ _CEILING_SECONDS = 10
 #: More than ever wait at once: a client that opened some meanwhile would be seen as growth.
 CONNECTIONS = 2_000
 JOURNAL = 10_000  # deliveries
-#: Signed; the identity that comes with it makes claims of deliveries.
+#: Before the route of signed deliveries, whose identity makes claims of them.
 _CONFIG = """\
 journal = {journal}
 idempotency_window = {expires}
-
-[sources.github]
-scheme = "github"
-secrets = "{secret}"
-
-[[routes]]
-path = "/signed"
-source = "github"
-task = "appserver.tasks.echo"
 
 """
 #: What is still called flat: the median of the last third over that of the first, once settled.
@@ -76,7 +65,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     journal is on: claims, answers that are given again and what was received come and go, too.
     """
     expires = max(1, round(EXPIRES * options.duration))
-    config = _CONFIG.format(journal=JOURNAL, expires=expires, secret=SECRET.decode())
+    config = _CONFIG.format(journal=JOURNAL, expires=expires) + ROUTE
     bench = Bench(stack, result_expires=expires, config=config)
     report = Report("soak", versions=bench.versions())
     seconds = min(_CEILING_SECONDS, options.duration)
@@ -133,34 +122,35 @@ def _watched(bench: Bench, report: Report, name: str, duration: float) -> Load:
     load = constant(bench, rate, duration, LONG, connections=CONNECTIONS)
 
     def measure(front: Front) -> Row:
-        ended, signed = Event(), replace(front, path="/signed", envelope=GITHUB)
-        with ThreadPoolExecutor(1) as pool:
-            watch = pool.submit(_sample, bench, front, duration / SAMPLES, ended)
-            try:
-                row = load.measure(signed)
-            finally:
-                ended.set()
-            samples = watch.result()
+        row, samples = watched(
+            load, signed(front), partial(_sample, bench, front, duration / SAMPLES)
+        )
         return {
             **row,
             "minutes": round(duration / 60, 2),
             "samples": samples,
             "last": samples[-1],
-            "growth": {what: growth(samples, what, SETTLED * duration) for what in WATCHED},
+            "growth": growths(samples, SETTLED * duration),
         }
 
     return Load(LONG, load.seconds, measure)
 
 
 def _sample(bench: Bench, front: Front, every: float, ended: Event) -> list[dict[str, Any]]:
-    begin, samples = monotonic(), []
-    while True:
-        over = ended.is_set()
-        seconds = monotonic() - begin
-        samples.append({"seconds": round(seconds, 1), **bench.holdings(front)})
-        if over:
-            return samples
-        ended.wait(max(0.0, begin + len(samples) * every - monotonic()))
+    """Take up to `SAMPLES` samples; one that overlaps the end is of what is being stopped."""
+    begin, samples = monotonic(), list[dict[str, Any]]()
+    while len(samples) < SAMPLES and not ended.wait(begin + len(samples) * every - monotonic()):
+        sample = {"seconds": round(monotonic() - begin, 1), **bench.holdings(front)}
+        if ended.is_set() and samples:
+            break
+        samples.append(sample)
+    return samples
+
+
+def growths(samples: Sequence[dict[str, Any]], settled: float) -> dict[str, float]:
+    """Return the `growth` of all that there was of what is watched: nothing cannot stay level."""
+    there = [what for what in WATCHED if any(sample[what] for sample in samples)]
+    return {what: growth(samples, what, settled) for what in there}
 
 
 def growth(samples: Sequence[dict[str, Any]], what: str, settled: float) -> float:
@@ -168,6 +158,8 @@ def growth(samples: Sequence[dict[str, Any]], what: str, settled: float) -> floa
 
     Where the first is 0, what has come counts from 1.
     """
+    # On a machine that was too busy for samples, the last one is all there is.
+    settled = min(settled, samples[-1]["seconds"])
     values = [sample[what] for sample in samples if sample["seconds"] >= settled]
     third = max(1, len(values) // 3)
     first, last = median(values[:third]), median(values[-third:])

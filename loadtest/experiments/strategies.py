@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from functools import partial
 
 from gateway.config.strategies import STRATEGIES
-from loadtest.bench import Bench
-from loadtest.load import closed
+from loadtest import over_time
+from loadtest.bench import Bench, Front
+from loadtest.load import Load, closed
+from loadtest.over_time import OverTime
+from loadtest.plot import Plot
 from loadtest.report import Report
 from loadtest.stack import Stack
-from loadtest.summary import Summary
+from loadtest.summary import Row, Summary, figure, summarize
+from loadtest.taken import accepted
+from loadtest.tasks import Task
 from loadtest.trials import AT_ONCE, Trial, alternate
 
 #: All others work with any Celery worker.
@@ -19,52 +24,156 @@ NEEDS_REPLY_BACKEND = {name for name, info in STRATEGIES.items() if info.replies
 
 DEFAULTS = {"duration": 30, "repeats": 3}
 
+#: What is watched over time, in a measurement.
+SAMPLES = 15
+ACCEPT = "accept"
+_ACCEPTING = """\
+public_url = "http://127.0.0.1"
+secret_key = "of the load test, and no secret"
+
+[[routes]]
+path = "/accept"
+task = "appserver.tasks.echo"
+answer = "accept"
+
+"""
+
 
 def run(options: argparse.Namespace, stack: Stack) -> Report:
-    """Measure every strategy at every number of connections, `options.repeats` times."""
-    task, connections = options.task, options.connections
-    bench = Bench(stack, task.deadline(max(*connections, AT_ONCE)))
+    """Measure every strategy with every task at every number of connections, `repeats` times.
+
+    Beside the routes that wait for the result there is one that accepts, whatever tasks there are.
+    """
+    tasks, connections = options.tasks, options.connections
+    slowest = max(tasks, key=lambda task: task.seconds)
+    bench = Bench(stack, slowest.deadline(max(*connections, AT_ONCE)), config=_ACCEPTING)
     report = Report("strategies", versions=bench.versions())
     report.options = {
-        "task": task.name,
-        "task_seconds": task.seconds,
-        "worker_pool": ":".join(map(str, task.pool)),
+        "task": ", ".join(dict.fromkeys(task.name for task in tasks)),
+        "task_seconds": ", ".join(f"{task.seconds:g}" for task in tasks),
+        "worker_pool": ":".join(map(str, slowest.pool)),
     }
-    loads = [closed(bench, n, options.duration, options.threads) for n in connections]
+    cases = {(task, n): _case(task, n, tasks) for task in tasks for n in connections}
+    loads = [
+        *(
+            _watched(bench, task, closed(bench, n, *_how(options), task.path, case))
+            for (task, n), case in cases.items()
+        ),
+        accepted(bench, connections[0], *_how(options), "/accept", _accepting(connections[0])),
+    ]
     trials = [
         Trial(
             strategy,
-            partial(bench.gateway, strategy, path=task.path),
+            partial(bench.gateway, strategy, path=tasks[0].path),
             loads,
-            seconds_each=task.seconds,
+            seconds_each=tasks[0].seconds,
         )
         for strategy in options.strategies
     ]
-    with bench.worker(*task.pool):
+    with bench.worker(*slowest.pool):
         faulty = alternate(trials, options, report)
-    report.conclusion = conclude(report.summaries(), faulty)
+    report.advice = conclude(report.summaries(), faulty)
+    report.plots = _plots(report.rows, tasks, connections)
+    report.remarks = [
+        "Without a word: the answer is the task's result. accept: a 202 as soon as RabbitMQ has "
+        "confirmed the message, and each delivery that was taken has then run; all strategies "
+        f"publish in the same way for that. Over time: each strategy's first run, {SAMPLES} "
+        "samples.",
+    ]
     return report
 
 
+def _how(options: argparse.Namespace) -> tuple[int, int]:
+    return options.duration, options.threads
+
+
+def _case(task: Task, connections: int, tasks: Sequence[Task]) -> str:
+    case = f"{connections:,} connections"
+    return case if len(tasks) == 1 else f"{task.title}, {case}"
+
+
+def _accepting(connections: int) -> str:
+    return f"{ACCEPT}, {connections:,} connections"
+
+
+def _watched(bench: Bench, task: Task, load: Load) -> Load:
+    """Add to a row what its servers used over time, and what tells it from the others."""
+
+    def measure(front: Front) -> Row:
+        with OverTime(front.servers, load.seconds / SAMPLES, bench.connections_open) as watch:
+            row = load.measure(front)
+        return {**row, "task_seconds": task.seconds, "answer": "wait", "over_time": watch.series}
+
+    return Load(load.case, load.seconds, measure)
+
+
+def _plots(rows: list[Row], tasks: Sequence[Task], connections: Sequence[int]) -> list[Plot]:
+    """Return what was found over both axes, where they have enough points, and over time."""
+    waiting = [s for s in summarize(rows) if figure(s.rows[0], ("answer",)) == "wait"]
+    found = []
+    for what, path in (("requests per second", ("rps",)), ("p99 ms", ("latency_ms", "p99"))):
+        name = path[-1]
+        if len(connections) > 2:
+            for task in tasks:
+                those = [s for s in waiting if s.rows[0]["task_seconds"] == task.seconds]
+                lines = _lines(those, path, "connections")
+                title = f"Over connections, {task.title}"
+                found.append(
+                    Plot(f"{name}-connections-{task.slug}", title, "connections", what, lines)
+                )
+        if len([task for task in tasks if task.seconds]) > 1:
+            for n in connections:
+                those = [s for s in waiting if s.connections == n and s.rows[0]["task_seconds"]]
+                lines = _lines(those, path, "task_seconds")
+                title = f"Over the task's time, {n:,} connections"
+                found.append(
+                    Plot(f"{name}-task-time-{n}", title, "seconds a task takes", what, lines)
+                )
+    last = _case(tasks[0], connections[-1], tasks)
+    return [*found, *over_time.plots(rows, last)]
+
+
+def _lines(
+    summaries: Sequence[Summary], path: Sequence[str], axis: str
+) -> dict[str, list[tuple[float, float, float, float]]]:
+    lines: dict[str, list[tuple[float, float, float, float]]] = {}
+    for s in summaries:
+        point = (float(s.rows[0][axis]), s.median(*path), *s.range(*path))
+        lines.setdefault(s.strategy, []).append(point)
+    return {name: sorted(points) for name, points in lines.items()}
+
+
 def conclude(summaries: list[Summary], faulty: Set[str] = frozenset()) -> str:
-    """Say which strategy to use and why, from the medians of those without an error.
+    """Say which strategy to use when, from the medians of those without an error.
 
     `faulty` are those that failed beside the timed runs. Two rates whose ranges over the
-    repeats overlap are called equal.
+    repeats overlap are called equal. What counts is the case with the most connections; of several
+    tasks there is a sentence for each.
     """
     faulty = faulty | {s.strategy for s in summaries if not s.clean}
-    most = max((s.connections for s in summaries), default=0)
-    clean = [s for s in summaries if s.connections == most and s.strategy not in faulty]
     text = f"Not before their errors are explained: {', '.join(sorted(faulty))}. " if faulty else ""
-    if not clean:
+    clean = [s for s in summaries if s.strategy not in faulty]
+    waiting = [s for s in clean if s.rows[0].get("answer", "wait") == "wait"]
+    if not waiting:
         return text + "No strategy went through without an error: there is nothing to recommend."
+    most = max(s.connections for s in waiting)
+    cases = dict.fromkeys(s.case for s in waiting if s.connections == most)
+    found = [_use([s for s in waiting if s.case == case], len(cases) > 1) for case in cases]
+    if taken := [s for s in clean if s.rows[0].get("answer") == ACCEPT]:
+        found.append(_accept(taken, waiting))
+    return text + " ".join(found)
+
+
+def _use(clean: Sequence[Summary], several: bool) -> str:
+    """Say which of the strategies of one case to use; `several`: there are other cases."""
     fastest, *others = sorted(clean, key=lambda s: -s.median("rps"))
     cheapest = min(clean, key=lambda s: s.median("cpu_us_per_request", "gateway"))
     equal = [s for s in others if s.range("rps")[1] >= fastest.range("rps")[0]]
     stock = next((s for s in [fastest, *equal] if s.strategy not in NEEDS_REPLY_BACKEND), None)
     use = stock or fastest
-    text += (
-        f"Use {use.strategy}: at {most} connections it answers {use.median('rps'):,.0f} requests/s "
+    at = use.case if several else f"{use.connections} connections"
+    text = (
+        f"Use {use.strategy}: at {at} it answers {use.median('rps'):,.0f} requests/s "
         f"(p99 {use.median('latency_ms', 'p99'):,.0f} ms)"
     )
     if others and others[-1] not in (use, *equal):
@@ -77,11 +186,26 @@ def conclude(summaries: list[Summary], faulty: Set[str] = frozenset()) -> str:
     if same := [s.strategy for s in [fastest, *equal] if s is not use]:
         text += f"Not to be told from it by this run's spread: {', '.join(same)}. "
     if use.strategy in NEEDS_REPLY_BACKEND:
-        text += "It needs workers with appserver.reply_backend"
+        text += "It needs workers with appserver.reply_backend or rpc://"
         if rest := [s for s in others if s.strategy not in NEEDS_REPLY_BACKEND]:
-            text += f"; with any Celery worker, {rest[0].strategy} is next "
+            text += f"; where workers have any other backend, use {rest[0].strategy} "
             text += f"({rest[0].median('rps'):,.0f} requests/s)"
-        text += "."
-    else:
-        text += "It works with any Celery worker."
-    return text
+        return text + "."
+    return text + "It works with any Celery worker that stores its results in Redis."
+
+
+def _accept(taken: Sequence[Summary], waiting: Sequence[Summary]) -> str:
+    """Say what a sender gains that does not need the result, from the rows of one strategy."""
+    rates = []
+    for s in taken:
+        beside = [w for w in waiting if (w.strategy, w.connections) == (s.strategy, s.connections)]
+        if beside:
+            rates.append((s.median("rps"), beside[0].median("rps"), s.strategy))
+    if not rates:
+        return ""
+    accept, wait, name = max(rates)
+    return (
+        f'Use answer = "accept" where senders need no result: {name} takes {accept:,.0f} '
+        f"requests/s so, {accept / wait:.1f} times what it answers with the result, at "
+        f"{taken[0].connections} connections."
+    )

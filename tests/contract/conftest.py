@@ -21,6 +21,10 @@ public_url = "https://hooks.example.com"
 path = "/"
 
 [[routes]]
+path = "/patient"
+deadline = 50
+
+[[routes]]
 path = "/fail"
 task = "appserver.tasks.fail"
 

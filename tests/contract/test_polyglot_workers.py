@@ -25,7 +25,7 @@ from tests.contract.test_strategies import (  # noqa: F401  # they run with the 
 )
 from tests.support.polyglot import LANGUAGES, start_worker
 from tests.support.requests import post
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import RabbitMQ, Server, Stack, StackError
 from tests.support.waiting import until
 
 KEY = "celery-task-meta-"
@@ -76,6 +76,12 @@ def send(channel: amqp.Channel, task="api.core.main", args=({}, {}, "hi"), body=
 def stored(store: redis.Redis, task_id: str) -> dict:
     until(lambda: store.exists(KEY + task_id))
     return json.loads(store.get(KEY + task_id))
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_worker_names_the_variables_that_it_needs(stack, start, language):
+    with pytest.raises(StackError, match="GATEWAY_BROKER_URL, GATEWAY_RESULT_BACKEND and QUEUE"):
+        start(lambda: start_worker(stack, language, broker="", results=""))
 
 
 def test_an_answer_has_the_status_and_the_headers_that_the_task_gave(gateway):

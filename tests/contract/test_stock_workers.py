@@ -8,18 +8,39 @@ from pathlib import Path
 import pytest
 
 from gateway.config.strategies import STRATEGIES
-from tests.support.requests import post_all
+from tests.support.requests import post, post_all
 from tests.support.stack import RabbitMQ, Server, Stack
 
 APP = """
 import os
-from celery import Celery
+from celery import Celery, chain
 
 app = Celery("x", broker=os.environ["BROKER"], backend=os.environ["BACKEND"])
 
 @app.task(name="shop.take_order")
 def take_order(query, headers, body):
     return {"body": body, "query": query, "host": headers["host"]}
+
+@app.task(name="shop.part")
+def part(text):
+    return text
+
+@app.task(name="shop.replaced", bind=True)
+def replaced(self, query, headers, body):
+    queue = self.request.delivery_info["routing_key"]
+    return self.replace(chain(part.si("lost").set(queue=queue), part.si(body).set(queue=queue)))
+"""
+ROUTES = """
+[[routes]]
+path = "/"
+task = "shop.take_order"
+queue = "{queue}"
+
+[[routes]]
+path = "/replaced"
+task = "shop.replaced"
+queue = "{queue}"
+deadline = {deadline}
 """
 
 
@@ -27,10 +48,8 @@ def take_order(query, headers, body):
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("stock")
     (home / "shop.py").write_text(APP)
-    for queue in ("stock-redis", "stock-rpc"):
-        (home / f"{queue}.toml").write_text(
-            f'[[routes]]\npath = "/"\ntask = "shop.take_order"\nqueue = "{queue}"\n'
-        )
+    for queue, deadline in (("stock-redis", 30), ("stock-rpc", 2)):
+        (home / f"{queue}.toml").write_text(ROUTES.format(queue=queue, deadline=deadline))
     return home
 
 
@@ -74,5 +93,10 @@ def test_a_stock_worker_serves(
     assert [a.body for a in answers] == [
         b'{"body":"%d","query":{"a":"2"},"host":"%s"}' % (n, host.encode()) for n in range(6)
     ]
+    # The chain's last task has the answer. A stock worker stores it, but does not reply with it.
+    replaced = post(f"{gateway.url}/replaced", b"x")
+    assert (replaced.code, replaced.body == b"x") == (
+        (504, False) if strategy == "pika" else (200, True)
+    )
     assert workers[queue].alive()
     gateway.stop()

@@ -58,12 +58,25 @@ def problem(answer):
     return json.loads(answer.body)
 
 
+def confirmed(gateway) -> float:
+    return metric(gateway, "gateway_messages_confirmed_total")
+
+
+def published(gateway) -> float:
+    """Return how many requests have ended whose message is confirmed, or will be."""
+    # RabbitMQ returns the messages of `/nowhere`, as no queue takes them.
+    answered = metric(gateway, "gateway_requests_total")
+    gone = metric(gateway, "gateway_clients_gone_total")
+    return answered + gone - metric(gateway, 'gateway_requests_total{route="/nowhere"')
+
+
 def test_each_of_many_requests_gets_its_own_answer(gateway):
     bodies = [b"request %d " % n + b"x" * 200 for n in range(250)]
 
-    answers = post_all(f"{gateway.url}/", bodies, at_once=200)
+    # How long so many take depends on the machine, so their deadline is late.
+    answers = post_all(f"{gateway.url}/patient", bodies, at_once=200)
 
-    assert [a.code for a in answers] == [200] * len(bodies)
+    assert [a.code for a in answers] == [200] * len(bodies), {a.body for a in answers if a.error}
     assert [a.body for a in answers] == bodies
     assert metric(gateway, "gateway_in_flight") == 0
 
@@ -80,13 +93,14 @@ def test_bodies_come_back_byte_for_byte(gateway):
 
 
 def test_a_delivery_is_accepted_once_the_broker_has_confirmed_it(gateway):
-    before = metric(gateway, "gateway_messages_confirmed_total")
+    # Given that no earlier message is still to be confirmed, as one may be after its result,
+    until(lambda: confirmed(gateway) == published(gateway))
+    before = confirmed(gateway)
 
     answer = post(f"{gateway.url}/accept", b"x")
 
     assert answer.code == 202
-    # An earlier test's message may be confirmed after its result has come.
-    assert metric(gateway, "gateway_messages_confirmed_total") > before
+    assert confirmed(gateway) == before + 1
 
 
 def test_a_large_result_is_answered_whole(gateway):
@@ -202,7 +216,7 @@ def test_they_are_answers_or_a_502_and_nobody_elses_concern(gateway):
 def test_a_state_that_is_not_final_is_no_result(gateway):
     payloads = [
         json.dumps({"status": status, "result": "x"}).encode()
-        for status in ("DONE", "STARTED", "", "success")
+        for status in ("DONE", "STARTED", "RETRY", "", "success")
     ]
 
     answers = post_each(

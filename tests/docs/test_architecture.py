@@ -47,6 +47,30 @@ def test_packages_inside_packages_are_listed():
     assert inside == sorted(path.parent.name for path in PACKAGE.glob("*/*/__init__.py"))
 
 
+def in_the_list_of_modules() -> dict[str, list[str]]:
+    """Return the modules that the list has of each package; `gateway` has those in no other."""
+    found: dict[str, list[str]] = {}
+    package = ""
+    for line in section("The packages").split("### Modules\n")[1].splitlines():
+        if heading := re.match(r"    (?:(\w+)/|\(modules\))", line):
+            package = heading[1] or PACKAGE.name
+        if line.startswith("    "):
+            found.setdefault(package, []).extend(re.findall(r"\w+\.py", line))
+    return found
+
+
+def test_each_module_is_listed_or_the_line_of_its_package_says_what_it_is():
+    introduction = section("The packages").split("### Modules\n")[1].partition("\n    ")[0]
+    directories = [*PACKAGE.rglob("__init__.py"), ROOT / "appserver" / "__init__.py"]
+    packages = {path.parent.name: path.parent for path in directories}
+    modules = in_the_list_of_modules()
+
+    assert sorted([*re.findall(r"`(\w+)/`", introduction), *modules]) == sorted(packages)
+    assert {name: sorted(some) for name, some in modules.items()} == {
+        name: sorted(path.name for path in packages[name].glob("[a-z]*.py")) for name in modules
+    }
+
+
 def test_the_environment_is_read_where_the_rules_say():
     readers = {
         name.removeprefix("gateway.").partition(".")[0]

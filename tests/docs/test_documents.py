@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import configparser
 import inspect
 import re
+from html import unescape
 from importlib import import_module
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -18,7 +21,7 @@ from gateway.config.strategies import STRATEGIES
 from gateway.config.tls import TLS
 from gateway.delivery import Delivery
 from gateway.sources.base import Options
-from loadtest import figures
+from loadtest import figures, render
 
 ROOT = Path(__file__).parents[2]
 
@@ -95,9 +98,24 @@ def test_files_that_a_document_names_exist(name):
     assert [path for path in links + spans if not (ROOT / path).exists()] == []
 
 
-def test_the_readme_shows_the_committed_report():
-    assert figures.fill_readme(text("README.md")) == text("README.md")
-    assert text("README.md").count("<!-- strategies -->\n| strategy |") == 1
+def test_the_picture_in_the_readme_shows_the_committed_report():
+    # Not compared as it was drawn, which depends on the version of what draws it.
+    drawn = ElementTree.parse(figures.PICTURE)
+    texts = [each.text for each in drawn.iter() if each.text]
+    assert set(figures.picture_figures()) <= set(texts)
+    assert {name for name in STRATEGIES if name in texts} == set(STRATEGIES)
+    assert f"]({figures.PICTURE.relative_to(ROOT)})\n<!-- /strategies -->" in text("README.md")
+
+
+def test_the_committed_pages_are_drawn_from_their_figures():
+    for file in figures.REPORTS.glob("*.html"):
+        report = render.read(file.with_suffix(".json"))
+        page = unescape(file.read_text("utf-8"))
+        judged = report.target_lines() if report.targets else []
+        for cell in (cell for line in judged + report.lines() for cell in line):
+            assert cell.partition(" (")[0] in page, file.name
+        for said in (report.conclusion, report.advice, *report.problems(), report.disturbance()):
+            assert said in page, file.name
 
 
 def test_performance_says_how_many_figures_are_missed():
@@ -135,3 +153,33 @@ def test_make_lists_the_targets_that_the_documents_use():
     targets = set(re.findall(r"^([a-z]+):.*## ", text("Makefile"), re.M))
     used = set(re.findall(r"^make ([a-z]+)|`make ([a-z]+)", text("README.md"), re.M))
     assert {a or b for a, b in used} <= targets
+
+
+def test_the_package_is_installed_from_a_checkout_or_a_wheel_and_not_by_its_name():
+    """No index has it, and somebody else could take its name there."""
+    files = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/**/*.*")]
+    files += [*ROOT.glob("gateway/**/*.py"), *ROOT.glob("appserver/*.py")]
+    commands = [
+        command
+        for file in files
+        for command in re.findall(r"pip install [^`#\n]*", file.read_text("utf-8"))
+    ]
+    assert [command for command in commands if re.search(r" '?celery-gateway", command)] == []
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    extras = re.findall(r"\[([\w,]+)]'", "".join(commands))
+    assert {"serve", "dev"} <= {extra for some in extras for extra in some.split(",")}
+    assert {extra for some in extras for extra in some.split(",")} <= set(
+        setup["options.extras_require"]
+    )
+
+
+def test_the_upgrade_in_turn_is_that_of_the_shipped_files():
+    upgrade = text("README.md").split("\n### Upgrade\n")[1].split("\n## ")[0]
+    unit, nginx = text("deploy/systemd/gateway@.service"), text("deploy/nginx.conf")
+    (ports,) = re.findall(r"^    for port in ([\d ]+); do$", upgrade, re.M)
+    assert len(ports.split()) == 2
+    assert all(f"server 127.0.0.1:{port} " in nginx for port in ports.split())
+    assert "systemctl restart gateway@$port\n" in upgrade
+    assert "--port %i --admin-port 1%i\n" in unit and "127.0.0.1:1$port/readyz" in upgrade
+    assert "ExecStart=/opt/gateway/bin/" in unit and "/opt/gateway/bin/pip" in upgrade

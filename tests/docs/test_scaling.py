@@ -10,7 +10,8 @@ import shlex
 import pytest
 
 from gateway.cli import capacity, main
-from gateway.cli.sizing import costs, model
+from gateway.cli.sizing import costs, limits, model, reports
+from gateway.cli.sizing.load import Load
 from loadtest.figures import COSTED, REPORTS
 from loadtest.summary import summarize
 from tests.docs.test_documents import ROOT, text
@@ -33,7 +34,7 @@ def test_the_example_is_what_the_command_prints(capsys: pytest.CaptureFixture[st
 
 
 def test_the_example_by_hand_is_right():
-    load = model.Load(2_000, 0.2, strategy="pika", pool="threads", identified=0)
+    load = Load(2_000, 0.2, strategy="pika", pool="threads", identified=0)
     found = model.plan(load, costs.shipped())
     assert 400 < found.in_flight < 405
     assert pytest.approx(571, abs=1) == 2_000 * 0.2 / 0.7
@@ -59,12 +60,12 @@ def test_the_costs_over_the_rate_are_those_of_the_report():
 def test_the_reports_of_the_costs_are_named():
     for name in COSTED:
         assert f"`{name}`" in DOCUMENT.split("## Costs")[1].split("\n\n")[1]
-    for name in costs.EXPERIMENTS:
+    for name in reports.EXPERIMENTS:
         assert f"`{name}`" in DOCUMENT or f"run.sh {name}" in DOCUMENT
 
 
 def test_the_numbers_of_the_model_are_the_code_s():
-    for number in (f"{model.PORTS:,}", f"{model.STORED} bytes", f"{model.CLAIM} bytes"):
+    for number in (f"{limits.PORTS:,}", f"{model.STORED} bytes", f"{model.CLAIM} bytes"):
         assert number in DOCUMENT
     assert f"{model.WATERMARK} × the nodes' memory" in DOCUMENT
     assert f"`gevent`: {model.GREENLETS + 1}" in DOCUMENT

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from loadtest.machine import PACKAGES, commit, machine
+from loadtest.machine import PACKAGES, commit, machine, measured_code
 from tests.faults.oracle import Result
 
 COLUMNS = ("sent", "acknowledged", "executed", "lost", "duplicated", "late", "recovery")
@@ -71,8 +71,12 @@ class Report:
         self._path, self._experiment, self._key = path, experiment, key
         self.results: list[Any] = []
         self._versions = {name: version(package) for name, package in PACKAGES.items()}
+        self._versions["code"] = measured_code()
         if keep and path.exists():
-            self.results = [kind(**row) for row in json.loads(path.read_text())["rows"]]
+            earlier = json.loads(path.read_text())
+            self.results = [kind(**row) for row in earlier["rows"]]
+            if earlier["versions"].get("code") != self._versions["code"]:
+                del self._versions["code"]  # the rows are of more than one
 
     def has(self, number: int, strategy: str) -> bool:
         """Is it known that this row or seed holds for this strategy?"""

@@ -50,13 +50,14 @@ class Servers:
         concurrency: int = 4,
         app: str = "tests.faults.tasks",
         pool: str = "",
+        **env: str,
     ):
         self._app, self._pool = app, pool
         self.stack, self.broker, self.results = stack, broker, results
         self.directory = stack.directory / f"deliveries-{time.monotonic_ns()}"
         self.directory.mkdir()
         self._started: list[Server] = []
-        self.worker = self.start_worker(queues, concurrency)
+        self.worker = self.start_worker(queues, concurrency, **env)
 
     def start_worker(
         self, queues: Sequence[str] = ("celery",), concurrency: int = 4, **env: str

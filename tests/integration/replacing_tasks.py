@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery import group
+from celery import chord, group
 
 from appserver import app
 
@@ -11,6 +11,12 @@ from appserver import app
 def part(text: str) -> str:
     """Return the text."""
     return text
+
+
+@app.task(name="replacing.joined")
+def joined(parts: list[str]) -> str:
+    """Return all parts as one text."""
+    return "".join(parts)
 
 
 @app.task(name="replacing.by_task", bind=True)
@@ -29,6 +35,12 @@ def by_chain(self, query: dict, headers: dict, body: str) -> str:
 def by_group(self, query: dict, headers: dict, body: str) -> str:
     """Be replaced by two tasks at once."""
     return self.replace(group(part.si(body), part.si(body)))
+
+
+@app.task(name="replacing.by_chord", bind=True)
+def by_chord(self, query: dict, headers: dict, body: str) -> str:
+    """Be replaced by two tasks at once, and one that joins their results."""
+    return self.replace(chord([part.si(body), part.si(body)], joined.s()))
 
 
 @app.task(name="replacing.odd")

@@ -48,7 +48,7 @@ def test_all_is_well(servers):
     checked = check(*servers)
     assert checked.well
     words = [line.check.split()[0] for line in checked.lines]
-    assert words == ["config", "broker", "results", "state", "queue", "workers", "stored", "task"]
+    assert words == ["config", "broker", "results", "state", "workers", "queue", "stored", "task"]
     assert re.match(r"RabbitMQ \d+\.\d+\.\d+", checked.of("broker").text)
     memory = r"[\d.]+ MiB used, no maxmemory"
     assert re.fullmatch(rf"(Redis|Valkey) [\d.]+, {memory}", checked.of("results").text)

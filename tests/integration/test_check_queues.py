@@ -37,10 +37,36 @@ def test_what_is_missing_is_told_and_not_created(rabbitmq, servers, tmp_path):
     checked = check(*config, *servers)
 
     assert checked.code == 1
-    assert "celery -A APP worker -Q no-such-queue" in checked.of("queue no-such-queue").text
+    told = checked.of("queue no-such-queue").text
+    assert "celery -A APP worker -Q no-such-queue" in told and "did you mean" not in told
     assert "api.core.main" in checked.of("task no.such.task").text
     after = rabbitmq.ctl("list_queues", "name"), rabbitmq.ctl("list_exchanges", "name")
     assert after == before
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_misspelt_queue_is_told_with_the_one_that_was_meant(channel, servers, tmp_path, exists):
+    if exists:
+        channel.queue_declare("celry", durable=True)
+    try:
+        checked = check(*write(tmp_path, ROUTE + 'queue = "celry"\n'), *servers)
+    finally:
+        channel.queue_delete("celry")
+    assert checked.code == 1
+    text = checked.of("queue celry").text
+    assert text.startswith("no worker consumes it" if exists else "there is no such queue")
+    assert "did you mean celery? Otherwise start a worker: celery -A APP worker -Q celry" in text
+
+
+def test_a_queue_of_another_route_may_be_the_one_that_was_meant(channel, servers, tmp_path):
+    channel.queue_declare("invoices", durable=True)
+    other = '[[routes]]\npath = "/other"\nqueue = "invoices"\n'
+    try:
+        checked = check(*write(tmp_path, ROUTE + 'queue = "invoice"\n' + other), *servers)
+    finally:
+        channel.queue_delete("invoices")
+    assert "did you mean invoices?" in checked.worst("queue invoice").text
+    assert "did you mean" not in checked.of("queue invoices").text
 
 
 @pytest.mark.parametrize(
@@ -105,7 +131,7 @@ def test_a_queue_without_consumers_keeps_its_messages(channel, servers, tmp_path
     _, _, body = channel.basic_get("full", auto_ack=True)
     channel.queue_delete("full")
     assert body == b"precious"
-    assert "no worker consumes it of its 1 message" in checked.of("queue full").text
+    assert "no worker consumes it, with 1 message waiting" in checked.of("queue full").text
 
 
 def test_of_dynamic_queues_the_static_one_is_examined(rabbitmq, servers, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from gateway.cli.checks import stores
-from tests.integration.checking import KEYED, ROUTE, check, urls, write
+from tests.integration.checking import KEYED, ROUTE, Line, check, urls, write
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
 
 
@@ -59,6 +59,27 @@ def test_a_redis_that_is_away(rabbitmq, results, tmp_path, place):
     assert checked.code == 1 and line.status == "FAIL" and "sesame" not in str(checked)
     name = "GATEWAY_RESULT_BACKEND" if place == "results" else "GATEWAY_STATE_URL"
     assert "start it, or correct" in line.text and name in line.text
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["state_url", "result_backend"])
+def test_the_state_line_names_the_setting_that_its_url_comes_from(
+    rabbitmq, results, client, tmp_path, own
+):
+    client.config_set("appendonly", "yes")
+    dead = f"redis://127.0.0.1:{free_port()}/0"
+    origin = "(state_url)" if own else "(result_backend, as state_url is not set)"
+
+    def state(url: str) -> Line:
+        config = write(tmp_path, (f'state_url = "{url}"\n' if own else "") + KEYED)
+        return check(*config, *urls(rabbitmq.url, results.url if own else url)).of("state")
+
+    well, away = state(results.url), state(dead)
+
+    assert (well.status, well.check) == ("ok", f"state {results.url} {origin}")
+    assert (away.status, away.check) == ("FAIL", f"state {dead} {origin}")
+    names = ["state_url (GATEWAY_STATE_URL)"]
+    names += [] if own else ["result_backend (GATEWAY_RESULT_BACKEND, --result-backend)"]
+    assert [name for name in names if name not in away.text] == []
 
 
 @pytest.mark.parametrize("place", ["results", "state"])

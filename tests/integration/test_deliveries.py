@@ -46,6 +46,19 @@ deadline = 1.0
 path = "/signed"
 source = "shop"
 task = "faults.run"
+
+[[routes]]
+path = "/needs"
+task = "faults.run"
+args = ["json:/id"]
+
+[[routes]]
+path = "/also-needs"
+task = "faults.run"
+
+[[routes.also]]
+task = "faults.run"
+args = ["json:/id"]
 """
 
 
@@ -195,6 +208,24 @@ def test_only_what_is_verified_is_written_and_no_secret(gateway, deliveries):
     shown = json.loads(deliveries("show", entry["id"])[1])
     assert "x-github-event" in shown["headers"]
     assert shown["headers"].keys() & {"authorization", "x-hub-signature-256"} == set()
+
+
+def test_a_delivery_that_lacks_a_value_is_written_whichever_task_needs_it(gateway, deliveries):
+    server = gateway()
+    for target in ("/needs?a=1", "/also-needs?a=1"):
+        assert run(send(server, target, "{}")).status == 400
+
+    entries = listed(deliveries, 2, "--status", "400")
+
+    assert [entry["route"] for entry in entries] == ["/also-needs", "/needs"]
+    assert {entry["error"] for entry in entries} == {"bad-request: json:/id is missing."}
+    for entry in entries:
+        shown = json.loads(deliveries("show", entry["id"])[1])
+        assert (shown["query"], shown["body"], shown["task"]) == ({"a": "1"}, "{}", "faults.run")
+    # What the route's own task is called with is not known, so it is not called.
+    needs = entries[1]["id"]
+    why = "cannot be replayed, as it had no message: bad-request: json:/id is missing."
+    assert deliveries("replay", needs)[:2] == (1, f"{needs} {why}\n")
 
 
 def test_what_a_sender_writes_does_nothing_to_a_terminal(gateway, deliveries):

@@ -255,9 +255,15 @@ def port_of(command: str, flag: str, default: int) -> int:
 
 
 def locked(name: str) -> dict[str, str]:
-    """Return each requirement of a list and what stands with it, hashes included."""
+    """Return each requirement of a list with its version and its hashes.
+
+    Where it is needed may differ, as that depends on what else is in the list.
+    """
     entries = re.split(r"^(?=\w)", (ROOT / name).read_text(), flags=re.M)[1:]
-    return {entry.split("==")[0].lower(): entry for entry in entries}
+    return {
+        entry.split("==")[0].lower(): re.sub(r" ;.* \\$", " \\\\", entry, flags=re.M)
+        for entry in entries
+    }
 
 
 @pytest.mark.parametrize("name", ["constraints.txt", "constraints-image.txt"])

@@ -11,7 +11,7 @@ from time import monotonic
 import pytest
 
 from gateway.amqp.publisher import Publisher
-from gateway.amqp.queue_lengths import INTERVAL
+from gateway.amqp.queue_lengths import INTERVAL, QueueLengths
 from gateway.celery_message import Message
 from gateway.config.pointers import pair_chooser
 from gateway.config.settings import Config, Route
@@ -139,14 +139,10 @@ def test_without_fairness_a_flood_comes_first(servers):
     text = FAIR.format(queue=queue).replace('fair_by = "header:x-tenant"', "")
     gateway = servers.gateway("pika", URLS + text)
 
-    async def fill() -> int:
-        await flood(gateway, f"/{queue}/taken", "loud", "unfair-loud", 50)
-        waiting = asyncio.create_task(post(gateway, f"/{queue}", "calm", "unfair-calm"))
-        await eventually(lambda: metric(gateway, "gateway_messages_confirmed_total") == 51)
-        await asyncio.to_thread(servers.start_worker, [queue], 1)
-        return await waiting
+    run(flood(gateway, f"/{queue}/taken", "loud", "unfair-loud", 50))
+    assert run(post(gateway, f"/{queue}/taken", "calm", "unfair-calm")) == 202
+    servers.start_worker([queue], 1)
 
-    assert run(fill()) in (200, 504)
     until(lambda: len(servers.executions("unfair-")) == 51)
     assert [one.id for one in servers.executions("unfair-")][-1] == "unfair-calm"
 
@@ -257,19 +253,22 @@ def test_a_process_learns_what_others_have_published(servers):
         for name in (second, second, third):
             await publish(one, name)
         await asyncio.to_thread(servers.broker.ctl, "delete_queue", first)
+        lengths = QueueLengths(route.queue_names, other)
         await other.start()
-        await eventually(lambda: other.lengths[second] == 2 and other.lengths[third] == 1)
+        await lengths.start()
+        await eventually(lambda: lengths[second] == 2 and lengths[third] == 1)
         # A queue that was not empty is asked for again, without being used here.
         await publish(one, second)
-        await eventually(lambda: other.lengths[second] == 3)
+        await eventually(lambda: lengths[second] == 3)
         await asyncio.to_thread(servers.broker.ctl, "purge_queue", second)
-        await eventually(lambda: other.lengths[second] == 0)
-        assert other.lengths[third] == 1 and other.lengths[fourth] == 0
+        await eventually(lambda: lengths[second] == 0)
+        assert lengths[third] == 1 and lengths[fourth] == 0
         # A new connection goes on asking.
         await asyncio.to_thread(cut_connections, servers.broker, "gateway")
         await eventually(lambda: metrics.get("gateway_broker_connections_total") == 4)
         await publish(one, third)
-        await eventually(lambda: other.lengths[third] == 2)
+        await eventually(lambda: lengths[third] == 2)
+        await lengths.stop()
         await one.stop()
         await other.stop()
 
@@ -285,8 +284,10 @@ def test_check_names_the_worker_that_is_missing(servers, tmp_path):
 
     checked = check(*config, *addresses)
     assert checked.code == 1
-    for n in range(4):
-        assert fair in checked.of(f"queue checked.fair.{n}").text
+    told = checked.of("queue checked.fair.0 to checked.fair.3").text
+    assert told.startswith("there are no such queues; ")
+    assert "start a worker: celery -A APP worker -Q checked (" in told and fair in told
+    assert len(checked.lines) < 10
 
     with ThreadPoolExecutor(2) as threads:
         starting = threads.submit(
@@ -296,8 +297,15 @@ def test_check_names_the_worker_that_is_missing(servers, tmp_path):
         worker = starting.result()
     checked = check(*config, *addresses)
     assert checked.code == 0, checked
-    for server in (worker, gateway):
-        server.stop()
+    told = checked.of("queue checked.fair.0 to checked.fair.3")
+    assert (told.status, told.text) == ("ok", "4 consumers, 0 messages waiting")
+    worker.stop()
+    # The queues are there, and nobody consumes them.
+    checked = check(*config, *addresses)
+    told = checked.of("queue checked.fair.0 to checked.fair.3").text
+    assert told.startswith("no worker consumes them; ") and fair in told
+    assert "no worker that answers" in checked.of("task").text
+    gateway.stop()
 
 
 def config_text(directory) -> str:

@@ -22,79 +22,59 @@ from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import eventually, until
 
-CONFIG = (
-    URLS
-    + """
-journal = 100
-
-[[routes]]
-path = "/order"
-task = "parts.own"
-kwargs = { key = "json:/id", fails = { from = "json:/fails", default = 0 } }
-idempotency = "json:/id"
-
+BILL = """
 [[routes.also]]
-task = "parts.bill"
+task = "order.bill"
 queue = "bills"
 args = ["json:/id"]
-
+"""
+MAIL = """
 [[routes.also]]
-task = "parts.mail"
+task = "order.mail"
 queue = "mails"
 args = ["json:/id", { from = "json:/mail", default = "" }]
-
-[[routes]]
-path = "/refused"
-task = "parts.own"
-args = ["json:/id"]
-idempotency = "json:/id"
-
+"""
+#: Its queue is missing, and its address is needed.
+REFUSED = """
 [[routes.also]]
-task = "parts.bill"
-queue = "bills"
-args = ["json:/id"]
-
-[[routes.also]]
-task = "parts.mail"
+task = "order.mail"
 queue = "nobody-made-it"
 declare = false
 args = ["json:/id", "json:/mail"]
-
-[[routes]]
-path = "/nameless"
-task = "parts.own"
-args = ["json:/id"]
-answer = "accept"
-
-[[routes.also]]
-task = "parts.bill"
-args = ["json:/id"]
-
-[[routes]]
-path = "/sourced"
-source = "lab"
-task = "parts.own"
-args = ["json:/id"]
-answer = "accept"
-task_id = "identity"
-
+"""
+SOURCES = """
 [sources.lab]
 scheme = "gitlab"
 secrets = "of these tests only"
-
-[[routes]]
-path = "/once"
-task = "parts.own"
-kwargs = { key = "json:/id", fails = { from = "json:/fails", default = 0 } }
-answer = "accept"
-idempotency = "json:/id"
-task_id = "identity"
 """
+
+
+def route(path: str, settings: str, *further: str) -> str:
+    """Return a route that calls `order.own`, with more `settings` and `further` tasks."""
+    return f"""
+[[routes]]
+path = "{path}"
+task = "order.own"
+kwargs = {{ key = "json:/id", fails = {{ from = "json:/fails", default = 0 }} }}
+{settings}
+{"".join(further)}"""
+
+
+KEYED, ACCEPT = 'idempotency = "json:/id"\n', 'answer = "accept"\n'
+ONCE = ACCEPT + 'task_id = "identity"\n'
+CONFIG = (
+    f"{URLS}\njournal = 100\n"
+    + route("/order", KEYED, BILL, MAIL)
+    + route("/refused", KEYED, BILL, REFUSED)
+    + route("/nameless", ACCEPT, BILL)
+    + route("/sourced", ONCE + 'source = "lab"')
+    + route("/once", ONCE + KEYED)
+    + SOURCES
 )
 REVOKING = """
 [[routes]]
 path = "/wanted"
-task = "parts.holds"
+task = "order.hold"
 args = ["json:/id"]
 queue = "one"
 deadline = 60
@@ -105,7 +85,7 @@ QUEUES = ["celery", "bills", "mails"]
 
 @pytest.fixture(scope="module")
 def servers(stack: Stack, own_rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Servers]:
-    app = "tests.integration.parts_tasks"
+    app = "tests.integration.order_tasks"
     servers = Servers(stack, own_rabbitmq, redis_server, QUEUES, concurrency=1, app=app)
     yield servers
     servers.stop()
@@ -134,7 +114,7 @@ def ran(servers: Servers, key: str) -> dict[str, list[str]]:
     """Return the ids of the tasks that have run for a delivery, by name."""
     found: dict[str, list[str]] = {}
     with redis.Redis.from_url(servers.results.url) as client:
-        for line in client.lrange(f"parts:{key}", 0, -1):
+        for line in client.lrange(f"ran:{key}", 0, -1):
             name, task_id = line.decode().split()
             found.setdefault(name, []).append(task_id)
     return found
@@ -144,7 +124,7 @@ def until_ran(servers: Servers, key: str, **times: int) -> dict[str, list[str]]:
     """Wait until the tasks have run so many times, and return their ids."""
 
     def counts() -> dict[str, int]:
-        return {name.removeprefix("parts."): len(ids) for name, ids in ran(servers, key).items()}
+        return {name.removeprefix("order."): len(ids) for name, ids in ran(servers, key).items()}
 
     until(lambda: counts() == times)
     return ran(servers, key)
@@ -157,7 +137,7 @@ def test_a_delivery_starts_several_tasks_and_its_own_one_answers(gateway, server
     ids = until_ran(servers, key, own=1, bill=1, mail=1)
     assert len({task_id for some in ids.values() for task_id in some}) == 3
     with redis.Redis.from_url(servers.results.url) as client:
-        assert not client.exists(f"celery-task-meta-{ids['parts.bill'][0]}")
+        assert not client.exists(f"celery-task-meta-{ids['order.bill'][0]}")
 
 
 def test_the_next_try_publishes_only_what_is_missing(gateway, servers, key):
@@ -178,7 +158,7 @@ def test_the_next_try_publishes_only_what_is_missing(gateway, servers, key):
 
     assert [a.status for a in taken] == [200, 200]
     until_ran(servers, key, own=1, bill=1)
-    assert waiting[0].headers["task"] == "parts.mail"
+    assert waiting[0].headers["task"] == "order.mail"
     assert waiting[1] is None
 
 
@@ -202,7 +182,7 @@ def test_deliveries_without_an_identity_start_all_tasks(gateway, servers, key):
 
     assert [a.status for a in answers] == [202, 202]
     ids = until_ran(servers, key, own=2, bill=2)
-    assert len(set(ids["parts.bill"])) == 2
+    assert len(set(ids["order.bill"])) == 2
 
 
 def test_a_task_whose_id_comes_from_the_delivery_runs_once(gateway, servers, key):
@@ -213,9 +193,9 @@ def test_a_task_whose_id_comes_from_the_delivery_runs_once(gateway, servers, key
 
     ids = until_ran(servers, key, own=1)
     assert [a.status for a in (*taken, failing, *later)] == [202] * 5
-    assert {json.loads(a.body)["task_id"] for a in taken} == set(ids["parts.own"])
+    assert {json.loads(a.body)["task_id"] for a in taken} == set(ids["order.own"])
     assert len({json.loads(a.body)["task_id"] for a in (failing, *later)}) == 1
-    assert len(ran(servers, f"{key}-fails")["parts.own"]) == 1
+    assert len(ran(servers, f"{key}-fails")["order.own"]) == 1
 
 
 def test_deliveries_that_lack_an_identity_are_different_tasks(gateway, servers, key):
@@ -224,7 +204,7 @@ def test_deliveries_that_lack_an_identity_are_different_tasks(gateway, servers, 
         run(send(gateway, "/sourced", json.dumps({"id": f"{key}-{n}"}), secret)) for n in range(2)
     ]
 
-    ids = [until_ran(servers, f"{key}-{n}", own=1)["parts.own"] for n in range(2)]
+    ids = [until_ran(servers, f"{key}-{n}", own=1)["order.own"] for n in range(2)]
     assert [a.status for a in sent] == [202] * 2
     assert [[json.loads(a.body)["task_id"]] for a in sent] == ids
     assert ids[0] != ids[1]
@@ -304,11 +284,7 @@ def test_revoking_before_any_worker_has_been_there_harms_nobody(stack, redis_ser
 
 def test_a_further_task_that_was_changed_between_two_tries_is_published(servers, key):
     """One at the same place, with the same name, is not taken for the one that has run."""
-    changed = CONFIG.replace('path = "/refused"', 'path = "/unused"').replace(
-        'path = "/order"', 'path = "/refused"'
-    )
-    bill = 'task = "parts.bill"\nqueue = "bills"\nargs = ["json:/id"]'
-    changed = changed.replace(bill, bill.replace("/id", "/more"), 1)
+    changed = URLS + route("/refused", KEYED, BILL.replace("/id", "/more"), MAIL)
     old, new = (servers.gateway("pika", config) for config in (CONFIG, changed))
     body = {"id": key, "more": f"{key}-more", "mail": ""}
 
@@ -322,8 +298,7 @@ def test_a_further_task_that_was_changed_between_two_tries_is_published(servers,
 
 
 def test_a_caller_who_goes_before_the_own_task_is_published_has_none(servers, key):
-    also = '[[routes.also]]\ntask = "parts.bill"\nargs = ["json:/id"]\n'
-    gateway = servers.gateway("pika", REVOKING + also)
+    gateway = servers.gateway("pika", REVOKING + BILL)
     body = json.dumps({"id": key}).encode()
 
     async def story() -> None:
@@ -361,6 +336,33 @@ def test_without_redis_further_tasks_are_refused_or_published_without_a_record(s
     until_ran(servers, key, own=1, bill=1, mail=1)
 
 
+def test_redis_that_fails_after_the_claim_is_no_redis_either(stack, servers, key):
+    """It fails when it is asked which further tasks earlier tries have published."""
+    state = stack.redis()
+    config = f'state_url = "{state.url}"\n{CONFIG}'
+    refusing = servers.gateway("pika", config)
+    relaying = servers.gateway("pika", f'without_state = "relay"\n{config}')
+    with redis.Redis.from_url(state.url) as client:
+        client.execute_command("ACL", "SETUSER", "default", "-smembers")
+        refused = post(refusing, "/order", id=f"{key}-refused")
+        relayed = post(relaying, "/order", id=key)
+        client.execute_command("ACL", "SETUSER", "default", "+smembers")
+    later = [post(relaying, "/order", id=key), post(refusing, "/order", id=f"{key}-refused")]
+
+    refusing.stop()
+    relaying.stop()
+    state.stop()
+    # The claim was released, and nothing published: the next try does all.
+    assert (refused.status, refused.type) == (503, "state-unavailable")
+    until_ran(servers, f"{key}-refused", own=1, bill=1, mail=1)
+    # All was published, and the claim, which is held, gives the later try the same answer.
+    assert (relayed.status, relayed.body) == (200, key.encode())
+    until_ran(servers, key, own=1, bill=1, mail=1)
+    assert [(a.status, a.body) for a in later] == [
+        (200, key.encode()), (200, f"{key}-refused".encode()),
+    ]  # fmt: skip
+
+
 def test_nothing_is_lost_when_the_broker_is_killed_in_the_middle(servers, key):
     """`BROKER_KILLS` is the number of times; each time it is killed under a few deliveries."""
     gateway = servers.gateway("pika", CONFIG)
@@ -391,7 +393,7 @@ def test_nothing_is_lost_when_the_broker_is_killed_in_the_middle(servers, key):
             for name in run(story(number)):
                 until(lambda name=name: len(ran(servers, name)) == 3)
                 # What was published again has its first id, by which a task can recognize it.
-                for part in ("parts.bill", "parts.mail"):
-                    assert len(set(ran(servers, name)[part])) == 1
+                for task in ("order.bill", "order.mail"):
+                    assert len(set(ran(servers, name)[task])) == 1
     finally:
         gateway.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import json
 import os
 import re
@@ -11,19 +10,16 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from email.message import Message
 from functools import partial
 from html import unescape
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count, takewhile
 from pathlib import Path
-from threading import Lock, Thread
-from time import monotonic
+from threading import Event
+from types import SimpleNamespace
 from typing import Any, Self
 from xml.etree import ElementTree
 
@@ -31,19 +27,34 @@ import pytest
 from kombu import Connection
 
 from gateway.stack.programs import find, find_rabbitmq
-from loadtest import amqp, cli, client, crowd, figures, load, openloop, page, picture, wrk
+from loadtest import amqp, cli, client, crowd, load, openloop, over_time, page, picture, wrk
 from loadtest.amqp import Requester
 from loadtest.bench import Bench, Front
 from loadtest.driver import tasks
-from loadtest.envelope import GITHUB, SECRET
-from loadtest.experiments import EXPERIMENTS, capacity, consumers, growth, pools, soak
+from loadtest.experiments import (
+    EXPERIMENTS,
+    capacity,
+    cost,
+    growth,
+    paths,
+    pools,
+    replies,
+    soak,
+    worker_pools,
+)
 from loadtest.experiments.strategies import conclude
+from loadtest.experiments.transports import CASES
+from loadtest.lab.consumers import bindings, broker_memory, drivers
+from loadtest.lab.consumers.consumer import Consumer, ConsumerError, Messages
+from loadtest.lab.pools import starts
 from loadtest.load import see_that_schedules_were_kept
 from loadtest.plot import Plot
 from loadtest.progress import Progress
 from loadtest.report import Report
 from loadtest.summary import summarize
 from loadtest.targets import Target, ratios
+from tests.integration.faulty_server import server
+from tests.support.rows import row
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import until
 
@@ -51,15 +62,17 @@ RUN = Path(__file__).parents[2] / "loadtest" / "run.sh"
 #: What would make a page ask for something more.
 ELSEWHERE = r"https?:|src=|href=|url\(|<script"
 PROCESSES = {"gateway", "worker", "broker", "redis", "nginx"}
-SHORT = ["--connections", "8", "--threads", "2", "--duration", "1"]
+# Other tests run at the same time.
+SHORT = ["--connections", "8", "--threads", "2", "--duration", "1", "--others", "100"]
 
 # What each experiment measures, shortly: its options, its strategies and how many bounds it judges.
-HERE = "--repeats 1 --duration 1 --threads 2 --checked 20 --strategies"
+HERE = "--repeats 1 --duration 1 --threads 2 --checked 20 --others 100 --strategies"
 BRIEFLY = {
+    "paths": (f"{HERE} redis --connections 8", "redis", 0),
     "cost": (
         f"{HERE} pika --connections 8 --requests 100",
         "pika tornado tornado-below reply store ignore_result",
-        2,
+        3,
     ),
     "peers": (f"{HERE} pika --connections 8", "pika flower fastapi amqp", 2),
     "slow": (f"{HERE} redis,blocking --connections 4", "redis blocking", 2),
@@ -69,20 +82,39 @@ BRIEFLY = {
         2,
     ),
     "alone": (f"{HERE} pika --requests 30", "pika amqp,_pika amqp,_frames", 1),
-    "openloop": (f"{HERE} redis --connections 8", "redis", 0),
+    "openloop": (f"{HERE} redis --connections 8", "redis tornado", 1),
     "growth": (f"{HERE} pika,threadpool", "pika threadpool", 2),
     "soak": (f"{HERE} redis --connections 8", "redis", 7),
     "capacity": (f"{HERE} pika", "pika", 15),
     "fair": (f"{HERE} redis --requests 100 --task sleep:0.02", "redis", 2),
-    "pools": (f"{HERE} redis --connections 8", "redis", 0),
-    "consumers": (f"{HERE} pika --connections 8", "direct_reply-to reply_queue", 0),
-    "transports": (f"{HERE} pika --connections 8", "pika", 0),
-    "loops": (f"{HERE} pika --connections 8", "pika", 0),
+    "separate": (f"{HERE} redis --task sleep:0.02", "redis", 1),
+    "worker-pools": (f"{HERE} redis --connections 8", "redis", 0),
+    "replies": (f"{HERE} pika --connections 8", "direct_reply-to reply_queue", 0),
+    "fronts": (f"{HERE} pika --connections 8", "pika", 0),
+    "consumers": (
+        "--repeats 1 --connections 2 --prefetch 1,8 --requests 1000 --others 100",
+        "pika py-amqp aio-pika frames",
+        0,
+    ),
+    "transports": (
+        "--repeats 1 --requests 2000 --others 100",
+        " ".join({case.transport.replace(" ", "_") for case in CASES}),
+        0,
+    ),
+    "loops": (
+        f"{HERE} pika --connections 8 --requests 20",
+        "one_thread 8_processes 100_threads aiohttp echo,_sockets echo,_streams echo,_protocols "
+        "gateway,_pika",
+        0,
+    ),
+    "pools": ("--connections 2 --requests 3 --task sleep:0.1 --others 100", "gevent", 0),
 }
 
 PLOTS = {
     "growth": {"rate", "time"},
     "soak": set(soak.WATCHED),
+    "consumers": {"connections", "prefetch-2", "cpu-2"},
+    "pools": {"memory-gevent", "cpu-gevent"},
 }
 
 # The app server that rests before each task: wrk sends as fast as it is answered, and more of the
@@ -161,9 +193,10 @@ def test_clean_run_is_reported_in_full(programs: None, tmp_path: Path):
     report = json.loads((tmp_path / "report.json").read_text())
     check_report(report)
     html = (tmp_path / "report.html").read_text()
-    assert html.count("<svg") == 4
-    assert report["conclusion"] in unescape(html)
+    assert html.count("<svg") == 4 + len(over_time.WATCHED)
+    assert report["advice"] in unescape(html)
     assert not re.search(ELSEWHERE, html)
+    assert done.stdout.splitlines()[-1] == f"report: {tmp_path / 'report.html'}"
 
 
 def check_report(report: dict) -> None:
@@ -175,12 +208,15 @@ def check_report(report: dict) -> None:
     assert report["options"]["task"] == "appserver.tasks.echo"
     assert report["machine"].keys() == {"cores", "cpu", "memory_mb", "kernel"}
     assert report["problems"] == []
-    order = [(row["repeat"], row["strategy"]) for row in report["rows"]]
-    assert order == [(1, "redis"), (1, "ioloop")]
+    order = [(row["repeat"], row["strategy"], row["answer"]) for row in report["rows"]]
+    assert order == [(1, name, how) for name in ("redis", "ioloop") for how in ("wait", "accept")]
     assert [check["requests"] for check in report["checks"]] == [200] * 2
-    for row in report["rows"]:
-        assert row["connections"] == 8
-        check_row(row)
+    for each in report["rows"]:
+        assert each["connections"] == 8
+        check_row(each)
+    watched = report["rows"][0]["over_time"]
+    assert len(watched["seconds"]) == len(watched["connections"]["broker"]) > 1
+    assert max(watched["cpu_percent"]["gateway"]) > 0
 
 
 def check_row(row: dict) -> None:
@@ -249,26 +285,20 @@ def test_faulty_task_fails_the_run(
     options = ["--strategies", "redis", "--repeats", "1", "--checked", "200"]
 
     # when it is loaded,
-    code = main([*options, *SHORT, "--json", f"{tmp_path}/report.json"])
+    files = ["--json", f"{tmp_path}/report.json", "--html", f"{tmp_path}/report.html"]
+    code = main([*options, *SHORT, *files])
 
     # then the exit code, the figures and the text say so.
     assert code == 1
     report = json.loads((tmp_path / "report.json").read_text())
-    (row,), (check,) = report["rows"], report["checks"]
+    (row, accepted), (check,) = report["rows"], report["checks"]
+    assert accepted["errors"] == accepted["wrong_answers"] == 0  # all of them have run
     assert row["wrong_answers"] > 0 and row["errors_by_kind"]["status"] > 0
     assert (check["wrong_answers"], check["not_2xx"], check["missing"]) == (10, 10, 0)
     said = capsys.readouterr().err
     assert re.search(r"redis, repeat 1, 8 connections: .*\d+ wrong answers", said)
-    assert "nothing to recommend" in report["conclusion"]
-
-
-def test_the_document_shows_the_committed_reports():
-    document = figures.DOCUMENT.read_text("utf-8")
-    assert figures.fill(document) == document
-    shown = set(re.findall(r"<!-- (\w+) targets -->", document))
-    assert shown == {
-        "cost", "peers", "slow", "waiting", "alone", "growth", "openloop", "soak",
-    }  # fmt: skip
+    assert "nothing to recommend" in report["advice"]
+    assert "A failed run:" in (tmp_path / "report.html").read_text()
 
 
 def test_every_experiment_is_tested():
@@ -285,12 +315,29 @@ def test_experiment_measures_judges_and_shows(
     monkeypatch.setattr(amqp, "WARM_UP", 50)
     for figure, short in (("RATES", (50, 100)), ("CONTRAST", (50,)), ("TIMES", (0.01, 0.1))):
         monkeypatch.setattr(growth, figure, short)
-    monkeypatch.setattr(consumers, "WORKERS", (2,))
+    monkeypatch.setattr(cost, "RATES", (50,))
+    monkeypatch.setattr(replies, "WORKERS", (2,))
+    # The others differ from these by the address alone, or by what is pickled.
+    cases = [
+        case
+        for case in CASES
+        if case.form == "bytes" or (case.pickles and "tcp" not in case.transport)
+    ]
+    monkeypatch.setattr("loadtest.experiments.transports.CASES", cases)
     monkeypatch.setattr(growth, "CONNECTIONS", openloop.OPEN)
     monkeypatch.setattr(growth, "TIMED_RATE", 50)
+    monkeypatch.setattr(paths, "PROCESSES", (1,))
     monkeypatch.setattr(soak, "SAMPLES", 2)
     monkeypatch.setattr(soak, "CONNECTIONS", openloop.OPEN)
-    monkeypatch.setattr(pools, "POOLS", {"solo": 1, "threads": 2})
+    monkeypatch.setattr(worker_pools, "POOLS", {"solo": 1, "threads": 2})
+    monkeypatch.setattr(broker_memory, "KINDS", {"exchange": 1.0})
+    monkeypatch.setattr(bindings, "BINDS", 10)
+    monkeypatch.setattr(drivers, "C_LIBRARY", tmp_path)
+    monkeypatch.setattr(pools, "POOLS", ("gevent",))
+    monkeypatch.setattr(starts, "BEATS", starts.BEATS[:1])
+    monkeypatch.setattr(starts, "BLOCKING", ())
+    monkeypatch.setattr(starts, "SCRIPTS", starts.SCRIPTS[1:2])
+    monkeypatch.setattr(starts, "LONG", 0.1)
     # A busy machine may keep no schedule; what is told of that has a test of its own.
     monkeypatch.setattr(load, "KEPT", 0.0)
     # So short a run says nothing of the model; it shows that everything is measured and compared.
@@ -306,9 +353,9 @@ def test_experiment_measures_judges_and_shows(
     assert cli.publish(report, options) == 0
     found = json.loads((tmp_path / "report.json").read_text())
     assert {row["strategy"].replace(" ", "_") for row in found["rows"]} == set(strategies.split())
-    for row in found["rows"]:
-        assert row["requests"] > 0
-        assert row["errors"] == row["wrong_answers"] == 0
+    for each in found["rows"]:
+        assert each["requests"] > 0
+        assert each["errors"] == each["wrong_answers"] == 0
     # A worker that waits may need less than the clock can tell.
     assert any(any(row["cpu_us_per_request"].values()) for row in found["rows"])
     assert all(check["requests"] for check in found["checks"])
@@ -321,63 +368,78 @@ def test_experiment_measures_judges_and_shows(
     assert plots == {f"{name}-{plot}.svg" for plot in PLOTS.get(name, ())}
 
 
-@contextmanager
-def server(fault: str, seen: list[tuple[Message, bytes]] | None = None) -> Iterator[str]:
-    """Answer POSTs with their bodies, but every 50th as `fault` says; give the URL.
+def test_a_message_that_a_consumer_gets_twice_fails_the_run(
+    main: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    # Given a queue with a message that is there twice,
+    fill = Messages.fill
+    monkeypatch.setattr(Messages, "fill", lambda self: fill(self, [5, *range(self.number)]))
+    monkeypatch.setattr(drivers, "DRIVERS", {"py-amqp": drivers.DRIVERS["py-amqp"]})
+    monkeypatch.setattr(broker_memory, "KINDS", {"exchange": 1.0})
 
-    What comes is put into `seen`: headers and body.
-    """
-    requests, bodies = count(1), [b""]
-    going_on = Lock()
+    # when it is consumed,
+    options = "consumers --repeats 1 --connections 2 --prefetch 8 --requests 100 --others 100"
+    code = main([*options.split(), "--json", f"{tmp_path}/report.json"])
 
-    class Echo(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        wbufsize = -1
-        disable_nagle_algorithm = True
-
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            bodies.append(body)
-            if seen is not None:
-                seen.append((self.headers, body))
-            status, faulty = 200, next(requests) % 50 == 0
-            if fault == "pause":
-                with going_on:
-                    time.sleep(PAUSE if faulty else 0)
-            if faulty and fault == "close":
-                self.close_connection = True
-                return
-            if faulty and fault == "status":
-                status = 503
-            if faulty and fault == "redirect":
-                status = 302
-            if faulty and fault == "other":
-                body = bodies[-40]
-            if faulty and fault == "twice":
-                body += body
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    class Server(ThreadingHTTPServer):
-        # Room for all who connect at once: the kernel drops whom there is none for, for a second.
-        request_queue_size = 128
-
-    with Server(("127.0.0.1", 0), Echo) as http:
-        thread = Thread(target=http.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{http.server_port}/"
-        finally:
-            http.shutdown()
-            thread.join()
+    # then the exit code, the figures and the text say so, and nothing is advised.
+    assert code == 1
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [row["wrong_answers"] for row in report["rows"]] == [1]
+    assert report["advice"].startswith("Nothing is advised")
+    assert "2 connections, prefetch 8: 1 wrong answers" in capsys.readouterr().err
 
 
-PAUSE = 0.5  # seconds
+def test_each_driver_consumes_all_and_counts_what_comes_twice(servers: Stack):
+    url = Bench(servers).broker.url
+    with Messages(url, 200) as messages:
+        for driver in ("pika", "py-amqp", "aio-pika", "frames"):
+            with Consumer(url, driver, 8, 4, messages=200, limit=60) as consumer:
+                messages.fill([5, *range(200)])
+                consumer.wait_ready()
+                found = consumer.run()
+                consumer.end()
+            assert (found["requests"], found["errors"]["missing"]) == (200, 0), driver
+            assert found["wrong_answers"] == 1, driver
+            # Four connections have 24 messages, of which one has the second one, and four have 26.
+            assert consumer.figures["acks"] == 3 * 6 + 7 + 4 * 7, driver
+            assert messages.purge() == 0, driver
+
+
+def test_a_consumer_gives_up_what_never_comes(servers: Stack):
+    # Given 199 of 200 messages,
+    url = Bench(servers).broker.url
+    with (
+        Messages(url, 200) as messages,
+        Consumer(url, "pika", 2, 150, messages=200, limit=2) as consumer,
+    ):
+        messages.fill(range(199))
+        consumer.wait_ready()
+
+        # when its time is over,
+        found = consumer.run()
+        consumer.end()
+
+        # then it tells what is missing, and its other connection's messages are not lost.
+        assert found["errors"]["missing"] >= 1
+        assert found["requests"] + found["errors"]["missing"] == 200
+        assert messages.purge() >= 99
+
+
+def test_a_consumer_that_cannot_connect_says_why():
+    with (
+        Consumer("amqp://guest:guest@127.0.0.1:1//", "py-amqp", 1, 1, 100, 5) as consumer,
+        pytest.raises(ConsumerError, match="ConnectionRefusedError: .*refused"),
+    ):
+        consumer.wait_ready()
+
+
+@pytest.mark.parametrize("options", ["--connections 101", "--requests 99"])
+def test_consumers_need_a_queue_for_each_connection(main: Callable, options: str, capsys: Any):
+    assert main(["consumers", *options.split()]) == 1
+    said = "loadtest: there are 100 queues: choose at most 100 --connections, and at least 100"
+    assert said in capsys.readouterr().err
+
+
 FAULTS = {
     "none": (set(), set()),
     "other": ({"wrong_answers"}, {"wrong_answers"}),
@@ -389,8 +451,8 @@ FAULTS = {
 
 
 def scheduled_load(url: str, rate: float, seconds: float, timeout: float) -> dict:
-    with openloop.schedule(url, rate, seconds) as send:
-        return send(timeout)
+    with openloop.schedule(url, rate, seconds) as generator:
+        return generator.send(timeout)
 
 
 @pytest.fixture(scope="module")
@@ -429,56 +491,6 @@ def test_clients_give_up_what_is_never_answered():
     assert checked == {"requests": 5, "wrong_answers": 0, "not_2xx": 0, "missing": 5}
     assert (asked["requests"], asked["errors"]["missing"]) == (0, 1)
     assert (scheduled["requests"], scheduled["errors"]["missing"]) == (0, 5)
-
-
-def test_signed_deliveries_are_signed_and_one_of_25_is_a_later_try():
-    # Given a server that keeps what comes, and some more requests than lie between two tries,
-    seen: list[tuple[Message, bytes]] = []
-    with (
-        server("none", seen) as url,
-        openloop.schedule(url, rate=550, seconds=2, envelope=GITHUB) as send,
-    ):
-        found = send(10)
-
-    # when they are answered,
-    assert found["requests"] == len(seen) == 1100
-    assert not any(found["errors"].values())
-
-    # then each is signed as GitHub would, and each identity stands for one body.
-    bodies: dict[str, set[bytes]] = {}
-    for headers, body in seen:
-        signature = hmac.digest(SECRET, body, "sha256").hex()
-        assert headers["X-Hub-Signature-256"] == f"sha256={signature}"
-        bodies.setdefault(headers["X-GitHub-Delivery"], set()).add(body)
-    assert {len(each) for each in bodies.values()} == {1}
-    assert len(seen) - len(bodies) == 1100 // 50 + 2
-
-
-def test_open_loop_counts_what_was_due_while_the_server_stood_still():
-    with server("pause") as url:
-        found = scheduled_load(url, rate=100, seconds=1, timeout=10)
-    # Two pauses, in which a hundred requests became due; a closed loop would have seen two.
-    assert found["errors"] == dict.fromkeys(found["errors"], 0)
-    assert found["requests"] == 100
-    assert found["latency_ms"]["p90"] > PAUSE * 1e3 / 2
-    assert found["schedule"]["sent"] > 90
-
-
-def test_a_rate_is_kept_by_as_many_requests_as_are_nearest_to_it():
-    with server("none") as url:
-        found = scheduled_load(url, rate=1.4, seconds=1, timeout=10)
-    assert found["requests"] == 1
-    assert found["schedule"]["sent"] == found["schedule"]["rate"] == 1.4
-
-
-def test_open_loop_tells_when_its_marks_are_reached():
-    reached: list[tuple[float, float]] = []
-    # The last one after the last answer.
-    marks = [(at, lambda at=at: reached.append((at, monotonic()))) for at in (0.1, 0.7)]
-    with server("pause") as url, openloop.schedule(url, 100, 0.5, marks=marks) as send:
-        began = monotonic()
-        assert send(10)["requests"] == 50
-    assert [at for at, when in reached if when - began >= at] == [0.1, 0.7]
 
 
 def test_clients_without_http_find_wrong_and_missing_results(servers: Stack, tmp_path: Path):
@@ -552,6 +564,32 @@ def test_a_soak_tells_what_grows_from_what_has_settled():
     assert found[3] > soak.FLAT
 
 
+def test_of_what_was_never_there_a_soak_says_nothing():
+    samples = [{"seconds": s, **dict.fromkeys(soak.WATCHED, 3), "channels": 0} for s in range(9)]
+    level = dict.fromkeys(soak.WATCHED.keys() - {"channels"}, 1.0)
+    assert soak.growths(samples, 0) == level
+    assert soak.growths(samples[:1], 180) == level  # no other sample was taken in time
+
+
+def test_a_soak_takes_no_sample_of_what_is_being_stopped():
+    # Given a load that ends while the second sample is taken,
+    ended, taken = Event(), count(1)
+
+    def holdings(front: Front) -> dict[str, int]:
+        number = next(taken)
+        if number == 2:
+            ended.set()
+        return {"descriptors": number}
+
+    # when samples are taken all the time,
+    bench: Any = SimpleNamespace(holdings=holdings)
+    samples = soak._sample(bench, Front(""), 0.0, ended)
+
+    # then the one that overlaps the end is left out, and there is no further one.
+    assert [sample["descriptors"] for sample in samples] == [1]
+    assert next(taken) == 3
+
+
 CASE = "64 connections"
 
 
@@ -574,7 +612,11 @@ def test_ratios_are_of_rows_of_the_same_repeat():
 @pytest.fixture
 def report() -> Report:
     """A report of two strategies, with a text that HTML would take for more than text."""
-    rows = [{**row(name, rps), "repeat": n} for n in (1, 2) for name, rps in (("a", 9), ("<b>", 3))]
+    rows = [
+        row(name, rps, repeat=n, latency_ms={"p99": 5.0})
+        for n in (1, 2)
+        for name, rps in (("a", 9), ("<b>", 3))
+    ]
     machine = {"cores": 2, "cpu": "R&D", "memory_mb": 2048, "kernel": "Linux"}
     found = Report("mine", rows=rows, machine=machine, options={"repeats": 2, "duration": 1})
     found.judge(Target("a / <b>", ratios(rows, ("rps",), ("a", CASE), ("<b>", CASE)), at_least=2))
@@ -620,17 +662,9 @@ def test_progress_and_figures_are_plain_lines_where_there_is_no_terminal(
     first, second, blank, head, _, *lines = capsys.readouterr().out.splitlines()
     assert first == "0:00:00  [a], repeat 1 of 2: starting (about 0:01:30 left)"
     assert (second, blank) == ("         9 req/s", "")
-    assert re.match("strategy  case +req/s ", head)
-    assert re.match(rf"a +{CASE} +9.0 \(9.0-9.0\) ", lines[0])
+    assert re.match("strategy  case +errors  wrong +req/s ", head)
+    assert re.match(rf"a +{CASE} +0 +0 +9.0 \(9.0-9.0\) ", lines[0])
     assert lines[-1] == "Reached: a / <b> 3.00."
-
-
-def row(strategy: str, rps: float, errors: int = 0) -> dict:
-    return {
-        "strategy": strategy, "connections": 64, "requests": 1000, "rps": rps, "errors": errors,
-        "wrong_answers": 0, "latency_ms": {"p99": 5.0}, "cpu_us_per_request": {"gateway": 100.0},
-        "errors_by_kind": {},
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -649,13 +683,32 @@ def test_conclusion_follows_from_the_numbers(rows: list[dict], faulty: set, begi
     assert f"Use {'redis' if 'Use pika' not in begin else 'pika'}: " in conclusion
 
 
+def test_the_advice_says_what_to_use_for_each_task_and_when_to_accept():
+    slow = {"case": "50 ms, 64 connections", "answer": "wait"}
+    fast = {"case": "echo, 64 connections", "answer": "wait"}
+    rows = [
+        row("pika", 900, **fast),
+        row("redis", 500, **fast),
+        row("pika", 300, **slow),
+        row("redis", 310, **slow),
+        row("redis", 290, **slow),
+        row("redis", 750, case="accept, 64 connections", answer="accept"),
+    ]
+    advice = conclude(summarize(rows))
+    assert advice.startswith("Use pika: at echo, 64 connections it answers 900 requests/s")
+    assert "Use redis: at 50 ms, 64 connections it answers 300 requests/s" in advice
+    assert "redis takes 750 requests/s so, 1.5 times what it answers with the result" in advice
+
+
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["dance"], r"loadtest: no experiment 'dance'; there is: strategies, cost, .*\n"),
+        (["dance"], r"loadtest: no experiment 'dance'; there is: strategies, paths, cost, .*\n"),
         (["--strategies", "carrier-pigeon"], r"(?s).*no strategy 'carrier-pigeon'; there are .*"),
         (["--connections", "0"], r"(?s).*'0' is no whole number from 1 to .*"),
         (["--task", "dance"], r"(?s).*'dance' is neither echo nor sleep:SECONDS.*"),
+        (["--others", "many"], r"(?s).*'many' is no number from 0 to 100.*"),
+        (["waiting", "--task", "echo,sleep:1"], r"loadtest: --task: only strategies takes .*\n"),
         (["--json", "nowhere/report.json"], r"(?s).*'nowhere/report.json' cannot be written.*"),
         (["--plots", "nowhere"], r"(?s).*'nowhere' is no directory.*"),
     ],
@@ -669,7 +722,7 @@ def test_mistakes_in_options_are_told_at_once(tmp_path: Path, args: list[str], s
 def test_missing_wrk_is_told_in_one_line(tmp_path: Path):
     for program in ("env", "bash", "dirname", "readlink"):
         (tmp_path / program).symlink_to(shutil.which(program))
-    done = run(cwd=tmp_path, PATH=str(tmp_path))
+    done = run("--html", "report.html", cwd=tmp_path, PATH=str(tmp_path))
     assert (done.returncode, done.stderr) == (1, "loadtest: wrk is missing: install wrk\n")
 
 

@@ -7,6 +7,7 @@ import re
 import shlex
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -84,6 +85,33 @@ def test_a_gateway_that_is_gone_costs_no_request(nginx, gateways):
         assert {a.code for a in answers} == {200}
     finally:
         gateways[0].restart()
+
+
+def test_two_gateways_that_are_restarted_in_turn_cost_no_request(stack, start, gateways):
+    two = gateways[:2]
+    ports = [int(gateway.url.rpartition(":")[2]) for gateway in two]
+    nginx = start(lambda: stack.nginx(ports))
+    restarted = threading.Event()
+
+    def send() -> list[tuple[int, bool]]:
+        seen = []
+        while not restarted.is_set() or len(seen) < 20:
+            body = b"%d" % len(seen)
+            answer = post(f"{nginx.url}/", body)
+            seen.append((answer.code, answer.body == body))
+        return seen
+
+    with ThreadPoolExecutor(4) as threads:
+        sending = [threads.submit(send) for _ in range(4)]
+        try:
+            for gateway in two:
+                gateway.stop(timeout=40)  # SIGTERM, and then as long as systemd waits
+                gateway.restart()  # returns when it is ready
+        finally:
+            restarted.set()
+        answers = [answer for each in sending for answer in each.result()]
+    nginx.stop()
+    assert set(answers) == {(200, True)}
 
 
 def test_errors_come_through_as_the_gateway_gave_them(nginx):

@@ -268,6 +268,7 @@ def test_a_result_that_nobody_wants_is_not_stored(gateway, servers):
 
         assert run(ended())
         assert answer.status == 202
+        assert "location" not in answer.headers
         assert not client.keys(f"*{task_id}*")
 
 

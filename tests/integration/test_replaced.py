@@ -10,7 +10,7 @@ from gateway.config.strategies import STRATEGIES
 from tests.support.requests import post_each
 from tests.support.stack import RabbitMQ, Server, Stack
 
-TASKS = ("by_task", "by_chain", "by_group", "odd")
+TASKS = ("by_task", "by_chain", "by_group", "by_chord", "odd")
 ROUTES = "".join(
     f'[[routes]]\npath = "/{name}"\ntask = "replacing.{name}"\ndeadline = 10\n' for name in TASKS
 )
@@ -33,7 +33,7 @@ def test_the_task_in_its_place_answers(stack, rabbitmq, redis_server, worker, tm
 
     answers = post_each([(f"{gateway.url}/{name}", b"x") for name in TASKS])
 
-    assert [answer.code for answer in answers] == [200, 200, 200, 502]
+    assert [answer.code for answer in answers] == [200] * 4 + [502]
     assert b"EncodeError" in answers[-1].body
-    assert [answer.body for answer in answers[:3]] == [b"x", b"x", b'["x","x"]']
+    assert [answer.body for answer in answers[:4]] == [b"x", b"x", b'["x","x"]', b"xx"]
     gateway.kill()

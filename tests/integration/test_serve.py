@@ -639,7 +639,7 @@ def test_requests_are_lines_of_the_log_only_where_that_is_said(told, one, worker
     assert [answer.status for answer in answers] == [200, 404, 405, 400]
     until(lambda: told.output().count("requests: ") == before + len(answers))
     lines = re.findall(
-        r"requests: (\w+) (\S+) (\d+) [\d.]+ ms delivery (\S+)$", told.output(), re.M
+        r"requests: (\w+) (\S+) (\d+) [\d.]+ ms delivery (\S+?)(?:: (.+))?$", told.output(), re.M
     )[before:]
     assert [line[:3] for line in lines] == [
         ("POST", "/", "200"),
@@ -650,6 +650,8 @@ def test_requests_are_lines_of_the_log_only_where_that_is_said(told, one, worker
     ids = [line[3] for line in lines]
     assert ids[1:] == [answer.problem["delivery_id"] for answer in answers[1:]]
     assert len(set(ids)) == 4 and "secret" not in told.output()
+    # What was not answered by a task says why.
+    assert [bool(line[4]) for line in lines] == [False, True, True, True]
     assert "requests: " not in one.output()
 
 

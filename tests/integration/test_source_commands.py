@@ -208,9 +208,12 @@ def test_check_says_what_sources_leave_open_and_who_cannot_store(
     worker.kill()
     found = re.findall(r"^(\w+) +(.*?)(?:: (.*))?$", capsys.readouterr().out, re.M)
     body, clock = "the body is not signed: ", "tolerance 0: "
-    open_bodies = {name for status, name, text in found if status == "ok" and body in text}
+    open_bodies = {name for status, name, text in found if status == "warn" and body in text}
     clocks = {name for status, name, text in found if status == "warn" and clock in text}
-    assert open_bodies == {"source plain", "source robot"}
+    assert open_bodies == {"source plain (wechat), robot (dingtalk)"}
+    assert [name for status, name, _ in found if status == "ok" and "source" in name] == [
+        "source safe"
+    ]
     assert clocks == {"source plain", "source stripe"}
     words = {name: status for status, name, _ in found}
     assert words["stored results"] == ("ok" if stores else "FAIL")

@@ -30,6 +30,6 @@ def start_worker(
         argv = [str(wanted)]
     else:
         argv = [find("node", "nodejs"), str(ROOT / "examples" / "polyglot" / "node" / "worker.js")]
-    urls = {"BROKER_URL": broker, "RESULT_BACKEND": results, "QUEUE": queue}
+    urls = {"GATEWAY_BROKER_URL": broker, "GATEWAY_RESULT_BACKEND": results, "QUEUE": queue}
     env = {**urls, "NODE_PATH": str(BUILD / "node" / "node_modules"), **(env or {})}
     return stack.spawn(f"{language}-worker", argv, env=env, ready=f"consumes {queue}")

@@ -118,7 +118,7 @@ func (w *worker) give(message amqp.Delivery, call *Call, state string, result an
 			return nil
 		}
 	}
-	key := os.Getenv("RESULT_KEY_PREFIX") + "celery-task-meta-" + call.id
+	key := os.Getenv("GATEWAY_RESULT_KEY_PREFIX") + "celery-task-meta-" + call.id
 	return store.Run(context.Background(), w.results, []string{key}, meta, resultTTL).Err()
 }
 
@@ -276,10 +276,10 @@ func consume(ctx context.Context, broker, queue string, results *redis.Client) e
 }
 
 func main() {
-	broker, queue := os.Getenv("BROKER_URL"), os.Getenv("QUEUE")
-	options, err := redis.ParseURL(os.Getenv("RESULT_BACKEND"))
+	broker, queue := os.Getenv("GATEWAY_BROKER_URL"), os.Getenv("QUEUE")
+	options, err := redis.ParseURL(os.Getenv("GATEWAY_RESULT_BACKEND"))
 	if err != nil || broker == "" || queue == "" {
-		log.Fatalf("BROKER_URL, RESULT_BACKEND and QUEUE have to be set: %v", err)
+		log.Fatalf("GATEWAY_BROKER_URL, GATEWAY_RESULT_BACKEND and QUEUE have to be set: %v", err)
 	}
 	options.MaxRetries, options.MaxRetryBackoff = 12, time.Second
 	results := redis.NewClient(options)

@@ -7,9 +7,9 @@
 const { AsyncLocalStorage } = require("node:async_hooks");
 const { createWorker } = require("celery-node");
 
-const { BROKER_URL, RESULT_BACKEND, QUEUE } = process.env;
-if (!BROKER_URL || !RESULT_BACKEND || !QUEUE) {
-  console.error("BROKER_URL, RESULT_BACKEND and QUEUE have to be set");
+const { GATEWAY_BROKER_URL, GATEWAY_RESULT_BACKEND, QUEUE } = process.env;
+if (!GATEWAY_BROKER_URL || !GATEWAY_RESULT_BACKEND || !QUEUE) {
+  console.error("GATEWAY_BROKER_URL, GATEWAY_RESULT_BACKEND and QUEUE have to be set");
   process.exit(1);
 }
 const PREFETCH = 16; // messages at once
@@ -17,7 +17,7 @@ const RESULT_TTL = 300; // seconds; the gateway's GATEWAY_RESULT_EXPIRES
 const PATIENCE = 5000; // milliseconds before a message is given back
 const DEAD = "gateway.dead"; // exchange and queue
 
-const worker = createWorker(BROKER_URL, RESULT_BACKEND, QUEUE);
+const worker = createWorker(GATEWAY_BROKER_URL, GATEWAY_RESULT_BACKEND, QUEUE);
 const current = new AsyncLocalStorage(); // {message, given}: whose task runs, and its result's end
 console.info = () => {}; // celery-node would write the arguments of each task there
 
@@ -77,7 +77,7 @@ const running = new Set();
 
 // In an alarm the broker reads nothing from a connection that publishes, so acknowledgements have
 // another one.
-const publisher = require("amqplib").connect(BROKER_URL);
+const publisher = require("amqplib").connect(GATEWAY_BROKER_URL);
 const publishing = publisher.then((connection) => connection.createConfirmChannel());
 
 /** Return [args, kwargs, embed]; throws an Error that says why this worker cannot run it. */

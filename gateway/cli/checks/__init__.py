@@ -25,7 +25,10 @@ CHECKS: dict[str, Check] = {
 }
 _MARGIN = 0.4  # seconds for closing connections after the limit
 #: The order of the lines by their first words; lines with other first words come last.
-_ORDER = ("broker", "results", "state", "queue", "workers", "replies", "stored", "task", "tasks")
+#: A missing worker explains what the lines after it report.
+_ORDER = (
+    "broker", "results", "state", "workers", "queue", "exchange", "replies", "stored", "task",
+)  # fmt: skip
 
 
 async def run(config: Config) -> list[Finding]:

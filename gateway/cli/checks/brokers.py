@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pika
@@ -47,8 +46,7 @@ async def _check_amqp(config: Config) -> list[Finding]:
         async with asyncio.timeout_at(deadline) as limit:
             async with amqp.connected(well[0], config) as connection:
                 connection.add_on_connection_blocked_callback(end_early)
-                async for some in _inspect(connection, config, deadline):
-                    lines += some
+                await _inspect(connection, config, deadline, lines)
     except broker.ERRORS as exc:
         at = config.brokers.index(well[0])
         name = lines[at].check
@@ -107,20 +105,25 @@ def _refusal(exc: BaseException) -> tuple[int, str]:
 
 
 async def _inspect(
-    connection: TurnConnection, config: Config, deadline: float
-) -> AsyncIterator[list[Finding]]:
-    """Check the queues, ask the workers, and test whether results come back."""
-    seen, lines = await queues.inspect(connection, config)
-    yield lines
+    connection: TurnConnection, config: Config, deadline: float, lines: list[Finding]
+) -> None:
+    """Check the queues, ask the workers, and test whether results come back; add to `lines`."""
+    inspected = await queues.inspect(connection, config)
+    about_queues = slice(len(lines), None)
+    lines += queues.judge(config, inspected)
+    others = [*queues.dynamic(config), *await queues.exchanges(connection, config)]
+    seen = {queue: it.seen for queue, it in inspected.items() if it.seen}
     try:
         exchange = await amqp.open_exchange(connection)
         sufficient = workers.sufficient(config, seen)
         answers = await remote.ask(exchange, sufficient, deadline - _LAST)
     except pika.exceptions.ChannelClosedByBroker as exc:
-        yield workers.unseen(config, exc.reply_text)
+        lines += [*others, *workers.unseen(config, exc.reply_text)]
         return
-    yield workers.judge(config, seen, answers)
-    yield await results.check(config, exchange, seen, answers, deadline)
+    # Once more, as the workers have told which queues they consume.
+    lines[about_queues] = [*queues.judge(config, inspected, answers.consumed), *others]
+    lines += workers.judge(config, seen, answers)
+    lines += await results.check(config, exchange, seen, answers, deadline)
 
 
 async def _check_redis(config: Config) -> list[Finding]:

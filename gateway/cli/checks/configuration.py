@@ -11,6 +11,11 @@ from gateway.config.settings import Config
 from gateway.sources import find
 
 _DOCUMENT = "docs/configuration.md says what each setting may be"
+_EXPOSED = "the body is not signed: anybody who sees a request can send another body with it"
+_EXPOSED_REMEDY = (
+    "use TLS on the whole way, or what docs/sources.md has for the scheme: an aes_key, {body} in "
+    "signed, a signing token"
+)
 
 
 def problems(found: list[str]) -> list[Finding]:
@@ -33,16 +38,25 @@ def variables(environ: Mapping[str, str], path: Path | None) -> list[Finding]:
 
 
 def sources(config: Config) -> list[Finding]:
-    """Return for each source whether its signature leaves the body or the time unprotected."""
-    return [finding for name in config.sources for finding in _source(config, name)]
+    """Return what the signatures of the sources leave unprotected: the body, or the time.
 
-
-def _source(config: Config, name: str) -> list[Finding]:
-    options, place = config.sources[name], f"source {name}"
-    source = find(options.scheme)(options, config.public_url or "")
-    uncovered = "the body is not signed: anybody who sees a request can send another body with it"
-    found = [ok(place, "" if source.covers_body else uncovered)]
-    if options.tolerance == 0:
-        problem = "tolerance 0: a recorded request can be sent again until the secret is changed"
-        found.append(warn(place, problem, f"set tolerance = 300 in [sources.{name}]"))
+    All sources whose signature does not cover the body are one finding, because most of their
+    schemes cannot do better.
+    """
+    found, exposed = [], []
+    for name, options in config.sources.items():
+        if not find(options.scheme)(options, config.public_url or "").covers_body:
+            exposed.append(f"{name} ({options.scheme})")
+        elif options.tolerance:
+            found.append(ok(f"source {name}"))
+        if options.tolerance == 0:
+            problem = (
+                "tolerance 0: a recorded request can be sent again until the secret is changed"
+            )
+            found.append(
+                warn(f"source {name}", problem, f"set tolerance = 300 in [sources.{name}]")
+            )
+    if exposed:
+        name = f"source {', '.join(exposed)}"
+        found.append(warn(name, _EXPOSED, _EXPOSED_REMEDY))
     return found

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
 OK, WARN, FAIL, SKIPPED = "ok", "warn", "fail", "skipped"
 _WORDS = {OK: "ok", WARN: "warn", FAIL: "FAIL", SKIPPED: "skip"}
 _FEW = 3  # the most names that a line lists
+_numbered = re.compile(r"(.*?)(\d+)", re.DOTALL).fullmatch
 
 #: Seconds for all answers of a server. All checks begin at the same time, about a second after the
 #: command.
@@ -59,6 +61,24 @@ def listed(names: Collection[str]) -> str:
     """Return a text with the first few of `names` and the number of the others."""
     more = len(names) - _FEW
     return ", ".join(islice(names, _FEW)) + (f" and {more} more" if more > 0 else "")
+
+
+def ranged(names: Iterable[str]) -> str:
+    """Return a text with `names`; a range stands for those that end with successive numbers."""
+    runs: list[list[str]] = []
+    last = ("", -1)
+    for stem, number, name in sorted((*_parts(name), name) for name in names):
+        if runs and number > 0 and last == (stem, number - 1):
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+        last = (stem, number)
+    return listed([run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs])
+
+
+def _parts(name: str) -> tuple[str, int]:
+    found = _numbered(name)
+    return (found[1], int(found[2])) if found else (name, -1)
 
 
 def counted(number: int, noun: str) -> str:

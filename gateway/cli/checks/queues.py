@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from pika.exceptions import ChannelClosedByBroker
 
 from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
 from gateway.cli.checks import amqp
-from gateway.cli.checks.finding import Finding, counted, fail, ok, skipped
+from gateway.cli.checks.finding import Finding, counted, fail, ok, ranged, skipped
+from gateway.config.fair_names import fair_name_of
 from gateway.config.settings import Config
 from gateway.config.task import TaskSettings
 
 _AT_ONCE = 16  # channels at the same time; some brokers allow only few
-_START = "start a worker: celery -A APP worker -Q {} (APP: yours, or appserver)"
 #: RabbitMQ's refusal of a declaration: the queue's present value is `none`, or a text with a type.
 _INEQUIVALENT = re.compile(
     r"inequivalent arg '([^']+)' for queue .*: received .* but current is "
@@ -32,29 +34,69 @@ class Seen:
     messages: int
 
 
-async def inspect(
-    connection: TurnConnection, config: Config
-) -> tuple[dict[str, Seen], list[Finding]]:
-    """Return the routes' queues that exist, and the findings about all of them.
+@dataclass(slots=True, frozen=True)
+class Inspected:
+    """What the broker has told of a queue.
+
+    ``refusal``: why it has not told of the queue, or why it refuses the route's declaration.
+    """
+
+    seen: Seen | None
+    refusal: ChannelClosedByBroker | None = None
+
+
+async def inspect(connection: TurnConnection, config: Config) -> dict[str, Inspected]:
+    """Return what the broker tells of each queue of the routes.
 
     Raises one of `broker.ERRORS` where the connection is lost.
     """
     room = asyncio.Semaphore(_AT_ONCE)
-    # A route knows the arguments of its queues, but not those of a static one beside dynamic ones.
-    ordered = sorted(config.tasks, key=lambda task: not task.dynamic)
-    tasks = {queue: task for task in ordered for queue in task.queue_names}
 
-    async def one(queue: str, task: TaskSettings) -> tuple[Seen | None, list[Finding]]:
+    async def one(queue: str, task: TaskSettings) -> Inspected:
         async with room:
             return await _inspect(connection, queue, task)
 
-    looked = await asyncio.gather(*(one(*each) for each in sorted(tasks.items())))
-    seen = {queue: it for queue, (it, _) in zip(sorted(tasks), looked, strict=True) if it}
-    found = [finding for _, found in looked for finding in found]
-    return seen, [*found, *_dynamic(config), *await _exchanges(connection, config)]
+    tasks = _tasks(config)
+    inspected = await asyncio.gather(*(one(*each) for each in tasks.items()))
+    return dict(zip(tasks, inspected, strict=True))
 
 
-def _dynamic(config: Config) -> list[Finding]:
+def grouped(config: Config) -> list[tuple[TaskSettings, list[str]]]:
+    """Return the queues that share a line, with their task.
+
+    All fair queues of a route share one. Each other queue has its own.
+    """
+    tasks: dict[tuple[str, ...], TaskSettings] = {}
+    for queue, task in _tasks(config).items():
+        tasks[(queue,) if task.fair_by is None else tuple(task.queue_names)] = task
+    return [(task, list(names)) for names, task in tasks.items()]
+
+
+def _tasks(config: Config) -> dict[str, TaskSettings]:
+    """Return the routes' queues, each with a task that is sent to it."""
+    # A route knows the arguments of its queues, but not those of a static one beside dynamic ones.
+    ordered = sorted(config.tasks, key=lambda task: not task.dynamic)
+    tasks = {queue: task for task in ordered for queue in task.queue_names}
+    return {queue: tasks[queue] for queue in sorted(tasks)}
+
+
+def judge(
+    config: Config, inspected: Mapping[str, Inspected], consumed: Collection[str] = ()
+) -> list[Finding]:
+    """Return the findings about the queues that need exist now.
+
+    Where a queue has no worker, one with a similar name is named: of those that the routes name and
+    that exist, and of those `consumed` by workers. The broker does not list its queues over AMQP.
+    """
+    known = {queue for queue, it in inspected.items() if it.seen} | set(consumed)
+    return [
+        finding
+        for task, names in grouped(config)
+        for finding in _judge(task, {name: inspected[name] for name in names}, known)
+    ]
+
+
+def dynamic(config: Config) -> list[Finding]:
     """Return the findings about dynamic queues, of which none need exist now."""
     routes = {route.queue: route for route in config.routes if route.dynamic}
     return [
@@ -67,8 +109,11 @@ def _dynamic(config: Config) -> list[Finding]:
     ]
 
 
-async def _exchanges(connection: TurnConnection, config: Config) -> list[Finding]:
-    """Return the findings about the routes' exchanges; their bindings cannot be seen over AMQP."""
+async def exchanges(connection: TurnConnection, config: Config) -> list[Finding]:
+    """Return the findings about the routes' exchanges; their bindings cannot be seen over AMQP.
+
+    Raises one of `broker.ERRORS` where the connection is lost.
+    """
     missing = await broker.missing_exchanges(connection, config.tasks)
     named = sorted({task.exchange for task in config.tasks if task.exchange is not None})
     remedy = "create it with its bindings, for example in the app that consumes from them"
@@ -80,57 +125,98 @@ async def _exchanges(connection: TurnConnection, config: Config) -> list[Finding
     ]
 
 
-async def _inspect(
-    connection: TurnConnection, queue: str, task: TaskSettings
-) -> tuple[Seen | None, list[Finding]]:
-    name = f"queue {queue}"
+async def _inspect(connection: TurnConnection, queue: str, task: TaskSettings) -> Inspected:
     try:
         declared = await amqp.declare(connection, queue, passive=True)
     except ChannelClosedByBroker as exc:
-        return None, [_refused(name, queue, task, exc)]
+        return Inspected(None, exc)
     seen = Seen(declared.consumer_count, declared.message_count)
-    found = []
-    if not seen.consumers:
-        waiting = f" of its {counted(seen.messages, 'message')}" if seen.messages else ""
-        found.append(fail(name, f"no worker consumes it{waiting}", _start(queue, task)))
     if task.dynamic:
-        return seen, found or [_counts(name, seen)]
+        return Inspected(seen)
     try:
         # Only if the queue exists, because a check must not create it.
         await amqp.declare(connection, queue, durable=True, arguments=task.arguments())
     except ChannelClosedByBroker as exc:
-        found += _other(name, queue, task, exc)
-    return seen, found or [_counts(name, seen)]
+        return Inspected(seen, exc)
+    return Inspected(seen)
 
 
-def _counts(name: str, seen: Seen) -> Finding:
-    detail = f"{counted(seen.consumers, 'consumer')}, {counted(seen.messages, 'message')} waiting"
-    return ok(name, detail)
+def _judge(task: TaskSettings, inspected: dict[str, Inspected], known: set[str]) -> list[Finding]:
+    """Return the findings about queues of `task`: one for all queues that have the same problem."""
+    start = _start(task, list(inspected), known)
+    seen = {queue: it.seen for queue, it in inspected.items() if it.seen}
+    idle = {queue: it for queue, it in seen.items() if not it.consumers}
+    found = []
+    refused: dict[tuple[bool, int], dict[str, ChannelClosedByBroker]] = {}
+    for queue, it in inspected.items():
+        if it.refusal:
+            refused.setdefault((queue in seen, it.refusal.reply_code), {})[queue] = it.refusal
+    for (exists, _), some in refused.items():
+        if exists:
+            found += _other(task, some)
+        else:
+            found.append(_refused(start, some))
+    if idle:
+        waiting = _waiting(idle)
+        problem = f"no worker consumes {'them' if len(idle) > 1 else 'it'}"
+        problem += f", with {waiting}" if any(it.messages for it in idle.values()) else ""
+        found.insert(0, fail(f"queue {ranged(idle)}", problem, start))
+    well = {queue: it for queue, it in seen.items() if queue not in idle}
+    if well and not found:
+        consumers = counted(sum(it.consumers for it in well.values()), "consumer")
+        found.append(ok(f"queue {ranged(well)}", f"{consumers}, {_waiting(well)}"))
+    return found
 
 
-def _start(queue: str, task: TaskSettings) -> str:
-    """Return the remedy for a queue without a worker."""
+def _waiting(seen: Mapping[str, Seen]) -> str:
+    return f"{counted(sum(it.messages for it in seen.values()), 'message')} waiting"
+
+
+def consumed_as(task: TaskSettings) -> list[str]:
+    """Return the names that a worker's -Q has for the task's queues."""
+    numbered = task.fair_by is not None and not task.queues
+    return [task.queue] if numbered else task.queue_names
+
+
+def fair_setting(task: TaskSettings) -> str:
+    """Return what GATEWAY_FAIR_QUEUES has for the task's queues; empty: they are not fair ones."""
     if task.fair_by is None:
-        return _START.format(queue)
-    if task.queues:
-        return f"{_START.format(queue)}, with GATEWAY_FAIR_QUEUES={','.join(task.queues)}"
-    return (
-        f"{_START.format(task.queue)}, with GATEWAY_FAIR_QUEUES={task.queue}:{task.fair_queues} "
-        f"or appserver.setup(app, fair={{{task.queue!r}: {task.fair_queues}}})"
-    )
+        return ""
+    return ",".join(task.queues) if task.queues else f"{task.queue}:{task.fair_queues}"
 
 
-def _refused(name: str, queue: str, task: TaskSettings, exc: ChannelClosedByBroker) -> Finding:
+def _start(task: TaskSettings, names: list[str], known: set[str]) -> str:
+    """Return the remedy for queues without a worker; `known` are queues that exist."""
+    own = consumed_as(task) if task.fair_by else names
+    text = f"celery -A APP worker -Q {','.join(own)} (APP: yours, or appserver)"
+    if fair := fair_setting(task):
+        text += f", with GATEWAY_FAIR_QUEUES={fair}"
+        if not task.queues:
+            text += f" or appserver.setup(app, fair={{{task.queue!r}: {task.fair_queues}}})"
+    others = {fair_name_of(name) for name in known - set(task.queue_names)} - set(own)
+    near = get_close_matches(own[0], sorted(others), 1)
+    hint = f"did you mean {near[0]}? Otherwise " if near else ""
+    return f"{hint}start a worker: {text}"
+
+
+def _refused(start: str, refused: Mapping[str, ChannelClosedByBroker]) -> Finding:
+    """Return the finding about queues of which the broker told nothing, for the same reason."""
+    name, exc = f"queue {ranged(refused)}", next(iter(refused.values()))
     if exc.reply_code == 404:
-        return fail(name, "there is no such queue", _start(queue, task))
+        several = len(refused) > 1
+        return fail(name, f"there {'are no such queues' if several else 'is no such queue'}", start)
     if exc.reply_code == 405:
         remedy = "name another queue in the route; only one connection can use this one"
         return fail(name, f"it is exclusive to another connection: {exc.reply_text}", remedy)
     return skipped(name, f"not checked: {exc.reply_text}")
 
 
-def _other(name: str, queue: str, task: TaskSettings, exc: ChannelClosedByBroker) -> list[Finding]:
-    """Return findings about differences between the queue and the route's declaration."""
+def _other(task: TaskSettings, refused: Mapping[str, ChannelClosedByBroker]) -> list[Finding]:
+    """Return findings about differences between queues and the route's declaration.
+
+    Of several queues, the difference is that of the first one.
+    """
+    name, exc = f"queue {ranged(refused)}", next(iter(refused.values()))
     if exc.reply_code != 406:
         why = "its type and arguments were not compared, as the account may not declare it"
         return [skipped(name, f"{why}: {exc.reply_text}")]
@@ -139,13 +225,15 @@ def _other(name: str, queue: str, task: TaskSettings, exc: ChannelClosedByBroker
     if not task.declare and argument != "x-queue-type":
         return []  # with `declare = false` the route need not know the other arguments
     problem = f"it is not what the route declares: {exc.reply_text}"
-    return [fail(name, problem, _adapt(queue, argument, current.strip("'"), kind))]
+    return [fail(name, problem, _adapt(list(refused), argument, current.strip("'"), kind))]
 
 
-def _adapt(queue: str, argument: str, current: str, kind: str) -> str:
-    """Return the remedy for a difference, where the queue's argument has the value `current`."""
-    delete = f"delete it once it is empty: rabbitmqctl delete_queue {queue} --if-empty"
-    if queue == "celery" or not argument.startswith("x-"):
+def _adapt(names: list[str], argument: str, current: str, kind: str) -> str:
+    """Return the remedy for a difference, where the queues' argument has the value `current`."""
+    delete = f"delete it once it is empty: rabbitmqctl delete_queue {names[0]} --if-empty"
+    if len(names) > 1:
+        delete += f" (and so each of {ranged(names)})"
+    if names == ["celery"] or not argument.startswith("x-"):
         return f"name another queue in the route, or {delete}"
     if argument == "x-queue-type":
         own = "classic" if current == "none" else current

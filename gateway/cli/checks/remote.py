@@ -87,6 +87,11 @@ class Answers:
             for name, said in answer.items():
                 self.workers.setdefault(name, Worker()).take(question, said)
 
+    @property
+    def consumed(self) -> set[str]:
+        """The queues that workers consume, by their answers."""
+        return set().union(*(worker.queues or () for worker in self.workers.values()))
+
     def consuming(self, queue: str) -> set[str]:
         """Return the names of the workers that consume `queue`, by their answers."""
         return {name for name, worker in self.workers.items() if queue in (worker.queues or ())}

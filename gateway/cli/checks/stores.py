@@ -61,10 +61,13 @@ async def check_state(config: Config) -> list[Finding]:
     used = config.journal or any(r.identified or r.takes_chosen_keys for r in config.routes)
     if not config.state or not (used or config.state_url):
         return [ok("state", "none is needed: no route has an identity, and there is no journal")]
-    name = f"state {result_store.without_password(config.state)}"
+    origin, setting = "state_url", _STATE
+    if not config.state_url:
+        origin, setting = "result_backend, as state_url is not set", f"{_RESULTS}, or set {_STATE}"
+    name = f"state {result_store.without_password(config.state)} ({origin})"
     shared = config.state == config.results
     found: list[Finding] = []
-    async with _asking(config, config.state, name, _RESULTS if shared else _STATE, found) as client:
+    async with _asking(config, config.state, name, setting, found) as client:
         info = await client.info()
         found += [] if shared else judge(name, info)
         await client.eval(_CLAIM, 1, f"{config.prefix}c:check-{secrets.token_hex(8)}")

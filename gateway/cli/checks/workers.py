@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 
-from gateway.cli.checks.finding import Finding, counted, fail, listed, ok, skipped, warn
-from gateway.cli.checks.queues import Seen
+from gateway.cli.checks.finding import (
+    Finding,
+    counted,
+    fail,
+    listed,
+    ok,
+    ranged,
+    skipped,
+    warn,
+)
+from gateway.cli.checks.queues import Seen, consumed_as, fair_setting, grouped
 from gateway.cli.checks.remote import Answers, Sufficient
 from gateway.config.settings import Config
 
@@ -52,9 +61,11 @@ def judge(config: Config, seen: Mapping[str, Seen], answers: Answers) -> list[Fi
             *(_not_checked(task) for task in config.queues_by_task),
         ]
     found = []
-    for queue, it in seen.items():
-        if silent := _silent(queue, it, answers):
-            problem = f"{silent} of {counted(it.consumers, 'consumer')} of {queue} did not answer"
+    for _, names in grouped(config):
+        some = {name: seen[name] for name in names if name in seen}
+        if silent := sum(_silent(queue, it, answers) for queue, it in some.items()):
+            consumers = counted(sum(it.consumers for it in some.values()), "consumer")
+            problem = f"{silent} of {consumers} of {ranged(some)} did not answer"
             found.append(warn("workers", f"{problem}: {_SILENT}, or no Celery workers", _RESTART))
     return [*(found or [_well(answers)]), *judge_tasks(config, answers)]
 
@@ -85,10 +96,10 @@ def judge_unseen(config: Config, answers: Answers) -> list[Finding]:
 
 
 def _start(config: Config) -> str:
-    # A worker consumes fair queues by the name of the queue that they are made from.
-    some = [route for route in config.routes if route.fair_by and not route.queues]
-    fair = {queue: route.queue for route in some for queue in route.queue_names}
-    return _START.format(",".join(sorted({fair.get(queue, queue) for queue in config.queues})))
+    names = {name for task in config.tasks for name in consumed_as(task)}
+    fair = {fair_setting(task) for task in config.tasks} - {""}
+    variable = f", with GATEWAY_FAIR_QUEUES={','.join(sorted(fair))}" if fair else ""
+    return _START.format(",".join(sorted(names))) + variable
 
 
 def _well(answers: Answers) -> Finding:
@@ -120,17 +131,19 @@ def _lacking(task: str, queues: list[str], answers: Answers) -> str:
         others = sorted(set().union(*tasks.values()))
         near = get_close_matches(task, others, 1)
         return f"no worker has it; they have {listed(near or others) or 'none'}"
-    problems = []
+    problems, lacking = [], dict[tuple[str, ...], list[str]]()
     for queue in queues:
-        consuming = answers.consuming(queue)
-        if not consuming:
-            problems.append(f"no worker that answers consumes {queue}")
-        if without := sorted(consuming - set(holders)):
-            problems.append(f"{listed(without)} on {queue} {_lack(without)} it")
+        without = sorted(answers.consuming(queue) - set(holders))
+        if without:
+            lacking.setdefault(tuple(without), []).append(queue)
+    if idle := [queue for queue in queues if not answers.consuming(queue)]:
+        problems.append(f"no worker that answers consumes {ranged(idle)}")
+    for names, some in lacking.items():
+        problems.append(f"{listed(names)} on {ranged(some)} {_lack(names)} it")
     return f"{', '.join(problems)}; {listed(holders)} {_have(holders)} it" if problems else ""
 
 
-def _lack(names: list[str]) -> str:
+def _lack(names: Collection[str]) -> str:
     return "lacks" if len(names) == 1 else "lack"
 
 

@@ -12,9 +12,9 @@ from celery.worker.worker import WorkController
 from kombu import Queue
 
 import appserver
-from appserver.fair import FairNames, FairPrefetch, FairQueue, queue_names, read_numbers
+from appserver.fair import FairNames, FairPrefetch, FairQueue, fair_names, read_numbers
 
-ORDERS = queue_names("orders", 4)
+ORDERS = fair_names("orders", 4)
 
 
 @pytest.fixture

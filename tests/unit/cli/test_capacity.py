@@ -11,9 +11,10 @@ import pytest
 
 from gateway.celery_message import Message, encode_body
 from gateway.cli import main
-from gateway.cli.sizing import costs, model
+from gateway.cli.sizing import costs, model, reports
 from gateway.cli.sizing.costs import Cost
-from gateway.cli.sizing.model import GIB, Load, plan, waiting
+from gateway.cli.sizing.load import GIB, Load
+from gateway.cli.sizing.model import plan, waiting
 from gateway.config.settings import Config
 from gateway.config.strategies import STRATEGIES
 from gateway.errors import ConfigError
@@ -103,6 +104,17 @@ def test_a_number_of_workers_of_one_s_own_is_checked():
         plan(replace(WAITS, workers=3), SHIPPED)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "pool", "expected"),
+    [("redis", "solo", 1), ("redis", "prefork", 1), ("pika", "threads", 2), ("pika", "prefork", 9)],
+)
+def test_a_worker_has_a_connection_for_tasks_and_one_for_each_process_that_replies(
+    strategy, pool, expected
+):
+    load = Load(rate=1, task_time=0.2, strategy=strategy, pool=pool, concurrency=8, workers=1)
+    assert plan(load, SHIPPED).workers.amqp == expected
+
+
 def test_claims_that_no_machine_holds_are_what_breaks_first():
     found = plan(replace(WAITS, rate=5_000, identified=1, memory=8 * GIB), SHIPPED)
     assert any("cells" in note for note in found.notes)
@@ -148,7 +160,7 @@ def test_own_costs_replace_the_shipped_ones(tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize("name", ["strategies", "openloop", "peers", "cost", "slow", "growth"])
 def test_reports_of_each_experiment_are_read(name):
     document = json.loads((REPORTS / f"{name}.json").read_text("utf-8"))
-    found = costs.read(document, name)
+    found = reports.read(document, name)
     assert found["gateway pika"].report == name
     # A stand-in for workers is none.
     assert any(key.startswith("worker") for key in found) == (name != "growth")
@@ -163,7 +175,7 @@ def test_costs_of_other_numbers_of_processes_are_those_of_one():
     }  # fmt: skip
     signed = {**row, "case": "y", "identified": True}
     signed["cpu_us_per_request"] = {"gateway": 400, "worker": 200, "broker": 300, "redis": 50}
-    found = costs.read({"experiment": "capacity", "options": {}, "rows": [row, signed]}, "mine")
+    found = reports.read({"experiment": "capacity", "options": {}, "rows": [row, signed]}, "mine")
     assert found["gateway pika"].points == ((50.0, 0.005),)
     assert found["worker pika threads"].points == ((25.0, 0.005),)
     assert found["broker pika"].points == ((100.0, 0.03),)
@@ -173,31 +185,55 @@ def test_costs_of_other_numbers_of_processes_are_those_of_one():
     assert found["redis claims"].cores(100) == pytest.approx(0.005)
 
 
-ROW = {"strategy": "pika", "case": "x", "errors": 1, "wrong_answers": 0}
+_PARTS = dict.fromkeys(reports.PARTS, 1)
+ROW = {
+    "strategy": "pika", "case": "x", "errors": 1, "wrong_answers": 0, "rps": 9.0,
+    "cpu_us_per_request": _PARTS, "rss_mb": _PARTS,
+}  # fmt: skip
+
+
+def as_report(*rows: object, **more: object) -> str:
+    return json.dumps({"experiment": "peers", "options": {}, "rows": rows, **more})
+
+
+NONE = "m.json: not a report of loadtest/run.sh --json: "
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("no", "--measured: {file} is not JSON: Expecting value: line 1 column 1 (char 0)"),
-        ("[]", "m.json: not a report of loadtest/run.sh --json (TypeError("),
-        ('{"experiment": "capacity"}', "m.json: not a report of loadtest/run.sh --json (KeyError("),
-        ('{"experiment": "alone", "options": {}}', "m.json: a report of alone has no costs; use "),
+        ("[" * 100_000, "--measured: {file} is not JSON: maximum recursion depth exceeded"),
+        (b"\xff", "--measured: {file} is not JSON: 'utf-8' codec can't decode byte 0xff"),
+        ("[]", f"{NONE}it is no JSON object"),
+        ('{"experiment": "capacity"}', f"{NONE}options: is needed"),
+        (as_report(experiment=3), f"{NONE}experiment: has to be a text"),
+        (as_report(options=[]), f"{NONE}options: has to be a table"),
         (
-            '{"experiment": "peers", "options": {}, "rows": []}',
-            "m.json: no costs in it: no row is of a strategy of this gateway",
+            as_report(options={"worker_pool": "0 x solo:1"}),
+            f"{NONE}options.worker_pool: is written ",
         ),
+        (as_report("pika"), f"{NONE}rows[0]: has to be a table"),
+        (as_report({"strategy": "pika"}), f"{NONE}rows[0].errors: is needed"),
+        (as_report(ROW, ROW | {"rps": 0}), f"{NONE}rows[1].rps: has to be above 0"),
+        (as_report(ROW | {"rps": math.nan}), f"{NONE}rows[0].rps: has to be a number"),
+        (as_report(ROW | {"rps": math.inf}), f"{NONE}rows[0].rps: has to be a number"),
         (
-            json.dumps({"experiment": "peers", "options": {}, "rows": [ROW]}),
-            "m.json: it has wrong or missing answers: measure again",
+            as_report(ROW | {"cpu_us_per_request": _PARTS | {"broker": None}}),
+            f"{NONE}rows[0].cpu_us_per_request.broker: has to be a number",
         ),
+        (as_report(ROW | {"processes": 0}), f"{NONE}rows[0].processes: has to be 1 or more"),
+        (as_report(experiment="alone"), "m.json: a report of alone has no costs; use "),
+        (as_report(), "m.json: no costs in it: no row is of a strategy of this gateway"),
+        (as_report({"strategy": ["pika"]}), "m.json: no costs in it: no row is of a strategy"),
+        (as_report(ROW), "m.json: it has wrong or missing answers: measure again"),
         (None, "--measured: {file}: No such file or directory"),
     ],
 )
 def test_a_bad_report_is_one_clear_line(tmp_path, capsys, text, says):
     file = tmp_path / "m.json"
     if text is not None:
-        file.write_text(text)
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
     argv = ["capacity", "--rate", "1", "--task-time", "1", "--measured", str(file)]
     assert main(argv) == 1
     said = capsys.readouterr().err

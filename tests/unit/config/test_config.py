@@ -341,6 +341,35 @@ def test_what_was_meant_is_told(toml):
             '[[routes]]\npath = "/"\nqueue = "q"\nqueue_arguments = { x = 1.5 }',
             "queue_arguments.x (path /): has to be a text, a whole number, true or false",
         ),
+        (
+            '[[routes]]\npath = "/paid"\nwhen = { "jsn:/status" = ["paid"] }',
+            'routes[0].when."jsn:/status" (path /paid): is written as json:/pointer, header:NAME, '
+            "query:NAME, param:name, body, event, remote, delivery or source; did you mean "
+            "json:/pointer?",
+        ),
+        (
+            '[[routes]]\npath = "/"\nwhen = { "Headers: x" = "a" }',
+            'routes[0].when."Headers: x" (path /): is written as json:/pointer',
+        ),
+        ('[[routes]]\npath = "/"\nwhen = { "json:status" = "a" }', "did you mean json:/pointer?"),
+        (
+            '[[routes]]\npath = "/"\nwhen = { evnt = "a" }',
+            "when.evnt (path /): is written as json:",
+        ),
+        (
+            '[[routes]]\npath = "/"\nwhen = { "json:/status" = [1.5] }',
+            'routes[0].when."json:/status"[0] (path /): has to be a text, a whole number, true or',
+        ),
+        (
+            '[[routes]]\npath = "/"\nwhen = { "json:/a" = { env = "NOWHERE" } }',
+            'routes[0].when."json:/a" (path /): the environment variable NOWHERE is not set',
+        ),
+        ('[[routes]]\npath = "/"\nargs = ["headers:x"]', "source; did you mean header:NAME?"),
+        ('[[routes]]\npath = "/"\nfair_by = "sourc"', "remote or source; did you mean source?"),
+        (
+            '[[routes]]\npath = "/{x}"\nqueue = "s-{parm:x}"\nqueue_pattern = "s-.+"',
+            "source; did you mean param:name?",
+        ),
         ('strategy = "magic"', f" or '{[*STRATEGIES][-1]}'"),
     ],
 )
@@ -375,7 +404,17 @@ def test_a_problem_with_a_flag_names_it_as_it_is_given():
 
 @pytest.mark.parametrize("name", ["broker_url", "result_backend"])
 @pytest.mark.parametrize(
-    "url", ["", "localhost", "http://host", "amqp://", "redis://", "redis://h:x", "amqp://h:99999"]
+    "url",
+    [
+        "",
+        "localhost",
+        "http://host",
+        "amqp://",
+        "redis://",
+        "redis://h:x",
+        "amqp://h:99999",
+        "db+postgresql://h/db",
+    ],
 )
 def test_url_needs_a_known_scheme_a_host_and_a_port_that_can_be(toml, name, url):
     if (name, url) == ("result_backend", ""):
@@ -397,9 +436,16 @@ def test_file_that_is_no_toml_is_one_problem(tmp_path, content):
     assert problems(path=path)[0].startswith(f"{path}: not valid TOML: ")
 
 
-def test_file_that_is_missing_is_one_problem(tmp_path):
+def test_a_file_that_is_missing_is_told_with_what_has_named_it(tmp_path):
     path = tmp_path / "absent.toml"
-    assert problems(path=path) == [f"{path}: cannot be read: No such file or directory"]
+    missing = f"{path}: cannot be read: No such file or directory"
+    correct = "names this file: correct the path, let this account read it, or"
+    variable = {"GATEWAY_CONFIG": str(path)}
+    assert problems(environ=variable) == [
+        f"{missing}; GATEWAY_CONFIG {correct} unset GATEWAY_CONFIG"
+    ]
+    flag = [f"{missing}; --config {correct} leave out --config"]
+    assert problems(path=path) == problems(environ={"GATEWAY_CONFIG": "/other"}, path=path) == flag
 
 
 # Secrets ------------------------------------------------------------------------------
@@ -553,6 +599,18 @@ def test_a_path_from_the_environment_is_not_shown(toml):
     path = toml('[[routes]]\npath = { env = "HOOK" }\ndeadline = 0\n')
     (problem,) = problems(environ={"HOOK": f"/{SECRET}"}, path=path)
     assert problem == f"{path}: routes[0].deadline: has to be above 0"
+
+
+def test_a_pointer_from_the_environment_is_not_shown(toml):
+    path = toml('[[routes]]\npath = "/"\nargs = [{ env = "PLACE" }]\n')
+    (problem,) = problems(environ={"PLACE": f"jsn:/{SECRET}"}, path=path)
+    assert SECRET not in problem and "did you mean json:/pointer?" in problem
+
+
+def test_a_priority_that_is_no_pointer_is_told_with_its_place(toml):
+    found = problems(path=toml('[[routes]]\npath = "/"\npriority = "jsn:/x"\n'))
+    assert all(": routes[0].priority (path /): " in problem for problem in found)
+    assert "has to be a whole number" in found[0] and "did you mean json:/pointer?" in found[1]
 
 
 def test_what_several_routes_have_in_common_is_told_once(toml):

@@ -9,7 +9,7 @@ from itertools import chain
 
 import pytest
 
-from appserver.fair import FEWEST, MOST, queue_names
+from appserver.fair import FEWEST, MOST, fair_names
 from gateway.config.pointers import MAX_LENGTH, pair_chooser
 from gateway.config.route import Route
 from gateway.delivery import Delivery
@@ -115,7 +115,7 @@ def test_each_pointer_tells_publishers_apart(place, one, other):
 
 def test_a_routes_queues_have_the_names_that_workers_consume():
     route = Route(path="/", queue="orders", fair_by="remote", fair_queues=5)
-    assert route.queue_names == queue_names("orders", 5)
+    assert route.queue_names == fair_names("orders", 5)
     message = route.message(delivery(), "id", store=False, persistent=False, expires=None)
     assert message.queue in route.fair_pair(delivery())
 

@@ -93,6 +93,8 @@ def test_a_call_without_arguments_is_one():
         ({"time_limit": 5, "soft_time_limit": 5}, "has to be below time_limit"),
         ({"message_headers": {"id": "event"}}, "one of Celery's own"),
         ({"priority": 256}, "255"),
+        ({"link": "t"}, "Extra inputs are not permitted"),
+        ({"eta": "2030-01-01T00:00:00Z"}, "Extra inputs are not permitted"),
         ({"ignore_result": True}, 'set answer = "accept"'),
         ({"ignore_result": True, "answer": "accept", "prefer": True}, 'set answer = "accept"'),
         ({"also": [{"queue": "q"}]}, "also.0.task"),

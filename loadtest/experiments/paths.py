@@ -1,0 +1,219 @@
+"""What the paths that real deliveries take cost beside a plain route, with one strategy for all."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from statistics import median
+
+from gateway.config.strategies import STRATEGIES
+from loadtest import table
+from loadtest.bench import Bench, Front
+from loadtest.envelope import GITHUB, IDENTIFIED, PLAIN, SECRET, Envelope
+from loadtest.load import Load, closed
+from loadtest.report import Report
+from loadtest.stack import Stack
+from loadtest.summary import Row
+from loadtest.table import Column
+from loadtest.targets import Target, figures, ratios
+from loadtest.trials import Trial, alternate
+
+DEFAULTS = {"strategies": ["redis"], "connections": [64], "duration": 8}
+
+PROCESSES = (1, 2, 4)
+JOURNAL = 10_000  # deliveries
+PLAIN_ROUTE, JOURNALLED = "plain", "journalled"
+#: Path -> where its requests go, and how a body travels. All are routes of one gateway.
+ROUTES: Mapping[str, tuple[str, Envelope]] = {
+    PLAIN_ROUTE: ("/echo", PLAIN),
+    "signed": ("/signed", GITHUB),
+    "deduplicated": ("/deduplicated", IDENTIFIED),
+    "quorum queue": ("/quorum", PLAIN),
+    "stock worker": ("/stock", PLAIN),
+}
+_QUORUM, _STOCK = "paths-quorum", "paths-stock"
+_CONFIG = """\
+{journal}
+idempotency_window = 300
+
+[sources.github]
+scheme = "github"
+secrets = "{secret}"
+
+[[routes]]
+path = "/signed"
+source = "github"
+idempotency = "none"
+task = "appserver.tasks.echo"
+
+[[routes]]
+path = "/deduplicated"
+idempotency = "header:x-delivery"
+idempotency_scope = "route"
+task = "appserver.tasks.echo"
+
+[[routes]]
+path = "/quorum"
+task = "appserver.tasks.echo"
+queue = "{quorum}"
+queue_type = "quorum"
+declare = false
+
+[[routes]]
+path = "/stock"
+task = "appserver.tasks.echo"
+queue = "{stock}"
+
+[[routes]]
+path = "/echo"
+task = "appserver.tasks.echo"
+
+"""
+_CPU = ("cpu_us", "all")
+_ROUNDS = 3
+
+
+def run(options: argparse.Namespace, stack: Stack) -> Report:
+    """Load each path with each strategy; the plain route is measured in each round, too."""
+    bench = Bench(stack)
+    report = Report("paths", versions=bench.versions())
+    (connections,) = options.connections[:1]
+    load = partial(closed, bench, connections, options.duration, options.threads)
+    trials = [trial for name in options.strategies for trial in _trials(bench, stack, name, load)]
+    with ExitStack() as workers:
+        quorum = {"GATEWAY_QUEUES": _QUORUM}
+        workers.enter_context(bench.worker(queues=("celery", _QUORUM), env=quorum))
+        for replies in {STRATEGIES[name].replies for name in options.strategies}:
+            workers.enter_context(
+                bench.worker(
+                    app="loadtest.servers.stock",
+                    queues=(_stock(replies),),
+                    results="rpc://" if replies else "",
+                )
+            )
+        alternate(trials, options, report)
+    others = [case for case in dict.fromkeys(r["case"] for r in report.rows) if case != PLAIN_ROUTE]
+    for name in options.strategies:
+        for case in others:
+            pair = (name, case), (name, PLAIN_ROUTE)
+            report.judge(
+                Target(f"req/s, {case} / plain, {name}", ratios(report.rows, ("rps",), *pair)),
+                Target(f"CPU, {case} / plain, {name}", ratios(report.rows, _CPU, *pair)),
+            )
+    report.advice = conclude(report, options.strategies)
+    report.heads = ("strategy", "path")
+    report.columns = [
+        table.REQUESTS,
+        *table.LATENCIES[:2],
+        Column("all us", _CPU, spread=True),
+        *table.cpu(report.rows),
+        Column("gateway MB", ("rss_mb", "gateway")),
+        *table.FAULTS,
+    ]
+    report.charts = [
+        ("Requests per second", "longer is better", ("rps",)),
+        ("CPU per request, all processes, µs", "shorter is better", _CPU),
+        ("Median latency, ms", "shorter is better", ("latency_ms", "p50")),
+    ]
+    report.remarks = [
+        f"{connections} connections, echo tasks. signed: a GitHub signature of 250 bytes, without "
+        "an identity. deduplicated: each delivery has a new identity in a header, which is claimed "
+        f"in Redis. journalled: the journal keeps {JOURNAL:,} deliveries. quorum queue: one "
+        "RabbitMQ node. stock worker: Celery without anything of this project, with its own result "
+        "backend. nginx: in front of so many gateway processes. The worker's CPU is that of all "
+        "workers; those that have nothing to do wait beside.",
+    ]
+    return report
+
+
+def conclude(report: Report, strategies: Sequence[str]) -> str:
+    """Say what each path costs beside the plain route, in CPU time of all processes.
+
+    A path costs more, or less, if it did in each round. Rounds are compared only if there are
+    three or more.
+    """
+    sentences = []
+    for name in strategies:
+        more = {
+            case: values
+            for case in dict.fromkeys(row["case"] for row in report.rows)
+            if case != PLAIN_ROUTE and len(values := _more(report.rows, name, case)) >= _ROUNDS
+        }
+        base = figures(report.rows, name, _CPU, PLAIN_ROUTE)
+        told = {case: v for case, v in more.items() if min(v) > 0 or max(v) < 0}
+        same = [case for case in more if case not in told]
+        if not told:
+            continue
+        parts = (f"{case} {median(values):+,.0f} µs" for case, values in told.items())
+        text = (
+            f"Beside a plain route with {name}, which takes {median(base):,.0f} µs of CPU a "
+            f"request in all processes: {', '.join(parts)}."
+        )
+        sentences.append(
+            f"{text} No difference in each round: {', '.join(same)}." if same else text
+        )
+    return " ".join(sentences)
+
+
+def _more(rows: Sequence[Row], name: str, case: str) -> list[float]:
+    """Return what a request of `case` costs more than one of the plain route, by round."""
+    plain = {r["repeat"]: r for r in rows if (r["strategy"], r["case"]) == (name, PLAIN_ROUTE)}
+    return [
+        row["cpu_us"]["all"] - plain[row["repeat"]]["cpu_us"]["all"]
+        for row in rows
+        if (row["strategy"], row["case"]) == (name, case) and row["repeat"] in plain
+    ]
+
+
+def _trials(bench: Bench, stack: Stack, name: str, load: partial[Load]) -> Iterator[Trial]:
+    journal, plain = stack.directory / f"journal-{name}.toml", stack.directory / f"{name}.toml"
+    stock = _stock(STRATEGIES[name].replies)
+    for file, first in ((plain, ""), (journal, f"journal = {JOURNAL}")):
+        file.write_text(
+            _CONFIG.format(journal=first, secret=SECRET.decode(), quorum=_QUORUM, stock=stock)
+        )
+
+    @contextmanager
+    def behind_nginx(processes: int) -> Iterator[Front]:
+        flags = ("--config", str(plain), "--processes", str(processes))
+        with (
+            bench.gateway(name, *flags) as front,
+            bench.nginx(front.address.removeprefix("http://"), front) as through,
+        ):
+            yield through
+
+    routes = [
+        _summed(replace(load(case=case), measure=partial(_at, load(case=case), *where)))
+        for case, where in ROUTES.items()
+    ]
+    yield Trial(name, partial(bench.gateway, name, "--config", str(plain)), routes)
+    yield Trial(
+        name,
+        partial(bench.gateway, name, "--config", str(journal)),
+        [_summed(load(case=JOURNALLED))],
+    )
+    for processes in PROCESSES:
+        each = "1 process" if processes == 1 else f"{processes} processes"
+        yield Trial(name, partial(behind_nginx, processes), [_summed(load(case=f"nginx, {each}"))])
+
+
+def _at(load: Load, path: str, envelope: Envelope, front: Front) -> Row:
+    return load.measure(replace(front, path=path, envelope=envelope))
+
+
+def _summed(load: Load) -> Load:
+    """Add to a row the CPU time that a request takes in all processes."""
+
+    def measure(front: Front) -> Row:
+        row = load.measure(front)
+        return {**row, "cpu_us": {"all": round(sum(row["cpu_us_per_request"].values()), 1)}}
+
+    return replace(load, measure=measure)
+
+
+def _stock(replies: bool) -> str:
+    """Return the queue of the stock worker that replies, or stores."""
+    return f"{_STOCK}-{'replies' if replies else 'stores'}"

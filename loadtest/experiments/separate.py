@@ -1,0 +1,154 @@
+"""Do slow tasks hold up quick ones? With a queue and a worker for each, and with one for both."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Event
+from typing import Any
+
+from loadtest import openloop, table, tenants
+from loadtest.bench import Bench, Front
+from loadtest.load import AROUND, Load, constant, see_that_schedules_were_kept
+from loadtest.report import Report
+from loadtest.stack import Stack
+from loadtest.summary import Row
+from loadtest.table import Column
+from loadtest.targets import Target, ratios
+from loadtest.tasks import Task
+from loadtest.trials import Trial, alternate
+
+DEFAULTS = {
+    "strategies": ["pika", "redis"],
+    "duration": 15,
+    "repeats": 3,
+    "checked": 200,
+    "task": Task(5),
+}
+
+#: Requests a second of the quick route, and of the slow one.
+QUICK, SLOW = 100, 40
+#: Threads of the worker that runs slow tasks: of five seconds each it ends 8 a second.
+SIZE = 40
+#: Seconds after which a request is a 504.
+DEADLINE = 10.0
+_LEAD = 2.0  # seconds that the flood is ahead
+
+_ROUTES = """\
+[[routes]]
+path = "/{queue}"
+task = "appserver.tasks.{task}"
+queue = "{queue}"
+
+[[routes]]
+path = "/one/{task}"
+task = "appserver.tasks.{task}"
+queue = "one"
+
+"""
+
+
+def run(options: argparse.Namespace, stack: Stack) -> Report:
+    """Send echoes at a constant rate, while more slow tasks come than can be ended."""
+    routes = ("quick", "echo"), ("slow", "sleep")
+    config = "".join(_ROUTES.format(queue=queue, task=task) for queue, task in routes)
+    bench = Bench(stack, deadline=DEADLINE, config=config)
+    report = Report("separate", versions=bench.versions())
+    report.options = {"worker_pool": f"threads:{SIZE}", "task_seconds": options.task.seconds}
+
+    @contextmanager
+    def start(name: str) -> Iterator[Front]:
+        with (
+            bench.worker("threads", SIZE, queues=["slow", "one"]),
+            bench.worker(queues=["celery", "quick"]),
+            bench.gateway(name) as front,
+        ):
+            yield front
+        for queue in ("slow", "one"):
+            tenants.purge(bench, queue, 0)
+
+    query = f"?seconds={options.task.seconds:g}"
+    cases = {
+        "apart, calm": ("/quick", ""),
+        "apart, flood": ("/quick", f"/slow{query}"),
+        "one queue, flood": ("/one/echo", f"/one/sleep{query}"),
+    }
+    trials = [
+        Trial(
+            name,
+            partial(start, name),
+            [_load(bench, options.duration, case, *paths) for case, paths in cases.items()],
+        )
+        for name in options.strategies
+    ]
+    alternate(trials, options, report)
+    see_that_schedules_were_kept(report)
+    p99 = "latency_ms", "p99"
+    for name in options.strategies:
+        apart = ratios(report.rows, p99, (name, "apart, flood"), (name, "apart, calm"))
+        one = ratios(report.rows, p99, (name, "one queue, flood"), (name, "apart, calm"))
+        report.judge(
+            Target(f"p99 with a flood / without, apart, {name}", apart, at_most=1.2),
+            Target(f"p99 with a flood / without, one queue, {name}", one),
+        )
+    report.columns = [
+        table.REQUESTS,
+        *table.LATENCIES,
+        Column("504s", ("unanswered",), total=True),
+        Column("slow ones", ("flood", "requests"), total=True),
+        Column("their 504s", ("flood", "unanswered"), total=True),
+        *table.FAULTS,
+    ]
+    report.charts = [("99th percentile of echoes, ms", "shorter is better", p99)]
+    report.remarks = [
+        f"{QUICK} echoes a second wait for their answers. flood: beside them, {SLOW} requests a "
+        f"second wait for tasks of {options.task.seconds:g} s, of which a worker with {SIZE} "
+        f"threads ends {SIZE / options.task.seconds:g} a second; the deadline is {DEADLINE:g} s. "
+        "apart: echoes have a queue and a worker of their own; one queue: the same gateway, one "
+        "queue and the worker with threads for both.",
+    ]
+    return report
+
+
+@dataclass
+class _Flood:
+    """Slow requests at a constant rate, for so many seconds."""
+
+    url: str
+    seconds: float
+    begun: Event = field(default_factory=Event)
+
+    def run(self) -> dict[str, int]:
+        with openloop.schedule(self.url, SLOW, self.seconds, round(SLOW * DEADLINE)) as client:
+            found = client.send(DEADLINE + 5, [(_LEAD, self.begun.set)])
+        return {"requests": found["requests"], "unanswered": found["errors"]["status"]}
+
+
+def _load(bench: Bench, seconds: float, case: str, path: str, beside: str) -> Load:
+    load = constant(bench, QUICK, seconds, case, path)
+
+    def alone(front: Front) -> Row:
+        row = load.measure(front)
+        # A 504 is what the flood does to an echo here, and no fault of the gateway.
+        late = row["errors_by_kind"].pop("status")
+        return {**row, "unanswered": late, "errors": row["errors"] - late}
+
+    def measure(front: Front) -> Row:
+        tenants.wait_until_idle(bench, ("quick", "slow", "one"))
+        if not beside:
+            return alone(front)
+        flood = _Flood(front.address + beside, _LEAD + seconds)
+        with ThreadPoolExecutor(1) as pool:
+            ended = pool.submit(flood.run)
+            flood.begun.wait(_LEAD + AROUND)
+            row = alone(front)
+            found: dict[str, Any] = ended.result()
+        for queue in ("slow", "one"):
+            tenants.purge(bench, queue, 0)
+        return {**row, "flood": found}
+
+    return Load(case, load.seconds + (_LEAD + DEADLINE if beside else 0), measure)

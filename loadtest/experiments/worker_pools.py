@@ -1,0 +1,44 @@
+"""Compare the worker's pools, behind the same gateway."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from loadtest.bench import Bench, Front
+from loadtest.load import closed
+from loadtest.report import Report
+from loadtest.stack import Stack
+from loadtest.trials import Trial, alternate
+
+DEFAULTS = {"strategies": ["pika", "redis"], "connections": [64]}
+
+#: Pool and its size: processes, threads, greenlets.
+POOLS = {"solo": 1, "prefork": 2, "threads": 8, "gevent": 64}
+
+
+def run(options: argparse.Namespace, stack: Stack) -> Report:
+    """Load each strategy before one worker of each pool."""
+    bench = Bench(stack)
+    report = Report("worker-pools", versions=bench.versions())
+
+    @contextmanager
+    def start(name: str, pool: str) -> Iterator[Front]:
+        with bench.worker(pool, POOLS[pool]), bench.gateway(name) as front:
+            yield front
+
+    trials = [
+        Trial(
+            name,
+            partial(start, name, pool),
+            [closed(bench, n, options.duration, options.threads, case=f"{pool}:{size}, {n} conns")],
+        )
+        for n in options.connections
+        for name in options.strategies
+        for pool, size in POOLS.items()
+    ]
+    alternate(trials, options, report)
+    report.remarks = ["Echo tasks, one worker: what a pool costs, and not what it is good for."]
+    return report

@@ -1,0 +1,1 @@
+"""Consumers of RabbitMQ by several drivers, and what its bindings and objects cost."""

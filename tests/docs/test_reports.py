@@ -1,0 +1,86 @@
+"""The documents show the committed reports, and say where these are of other code than ours."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from loadtest import figures
+from loadtest.machine import BESIDE, MEASURED, ROOT, measured_code
+from tests.docs.test_documents import text
+
+CHANGED = "(the measured code has changed since)"
+COMMIT = "<!-- cost commit -->\n<!-- /cost commit -->"
+
+
+@pytest.mark.parametrize("path", figures.written(), ids=lambda path: path.name)
+def test_documents_show_the_committed_reports(path: Path):
+    shown = path.read_text("utf-8")
+    assert figures.written()[path] == shown, "write them again: python -m loadtest.figures"
+
+
+def test_every_table_is_there():
+    shown = set(re.findall(r"<!-- (\w+) targets -->", text("docs/performance.md")))
+    assert shown == {
+        "cost", "peers", "slow", "waiting", "alone", "growth", "openloop", "soak", "capacity",
+        "fair", "separate",
+    }  # fmt: skip
+    assert text("README.md").count("<!-- strategies -->\n| strategy |") == 1
+
+
+def test_every_committed_report_is_named_with_its_commit():
+    link = r"\[Report\]\((?:docs/)?reports/([\w-]+)\.json\),\s+commit\s+`(\w+)`"
+    named = {
+        found
+        for path in figures.written()
+        if path.suffix == ".md"
+        for found in re.findall(link, path.read_text("utf-8"))
+    }
+    reports = {path.stem: json.loads(path.read_text()) for path in figures.REPORTS.glob("*.json")}
+    assert named == {(name, report["commit"][:10]) for name, report in reports.items()}
+
+
+@pytest.mark.parametrize(("code", "told"), [(measured_code(), 0), ("0" * 12, 1), (None, 1)])
+def test_a_report_of_other_code_is_called_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str | None, told: int
+):
+    # Given a report of this code, of another, or from before reports told,
+    report = json.loads((figures.REPORTS / "cost.json").read_text())
+    report["versions"] |= {"code": code} if code else {}
+    (tmp_path / "cost.json").write_text(json.dumps(report))
+    monkeypatch.setattr(figures, "REPORTS", tmp_path)
+
+    # when it is shown,
+    shown = figures.fill(COMMIT) + figures.fill(COMMIT.replace("commit", "targets"))
+
+    # then each place where it is says so.
+    assert shown.count(f"commit `{report['commit'][:10]}`") == 2
+    assert shown.count(CHANGED) == 2 * told
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of what is measured, without git."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in MEASURED:
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
+    return tmp_path
+
+
+def test_only_the_code_that_a_request_runs_through_counts(tree: Path):
+    same = measured_code()
+    assert measured_code(tree) == same
+    for name in ("gateway/notes.txt", *(f"{package}/more.py" for package in BESIDE)):
+        (tree / name).write_text("more\n")
+    assert measured_code(tree) == same
+    for name in ("gateway/relay/__init__.py", "appserver/more.py"):
+        with (tree / name).open("a") as file:
+            file.write("# more\n")
+        assert measured_code(tree) != same
+        same = measured_code(tree)
+    (tree / "appserver/more.py").rename(tree / "appserver/other.py")
+    assert measured_code(tree) != same

@@ -1,0 +1,174 @@
+"""What `gateway check` says of queues, workers and sources, by what servers have told."""
+
+from __future__ import annotations
+
+import pytest
+from pika.exceptions import ChannelClosedByBroker
+
+from gateway.cli.checks import configuration, queues, workers
+from gateway.cli.checks.finding import Finding, ranged
+from gateway.cli.checks.queues import Inspected, Seen
+from gateway.cli.checks.remote import Answers, Worker
+from gateway.config.settings import Config
+
+FAIR = {"path": "/", "queue": "orders", "fair_by": "remote"}
+NAMES = [f"orders.fair.{number}" for number in range(16)]
+MISSING = Inspected(None, ChannelClosedByBroker(404, "NOT_FOUND"))
+
+
+def told(finding: Finding) -> tuple[str, str, str]:
+    return finding.status, finding.check, finding.problem or finding.detail
+
+
+def judge(inspected: dict[str, Inspected], *routes: dict, consumed: tuple[str, ...] = ()):
+    return queues.judge(Config(routes=list(routes)), inspected, consumed)
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (["a"], "a"),
+        (["q.10", "q.9", "q.8"], "q.8 to q.10"),
+        (["q1", "q3", "r3", "r4"], "q1, q3, r3 to r4"),
+        (["b", "a", "q-0"], "a, b, q-0"),
+        (["1", "2", "2024-01", "x"], "1 to 2, 2024-01, x"),
+    ],
+)
+def test_names_with_successive_numbers_are_a_range(names, text):
+    assert ranged(names) == text
+
+
+# Fair queues ----------------------------------------------------------------------------
+
+
+def test_fair_queues_that_are_missing_are_one_line_that_says_what_to_start():
+    (finding,) = judge(dict.fromkeys(NAMES, MISSING), FAIR)
+    name = "queue orders.fair.0 to orders.fair.15"
+    assert told(finding) == ("fail", name, "there are no such queues")
+    assert finding.remedy == (
+        "start a worker: celery -A APP worker -Q orders (APP: yours, or appserver), with "
+        "GATEWAY_FAIR_QUEUES=orders:16 or appserver.setup(app, fair={'orders': 16})"
+    )
+
+
+def test_routes_with_the_same_fair_queues_are_one_line():
+    found = judge(dict.fromkeys(NAMES, MISSING), FAIR, {**FAIR, "path": "/other", "task": "t"})
+    assert len(found) == 1
+
+
+def test_fair_queues_that_workers_consume_are_one_line():
+    (finding,) = judge(dict.fromkeys(NAMES, Inspected(Seen(2, 3))), FAIR)
+    counts = "32 consumers, 48 messages waiting"
+    assert told(finding) == ("ok", "queue orders.fair.0 to orders.fair.15", counts)
+
+
+def test_of_fair_queues_those_with_the_same_problem_are_one_line():
+    inspected = dict.fromkeys(NAMES, Inspected(Seen(1, 0)))
+    inspected |= dict.fromkeys(NAMES[12:], MISSING) | dict.fromkeys(
+        NAMES[:2], Inspected(Seen(0, 4))
+    )
+    assert [told(finding) for finding in judge(inspected, FAIR)] == [
+        (
+            "fail",
+            "queue orders.fair.0 to orders.fair.1",
+            "no worker consumes them, with 8 messages waiting",
+        ),
+        ("fail", "queue orders.fair.12 to orders.fair.15", "there are no such queues"),
+    ]
+
+
+def test_fair_queues_of_another_type_are_one_line_whose_remedy_is_for_each():
+    text = "inequivalent arg 'x-queue-type' for queue 'orders.fair.0' in vhost '/': received "
+    text += "'classic' but current is 'quorum'"
+    other = Inspected(Seen(1, 0), ChannelClosedByBroker(406, f"PRECONDITION_FAILED - {text}"))
+    (finding,) = judge(dict.fromkeys(NAMES, other), FAIR)
+    name = "queue orders.fair.0 to orders.fair.15"
+    assert (finding.status, finding.check) == ("fail", name)
+    assert finding.remedy == (
+        'set queue_type = "quorum" in the route, or delete it once it is empty: rabbitmqctl '
+        "delete_queue orders.fair.0 --if-empty (and so each of orders.fair.0 to orders.fair.15)"
+    )
+
+
+def test_listed_fair_queues_are_one_line():
+    names = ["alpha", "beta", "gamma", "delta"]
+    route = {"path": "/", "fair_by": "remote", "queues": names}
+    (finding,) = judge(dict.fromkeys(names, MISSING), route)
+    assert finding.check == "queue alpha, beta, delta and 1 more"
+    assert "-Q alpha,beta,gamma,delta (" in finding.remedy
+    assert finding.remedy.endswith(", with GATEWAY_FAIR_QUEUES=alpha,beta,gamma,delta")
+
+
+def test_the_worker_that_is_missing_altogether_is_told_with_the_fair_queues():
+    config = Config(routes=[FAIR, {"path": "/plain"}])
+    none, *_ = workers.judge(config, {}, Answers(reachable=False))
+    assert none.remedy == (
+        "start one: celery -A APP worker -Q celery,orders (APP: yours, or appserver), with "
+        "GATEWAY_FAIR_QUEUES=orders:16"
+    )
+
+
+def test_workers_of_fair_queues_that_do_not_answer_are_one_line():
+    config, seen = Config(routes=[FAIR]), dict.fromkeys(NAMES, Seen(2, 0))
+    has = Worker(set(NAMES), {"api.core.main"}, {}, False)
+    silent, task = workers.judge(config, seen, Answers({"w1": has}))
+    assert silent.problem.startswith("16 of 32 consumers of orders.fair.0 to orders.fair.15 did")
+    assert told(task) == ("ok", "task api.core.main", "")
+    idle = Worker({"elsewhere"}, {"api.core.main"}, {}, False)
+    *_, task = workers.judge(config, seen, Answers({"w1": idle}))
+    lacking = "no worker that answers consumes orders.fair.0 to orders.fair.15; w1 has it"
+    assert told(task) == ("fail", "task api.core.main", lacking)
+
+
+# Names that are similar -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("queue", "consumed", "meant"),
+    [
+        ("ordres", ("orders", "celery"), "orders"),
+        ("celry", ("orders", "celery"), "celery"),
+        ("orders", ("order.fair.0", "order.fair.1"), "order"),
+        ("orders", ("celery",), ""),
+        ("orders", (), ""),
+    ],
+)
+@pytest.mark.parametrize("inspected", [MISSING, Inspected(Seen(0, 0))], ids=["missing", "idle"])
+def test_a_queue_without_a_worker_is_told_with_the_similar_one(queue, consumed, meant, inspected):
+    (finding,) = judge({queue: inspected}, {"path": "/", "queue": queue}, consumed=consumed)
+    start = f"start a worker: celery -A APP worker -Q {queue} (APP: yours, or appserver)"
+    hint = f"did you mean {meant}? Otherwise " if meant else ""
+    assert (finding.status, finding.remedy) == ("fail", hint + start)
+
+
+def test_a_fair_queue_is_not_told_with_those_of_its_own_route():
+    inspected = {**dict.fromkeys(NAMES, MISSING), NAMES[0]: Inspected(Seen(1, 0))}
+    (finding,) = judge(inspected, FAIR, consumed=("orders",))
+    assert "did you mean" not in finding.remedy
+
+
+# Sources --------------------------------------------------------------------------------
+
+
+def test_sources_whose_body_is_not_signed_are_one_warning():
+    secret = {"secrets": "sesame"}
+    sources = {
+        "forge": {"scheme": "gitlab", **secret},
+        "bot": {"scheme": "telegram", **secret, "tolerance": 0},
+        "hub": {"scheme": "github", **secret},
+        "partner": {
+            "scheme": "hmac",
+            **secret,
+            "header": "X-S",
+            "signed": "{id}",
+            "id_header": "X",
+        },
+    }
+    found = configuration.sources(Config(sources=sources))
+    assert [told(finding)[:2] for finding in found] == [
+        ("warn", "source bot"),
+        ("ok", "source hub"),
+        ("warn", "source forge (gitlab), bot (telegram), partner (hmac)"),
+    ]
+    assert "the body is not signed" in found[-1].problem and "use TLS" in found[-1].remedy
+    assert "sesame" not in str(found)
