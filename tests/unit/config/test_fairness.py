@@ -113,9 +113,10 @@ def test_each_pointer_tells_publishers_apart(place, one, other):
     assert choose(one) != choose(other)
 
 
-def test_a_routes_queues_have_the_names_that_workers_consume():
-    route = Route(path="/", queue="orders", fair_by="remote", fair_queues=5)
-    assert route.queue_names == fair_names("orders", 5)
+@pytest.mark.parametrize("number", [FEWEST, 5, MOST])
+def test_a_routes_queues_have_the_names_that_workers_consume(number):
+    route = Route(path="/", queue="orders", fair_by="remote", fair_queues=number)
+    assert route.queue_names == fair_names("orders", number)
     message = route.message(delivery(), "id", store=False, persistent=False, expires=None)
     assert message.queue in route.fair_pair(delivery())
 

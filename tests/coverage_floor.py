@@ -1,0 +1,93 @@
+"""Measure what tests take of gateway/ and appserver/, and compare it with tests/uncovered.toml.
+
+Each file may have as many statements and branches that no test takes as are written there, and a
+file that is not there may have none. What some runs take and others do not depends on timing:
+where a file has more, everything is run once more, and what either run took counts.
+
+Arguments are handed to pytest. Whether tests pass is not judged here: some need the speed that
+measuring takes away, and `make test` judges them all.
+
+Exit codes: 0 no file has more; 1 some have; 2 nothing was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DATA = ROOT / "build" / "coverage"
+ALLOWED = Path(__file__).with_name("uncovered.toml")
+HEAD = """\
+# How many statements and branches of each file no test takes, or only some runs do, as they depend
+# on timing. `make coverage` fails where a file has more: write a test, or say in the commit why the
+# number has to grow. `make coverage ARGS=--allow` writes what was found.
+"""
+RUNS = 2
+
+log = logging.getLogger("coverage")
+
+
+def measure(arguments: list[str]) -> None:
+    """Run the tests, and add what they take to what was measured before."""
+    processes = ["-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"]
+    coverage("run", "-m", "pytest", *processes, *arguments)
+    coverage("combine", "--quiet", "--append")
+
+
+def coverage(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+    environ = {**os.environ, "REQUIRE_SERVERS": "1"}
+    return subprocess.run([sys.executable, "-m", "coverage", *arguments], cwd=ROOT, env=environ)
+
+
+def missing() -> dict[str, int]:
+    """Return how many statements and branches of each file were not taken so far."""
+    report = DATA / "report.json"
+    coverage("json", "--quiet", "--fail-under=0", "-o", str(report))
+    files = json.loads(report.read_text())["files"]
+    summaries = {name: file["summary"] for name, file in files.items()}
+    return {name: s["missing_lines"] + s["missing_branches"] for name, s in summaries.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--allow", action="store_true", help="write what is missing to the file")
+    options, arguments = parser.parse_known_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    allowed: dict[str, int] = tomllib.loads(ALLOWED.read_text())
+    shutil.rmtree(DATA, ignore_errors=True)
+    DATA.mkdir(parents=True)
+    for _ in range(RUNS):
+        measure(arguments)
+        if not (DATA / "data").exists():
+            log.error("nothing was measured: see pytest's output above")
+            return 2
+        found = missing()
+        more = {name: n for name, n in found.items() if n > allowed.get(name, 0)}
+        if not more or options.allow:
+            break
+        log.info("not taken in this run: %s; the tests are run once more", ", ".join(more))
+    if options.allow:
+        kept = {name: n for name, n in allowed.items() if name in found}
+        lines = [f'"{name}" = {n}\n' for name, n in sorted({**kept, **more}.items())]
+        ALLOWED.write_text(HEAD + "".join(lines))
+        return 0
+    coverage("report")
+    for name, number in more.items():
+        log.error(
+            "%s: no test takes %d statements and branches, and %d are allowed: "
+            ".venv/bin/coverage report --include=%s lists them, and %s says what may be done",
+            name, number, allowed.get(name, 0), name, ALLOWED.relative_to(ROOT),
+        )  # fmt: skip
+    return int(bool(more))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
