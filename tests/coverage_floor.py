@@ -2,10 +2,10 @@
 
 Each file may have as many statements and branches that no test takes as are written there, and a
 file that is not there may have none. What some runs take and others do not depends on timing:
-where a file has more, everything is run once more, and what either run took counts.
+where a file has more, everything is run again, and what any of the runs took counts.
 
-Arguments are handed to pytest. Whether tests pass is not judged here: some need the speed that
-measuring takes away, and `make test` judges them all.
+Other arguments are handed to pytest. Whether tests pass is not judged here: some need the speed
+that measuring takes away, and `make test` judges them all.
 
 Exit codes: 0 no file has more; 1 some have; 2 nothing was measured.
 """
@@ -26,11 +26,12 @@ ROOT = Path(__file__).parents[1]
 DATA = ROOT / "build" / "coverage"
 ALLOWED = Path(__file__).with_name("uncovered.toml")
 HEAD = """\
-# How many statements and branches of each file no test takes, or only some runs do, as they depend
-# on timing. `make coverage` fails where a file has more: write a test, or say in the commit why the
-# number has to grow. `make coverage ARGS=--allow` writes what was found.
+# How many statements and branches of each file may be such that no test takes them. That is a few
+# more than were found, as some are taken in some runs only. `make coverage` fails where a file has
+# more: write a test, or say in the commit why the number has to grow. `make coverage ARGS=--allow`
+# raises the numbers to what it finds.
 """
-RUNS = 2
+RUNS = 3
 
 log = logging.getLogger("coverage")
 
@@ -56,27 +57,40 @@ def missing() -> dict[str, int]:
     return {name: s["missing_lines"] + s["missing_branches"] for name, s in summaries.items()}
 
 
+def allowance(missing: int) -> int:
+    """Return how many a file may have of which so many were found in one run."""
+    return missing + 2 + missing // 10 if missing else 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--allow", action="store_true", help="write what is missing to the file")
+    parser.add_argument("--of", action="append", metavar="FILE", help="judge this file only")
     options, arguments = parser.parse_known_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     allowed: dict[str, int] = tomllib.loads(ALLOWED.read_text())
     shutil.rmtree(DATA, ignore_errors=True)
     DATA.mkdir(parents=True)
-    for _ in range(RUNS):
+    for _ in range(1 if options.of else RUNS):
         measure(arguments)
         if not (DATA / "data").exists():
             log.error("nothing was measured: see pytest's output above")
             return 2
         found = missing()
-        more = {name: n for name, n in found.items() if n > allowed.get(name, 0)}
+        judged = options.of or found
+        if unknown := [name for name in judged if name not in found]:
+            log.error("--of: no file of gateway/ or appserver/: %s", ", ".join(unknown))
+            return 2
+        more = {name: n for name in judged if (n := found[name]) > allowed.get(name, 0)}
         if not more or options.allow:
             break
-        log.info("not taken in this run: %s; the tests are run once more", ", ".join(more))
+        log.info(
+            "more than allowed is not taken yet in %s; the tests are run again", ", ".join(more)
+        )
     if options.allow:
         kept = {name: n for name, n in allowed.items() if name in found}
-        lines = [f'"{name}" = {n}\n' for name, n in sorted({**kept, **more}.items())]
+        kept |= {name: allowance(n) for name, n in more.items()}
+        lines = [f'"{name}" = {n}\n' for name, n in sorted(kept.items())]
         ALLOWED.write_text(HEAD + "".join(lines))
         return 0
     coverage("report")
