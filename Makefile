@@ -51,7 +51,7 @@ newest: install ## test with the newest version of everything, whatever our uppe
 
 wheel: install ## install the wheel into clean environments, with each Celery (needs a network)
 	tests/install-servers.sh
-	REQUIRE_SERVERS=1 .venv/bin/python -m pytest -n 0 tests/wheel -o faulthandler_timeout=1200 $(ARGS)
+	REQUIRE_SERVERS=1 .venv/bin/python -m pytest -n 0 tests/wheel --timeout 1200 $(ARGS)
 
 matrix: ## install and test on Debian 12, 13 and testing, as root (ARGS="debian-13 --pytest '-k redis'")
 	$(PYTHON) tests/matrix.py $(ARGS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
 from threading import Event
@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from loadtest import client, machine, openloop, wrk
 from loadtest.bench import Bench, Front
+from loadtest.beside import beside
 from loadtest.report import Report
 from loadtest.summary import Row, case_of
 from loadtest.table import PROCESSES
@@ -108,13 +109,13 @@ def watched(load: Load, front: Front, watch: Callable[[Event], _T]) -> tuple[Row
     It runs meanwhile, in a thread of its own; the event tells it that the load has ended.
     """
     ended = Event()
-    with ThreadPoolExecutor(1) as pool:
-        found = pool.submit(watch, ended)
-        try:
-            row = load.measure(front)
-        finally:
-            ended.set()
-        return row, found.result()
+    found = beside(partial(watch, ended))
+    try:
+        row = load.measure(front)
+    finally:
+        ended.set()
+        wait([found])
+    return row, found.result()
 
 
 def see_that_schedules_were_kept(report: Report) -> None:

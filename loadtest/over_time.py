@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from time import monotonic
 from typing import Any, Self
 
+from loadtest.beside import beside
 from loadtest.plot import Plot, Point
 from loadtest.stack import Measurable
 from loadtest.summary import Row, case_of, figure
@@ -30,7 +30,6 @@ class OverTime:
     ):
         self._servers, self._every, self._connections = servers, every, connections
         self._ended = Event()
-        self._pool = ThreadPoolExecutor(1)
         self.series: dict[str, Any] = {
             "seconds": [],
             **{kind: {name: [] for name in servers} for kind in ("cpu_percent", "rss_mb")},
@@ -38,14 +37,14 @@ class OverTime:
         }
 
     def __enter__(self) -> Self:
-        self._sampling = self._pool.submit(self._sample)
+        self._sampling = beside(self._sample)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._ended.set()
-        self._pool.shutdown()
-        if exc_info[0] is None:
-            self._sampling.result()
+        error = self._sampling.exception()
+        if error is not None and exc_info[0] is None:
+            raise error
 
     def _sample(self) -> None:
         series, began = self.series, monotonic()

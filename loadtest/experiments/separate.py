@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Event
-from typing import Any
 
 from loadtest import openloop, table, tenants
 from loadtest.bench import Bench, Front
+from loadtest.beside import beside
 from loadtest.load import AROUND, Load, constant, see_that_schedules_were_kept
 from loadtest.report import Report
 from loadtest.stack import Stack
@@ -128,7 +128,7 @@ class _Flood:
         return {"requests": found["requests"], "unanswered": found["errors"]["status"]}
 
 
-def _load(bench: Bench, seconds: float, case: str, path: str, beside: str) -> Load:
+def _load(bench: Bench, seconds: float, case: str, path: str, slow: str) -> Load:
     load = constant(bench, QUICK, seconds, case, path)
 
     def alone(front: Front) -> Row:
@@ -139,16 +139,18 @@ def _load(bench: Bench, seconds: float, case: str, path: str, beside: str) -> Lo
 
     def measure(front: Front) -> Row:
         tenants.wait_until_idle(bench, ("quick", "slow", "one"))
-        if not beside:
+        if not slow:
             return alone(front)
-        flood = _Flood(front.address + beside, _LEAD + seconds)
-        with ThreadPoolExecutor(1) as pool:
-            ended = pool.submit(flood.run)
+        flood = _Flood(front.address + slow, _LEAD + seconds)
+        ended = beside(flood.run)
+        try:
             flood.begun.wait(_LEAD + AROUND)
             row = alone(front)
-            found: dict[str, Any] = ended.result()
+        finally:
+            wait([ended])
+        found = ended.result()
         for queue in ("slow", "one"):
             tenants.purge(bench, queue, 0)
         return {**row, "flood": found}
 
-    return Load(case, load.seconds + (_LEAD + DEADLINE if beside else 0), measure)
+    return Load(case, load.seconds + (_LEAD + DEADLINE if slow else 0), measure)

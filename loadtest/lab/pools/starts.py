@@ -6,13 +6,15 @@ All these workers wait and use no CPU meanwhile, so they run at the same time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic, sleep
 
 from gateway.stack import StackError
 from loadtest.bench import Bench
+from loadtest.beside import beside
 from loadtest.lab.pools.chords import Outcome, Producer, Work, producer, unique
 from loadtest.lab.pools.worker import (
     COMMAND,
@@ -151,8 +153,9 @@ def measure(
         if not runs:
             return []
         send = exit_.enter_context(producer(bench.broker.url, bench.redis.url))
-        with ThreadPoolExecutor(len(runs)) as threads:
-            list(threads.map(lambda run: _start(stack, bench, run), runs))
+        started = wait([beside(partial(_start, stack, bench, run)) for run in runs])
+        for each in started.done:
+            each.result()
         for run in runs:
             if run.worker:
                 exit_.callback(send.purge, run.work)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from threading import Event
@@ -19,6 +18,7 @@ from typing import Any, Protocol, Self
 
 import psutil
 
+from loadtest.beside import beside
 from loadtest.plot import Point
 
 #: Seconds between two samples. The clock of a process' CPU time has ticks of 10 ms.
@@ -56,17 +56,16 @@ class Watch:
         #: Of each process that was seen, its seconds of CPU time and megabytes at each sample.
         self._seen: dict[psutil.Process, dict[int, tuple[float, float]]] = {}
         self._ended = Event()
-        self._thread = ThreadPoolExecutor(1)
 
     def __enter__(self) -> Self:
-        self._sampling = self._thread.submit(self._run)
+        self._sampling = beside(self._run)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._ended.set()
-        self._thread.shutdown()
-        if exc_info[0] is None:
-            self._sampling.result()
+        error = self._sampling.exception()
+        if error is not None and exc_info[0] is None:
+            raise error
 
     @property
     def series(self) -> Series:
