@@ -1,27 +1,31 @@
-"""List, show and replay what was received, where `journal` is set."""
+"""List, show, watch and replay what was received, where `journal` is set."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import json
+import re
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import aclosing
-from datetime import datetime
-from fnmatch import fnmatchcase
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from gateway.celery_message import TaskIds
 from gateway.cli.serve import configure
 from gateway.config.settings import Config
-from gateway.errors import ConfigError, GatewayError, NotConfirmed, RequestError
-from gateway.journal.replay import outcomes, publishing
-from gateway.journal.store import GONE, Entry, entries
+from gateway.errors import ConfigError, GatewayError
+from gateway.journal.entry import STATES, Entry
+from gateway.journal.reading import Filter, Reader, changes, reading, status
+from gateway.journal.replay import Replays, outcomes, publishing
 from gateway.outcome import SUCCESS, Outcome
+from gateway.stores import result_store
 
-_LINE = "{:<24} {:<36} {:>6} {:>9}  {} {}"
+_LINE = "{:<24} {:<36} {:<13} {:>6} {:>9}  {} {}"
+_HEAD = _LINE.format("received", "delivery", "state", "status", "ms", "route", "event")
+_AGO = re.compile(r"(\d+)([smhd])").fullmatch
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 Work = Callable[[argparse.Namespace, Config], Coroutine[None, None, int]]
 
@@ -32,21 +36,40 @@ def options(parser: argparse.ArgumentParser) -> None:
     common.add_argument("--strategy", help="as for serve")
     common.add_argument("--broker", metavar="URL", dest="broker_url", help="as for serve")
     common.add_argument("--result-backend", metavar="URL", help="as for serve")
-    commands = parser.add_subparsers(metavar="list|show|replay", required=True)
+    wanted = argparse.ArgumentParser(add_help=False)
+    wanted.add_argument("--state", metavar="STATE,...", type=_states, default=frozenset(),
+                        help=f"only in one of these states: {', '.join(STATES)}")  # fmt: skip
+    wanted.add_argument("--status", metavar="502|5xx|gone", default="", help="only so answered")
+    wanted.add_argument("--route", metavar="PATH", default="", help="only of this route; `*`: any")
+    wanted.add_argument("--source", metavar="NAME", default="", help="only of this source")
+    wanted.add_argument("--event", metavar="EVENT", default="", help="only this event; `*`: any")
+    for name, word in (("--since", "after"), ("--until", "before")):
+        text = f"only received {word} this: 2026-01-31T12:00Z, or 15m, 2h, 7d ago"
+        wanted.add_argument(name, metavar="TIME", type=_time, help=text)
+    wanted.add_argument("--text", default="", help="only with this text in the call or the error")
+    commands = parser.add_subparsers(metavar="list|show|watch|replay", required=True)
 
-    listing = commands.add_parser("list", parents=[common], help="the newest first")
-    listing.add_argument("--route", metavar="PATH", help="only of this route")
-    listing.add_argument("--status", metavar="502|5??", default="*", help="only with this status")
+    listing = commands.add_parser("list", parents=[common, wanted], help="the newest first")
     listing.add_argument("--limit", metavar="N", type=int, default=20, help="at most so many (20)")
     listing.add_argument("--json", action="store_true", help="an object a line")
     listing.set_defaults(work=_list)
 
     show = commands.add_parser("show", parents=[common], help="all that is known of one")
-    show.add_argument("ids", metavar="ID", nargs=1, help="a delivery's id")
+    show.add_argument("id", metavar="ID", help="a delivery's id")
     show.set_defaults(work=_show)
 
-    replay = commands.add_parser("replay", parents=[common], help="run them again, as other tasks")
-    replay.add_argument("ids", metavar="ID", nargs="+", help="deliveries' ids")
+    watch = commands.add_parser("watch", parents=[common, wanted], help="each when it changes")
+    watch.add_argument("--json", action="store_true", help="an object a line")
+    watch.set_defaults(work=_watch)
+
+    replay = commands.add_parser(
+        "replay", parents=[common, wanted], help="run them again, as other tasks"
+    )
+    replay.add_argument("ids", metavar="ID", nargs="*", help="deliveries' ids; without: a filter")
+    replay.add_argument("--dry-run", action="store_true", help="list what would be replayed")
+    replay.add_argument("--yes", action="store_true", help="do not ask before a filter's replay")
+    replay.add_argument("--again", action="store_true", help="also those of an interrupted replay")
+    replay.add_argument("--rate", metavar="N", type=_positive, help="at most so many a second")
     replay.add_argument(
         "--wait", metavar="SECONDS", type=float, default=10.0, help="for the results (10)"
     )
@@ -61,18 +84,46 @@ def run(arguments: argparse.Namespace) -> int:
     return asyncio.run(work(arguments, config))
 
 
+def _states(text: str) -> frozenset[str]:
+    states = frozenset(text.split(","))
+    if unknown := states - set(STATES):
+        raise argparse.ArgumentTypeError(
+            f"{', '.join(sorted(unknown))}: is none of {', '.join(STATES)}"
+        )
+    return states
+
+
+def _time(text: str) -> datetime:
+    if ago := _AGO(text):
+        return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text}: is no time such as 2026-01-31T12:00Z, nor 15m, 2h or 7d"
+        ) from None
+
+
+def _positive(text: str) -> float:
+    rate = float(text)
+    if not 0 < rate < 1e6:
+        raise argparse.ArgumentTypeError(f"{text}: is no rate above 0")
+    return rate
+
+
+def _filter(arguments: argparse.Namespace) -> Filter:
+    names = ("status", "route", "source", "event", "since", "until", "text")
+    return Filter(arguments.state, **{name: getattr(arguments, name) for name in names})
+
+
 async def _list(arguments: argparse.Namespace, config: Config) -> int:
     number = 0
-    async with aclosing(entries(config)) as every:
-        async for entry in every:
+    async with reading(config) as reader, aclosing(reader.find(_filter(arguments))) as found:
+        async for entry in found:
             if number == arguments.limit:
                 break
-            if arguments.route not in (None, entry.delivery["route"]):
-                continue
-            if not fnmatchcase(_status(entry), arguments.status):
-                continue
             if not number and not arguments.json:
-                print(_LINE.format("received", "delivery", "status", "ms", "route", "event"))
+                print(_HEAD)
             number += 1
             print(_json(_about(entry)) if arguments.json else _line(entry))
     if not number and arguments.limit:
@@ -84,7 +135,8 @@ async def _list(arguments: argparse.Namespace, config: Config) -> int:
 
 
 async def _show(arguments: argparse.Namespace, config: Config) -> int:
-    (entry,) = await _find(config, arguments.ids)
+    async with reading(config) as reader:
+        (entry,) = await _get(reader, [arguments.id])
     args, kwargs = entry.arguments()
     match args:
         case [dict(), dict(), body] if not kwargs:  # what a route without `args` and `kwargs` gives
@@ -98,51 +150,101 @@ async def _show(arguments: argparse.Namespace, config: Config) -> int:
     return 0
 
 
+async def _watch(arguments: argparse.Namespace, config: Config) -> int:
+    wanted = _filter(arguments)
+    async with reading(config) as reader, aclosing(changes(config)) as changed:
+        async for delivery_id in changed:
+            if not delivery_id:
+                if not arguments.json:
+                    print(_HEAD, flush=True)
+                continue
+            entry = await reader.get(delivery_id)
+            if entry is not None and wanted.takes(entry):
+                print(_json(_about(entry)) if arguments.json else _line(entry), flush=True)
+    return 0
+
+
 async def _replay(arguments: argparse.Namespace, config: Config) -> int:
-    chosen = await _find(config, arguments.ids)
-    ids, taken, well = TaskIds(), {}, True
-    async with publishing(config) as publish:
-        for entry in chosen:
-            if not entry.sendable:
-                print(f"{entry.id} cannot be replayed, as it had no message: {_shown(entry.error)}")
+    wanted = _filter(arguments)
+    if bool(arguments.ids) == (wanted != Filter()):
+        raise GatewayError("name the deliveries to replay, or say by options which: --state failed")
+    async with reading(config) as reader:
+        if arguments.ids:
+            ids = [entry.id for entry in await _get(reader, arguments.ids)]
+        else:
+            async with aclosing(reader.find(wanted)) as found:
+                ids = [entry.id async for entry in found][::-1]  # in the order of their arrival
+        if arguments.dry_run:
+            print(_HEAD)
+            for delivery_id in ids:
+                if entry := await reader.get(delivery_id):
+                    print(_line(entry))
+            print(f"{len(ids)} would be replayed", file=sys.stderr)
+            return 0
+        if not ids:
+            print("gateway: no such deliveries", file=sys.stderr)
+            return 0
+        if not arguments.ids and not arguments.yes and not _agreed(len(ids)):
+            print("gateway: nothing was replayed", file=sys.stderr)
+            return 1
+        return await _publish(arguments, config, reader, ids)
+
+
+def _agreed(number: int) -> bool:
+    """Ask whether so many deliveries are to be replayed; without a terminal that takes --yes."""
+    if not sys.stdin.isatty():
+        raise GatewayError(f"{number} deliveries would be replayed: say --yes, or see --dry-run")
+    return input(f"Replay {number} deliveries? [y/N] ").strip().lower() in ("y", "yes")
+
+
+async def _publish(
+    arguments: argparse.Namespace, config: Config, reader: Reader, ids: Iterable[str]
+) -> int:
+    taken: dict[str, str] = {}
+    well = True
+    async with (
+        result_store.asking(config, config.state) as ask,
+        publishing(config) as publish,
+    ):
+        replays = Replays(config, ask, publish)
+        due = asyncio.get_running_loop().time()
+        for delivery_id in ids:
+            entry = await reader.get(delivery_id)
+            if entry is None:
+                print(f"{delivery_id} is not in the journal any more")
                 well = False
                 continue
-            task_id = ids.new()
-            try:
-                await publish(entry, task_id)
-            except NotConfirmed:
-                print(f"{entry.id} not confirmed, but may run: task {task_id}")
-                well = False
-            except RequestError as exc:
-                print(f"{entry.id} not taken: {exc}")
+            begun = await replays.run(entry, arguments.again)
+            if begun.problem:
+                task = f": task {begun.task_id}" if begun.task_id else ""
+                print(_shown(f"{delivery_id} {begun.problem}{task}"), flush=True)
                 well = False
             else:
-                print(f"{entry.id} taken: task {task_id}")
-                taken[task_id] = entry.id
-    async for task_id, outcome in outcomes(config, list(taken), arguments.wait):
-        print(f"{taken.pop(task_id)} {_outcome_text(outcome)}")
-        well = well and outcome.state == SUCCESS
-    for entry_id in taken.values():
-        print(f"{entry_id} no result" + (f" in {arguments.wait:g} s" if config.results else ""))
+                print(f"{delivery_id} taken: task {begun.task_id}", flush=True)
+                taken[begun.task_id] = delivery_id
+            if arguments.rate:
+                due += 1 / arguments.rate
+                await asyncio.sleep(due - asyncio.get_running_loop().time())
+        async for task_id, outcome in outcomes(config, list(taken), arguments.wait):
+            delivery_id = taken.pop(task_id)
+            await replays.settle(delivery_id, task_id, outcome)
+            print(f"{delivery_id} {_outcome_text(outcome)}")
+            well = well and outcome.state == SUCCESS
+    for delivery_id in taken.values():
+        print(f"{delivery_id} no result" + (f" in {arguments.wait:g} s" if config.results else ""))
     return 0 if well and not taken else 1
 
 
-async def _find(config: Config, ids: list[str]) -> list[Entry]:
+async def _get(reader: Reader, ids: list[str]) -> list[Entry]:
     """Return the deliveries with these `ids`, in their order.
 
     Raises `GatewayError` where one is missing.
     """
-    found: dict[str, Entry] = {}
-    async with aclosing(entries(config)) as every:
-        async for entry in every:
-            if entry.id in ids:
-                found[entry.id] = entry
-                if len(found) == len(set(ids)):
-                    break
-    missing = [each for each in ids if each not in found]
+    found = {each: await reader.get(each) for each in ids}
+    missing = [each for each, entry in found.items() if entry is None]
     if missing:
         raise GatewayError(f"no such delivery in the journal: {', '.join(missing)}")
-    return [found[each] for each in dict.fromkeys(ids)]
+    return [entry for entry in found.values() if entry is not None]
 
 
 def _line(entry: Entry) -> str:
@@ -151,23 +253,24 @@ def _line(entry: Entry) -> str:
     at = received.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     milliseconds = f"{entry.seconds * 1e3:,.1f}"
     route, event = delivery["route"], delivery["event"]
-    return _shown(_LINE.format(at, entry.id, _status(entry), milliseconds, route, event).rstrip())
+    line = (at, entry.id, entry.state, status(entry), milliseconds, route, event)
+    return _shown(_LINE.format(*line).rstrip())
 
 
 def _about(entry: Entry) -> dict[str, Any]:
     return {
         **entry.delivery,
+        "state": entry.state,
         "task": entry.task,
         "task_id": entry.task_id,
         "queue": entry.queue,
         "status": entry.status or None,
         "seconds": entry.seconds,
         "error": entry.error,
+        "ended_at": entry.ended_at,
+        "replays": entry.replays,
+        "replaying": entry.replaying,
     }
-
-
-def _status(entry: Entry) -> str:
-    return "gone" if entry.status == GONE else str(entry.status)
 
 
 def _outcome_text(outcome: Outcome) -> str:

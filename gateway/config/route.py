@@ -57,6 +57,7 @@ class Route(TaskSettings):
     retry_after: Seconds = 0.0
     fallback: str | None = None
     prefer: bool = False
+    journal: bool = True
     idempotency: Annotated[str, _idempotency] = "auto"
     idempotency_scope: Literal["caller", "route"] = "caller"
     final: str = "below 500, but 408, 425, 429"

@@ -69,6 +69,8 @@ class Config(Model):
     idempotency_window: float = Field(86_400.0, gt=0, le=30 * 86_400)
     max_kept_answer: int = Field(2_048, ge=0, le=1024 * 1024)
     journal: int = Field(0, ge=0, le=10_000_000)
+    journal_bytes: int = Field(256 * 1024 * 1024, ge=1024)
+    journal_age: float = Field(7 * 86_400.0, ge=1, le=366 * 86_400)
     log_requests: bool = False
     public_url: str | None = None
     secret_key: SecretStr | None = Field(None, min_length=16)

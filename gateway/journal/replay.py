@@ -6,18 +6,24 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from time import monotonic
 
 from gateway.amqp import broker
 from gateway.amqp.publishers import publisher_for
-from gateway.celery_message import decode_result
+from gateway.celery_message import TaskIds, decode_result
 from gateway.config.settings import Config
 from gateway.errors import BrokerUnavailable, NotConfirmed, Rejected, RequestError, Unroutable
-from gateway.journal.store import Entry
+from gateway.journal import scripts
+from gateway.journal.entry import Entry, ended
+from gateway.journal.follower import FIRST_LOOK
+from gateway.journal.keys import Keys
 from gateway.metrics import Metrics
 from gateway.outcome import Outcome
 from gateway.pending_task import PendingTask
 from gateway.stores import result_store
+from gateway.stores.result_store import Ask
 
 _PAUSE = 0.1  # seconds between queries
 
@@ -93,3 +99,76 @@ async def outcomes(
             if monotonic() >= end:
                 return
             await asyncio.sleep(_PAUSE)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """How the replay of a delivery has begun: as the task ``task_id``, or why not.
+
+    With both, it is not known whether the broker has the task.
+    """
+
+    delivery_id: str
+    task_id: str = ""
+    problem: str = ""
+
+
+class Replays:
+    """Replays deliveries, and writes that to the journal: none is replayed twice unnoticed.
+
+    What is about to be published is written before, and whether it was taken, after. Where a
+    replay was interrupted in between, the next one says so, and publishes nothing unless it is
+    asked for `again`; then it does so under the same task id.
+    """
+
+    def __init__(self, config: Config, ask: Ask, publish: Publish):
+        self._keys = Keys(config)
+        self._ask = ask
+        self._publish = publish
+        self._ids = TaskIds()
+
+    async def run(self, entry: Entry, again: bool = False) -> Replay:
+        """Publish a delivery, and return when the broker has confirmed or refused it.
+
+        Raises `gateway.errors.GatewayError` where the journal's Redis does not answer.
+        """
+        if not entry.sendable:
+            why = f"cannot be replayed, as it had no message: {entry.error}"
+            return Replay(entry.id, problem=why)
+        task_id = self._ids.new()
+        begun = await self._ask(
+            "EVAL", scripts.BEGIN_REPLAY, 1, self._keys.of(entry.id), task_id, entry.task_id
+        )
+        if begun is not None:
+            other = begun.decode()
+            if other != entry.replaying:
+                return Replay(entry.id, problem=f"another replay has just begun it: task {other}")
+            if not again:
+                why = "an earlier replay was interrupted, and may run; --again publishes it again"
+                return Replay(entry.id, other, why)
+            task_id = other
+        try:
+            await self._publish(entry, task_id)
+        except NotConfirmed:
+            return Replay(entry.id, task_id, "not confirmed, but may run")
+        except RequestError as exc:
+            await self._end(entry, task_id, taken=False)
+            return Replay(entry.id, problem=f"not taken: {exc}")
+        await self._end(entry, task_id, taken=True)
+        return Replay(entry.id, task_id)
+
+    async def _end(self, entry: Entry, task_id: str, taken: bool) -> None:
+        keys = self._keys
+        await self._ask(
+            "EVAL", scripts.END_REPLAY, 2, keys.of(entry.id), keys.open,
+            entry.id, task_id, int(taken), FIRST_LOOK, keys.changes,
+        )  # fmt: skip
+
+    async def settle(self, delivery_id: str, task_id: str, outcome: Outcome) -> None:
+        """Write how a replay's task has ended; a gateway that runs would do so, too."""
+        keys, (state, error) = self._keys, ended(outcome)
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        await self._ask(
+            "EVAL", scripts.SETTLE, 2, keys.of(delivery_id), keys.open,
+            delivery_id, task_id, state, 1, keys.changes, "ended_at", now, "error", error,
+        )  # fmt: skip

@@ -1,92 +1,37 @@
-"""The journal in Redis: the last deliveries and their answers, to be listed and replayed.
+"""Write the journal: what was received, how it was answered, and what became of it, in Redis.
 
-An entry is written after the answer: a request never waits for the journal, nor fails with it.
+A request never waits for the journal, nor fails with it.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from asyncio import Future
-from collections.abc import AsyncGenerator
-from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from gateway.celery_message import DEFAULTS, Message, Options
+from gateway.celery_message import Message
 from gateway.config.settings import Config
+from gateway.journal import scripts
+from gateway.journal.entry import OPEN, RECEIVED, described
+from gateway.journal.follower import FIRST_LOOK, Follower
+from gateway.journal.keys import Keys
 from gateway.metrics import Metrics
 from gateway.stores import result_store
-from gateway.stores.pipeline import Pipeline
+from gateway.stores.pipeline import Arg, Pipeline
 
 log = logging.getLogger(__name__)
 
-GONE = 0  # the status where the sender had left before the answer
-_DEFAULTS = asdict(DEFAULTS)
-_PAGE = 20  # entries a query: with large bodies more would delay the other clients of Redis
-
-
-@dataclass(slots=True, frozen=True)
-class Entry:
-    """A delivery and its answer.
-
-    ``delivery`` is the message's header of that name, ``call`` the message's body. ``seconds``
-    is the time from the request to the answer with ``status``; ``error`` is empty where there was
-    none. If the delivery joined an earlier try, ``task_id`` is the task of that try. The message
-    may never have been published. If the delivery lacked a value for it, there was no message:
-    ``queue`` is empty, and ``call`` is what a route without `args` gives.
-    """
-
-    delivery: dict[str, Any]
-    task: str
-    task_id: str
-    queue: str
-    status: int
-    seconds: float
-    call: bytes
-    error: str = ""
-    options: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def id(self) -> str:
-        return str(self.delivery["id"])
-
-    @property
-    def sendable(self) -> bool:
-        """Was there a message, which can be published again?"""
-        # With an exchange `queue` is the routing key, which may be empty.
-        return bool(self.queue or self.options.get("exchange"))
-
-    def message(self, task_id: str) -> Message:
-        """Return a persistent message for the same call, as another task with a stored result."""
-        own = dict(self.options)
-        priority, extra = own.pop("priority", None), own.pop("extra", None)
-        return Message(
-            task_id,
-            self.task,
-            self.queue,
-            self.call,
-            {**self.delivery, "store": True},
-            persistent=True,
-            priority=priority,
-            extra=extra,
-            # Whoever replays a delivery wants to see what becomes of it, and now.
-            options=Options(**{**own, "ignore_result": False, "delayed": False}),
-        )
-
-    def arguments(self) -> tuple[list[Any], dict[str, Any]]:
-        """Return the positional and the keyword arguments that the task is called with."""
-        args, kwargs, _ = json.loads(self.call)
-        return args, kwargs
-
 
 class Journal:
-    """Writes the last `Config.journal` deliveries."""
+    """Writes deliveries, of which Redis keeps the last `Config.journal`."""
 
     def __init__(self, config: Config, metrics: Metrics):
         self._redis = Pipeline(lambda: result_store.connect(config, config.state), "journal")
-        self._key = key(config)
-        self._length = config.journal
+        self._follower = Follower(config, self._redis) if config.results else None
+        self._stored = config.strategy_info.stored
+        self._keys = Keys(config)
+        self._bounds = (config.journal, config.journal_bytes, int(config.journal_age * 1000))
         self._metrics = metrics
         self._most_bytes = config.max_in_flight_bytes
         self._bytes = 0  # of bodies that wait for Redis
@@ -94,33 +39,58 @@ class Journal:
 
     async def start(self) -> None:
         await self._redis.start()
+        if self._follower is not None:
+            await self._follower.start()
 
     async def stop(self) -> None:
+        if self._follower is not None:
+            await self._follower.stop()
         await self._redis.stop()
 
+    def begin(self, message: Message) -> None:
+        """Write a delivery before its message is published.
+
+        For those that may be answered before their task has ended: so they are in the journal even
+        if this process is killed right after the answer.
+        """
+        self._write(message, RECEIVED, "task_id", message.task_id)
+
     def write(
-        self, message: Message, task_id: str, status: int, seconds: float, error: str
+        self, message: Message, task_id: str, state: str, status: int, seconds: float, error: str
     ) -> None:
         """Write how the delivery of `message` was answered; `task_id` is the task that runs it."""
+        answer: list[Arg] = ["status", status, "seconds", f"{seconds:.6f}", "error", error]
+        self._write(message, state, "task_id", task_id, *answer)
+
+    def _write(self, message: Message, state: str, *fields: Arg) -> None:
         size = len(message.body)
         if self._bytes + size > self._most_bytes:
             self._lose("more bytes wait for Redis than max_in_flight_bytes")
             return
         self._bytes += size
-        about = {
-            "delivery": message.delivery,
-            "task": message.task,
-            "task_id": task_id,
-            "queue": message.queue,
-            "status": status,
-            "seconds": round(seconds, 6),
-            "error": error,
-            "options": _options(message),
-        }
-        # "~": Redis may keep a few entries more, which is much cheaper for it.
-        bound = ("MAXLEN", "~", self._length)
-        fields = ("about", json.dumps(about), "call", message.body)
-        reply = self._redis.run("XADD", self._key, *bound, "*", *fields)
+        keys, delivery_id = self._keys, message.delivery["id"]
+        stored = message.delivery["store"] or (self._stored and not message.options.ignore_result)
+        followed = self._follower is not None and stored and state in OPEN
+        reply = self._redis.run(
+            "EVAL",
+            scripts.WRITE,
+            4,
+            keys.of(delivery_id),
+            keys.deliveries,
+            keys.open,
+            keys.bytes,
+            delivery_id,
+            state,
+            *self._bounds,
+            FIRST_LOOK if followed else 0,
+            keys.prefix,
+            keys.changes,
+            *fields,
+            "about",
+            described(message),
+            "call",
+            message.body,
+        )
         reply.add_done_callback(partial(self._written, size))
 
     def _written(self, size: int, reply: Future[Any]) -> None:
@@ -137,27 +107,3 @@ class Journal:
         if error != self._error:
             log.warning("deliveries cannot be written to the journal: %s", error)
             self._error = error
-
-
-def _options(message: Message) -> dict[str, Any]:
-    """Return what a replayed message needs beside its task, queue, call and delivery."""
-    own = {"priority": message.priority, "extra": message.extra, **asdict(message.options)}
-    return {name: value for name, value in own.items() if value != _DEFAULTS.get(name)}
-
-
-def key(config: Config) -> str:
-    """Return the name of the stream."""
-    return f"{config.prefix}journal"
-
-
-async def entries(config: Config) -> AsyncGenerator[Entry, None]:
-    """Yield the journal's entries, the newest first.
-
-    Raises `gateway.errors.GatewayError` where Redis does not answer, or is older than 6.2.
-    """
-    newest = "+"
-    async with result_store.asking(config, config.state) as ask:
-        while page := await ask("XREVRANGE", key(config), newest, "-", "COUNT", _PAGE):
-            for _, fields in page:
-                yield Entry(**json.loads(fields[b"about"]), call=fields[b"call"])
-            newest = f"({page[-1][0].decode()}"

@@ -22,6 +22,7 @@ from gateway.errors import (
     StateUnavailable,
 )
 from gateway.failpoints import CONFIRMED
+from gateway.journal.entry import FAILED, SUCCEEDED, ended
 from gateway.outcome import SUCCESS, Outcome
 from gateway.pending_task import PendingTask
 from gateway.relay.attempt import attempt
@@ -73,10 +74,12 @@ class DeliveryInFlight(InFlight):
         #: The id of this try; in general it is that of its task, too.
         self.owner = context.ids.new()
         try:
-            self.message = reply.message = self._message()
+            self.message = self._message()
         except BadRequest:
             reply.message = self._unsent()
             raise
+        if route.journal:
+            reply.message = self.message
         self.identity = route.identity(delivery, verified)
         self.further: Sequence[Message] = ()
         if route.runs_once and self.identity:
@@ -111,7 +114,7 @@ class DeliveryInFlight(InFlight):
         published. None: there is no journal, or the delivery cannot be written as a call.
         """
         delivery = self.delivery
-        if self.context.journal is not None:
+        if self.context.journal is not None and self.route.journal:
             with suppress(BadRequest):  # its query or headers cannot be arguments, either
                 call = encode_body(delivery.query, delivery.headers, delivery.body)
                 return Message(self.owner, self.route.task, "", call, delivery.table(store=False))
@@ -160,7 +163,9 @@ class DeliveryInFlight(InFlight):
         """
         strategy, queues = self.context.strategy, self.context.queues
         send = strategy.publish if self.mode == "accept" else strategy.send
-        route = self.route
+        route, journal = self.route, self.context.journal
+        if journal is not None and route.journal and self.mode != "wait":
+            journal.begin(self.message)
         if queues is not None and route.dynamic:
             return queues.send(route, self.message, self.deadline, send)
         pending = send(self.message, self.deadline)
@@ -272,9 +277,12 @@ class DeliveryInFlight(InFlight):
             self.refuse(error)
 
     def _end(self, outcome: Outcome) -> None:
+        self.reply.state, _ = ended(outcome)
         try:
             given = answer.of_outcome(outcome, self.route.content_type)
         except RequestError as error:
+            if outcome.state == SUCCESS:  # the sender hears that it failed
+                self.reply.state = FAILED
             taken = outcome.state == SUCCESS or self.route.runs_once
             self.claim.ended(outcome, None, taken)
             if taken and self.mode == "accept":  # the sender does not want the result
@@ -287,6 +295,7 @@ class DeliveryInFlight(InFlight):
 
     def repeat_answer(self, given: Answer) -> None:
         """Answer with a task's answer, or with its acceptance where the mode is ``accept``."""
+        self.reply.state = SUCCEEDED
         if self.mode == "accept":
             self.accept()
         else:

@@ -11,24 +11,28 @@ from gateway.answer import Answer
 from gateway.celery_message import Message
 from gateway.delivery import Request
 from gateway.errors import RequestError, Unverified
-from gateway.journal.store import GONE
+from gateway.journal.entry import ACCEPTED, FAILED, GONE, REFUSED
 from gateway.relay.context import Context
 
 log = logging.getLogger(__name__)
 
 Respond = Callable[[Answer], None]
 
+#: The states of deliveries that are answered with an error: with all others there is no task.
+_STATES = {502: FAILED, 504: ACCEPTED}
+
 
 class Reply:
     """Answers `request` once, by calling `respond`, and counts and records the answer.
 
     ``path`` (the route's), ``delivery_id``, ``task_id`` and ``message`` are set as they become
-    known; they are part of the record. ``applied`` is the answer's Preference-Applied.
+    known; they are part of the record. ``state`` is the delivery's in the journal, where the end of
+    its task is known. ``applied`` is the answer's Preference-Applied.
     """
 
     __slots__ = (
         "_context", "_respond", "answered", "applied", "delivery_id", "message", "path",
-        "request", "task_id",
+        "request", "state", "task_id",
     )  # fmt: skip
 
     def __init__(self, context: Context, request: Request, respond: Respond):
@@ -40,6 +44,7 @@ class Reply:
         self.delivery_id = ""
         self.task_id = ""
         self.applied = ""
+        self.state = ""
         self.message: Message | None = None
 
     @property
@@ -74,6 +79,7 @@ class Reply:
             text = f"%d {error.type}: %s (route %s, delivery %s, task %s)"
             ids = (self.path or "none", self.delivery_id, self.task_id or "none")
             log.warning(text, error.status, error, *ids)
+        self.state = self.state or _STATES.get(error.status, REFUSED)
         given = answer.of_error(error, self.delivery_id, self.task_id)
         self.give(given, f"{error.type}: {error}")
 
@@ -84,6 +90,8 @@ class Reply:
         """Record that the sender has disconnected; the request is not answered any more."""
         self._respond = None
         self._context.metrics.add("gateway_clients_gone_total")
+        if not self.task_id:
+            self.state = REFUSED
         self._record(GONE, monotonic() - self.request.arrived)
 
     def _record(self, status: int, seconds: float, reason: str = "") -> None:
@@ -91,7 +99,8 @@ class Reply:
         context, message, request = self._context, self.message, self.request
         if context.journal is not None and message is not None:
             task_id = self.task_id or message.task_id
-            context.journal.write(message, task_id, status, seconds, reason)
+            state = self.state or ACCEPTED
+            context.journal.write(message, task_id, state, status, seconds, reason)
         if context.log_requests:
             about = (request.method, request.path, status, seconds, self.delivery_id)
             request_log.write(*about, reason)

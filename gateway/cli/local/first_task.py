@@ -9,8 +9,8 @@ from typing import NamedTuple
 from gateway.celery_message import TaskIds, encode_body
 from gateway.config.settings import Config
 from gateway.errors import RequestError
+from gateway.journal.entry import Entry
 from gateway.journal.replay import outcomes, publishing
-from gateway.journal.store import Entry
 from gateway.outcome import SUCCESS, Outcome
 from gateway.stack import StackError
 from gateway.stack.stack import DESCRIBE

@@ -12,7 +12,8 @@ from gateway.answer import Answer
 from gateway.celery_message import Message, TaskIds
 from gateway.config.settings import Config
 from gateway.delivery import Request
-from gateway.journal.store import Entry, Journal
+from gateway.journal.entry import Entry
+from gateway.journal.store import Journal
 from gateway.metrics import Metrics
 from gateway.relay.relay import Relay
 from tests.support.in_memory import InMemory, echo
@@ -57,9 +58,10 @@ def metrics() -> Iterator[Metrics]:
 def entries(monkeypatch: pytest.MonkeyPatch) -> list[Entry]:
     found: list[Entry] = []
 
-    def write(_: Journal, message: Message, task_id: str, status: int, *rest: Any) -> None:
-        about = (message.delivery, message.task, task_id, message.queue, status, rest[0])
-        found.append(Entry(*about, message.body, rest[1]))
+    def write(_: Journal, message: Message, task_id: str, state: str, *rest: Any) -> None:
+        status, seconds, error = rest
+        about = (message.delivery, message.task, task_id, message.queue, status, seconds)
+        found.append(Entry(*about, message.body, error, state=state))
 
     monkeypatch.setattr(Journal, "write", write)
     return found
