@@ -13,13 +13,15 @@ A message that is delivered for the first time is not counted, and costs nothing
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
-from celery import bootsteps
+from celery import bootsteps, states
 from celery.backends.redis import RedisBackend
 from redis.backoff import NoBackoff
 from redis.client import Pipeline, Redis
@@ -32,6 +34,8 @@ EXPIRES = 86_400  # seconds after the last beginning
 REMEMBERED = 1_000  # tasks whose losses a worker's main process keeps in memory
 
 log = logging.getLogger(__name__)
+
+Key = Callable[..., bytes]
 
 
 def attempts(app: Any) -> Attempts:
@@ -79,7 +83,7 @@ class Attempts:
     def take_back(self, *requests: Any) -> None:
         """Remove the beginnings of these requests, and keep earlier losses."""
 
-        def commands(pipe: Pipeline, key: Callable[[str], bytes]) -> None:
+        def commands(pipe: Pipeline, key: Key) -> None:
             for request in requests:
                 pipe.srem(key(request.id), request.attempt)
 
@@ -98,7 +102,7 @@ class Attempts:
         It is 0 where that cannot be known.
         """
 
-        def commands(pipe: Pipeline, key: Callable[[str], bytes]) -> None:
+        def commands(pipe: Pipeline, key: Key) -> None:
             pipe.sadd(key(task_id), attempt)
             pipe.expire(key(task_id), EXPIRES)
             pipe.scard(key(task_id))
@@ -106,7 +110,20 @@ class Attempts:
         answers = self._execute(commands)
         return answers[-1] - 1 if answers else 0
 
-    def _execute(self, commands: Callable[[Pipeline, Callable[[str], bytes]], object]) -> list[Any]:
+    def started(self, task_id: str, worker: str) -> None:
+        """Store the state STARTED, as Celery does with ``task_track_started``, but only once.
+
+        Celery would wait for Redis much longer, and fail the task where that is away.
+        """
+        backend = self._app.backend
+        meta = {"status": states.STARTED, "result": {"hostname": worker}, "task_id": task_id}
+
+        def commands(pipe: Pipeline, key: Key) -> None:
+            pipe.set(key(task_id, ""), json.dumps(meta), ex=backend.expires or None, nx=True)
+
+        self._execute(commands)
+
+    def _execute(self, commands: Callable[[Pipeline, Key], object]) -> list[Any]:
         backend = self._app.backend
         if not isinstance(backend, RedisBackend) or time.monotonic() < self._not_before:
             return []
@@ -114,12 +131,18 @@ class Attempts:
             self._client = _client(backend)
         try:
             with self._client.pipeline() as pipe:
-                commands(pipe, lambda task_id: backend.get_key_for_task(task_id, ".begun"))
+                commands(pipe, partial(_key, backend))
                 return pipe.execute()
         except (RedisError, OSError) as exc:
             self._not_before = time.monotonic() + RETRY_AFTER
-            log.warning("Redelivered messages are not counted for %g s: %s", RETRY_AFTER, exc)
+            log.warning("Beginnings of tasks are not written for %g s: %s", RETRY_AFTER, exc)
             return []
+
+
+def _key(backend: RedisBackend, task_id: str, kind: str = ".begun") -> bytes:
+    """Return the key of a task's beginnings, or with another `kind` that of its result."""
+    key: bytes = backend.get_key_for_task(task_id, kind)
+    return key
 
 
 def _client(backend: RedisBackend) -> Redis:

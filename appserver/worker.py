@@ -109,6 +109,8 @@ class PoisonAware(_Task):
                 self._publish_dead_letter(task_id, redelivery["body"], lost)
                 self._record_loss(task_id, redelivery["store"], lost)
                 raise Ignore()
+        if (self.request.headers or {}).get("track_started"):
+            attempts(self.app).started(task_id, self.request.hostname)
         super().before_start(task_id, args, kwargs)
 
     def _publish_dead_letter(self, task_id: str, body: str | bytes, lost: int) -> None:

@@ -65,6 +65,7 @@ class Options:
 
     With an ``exchange`` a message's ``queue`` is its routing key there; without one it goes to
     its queue. The time limits are in seconds. ``delayed``: each message has an ``eta``.
+    ``track_started`` asks the app server to store that the task has begun.
     """
 
     exchange: str = ""
@@ -72,6 +73,7 @@ class Options:
     soft_time_limit: int | None = None
     ignore_result: bool = False
     delayed: bool = False
+    track_started: bool = False
 
 
 DEFAULTS = Options()
@@ -146,6 +148,8 @@ def common_headers(task: str, options: Options = DEFAULTS) -> dict[str, Any]:
     }
     if options.delayed:
         del headers["eta"]
+    if options.track_started:
+        headers["track_started"] = True
     return headers
 
 

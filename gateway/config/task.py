@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -123,12 +124,14 @@ class TaskSettings(Model):
         persistent: bool,
         expires: float | None,
         queue: str = "",
+        tracked: bool = False,
     ) -> Message:
         """Return the message for `delivery`.
 
         `store` asks the worker to store its result; `expires`, in seconds since the epoch, is the
-        time after which nobody needs the task; `queue` is its queue where that is chosen already.
-        Raises `BadRequest` where a value is missing.
+        time after which nobody needs the task; `queue` is its queue where that is chosen already;
+        `tracked` asks the app server to store that it has begun. Raises `BadRequest` where a value
+        is missing.
         """
         message = Message(
             task_id=task_id,
@@ -138,7 +141,7 @@ class TaskSettings(Model):
             delivery=delivery.table(store=store and not self.ignore_result),
             persistent=persistent,
             expires=expires,
-            options=self._options,
+            options=self._tracked if tracked else self._options,
         )
         if self._special:
             self._set_options(message, delivery)
@@ -173,6 +176,10 @@ class TaskSettings(Model):
             ignore_result=self.ignore_result,
             delayed=self.countdown is not None,
         )
+
+    @cached_property
+    def _tracked(self) -> Options:
+        return replace(self._options, track_started=not self.ignore_result)
 
     @cached_property
     def _destination(self) -> Callable[[Delivery], str]:

@@ -105,7 +105,13 @@ class DeliveryInFlight(InFlight):
             # Otherwise the result is of no use after the deadline: no worker should begin it then.
             expires=None if later else delivery.received_at + route.deadline + 1,
             queue=queue,
+            tracked=self._tracked,
         )
+
+    @property
+    def _tracked(self) -> bool:
+        """Is the delivery written to the journal before its task has ended?"""
+        return self.context.journal is not None and self.route.journal and self.mode != "wait"
 
     def _unsent(self) -> Message | None:
         """Return what the journal keeps of a delivery that lacks a value for its message.
@@ -164,7 +170,7 @@ class DeliveryInFlight(InFlight):
         strategy, queues = self.context.strategy, self.context.queues
         send = strategy.publish if self.mode == "accept" else strategy.send
         route, journal = self.route, self.context.journal
-        if journal is not None and route.journal and self.mode != "wait":
+        if journal is not None and self._tracked:
             journal.begin(self.message)
         if queues is not None and route.dynamic:
             return queues.send(route, self.message, self.deadline, send)

@@ -255,7 +255,7 @@ def test_whose_sender_has_left_is_written_as_gone(gateway, deliveries):
     assert run(send(server, "/orders/7?seconds=1", "left", patience=0.3)) is None
     (entry,) = listed(deliveries, 1)
     assert entry["status"] is None
-    assert deliveries("list")[1].splitlines()[1].split()[2] == "gone"
+    assert deliveries("list")[1].splitlines()[1].split()[2:4] == ["accepted", "gone"]
 
 
 def test_bytes_stay_bytes(gateway, deliveries):

@@ -167,7 +167,7 @@ def test_while_redis_is_away_a_message_is_run(servers, stack, start):
     worker = servers.worker()
 
     assert poll(lambda: len(servers.executions("B")) == 2, TIMEOUT)
-    assert "Redelivered messages are not counted for 10 s" in worker.output()
+    assert "Beginnings of tasks are not written for 10 s" in worker.output()
     store.thaw()
     assert result(gateway, location) == (200, "B")
     store.stop()

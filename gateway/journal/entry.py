@@ -1,0 +1,148 @@
+"""A delivery in the journal, and its states.
+
+    received -> accepted -> running -> succeeded | failed | dead-lettered | expired
+        |          |                                      |
+        |          +-> replayed -> running -> ... <-------+
+        +-> refused
+
+A delivery whose result was the answer goes from *received* to its end at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from gateway.celery_message import DEFAULTS, Message, Options
+from gateway.outcome import FAILURE, SUCCESS, Outcome
+
+#: Published or about to be, and not answered yet.
+RECEIVED = "received"
+#: Answered with an error, and no task of it is known to be there: its sender tries again.
+REFUSED = "refused"
+#: Answered, while the end of its task was not known.
+ACCEPTED = "accepted"
+#: A worker has begun its task.
+RUNNING = "running"
+SUCCEEDED = "succeeded"
+#: Its task has raised an exception, or has returned what cannot be an answer.
+FAILED = "failed"
+#: Its message lies in the queue for dead letters, as it has ended its workers.
+DEAD_LETTERED = "dead-lettered"
+#: Its task was revoked, or its message had expired, before a worker has begun it.
+EXPIRED = "expired"
+#: Published again, as another task whose end is not known yet.
+REPLAYED = "replayed"
+#: All states, in the order in which they are shown.
+STATES = (
+    RECEIVED, REFUSED, ACCEPTED, RUNNING, SUCCEEDED, FAILED, DEAD_LETTERED, EXPIRED, REPLAYED,
+)  # fmt: skip
+#: States in which a task may still run.
+OPEN = frozenset((RECEIVED, ACCEPTED, RUNNING, REPLAYED))
+
+GONE = 0  # the status where the sender had left before the answer
+#: What the app server's FAILURE of a message says that it has published as a dead letter.
+_DEAD_LETTER = "gateway.dead"
+_DEFAULTS = asdict(DEFAULTS)
+
+
+@dataclass(slots=True, frozen=True)
+class Entry:
+    """A delivery, its answer, and what became of its task.
+
+    ``delivery`` is the message's header of that name, ``call`` the message's body. ``seconds`` is
+    the time from the request to the answer with ``status`` (None: not answered yet); ``error`` says
+    why that was an error, or how the task has failed. If the delivery joined an earlier try,
+    ``task_id`` is the task of that try, and after a replay it is the replay's. The message may
+    never have been published. If the delivery lacked a value for it, there was no message:
+    ``queue`` is empty, and ``call`` is what a route without `args` gives. ``replays`` is how often
+    it was published again; ``replaying`` the task id of a replay of which it is not known whether
+    the broker has taken it, or "".
+    """
+
+    delivery: dict[str, Any]
+    task: str
+    task_id: str
+    queue: str
+    status: int | None
+    seconds: float
+    call: bytes
+    error: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    state: str = ACCEPTED
+    ended_at: str = ""
+    replays: int = 0
+    replaying: str = ""
+
+    @property
+    def id(self) -> str:
+        return str(self.delivery["id"])
+
+    @property
+    def sendable(self) -> bool:
+        """Was there a message, which can be published again?"""
+        # With an exchange `queue` is the routing key, which may be empty.
+        return bool(self.queue or self.options.get("exchange"))
+
+    def message(self, task_id: str) -> Message:
+        """Return a persistent message for the same call, as another task with a stored result."""
+        own = dict(self.options)
+        priority, extra = own.pop("priority", None), own.pop("extra", None)
+        return Message(
+            task_id,
+            self.task,
+            self.queue,
+            self.call,
+            {**self.delivery, "store": True},
+            persistent=True,
+            priority=priority,
+            extra=extra,
+            # Whoever replays a delivery wants to see what becomes of it, and now.
+            options=Options(**{**own, "ignore_result": False, "delayed": False}),
+        )
+
+    def arguments(self) -> tuple[list[Any], dict[str, Any]]:
+        """Return the positional and the keyword arguments that the task is called with."""
+        args, kwargs, _ = json.loads(self.call)
+        return args, kwargs
+
+
+def described(message: Message) -> str:
+    """Return as JSON what never changes in the entry of `message`, but for its call."""
+    own = {"priority": message.priority, "extra": message.extra, **asdict(message.options)}
+    options = {name: value for name, value in own.items() if value != _DEFAULTS.get(name)}
+    about = {"delivery": message.delivery, "task": message.task, "queue": message.queue}
+    return json.dumps({**about, "options": options})
+
+
+def read(fields: Mapping[bytes, bytes]) -> Entry:
+    """Return the entry whose hash in Redis has these `fields`."""
+    texts = {key.decode(): value.decode() for key, value in fields.items() if key != b"call"}
+    status = texts.get("status")
+    return Entry(
+        **json.loads(texts["about"]),
+        call=fields.get(b"call", b""),
+        task_id=texts["task_id"],
+        status=None if status is None else int(status),
+        seconds=float(texts.get("seconds", 0.0)),
+        error=texts.get("error", ""),
+        state=texts["state"],
+        ended_at=texts.get("ended_at", ""),
+        replays=int(texts.get("replays", 0)),
+        replaying=texts.get("replaying", ""),
+    )
+
+
+def ended(outcome: Outcome, message: str = "") -> tuple[str, str]:
+    """Return the state and the error of a delivery whose task has ended so.
+
+    `message` is the text of its exception.
+    """
+    if outcome.state == SUCCESS:
+        return (FAILED, outcome.error) if outcome.error else (SUCCEEDED, "")
+    error = f"{outcome.error}: {message}" if message else outcome.error or outcome.state
+    if outcome.state != FAILURE:
+        return EXPIRED, error
+    return (DEAD_LETTERED if _DEAD_LETTER in message else FAILED), error

@@ -1,0 +1,123 @@
+"""Find out what became of deliveries that were answered before their task had ended.
+
+Their results are read from the result store until they are there, at longer and longer intervals,
+but often enough that none expires unseen. Every process of a deployment takes part, and each look
+is taken by one of them. So this works with workers that know nothing of the journal, and goes on
+after a restart of everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from datetime import UTC, datetime
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from gateway import background
+from gateway.celery_message import decode_result
+from gateway.config.settings import Config
+from gateway.journal import scripts
+from gateway.journal.entry import RUNNING, ended
+from gateway.journal.keys import Keys
+from gateway.stores import result_store
+from gateway.stores.pipeline import Pipeline
+
+log = logging.getLogger(__name__)
+
+FIRST_LOOK = 1_000  # ms after the answer
+_LONGEST = 60_000  # ms between two looks; a third of the time for which results are kept, if less
+_PAUSE = 0.5  # seconds between two queries for those whose look is due
+_MOST = 200  # deliveries of one query
+
+
+class Follower:
+    """Writes the ends of tasks to the journal; `journal` leads to its Redis."""
+
+    def __init__(self, config: Config, journal: Pipeline):
+        self._journal = journal
+        self._results = Pipeline(lambda: result_store.connect(config), "results for the journal")
+        self._keys = Keys(config)
+        self._result = result_store.key_prefix(config)
+        longest = int(min(_LONGEST, max(config.result_expires * 1000 / 3, 1)))
+        age = int(config.journal_age * 1000)
+        self._pauses = (min(FIRST_LOOK, longest), longest, age)
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._results.start()
+        self._task = background.start(self._keep_looking(), "journal follower")
+
+    async def stop(self) -> None:
+        await background.stop(self._task)
+        await self._results.stop()
+
+    async def _keep_looking(self) -> None:
+        failed = ""
+        while True:
+            found = 0
+            try:
+                found = await self._look()
+                failed = ""
+            except (RedisError, OSError) as exc:
+                if str(exc) != failed:
+                    log.warning("the ends of deliveries cannot be written: %s", exc)
+                    failed = str(exc)
+            if found < _MOST:
+                await asyncio.sleep(_PAUSE)
+
+    async def _look(self) -> int:
+        """Write what became of those whose time has come; return how many these were."""
+        keys = self._keys
+        due = await self._journal.run(
+            "EVAL", scripts.DUE, 3, keys.open, keys.deliveries, keys.bytes,
+            _MOST, *self._pauses, keys.prefix,
+        )  # fmt: skip
+        if not due:
+            return 0
+        pairs = [(one.decode(), task.decode()) for one, task in due]
+        payloads = await self._results.run("MGET", *(self._result + task for _, task in pairs))
+        for (delivery_id, task_id), payload in zip(pairs, payloads, strict=True):
+            if payload is not None and (found := read(payload)) is not None:
+                self._settle(delivery_id, task_id, *found)
+        return len(pairs)
+
+    def _settle(self, delivery_id: str, task_id: str, state: str, error: str) -> None:
+        keys, fields = self._keys, ["error", error] if error else []
+        ended = state != RUNNING
+        if ended:
+            fields += ["ended_at", datetime.now(UTC).isoformat(timespec="milliseconds")]
+        reply = self._journal.run(
+            "EVAL", scripts.SETTLE, 2, keys.of(delivery_id), keys.open,
+            delivery_id, task_id, state, int(ended), keys.changes, *fields,
+        )  # fmt: skip
+        reply.add_done_callback(_settled)
+
+
+def _settled(reply: asyncio.Future[Any]) -> None:
+    # It is looked at again, as it stays open.
+    if not reply.cancelled() and (exc := reply.exception()) is not None:
+        log.warning("the end of a delivery cannot be written: %s", exc)
+
+
+def read(payload: bytes) -> tuple[str, str] | None:
+    """Return the state of a delivery and its error, from its task's stored result.
+
+    None: a worker has not begun the task yet, or will try again.
+    """
+    outcome = decode_result(payload)
+    if outcome is None:
+        return (RUNNING, "") if b'"STARTED"' in payload[:200] else None
+    return ended(outcome, _message(payload))
+
+
+def _message(payload: bytes) -> str:
+    """Return the text of the exception in a stored failure."""
+    try:
+        result = json.loads(payload)["result"]
+        parts = result["exc_message"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""
+    return ", ".join(map(str, parts)) if isinstance(parts, list) else str(parts)

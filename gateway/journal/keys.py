@@ -1,0 +1,21 @@
+"""The names of the journal's keys and of its channel in Redis."""
+
+from __future__ import annotations
+
+from gateway.config.settings import Config
+
+
+class Keys:
+    """The keys of one deployment; `gateway.journal.scripts` says what they have."""
+
+    def __init__(self, config: Config):
+        prefix = f"{config.prefix}journal:"
+        self.deliveries = f"{prefix}deliveries"
+        self.open = f"{prefix}open"
+        self.bytes = f"{prefix}bytes"
+        self.changes = f"{prefix}changes"
+        #: What the key of each delivery begins with.
+        self.prefix = f"{prefix}delivery:"
+
+    def of(self, delivery_id: str) -> str:
+        return self.prefix + delivery_id

@@ -1,0 +1,153 @@
+"""Read the journal: one delivery by its id, those that a filter finds, and what changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from fnmatch import fnmatchcase
+from typing import Any
+
+from gateway.config.settings import Config
+from gateway.errors import GatewayError
+from gateway.journal import scripts
+from gateway.journal.entry import GONE, Entry, read
+from gateway.journal.keys import Keys
+from gateway.stores import result_store
+from gateway.stores.result_store import Ask
+
+_PAGE = 20  # deliveries a query: with large bodies more would delay the other clients of Redis
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which deliveries are looked for; what is empty or None does not matter.
+
+    ``states`` are some of `gateway.journal.entry.STATES`. ``status`` may have ``x`` or ``?`` for
+    any digit, as in ``5xx``, and is ``gone`` where the sender had left. ``route``, ``source`` and
+    ``event`` may have ``*``. ``text`` is searched for in the call, the ids and the error.
+    """
+
+    states: frozenset[str] = frozenset()
+    status: str = ""
+    route: str = ""
+    source: str = ""
+    event: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+    text: str = ""
+
+    def takes(self, entry: Entry) -> bool:
+        """Tell whether `entry` is looked for; its time is not compared."""
+        delivery = entry.delivery
+        return (
+            (not self.states or entry.state in self.states)
+            and (not self.status or fnmatchcase(status(entry), self.status.replace("x", "?")))
+            and (not self.route or fnmatchcase(delivery["route"], _literal(self.route)))
+            and (not self.source or fnmatchcase(delivery["source"], self.source))
+            and (not self.event or fnmatchcase(delivery["event"], self.event))
+            and (not self.text or self._has_text(entry))
+        )
+
+    def _has_text(self, entry: Entry) -> bool:
+        if self.text in (entry.id, entry.task_id) or self.text in entry.error:
+            return True
+        args, kwargs = entry.arguments()
+        return any(self.text in each for each in _strings([args, kwargs]))
+
+
+def status(entry: Entry) -> str:
+    """Return the status of the answer as it is shown."""
+    if entry.status is None:
+        return "-"
+    return "gone" if entry.status == GONE else str(entry.status)
+
+
+def _literal(route: str) -> str:
+    # Of all that a pattern may have, a path has only the star.
+    return route.replace("[", "[[]").replace("?", "[?]")
+
+
+def _strings(value: Any) -> Any:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield key
+            yield from _strings(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _strings(each)
+
+
+class Reader:
+    """Reads the journal; `ask` sends a command to its Redis.
+
+    Raises `gateway.errors.GatewayError` where Redis does not answer, or is older than 6.2.
+    """
+
+    def __init__(self, config: Config, ask: Ask):
+        self._keys = Keys(config)
+        self._ask = ask
+
+    async def get(self, delivery_id: str) -> Entry | None:
+        """Return the delivery with this id; None: there is none."""
+        flat = await self._ask("HGETALL", self._keys.of(delivery_id))
+        fields = _fields(flat)
+        return read(fields) if b"about" in fields else None
+
+    async def find(self, wanted: Filter, calls: bool = False) -> AsyncGenerator[Entry, None]:
+        """Yield the deliveries that `wanted` takes, the newest first; `calls`: with their calls."""
+        calls = calls or bool(wanted.text)
+        newest = str(_ms(wanted.until)) if wanted.until else "+"
+        oldest = str(_ms(wanted.since)) if wanted.since else "-"
+        keys = self._keys
+        while page := await self._ask(
+            "EVAL", scripts.PAGE, 1, keys.deliveries, newest, oldest, _PAGE, keys.prefix, int(calls)
+        ):
+            for _, flat in page:
+                fields = _fields(flat)
+                if b"about" in fields and wanted.takes(entry := read(fields)):
+                    yield entry
+            newest = f"({page[-1][0].decode()}"
+
+
+def _fields(flat: Any) -> dict[bytes, bytes]:
+    """Return a hash's fields, of which a script's reply is a list, and a command's a dict."""
+    if isinstance(flat, dict):
+        return flat
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _ms(when: datetime) -> int:
+    return int(when.timestamp() * 1000)
+
+
+@asynccontextmanager
+async def reading(config: Config) -> AsyncIterator[Reader]:
+    """Connect to the journal's Redis, and yield what reads it."""
+    async with result_store.asking(config, config.state) as ask:
+        yield Reader(config, ask)
+
+
+async def changes(config: Config) -> AsyncGenerator[str, None]:
+    """Yield the id of each delivery that is written or changed from now on, until cancelled.
+
+    The first one is empty: from then on nothing is missed. Raises `GatewayError` where the
+    connection to Redis cannot be made, or is lost.
+    """
+    client = result_store.connect(config, config.state)
+    try:
+        async with client.pubsub() as listening:
+            async with asyncio.timeout(result_store.PATIENCE):
+                await listening.subscribe(Keys(config).changes)
+            async for message in listening.listen():
+                told = message["type"] == "message"
+                yield message["data"].decode().partition(" ")[0] if told else ""
+    except result_store.LOST as exc:
+        url = result_store.without_password(config.state)
+        raise GatewayError(f"{url}: {exc or 'no answer in time'}") from exc
+    finally:
+        await client.aclose()

@@ -1,0 +1,148 @@
+"""The Lua scripts that change the journal in Redis, atomically.
+
+Its keys begin with the deployment's prefix: the stream *deliveries* has the ids in the order of
+their arrival, with the bytes of each; *delivery:ID* is a hash with what is known of one; the sorted
+set *open* has those whose end is not known, by the time (ms) of the next look at their results;
+*bytes* is the sum of all. Every change is published on the channel *changes*. Only Redis' own clock
+is used.
+"""
+
+# KEYS: the hash, deliveries, open, bytes. Arguments: id, state, most deliveries, most bytes,
+# life (ms), first look (ms from now; 0: none), what keys of deliveries begin with, channel, then
+# fields and their values.
+#
+# A task may have ended before its answer is written: such a state is kept.
+WRITE = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local id, state, key = ARGV[1], ARGV[2], KEYS[1]
+local before = redis.call('HGET', key, 'state')
+if before and before ~= 'received' then
+    state = before
+end
+redis.call('HSET', key, 'state', state, unpack(ARGV, 9))
+if tonumber(ARGV[6]) == 0 then
+    redis.call('ZREM', KEYS[3], id)
+elseif not before then
+    redis.call('ZADD', KEYS[3], now + ARGV[6], id)
+end
+if not before then
+    local size = 0
+    for i = 9, #ARGV do
+        size = size + #ARGV[i]
+    end
+    redis.call('PEXPIRE', key, ARGV[5])
+    redis.call('XADD', KEYS[2], '*', 'id', id, 'bytes', size)
+    local bytes = redis.call('INCRBY', KEYS[4], size)
+    local number = redis.call('XLEN', KEYS[2])
+    while number > 1 and (number > tonumber(ARGV[3]) or bytes > tonumber(ARGV[4])) do
+        local oldest = redis.call('XRANGE', KEYS[2], '-', '+', 'COUNT', 1)[1]
+        redis.call('XDEL', KEYS[2], oldest[1])
+        redis.call('UNLINK', ARGV[7] .. oldest[2][2])
+        redis.call('ZREM', KEYS[3], oldest[2][2])
+        bytes = redis.call('DECRBY', KEYS[4], oldest[2][4])
+        number = number - 1
+    end
+end
+redis.call('PUBLISH', ARGV[8], id .. ' ' .. state)
+"""
+
+# Returns id and task id of those whose time for a look has come, and postpones the next one: each
+# time twice as long. Also removes what is older than the journal's age.
+# KEYS: open, deliveries, bytes. Arguments: number, first pause (ms), longest pause (ms), life (ms),
+# what keys of deliveries begin with
+DUE = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local found = {}
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[1])) do
+    local task = redis.call('HGET', ARGV[5] .. id, 'task_id')
+    if task then
+        local looks = redis.call('HINCRBY', ARGV[5] .. id, 'looks', 1)
+        local pause = math.min(ARGV[2] * 2 ^ math.min(looks, 20), ARGV[3])
+        redis.call('ZADD', KEYS[1], now + pause, id)
+        found[#found + 1] = {id, task}
+    else
+        redis.call('ZREM', KEYS[1], id)
+    end
+end
+for _, old in ipairs(redis.call('XRANGE', KEYS[2], '-', now - ARGV[4], 'COUNT', ARGV[1])) do
+    redis.call('XDEL', KEYS[2], old[1])
+    redis.call('UNLINK', ARGV[5] .. old[2][2])
+    redis.call('ZREM', KEYS[1], old[2][2])
+    redis.call('DECRBY', KEYS[3], old[2][4])
+end
+return found
+"""
+
+# Writes what became of a task, unless the delivery has another task or another end by now.
+# KEYS: the hash, open. Arguments: id, task id, state, 1 if it is an end, channel, then fields and
+# their values
+SETTLE = """
+local before = redis.call('HMGET', KEYS[1], 'task_id', 'state')
+if before[1] ~= ARGV[2] or before[2] == ARGV[3] then
+    return
+end
+redis.call('HSET', KEYS[1], 'state', ARGV[3], unpack(ARGV, 6))
+if ARGV[4] == '1' then
+    redis.call('ZREM', KEYS[2], ARGV[1])
+end
+redis.call('PUBLISH', ARGV[5], ARGV[1] .. ' ' .. ARGV[3])
+"""
+
+# Writes that a replay is about to be published, so that no other replay is. Returns the task id of
+# the replay that is under way already, or nothing. KEYS: the hash. Arguments: its new task id, the
+# task id that it must have now
+BEGIN_REPLAY = """
+local before = redis.call('HMGET', KEYS[1], 'task_id', 'replaying')
+if before[2] then
+    return before[2]
+elseif before[1] ~= ARGV[2] then
+    return before[1]
+end
+redis.call('HSET', KEYS[1], 'replaying', ARGV[1])
+"""
+
+# Writes how a replay's publishing has ended. KEYS: the hash, open. Arguments: id, its task id, 1 if
+# the broker has taken it, first look (ms from now), channel
+END_REPLAY = """
+if redis.call('HGET', KEYS[1], 'replaying') ~= ARGV[2] then
+    return
+end
+redis.call('HDEL', KEYS[1], 'replaying')
+if ARGV[3] == '1' then
+    local time = redis.call('TIME')
+    local now = time[1] * 1000 + math.floor(time[2] / 1000)
+    redis.call('HSET', KEYS[1], 'task_id', ARGV[2], 'state', 'replayed', 'looks', 0, 'error', '')
+    redis.call('HDEL', KEYS[1], 'ended_at')
+    redis.call('HINCRBY', KEYS[1], 'replays', 1)
+    redis.call('ZADD', KEYS[2], now + ARGV[4], ARGV[1])
+    redis.call('PUBLISH', ARGV[5], ARGV[1] .. ' replayed')
+end
+"""
+
+# Returns a page of deliveries, the newest first: the stream's id of each, and its fields (none: it
+# is gone). KEYS: deliveries. Arguments: newest, oldest, number, what keys of deliveries begin with,
+# 1 for calls, too
+PAGE = """
+local page = redis.call('XREVRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
+for i, entry in ipairs(page) do
+    local key = ARGV[4] .. entry[2][2]
+    if ARGV[5] == '1' then
+        page[i] = {entry[1], redis.call('HGETALL', key)}
+    else
+        local fields, names = {}, {
+            'about', 'state', 'task_id', 'status', 'seconds', 'error', 'ended_at', 'replays',
+            'replaying',
+        }
+        for j, value in ipairs(redis.call('HMGET', key, unpack(names))) do
+            if value then
+                fields[#fields + 1] = names[j]
+                fields[#fields + 1] = value
+            end
+        end
+        page[i] = {entry[1], fields}
+    end
+end
+return page
+"""

@@ -1,0 +1,273 @@
+"""What became of each delivery: its states in the journal, and replays of what a filter finds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+
+import pytest
+import redis
+
+from gateway.cli import main
+from gateway.stack.server import poll
+from tests.integration.deliveries import URLS, Servers, gather, run, send
+from tests.support.requests import metric
+from tests.support.stack import RabbitMQ, Server, Stack
+
+CONFIG = f"""
+journal = 1000
+state_prefix = "lifecycle"
+{URLS}
+
+[[routes]]
+path = "/accept"
+task = "faults.run"
+answer = "accept"
+
+[[routes]]
+path = "/wait"
+task = "faults.run"
+
+[[routes]]
+path = "/soon"
+task = "faults.run"
+answer = "wait-then-accept"
+deadline = 0.5
+
+[[routes]]
+path = "/idle"
+task = "faults.run"
+queue = "lifecycle-idle"
+answer = "accept"
+expires = 1
+
+[[routes]]
+path = "/silent"
+task = "faults.run"
+answer = "accept"
+journal = false
+"""
+
+
+@pytest.fixture(scope="module")
+def servers(stack: Stack, rabbitmq: RabbitMQ, start) -> Iterator[Servers]:
+    servers = Servers(stack, rabbitmq, start(stack.redis))
+    yield servers
+    servers.stop()
+    servers.results.stop()
+
+
+@pytest.fixture(scope="module")
+def gateway(servers: Servers) -> Server:
+    return servers.gateway("redis", CONFIG)
+
+
+@pytest.fixture
+def journal(servers: Servers, capsys, tmp_path) -> Iterator[Callable[..., tuple[int, str, str]]]:
+    """Run `gateway deliveries` on an empty journal; return exit code, standard output, error."""
+    file = tmp_path / "gateway.toml"
+    file.write_text(CONFIG)
+    urls = ["--broker", servers.broker.url, "--result-backend", servers.results.url]
+
+    def journal(*args: str) -> tuple[int, str, str]:
+        code = main(["deliveries", args[0], *urls, "--config", str(file), *args[1:]])
+        return code, *capsys.readouterr()
+
+    with redis.Redis.from_url(servers.results.url) as client:
+        client.flushdb()
+        yield journal
+
+
+def states(journal: Callable, *args: str) -> dict[str, str]:
+    """Return the states of deliveries by their body."""
+    code, out, _ = journal("list", "--json", "--limit", "1000", *args)
+    assert code == 0
+    found = [json.loads(line) for line in out.splitlines()]
+    shown = [json.loads(journal("show", one["id"])[1]) for one in found]
+    return {one["body"]: one["state"] for one in shown}
+
+
+def until_states(journal: Callable, expected: dict[str, str]) -> None:
+    found: dict[str, str] = {}
+
+    def there() -> bool:
+        found.clear()
+        found.update(states(journal))
+        return found == expected
+
+    assert poll(there, 60), found
+
+
+def entry(journal: Callable, body: str) -> dict:
+    code, out, err = journal("list", "--json", "--text", body)
+    assert (code, err) == (0, "")
+    (found,) = [json.loads(line) for line in out.splitlines()]
+    return found
+
+
+def answered(server: Server, target: str, *bodies: str) -> list[int]:
+    return [each.status for each in run(gather(*(send(server, target, body) for body in bodies)))]
+
+
+@pytest.mark.parametrize("strategy", ["redis", "pika", "gevent"])
+def test_each_delivery_is_found_in_its_state(servers: Servers, journal: Callable, strategy: str):
+    gateway = servers.gateway(strategy, CONFIG)
+    name = f"go-{strategy}"
+    assert answered(gateway, "/accept", "well") == [202]
+    assert answered(gateway, "/accept?seconds=no-number", "fails") == [202]
+    assert answered(gateway, f"/accept?until={name}", "hangs") == [202]
+    assert answered(gateway, "/accept?die=always", "kills") == [202]
+    assert answered(gateway, "/wait", "waited") == [200]
+    assert answered(gateway, "/wait?seconds=no-number", "failed") == [502]
+    assert answered(gateway, "/soon?seconds=1", "later") == [202]
+    assert answered(gateway, "/silent", "not kept") == [202]
+
+    expected = {
+        "well": "succeeded",
+        "fails": "failed",
+        "hangs": "running",
+        "kills": "dead-lettered",
+        "waited": "succeeded",
+        "failed": "failed",
+        "later": "succeeded",
+    }
+    until_states(journal, expected)
+
+    failed = entry(journal, "fails")
+    assert failed["error"] == "ValueError: could not convert string to float: 'no-number'"
+    assert (failed["status"], failed["replays"]) == (202, 0) and failed["ended_at"]
+    assert "gateway.dead" in entry(journal, "kills")["error"]
+    (servers.directory / name).touch()
+    until_states(journal, {**expected, "hangs": "succeeded"})
+    assert states(journal, "--state", "failed,dead-lettered").keys() == {"fails", "failed", "kills"}
+    gateway.stop()
+
+
+def test_what_no_worker_has_begun_is_accepted_and_then_expired(servers, gateway, journal):
+    assert answered(gateway, "/idle", "late") == [202]
+    until_states(journal, {"late": "accepted"})
+    # The worker of the queue starts when the message has expired.
+    assert poll(lambda: _age(journal, "late") > 2.5, 30)
+    worker = servers.start_worker(["lifecycle-idle"], 1)
+    until_states(journal, {"late": "expired"})
+    worker.stop()
+
+
+def _age(journal: Callable, body: str) -> float:
+    received = datetime.fromisoformat(entry(journal, body)["received_at"])
+    return (datetime.now(UTC) - received).total_seconds()
+
+
+def test_all_that_failed_are_replayed_by_one_command(servers, gateway, journal):
+    bodies = [f"order-{n}" for n in range(30)]
+    assert set(answered(gateway, "/accept?until=repaired&seconds=0", *bodies[:3])) == {202}
+    assert set(answered(gateway, "/accept?seconds=broken", *bodies[3:])) == {202}
+    expected = dict.fromkeys(bodies[:3], "running") | dict.fromkeys(bodies[3:], "failed")
+    until_states(journal, expected)
+
+    code, out, err = journal("replay", "--state", "failed", "--dry-run")
+    assert (code, len(out.splitlines()) - 1, err) == (0, 27, "27 would be replayed\n")
+    code, _, err = journal("replay", "--state", "failed")
+    assert code == 1 and "27 deliveries would be replayed: say --yes" in err
+    assert states(journal) == expected
+
+    code, out, _ = journal("replay", "--state", "failed", "--yes", "--rate", "100")
+    taken = [line.split()[0] for line in out.splitlines() if " taken: task " in line]
+    assert (code, len(set(taken)), len(taken)) == (1, 27, 27)  # they fail again
+    until_states(journal, expected)
+    again = [entry(journal, body) for body in bodies[3:]]
+    assert {one["replays"] for one in again} == {1}
+    assert {one["error"].partition(":")[0] for one in again} == {"ValueError"}
+    (servers.directory / "repaired").touch()
+    until_states(journal, {**expected, **dict.fromkeys(bodies[:3], "succeeded")})
+
+
+def test_an_interrupted_replay_is_told_and_not_repeated_unasked(servers, gateway, journal):
+    assert answered(gateway, "/accept?seconds=no", "one") == [202]
+    until_states(journal, {"one": "failed"})
+    found = entry(journal, "one")
+    # Given a replay that has ended between its publishing and its confirm,
+    with redis.Redis.from_url(servers.results.url) as client:
+        client.hset(f"lifecycle:journal:delivery:{found['id']}", "replaying", "task-7")
+
+    code, out, _ = journal("replay", found["id"])
+    assert (code, "an earlier replay was interrupted, and may run" in out) == (1, True)
+    assert "task task-7" in out and states(journal) == {"one": "failed"}
+
+    code, out, _ = journal("replay", "--again", found["id"])
+    assert out.splitlines()[0] == f"{found['id']} taken: task task-7"
+    until_states(journal, {"one": "failed"})
+    replayed = entry(journal, "one")
+    assert (replayed["replays"], replayed["replaying"], replayed["task_id"]) == (1, "", "task-7")
+
+
+def test_filters(gateway, journal):
+    assert answered(gateway, "/accept", "first") == [202]
+    assert answered(gateway, "/wait", "second") == [200]
+    until_states(journal, {"first": "succeeded", "second": "succeeded"})
+    for args, bodies in {
+        ("--status", "2xx"): {"first", "second"},
+        ("--status", "202"): {"first"},
+        ("--route", "/acc*"): {"first"},
+        ("--source", "shop"): set(),
+        ("--event", "*"): {"first", "second"},
+        ("--since", "1h"): {"first", "second"},
+        ("--since", "2099-01-01"): set(),
+        ("--until", "2020-01-01T00:00Z"): set(),
+        ("--text", "secon"): {"second"},
+        ("--state", "succeeded", "--text", "first"): {"first"},
+    }.items():
+        assert states(journal, *args).keys() == bodies, args
+
+
+def test_mistakes_in_filters_are_told(journal, capsys):
+    for args, said in {
+        ("list", "--state", "lost"): "lost: is none of received, refused,",
+        ("list", "--since", "yesterday"): "yesterday: is no time such as 2026-01-31T12:00Z",
+        ("replay", "--rate", "0"): "0: is no rate above 0",
+    }.items():
+        with pytest.raises(SystemExit):
+            journal(*args)
+        assert said in capsys.readouterr().err
+    code, _, err = journal("replay")
+    assert code == 1 and "name the deliveries to replay, or say by options which" in err
+
+
+def test_watch_shows_each_change(servers, gateway, journal, tmp_path):
+    file = tmp_path / "watched.toml"
+    file.write_text(CONFIG)
+    urls = ["--broker", servers.broker.url, "--result-backend", servers.results.url]
+    argv = [sys.executable, "-m", "gateway", "deliveries", "watch", *urls, "--config", str(file)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=os.environ) as watch:
+        try:
+            assert "received" in watch.stdout.readline()  # the head: now nothing is missed
+            assert answered(gateway, "/accept", "seen") == [202]
+            seen = [watch.stdout.readline().split()[2] for _ in range(3)]
+        finally:
+            watch.terminate()
+    assert seen[-1] == "succeeded" and seen[0] in ("received", "accepted")
+
+
+def test_the_journal_keeps_to_its_bounds(servers: Servers, journal: Callable):
+    bounds = "journal = 20\njournal_bytes = 20000\njournal_age = 3\n"
+    gateway = servers.gateway("redis", CONFIG.replace("journal = 1000\n", bounds))
+    assert set(answered(gateway, "/wait", *(f"small-{n}" for n in range(60)))) == {200}
+    assert poll(lambda: len(states(journal)) == 20, 30)
+    assert set(answered(gateway, "/wait", *(f"{n} {'x' * 4000}" for n in range(10)))) == {200}
+    with redis.Redis.from_url(servers.results.url) as client:
+
+        def keys() -> set[bytes]:
+            return {key.split(b":")[2] for key in client.keys("lifecycle:journal:*")}
+
+        assert poll(lambda: int(client.get("lifecycle:journal:bytes")) <= 20_000, 30)
+        assert 1 <= len(states(journal)) <= 5
+        # What is older than the age is gone, and nothing is left of it.
+        assert poll(lambda: int(client.get("lifecycle:journal:bytes")) == 0, 30)
+        assert client.xlen("lifecycle:journal:deliveries") == 0
+        assert poll(lambda: keys() == {b"deliveries", b"bytes"}, 30)
+    assert metric(gateway, "gateway_journal_lost_total") == 0
+    gateway.stop()
