@@ -17,7 +17,7 @@ COMMANDS = {
     "dev": "Run everything on this machine: broker, result store, one worker, the gateway.",
     "check": "Check configuration, servers, workers and tasks: one line each, with the remedy.",
     "send": "Sign a webhook as its sender would, encrypt it where the scheme does so, and send it.",
-    "deliveries": "List, show and replay what was received, where `journal` is set.",
+    "deliveries": "List, show, watch and replay what was received, where `journal` is set.",
     "capacity": "Say how many gateways, workers, queues and connections a rate needs, and what "
     "breaks first.",
     "strategies": "List the waiting strategies.",
