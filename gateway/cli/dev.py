@@ -30,6 +30,7 @@ from gateway.config.settings import Config
 from gateway.errors import ConfigError
 from gateway.process.sockets import bind_tcp
 from gateway.stack import Server, Stack, StackError, free_port
+from gateway.stores import result_store
 
 #: Servers whose output is shown only when they fail.
 _SILENT = {EMBEDDED, RABBITMQ, "epmd"}
@@ -147,6 +148,10 @@ def _start_servers(stack: Stack, plan: Plan) -> tuple[str, str, list[Server]]:
     """Start the servers of a plan; return the URLs of broker and result store, and the servers."""
     servers: list[Server] = []
     broker, results = plan.broker, plan.results
+    for what, url, name in (("broker", broker, BROKER), ("result store", results, RESULTS)):
+        if url not in ("", EMBEDDED, RABBITMQ):
+            own = f"unset {name} to have a private one started"
+            _say(f"using the {what} {result_store.without_password(url)}, as it is; {own}")
     if broker == EMBEDDED or not results:
         _say("starting the embedded server")
         servers.append(stack.embedded())

@@ -200,7 +200,7 @@ def _send(outgoing: Outgoing, source: Source) -> int:
     if 200 <= response.status < 300:
         return 0
     if reason := _reason(response.getheader("Content-Type", ""), body):
-        print(f"gateway: refused: {reason}", file=sys.stderr)
+        print(f"gateway: {reason}", file=sys.stderr)
     return 1
 
 

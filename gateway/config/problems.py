@@ -43,7 +43,7 @@ _SENTENCES = {
     "string_too_short": "has to have {min_length} or more characters",
     "string_type": _TEXT,
     "string_unicode": _TEXT,
-    "too_short": "has to have {min_length} or more",
+    "too_short": "has to have {min_length} or more items",
 }
 #: Parts of a place that name a type of a union, and not a setting.
 _TYPES = {"str", "int", "bool"}
@@ -98,6 +98,8 @@ def _sentence(detail: ErrorDetails, model: type[Model]) -> str:
         return f"there is no such setting{hint}"
     if kind == "list_type" and loc == ("routes",):
         return "each route is a table of its own: write [[routes]] instead of [routes]"
+    if kind == "too_short" and loc == ("secret_key",):  # it counts characters
+        kind = "string_too_short"
     if kind in _SENTENCES:
         context = {name: _plain(value) for name, value in detail.get("ctx", {}).items()}
         return _SENTENCES[kind].format(**context)

@@ -249,6 +249,11 @@ def _is_amqp(url: SecretStr) -> bool:
 def _check_url(url: str, schemes: tuple[str, ...]) -> None:
     """Raise ValueError, without quoting the URL, unless it has a known scheme and a host."""
     needed = f"has to be a URL with a host that begins with {':// or '.join(schemes)}://"
+    if url.startswith(tuple(f"{scheme}://" for scheme in schemes)):
+        needed = (
+            "has to have a host, and a port of 1 to 65535, if any; in a password write # / ? @ : "
+            "as %23 %2F %3F %40 %3A"
+        )
     try:
         parts = urlsplit(url)
         # A sentinel URL lists several hosts, which urlsplit reads as one host with a bad port.

@@ -202,6 +202,7 @@ class DeliveryInFlight(InFlight):
         """
         self.claim, claim = handle, handle.claim
         self.reply.task_id = claim.task_id
+        self.reply.joined = not handle.ours
         if claim.tries < self.route.tries and not again and not self.reply.applied:
             first = self.reply.request.arrived - claim.age
             self.extend(first + self.route.hold + self.route.deadline)

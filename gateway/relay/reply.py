@@ -27,11 +27,12 @@ class Reply:
 
     ``path`` (the route's), ``delivery_id``, ``task_id`` and ``message`` are set as they become
     known; they are part of the record. ``state`` is the delivery's in the journal, where the end of
-    its task is known. ``applied`` is the answer's Preference-Applied.
+    its task is known. ``joined``: an earlier try has published the task. ``applied`` is what the
+    answer says in Preference-Applied.
     """
 
     __slots__ = (
-        "_context", "_respond", "answered", "applied", "delivery_id", "message", "path",
+        "_context", "_respond", "answered", "applied", "delivery_id", "joined", "message", "path",
         "request", "state", "task_id",
     )  # fmt: skip
 
@@ -45,6 +46,7 @@ class Reply:
         self.task_id = ""
         self.applied = ""
         self.state = ""
+        self.joined = False
         self.message: Message | None = None
 
     @property
@@ -103,4 +105,5 @@ class Reply:
             context.journal.write(message, task_id, state, status, seconds, reason)
         if context.log_requests:
             about = (request.method, request.path, status, seconds, self.delivery_id)
-            request_log.write(*about, reason)
+            joined = f"an earlier try has published the task {self.task_id}" if self.joined else ""
+            request_log.write(*about, reason or joined)

@@ -38,7 +38,7 @@ def test_what_is_missing_is_told_and_not_created(rabbitmq, servers, tmp_path):
 
     assert checked.code == 1
     told = checked.of("queue no-such-queue").text
-    assert "celery -A APP worker -Q no-such-queue" in told and "did you mean" not in told
+    assert "celery -A APP worker -n NAME@%h -Q no-such-queue" in told and "did you mean" not in told
     assert "api.core.main" in checked.of("task no.such.task").text
     after = rabbitmq.ctl("list_queues", "name"), rabbitmq.ctl("list_exchanges", "name")
     assert after == before
@@ -55,7 +55,10 @@ def test_a_misspelt_queue_is_told_with_the_one_that_was_meant(channel, servers, 
     assert checked.code == 1
     text = checked.of("queue celry").text
     assert text.startswith("no worker consumes it" if exists else "there is no such queue")
-    assert "did you mean celery? Otherwise start a worker: celery -A APP worker -Q celry" in text
+    assert (
+        "did you mean celery? Otherwise start a worker: celery -A APP worker -n NAME@%h -Q celry"
+        in text
+    )
 
 
 def test_a_queue_of_another_route_may_be_the_one_that_was_meant(channel, servers, tmp_path):

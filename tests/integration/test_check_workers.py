@@ -42,7 +42,7 @@ def client(redis_server: Server) -> Iterator[redis.Redis]:
 def test_no_worker_at_all(servers):
     checked = check(*servers)
     assert checked.code == 1
-    assert "celery -A APP worker -Q celery" in checked.of("workers").text
+    assert "celery -A APP worker -n NAME@%h -Q celery" in checked.of("workers").text
 
 
 def test_workers_on_the_queue_that_lack_its_task(stack, rabbitmq, redis_server, worker, tmp_path):

@@ -286,7 +286,7 @@ def test_check_names_the_worker_that_is_missing(servers, tmp_path):
     assert checked.code == 1
     told = checked.of("queue checked.fair.0 to checked.fair.3").text
     assert told.startswith("there are no such queues; ")
-    assert "start a worker: celery -A APP worker -Q checked (" in told and fair in told
+    assert "start a worker: celery -A APP worker -n NAME@%h -Q checked (" in told and fair in told
     assert len(checked.lines) < 10
 
     with ThreadPoolExecutor(2) as threads:

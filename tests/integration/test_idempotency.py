@@ -31,7 +31,7 @@ from tests.integration.deliveries import (
 from tests.support.http_client import Answer
 from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, until
 
 CONFIG = (
     URLS
@@ -390,3 +390,15 @@ def test_what_failed_is_told_with_the_delivery_s_own_ids(gateway):
     assert problem["type"].endswith("task-failed")
     ids = json.loads(accepted.body)
     assert (problem["delivery_id"], problem["task_id"]) == (ids["delivery_id"], ids["task_id"])
+
+
+def test_the_log_says_which_answers_are_those_of_an_earlier_try(servers):
+    gateway = servers.gateway("redis", f"log_requests = true\n{KEYED}")
+    first, second = (run(deliver(gateway, "logged")) for _ in range(2))
+    assert (first.status, second.status, first.body) == (200, 200, second.body)
+    (execution,) = servers.executions("logged")
+    until(lambda: gateway.output().count("POST /keyed 200") == 2)
+    lines = [line for line in gateway.output().splitlines() if "POST /keyed 200" in line]
+    assert "earlier try" not in lines[0]
+    assert lines[1].endswith(f": an earlier try has published the task {execution.task}")
+    gateway.stop()

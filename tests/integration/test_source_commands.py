@@ -90,7 +90,7 @@ def test_a_scheme_goes_with_a_secret_from_the_environment(send, monkeypatch):
     monkeypatch.setenv("MINE", "another")
     sent = send("/slack", "--as", "slack", "--secret", "env:MINE")
     reason = "The signature does not match."
-    assert (sent.code, sent.err) == (1, f"gateway: refused: {reason}\n")
+    assert (sent.code, sent.err) == (1, f"gateway: {reason}\n")
     assert sent.out.startswith("401 Unauthorized\n") and "urn:celery-gateway:unverified" in sent.out
 
 
@@ -162,7 +162,7 @@ def test_a_note_says_why_the_source_will_refuse_it(send):
         assert sent.code == 1 and sent.out.startswith("40")
         line, refused = sent.err.splitlines()
         assert line.startswith("gateway: the source will refuse this: ") and reason in line
-        assert refused.startswith("gateway: refused: ")
+        assert refused.startswith("gateway: ")
 
 
 @pytest.mark.parametrize(

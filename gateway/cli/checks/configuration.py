@@ -20,7 +20,7 @@ _EXPOSED_REMEDY = (
 
 def problems(found: list[str]) -> list[Finding]:
     """Return a finding for each problem that makes the configuration unusable."""
-    return [fail("config", problem, f"correct it; {_DOCUMENT}") for problem in found]
+    return [fail("config", problem, _DOCUMENT) for problem in found]
 
 
 def variables(environ: Mapping[str, str], path: Path | None) -> list[Finding]:

@@ -188,7 +188,7 @@ def fair_setting(task: TaskSettings) -> str:
 def _start(task: TaskSettings, names: list[str], known: set[str]) -> str:
     """Return the remedy for queues without a worker; `known` are queues that exist."""
     own = consumed_as(task) if task.fair_by else names
-    text = f"celery -A APP worker -Q {','.join(own)} (APP: yours, or appserver)"
+    text = f"celery -A APP worker -n NAME@%h -Q {','.join(own)} (APP: yours, or appserver)"
     if fair := fair_setting(task):
         text += f", with GATEWAY_FAIR_QUEUES={fair}"
         if not task.queues:

@@ -19,7 +19,7 @@ from gateway.cli.checks.queues import Seen, consumed_as, fair_setting, grouped
 from gateway.cli.checks.remote import Answers, Sufficient
 from gateway.config.settings import Config
 
-_START = "start one: celery -A APP worker -Q {} (APP: yours, or appserver)"
+_START = "start one: celery -A APP worker -n NAME@%h -Q {} (APP: yours, or appserver)"
 _SILENT = "frozen, busy in the pool `solo`, without remote control, or with a node name used twice"
 _RESTART = "see their logs, and restart those that hang"
 _ENABLE = "set worker_enable_remote_control = True and control_exchange = 'celery' in their app"
@@ -67,21 +67,25 @@ def judge(config: Config, seen: Mapping[str, Seen], answers: Answers) -> list[Fi
             consumers = counted(sum(it.consumers for it in some.values()), "consumer")
             problem = f"{silent} of {consumers} of {ranged(some)} did not answer"
             found.append(warn("workers", f"{problem}: {_SILENT}, or no Celery workers", _RESTART))
-    return [*(found or [_well(answers)]), *judge_tasks(config, answers)]
+    consumed = {queue for queue, it in seen.items() if it.consumers}
+    return [*(found or [_well(answers)]), *judge_tasks(config, answers, consumed)]
 
 
-def judge_tasks(config: Config, answers: Answers) -> list[Finding]:
-    """Return for each task whether all workers of its queues can run it."""
+def judge_tasks(
+    config: Config, answers: Answers, consumed: Collection[str] | None = None
+) -> list[Finding]:
+    """Return for each task whether all workers of its queues can run it.
+
+    Other queues than those `consumed` have a finding already; None: that is not known.
+    """
     found = []
     for task, queues in sorted(config.queues_by_task.items()):
         if not answers.workers:
             found.append(_not_checked(task))
+        elif consumed is not None and _only_idle(task, queues, answers, consumed):
+            found.append(skipped(f"task {task}", "not checked on queues that no worker consumes"))
         elif problem := _lacking(task, queues, answers):
-            remedy = (
-                "import its module in their app (include=[...]), or correct `task` or `queue` in "
-                "the route"
-            )
-            found.append(fail(f"task {task}", problem, remedy))
+            found.append(fail(f"task {task}", problem, _correction(task, answers)))
         else:
             found.append(ok(f"task {task}"))
     return found
@@ -123,14 +127,32 @@ def _silent(queue: str, seen: Seen, answers: Answers) -> int:
     return max(0, seen.consumers - len(answers.consuming(queue)))
 
 
+def _only_idle(task: str, queues: list[str], answers: Answers, consumed: Collection[str]) -> bool:
+    """Tell whether nothing but queues without a worker keeps `task` from being run."""
+    holders = {name for name, worker in answers.workers.items() if task in (worker.tasks or ())}
+    lacking = any(answers.consuming(queue) - holders for queue in queues)
+    silent = any(queue in consumed and not answers.consuming(queue) for queue in queues)
+    idle = any(queue not in consumed for queue in queues)
+    return bool(holders) and idle and not lacking and not silent
+
+
+def _correction(task: str, answers: Answers) -> str:
+    known = set().union(*(worker.tasks or set() for worker in answers.workers.values()))
+    near = [] if task in known else get_close_matches(task, sorted(known), 1)
+    hint = f"did you mean {near[0]}? Otherwise " if near else ""
+    return (
+        f"{hint}import its module in their app (include=[...]), or correct `task` or `queue` in "
+        "the route"
+    )
+
+
 def _lacking(task: str, queues: list[str], answers: Answers) -> str:
     """Return why not all workers of the `queues` can run `task`; empty: they can."""
     tasks = {name: worker.tasks or set() for name, worker in answers.workers.items()}
     holders = sorted(name for name, its in tasks.items() if task in its)
     if not holders:
         others = sorted(set().union(*tasks.values()))
-        near = get_close_matches(task, others, 1)
-        return f"no worker has it; they have {listed(near or others) or 'none'}"
+        return f"no worker has it; they have {listed(others) or 'none'}"
     problems, lacking = [], dict[tuple[str, ...], list[str]]()
     for queue in queues:
         without = sorted(answers.consuming(queue) - set(holders))

@@ -46,8 +46,8 @@ def test_fair_queues_that_are_missing_are_one_line_that_says_what_to_start():
     name = "queue orders.fair.0 to orders.fair.15"
     assert told(finding) == ("fail", name, "there are no such queues")
     assert finding.remedy == (
-        "start a worker: celery -A APP worker -Q orders (APP: yours, or appserver), with "
-        "GATEWAY_FAIR_QUEUES=orders:16 or appserver.setup(app, fair={'orders': 16})"
+        "start a worker: celery -A APP worker -n NAME@%h -Q orders (APP: yours, or appserver), "
+        "with GATEWAY_FAIR_QUEUES=orders:16 or appserver.setup(app, fair={'orders': 16})"
     )
 
 
@@ -103,8 +103,8 @@ def test_the_worker_that_is_missing_altogether_is_told_with_the_fair_queues():
     config = Config(routes=[FAIR, {"path": "/plain"}])
     none, *_ = workers.judge(config, {}, Answers(reachable=False))
     assert none.remedy == (
-        "start one: celery -A APP worker -Q celery,orders (APP: yours, or appserver), with "
-        "GATEWAY_FAIR_QUEUES=orders:16"
+        "start one: celery -A APP worker -n NAME@%h -Q celery,orders (APP: yours, or "
+        "appserver), with GATEWAY_FAIR_QUEUES=orders:16"
     )
 
 
@@ -136,7 +136,7 @@ def test_workers_of_fair_queues_that_do_not_answer_are_one_line():
 @pytest.mark.parametrize("inspected", [MISSING, Inspected(Seen(0, 0))], ids=["missing", "idle"])
 def test_a_queue_without_a_worker_is_told_with_the_similar_one(queue, consumed, meant, inspected):
     (finding,) = judge({queue: inspected}, {"path": "/", "queue": queue}, consumed=consumed)
-    start = f"start a worker: celery -A APP worker -Q {queue} (APP: yours, or appserver)"
+    start = f"start a worker: celery -A APP worker -n NAME@%h -Q {queue} (APP: yours, or appserver)"
     hint = f"did you mean {meant}? Otherwise " if meant else ""
     assert (finding.status, finding.remedy) == ("fail", hint + start)
 
