@@ -1,12 +1,14 @@
 """Write the journal: what was received, how it was answered, and what became of it, in Redis.
 
-A request never waits for the journal, nor fails with it.
+A request never fails with the journal. Only an acceptance waits for it, and not for long.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from asyncio import Future
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,6 +23,9 @@ from gateway.stores import result_store
 from gateway.stores.pipeline import Arg, Pipeline
 
 log = logging.getLogger(__name__)
+
+#: Seconds after the confirm by which an acceptance is answered, whether it is written or not.
+LATEST = 0.1
 
 
 class Journal:
@@ -47,26 +52,64 @@ class Journal:
             await self._follower.stop()
         await self._redis.stop()
 
-    def begin(self, message: Message) -> None:
-        """Write a delivery before its message is published.
+    def begin(self, message: Message, task_id: str) -> Future[Any]:
+        """Write a delivery before it is answered; the future ends when Redis has it.
 
         For those that may be answered before their task has ended: so they are in the journal even
         if this process is killed right after the answer.
         """
-        self._write(message, RECEIVED, "task_id", message.task_id)
+        return self._write(message, RECEIVED, "task_id", task_id)
+
+    def when_written(self, written: Future[Any], then: Callable[[], None]) -> None:
+        """Call `then` when `written`, which is from `begin`, has ended, or after `LATEST`.
+
+        Immediately where the journal has failed lately.
+        """
+        if self._error or written.done():
+            then()
+            return
+        waiting = True
+
+        def end(*_: object) -> None:
+            nonlocal waiting
+            if waiting:
+                waiting = False
+                timer.cancel()
+                then()
+
+        timer = asyncio.get_running_loop().call_later(LATEST, end)
+        written.add_done_callback(end)
 
     def write(
-        self, message: Message, task_id: str, state: str, status: int, seconds: float, error: str
+        self,
+        message: Message,
+        task_id: str,
+        state: str,
+        status: int,
+        seconds: float,
+        error: str,
+        begun: Future[Any] | None = None,
     ) -> None:
-        """Write how the delivery of `message` was answered; `task_id` is the task that runs it."""
-        answer: list[Arg] = ["status", status, "seconds", f"{seconds:.6f}", "error", error]
-        self._write(message, state, "task_id", task_id, *answer)
+        """Write how the delivery of `message` was answered; `task_id` is the task that runs it.
 
-    def _write(self, message: Message, state: str, *fields: Arg) -> None:
-        size = len(message.body)
+        `begun` is from `begin`, where the delivery may be there already.
+        """
+        answer: list[Arg] = ["status", status, "seconds", f"{seconds:.6f}", "error", error]
+        there = (
+            begun is not None
+            and begun.done()
+            and not begun.cancelled()
+            and begun.exception() is None
+        )
+        self._write(message, state, "task_id", task_id, *answer, whole=not there)
+
+    def _write(self, message: Message, state: str, *fields: Arg, whole: bool = True) -> Future[Any]:
+        size = len(message.body) if whole else 0
         if self._bytes + size > self._most_bytes:
             self._lose("more bytes wait for Redis than max_in_flight_bytes")
-            return
+            lost = asyncio.get_running_loop().create_future()
+            lost.cancel()
+            return lost
         self._bytes += size
         keys, delivery_id = self._keys, message.delivery["id"]
         stored = message.delivery["store"] or (self._stored and not message.options.ignore_result)
@@ -86,12 +129,10 @@ class Journal:
             keys.prefix,
             keys.changes,
             *fields,
-            "about",
-            described(message),
-            "call",
-            message.body,
+            *(("about", described(message), "call", message.body) if whole else ()),
         )
         reply.add_done_callback(partial(self._written, size))
+        return reply
 
     def _written(self, size: int, reply: Future[Any]) -> None:
         self._bytes -= size

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from enum import Enum
+from functools import partial
 
 from gateway import answer
 from gateway.answer import Answer
@@ -171,7 +172,7 @@ class DeliveryInFlight(InFlight):
         send = strategy.publish if self.mode == "accept" else strategy.send
         route, journal = self.route, self.context.journal
         if journal is not None and self._tracked:
-            journal.begin(self.message)
+            self.reply.begun = journal.begin(self.message, self.message.task_id)
         if queues is not None and route.dynamic:
             return queues.send(route, self.message, self.deadline, send)
         pending = send(self.message, self.deadline)
@@ -320,6 +321,17 @@ class DeliveryInFlight(InFlight):
         self.give(given)
 
     def accept(self) -> None:
+        """Answer that the message is taken, once the journal has the delivery, if it is to."""
+        journal = self.context.journal
+        if journal is None or not self._tracked or self.reply.closed:
+            self._accept()
+            return
+        reply = self.reply
+        if reply.begun is None:  # the task is an earlier try's
+            reply.begun = journal.begin(self.message, reply.task_id)
+        journal.when_written(reply.begun, partial(attempt, self, self._accept))
+
+    def _accept(self) -> None:
         """Answer that the message is taken, and that there is no result yet."""
         route, reply = self.route, self.reply
         # A sender that expects another answer than a 202 would treat a 202 as a failure.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from asyncio import Future
 from collections.abc import Callable
 from time import monotonic
+from typing import Any
 
 from gateway import answer, request_log
 from gateway.answer import Answer
@@ -27,13 +29,13 @@ class Reply:
 
     ``path`` (the route's), ``delivery_id``, ``task_id`` and ``message`` are set as they become
     known; they are part of the record. ``state`` is the delivery's in the journal, where the end of
-    its task is known. ``joined``: an earlier try has published the task. ``applied`` is what the
-    answer says in Preference-Applied.
+    its task is known, and ``begun`` is from `Journal.begin`. ``joined``: an earlier try has
+    published the task. ``applied`` is what the answer says in Preference-Applied.
     """
 
     __slots__ = (
-        "_context", "_respond", "answered", "applied", "delivery_id", "joined", "message", "path",
-        "request", "state", "task_id",
+        "_context", "_respond", "answered", "applied", "begun", "delivery_id", "joined",
+        "message", "path", "request", "state", "task_id",
     )  # fmt: skip
 
     def __init__(self, context: Context, request: Request, respond: Respond):
@@ -47,6 +49,7 @@ class Reply:
         self.applied = ""
         self.state = ""
         self.joined = False
+        self.begun: Future[Any] | None = None
         self.message: Message | None = None
 
     @property
@@ -102,7 +105,7 @@ class Reply:
         if context.journal is not None and message is not None:
             task_id = self.task_id or message.task_id
             state = self.state or ACCEPTED
-            context.journal.write(message, task_id, state, status, seconds, reason)
+            context.journal.write(message, task_id, state, status, seconds, reason, self.begun)
         if context.log_requests:
             about = (request.method, request.path, status, seconds, self.delivery_id)
             joined = f"an earlier try has published the task {self.task_id}" if self.joined else ""

@@ -59,7 +59,7 @@ def entries(monkeypatch: pytest.MonkeyPatch) -> list[Entry]:
     found: list[Entry] = []
 
     def write(_: Journal, message: Message, task_id: str, state: str, *rest: Any) -> None:
-        status, seconds, error = rest
+        status, seconds, error, _ = rest
         about = (message.delivery, message.task, task_id, message.queue, status, seconds)
         found.append(Entry(*about, message.body, error, state=state))
 
