@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from gateway.cli import main
 from gateway.stack.server import poll
 from tests.integration.deliveries import URLS, Servers, gather, run, send
 from tests.support.requests import metric
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import RabbitMQ, Server, Stack, free_port
 
 CONFIG = f"""
 journal = 1000
@@ -248,7 +249,8 @@ def test_watch_shows_each_change(servers, gateway, journal, tmp_path):
             assert answered(gateway, "/accept", "seen") == [202]
             seen = [watch.stdout.readline().split()[2] for _ in range(3)]
         finally:
-            watch.terminate()
+            watch.send_signal(signal.SIGINT)
+    assert watch.wait() == 130
     assert seen[-1] == "succeeded" and seen[0] in ("received", "accepted")
 
 
@@ -271,3 +273,40 @@ def test_the_journal_keeps_to_its_bounds(servers: Servers, journal: Callable):
         assert poll(lambda: keys() == {b"deliveries", b"bytes"}, 30)
     assert metric(gateway, "gateway_journal_lost_total") == 0
     gateway.stop()
+
+
+def test_an_acceptance_does_not_wait_long_for_the_journal(stack, start, servers, tmp_path):
+    results, file = start(stack.redis), tmp_path / "frozen.toml"
+    file.write_text(CONFIG)
+    urls = ["--broker", servers.broker.url, "--result-backend", results.url]
+    gateway = stack.gateway("--strategy=pika", *urls, "--config", str(file))
+    results.freeze()
+    try:
+        # The first ones wait a little, and those after it has failed do not.
+        assert answered(gateway, "/accept", "one", "two") == [202, 202]
+        assert poll(lambda: metric(gateway, "gateway_journal_lost_total") > 1, 30)
+        assert answered(gateway, "/accept", "three") == [202]
+    finally:
+        results.thaw()
+    gateway.stop()
+    results.stop()
+
+
+def test_a_replay_of_what_a_filter_finds_asks(servers, gateway, journal, monkeypatch):
+    assert answered(gateway, "/accept?seconds=no", "asked") == [202]
+    until_states(journal, {"asked": "failed"})
+    assert journal("replay", "--state", "expired") == (0, "", "gateway: no such deliveries\n")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda _: "n")
+    code, out, err = journal("replay", "--state", "failed")
+    assert (code, out, err) == (1, "", "gateway: nothing was replayed\n")
+    monkeypatch.setattr("builtins.input", lambda _: "yes")
+    code, out, _ = journal("replay", "--state", "failed", "--wait", "0")
+    assert code == 1 and " taken: task " in out
+
+
+def test_the_journal_tells_where_its_redis_is_not(tmp_path, capsys):
+    dead = f"redis://127.0.0.1:{free_port()}/0"
+    for command in (["watch"], ["list"]):
+        assert main(["deliveries", *command, "--result-backend", dead]) == 1
+        assert capsys.readouterr().err.startswith(f"gateway: {dead}: ")

@@ -1,0 +1,87 @@
+"""How a delivery's state is read from its task's result, and which deliveries a filter takes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.journal.entry import Entry
+from gateway.journal.follower import read
+from gateway.journal.reading import Filter
+
+
+def failure(kind: str, *message: object, status: str = "FAILURE") -> dict[str, Any]:
+    return {"status": status, "result": {"exc_type": kind, "exc_message": list(message)}}
+
+
+@pytest.mark.parametrize(
+    ("stored", "state"),
+    [
+        ({"status": "SUCCESS", "result": "x"}, ("succeeded", "")),
+        ({"status": "PENDING"}, None),
+        ({"status": "RETRY", "result": {}}, None),
+        ({"status": "STARTED", "result": {"hostname": "w"}}, ("running", "")),
+        (failure("KeyError", "id"), ("failed", "KeyError: id")),
+        (failure("KeyError"), ("failed", "KeyError")),
+        ({"status": "FAILURE", "result": {"exc_type": "E", "exc_message": "x"}},
+         ("failed", "E: x")),
+        ({"status": "FAILURE", "result": "no object"}, ("failed", "unknown")),
+        (failure("WorkerLostError", "it lies in 'gateway.dead' now"),
+         ("dead-lettered", "WorkerLostError: it lies in 'gateway.dead' now")),
+        (failure("TaskRevokedError", "expired", status="REVOKED"),
+         ("expired", "TaskRevokedError: expired")),
+    ],
+)  # fmt: skip
+def test_the_state_of_a_result(stored: dict[str, Any], state: tuple[str, str] | None):
+    assert read(json.dumps(stored).encode()) == state
+
+
+def test_a_result_that_is_no_json_is_a_failure():
+    assert read(b"\x80pickle") == ("failed", "no JSON result (UnicodeDecodeError)")
+
+
+def entry(**values: Any) -> Entry:
+    delivery = {
+        "id": "d1", "route": "/orders/{shop}", "source": "shop", "event": "orders/paid",
+        "received_at": "2026-01-31T12:00:00+00:00",
+    }  # fmt: skip
+    call = json.dumps([[{"q": "1"}, {"x-shop": "north"}, "the body"], {"n": [5]}, None]).encode()
+    about = {"task": "t", "task_id": "t1", "queue": "q", "status": 202, "seconds": 0.1}
+    return Entry(delivery, **{**about, "call": call, **values})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "takes"),
+    [
+        ({}, True),
+        ({"states": frozenset(["accepted", "failed"])}, True),
+        ({"states": frozenset(["failed"])}, False),
+        ({"status": "202"}, True),
+        ({"status": "2xx"}, True),
+        ({"status": "5??"}, False),
+        ({"route": "/orders/{shop}"}, True),
+        ({"route": "/orders/*"}, True),
+        ({"route": "/orders"}, False),
+        ({"route": "/orders/?shop?"}, False),
+        ({"source": "shop"}, True),
+        ({"source": "other"}, False),
+        ({"event": "orders/*"}, True),
+        ({"event": "refunds/*"}, False),
+        ({"text": "the body"}, True),
+        ({"text": "x-shop"}, True),
+        ({"text": "t1"}, True),
+        ({"text": "d1"}, True),
+        ({"text": "elsewhere"}, False),
+        ({"text": "the body", "source": "other"}, False),
+    ],
+)
+def test_what_a_filter_takes(wanted: dict[str, Any], takes: bool):
+    assert Filter(**wanted).takes(entry()) is takes
+
+
+def test_the_error_is_searched_too_and_a_sender_that_has_left_is_a_status():
+    gone = entry(status=0, error="KeyError: id")
+    assert Filter(text="KeyError", status="gone").takes(gone)
+    assert not Filter(status="gone").takes(entry(status=None))
