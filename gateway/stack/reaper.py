@@ -11,18 +11,32 @@ import shutil
 import signal
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 
 def main() -> None:
     """Keep the list of running process groups; when the input ends, kill them."""
-    groups: set[int] = set()
+    groups: dict[int, str] = {}  # with the start of each group's leader
     for line in sys.stdin:
-        change = groups.add if line.startswith("+") else groups.discard
-        change(int(line[1:]))
-    for group in groups:
-        with suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGKILL)
+        group = int(line[1:])
+        if line.startswith("+"):
+            groups[group] = started(group)
+        else:
+            groups.pop(group, None)
+    for group, start in groups.items():
+        # A leader with another start is somebody else's: its id was free, as this group had ended.
+        if started(group) in ("", start):
+            with suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
     shutil.rmtree(sys.argv[1], ignore_errors=True)
+
+
+def started(pid: int) -> str:
+    """Return when a process started, in the kernel's ticks; empty: there is none with this id."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
 
 
 if __name__ == "__main__":

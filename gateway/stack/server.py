@@ -153,8 +153,9 @@ class Server:
         """Send a signal to the process and its descendants, or to those in `family`."""
         # The group includes processes whose parent has ended. Then each one is signalled, because
         # some have a group of their own, for example those that the Erlang VM starts.
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
+        if not self._succeeded():
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
         for process in self.family() if family is None else family:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
@@ -168,12 +169,22 @@ class Server:
         self._start()
         self.wait_ready(self._timeout)
 
+    def _succeeded(self) -> bool:
+        """Has another process, of somebody else, got this one's id?
+
+        That can be once this one was waited for, and its session has no members any more: until
+        then the kernel gives the id to nobody.
+        """
+        return self._process.poll() is not None and psutil.pid_exists(self.pid)
+
     def pids(self) -> list[int]:
         """Return the ids of the process and its descendants that are running."""
         return [process.pid for process in self.family() if _lives(process)]
 
     def family(self) -> list[psutil.Process]:
         """Return the process and its descendants, including zombies."""
+        if self._succeeded():
+            return []
         table = list(psutil.process_iter(["ppid"]))
         # A descendant whose parent has ended is found by its session.
         family = [each for each in table if self.pid in (each.pid, _session(each.pid))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import redis
 
 from gateway import stack as servers
+from gateway.stack import reaper
 from gateway.stack.server import poll
 from tests.support.stack import RabbitMQ, Stack, StackError, free_port
 
@@ -198,3 +200,36 @@ with Stack() as stack:
         assert exists(int(pid))
         owner.kill()
     assert poll(lambda: not exists(int(pid)) and not Path(directory).exists(), 10)
+
+
+def test_who_has_the_process_id_of_one_that_has_ended_is_left_alone(stack: Stack):
+    ended = stack.spawn("ended", python("pass"))
+    assert poll(lambda: not ended.alive(), 10)
+    other = stack.spawn("other", python(f"print('up', flush=True); {WAIT}"), ready="up")
+    ended._process.pid = other.pid  # as the kernel may give it again by then
+    assert ended.family() == [] and ended.pids() == []
+    ended.signal(signal.SIGTERM)
+    ended.stop()
+    assert other.alive()
+    other.stop()
+
+
+def test_the_reaper_leaves_alone_who_has_the_id_of_a_group_that_has_ended():
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as other:
+        with subprocess.Popen(
+            [sys.executable, "-I", "-c", REAPER], stdin=subprocess.PIPE, text=True
+        ) as process:
+            process.communicate(f"+{other.pid}\n", timeout=60)
+        assert process.returncode == 0 and other.poll() is None
+        other.kill()
+
+
+# The reaper that takes a process for another one than at first.
+REAPER = f"""
+import runpy, sys, tempfile
+sys.argv = ["reaper.py", tempfile.mkdtemp()]
+names = runpy.run_path({reaper.__file__!r})
+starts = iter(["1", "2"])
+names["main"].__globals__["started"] = lambda pid: next(starts)
+names["main"]()
+"""
