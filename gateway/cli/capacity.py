@@ -108,7 +108,9 @@ def _document(file: Path) -> Any:
         return json.loads(file.read_text("utf-8"))
     except OSError as exc:
         raise ConfigError([f"--measured: {file}: {exc.strerror}"]) from exc
-    except (ValueError, RecursionError) as exc:
+    except RecursionError as exc:  # whose text depends on the version of Python
+        raise ConfigError([f"--measured: {file} is not JSON: nested too deeply"]) from exc
+    except ValueError as exc:
         raise ConfigError([f"--measured: {file} is not JSON: {exc}"]) from exc
 
 

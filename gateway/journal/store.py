@@ -25,7 +25,7 @@ from gateway.stores.pipeline import Arg, Pipeline
 log = logging.getLogger(__name__)
 
 #: Seconds after the confirm by which an acceptance is answered, whether it is written or not.
-LATEST = 0.1
+LATEST = 0.5
 
 
 class Journal:

@@ -299,7 +299,12 @@ def test_reply_survives_a_closed_connection(worker, rabbitmq):
     server, requester = worker()
     assert requester.call("appserver.tasks.echo")["status"] == "SUCCESS"
 
+    def connections() -> set[str]:
+        return set(rabbitmq.ctl("list_connections", "pid", "--no-table-headers").split())
+
+    before = connections()
     rabbitmq.ctl("close_all_connections", "for the test")
+    until(lambda: not before & connections())  # RabbitMQ 4 does not wait for that
 
     _, requester = worker()
     assert requester.call("appserver.tasks.echo")["status"] == "SUCCESS"

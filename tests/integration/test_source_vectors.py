@@ -43,7 +43,10 @@ class Clock:
         }
 
     def set(self, seconds: float) -> None:
-        self._file.write_text(f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}\n")
+        # Renamed, as libfaketime ends the process that finds an empty file.
+        new = self._file.with_suffix(".new")
+        new.write_text(f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}\n")
+        new.rename(self._file)
 
 
 class Gateway:

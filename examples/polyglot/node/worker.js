@@ -17,7 +17,9 @@ const RESULT_TTL = 300; // seconds; the gateway's GATEWAY_RESULT_EXPIRES
 const PATIENCE = 5000; // milliseconds before a message is given back
 const DEAD = "gateway.dead"; // exchange and queue
 
-const worker = createWorker(GATEWAY_BROKER_URL, GATEWAY_RESULT_BACKEND, QUEUE);
+// amqplib asks for frames of 4 KiB, which RabbitMQ refuses from 4.1 on.
+const broker = `${GATEWAY_BROKER_URL}${GATEWAY_BROKER_URL.includes("?") ? "&" : "?"}frameMax=131072`;
+const worker = createWorker(broker, GATEWAY_RESULT_BACKEND, QUEUE);
 const current = new AsyncLocalStorage(); // {message, given}: whose task runs, and its result's end
 console.info = () => {}; // celery-node would write the arguments of each task there
 
@@ -77,7 +79,7 @@ const running = new Set();
 
 // In an alarm the broker reads nothing from a connection that publishes, so acknowledgements have
 // another one.
-const publisher = require("amqplib").connect(GATEWAY_BROKER_URL);
+const publisher = require("amqplib").connect(broker);
 const publishing = publisher.then((connection) => connection.createConfirmChannel());
 
 /** Return [args, kwargs, embed]; throws an Error that says why this worker cannot run it. */

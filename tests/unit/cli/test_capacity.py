@@ -203,7 +203,7 @@ NONE = "m.json: not a report of loadtest/run.sh --json: "
     ("text", "says"),
     [
         ("no", "--measured: {file} is not JSON: Expecting value: line 1 column 1 (char 0)"),
-        ("[" * 100_000, "--measured: {file} is not JSON: maximum recursion depth exceeded"),
+        ("[" * 100_000, "--measured: {file} is not JSON: nested too deeply"),
         (b"\xff", "--measured: {file} is not JSON: 'utf-8' codec can't decode byte 0xff"),
         ("[]", f"{NONE}it is no JSON object"),
         ('{"experiment": "capacity"}', f"{NONE}options: is needed"),
