@@ -285,7 +285,8 @@ def _differ(rows: Sequence[Row]) -> Claim:
 def advice(rows: Sequence[Row]) -> str:
     """Say what to do, in a sentence; empty where what decides it was not measured."""
     checkers = {(s.strategy, s.case): s for s in summarize(rows) if (s.strategy, s.case) in WAYS}
-    gains = {name: median(found) for name, found in _gains(rows).items()}
+    # A server that has used less than a tick of the clock shows nothing.
+    gains = {name: gain for name, found in _gains(rows).items() if (gain := median(found)) > 0}
     if ONE not in {way for way, _ in checkers} or not gains:
         return ""
     best, summary = min(checkers.items(), key=lambda item: item[1].median(*_MS))
