@@ -2,8 +2,9 @@
 
 README.md has a block for the strategies, with a picture of them, and one for what else stands
 between HTTP and Celery. In docs/performance.md, docs/scaling.md and docs/reliability.md a block
-begins with ``<!-- NAME targets -->``, ``<!-- NAME table -->`` or ``<!-- NAME commit -->``, and
-docs/reports/NAME.json is the report. All end with the same after a slash.
+begins with ``<!-- NAME targets -->``, ``<!-- NAME table -->``, ``<!-- NAME advice -->`` or
+``<!-- NAME commit -->``, and docs/reports/NAME.json is the report. All end with the same after a
+slash.
 
 Each block names the commit that was measured, and says so where the measured code has changed
 since: so a change of the code needs no new measurement, and misleads no reader.
@@ -45,7 +46,9 @@ _LATENCIES = (("latency_ms", "p50"), ("latency_ms", "p99"))
 
 _strategies = re.compile(r"<!-- strategies -->\n.*?<!-- /strategies -->", re.DOTALL)
 _peers = re.compile(r"<!-- peers -->\n.*?<!-- /peers -->", re.DOTALL)
-_block = re.compile(r"<!-- ([\w-]+) (targets|table|commit) -->\n.*?<!-- /\1 \2 -->", re.DOTALL)
+_block = re.compile(
+    r"<!-- ([\w-]+) (targets|table|commit|advice) -->\n.*?<!-- /\1 \2 -->", re.DOTALL
+)
 
 
 def written() -> dict[Path, str]:
@@ -181,6 +184,8 @@ def _filled(name: str, what: str) -> str:
     report = _report(name)
     if what == "commit":
         text = f"{_cited(report)}."
+    elif what == "advice":
+        text = textwrap.fill(f"**{report['advice']}**", 100) + f"\n\n{_source(report)}"
     else:
         text = _markdown(report["shown"][what], names=2 if what == "table" else 1)
         text += f"\n{_source(report)}"

@@ -7,23 +7,34 @@ set *open* has those whose end is not known, by the time (ms) of the next look a
 is used.
 """
 
+# A state is only replaced by one further on; a task may have ended before its answer is written.
+_RANK = """
+local rank = {received = 1, refused = 2, accepted = 2, replayed = 2, running = 3}
+local function further(state, before)
+    return not before or (rank[state] or 4) > (rank[before] or 4)
+end
+local function open(state)
+    return rank[state] and state ~= 'refused'
+end
+"""
+
 # KEYS: the hash, deliveries, open, bytes. Arguments: id, state, most deliveries, most bytes,
 # life (ms), first look (ms from now; 0: none), what keys of deliveries begin with, channel, then
 # fields and their values.
-#
-# A task may have ended before its answer is written: such a state is kept.
-WRITE = """
+WRITE = (
+    _RANK
+    + """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local id, state, key = ARGV[1], ARGV[2], KEYS[1]
 local before = redis.call('HGET', key, 'state')
-if before and before ~= 'received' then
+if not further(state, before) then
     state = before
 end
 redis.call('HSET', key, 'state', state, unpack(ARGV, 9))
-if tonumber(ARGV[6]) == 0 then
+if not open(state) then
     redis.call('ZREM', KEYS[3], id)
-elseif not before then
+elseif not before and tonumber(ARGV[6]) > 0 then
     redis.call('ZADD', KEYS[3], now + ARGV[6], id)
 end
 if not before then
@@ -46,6 +57,7 @@ if not before then
 end
 redis.call('PUBLISH', ARGV[8], id .. ' ' .. state)
 """
+)
 
 # Returns id and task id of those whose time for a look has come, and postpones the next one: each
 # time twice as long. Also removes what is older than the journal's age.
@@ -78,9 +90,11 @@ return found
 # Writes what became of a task, unless the delivery has another task or another end by now.
 # KEYS: the hash, open. Arguments: id, task id, state, 1 if it is an end, channel, then fields and
 # their values
-SETTLE = """
+SETTLE = (
+    _RANK
+    + """
 local before = redis.call('HMGET', KEYS[1], 'task_id', 'state')
-if before[1] ~= ARGV[2] or before[2] == ARGV[3] then
+if before[1] ~= ARGV[2] or not open(before[2]) or not further(ARGV[3], before[2]) then
     return
 end
 redis.call('HSET', KEYS[1], 'state', ARGV[3], unpack(ARGV, 6))
@@ -89,6 +103,7 @@ if ARGV[4] == '1' then
 end
 redis.call('PUBLISH', ARGV[5], ARGV[1] .. ' ' .. ARGV[3])
 """
+)
 
 # Writes that a replay is about to be published, so that no other replay is. Returns the task id of
 # the replay that is under way already, or nothing. KEYS: the hash. Arguments: its new task id, the

@@ -40,6 +40,11 @@ answer = "wait-then-accept"
 deadline = 0.5
 
 [[routes]]
+path = "/patient"
+task = "faults.run"
+answer = "wait-then-accept"
+
+[[routes]]
 path = "/idle"
 task = "faults.run"
 queue = "lifecycle-idle"
@@ -146,6 +151,13 @@ def test_each_delivery_is_found_in_its_state(servers: Servers, journal: Callable
     until_states(journal, {**expected, "hangs": "succeeded"})
     assert states(journal, "--state", "failed,dead-lettered").keys() == {"fails", "failed", "kills"}
     gateway.stop()
+
+
+def test_who_has_the_result_in_time_has_succeeded_though_it_was_seen_to_run(gateway, journal):
+    # The first look, a second after the beginning, finds it running.
+    assert answered(gateway, "/patient?seconds=3", "long") == [200]
+    until_states(journal, {"long": "succeeded"})
+    assert entry(journal, "long")["status"] == 200
 
 
 def test_what_no_worker_has_begun_is_accepted_and_then_expired(servers, gateway, journal):
