@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import re
 import sys
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
+from gateway.cli import printed
 from gateway.cli.serve import configure
 from gateway.config.settings import Config
 from gateway.errors import ConfigError, GatewayError
 from gateway.journal.entry import STATES, Entry
-from gateway.journal.reading import Filter, Reader, changes, reading, status
+from gateway.journal.reading import Filter, Reader, changes, reading
 from gateway.journal.replay import Replays, outcomes, publishing
-from gateway.outcome import SUCCESS, Outcome
+from gateway.outcome import SUCCESS
 from gateway.stores import result_store
 
-_LINE = "{:<24} {:<36} {:<13} {:>6} {:>9}  {} {}"
-_HEAD = _LINE.format("received", "delivery", "state", "status", "ms", "route", "event")
 _AGO = re.compile(r"(\d+)([smhd])").fullmatch
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -123,9 +120,9 @@ async def _list(arguments: argparse.Namespace, config: Config) -> int:
             if number == arguments.limit:
                 break
             if not number and not arguments.json:
-                print(_HEAD)
+                print(printed.HEAD)
             number += 1
-            print(_json(_about(entry)) if arguments.json else _line(entry))
+            print(printed.listed(entry, arguments.json))
     if not number and arguments.limit:
         print(
             "gateway: no such deliveries; the setting `journal` is the number that is kept",
@@ -143,10 +140,10 @@ async def _show(arguments: argparse.Namespace, config: Config) -> int:
             call = {"query": args[0], "headers": args[1], "body": body}
         case _:
             call = {"args": args, "kwargs": kwargs}
-    shown = {**_about(entry), **call, "task_state": None}
+    shown = {**printed.about(entry), **call, "task_state": None}
     async for _, outcome in outcomes(config, [entry.task_id]):
-        shown["task_state"] = _outcome_text(outcome)
-    print(_json(shown, indent=2, ensure_ascii=False))
+        shown["task_state"] = printed.outcome_text(outcome)
+    print(printed.as_json(shown, indent=2, ensure_ascii=False))
     return 0
 
 
@@ -156,11 +153,14 @@ async def _watch(arguments: argparse.Namespace, config: Config) -> int:
         async for delivery_id in changed:
             if not delivery_id:
                 if not arguments.json:
-                    print(_HEAD, flush=True)
+                    print(printed.HEAD, flush=True)
                 continue
             entry = await reader.get(delivery_id)
             if entry is not None and wanted.takes(entry):
-                print(_json(_about(entry)) if arguments.json else _line(entry), flush=True)
+                print(
+                    printed.listed(entry, arguments.json),
+                    flush=True,
+                )
     return 0
 
 
@@ -175,10 +175,10 @@ async def _replay(arguments: argparse.Namespace, config: Config) -> int:
             async with aclosing(reader.find(wanted)) as found:
                 ids = [entry.id async for entry in found][::-1]  # in the order of their arrival
         if arguments.dry_run:
-            print(_HEAD)
+            print(printed.HEAD)
             for delivery_id in ids:
                 if entry := await reader.get(delivery_id):
-                    print(_line(entry))
+                    print(printed.line(entry))
             print(f"{len(ids)} would be replayed", file=sys.stderr)
             return 0
         if not ids:
@@ -217,7 +217,7 @@ async def _publish(
             begun = await replays.run(entry, arguments.again)
             if begun.problem:
                 task = f": task {begun.task_id}" if begun.task_id else ""
-                print(_shown(f"{delivery_id} {begun.problem}{task}"), flush=True)
+                print(printed.shown(f"{delivery_id} {begun.problem}{task}"), flush=True)
                 well = False
             else:
                 print(f"{delivery_id} taken: task {begun.task_id}", flush=True)
@@ -228,7 +228,7 @@ async def _publish(
         async for task_id, outcome in outcomes(config, list(taken), arguments.wait):
             delivery_id = taken.pop(task_id)
             await replays.settle(delivery_id, task_id, outcome)
-            print(f"{delivery_id} {_outcome_text(outcome)}")
+            print(f"{delivery_id} {printed.outcome_text(outcome)}")
             well = well and outcome.state == SUCCESS
     for delivery_id in taken.values():
         print(f"{delivery_id} no result" + (f" in {arguments.wait:g} s" if config.results else ""))
@@ -245,50 +245,3 @@ async def _get(reader: Reader, ids: list[str]) -> list[Entry]:
     if missing:
         raise GatewayError(f"no such delivery in the journal: {', '.join(missing)}")
     return [entry for entry in found.values() if entry is not None]
-
-
-def _line(entry: Entry) -> str:
-    delivery = entry.delivery
-    received = datetime.fromisoformat(delivery["received_at"])
-    at = received.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    milliseconds = f"{entry.seconds * 1e3:,.1f}"
-    route, event = delivery["route"], delivery["event"]
-    line = (at, entry.id, entry.state, status(entry), milliseconds, route, event)
-    return _shown(_LINE.format(*line).rstrip())
-
-
-def _about(entry: Entry) -> dict[str, Any]:
-    return {
-        **entry.delivery,
-        "state": entry.state,
-        "task": entry.task,
-        "task_id": entry.task_id,
-        "queue": entry.queue,
-        "status": entry.status or None,
-        "seconds": entry.seconds,
-        "error": entry.error,
-        "ended_at": entry.ended_at,
-        "replays": entry.replays,
-        "replaying": entry.replaying,
-    }
-
-
-def _outcome_text(outcome: Outcome) -> str:
-    return _shown(f"{outcome.state}: {outcome.error}") if outcome.error else outcome.state
-
-
-def _shown(text: str) -> str:
-    """Return `text` with escapes for characters that a terminal would interpret."""
-    return "".join(map(_escaped, text))
-
-
-def _json(value: dict[str, Any], **options: Any) -> str:
-    """Return JSON in which characters that a terminal would interpret are escaped."""
-    return "\n".join(map(_shown, json.dumps(value, **options).split("\n")))
-
-
-def _escaped(character: str) -> str:
-    if character.isprintable():
-        return character
-    units = character.encode("utf-16-be", "surrogatepass").hex()
-    return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))

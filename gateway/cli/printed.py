@@ -1,0 +1,69 @@
+"""How deliveries of the journal are printed: a line each, or JSON."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+from gateway.journal.entry import Entry
+from gateway.journal.reading import status
+from gateway.outcome import Outcome
+
+_LINE = "{:<24} {:<36} {:<13} {:>6} {:>9}  {} {}"
+HEAD = _LINE.format("received", "delivery", "state", "status", "ms", "route", "event")
+
+
+def listed(entry: Entry, as_object: bool) -> str:
+    """Return a delivery in one line: as JSON, or in columns below `HEAD`."""
+    return as_json(about(entry)) if as_object else line(entry)
+
+
+def line(entry: Entry) -> str:
+    """Return a delivery in one line, in columns below `HEAD`."""
+    delivery = entry.delivery
+    received = datetime.fromisoformat(delivery["received_at"])
+    at = received.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    milliseconds = f"{entry.seconds * 1e3:,.1f}"
+    route, event = delivery["route"], delivery["event"]
+    columns = (at, entry.id, entry.state, status(entry), milliseconds, route, event)
+    return shown(_LINE.format(*columns).rstrip())
+
+
+def about(entry: Entry) -> dict[str, Any]:
+    """Return what is known of a delivery beside its call; ``status`` None: it has no answer."""
+    return {
+        **entry.delivery,
+        "state": entry.state,
+        "task": entry.task,
+        "task_id": entry.task_id,
+        "queue": entry.queue,
+        "status": entry.status or None,
+        "seconds": entry.seconds,
+        "error": entry.error,
+        "ended_at": entry.ended_at,
+        "replays": entry.replays,
+        "replaying": entry.replaying,
+    }
+
+
+def outcome_text(outcome: Outcome) -> str:
+    """Return how a task has ended: its final state, and the error if there is one."""
+    return shown(f"{outcome.state}: {outcome.error}") if outcome.error else outcome.state
+
+
+def shown(text: str) -> str:
+    """Return `text` with escapes for characters that a terminal would interpret."""
+    return "".join(map(_escaped, text))
+
+
+def as_json(value: dict[str, Any], **options: Any) -> str:
+    """Return JSON in which characters that a terminal would interpret are escaped."""
+    return "\n".join(map(shown, json.dumps(value, **options).split("\n")))
+
+
+def _escaped(character: str) -> str:
+    if character.isprintable():
+        return character
+    units = character.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))
