@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -76,3 +77,8 @@ class Delivery:
             "traceparent": traceparent,
             "store": store,
         }
+
+
+def identity_digest(identity: str) -> bytes:
+    """Return the 16 bytes that stand for an identity in the stores: it may have a credential."""
+    return hashlib.blake2b(identity.encode(), digest_size=16).digest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -18,8 +19,14 @@ S = TypeVar("S", bound=Server)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give each of several test processes ports of its own, as a server's start lies between
-    finding a port and listening on it. Commands that tests run choose from all ports still."""
+    """Let SIGINT interrupt, and give each of several test processes ports of its own.
+
+    A server's start lies between finding a port and listening on it. Commands that tests run choose
+    from all ports still.
+    """
+    # A shell lets what it starts in the background ignore it, which the tests' processes would
+    # inherit; and many of them are ended by it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     worker = getattr(config, "workerinput", None)
     if worker is not None:
         number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]

@@ -41,6 +41,7 @@ from gateway.claims.claim import (
     read_end,
 )
 from gateway.config.settings import Config
+from gateway.delivery import identity_digest
 from gateway.errors import KeyConflict, StateUnavailable
 from gateway.outcome import Outcome
 from gateway.stores import result_store
@@ -48,7 +49,6 @@ from gateway.stores.pipeline import Arg, Pipeline
 
 log = logging.getLogger(__name__)
 
-_KEY = 16  # bytes of an identity's digest
 _KIND = b"c:"  # short, so that a key with the usual prefix fits into 32 bytes of Redis' memory
 _RENEWAL = 1.0  # seconds between renewals of a lease
 #: Seconds for which a failed write is repeated, and for which a task's failure is remembered, so
@@ -111,7 +111,7 @@ class Claims:
         """
         key = self._prefix.encode() + _KIND + identity_digest(identity)
         owner = owner or task_id
-        digest = _digest(body, DIGEST)
+        digest = hashlib.blake2b(body, digest_size=DIGEST).digest()
         flags = [1 - again, int(strict), int(rerun)]
         lease = _ms(self._lease)
         who: list[Arg] = [_raw(owner), _raw(task_id)]
@@ -249,15 +249,6 @@ def _longest(config: Config) -> float:
 
 def _ms(seconds: float) -> int:
     return int(seconds * 1000)
-
-
-def identity_digest(identity: str) -> bytes:
-    """Return what stands for an identity in the names of keys."""
-    return _digest(identity.encode(), _KEY)
-
-
-def _digest(data: bytes, size: int) -> bytes:
-    return hashlib.blake2b(data, digest_size=size).digest()
 
 
 def _raw(task_id: str) -> bytes:

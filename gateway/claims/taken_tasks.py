@@ -11,8 +11,8 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from gateway.claims.store import identity_digest
 from gateway.config.settings import Config
+from gateway.delivery import identity_digest
 from gateway.errors import StateUnavailable
 from gateway.stores.pipeline import Pipeline
 

@@ -6,20 +6,18 @@ import argparse
 import asyncio
 import re
 import sys
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from gateway.cli import printed
+from gateway.cli import printed, replay
 from gateway.cli.serve import configure
 from gateway.config.settings import Config
 from gateway.errors import ConfigError, GatewayError
-from gateway.journal.entry import STATES, Entry
-from gateway.journal.reading import Filter, Reader, changes, reading
-from gateway.journal.replay import Replays, outcomes, publishing
-from gateway.outcome import SUCCESS
-from gateway.stores import result_store
+from gateway.journal.entry import STATES
+from gateway.journal.reading import Filter, changes, reading
+from gateway.journal.replay import outcomes
 
 _AGO = re.compile(r"(\d+)([smhd])").fullmatch
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -59,18 +57,22 @@ def options(parser: argparse.ArgumentParser) -> None:
     watch.add_argument("--json", action="store_true", help="an object a line")
     watch.set_defaults(work=_watch)
 
-    replay = commands.add_parser(
+    again = commands.add_parser(
         "replay", parents=[common, wanted], help="run them again, as other tasks"
     )
-    replay.add_argument("ids", metavar="ID", nargs="*", help="deliveries' ids; without: a filter")
-    replay.add_argument("--dry-run", action="store_true", help="list what would be replayed")
-    replay.add_argument("--yes", action="store_true", help="do not ask before a filter's replay")
-    replay.add_argument("--again", action="store_true", help="also those of an interrupted replay")
-    replay.add_argument("--rate", metavar="N", type=_positive, help="at most so many a second")
-    replay.add_argument(
+    again.add_argument("ids", metavar="ID", nargs="*", help="deliveries' ids; without: a filter")
+    again.add_argument("--dry-run", action="store_true", help="list what would be replayed")
+    again.add_argument("--yes", action="store_true", help="do not ask before a filter's replay")
+    again.add_argument(
+        "--again",
+        action="store_true",
+        help="also those that an interrupted replay, or another try, may have run",
+    )
+    again.add_argument("--rate", metavar="N", type=_positive, help="at most so many a second")
+    again.add_argument(
         "--wait", metavar="SECONDS", type=float, default=10.0, help="for the results (10)"
     )
-    replay.set_defaults(work=_replay)
+    again.set_defaults(work=_replay)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -133,7 +135,7 @@ async def _list(arguments: argparse.Namespace, config: Config) -> int:
 
 async def _show(arguments: argparse.Namespace, config: Config) -> int:
     async with reading(config) as reader:
-        (entry,) = await _get(reader, [arguments.id])
+        (entry,) = await reader.get_all([arguments.id])
     args, kwargs = entry.arguments()
     match args:
         case [dict(), dict(), body] if not kwargs:  # what a route without `args` and `kwargs` gives
@@ -168,80 +170,7 @@ async def _replay(arguments: argparse.Namespace, config: Config) -> int:
     wanted = _filter(arguments)
     if bool(arguments.ids) == (wanted != Filter()):
         raise GatewayError("name the deliveries to replay, or say by options which: --state failed")
-    async with reading(config) as reader:
-        if arguments.ids:
-            ids = [entry.id for entry in await _get(reader, arguments.ids)]
-        else:
-            async with aclosing(reader.find(wanted)) as found:
-                ids = [entry.id async for entry in found][::-1]  # in the order of their arrival
-        if arguments.dry_run:
-            print(printed.HEAD)
-            for delivery_id in ids:
-                if entry := await reader.get(delivery_id):
-                    print(printed.line(entry))
-            print(f"{len(ids)} would be replayed", file=sys.stderr)
-            return 0
-        if not ids:
-            print("gateway: no such deliveries", file=sys.stderr)
-            return 0
-        if not arguments.ids and not arguments.yes and not _agreed(len(ids)):
-            print("gateway: nothing was replayed", file=sys.stderr)
-            return 1
-        return await _publish(arguments, config, reader, ids)
-
-
-def _agreed(number: int) -> bool:
-    """Ask whether so many deliveries are to be replayed; without a terminal that takes --yes."""
-    if not sys.stdin.isatty():
-        raise GatewayError(f"{number} deliveries would be replayed: say --yes, or see --dry-run")
-    return input(f"Replay {number} deliveries? [y/N] ").strip().lower() in ("y", "yes")
-
-
-async def _publish(
-    arguments: argparse.Namespace, config: Config, reader: Reader, ids: Iterable[str]
-) -> int:
-    taken: dict[str, str] = {}
-    well = True
-    async with (
-        result_store.asking(config, config.state) as ask,
-        publishing(config) as publish,
-    ):
-        replays = Replays(config, ask, publish)
-        due = asyncio.get_running_loop().time()
-        for delivery_id in ids:
-            entry = await reader.get(delivery_id)
-            if entry is None:
-                print(f"{delivery_id} is not in the journal any more")
-                well = False
-                continue
-            begun = await replays.run(entry, arguments.again)
-            if begun.problem:
-                task = f": task {begun.task_id}" if begun.task_id else ""
-                print(printed.shown(f"{delivery_id} {begun.problem}{task}"), flush=True)
-                well = False
-            else:
-                print(f"{delivery_id} taken: task {begun.task_id}", flush=True)
-                taken[begun.task_id] = delivery_id
-            if arguments.rate:
-                due += 1 / arguments.rate
-                await asyncio.sleep(due - asyncio.get_running_loop().time())
-        async for task_id, outcome in outcomes(config, list(taken), arguments.wait):
-            delivery_id = taken.pop(task_id)
-            await replays.settle(delivery_id, task_id, outcome)
-            print(f"{delivery_id} {printed.outcome_text(outcome)}")
-            well = well and outcome.state == SUCCESS
-    for delivery_id in taken.values():
-        print(f"{delivery_id} no result" + (f" in {arguments.wait:g} s" if config.results else ""))
-    return 0 if well and not taken else 1
-
-
-async def _get(reader: Reader, ids: list[str]) -> list[Entry]:
-    """Return the deliveries with these `ids`, in their order.
-
-    Raises `GatewayError` where one is missing.
-    """
-    found = {each: await reader.get(each) for each in ids}
-    missing = [each for each, entry in found.items() if entry is None]
-    if missing:
-        raise GatewayError(f"no such delivery in the journal: {', '.join(missing)}")
-    return [entry for entry in found.values() if entry is not None]
+    how = replay.How(
+        arguments.dry_run, arguments.yes, arguments.again, arguments.rate, arguments.wait
+    )
+    return await replay.run(config, arguments.ids or wanted, how)

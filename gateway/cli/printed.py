@@ -44,6 +44,7 @@ def about(entry: Entry) -> dict[str, Any]:
         "ended_at": entry.ended_at,
         "replays": entry.replays,
         "replaying": entry.replaying,
+        "identity": entry.identity,
     }
 
 

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gateway.celery_message import DEFAULTS, Message, Options
+from gateway.delivery import identity_digest
 from gateway.outcome import FAILURE, SUCCESS, Outcome
 
 #: Published or about to be, and not answered yet.
@@ -59,7 +60,8 @@ class Entry:
     never have been published. If the delivery lacked a value for it, there was no message:
     ``queue`` is empty, and ``call`` is what a route without `args` gives. ``replays`` is how often
     it was published again; ``replaying`` the task id of a replay of which it is not known whether
-    the broker has taken it, or "".
+    the broker has taken it, or "". ``identity`` is the same for all tries of a delivery that its
+    sender repeats, and "" where they cannot be recognized.
     """
 
     delivery: dict[str, Any]
@@ -75,6 +77,7 @@ class Entry:
     ended_at: str = ""
     replays: int = 0
     replaying: str = ""
+    identity: str = ""
 
     @property
     def id(self) -> str:
@@ -109,12 +112,13 @@ class Entry:
         return args, kwargs
 
 
-def described(message: Message) -> str:
+def described(message: Message, identity: str) -> str:
     """Return as JSON what never changes in the entry of `message`, but for its call."""
     own = {"priority": message.priority, "extra": message.extra, **asdict(message.options)}
     options = {name: value for name, value in own.items() if value != _DEFAULTS.get(name)}
     about = {"delivery": message.delivery, "task": message.task, "queue": message.queue}
-    return json.dumps({**about, "options": options})
+    known = {"identity": identity_digest(identity).hex()} if identity else {}
+    return json.dumps({**about, "options": options, **known})
 
 
 def read(fields: Mapping[bytes, bytes]) -> Entry:

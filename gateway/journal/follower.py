@@ -81,25 +81,27 @@ class Follower:
         payloads = await self._results.run("MGET", *(self._result + task for _, task in pairs))
         for (delivery_id, task_id), payload in zip(pairs, payloads, strict=True):
             if payload is not None and (found := read(payload)) is not None:
-                self._settle(delivery_id, task_id, *found)
+                reply = self._journal.run(*settlement(keys, delivery_id, task_id, *found))
+                reply.add_done_callback(_settled)
         return len(pairs)
-
-    def _settle(self, delivery_id: str, task_id: str, state: str, error: str) -> None:
-        keys, fields = self._keys, ["error", error] if error else []
-        ended = state != RUNNING
-        if ended:
-            fields += ["ended_at", datetime.now(UTC).isoformat(timespec="milliseconds")]
-        reply = self._journal.run(
-            "EVAL", scripts.SETTLE, 2, keys.of(delivery_id), keys.open,
-            delivery_id, task_id, state, int(ended), keys.changes, *fields,
-        )  # fmt: skip
-        reply.add_done_callback(_settled)
 
 
 def _settled(reply: asyncio.Future[Any]) -> None:
     # It is looked at again, as it stays open.
     if not reply.cancelled() and (exc := reply.exception()) is not None:
         log.warning("the end of a delivery cannot be written: %s", exc)
+
+
+def settlement(
+    keys: Keys, delivery_id: str, task_id: str, state: str, error: str
+) -> tuple[str | int, ...]:
+    """Return the Redis command that writes what became of a delivery's task."""
+    fields = ["error", error] if error else []
+    ended = state != RUNNING
+    if ended:
+        fields += ["ended_at", datetime.now(UTC).isoformat(timespec="milliseconds")]
+    command = ("EVAL", scripts.SETTLE, 2, keys.of(delivery_id), keys.open)
+    return *command, delivery_id, task_id, state, int(ended), keys.changes, *fields
 
 
 def read(payload: bytes) -> tuple[str, str] | None:

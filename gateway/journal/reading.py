@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -97,6 +97,13 @@ class Reader:
         flat = await self._ask("HGETALL", self._keys.of(delivery_id))
         fields = _fields(flat)
         return read(fields) if b"about" in fields else None
+
+    async def get_all(self, ids: Sequence[str]) -> list[Entry]:
+        """Return the deliveries with these `ids`, in their order; it is an error if one is gone."""
+        found = {each: await self.get(each) for each in ids}
+        if missing := [each for each, entry in found.items() if entry is None]:
+            raise GatewayError(f"no such delivery in the journal: {', '.join(missing)}")
+        return [entry for entry in found.values() if entry is not None]
 
     async def find(self, wanted: Filter, calls: bool = False) -> AsyncGenerator[Entry, None]:
         """Yield the deliveries that `wanted` takes, the newest first; `calls`: with their calls."""

@@ -7,7 +7,6 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from time import monotonic
 
 from gateway.amqp import broker
@@ -17,7 +16,7 @@ from gateway.config.settings import Config
 from gateway.errors import BrokerUnavailable, NotConfirmed, Rejected, RequestError, Unroutable
 from gateway.journal import scripts
 from gateway.journal.entry import Entry, ended
-from gateway.journal.follower import FIRST_LOOK
+from gateway.journal.follower import FIRST_LOOK, settlement
 from gateway.journal.keys import Keys
 from gateway.metrics import Metrics
 from gateway.outcome import Outcome
@@ -166,9 +165,4 @@ class Replays:
 
     async def settle(self, delivery_id: str, task_id: str, outcome: Outcome) -> None:
         """Write how a replay's task has ended; a gateway that runs would do so, too."""
-        keys, (state, error) = self._keys, ended(outcome)
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        await self._ask(
-            "EVAL", scripts.SETTLE, 2, keys.of(delivery_id), keys.open,
-            delivery_id, task_id, state, 1, keys.changes, "ended_at", now, "error", error,
-        )  # fmt: skip
+        await self._ask(*settlement(self._keys, delivery_id, task_id, *ended(outcome)))

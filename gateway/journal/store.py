@@ -52,13 +52,14 @@ class Journal:
             await self._follower.stop()
         await self._redis.stop()
 
-    def begin(self, message: Message, task_id: str) -> Future[Any]:
+    def begin(self, message: Message, task_id: str, identity: str) -> Future[Any]:
         """Write a delivery before it is answered; the future ends when Redis has it.
 
+        `identity` is the same for all tries of the delivery; "": it is not known.
         For those that may be answered before their task has ended: so they are in the journal even
         if this process is killed right after the answer.
         """
-        return self._write(message, RECEIVED, "task_id", task_id)
+        return self._write(message, identity, RECEIVED, "task_id", task_id)
 
     def when_written(self, written: Future[Any], then: Callable[[], None]) -> None:
         """Call `then` when `written`, which is from `begin`, has ended, or after `LATEST`.
@@ -84,6 +85,7 @@ class Journal:
         self,
         message: Message,
         task_id: str,
+        identity: str,
         state: str,
         status: int,
         seconds: float,
@@ -101,9 +103,11 @@ class Journal:
             and not begun.cancelled()
             and begun.exception() is None
         )
-        self._write(message, state, "task_id", task_id, *answer, whole=not there)
+        self._write(message, identity, state, "task_id", task_id, *answer, whole=not there)
 
-    def _write(self, message: Message, state: str, *fields: Arg, whole: bool = True) -> Future[Any]:
+    def _write(
+        self, message: Message, identity: str, state: str, *fields: Arg, whole: bool = True
+    ) -> Future[Any]:
         size = len(message.body) if whole else 0
         if self._bytes + size > self._most_bytes:
             self._lose("more bytes wait for Redis than max_in_flight_bytes")
@@ -129,7 +133,7 @@ class Journal:
             keys.prefix,
             keys.changes,
             *fields,
-            *(("about", described(message), "call", message.body) if whole else ()),
+            *(("about", described(message, identity), "call", message.body) if whole else ()),
         )
         reply.add_done_callback(partial(self._written, size))
         return reply

@@ -81,7 +81,7 @@ class DeliveryInFlight(InFlight):
             raise
         if route.journal:
             reply.message = self.message
-        self.identity = route.identity(delivery, verified)
+        self.identity = reply.identity = route.identity(delivery, verified)
         self.further: Sequence[Message] = ()
         if route.runs_once and self.identity:
             self.message.task_id = context.further.task_id(self.identity)
@@ -172,7 +172,7 @@ class DeliveryInFlight(InFlight):
         send = strategy.publish if self.mode == "accept" else strategy.send
         route, journal = self.route, self.context.journal
         if journal is not None and self._tracked:
-            self.reply.begun = journal.begin(self.message, self.message.task_id)
+            self.reply.begun = journal.begin(self.message, self.message.task_id, self.identity)
         if queues is not None and route.dynamic:
             return queues.send(route, self.message, self.deadline, send)
         pending = send(self.message, self.deadline)
@@ -328,7 +328,7 @@ class DeliveryInFlight(InFlight):
             return
         reply = self.reply
         if reply.begun is None:  # the task is an earlier try's
-            reply.begun = journal.begin(self.message, reply.task_id)
+            reply.begun = journal.begin(self.message, reply.task_id, self.identity)
         journal.when_written(reply.begun, partial(attempt, self, self._accept))
 
     def _accept(self) -> None:

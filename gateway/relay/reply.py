@@ -27,14 +27,14 @@ _STATES = {502: FAILED, 504: ACCEPTED}
 class Reply:
     """Answers `request` once, by calling `respond`, and counts and records the answer.
 
-    ``path`` (the route's), ``delivery_id``, ``task_id`` and ``message`` are set as they become
-    known; they are part of the record. ``state`` is the delivery's in the journal, where the end of
-    its task is known, and ``begun`` is from `Journal.begin`. ``joined``: an earlier try has
-    published the task. ``applied`` is what the answer says in Preference-Applied.
+    ``path`` (the route's), ``delivery_id``, ``task_id``, ``message`` and ``identity`` are set as
+    they become known; they are part of the record. ``state`` is the delivery's in the journal,
+    where the end of its task is known, and ``begun`` is from `Journal.begin`. ``joined``: an
+    earlier try has published the task. ``applied`` is what the answer says in Preference-Applied.
     """
 
     __slots__ = (
-        "_context", "_respond", "answered", "applied", "begun", "delivery_id", "joined",
+        "_context", "_respond", "answered", "applied", "begun", "delivery_id", "identity", "joined",
         "message", "path", "request", "state", "task_id",
     )  # fmt: skip
 
@@ -46,6 +46,7 @@ class Reply:
         self.path = ""
         self.delivery_id = ""
         self.task_id = ""
+        self.identity = ""
         self.applied = ""
         self.state = ""
         self.joined = False
@@ -105,7 +106,8 @@ class Reply:
         if context.journal is not None and message is not None:
             task_id = self.task_id or message.task_id
             state = self.state or ACCEPTED
-            context.journal.write(message, task_id, state, status, seconds, reason, self.begun)
+            ids = task_id, self.identity
+            context.journal.write(message, *ids, state, status, seconds, reason, self.begun)
         if context.log_requests:
             about = (request.method, request.path, status, seconds, self.delivery_id)
             joined = f"an earlier try has published the task {self.task_id}" if self.joined else ""

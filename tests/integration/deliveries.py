@@ -18,7 +18,7 @@ from tests.faults.oracle import Execution, executions
 from tests.faults.tasks import EXECUTED
 from tests.support.http_client import Answer, Connection, request
 from tests.support.stack import RabbitMQ, Server, Stack
-from tests.support.waiting import until
+from tests.support.waiting import eventually, until
 
 ROOT = Path(__file__).parents[2]
 #: What a route with answers by URL needs.
@@ -168,6 +168,11 @@ def state_of(server: Server, body: str) -> str:
     """Return the state of the claim on the delivery with `body`; empty: there is none."""
     found = claim(server, body)
     return found.state if found else ""
+
+
+async def until_free(server: Server, body: str) -> None:
+    """Wait until no task holds the delivery: a failure is written after it was answered."""
+    await eventually(lambda: state_of(server, body) not in ("publishing", "confirmed"))
 
 
 def expired(server: Server, body: str) -> bool:

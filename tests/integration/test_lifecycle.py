@@ -52,6 +52,11 @@ answer = "accept"
 expires = 1
 
 [[routes]]
+path = "/once"
+task = "faults.run"
+idempotency = "header:Idempotency-Key"
+
+[[routes]]
 path = "/silent"
 task = "faults.run"
 answer = "accept"
@@ -219,6 +224,42 @@ def test_an_interrupted_replay_is_told_and_not_repeated_unasked(servers, gateway
     assert (replayed["replays"], replayed["replaying"], replayed["task_id"]) == (1, "", "task-7")
 
 
+def test_of_the_tries_of_one_delivery_at_most_one_is_replayed(servers, gateway, journal):
+    def tried(target: str, key: str, times: int = 1) -> list[int]:
+        tries = (send(gateway, target, key, f"Idempotency-Key: {key}") for _ in range(times))
+        return [each.status for each in run(gather(*tries))]
+
+    # Given a try that has failed, before one that has not; two with one task, which has failed;
+    assert tried("/once?seconds=no", "served") + tried("/once", "served") == [502, 200]
+    assert tried("/once?seconds=no", "shared", 2) == [502, 502]
+    # and two deliveries that nobody can take for tries of one.
+    assert answered(gateway, "/wait?seconds=no", "alone", "alone") == [502, 502]
+    ids = {
+        body: [
+            json.loads(line)["id"]
+            for line in journal("list", "--json", "--text", body)[1].splitlines()
+        ]
+        for body in ("served", "shared", "alone")
+    }
+
+    code, out, err = journal("replay", "--state", "failed", "--dry-run")
+    assert code == 0
+    for listed in (ids["shared"][0], *ids["alone"]):
+        assert f" {listed} " in out
+    assert err.splitlines() == [
+        f"{ids['served'][1]} left out: {ids['served'][0]} is another try of the same delivery,"
+        " succeeded; see --again",
+        f"{ids['shared'][1]} left out: {ids['shared'][0]} is another try of the same delivery,"
+        " failed; see --again",
+        "3 would be replayed",
+    ]
+
+    code, out, err = journal("replay", ids["served"][1])
+    assert (code, out) == (1, "") and "left out" in err
+    code, out, _ = journal("replay", "--again", "--wait", "0", ids["served"][1])
+    assert out.startswith(f"{ids['served'][1]} taken: task ")
+
+
 def test_filters(gateway, journal):
     assert answered(gateway, "/accept", "first") == [202]
     assert answered(gateway, "/wait", "second") == [200]
@@ -311,7 +352,7 @@ def test_an_acceptance_does_not_wait_long_for_the_journal(stack, start, servers,
 def test_a_replay_of_what_a_filter_finds_asks(servers, gateway, journal, monkeypatch):
     assert answered(gateway, "/accept?seconds=no", "asked") == [202]
     until_states(journal, {"asked": "failed"})
-    assert journal("replay", "--state", "expired") == (0, "", "gateway: no such deliveries\n")
+    assert journal("replay", "--state", "expired") == (0, "", "gateway: nothing to replay\n")
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("builtins.input", lambda _: "n")
     code, out, err = journal("replay", "--state", "failed")

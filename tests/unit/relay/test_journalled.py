@@ -58,7 +58,7 @@ def metrics() -> Iterator[Metrics]:
 def entries(monkeypatch: pytest.MonkeyPatch) -> list[Entry]:
     found: list[Entry] = []
 
-    def write(_: Journal, message: Message, task_id: str, state: str, *rest: Any) -> None:
+    def write(_: Journal, message: Message, task_id: str, _id: str, state: str, *rest: Any) -> None:
         status, seconds, error, _ = rest
         about = (message.delivery, message.task, task_id, message.queue, status, seconds)
         found.append(Entry(*about, message.body, error, state=state))

@@ -1,0 +1,111 @@
+"""``gateway deliveries replay``: say what is replayed, ask, and show how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from gateway.cli import printed
+from gateway.config.settings import Config
+from gateway.errors import GatewayError
+from gateway.journal.entry import Entry
+from gateway.journal.reading import Filter, Reader, reading
+from gateway.journal.replay import Replays, outcomes, publishing
+from gateway.journal.tries import superseded
+from gateway.outcome import SUCCESS
+from gateway.stores import result_store
+
+
+@dataclass(frozen=True)
+class How:
+    """The options of a replay: ``rate`` is a second, ``wait`` in seconds for the results.
+
+    ``again``: also what may have run already, in an interrupted replay or in another try.
+    """
+
+    dry_run: bool
+    unasked: bool
+    again: bool
+    rate: float | None
+    wait: float
+
+
+async def run(config: Config, wanted: Sequence[str] | Filter, how: How) -> int:
+    """Replay the deliveries with these ids, or those that a filter takes; return the exit code."""
+    async with reading(config) as reader:
+        chosen = await _chosen(reader, wanted)
+        others = {} if how.again else await superseded(reader, chosen)
+        for entry in chosen:
+            if other := others.get(entry.id):
+                text = "{} left out: {} is another try of the same delivery, {}; see --again"
+                print(text.format(entry.id, other.id, other.state), file=sys.stderr)
+        left = [entry for entry in chosen if entry.id not in others]
+        if how.dry_run:
+            print(printed.HEAD)
+            for entry in left:
+                print(printed.line(entry))
+            print(f"{len(left)} would be replayed", file=sys.stderr)
+            return 0
+        named = not isinstance(wanted, Filter)
+        code = 1 if named and others else 0
+        if not left:
+            print("gateway: nothing to replay", file=sys.stderr)
+            return code
+        if not named and not how.unasked and not _agreed(len(left)):
+            print("gateway: nothing was replayed", file=sys.stderr)
+            return 1
+        return await _publish(config, reader, [entry.id for entry in left], how) or code
+
+
+async def _chosen(reader: Reader, wanted: Sequence[str] | Filter) -> list[Entry]:
+    """Return the deliveries without their calls; those of a filter in the order of arrival."""
+    if not isinstance(wanted, Filter):
+        return await reader.get_all(wanted)
+    async with aclosing(reader.find(wanted)) as found:
+        return [replace(entry, call=b"") async for entry in found][::-1]
+
+
+def _agreed(number: int) -> bool:
+    """Ask whether so many deliveries are to be replayed; without a terminal that takes --yes."""
+    if not sys.stdin.isatty():
+        raise GatewayError(f"{number} deliveries would be replayed: say --yes, or see --dry-run")
+    return input(f"Replay {number} deliveries? [y/N] ").strip().lower() in ("y", "yes")
+
+
+async def _publish(config: Config, reader: Reader, ids: Iterable[str], how: How) -> int:
+    taken: dict[str, str] = {}
+    well = True
+    async with (
+        result_store.asking(config, config.state) as ask,
+        publishing(config) as publish,
+    ):
+        replays = Replays(config, ask, publish)
+        due = asyncio.get_running_loop().time()
+        for delivery_id in ids:
+            entry = await reader.get(delivery_id)
+            if entry is None:
+                print(f"{delivery_id} is not in the journal any more")
+                well = False
+                continue
+            begun = await replays.run(entry, how.again)
+            if begun.problem:
+                task = f": task {begun.task_id}" if begun.task_id else ""
+                print(printed.shown(f"{delivery_id} {begun.problem}{task}"), flush=True)
+                well = False
+            else:
+                print(f"{delivery_id} taken: task {begun.task_id}", flush=True)
+                taken[begun.task_id] = delivery_id
+            if how.rate:
+                due += 1 / how.rate
+                await asyncio.sleep(due - asyncio.get_running_loop().time())
+        async for task_id, outcome in outcomes(config, list(taken), how.wait):
+            delivery_id = taken.pop(task_id)
+            await replays.settle(delivery_id, task_id, outcome)
+            print(f"{delivery_id} {printed.outcome_text(outcome)}")
+            well = well and outcome.state == SUCCESS
+    for delivery_id in taken.values():
+        print(f"{delivery_id} no result" + (f" in {how.wait:g} s" if config.results else ""))
+    return 0 if well and not taken else 1
