@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import re
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 
 from gateway.cli import printed, replay
@@ -16,11 +15,9 @@ from gateway.cli.serve import configure
 from gateway.config.settings import Config
 from gateway.errors import ConfigError, GatewayError
 from gateway.journal.entry import STATES
-from gateway.journal.reading import Filter, changes, reading
+from gateway.journal.filter import Filter, read_states, read_time
+from gateway.journal.reading import changes, reading
 from gateway.journal.replay import outcomes
-
-_AGO = re.compile(r"(\d+)([smhd])").fullmatch
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 Work = Callable[[argparse.Namespace, Config], Coroutine[None, None, int]]
 
@@ -84,23 +81,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _states(text: str) -> frozenset[str]:
-    states = frozenset(text.split(","))
-    if unknown := states - set(STATES):
-        raise argparse.ArgumentTypeError(
-            f"{', '.join(sorted(unknown))}: is none of {', '.join(STATES)}"
-        )
-    return states
+    try:
+        return read_states(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from None
 
 
 def _time(text: str) -> datetime:
-    if ago := _AGO(text):
-        return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
     try:
-        return datetime.fromisoformat(text).astimezone(UTC)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text}: is no time such as 2026-01-31T12:00Z, nor 15m, 2h or 7d"
-        ) from None
+        return read_time(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from None
 
 
 def _positive(text: str) -> float:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from gateway.journal.entry import Entry
-from gateway.journal.reading import status
+from gateway.journal.filter import status
 from gateway.outcome import Outcome
 
 _LINE = "{:<24} {:<36} {:<13} {:>6} {:>9}  {} {}"

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gateway.cli import printed
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-from gateway.journal.entry import Entry
-from gateway.journal.reading import Filter, Reader, reading
+from gateway.journal.filter import Filter
+from gateway.journal.reading import Reader, reading
 from gateway.journal.replay import Replays, outcomes, publishing
-from gateway.journal.tries import superseded
+from gateway.journal.tries import choose
 from gateway.outcome import SUCCESS
 from gateway.stores import result_store
 
@@ -36,13 +35,10 @@ class How:
 async def run(config: Config, wanted: Sequence[str] | Filter, how: How) -> int:
     """Replay the deliveries with these ids, or those that a filter takes; return the exit code."""
     async with reading(config) as reader:
-        chosen = await _chosen(reader, wanted)
-        others = {} if how.again else await superseded(reader, chosen)
-        for entry in chosen:
-            if other := others.get(entry.id):
-                text = "{} left out: {} is another try of the same delivery, {}; see --again"
-                print(text.format(entry.id, other.id, other.state), file=sys.stderr)
-        left = [entry for entry in chosen if entry.id not in others]
+        left, others = await choose(reader, wanted, how.again)
+        for entry, other in others:
+            text = "{} left out: {} is another try of the same delivery, {}; see --again"
+            print(text.format(entry.id, other.id, other.state), file=sys.stderr)
         if how.dry_run:
             print(printed.HEAD)
             for entry in left:
@@ -58,14 +54,6 @@ async def run(config: Config, wanted: Sequence[str] | Filter, how: How) -> int:
             print("gateway: nothing was replayed", file=sys.stderr)
             return 1
         return await _publish(config, reader, [entry.id for entry in left], how) or code
-
-
-async def _chosen(reader: Reader, wanted: Sequence[str] | Filter) -> list[Entry]:
-    """Return the deliveries without their calls; those of a filter in the order of arrival."""
-    if not isinstance(wanted, Filter):
-        return await reader.get_all(wanted)
-    async with aclosing(reader.find(wanted)) as found:
-        return [replace(entry, call=b"") async for entry in found][::-1]
 
 
 def _agreed(number: int) -> bool:

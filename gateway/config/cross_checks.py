@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,7 +24,8 @@ _ANY = {"", "0.0.0.0", "::"}
 
 def problems(config: Config) -> list[str]:
     """Return the problems of `config` as a whole; each says where it is and what would be valid."""
-    found = [*_of_servers(config), *_of_ports(config), *_of_limits(config), *_of_routes(config)]
+    ports = [*_of_ports(config), *_of_admin(config)]
+    found = [*_of_servers(config), *ports, *_of_limits(config), *_of_routes(config)]
     return list(dict.fromkeys(found))
 
 
@@ -59,6 +61,24 @@ def _of_ports(config: Config) -> list[str]:
     if len(hosts) > 1 and not hosts & _ANY:
         return []
     return [f"admin_port: {config.port} is the port for webhooks; choose another, or 0 for none"]
+
+
+def _of_admin(config: Config) -> list[str]:
+    """Refuse to show deliveries to everybody who reaches the admin port."""
+    local = config.admin_host == "localhost" or _is_loopback(config.admin_host)
+    if not config.journal or not config.admin_port or config.admin_token or local:
+        return []
+    return [
+        f"admin_token: everybody who reaches {config.admin_host or 'the machine'} could read and "
+        "replay the journal's deliveries; set it to 16 characters or more, or use 127.0.0.1"
+    ]
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _of_limits(config: Config) -> list[str]:

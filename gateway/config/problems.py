@@ -98,7 +98,7 @@ def _sentence(detail: ErrorDetails, model: type[Model]) -> str:
         return f"there is no such setting{hint}"
     if kind == "list_type" and loc == ("routes",):
         return "each route is a table of its own: write [[routes]] instead of [routes]"
-    if kind == "too_short" and loc == ("secret_key",):  # it counts characters
+    if kind == "too_short" and loc in (("secret_key",), ("admin_token",)):  # it counts characters
         kind = "string_too_short"
     if kind in _SENTENCES:
         context = {name: _plain(value) for name, value in detail.get("ctx", {}).items()}

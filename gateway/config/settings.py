@@ -80,6 +80,7 @@ class Config(Model):
     processes: int = Field(1, ge=1, le=256)
     admin_host: str = "127.0.0.1"
     admin_port: int = Field(9464, ge=0, le=65_535)
+    admin_token: SecretStr | None = Field(None, min_length=16)
     timeout: Seconds = 10.0
     confirm_timeout: Seconds = 3.0
     max_connections: int = Field(12_000, ge=1)

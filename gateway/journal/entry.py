@@ -61,7 +61,8 @@ class Entry:
     ``queue`` is empty, and ``call`` is what a route without `args` gives. ``replays`` is how often
     it was published again; ``replaying`` the task id of a replay of which it is not known whether
     the broker has taken it, or "". ``identity`` is the same for all tries of a delivery that its
-    sender repeats, and "" where they cannot be recognized.
+    sender repeats, and "" where they cannot be recognized. ``position`` is that in the journal,
+    where it was read in order.
     """
 
     delivery: dict[str, Any]
@@ -78,6 +79,7 @@ class Entry:
     replays: int = 0
     replaying: str = ""
     identity: str = ""
+    position: str = ""
 
     @property
     def id(self) -> str:
@@ -121,7 +123,7 @@ def described(message: Message, identity: str) -> str:
     return json.dumps({**about, "options": options, **known})
 
 
-def read(fields: Mapping[bytes, bytes]) -> Entry:
+def read(fields: Mapping[bytes, bytes], position: str = "") -> Entry:
     """Return the entry whose hash in Redis has these `fields`."""
     texts = {key.decode(): value.decode() for key, value in fields.items() if key != b"call"}
     status = texts.get("status")
@@ -136,6 +138,7 @@ def read(fields: Mapping[bytes, bytes]) -> Entry:
         ended_at=texts.get("ended_at", ""),
         replays=int(texts.get("replays", 0)),
         replaying=texts.get("replaying", ""),
+        position=position,
     )
 
 

@@ -3,83 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import datetime
-from fnmatch import fnmatchcase
 from typing import Any
 
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.journal import scripts
-from gateway.journal.entry import GONE, Entry, read
+from gateway.journal.entry import Entry, read
+from gateway.journal.filter import Filter
 from gateway.journal.keys import Keys
 from gateway.stores import result_store
 from gateway.stores.result_store import Ask
 
 _PAGE = 20  # deliveries a query: with large bodies more would delay the other clients of Redis
-
-
-@dataclass(frozen=True)
-class Filter:
-    """Which deliveries are looked for; what is empty or None does not matter.
-
-    ``states`` are some of `gateway.journal.entry.STATES`. ``status`` may have ``x`` or ``?`` for
-    any digit, as in ``5xx``, and is ``gone`` where the sender had left. ``route``, ``source`` and
-    ``event`` may have ``*``. ``text`` is searched for in the call, the ids and the error.
-    """
-
-    states: frozenset[str] = frozenset()
-    status: str = ""
-    route: str = ""
-    source: str = ""
-    event: str = ""
-    since: datetime | None = None
-    until: datetime | None = None
-    text: str = ""
-
-    def takes(self, entry: Entry) -> bool:
-        """Tell whether `entry` is looked for; its time is not compared."""
-        delivery = entry.delivery
-        return (
-            (not self.states or entry.state in self.states)
-            and (not self.status or fnmatchcase(status(entry), self.status.replace("x", "?")))
-            and (not self.route or fnmatchcase(delivery["route"], _literal(self.route)))
-            and (not self.source or fnmatchcase(delivery["source"], self.source))
-            and (not self.event or fnmatchcase(delivery["event"], self.event))
-            and (not self.text or self._has_text(entry))
-        )
-
-    def _has_text(self, entry: Entry) -> bool:
-        if self.text in (entry.id, entry.task_id) or self.text in entry.error:
-            return True
-        args, kwargs = entry.arguments()
-        return any(self.text in each for each in _strings([args, kwargs]))
-
-
-def status(entry: Entry) -> str:
-    """Return the status of the answer as it is shown."""
-    if entry.status is None:
-        return "-"
-    return "gone" if entry.status == GONE else str(entry.status)
-
-
-def _literal(route: str) -> str:
-    # Of all that a pattern may have, a path has only the star.
-    return route.replace("[", "[[]").replace("?", "[?]")
-
-
-def _strings(value: Any) -> Any:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, each in value.items():
-            yield key
-            yield from _strings(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _strings(each)
 
 
 class Reader:
@@ -105,18 +43,23 @@ class Reader:
             raise GatewayError(f"no such delivery in the journal: {', '.join(missing)}")
         return [entry for entry in found.values() if entry is not None]
 
-    async def find(self, wanted: Filter, calls: bool = False) -> AsyncGenerator[Entry, None]:
-        """Yield the deliveries that `wanted` takes, the newest first; `calls`: with their calls."""
+    async def find(
+        self, wanted: Filter, calls: bool = False, before: str = ""
+    ) -> AsyncGenerator[Entry, None]:
+        """Yield the deliveries that `wanted` takes, the newest first; `calls`: with their calls.
+
+        `before`: only those that are older than the one with this ``position``.
+        """
         calls = calls or bool(wanted.text)
-        newest = str(_ms(wanted.until)) if wanted.until else "+"
+        newest = f"({before}" if before else str(_ms(wanted.until)) if wanted.until else "+"
         oldest = str(_ms(wanted.since)) if wanted.since else "-"
         keys = self._keys
         while page := await self._ask(
             "EVAL", scripts.PAGE, 1, keys.deliveries, newest, oldest, _PAGE, keys.prefix, int(calls)
         ):
-            for _, flat in page:
+            for position, flat in page:
                 fields = _fields(flat)
-                if b"about" in fields and wanted.takes(entry := read(fields)):
+                if b"about" in fields and wanted.takes(entry := read(fields, position.decode())):
                     yield entry
             newest = f"({page[-1][0].decode()}"
 

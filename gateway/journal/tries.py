@@ -1,12 +1,33 @@
-"""Several tries of one delivery: which of them a replay should run."""
+"""Which deliveries a replay runs: of several tries of one delivery at most one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from gateway.journal.entry import OPEN, SUCCEEDED, Entry
-from gateway.journal.reading import Filter, Reader
+from gateway.journal.filter import Filter
+from gateway.journal.reading import Reader
+
+
+async def choose(
+    reader: Reader, wanted: Sequence[str] | Filter, again: bool
+) -> tuple[list[Entry], list[tuple[Entry, Entry]]]:
+    """Return what to replay of the deliveries with the ids `wanted`, or of those that it takes.
+
+    With each that is left out comes the try because of which it is; `again` leaves out none. All
+    are without their calls, in the order of their arrival or in that of the ids. Raises
+    `gateway.errors.GatewayError` where one of the ids is not in the journal.
+    """
+    if isinstance(wanted, Filter):
+        async with aclosing(reader.find(wanted)) as found:
+            chosen = [replace(entry, call=b"") async for entry in found][::-1]
+    else:
+        chosen = await reader.get_all(wanted)
+    others = {} if again else await superseded(reader, chosen)
+    left = [entry for entry in chosen if entry.id not in others]
+    return left, [(entry, others[entry.id]) for entry in chosen if entry.id in others]
 
 
 async def superseded(reader: Reader, chosen: Sequence[Entry]) -> dict[str, Entry]:

@@ -290,6 +290,10 @@ def test_what_was_meant_is_told(toml):
         ('public_url = "https://h/\\u0000"', "public_url: begins with"),
         ('public_url = "https://\\u043f\\u0440.\\u0440\\u0444"', "xn--... in the host"),
         ('secret_key = "short"', "secret_key: has to have 16"),
+        ('admin_token = "short"', "admin_token: has to have 16"),
+        ('journal = 10\nadmin_host = "0.0.0.0"', "admin_token: everybody who reaches 0.0.0.0"),
+        ('journal = 10\nadmin_host = ""', "admin_token: everybody who reaches the machine"),
+        ('journal = 10\nadmin_host = "hooks.example"', "admin_token: everybody who reaches hooks"),
         (
             '[sources.x]\nscheme = "nobody"\nsecrets = "s"',
             "sources.x.scheme: there is no such scheme; there are ",
@@ -539,6 +543,7 @@ def test_secrets_are_in_no_text_of_the_configuration():
         f'broker_url = "amqp://{SECRET}@h',
         f'state_url = "{SECRET}"',
         f'secret_key = ["{SECRET}"]',
+        f'admin_token = ["{SECRET}"]',
         f'[sources.x]\nscheme = "{SECRET}"',
         f'[sources.x]\nscheme = "github"\nsecrets = [["{SECRET}"]]',
         f'[sources.x]\nscheme = "standard"\nsecrets = "whsec_{SECRET}!"',

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gateway.journal.entry import Entry
+from gateway.journal.filter import Filter
 from gateway.journal.follower import read
-from gateway.journal.reading import Filter
 
 
 def failure(kind: str, *message: object, status: str = "FAILURE") -> dict[str, Any]:

@@ -1,0 +1,99 @@
+"""Which deliveries of the journal are looked for, and how that is written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
+from typing import Any
+
+from gateway.journal.entry import GONE, STATES, Entry
+
+_AGO = re.compile(r"(\d+)([smhd])").fullmatch
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which deliveries are looked for; what is empty or None does not matter.
+
+    ``states`` are some of `gateway.journal.entry.STATES`. ``status`` may have ``x`` or ``?`` for
+    any digit, as in ``5xx``, and is ``gone`` where the sender had left. ``route``, ``source`` and
+    ``event`` may have ``*``. ``text`` is searched for in the call, the ids and the error.
+    """
+
+    states: frozenset[str] = frozenset()
+    status: str = ""
+    route: str = ""
+    source: str = ""
+    event: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+    text: str = ""
+
+    def takes(self, entry: Entry) -> bool:
+        """Tell whether `entry` is looked for; its time is not compared."""
+        delivery = entry.delivery
+        return (
+            (not self.states or entry.state in self.states)
+            and (not self.status or fnmatchcase(status(entry), self.status.replace("x", "?")))
+            and (not self.route or fnmatchcase(delivery["route"], _literal(self.route)))
+            and (not self.source or fnmatchcase(delivery["source"], self.source))
+            and (not self.event or fnmatchcase(delivery["event"], self.event))
+            and (not self.text or self._has_text(entry))
+        )
+
+    def _has_text(self, entry: Entry) -> bool:
+        if self.text in (entry.id, entry.task_id) or self.text in entry.error:
+            return True
+        args, kwargs = entry.arguments()
+        return any(self.text in each for each in _strings([args, kwargs]))
+
+
+def status(entry: Entry) -> str:
+    """Return the status of the answer as it is shown."""
+    if entry.status is None:
+        return "-"
+    return "gone" if entry.status == GONE else str(entry.status)
+
+
+def _literal(route: str) -> str:
+    # Of all that a pattern may have, a path has only the star.
+    return route.replace("[", "[[]").replace("?", "[?]")
+
+
+def _strings(value: Any) -> Any:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield key
+            yield from _strings(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _strings(each)
+
+
+def read_states(text: str) -> frozenset[str]:
+    """Return the states of a list with commas; raises ValueError where there is no such state."""
+    states = frozenset(filter(None, text.split(",")))
+    if unknown := states - set(STATES):
+        raise ValueError(f"{', '.join(sorted(unknown))}: is none of {', '.join(STATES)}")
+    return states
+
+
+def read_time(text: str) -> datetime:
+    """Return a time that is written in ISO 8601, or as ``15m``, ``2h`` or ``7d`` ago.
+
+    Raises ValueError where it is neither.
+    """
+    try:
+        if ago := _AGO(text):
+            return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise ValueError(
+            f"{text}: is no time such as 2026-01-31T12:00Z, nor 15m, 2h or 7d"
+        ) from None
