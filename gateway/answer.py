@@ -40,6 +40,8 @@ PROBLEM = "application/problem+json"
 
 # RFC 9110, 5.5: visible characters, spaces and tabs; others would need escaping.
 _field_value = re.compile(r"[\t\x20-\x7e]*").fullmatch
+#: What Celery stores instead of a result that its serializer refuses.
+_NOT_ENCODED = "EncodeError"
 _ENVELOPE = {"status", "headers", "body"}
 _NEEDED = {"status", "body"}
 
@@ -60,6 +62,8 @@ def of_outcome(outcome: Outcome, content_type: str = TEXT) -> Answer:
     Raises `TaskFailed` unless the task succeeded, and `ResultUnusable` where its result cannot
     be sent.
     """
+    if outcome.error == _NOT_ENCODED:
+        raise ResultUnusable("The task's result is not JSON: its worker could not encode it.")
     if outcome.state != SUCCESS:
         raise TaskFailed(f"The task failed: {outcome.error}.")
     if outcome.error is not None:

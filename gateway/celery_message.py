@@ -30,6 +30,8 @@ CONTENT_ENCODING = "utf-8"
 #: Celery's prefix of a result's key in a key-value store; the task id follows.
 RESULT_KEY = "celery-task-meta-"
 
+_DETAIL = 2_000  # characters of an exception's text that are kept
+
 _TYPED = {"__type__", "__value__"}
 _RESERVED = "The names __type__ and __value__ are reserved."
 _EMBED = b', {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]'
@@ -247,5 +249,8 @@ def _outcome(state: str, result: Any) -> Outcome:
     if state == SUCCESS:
         return Outcome(SUCCESS, result)
     if isinstance(result, dict):
-        return Outcome(state, error=str(result.get("exc_type") or "unknown"))
+        parts = result.get("exc_message", "")
+        detail = ", ".join(map(str, parts)) if isinstance(parts, list) else str(parts)
+        error = str(result.get("exc_type") or "unknown")
+        return Outcome(state, error=error, detail=detail[:_DETAIL])
     return Outcome(state, error="unknown" if state == FAILURE else "TaskRevokedError")

@@ -15,9 +15,11 @@ class Outcome:
     """A task's final state.
 
     ``value`` is what the task returned (SUCCESS); ``error`` names the exception's type
-    (FAILURE, REVOKED) or, on SUCCESS, says why the result cannot be read.
+    (FAILURE, REVOKED) or, on SUCCESS, says why the result cannot be read. ``detail`` is the
+    exception's text, which is for the operator and not for the sender.
     """
 
     state: str
     value: Any = None
     error: str | None = None
+    detail: str = ""

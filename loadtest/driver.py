@@ -106,8 +106,9 @@ def _nothing_stored(bench: Bench, requester: Requester) -> int:
 def ran(bench: Bench) -> int:
     """Ask the worker how many tasks it has run."""
     app = Celery(broker=bench.broker.url)
+    pools.reset()  # a connection that was left there may be closed
     try:
         inspected = app.control.inspect(timeout=10, limit=1).stats() or {}
     finally:
-        pools.reset()  # where Celery has left its connection
+        pools.reset()
     return sum(sum(stats["total"].values()) for stats in inspected.values())

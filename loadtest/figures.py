@@ -93,6 +93,11 @@ def picture_figures() -> list[str]:
     return [f"{s.median('rps'):,.0f}" for s in _waiting(_report("strategies"))]
 
 
+def picture_strategies() -> set[str]:
+    """Return the strategies that the committed report has; a new one may not be measured yet."""
+    return {s.strategy for s in _waiting(_report("strategies"))}
+
+
 def _report(name: str) -> dict[str, Any]:
     document: dict[str, Any] = json.loads((REPORTS / f"{name}.json").read_text("utf-8"))
     return document

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -139,7 +140,7 @@ async def ensure_queues(connection: TurnConnection, tasks: Sequence[TaskSettings
                     "the queue %s is missing; its route has `declare = false`: create it", queue
                 )
             elif await _declare(connection, queue, task.arguments()):
-                log.info("declared the queue %s", queue)
+                log.info("declared the queue %s, which no worker consumes yet", queue)
 
     # A dynamic route knows nothing of its static queue; another route may.
     ordered = sorted(tasks, key=lambda task: not task.dynamic)
@@ -208,4 +209,6 @@ def describe(exc: BaseException) -> str:
     while inner := [e for e in _parts(exc) if isinstance(e, BaseException)]:
         exc = inner[-1]
     text = str(exc)
+    if isinstance(exc, ssl.SSLError) and exc.reason == "WRONG_VERSION_NUMBER":
+        text = "this port has no TLS: use amqp:// instead of amqps://, or TLS's port, often 5671"
     return f"{type(exc).__name__}: {text}" if text else type(exc).__name__

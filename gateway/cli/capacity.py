@@ -62,6 +62,14 @@ def run(arguments: argparse.Namespace) -> int:
     known = costs.shipped()
     if arguments.measured:
         known.update(reports.read(_document(arguments.measured), arguments.measured.name, known))
+    if f"gateway {load.strategy}" not in known:
+        measure = f"loadtest/run.sh strategies --strategies {load.strategy} --json FILE"
+        raise ConfigError(
+            [
+                f"--strategy: what {load.strategy} costs was not measured yet; run {measure}, and "
+                "give --measured FILE"
+            ]
+        )
     found = plan(load, known)
     sources = _sources(load, known)
     if arguments.json:

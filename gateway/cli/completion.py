@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from importlib import import_module
 
 from gateway.config.strategies import STRATEGIES
 from gateway.sources import SCHEMES
@@ -34,9 +35,9 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from gateway.cli import command_line
+    from gateway.cli import COMMANDS, command_line
 
-    parser = command_line()
+    parser = command_line([name for name in COMMANDS if _runs(name)])
     commands = dict(_commands(parser, ""))
     names = commands.pop("")
     values = dict(_values(parser)) | _VALUES
@@ -49,6 +50,17 @@ def run(arguments: argparse.Namespace) -> int:
     )
     print((_ZSH if arguments.shell == "zsh" else "") + script, end="")
     return 0
+
+
+def _runs(command: str) -> bool:
+    """Tell whether the packages that a command needs are installed; else only its name is known."""
+    try:
+        import_module(f"gateway.cli.{command}")
+    except ModuleNotFoundError as exc:
+        if (exc.name or "gateway").partition(".")[0] == "gateway":
+            raise
+        return False
+    return True
 
 
 def _commands(parser: argparse.ArgumentParser, name: str) -> Iterator[tuple[str, list[str]]]:

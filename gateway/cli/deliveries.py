@@ -7,17 +7,20 @@ import asyncio
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
-from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from gateway.cli import printed, replay
 from gateway.cli.serve import configure
 from gateway.config.settings import Config
 from gateway.errors import ConfigError, GatewayError
 from gateway.journal.entry import STATES
-from gateway.journal.filter import Filter, read_states, read_time
+from gateway.journal.filter import Filter, read_route, read_states, read_status, read_time
 from gateway.journal.reading import changes, reading
 from gateway.journal.replay import outcomes
+
+#: Where `journal` is 0.
+_NOTHING = "this configuration keeps none: set journal = 10000, say, and restart the gateway"
 
 Work = Callable[[argparse.Namespace, Config], Coroutine[None, None, int]]
 
@@ -29,15 +32,18 @@ def options(parser: argparse.ArgumentParser) -> None:
     common.add_argument("--broker", metavar="URL", dest="broker_url", help="as for serve")
     common.add_argument("--result-backend", metavar="URL", help="as for serve")
     wanted = argparse.ArgumentParser(add_help=False)
-    wanted.add_argument("--state", metavar="STATE,...", type=_states, default=frozenset(),
-                        help=f"only in one of these states: {', '.join(STATES)}")  # fmt: skip
-    wanted.add_argument("--status", metavar="502|5xx|gone", default="", help="only so answered")
-    wanted.add_argument("--route", metavar="PATH", default="", help="only of this route; `*`: any")
+    states = f"only in one of these states: {', '.join(STATES)}"
+    for name, metavar, read, text in (
+        ("--state", "STATE,...", read_states, states),
+        ("--status", "502|5xx|gone", read_status, "only so answered"),
+        ("--route", "PATH", read_route, "only of this route; `*`: any"),
+    ):
+        wanted.add_argument(name, metavar=metavar, type=_told(read), default=read(""), help=text)
     wanted.add_argument("--source", metavar="NAME", default="", help="only of this source")
     wanted.add_argument("--event", metavar="EVENT", default="", help="only this event; `*`: any")
     for name, word in (("--since", "after"), ("--until", "before")):
         text = f"only received {word} this: 2026-01-31T12:00Z, or 15m, 2h, 7d ago"
-        wanted.add_argument(name, metavar="TIME", type=_time, help=text)
+        wanted.add_argument(name, metavar="TIME", type=_told(read_time), help=text)
     wanted.add_argument("--text", default="", help="only with this text in the call or the error")
     commands = parser.add_subparsers(metavar="list|show|watch|replay", required=True)
 
@@ -80,18 +86,16 @@ def run(arguments: argparse.Namespace) -> int:
     return asyncio.run(work(arguments, config))
 
 
-def _states(text: str) -> frozenset[str]:
-    try:
-        return read_states(text)
-    except ValueError as exc:
-        raise argparse.ArgumentTypeError(str(exc)) from None
+def _told(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a function for argparse, which tells the texts of no other error."""
 
+    def told(text: str) -> Any:
+        try:
+            return read(text)
+        except ValueError as exc:
+            raise argparse.ArgumentTypeError(str(exc)) from None
 
-def _time(text: str) -> datetime:
-    try:
-        return read_time(text)
-    except ValueError as exc:
-        raise argparse.ArgumentTypeError(str(exc)) from None
+    return told
 
 
 def _positive(text: str) -> float:
@@ -111,16 +115,15 @@ async def _list(arguments: argparse.Namespace, config: Config) -> int:
     async with reading(config) as reader, aclosing(reader.find(_filter(arguments))) as found:
         async for entry in found:
             if number == arguments.limit:
+                print(f"gateway: there are more than {number}: see --limit", file=sys.stderr)
                 break
             if not number and not arguments.json:
                 print(printed.HEAD)
             number += 1
             print(printed.listed(entry, arguments.json))
     if not number and arguments.limit:
-        print(
-            "gateway: no such deliveries; the setting `journal` is the number that is kept",
-            file=sys.stderr,
-        )
+        why = "" if config.journal else f", and {_NOTHING}"
+        print(f"gateway: no such deliveries{why}", file=sys.stderr)
     return 0
 
 
@@ -145,6 +148,8 @@ async def _watch(arguments: argparse.Namespace, config: Config) -> int:
     async with reading(config) as reader, aclosing(changes(config)) as changed:
         async for delivery_id in changed:
             if not delivery_id:
+                if not config.journal:
+                    print(f"gateway: {_NOTHING}", file=sys.stderr)
                 if not arguments.json:
                     print(printed.HEAD, flush=True)
                 continue

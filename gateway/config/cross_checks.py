@@ -112,7 +112,10 @@ def _of_paths(routes: Sequence[Route]) -> Iterator[str]:
     for i, route in enumerate(routes):
         path = PARAM.sub("{}", route.path)
         if path in whole:
-            yield f"routes[{i}].path: an earlier route takes all deliveries on {path}"
+            yield (
+                f"routes[{i}].path: an earlier route takes all deliveries on {route.path}; give "
+                "that one events or when, or leave out one of the two"
+            )
         first = seen.setdefault(path, route)
         if path not in whole and (first.path, first.source) != (route.path, route.source):
             yield (

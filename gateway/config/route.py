@@ -47,7 +47,7 @@ class Route(TaskSettings):
     the gateway's. Before that, 0 and "" mean that a setting was left out. Times are in seconds.
     """
 
-    path: Annotated[str, matching(r"/[^\s?#]*", "begins with / and has no space, ? or #")]
+    path: Annotated[str, matching(r"/[^\s?#]*", "has to begin with /, without a space, ? or #")]
     source: str | None = None
     events: list[str] | None = Field(None, min_length=1)
     when: dict[Pointer, _Wanted] = {}

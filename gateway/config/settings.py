@@ -255,6 +255,11 @@ def _check_url(url: str, schemes: tuple[str, ...]) -> None:
             "has to have a host, and a port of 1 to 65535, if any; in a password write # / ? @ : "
             "as %23 %2F %3F %40 %3A"
         )
+    if url.startswith(("rpc://", "rpc+")):
+        needed = (
+            "rpc:// is a setting of the workers; leave this empty with the strategy pika, or give "
+            f"the URL of a Redis ({'://, '.join(schemes)}://)"
+        )
     try:
         parts = urlsplit(url)
         # A sentinel URL lists several hosts, which urlsplit reads as one host with a bad port.

@@ -48,10 +48,12 @@ def _check_queues(task: TaskSettings) -> None:
             "queue: `celery` cannot have a queue_type or queue_arguments, because Celery "
             "declares it without; give the queue another name"
         )
-    if (task.queues is None) != (task.ordering_key is None) and task.fair_by is None:
+    if task.ordering_key is not None and task.queues is None and task.fair_by is None:
+        raise ValueError("ordering_key: set it together with queues, a list of two or more")
+    if task.queues is not None and task.ordering_key is None and task.fair_by is None:
         raise ValueError(
-            "ordering_key: set it together with queues, a list of two or more (queues: with "
-            "ordering_key or fair_by)"
+            "queues: ordering_key or fair_by says which of them a delivery goes to; set one, or "
+            "name a single one in queue"
         )
     if task.queues and len(set(task.queues)) != len(task.queues):
         raise ValueError("queues: name each queue only once")

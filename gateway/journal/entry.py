@@ -142,14 +142,13 @@ def read(fields: Mapping[bytes, bytes], position: str = "") -> Entry:
     )
 
 
-def ended(outcome: Outcome, message: str = "") -> tuple[str, str]:
-    """Return the state and the error of a delivery whose task has ended so.
-
-    `message` is the text of its exception.
-    """
+def ended(outcome: Outcome) -> tuple[str, str]:
+    """Return the state and the error of a delivery whose task has ended so."""
     if outcome.state == SUCCESS:
         return (FAILED, outcome.error) if outcome.error else (SUCCEEDED, "")
-    error = f"{outcome.error}: {message}" if message else outcome.error or outcome.state
+    error = outcome.error or outcome.state
+    if outcome.detail:
+        error = f"{error}: {outcome.detail}"
     if outcome.state != FAILURE:
         return EXPIRED, error
-    return (DEAD_LETTERED if _DEAD_LETTER in message else FAILED), error
+    return (DEAD_LETTERED if _DEAD_LETTER in outcome.detail else FAILED), error

@@ -11,6 +11,7 @@ from typing import Any
 
 from gateway.journal.entry import GONE, STATES, Entry
 
+_STATUS = re.compile(r"[1-5x?][0-9x?]{2}|gone").fullmatch
 _AGO = re.compile(r"(\d+)([smhd])").fullmatch
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -82,6 +83,20 @@ def read_states(text: str) -> frozenset[str]:
     if unknown := states - set(STATES):
         raise ValueError(f"{', '.join(sorted(unknown))}: is none of {', '.join(STATES)}")
     return states
+
+
+def read_status(text: str) -> str:
+    """Return a status of a filter; raises ValueError where no answer could have it."""
+    if text and not _STATUS(text):
+        raise ValueError(f"{text}: is no status such as 502 or 5xx, nor gone")
+    return text
+
+
+def read_route(text: str) -> str:
+    """Return a path of a filter; raises ValueError where no route could have it."""
+    if text and text[0] not in "/*":
+        raise ValueError(f"{text}: is no path such as /orders or /orders/*")
+    return text
 
 
 def read_time(text: str) -> datetime:

@@ -9,7 +9,6 @@ after a restart of everything.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from datetime import UTC, datetime
 from typing import Any
@@ -112,14 +111,4 @@ def read(payload: bytes) -> tuple[str, str] | None:
     outcome = decode_result(payload)
     if outcome is None:
         return (RUNNING, "") if b'"STARTED"' in payload[:200] else None
-    return ended(outcome, _message(payload))
-
-
-def _message(payload: bytes) -> str:
-    """Return the text of the exception in a stored failure."""
-    try:
-        result = json.loads(payload)["result"]
-        parts = result["exc_message"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return ""
-    return ", ".join(map(str, parts)) if isinstance(parts, list) else str(parts)
+    return ended(outcome)

@@ -285,7 +285,7 @@ class DeliveryInFlight(InFlight):
             self.refuse(error)
 
     def _end(self, outcome: Outcome) -> None:
-        self.reply.state, _ = ended(outcome)
+        self.reply.state, self.reply.failure = ended(outcome)
         try:
             given = answer.of_outcome(outcome, self.route.content_type)
         except RequestError as error:

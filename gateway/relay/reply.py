@@ -30,12 +30,13 @@ class Reply:
     ``path`` (the route's), ``delivery_id``, ``task_id``, ``message`` and ``identity`` are set as
     they become known; they are part of the record. ``state`` is the delivery's in the journal,
     where the end of its task is known, and ``begun`` is from `Journal.begin`. ``joined``: an
-    earlier try has published the task. ``applied`` is what the answer says in Preference-Applied.
+    earlier try has published the task. ``failure`` is what the task's exception says, which the
+    sender is not told. ``applied`` is what the answer says in Preference-Applied.
     """
 
     __slots__ = (
-        "_context", "_respond", "answered", "applied", "begun", "delivery_id", "identity", "joined",
-        "message", "path", "request", "state", "task_id",
+        "_context", "_respond", "answered", "applied", "begun", "delivery_id", "failure",
+        "identity", "joined", "message", "path", "request", "state", "task_id",
     )  # fmt: skip
 
     def __init__(self, context: Context, request: Request, respond: Respond):
@@ -49,6 +50,7 @@ class Reply:
         self.identity = ""
         self.applied = ""
         self.state = ""
+        self.failure = ""
         self.joined = False
         self.begun: Future[Any] | None = None
         self.message: Message | None = None
@@ -87,7 +89,7 @@ class Reply:
             log.warning(text, error.status, error, *ids)
         self.state = self.state or _STATES.get(error.status, REFUSED)
         given = answer.of_error(error, self.delivery_id, self.task_id)
-        self.give(given, f"{error.type}: {error}")
+        self.give(given, f"{error.type}: {self.failure or error}")
 
     def release(self) -> None:
         """Do nothing, as nothing is waited for yet."""

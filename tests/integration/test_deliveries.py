@@ -127,7 +127,10 @@ def test_deliveries_are_listed_and_shown(gateway, deliveries, strategy):
 
     bad, good = listed(deliveries, 2)
     assert (bad["status"], good["status"]) == (502, 200)
-    assert (bad["error"], good["error"]) == ("task-failed: The task failed: ValueError.", "")
+    assert (bad["error"], good["error"]) == (
+        "task-failed: ValueError: could not convert string to float: 'no-number'",
+        "",
+    )
     assert good["route"] == "/orders/{shop}" and good["params"] == {"shop": "7"}
     assert (good["task"], good["queue"]) == ("faults.run", "celery")
     assert [each["id"] for each in listed(deliveries, 1, "--status", "5xx")] == [bad["id"]]

@@ -283,6 +283,9 @@ def test_mistakes_in_filters_are_told(journal, capsys):
     for args, said in {
         ("list", "--state", "lost"): "lost: is none of received, refused,",
         ("list", "--since", "yesterday"): "yesterday: is no time such as 2026-01-31T12:00Z",
+        ("list", "--since", "99999999999d"): "99999999999d: is no time such as",
+        ("list", "--status", "5x"): "5x: is no status such as 502 or 5xx, nor gone",
+        ("watch", "--route", "price"): "price: is no path such as /orders",
         ("replay", "--rate", "0"): "0: is no rate above 0",
     }.items():
         with pytest.raises(SystemExit):

@@ -326,6 +326,13 @@ def test_the_shell_completes_commands_options_and_values(words, some):
     assert bool(done.stdout.split()) == bool(some)
 
 
+def test_a_command_whose_packages_are_missing_is_completed_by_its_name():
+    program = "import sys; sys.modules['psutil'] = None; from gateway.cli import main; main()"
+    argv = [sys.executable, "-c", program, "completion", "bash"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert '"dev "*) words="--help" ;;' in done.stdout and " dev check " in done.stdout
+
+
 def test_strategies_lists_the_table():
     done = run("strategies")
     assert (done.returncode, done.stderr) == (0, "")

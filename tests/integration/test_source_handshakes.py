@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 from nacl.signing import SigningKey
 
+from gateway.sources import SCHEMES, find
 from tests.integration.senders import (
     ENCRYPTION,
     SECRET,
@@ -102,6 +103,10 @@ def handshake(name: str) -> Handshake:
         return Handshake(call, b'{"type":1}', "X-Signature-Ed25519")
     event = {"type": "url_verification", "challenge": "ajls", "token": "v-token"}
     return Handshake(feishu(event), b'{"challenge": "ajls"}', "X-Lark-Signature")
+
+
+def test_each_scheme_that_answers_a_get_is_here():
+    assert {name for name in SCHEMES if find(name).handshakes} <= SOURCES.keys()
 
 
 @pytest.mark.parametrize("name", ["wechat", "wecom", "meta", "x", "slack", "discord", "feishu"])

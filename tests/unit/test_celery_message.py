@@ -193,16 +193,23 @@ class ShopClosed(Exception):
 
 
 @pytest.mark.parametrize(
-    ("state", "exception", "name"),
+    ("state", "exception", "name", "detail"),
     [
-        (FAILURE, ShopClosed("secret"), "ShopClosed"),
-        (FAILURE, KeyError(b"\xff"), "KeyError"),
-        (FAILURE, Exception(object(), object()), "Exception"),
-        (REVOKED, Exception("terminated"), "Exception"),
+        (FAILURE, ShopClosed("secret"), "ShopClosed", "secret"),
+        (FAILURE, ShopClosed("shut", 7), "ShopClosed", "shut, 7"),
+        (FAILURE, KeyError(b"\xff"), "KeyError", "b'\\xff'"),
+        (FAILURE, ShopClosed("x" * 3_000), "ShopClosed", "x" * 2_000),
+        (REVOKED, Exception("terminated"), "Exception", "terminated"),
     ],
 )
-def test_failure_is_the_name_of_the_exception(backend, state, exception, name):
-    assert decode_result(encoded(backend, exception, state)) == Outcome(state, error=name)
+def test_failure_is_the_name_of_the_exception_and_its_text(backend, state, exception, name, detail):
+    found = decode_result(encoded(backend, exception, state))
+    assert found == Outcome(state, error=name, detail=detail)
+
+
+def test_an_exception_with_arguments_that_are_no_json_has_its_name(backend):
+    found = decode_result(encoded(backend, Exception(object(), object()), FAILURE))
+    assert (found.state, found.error) == (FAILURE, "Exception")
 
 
 def test_task_that_nobody_has_is_a_failure(backend):

@@ -85,8 +85,8 @@ def _only_replies(settings: Settings) -> bool:
 
 def _judge_replies(tried: Trial, settings: Mapping[str, Settings], untried: str) -> list[Finding]:
     missing, sent = len(tried.sent - tried.replied), len(tried.sent)
-    if sent and not missing and not untried:
-        return [ok(_REPLIES, f"{sent} of {sent} came")]
+    if sent and not missing:
+        return [ok(_REPLIES, f"{sent} of {sent} came{_but(untried)}")]
     silent = [
         name
         for name, conf in settings.items()
@@ -100,6 +100,10 @@ def _judge_replies(tried: Trial, settings: Mapping[str, Settings], untried: str)
     return [skipped(_REPLIES, f"not tried: {untried or 'the workers are busy'}")]
 
 
+def _but(untried: str) -> str:
+    return f"; not tried elsewhere: {untried}" if untried else ""
+
+
 def _judge_stored(
     config: Config,
     tried: Trial,
@@ -108,8 +112,9 @@ def _judge_stored(
     untried: str,
 ) -> list[Finding]:
     missing, sent = len(tried.sent - tried.stored), len(tried.sent)
-    if sent and not missing and not untried:
-        return [ok(STORED, f"{sent} of {sent} are where the gateway reads them")]
+    if sent and not missing:
+        where = "are where the gateway reads them"
+        return [ok(STORED, f"{sent} of {sent} {where}{_but(untried)}")]
     readable = not tried.unreadable
     if readable and tried.misplaced:
         return [_misplaced(config, tried, settings)]

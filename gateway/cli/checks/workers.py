@@ -83,7 +83,7 @@ def judge_tasks(
         if not answers.workers:
             found.append(_not_checked(task))
         elif consumed is not None and _only_idle(task, queues, answers, consumed):
-            found.append(skipped(f"task {task}", "not checked on queues that no worker consumes"))
+            found.append(_elsewhere(task, queues, answers))
         elif problem := _lacking(task, queues, answers):
             found.append(fail(f"task {task}", problem, _correction(task, answers)))
         else:
@@ -136,6 +136,21 @@ def _only_idle(task: str, queues: list[str], answers: Answers, consumed: Collect
     return bool(holders) and idle and not lacking and not silent
 
 
+def _elsewhere(task: str, queues: list[str], answers: Answers) -> Finding:
+    """Return the finding about a task that workers of other queues have."""
+    tasks = {name: worker.tasks or set() for name, worker in answers.workers.items()}
+    holders = sorted(name for name, its in tasks.items() if task in its)
+    consumed = sorted(set().union(*(answers.workers[name].queues or set() for name in holders)))
+    if set(consumed) & set(queues) or not consumed:
+        return skipped(f"task {task}", "not checked on queues that no worker consumes")
+    return skipped(
+        f"task {task}",
+        f"no worker consumes {listed(queues)}; {listed(holders)} {_have(holders)} the task, and "
+        f"{_consume(holders)} {listed(consumed)}",
+        f'is queue = "{consumed[0]}" missing in the route?',
+    )
+
+
 def _correction(task: str, answers: Answers) -> str:
     known = set().union(*(worker.tasks or set() for worker in answers.workers.values()))
     near = [] if task in known else get_close_matches(task, sorted(known), 1)
@@ -167,6 +182,10 @@ def _lacking(task: str, queues: list[str], answers: Answers) -> str:
 
 def _lack(names: Collection[str]) -> str:
     return "lacks" if len(names) == 1 else "lack"
+
+
+def _consume(names: list[str]) -> str:
+    return "consumes" if len(names) == 1 else "consume"
 
 
 def _have(names: list[str]) -> str:

@@ -120,6 +120,25 @@ def test_workers_of_fair_queues_that_do_not_answer_are_one_line():
     assert told(task) == ("fail", "task api.core.main", lacking)
 
 
+@pytest.mark.parametrize(
+    ("consumed", "detail", "remedy"),
+    [
+        (
+            {"shop", "slow"},
+            "no worker consumes celery; w1 has the task, and consumes shop, slow",
+            'is queue = "shop" missing in the route?',
+        ),
+        (set(), "not checked on queues that no worker consumes", ""),
+    ],
+)
+def test_a_task_that_workers_of_another_queue_have_names_that_queue(consumed, detail, remedy):
+    config, seen = Config(routes=[{"path": "/"}]), {"celery": Seen(0, 1)}
+    has = Worker(consumed, {"api.core.main"}, {}, False)
+    *_, task = workers.judge(config, seen, Answers({"w1": has}))
+    assert told(task) == ("skipped", "task api.core.main", detail)
+    assert task.remedy == remedy
+
+
 # Names that are similar -----------------------------------------------------------------
 
 

@@ -19,6 +19,8 @@ from gateway.errors import ConfigError
 from gateway.process.handover import Start, read, write
 from gateway.sources import SCHEMES, find
 
+OTHERS = ", ".join(name for name, info in STRATEGIES.items() if not info.amqp_only)
+
 SECRET = "open-sesame"
 
 
@@ -152,7 +154,7 @@ def test_all_problems_are_told_together_with_their_places(toml):
         ("colour", "there are strategy, broker_url,"),
         ("port", "has to be a whole number"),
         ("result_backend", "NOWHERE is not set"),
-        ("routes[0].path (path no-slash)", "begins with /"),
+        ("routes[0].path (path no-slash)", "has to begin with /"),
         ("routes[0].deadline (path no-slash)", "has to be above 0"),
         ("routes[1].colour (path /{a}/{a})", "path, source,"),
         ("tls.colour", "there are ca, cert,"),
@@ -183,7 +185,10 @@ def test_what_was_meant_is_told(toml):
     [
         ('result_backend = ""\nstrategy = "ioloop"', "result_backend: "),
         ('broker_url = "redis://h"\nstrategy = "pika"', "strategy: pika needs an AMQP broker"),
-        ('broker_url = "redis://h"\nstrategy = "gevent"', "only ioloop, redis work"),
+        (
+            'broker_url = "redis://h"\nstrategy = "gevent"',
+            f"only {OTHERS} work",
+        ),
         ('broker_url = "redis://a;redis://b"', "broker_url: a list is possible with AMQP only"),
         (
             'broker_url = "amqp://a;amqps://b"',
@@ -224,7 +229,7 @@ def test_what_was_meant_is_told(toml):
         ),
         (
             '[[routes]]\npath = "/"\nqueues = ["a", "b"]',
-            "ordering_key: set it together with queues",
+            "queues: ordering_key or fair_by says which of them",
         ),
         (
             '[[routes]]\npath = "/"\nqueues = ["a", "a"]\nordering_key = "json:/x"',
