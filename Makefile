@@ -73,7 +73,7 @@ loadtest: install ## run a short form of all experiments, ten minutes, or one of
 	tests/install-servers.sh
 	PATH="$(CURDIR)/.venv/bin:$$PATH" $(if $(ARGS),loadtest/run.sh $(ARGS),.venv/bin/python -m loadtest.all)
 
-reports: install ## measure what docs/performance.md shows again, two hours (ARGS="cost peers")
+reports: install ## measure what docs/performance.md shows again, four hours (ARGS="cost peers")
 	tests/install-servers.sh
 	PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python -m loadtest.all --reports $(ARGS)
 
