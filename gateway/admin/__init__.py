@@ -7,6 +7,7 @@ GET /readyz: 200 if any child is connected to its broker and results and is not 
     "broker": "", "results": ""}]}``, where a child's text says what is wrong.
 GET /metrics: Prometheus' text format, the sums of all processes.
 GET /: a page that shows readiness and metrics, updated every two seconds.
+/api/: the deliveries of the journal, as `gateway.admin.api` describes them.
 
 No request needs a body, and no client needs a second request on its connection.
 """
@@ -23,6 +24,7 @@ from tornado.iostream import IOStream
 from tornado.web import Application, RequestHandler
 
 from gateway import __version__
+from gateway.admin.api import handlers as api
 from gateway.admin.exposition import CONTENT_TYPE, expose
 from gateway.process.supervisor import Supervisor
 
@@ -68,6 +70,7 @@ def admin_server(supervisor: Supervisor, sockets: list[socket.socket]) -> HTTPSe
                 ("/healthz", Health, to),
                 ("/readyz", Readiness, to),
                 ("/metrics", Exposition, to),
+                *api.routes(supervisor),
             ],
             log_function=lambda handler: None,
         )

@@ -1,0 +1,115 @@
+"""The API's OpenAPI document, made from its operations and their models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from gateway import __version__
+from gateway.admin.api.operations import CHANGES, OPERATIONS, Operation
+from gateway.admin.api.schema import Delivery, Problem, Wanted
+
+_REF = "#/components/schemas/{model}"
+#: By status: when it is answered.
+_PROBLEMS = {
+    400: "A parameter is wrong",
+    401: "The token is missing or wrong",
+    403: "The request comes from another web page",
+    404: "There is no such delivery, or no journal",
+    503: "The journal's Redis, or the broker, does not answer",
+}
+
+
+def document() -> dict[str, Any]:
+    """Return the document, for OpenAPI 3.1."""
+    models: list[type[BaseModel]] = [Problem, Delivery, *(each.answer for each in OPERATIONS)]
+    _, schemas = models_json_schema(
+        [(model, "serialization") for model in dict.fromkeys(models)], ref_template=_REF
+    )
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _described(operation)
+    paths[CHANGES] = {"get": _changes()}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "celery-gateway",
+            "version": __version__,
+            "description": "The deliveries of a gateway's journal, and their replay.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/", "description": "the admin port"}],
+        "security": [{"token": []}, {}],
+        "paths": paths,
+        "components": {
+            "schemas": schemas["$defs"],
+            "securitySchemes": {
+                "token": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "the setting `admin_token`, where there is one",
+                }
+            },
+        },
+    }
+
+
+def _described(operation: Operation) -> dict[str, Any]:
+    answer = {"$ref": _REF.format(model=operation.answer.__name__)}
+    return {
+        "operationId": operation.run.__name__,
+        "summary": operation.summary,
+        "parameters": _parameters(operation.parameters, operation.path),
+        "responses": {
+            "200": {
+                "description": (operation.answer.__doc__ or "").strip().partition("\n")[0],
+                "content": {"application/json": {"schema": answer}},
+            },
+            **_problems(),
+        },
+    }
+
+
+def _parameters(model: type[BaseModel], path: str) -> list[dict[str, Any]]:
+    schema = model.model_json_schema()
+    found = []
+    for name, own in schema["properties"].items():
+        described = {key: value for key, value in own.items() if key not in ("title",)}
+        text = described.pop("description", "")
+        within = f"{{{name}}}" in path
+        found.append(
+            {
+                "name": name,
+                "in": "path" if within else "query",
+                "required": within or name in schema.get("required", ()),
+                "description": text,
+                "schema": described,
+            }
+        )
+    return found
+
+
+def _problems() -> dict[str, Any]:
+    schema = {"$ref": _REF.format(model=Problem.__name__)}
+    content = {"application/problem+json": {"schema": schema}}
+    return {
+        str(status): {"description": text, "content": content} for status, text in _PROBLEMS.items()
+    }
+
+
+def _changes() -> dict[str, Any]:
+    text = (
+        "Server-sent events: `delivery` with a Delivery as JSON for each that is received or "
+        "changes, and `missed` with a number where there were more than can be told."
+    )
+    return {
+        "operationId": "watch_deliveries",
+        "summary": "Tell each delivery when it is received or changes.",
+        "parameters": _parameters(Wanted, CHANGES),
+        "responses": {
+            "200": {"description": text, "content": {"text/event-stream": {"schema": {}}}},
+            **_problems(),
+        },
+    }

@@ -1,0 +1,220 @@
+"""What the API takes and answers, as models, of which its OpenAPI document is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from gateway.journal.entry import GONE, STATES, Entry
+from gateway.journal.filter import Filter, read_route, read_states, read_status, read_time
+from gateway.journal.replay import Replay
+
+State = Literal[
+    "received", "refused", "accepted", "running", "succeeded", "failed", "dead-lettered", "expired",
+    "replayed",
+]  # fmt: skip
+#: The most deliveries of a page, and of one request to replay.
+PAGE = 500
+#: A delivery's place in the journal, or nothing.
+POSITION = r"^(\d+-\d+)?$"
+
+
+class Parameters(BaseModel):
+    """What a request has in its query and its path; other names are errors."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+
+class Wanted(Parameters):
+    """Which deliveries; what is left out does not matter."""
+
+    state: str = Field("", description=f"some of {', '.join(STATES)}, with commas between them")
+    status: str = Field("", description="502, 5xx, or gone where the sender had left")
+    route: str = Field("", description="a route's path; * stands for any text")
+    source: str = Field("", description="a source's name; * stands for any text")
+    event: str = Field("", description="an event; * stands for any text")
+    since: str = Field("", description="ISO 8601, or 15m, 2h, 7d ago")
+    until: str = Field("", description="ISO 8601, or 15m, 2h, 7d ago")
+    text: str = Field("", description="a text in the call, the ids or the error")
+
+    @field_validator("state", "status", "route", "since", "until")
+    @classmethod
+    def _readable(cls, text: str, info: Any) -> str:
+        if text:
+            _READ[info.field_name](text)
+        return text
+
+    def filter(self) -> Filter:
+        return Filter(
+            states=read_states(self.state),
+            status=self.status,
+            route=self.route,
+            source=self.source,
+            event=self.event,
+            since=read_time(self.since) if self.since else None,
+            until=read_time(self.until) if self.until else None,
+            text=self.text,
+        )
+
+
+_READ = {
+    "state": read_states,
+    "status": read_status,
+    "route": read_route,
+    "since": read_time,
+    "until": read_time,
+}
+
+
+class PageWanted(Wanted):
+    """Which deliveries, and which page of them."""
+
+    limit: int = Field(50, ge=1, le=PAGE, description="how many at most")
+    before: str = Field("", pattern=POSITION, description="the `next` of the page before")
+
+
+class ReplaysWanted(Wanted):
+    """Which deliveries are replayed; at least one filter is needed."""
+
+    limit: int = Field(100, ge=1, le=PAGE, description="how many at most")
+    after: str = Field("", pattern=POSITION, description="the `next` of the answer before")
+    again: bool = Field(False, description="also what may have run, interrupted or as another try")
+    dry_run: bool = Field(False, description="only say what would be replayed")
+
+
+class One(Parameters):
+    """A delivery by its id."""
+
+    id: str = Field(min_length=1, max_length=200, description="the delivery's id")
+
+
+class ReplayWanted(One):
+    """A delivery that is to be replayed."""
+
+    again: bool = Field(False, description="also if it may have run, interrupted or as another try")
+
+
+class Nothing(Parameters):
+    """No parameters."""
+
+
+class Delivery(BaseModel):
+    """A delivery and what became of it. docs/delivery.md describes the states."""
+
+    id: str
+    received_at: str = Field(description="ISO 8601")
+    route: str
+    source: str
+    event: str
+    remote: str
+    state: State
+    status: int | None = Field(description="of the answer; null: not given, or the sender had left")
+    gone: bool = Field(description="had the sender left before the answer?")
+    seconds: float = Field(description="from the request to the answer")
+    error: str = Field(description="why the answer was an error, or how the task has failed")
+    ended_at: str = Field(description="when the end of its task was noticed, in ISO 8601; or empty")
+    task: str
+    task_id: str
+    queue: str
+    replays: int
+    replaying: str = Field(description="the task id of a replay that may have been interrupted")
+    identity: str = Field(description="the same for all tries of a delivery; or empty")
+    traceparent: str
+
+    @classmethod
+    def of(cls, entry: Entry, **more: Any) -> Self:
+        """Make it from an entry of the journal; `more` are further fields."""
+        names = ("id", "received_at", "route", "source", "event", "remote", "traceparent")
+        own = (
+            "state", "seconds", "error", "ended_at", "task", "task_id", "queue", "replays",
+            "replaying", "identity",
+        )  # fmt: skip
+        return cls(
+            **{name: entry.delivery.get(name, "") for name in names},
+            **{name: getattr(entry, name) for name in own},
+            status=entry.status or None,
+            gone=entry.status == GONE,
+            **more,
+        )
+
+
+class TaskCall(BaseModel):
+    """What a task is called with."""
+
+    args: list[Any]
+    keywords: dict[str, Any] = Field(serialization_alias="kwargs")
+
+
+class WholeDelivery(Delivery):
+    """A delivery with the call of its task."""
+
+    params: dict[str, str]
+    query_string: str
+    call: TaskCall
+    replayable: bool = Field(description="was there a message, which can be published again?")
+
+    @classmethod
+    def whole(cls, entry: Entry) -> Self:
+        args, kwargs = entry.arguments()
+        return cls.of(
+            entry,
+            params=entry.delivery.get("params", {}),
+            query_string=entry.delivery.get("query_string", ""),
+            call=TaskCall(args=args, keywords=kwargs),
+            replayable=entry.sendable,
+        )
+
+
+class Page(BaseModel):
+    """Some deliveries, the newest first."""
+
+    deliveries: list[Delivery]
+    next: str | None = Field(description="`before` of the next page; null: there is none")
+
+
+class Replayed(BaseModel):
+    """How the replay of a delivery has begun."""
+
+    delivery_id: str
+    task_id: str = Field(description="of the new task; with a problem, of one that may run")
+    problem: str
+
+    @classmethod
+    def of(cls, replay: Replay) -> Replayed:
+        return cls(delivery_id=replay.delivery_id, task_id=replay.task_id, problem=replay.problem)
+
+
+class LeftOut(BaseModel):
+    """A delivery that is not replayed, because of another try of it."""
+
+    delivery_id: str
+    because_of: str = Field(description="the id of the other try")
+    state: State = Field(description="of the other try")
+
+
+class Replays(BaseModel):
+    """What was replayed, what would be (`dry_run`), and how many are left for the next request."""
+
+    replayed: list[Replayed]
+    would_be: list[str]
+    left_out: list[LeftOut]
+    left: int
+    next: str | None = Field(description="`after` of the next request; null: nothing is left")
+
+    @staticmethod
+    def others(pairs: Sequence[tuple[Entry, Entry]]) -> list[LeftOut]:
+        return [
+            LeftOut(delivery_id=entry.id, because_of=other.id, state=other.state)
+            for entry, other in pairs
+        ]
+
+
+class Problem(BaseModel):
+    """An error, as RFC 9457 describes it."""
+
+    type: str
+    title: str
+    status: int
+    detail: str

@@ -1,0 +1,338 @@
+"""The admin port's API: deliveries are found, shown, followed and replayed, by who may do that."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+import redis
+from jsonschema import Draft202012Validator
+from openapi_spec_validator import validate
+
+from gateway.admin.api import handlers
+from gateway.stack.server import poll
+from tests.integration.deliveries import URLS, Servers, gather, port_of, run, send
+from tests.support.http_client import Connection, request
+from tests.support.stack import RabbitMQ, Server, Stack
+
+TOKEN = "of-these-tests-only"
+CONFIG = f"""
+journal = 1000
+state_prefix = "api"
+{URLS}
+
+[[routes]]
+path = "/accept"
+task = "faults.run"
+answer = "accept"
+
+[[routes]]
+path = "/wait"
+task = "faults.run"
+
+[[routes]]
+path = "/once"
+task = "faults.run"
+idempotency = "header:Idempotency-Key"
+"""
+
+
+@pytest.fixture(scope="module")
+def servers(stack: Stack, rabbitmq: RabbitMQ, start) -> Iterator[Servers]:
+    servers = Servers(stack, rabbitmq, start(stack.redis))
+    yield servers
+    servers.stop()
+    servers.results.stop()
+
+
+@pytest.fixture(scope="module")
+def gateway(servers: Servers) -> Server:
+    return servers.gateway("redis", CONFIG)
+
+
+@pytest.fixture(scope="module")
+def closed(servers: Servers) -> Server:
+    """A gateway with a token."""
+    return servers.gateway("pika", f'admin_token = "{TOKEN}"\n{CONFIG}')
+
+
+@pytest.fixture(autouse=True)
+def empty(servers: Servers) -> None:
+    with redis.Redis.from_url(servers.results.url) as client:
+        client.flushdb()
+
+
+Found = tuple[int, dict[str, str], Any]
+
+
+def ask(server: Server, path: str, method: str = "GET", /, *headers: str, **query: Any) -> Found:
+    """Return status, headers and JSON of an answer of the API."""
+    url = f"{server.admin_url}/api/{path}" + (f"?{urlencode(query)}" if query else "")
+    asked = urllib.request.Request(url, method=method)
+    for header in headers:
+        asked.add_header(*header.split(": ", 1))
+    try:
+        with urllib.request.urlopen(asked) as answer:
+            return answer.status, _lower(answer.headers), json.load(answer)
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code, _lower(refused.headers), json.load(refused)
+
+
+def _lower(headers: Any) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
+
+
+def problem(found: Found) -> tuple[int, str, str]:
+    """Return status, type and detail of problem details, whose form is checked."""
+    status, headers, body = found
+    assert headers["content-type"] == "application/problem+json"
+    assert body.keys() == {"type", "title", "status", "detail"} and body["status"] == status
+    return status, body["type"].removeprefix("urn:celery-gateway:"), body["detail"]
+
+
+def answered(server: Server, target: str, *bodies: str) -> list[int]:
+    return [each.status for each in run(gather(*(send(server, target, body) for body in bodies)))]
+
+
+def states(server: Server, **query: Any) -> list[str]:
+    status, _, page = ask(server, "deliveries", **query)
+    assert status == 200
+    return [each["state"] for each in page["deliveries"]]
+
+
+def schema(server: Server, path: str, method: str) -> Draft202012Validator:
+    """Return what validates an operation's answer, by the document that the gateway serves."""
+    _, _, document = ask(server, "openapi.json")
+    answer = document["paths"][path][method]["responses"]["200"]["content"]["application/json"]
+    return Draft202012Validator({**answer["schema"], "components": document["components"]})
+
+
+def test_deliveries_are_found_and_shown_as_the_document_says(gateway):
+    assert answered(gateway, "/wait?a=b", "well") == [200]
+    assert answered(gateway, "/wait?seconds=no", "bad") == [502]
+    assert poll(lambda: states(gateway) == ["failed", "succeeded"], 30)
+
+    status, headers, page = ask(gateway, "deliveries", state="failed,expired", status="5xx")
+    assert (status, headers["cache-control"], page["next"]) == (200, "no-store", None)
+    schema(gateway, "/api/deliveries", "get").validate(page)
+    (bad,) = page["deliveries"]
+    assert bad["error"] == "task-failed: ValueError: could not convert string to float: 'no'"
+
+    _, _, (well,) = (*ask(gateway, "deliveries", text="well")[:2], states(gateway, text="well"))
+    assert well == "succeeded"
+    status, _, shown = ask(gateway, f"deliveries/{bad['id']}")
+    schema(gateway, "/api/deliveries/{id}", "get").validate(shown)
+    assert (shown["call"]["args"][2], shown["query_string"]) == ("bad", "seconds=no")
+    assert shown["call"]["args"][0] == {"seconds": "no"} and shown["replayable"]
+
+
+def test_pages_have_each_delivery_once(gateway):
+    assert set(answered(gateway, "/wait", *(f"{n}" for n in range(25)))) == {200}
+    assert poll(lambda: len(states(gateway, limit=500)) == 25, 30)
+    found, before = [], ""
+    for _ in range(3):
+        _, _, page = ask(gateway, "deliveries", limit=10, before=before)
+        found += [each["id"] for each in page["deliveries"]]
+        before = page["next"]
+        # What is received meanwhile moves no page.
+        assert answered(gateway, "/wait", "later") == [200]
+    assert (len(found), len(set(found)), before) == (25, 25, None)
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ({"state": "lost"}, "state: lost: is none of received, refused,"),
+        ({"status": "abc"}, "status: abc: is no status such as 502"),
+        ({"since": "yesterday"}, "since: yesterday: is no time such as"),
+        ({"route": "price"}, "route: price: is no path such as"),
+        ({"limit": "0"}, "limit: Input should be greater than or equal to 1"),
+        ({"limit": "many"}, "limit: Input should be a valid integer"),
+        ({"before": "x"}, "before: String should match"),
+        ({"colour": "red"}, "colour: Extra inputs are not permitted"),
+        ([("state", "failed"), ("state", "expired")], "state: give it once"),
+    ],
+)
+def test_a_wrong_parameter_is_told(gateway, query, said):
+    url = f"deliveries?{urlencode(query)}"
+    status, kind, detail = problem(ask(gateway, url))
+    assert (status, kind) == (400, "bad-request") and detail.startswith(said)
+
+
+def test_what_is_not_there_is_told(gateway, servers):
+    assert problem(ask(gateway, "deliveries/none"))[:2] == (404, "not-found")
+    assert problem(ask(gateway, "deliveries/none/replay", "POST"))[:2] == (404, "not-found")
+    assert problem(ask(gateway, "elsewhere"))[:2] == (404, "not-found")
+    refused = ask(gateway, "deliveries", "POST")
+    assert problem(refused)[:2] == (405, "method-not-allowed")
+    assert refused[1]["allow"] == "GET"
+    without = servers.gateway("redis", CONFIG.replace("journal = 1000", ""))
+    for path in ("deliveries", "changes"):
+        assert problem(ask(without, path))[:2] == (404, "no-journal")
+    without.stop()
+
+
+def test_one_is_replayed(gateway):
+    assert answered(gateway, "/wait?seconds=no", "bad") == [502]
+    assert poll(lambda: states(gateway) == ["failed"], 30)
+    (found,) = ask(gateway, "deliveries")[2]["deliveries"]
+
+    status, _, replayed = ask(gateway, f"deliveries/{found['id']}/replay", "POST")
+
+    schema(gateway, "/api/deliveries/{id}/replay", "post").validate(replayed)
+    assert (status, replayed["problem"]) == (200, "")
+    assert replayed["task_id"] != found["task_id"]
+    assert poll(lambda: states(gateway) == ["failed"], 30)
+    (again,) = ask(gateway, "deliveries")[2]["deliveries"]
+    assert (again["replays"], again["task_id"]) == (1, replayed["task_id"])
+
+
+def test_all_that_a_filter_takes_are_replayed_part_by_part(gateway, servers):
+    bodies = [f"part-{n}" for n in range(12)]
+    assert set(answered(gateway, "/accept?until=repaired&seconds=no", *bodies)) == {202}
+    key = "Idempotency-Key: same"
+    run(send(gateway, "/once?seconds=no", "same", key))
+    run(send(gateway, "/once", "same", key))
+    assert poll(lambda: states(gateway, limit=500).count("failed") == 13, 60)
+    (servers.directory / "repaired").touch()
+    assert problem(ask(gateway, "replays", "POST"))[:2] == (400, "bad-request")
+
+    _, _, would = ask(gateway, "replays", "POST", state="failed", dry_run="true", limit=500)
+    schema(gateway, "/api/replays", "post").validate(would)
+    assert (len(would["would_be"]), would["replayed"], would["left"]) == (12, [], 0)
+    (left_out,) = would["left_out"]
+    assert left_out["state"] == "succeeded"
+
+    # Those that are replayed fail again, and are not found again by what follows `next`.
+    taken: list[str] = []
+    after = ""
+    for left in (7, 2, 0):
+        _, _, some = ask(gateway, "replays", "POST", state="failed", limit=5, after=after)
+        assert {each["problem"] for each in some["replayed"]} == {""} and some["left"] == left
+        taken += [each["delivery_id"] for each in some["replayed"]]
+        after = some["next"]
+    assert (taken, after) == (would["would_be"], None)
+
+
+def test_who_may_ask(gateway, closed):
+    authorized = f"Authorization: Bearer {TOKEN}"
+    assert ask(closed, "deliveries", "GET", authorized)[0] == 200
+    for headers in ([], ["Authorization: Bearer other"], [f"Authorization: Basic {TOKEN}"]):
+        refused = ask(closed, "deliveries", "GET", *headers)
+        assert problem(refused)[:2] == (401, "unauthorized")
+        assert refused[1]["www-authenticate"] == "Bearer"
+    # A name that leads here is not an address, and may be anybody's.
+    assert problem(ask(gateway, "deliveries", "GET", "Host: rebound.example"))[:2] == (
+        403,
+        "forbidden",
+    )
+    for host in ("localhost:1", "127.0.0.1", "[::1]:9464"):
+        assert ask(gateway, "deliveries", "GET", f"Host: {host}")[0] == 200
+    assert ask(closed, "deliveries", "GET", authorized, "Host: gateway.example")[0] == 200
+    # Another page, in a browser that has the admin port's page open.
+    other = "Origin: http://evil.example"
+    assert problem(ask(gateway, "replays", "POST", other, state="failed"))[:2] == (403, "forbidden")
+    own = f"Origin: {gateway.admin_url}"
+    assert ask(gateway, "replays", "POST", own, state="failed")[0] == 200
+
+
+def test_the_document_is_valid_and_has_each_operation(gateway):
+    _, _, document = ask(gateway, "openapi.json")
+    validate(document)
+    assert {path: set(methods) for path, methods in document["paths"].items()} == {
+        "/api/deliveries": {"get"},
+        "/api/deliveries/{id}": {"get"},
+        "/api/deliveries/{id}/replay": {"post"},
+        "/api/replays": {"post"},
+        "/api/changes": {"get"},
+    }
+
+
+# Changes --------------------------------------------------------------------------------
+
+
+async def events(server: Server, target: str) -> AsyncIterator[tuple[str, str]]:
+    """Yield the type and the data of each event, the first one when nothing is missed."""
+    async with await Connection.open(port_of(server.admin_url)) as connection:
+        connection.send(request(b"", f"/api/{target}", method="GET", host="localhost"))
+        head = await connection.reader.readuntil(b"\r\n\r\n")
+        assert b" 200 " in head and b"text/event-stream" in head
+        while True:
+            (size,) = (await connection.reader.readline()).split()
+            chunk = (await connection.reader.readexactly(int(size, 16) + 2)).decode()
+            for event in chunk.strip().split("\n\n"):
+                fields = dict(line.partition(": ")[::2] for line in event.split("\n"))
+                yield fields.get("event", ""), fields.get("data", "")
+
+
+async def following(
+    server: Server, target: str, then: Callable[[], Any], number: int
+) -> list[tuple[str, str]]:
+    """Return `number` events that come after `then` was called."""
+    found = []
+    async with asyncio.timeout(60):
+        stream = events(server, target)
+        await anext(stream)
+        await asyncio.to_thread(then)
+        async for kind, data in stream:
+            if kind:
+                found.append((kind, data))
+            if len(found) >= number:
+                break
+        await stream.aclose()
+    return found
+
+
+def test_changes_are_told(gateway):
+    def act() -> None:
+        assert answered(gateway, "/wait", "not wanted") == [200]
+        assert answered(gateway, "/wait?seconds=no", "wanted") == [502]
+
+    ((kind, data),) = run(following(gateway, "changes?state=failed", act, 1))
+    assert kind == "delivery" and json.loads(data)["state"] == "failed"
+
+
+def test_more_changes_than_can_be_told_are_counted(gateway):
+    def act() -> None:
+        bodies = [f"many-{n}" for n in range(6 * handlers.MOST)]
+        assert set(answered(gateway, "/wait", *bodies)) == {200}
+
+    found = run(following(gateway, "changes", act, handlers.MOST + 1))
+    assert "missed" in {kind for kind, _ in found}
+
+
+def test_streams_are_bounded_and_end_with_their_clients(gateway):
+    before = gateway.descriptors()
+
+    async def fill() -> list[int]:
+        streams = [events(gateway, "changes") for _ in range(handlers.STREAMS)]
+        await gather(*(anext(stream) for stream in streams))
+        refused = await asyncio.to_thread(ask, gateway, "changes")
+        health = await asyncio.to_thread(ask, gateway, "deliveries")
+        for stream in streams:
+            await stream.aclose()
+        return [refused[0], health[0]]
+
+    assert run(fill()) == [503, 200]
+    assert poll(lambda: gateway.descriptors() <= before, 30)
+
+
+def test_a_redis_that_is_away_is_told(stack, start, servers, tmp_path):
+    state = start(stack.redis)
+    gateway = servers.gateway("redis", f'state_url = "{state.url}"\n{CONFIG}')
+    state.freeze()
+    try:
+        for path in ("deliveries", "changes"):
+            assert problem(ask(gateway, path))[:2] == (503, "unavailable")
+    finally:
+        state.thaw()
+    assert ask(gateway, "deliveries")[0] == 200
+    gateway.stop()
+    state.stop()
