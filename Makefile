@@ -77,8 +77,10 @@ reports: install ## measure what docs/performance.md shows again, four hours (AR
 	tests/install-servers.sh
 	PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python -m loadtest.all --reports $(ARGS)
 
-pages: install ## open the load test's pages in chromium: is everything readable? (ARGS="FILE.html ...")
+pages: install ## open our pages in chromium: is everything readable? (ARGS="REPORT.html ...")
 	.venv/bin/python -m tests.pages $(ARGS)
+	npm install --silent --no-save --prefix build/axe axe-core@4
+	.venv/bin/python -m tests.admin_page --axe build/axe/node_modules/axe-core/axe.min.js
 
 faults: install ## break the servers under load, half an hour (ARGS="--rows 1,3 --resume", ARGS=--random)
 	tests/install-servers.sh

@@ -252,5 +252,10 @@ def _outcome(state: str, result: Any) -> Outcome:
         parts = result.get("exc_message", "")
         detail = ", ".join(map(str, parts)) if isinstance(parts, list) else str(parts)
         error = str(result.get("exc_type") or "unknown")
-        return Outcome(state, error=error, detail=detail[:_DETAIL])
+        return Outcome(state, error=_encodable(error), detail=_encodable(detail[:_DETAIL]))
     return Outcome(state, error="unknown" if state == FAILURE else "TaskRevokedError")
+
+
+def _encodable(text: str) -> str:
+    """Return `text` without half surrogates, which JSON may have and UTF-8 has not."""
+    return text.encode(errors="replace").decode()

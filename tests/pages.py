@@ -142,6 +142,13 @@ class Browser:
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._read())
 
+    def lay_out(self, width: int, height: int, *, mobile: bool, scheme: str) -> None:
+        """Let the next page have a window of this size in pixels, and prefer this colour scheme."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        self.call("Emulation.setEmulatedMedia", features=[feature])
+
     def requested(self) -> list[str]:
         """Return the URLs that were requested since the last page was opened."""
         return [
@@ -168,7 +175,8 @@ def browser() -> Iterator[Browser]:
     if program is None:
         raise BrowserError("chromium is missing: install chromium")
     (reads, writing), (reading, writes) = os.pipe(), os.pipe()
-    with tempfile.TemporaryDirectory() as home:
+    # What it has started may still write there.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
         argv = [program, "--headless=new", "--remote-debugging-pipe", f"--user-data-dir={home}"]
         # As root it has no sandbox; it opens nothing but our own pages.
         argv += ["--no-sandbox", "--disable-gpu", "--no-first-run", "about:blank"]
@@ -186,25 +194,22 @@ def browser() -> Iterator[Browser]:
             process.wait()
 
 
+def laid_out(tab: Browser) -> list[str]:
+    """Return what is wrong with the page as it is laid out."""
+    found = tab.call("Runtime.evaluate", expression=_CHECK, returnByValue=True)
+    if "exceptionDetails" in found:
+        raise BrowserError(found["exceptionDetails"]["exception"]["description"])
+    return [*found["result"]["value"]]
+
+
 def problems(tab: Browser, file: Path, pictures: Path | None = None) -> Iterator[str]:
     """Open a page in each way and yield what is wrong with it, a line each."""
     url = file.resolve().as_uri()
-    for where, (width, height) in SCREENS.items():
-        tab.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=where == "phone",
-        )
+    for where, size in SCREENS.items():
         for scheme in SCHEMES:
-            feature = {"name": "prefers-color-scheme", "value": scheme}
-            tab.call("Emulation.setEmulatedMedia", features=[feature])
+            tab.lay_out(*size, mobile=where == "phone", scheme=scheme)
             tab.open(url)
-            found = tab.call("Runtime.evaluate", expression=_CHECK, returnByValue=True)
-            if "exceptionDetails" in found:
-                raise BrowserError(found["exceptionDetails"]["exception"]["description"])
-            said = [*found["result"]["value"]]
+            said = laid_out(tab)
             said += [f"it requests {each}" for each in tab.requested() if each != url]
             yield from (f"{file.name}, {where}, {scheme}: {each}" for each in said)
             if pictures:

@@ -3,10 +3,11 @@
 GET /healthz: 200 if at least one child's loop answers within a second, and all others do so or are
     just being started; otherwise 503.
 GET /readyz: 200 if any child is connected to its broker and results and is not draining, otherwise
-    503; JSON: ``{"ready": true, "version": "1.0", "strategy": "redis", "children": [{"pid": 7,
-    "broker": "", "results": ""}]}``, where a child's text says what is wrong.
+    503; JSON: ``{"ready": true, "version": "1.0", "strategy": "redis", "uptime": 7,
+    "children": [{"pid": 7, "broker": "", "results": ""}]}``, where a child's text says what is
+    wrong, and the uptime is in seconds.
 GET /metrics: Prometheus' text format, the sums of all processes.
-GET /: a page that shows readiness and metrics, updated every two seconds.
+GET /: a page that shows readiness, metrics and the journal's deliveries.
 /api/: the deliveries of the journal, as `gateway.admin.api` describes them.
 
 No request needs a body, and no client needs a second request on its connection.
@@ -17,18 +18,25 @@ from __future__ import annotations
 import asyncio
 import socket
 from pathlib import Path
+from time import time
 from typing import Any
 
 from tornado.httpserver import HTTPServer
 from tornado.iostream import IOStream
-from tornado.web import Application, RequestHandler
+from tornado.web import Application, HTTPError, RequestHandler
 
 from gateway import __version__
 from gateway.admin.api import handlers as api
-from gateway.admin.exposition import CONTENT_TYPE, expose
+from gateway.admin.exposition import CONTENT_TYPE, About, expose
+from gateway.process.child_handle import ASK_TIMEOUT, ChildHandle
 from gateway.process.supervisor import Supervisor
 
-_DASHBOARD = Path(__file__).with_name("dashboard.html")
+_PAGE = Path(__file__).with_name("page")
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+_STARTED = time()
+Answers = list[tuple[ChildHandle, dict[str, str] | None]]
+#: Seconds that a scrape waits for a process whose loop does not answer.
+SCRAPE = 0.25
 #: The most connections that may be open.
 CONNECTIONS = 64
 #: Seconds within which a request has to arrive, and the most bytes of its header.
@@ -66,7 +74,8 @@ def admin_server(supervisor: Supervisor, sockets: list[socket.socket]) -> HTTPSe
     server = AdminServer(
         Application(
             [
-                ("/", Dashboard),
+                ("/()", File),
+                (r"/page/([a-z]+\.(?:css|js))", File),
                 ("/healthz", Health, to),
                 ("/readyz", Readiness, to),
                 ("/metrics", Exposition, to),
@@ -83,51 +92,76 @@ class _Page(RequestHandler):
     def initialize(self, supervisor: Supervisor) -> None:
         self.supervisor = supervisor
 
+    async def answers(self, timeout: float = ASK_TIMEOUT) -> Answers:
+        """Ask each child for its checks; None: it does not answer in time."""
+        children = list(self.supervisor.children)
+        found = await asyncio.gather(*(child.ask(timeout) for child in children))
+        return list(zip(children, found, strict=True))
+
+    def ready(self, answers: Answers) -> bool:
+        """Does any child serve, as far as these `answers` tell?"""
+        return not self.supervisor.draining and any(
+            checks is not None and not any(checks.values()) for _, checks in answers
+        )
+
 
 class Health(_Page):
     async def get(self) -> None:
-        children = list(self.supervisor.children)
-        answers = await asyncio.gather(*(child.ask() for child in children))
-        silent = [child for child, it in zip(children, answers, strict=True) if it is None]
+        answers = await self.answers()
+        silent = [child for child, checks in answers if checks is None]
         # A child that is being started cannot answer yet; that must not get the others killed.
-        alive = len(silent) < len(children) and all(child.starting for child in silent)
+        alive = len(silent) < len(answers) and all(child.starting for child in silent)
         self.set_status(200 if alive else 503)
-        self.write({"healthy": alive, "children": len(children) - len(silent)})
+        self.write({"healthy": alive, "children": len(answers) - len(silent)})
 
 
 class Readiness(_Page):
     async def get(self) -> None:
-        children = list(self.supervisor.children)
-        answers = await asyncio.gather(*(child.ask() for child in children))
-        ready = not self.supervisor.draining and any(
-            checks is not None and not any(checks.values()) for checks in answers
-        )
+        answers = await self.answers()
+        ready = self.ready(answers)
         self.set_status(200 if ready else 503)
         self.write(
             {
                 "ready": ready,
                 "version": __version__,
                 "strategy": self.supervisor.config.strategy,
+                "uptime": int(time() - _STARTED),
                 "children": [
                     {"pid": child.pid, **(checks if checks is not None else {"loop": "no answer"})}
-                    for child, checks in zip(children, answers, strict=True)
+                    for child, checks in answers
                 ],
             }
         )
 
 
 class Exposition(_Page):
-    def get(self) -> None:
+    async def get(self) -> None:
+        answers = await self.answers(SCRAPE)
+        about = About(
+            version=__version__,
+            strategy=self.supervisor.config.strategy,
+            ready=self.ready(answers),
+            processes=len(answers),
+            started=_STARTED,
+        )
         self.set_header("Content-Type", CONTENT_TYPE)
-        self.write(expose(self.supervisor.totals()))
+        self.write(expose(self.supervisor.totals(), about))
 
 
-class Dashboard(RequestHandler):
-    def get(self) -> None:
+class File(RequestHandler):
+    """A file of the page."""
+
+    def get(self, name: str) -> None:
+        file = _PAGE / (name or "index.html")
+        if not file.is_file():
+            raise HTTPError(404)
         # The page loads nothing from other servers, and may not be shown in a frame.
         self.set_header(
             "Content-Security-Policy",
-            "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; "
-            "script-src 'unsafe-inline'; frame-ancestors 'none'",
+            "default-src 'none'; connect-src 'self'; style-src 'self'; script-src 'self'; "
+            "img-src data:; form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
         )
-        self.write(_DASHBOARD.read_bytes())
+        self.set_header("Content-Type", f"{_TYPES[file.suffix]}; charset=utf-8")
+        self.set_header("Cache-Control", "no-cache")
+        self.set_header("X-Content-Type-Options", "nosniff")
+        self.write(file.read_bytes())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import accumulate
 
 from prometheus_client.core import (
@@ -21,28 +22,53 @@ from gateway.process.counters import Totals
 #: Prometheus' text format, in the version that every scraper reads.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+#: The metrics about the parent.
+PARENT = {
+    "gateway_info": "Version and strategy; the value is 1.",
+    "gateway_ready": "1 if a process has its broker and results and takes requests.",
+    "gateway_processes": "Serving processes.",
+    "gateway_start_time_seconds": "When the gateway was started, in seconds since the epoch.",
+}
+
+_ABOUT = ("version", "strategy")
 _ANSWERS = ("route", "status")
 _Labelled = list[tuple[dict[str, str], float]]
 
 
-def expose(total: Totals) -> bytes:
-    """Write `total`; labelled series at zero are left out."""
-    return generate_latest(_Collector(total))
+@dataclass(frozen=True)
+class About:
+    """What the parent knows: whether a child is ready, how many there are, when it has begun.
+
+    ``started`` is in seconds since the epoch.
+    """
+
+    version: str
+    strategy: str
+    ready: bool
+    processes: int
+    started: float
+
+
+def expose(total: Totals, about: About) -> bytes:
+    """Write `total` and `about`; labelled series at zero are left out."""
+    return generate_latest(_Collector(total, about))
 
 
 class _Collector(Collector):
-    """Yields one metric family for each of the gateway's metrics.
+    """Yields one metric family for each of the gateway's metrics, and those about the parent.
 
     The processes of two versions may have different labels and bounds: only the labels of this
     version are exposed, and series that differ in others are added up.
     """
 
-    def __init__(self, total: Totals):
+    def __init__(self, total: Totals, about: About):
+        self._about = about
         self._series: defaultdict[str, _Labelled] = defaultdict(list)
         for (name, labels), value in total.items():
             self._series[name].append((dict(labels), value))
 
     def collect(self) -> Iterator[Metric]:
+        yield from self._parent()
         for name, text in HELP.items():
             if name in BY_ROUTE:
                 yield self._plain(GaugeMetricFamily(name, text, labels=["route"]), name, "route")
@@ -55,6 +81,18 @@ class _Collector(Collector):
                 yield self._plain(CounterMetricFamily(name, text), name)
             else:
                 yield self._histogram(HistogramMetricFamily(name, text, labels=["route"]), name)
+
+    def _parent(self) -> Iterator[Metric]:
+        about = self._about
+        info = GaugeMetricFamily("gateway_info", PARENT["gateway_info"], labels=_ABOUT)
+        info.add_metric((about.version, about.strategy), 1)
+        yield info
+        for name, value in (
+            ("gateway_ready", about.ready),
+            ("gateway_processes", about.processes),
+            ("gateway_start_time_seconds", about.started),
+        ):
+            yield GaugeMetricFamily(name, PARENT[name], value=float(value))
 
     def _plain(
         self, family: GaugeMetricFamily | CounterMetricFamily, name: str, *labels: str

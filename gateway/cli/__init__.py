@@ -18,6 +18,7 @@ COMMANDS = {
     "check": "Check configuration, servers, workers and tasks: one line each, with the remedy.",
     "send": "Sign a webhook as its sender would, encrypt it where the scheme does so, and send it.",
     "deliveries": "List, show, watch and replay what was received, where `journal` is set.",
+    "forward": "Send deliveries of a gateway to a local server: those that come, or kept ones.",
     "capacity": "Say how many gateways, workers, queues and connections a rate needs, and what "
     "breaks first.",
     "strategies": "List the waiting strategies.",

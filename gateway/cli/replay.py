@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from gateway.cli import printed
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
+from gateway.journal.entry import Entry
 from gateway.journal.filter import Filter
-from gateway.journal.reading import Reader, reading
+from gateway.journal.reading import reading
 from gateway.journal.replay import Replays, outcomes, publishing
 from gateway.journal.tries import choose
 from gateway.outcome import SUCCESS
@@ -53,7 +54,7 @@ async def run(config: Config, wanted: Sequence[str] | Filter, how: How) -> int:
         if not named and not how.unasked and not _agreed(len(left)):
             print("gateway: nothing was replayed", file=sys.stderr)
             return 1
-        return await _publish(config, reader, [entry.id for entry in left], how) or code
+        return await _publish(config, left, how) or code
 
 
 def _agreed(number: int) -> bool:
@@ -63,7 +64,7 @@ def _agreed(number: int) -> bool:
     return input(f"Replay {number} deliveries? [y/N] ").strip().lower() in ("y", "yes")
 
 
-async def _publish(config: Config, reader: Reader, ids: Iterable[str], how: How) -> int:
+async def _publish(config: Config, chosen: Iterable[Entry], how: How) -> int:
     taken: dict[str, str] = {}
     well = True
     async with (
@@ -72,12 +73,8 @@ async def _publish(config: Config, reader: Reader, ids: Iterable[str], how: How)
     ):
         replays = Replays(config, ask, publish)
         due = asyncio.get_running_loop().time()
-        for delivery_id in ids:
-            entry = await reader.get(delivery_id)
-            if entry is None:
-                print(f"{delivery_id} is not in the journal any more")
-                well = False
-                continue
+        for entry in chosen:
+            delivery_id = entry.id
             begun = await replays.run(entry, how.again)
             if begun.problem:
                 task = f": task {begun.task_id}" if begun.task_id else ""

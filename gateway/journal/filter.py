@@ -41,8 +41,8 @@ class Filter:
             (not self.states or entry.state in self.states)
             and (not self.status or fnmatchcase(status(entry), self.status.replace("x", "?")))
             and (not self.route or fnmatchcase(delivery["route"], _literal(self.route)))
-            and (not self.source or fnmatchcase(delivery["source"], self.source))
-            and (not self.event or fnmatchcase(delivery["event"], self.event))
+            and (not self.source or fnmatchcase(delivery["source"], _literal(self.source)))
+            and (not self.event or fnmatchcase(delivery["event"], _literal(self.event)))
             and (not self.text or self._has_text(entry))
         )
 
@@ -60,9 +60,9 @@ def status(entry: Entry) -> str:
     return "gone" if entry.status == GONE else str(entry.status)
 
 
-def _literal(route: str) -> str:
-    # Of all that a pattern may have, a path has only the star.
-    return route.replace("[", "[[]").replace("?", "[?]")
+def _literal(text: str) -> str:
+    # Of all that a pattern may have, a filter has only the star.
+    return text.replace("[", "[[]").replace("?", "[?]")
 
 
 def _strings(value: Any) -> Any:

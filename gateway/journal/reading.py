@@ -17,6 +17,7 @@ from gateway.journal.keys import Keys
 from gateway.stores import result_store
 from gateway.stores.result_store import Ask
 
+_SILENCE = 15.0  # seconds without a change after which Redis is asked whether it is there
 _PAGE = 20  # deliveries a query: with large bodies more would delay the other clients of Redis
 
 
@@ -72,7 +73,7 @@ def _fields(flat: Any) -> dict[bytes, bytes]:
 
 
 def _ms(when: datetime) -> int:
-    return int(when.timestamp() * 1000)
+    return max(int(when.timestamp() * 1000), 0)
 
 
 @asynccontextmanager
@@ -93,9 +94,19 @@ async def changes(config: Config) -> AsyncGenerator[str, None]:
         async with client.pubsub() as listening:
             async with asyncio.timeout(result_store.PATIENCE):
                 await listening.subscribe(Keys(config).changes)
-            async for message in listening.listen():
-                told = message["type"] == "message"
-                yield message["data"].decode().partition(" ")[0] if told else ""
+            asked = False
+            while True:
+                message = await listening.get_message(timeout=_SILENCE)
+                if message is not None:
+                    asked = False
+                    if message["type"] != "pong":
+                        told = message["type"] == "message"
+                        yield message["data"].decode().partition(" ")[0] if told else ""
+                elif asked:
+                    raise TimeoutError("no answer in time")
+                else:
+                    await listening.ping()
+                    asked = True
     except result_store.LOST as exc:
         url = result_store.without_password(config.state)
         raise GatewayError(f"{url}: {exc or 'no answer in time'}") from exc

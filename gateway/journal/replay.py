@@ -18,6 +18,7 @@ from gateway.journal import scripts
 from gateway.journal.entry import Entry, ended
 from gateway.journal.follower import FIRST_LOOK, settlement
 from gateway.journal.keys import Keys
+from gateway.journal.reading import Reader
 from gateway.metrics import Metrics
 from gateway.outcome import Outcome
 from gateway.pending_task import PendingTask
@@ -123,14 +124,22 @@ class Replays:
     def __init__(self, config: Config, ask: Ask, publish: Publish):
         self._keys = Keys(config)
         self._ask = ask
+        self._reader = Reader(config, ask)
         self._publish = publish
         self._ids = TaskIds()
 
-    async def run(self, entry: Entry, again: bool = False) -> Replay:
+    async def run(self, chosen: Entry, again: bool = False) -> Replay:
         """Publish a delivery, and return when the broker has confirmed or refused it.
 
-        Raises `gateway.errors.GatewayError` where the journal's Redis does not answer.
+        Not if it has been replayed since it was `chosen`, which need not have its call. Raises
+        `gateway.errors.GatewayError` where the journal's Redis does not answer.
         """
+        entry = await self._reader.get(chosen.id)
+        if entry is None:
+            return Replay(chosen.id, problem="it is not in the journal any more")
+        if entry.task_id != chosen.task_id:
+            why = f"another replay has just run it: task {entry.task_id}"
+            return Replay(entry.id, problem=why)
         if not entry.sendable:
             why = f"cannot be replayed, as it had no message: {entry.error}"
             return Replay(entry.id, problem=why)

@@ -1,7 +1,8 @@
 """The parent process: starts children, restarts and replaces them.
 
-It opens nothing but its sockets. Children are new Python processes and not forks of a process with
-loops, clients or threads, so each loads its code again and gevent can patch before any import.
+It opens nothing but its sockets, and what a request of the API needs. Children are new Python
+processes and not forks of a process with loops, clients or threads, so each loads its code again
+and gevent can patch before any import.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from contextlib import suppress
 from time import monotonic
 
 from gateway.backoff import Backoff
+from gateway.config.cross_checks import problems
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
 from gateway.process.child_handle import ChildHandle
@@ -166,6 +168,10 @@ class Supervisor:
                 if getattr(config, name) != value:
                     log.warning("%s stays %s: it changes only with a restart", name, value)
             config = config.model_copy(update=bound)
+            if found := problems(config):
+                for problem in found:
+                    log.error("not reloaded: %s", problem)
+                return
             # Without those that an earlier reload has replaced and that still drain.
             old = [child for child in self.children if not child.retired]
             log.info("reloading: replacing %d children", len(old))

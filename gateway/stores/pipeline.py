@@ -15,6 +15,7 @@ import redis.asyncio
 from redis.exceptions import ResponseError
 
 from gateway import background
+from gateway.stores import result_store
 from gateway.stores.result_store import LOST
 
 #: Seconds that a batch may take, and that a command may wait for its batch.
@@ -56,7 +57,7 @@ class Pipeline:
         answer; in that case it is not known whether the command was executed.
         """
         reply = asyncio.get_running_loop().create_future()
-        self._waiting.append((reply, monotonic() + PATIENCE, command))
+        self._waiting.append((reply, monotonic() + PATIENCE, result_store.encoded(command)))
         self._idle.clear()
         self._some.set()
         return reply

@@ -69,6 +69,16 @@ def connect(config: Config, url: str = "") -> redis.asyncio.Redis:
     return redis.asyncio.Redis.from_url(url, **options)
 
 
+def encoded(command: Sequence[bytes | str | int]) -> tuple[bytes | str | int, ...]:
+    """Return a command whose arguments are no texts: what UTF-8 has not is a question mark.
+
+    redis-py would raise an error, which would end the connection for the commands of all others.
+    Its name stays a text, by which redis-py knows the form of the reply.
+    """
+    name, *arguments = command
+    return name, *(a.encode(errors="replace") if isinstance(a, str) else a for a in arguments)
+
+
 class _Master(redis.asyncio.Redis):
     """A client of a master, which also closes the clients of the Sentinels."""
 
@@ -114,7 +124,7 @@ async def asking(config: Config, url: str) -> AsyncIterator[Ask]:
     async def ask(*command: str | int) -> Any:
         try:
             async with asyncio.timeout(PATIENCE):
-                return await client.execute_command(*command)
+                return await client.execute_command(*encoded(command))
         except LOST as exc:
             away = isinstance(exc, (ConnectionError, OSError, RuntimeError, TypeError))
             name = "state_url" if config.state_url and url == config.state else "result_backend"

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlencode
 
@@ -15,7 +18,7 @@ import redis
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
-from gateway.admin.api import handlers
+from gateway.admin.api import changes
 from gateway.stack.server import poll
 from tests.integration.deliveries import URLS, Servers, gather, port_of, run, send
 from tests.support.http_client import Connection, request
@@ -151,6 +154,7 @@ def test_pages_have_each_delivery_once(gateway):
     [
         ({"state": "lost"}, "state: lost: is none of received, refused,"),
         ({"status": "abc"}, "status: abc: is no status such as 502"),
+        ({"before": "9" * 20 + "-0"}, "before: String should match"),
         ({"since": "yesterday"}, "since: yesterday: is no time such as"),
         ({"route": "price"}, "route: price: is no path such as"),
         ({"limit": "0"}, "limit: Input should be greater than or equal to 1"),
@@ -173,6 +177,8 @@ def test_what_is_not_there_is_told(gateway, servers):
     refused = ask(gateway, "deliveries", "POST")
     assert problem(refused)[:2] == (405, "method-not-allowed")
     assert refused[1]["allow"] == "GET"
+    for path, method in (("changes", "POST"), ("openapi.json", "DELETE"), ("replays", "GET")):
+        assert problem(ask(gateway, path, method))[:2] == (405, "method-not-allowed")
     without = servers.gateway("redis", CONFIG.replace("journal = 1000", ""))
     for path in ("deliveries", "changes"):
         assert problem(ask(without, path))[:2] == (404, "no-journal")
@@ -221,6 +227,30 @@ def test_all_that_a_filter_takes_are_replayed_part_by_part(gateway, servers):
     assert (taken, after) == (would["would_be"], None)
 
 
+def test_two_who_replay_the_same_run_each_once(gateway):
+    bodies = [f"both-{n}" for n in range(40)]
+    assert set(answered(gateway, "/wait?seconds=no", *bodies)) == {502}
+    assert poll(lambda: states(gateway, limit=500).count("failed") == 40, 60)
+    with ThreadPoolExecutor(2) as both:
+        asked = [both.submit(ask, gateway, "replays", "POST", state="failed") for _ in range(2)]
+        answers = [each.result()[2]["replayed"] for each in asked]
+    taken = [each["delivery_id"] for some in answers for each in some if not each["problem"]]
+    assert (len(taken), len(set(taken))) == (40, 40)
+    assert poll(lambda: states(gateway, limit=500).count("failed") == 40, 60)
+    found = ask(gateway, "deliveries", limit=500)[2]["deliveries"]
+    assert {each["replays"] for each in found} == {1}
+
+
+def test_a_reload_does_not_open_the_port_to_everybody(servers):
+    gateway = servers.gateway("redis", f'admin_host = "0.0.0.0"\nadmin_token = "{TOKEN}"\n{CONFIG}')
+    (path,) = (each for each in servers.directory.glob("*.toml") if "0.0.0.0" in each.read_text())
+    path.write_text(CONFIG)
+    os.kill(gateway.pid, signal.SIGHUP)
+    assert poll(lambda: "not reloaded: admin_token: everybody" in gateway.output(), 30)
+    assert problem(ask(gateway, "deliveries"))[:2] == (401, "unauthorized")
+    gateway.stop()
+
+
 def test_who_may_ask(gateway, closed):
     authorized = f"Authorization: Bearer {TOKEN}"
     assert ask(closed, "deliveries", "GET", authorized)[0] == 200
@@ -239,6 +269,8 @@ def test_who_may_ask(gateway, closed):
     # Another page, in a browser that has the admin port's page open.
     other = "Origin: http://evil.example"
     assert problem(ask(gateway, "replays", "POST", other, state="failed"))[:2] == (403, "forbidden")
+    foreign = ask(gateway, "deliveries", "GET", "Sec-Fetch-Site: cross-site")
+    assert problem(foreign)[:2] == (403, "forbidden")
     own = f"Origin: {gateway.admin_url}"
     assert ask(gateway, "replays", "POST", own, state="failed")[0] == 200
 
@@ -266,6 +298,8 @@ async def events(server: Server, target: str) -> AsyncIterator[tuple[str, str]]:
         assert b" 200 " in head and b"text/event-stream" in head
         while True:
             (size,) = (await connection.reader.readline()).split()
+            if int(size, 16) == 0:
+                return
             chunk = (await connection.reader.readexactly(int(size, 16) + 2)).decode()
             for event in chunk.strip().split("\n\n"):
                 fields = dict(line.partition(": ")[::2] for line in event.split("\n"))
@@ -301,18 +335,30 @@ def test_changes_are_told(gateway):
 
 def test_more_changes_than_can_be_told_are_counted(gateway):
     def act() -> None:
-        bodies = [f"many-{n}" for n in range(6 * handlers.MOST)]
+        bodies = [f"many-{n}" for n in range(6 * changes.MOST)]
         assert set(answered(gateway, "/wait", *bodies)) == {200}
 
-    found = run(following(gateway, "changes", act, handlers.MOST + 1))
-    assert "missed" in {kind for kind, _ in found}
+    async def until_missed() -> None:
+        async with asyncio.timeout(60):
+            stream = events(gateway, "changes")
+            assert (await anext(stream))[0] == "ready"
+            # It is a matter of time whether so many change within one look.
+            while True:
+                acting = asyncio.create_task(asyncio.to_thread(act))
+                told = [await anext(stream) for _ in range(changes.MOST)]
+                await acting
+                if any(kind == "missed" and int(data) > 0 for kind, data in told):
+                    break
+            await stream.aclose()
+
+    run(until_missed())
 
 
 def test_streams_are_bounded_and_end_with_their_clients(gateway):
     before = gateway.descriptors()
 
     async def fill() -> list[int]:
-        streams = [events(gateway, "changes") for _ in range(handlers.STREAMS)]
+        streams = [events(gateway, "changes") for _ in range(changes.STREAMS)]
         await gather(*(anext(stream) for stream in streams))
         refused = await asyncio.to_thread(ask, gateway, "changes")
         health = await asyncio.to_thread(ask, gateway, "deliveries")
@@ -322,6 +368,22 @@ def test_streams_are_bounded_and_end_with_their_clients(gateway):
 
     assert run(fill()) == [503, 200]
     assert poll(lambda: gateway.descriptors() <= before, 30)
+
+
+def test_an_open_stream_does_not_hold_up_the_end(servers):
+    gateway = servers.gateway("redis", CONFIG)
+
+    async def stop() -> None:
+        async with asyncio.timeout(60):
+            stream = events(gateway, "changes")
+            await anext(stream)
+            await asyncio.to_thread(gateway.stop)
+            with pytest.raises((StopAsyncIteration, ConnectionError, ValueError)):
+                await anext(stream)
+
+    run(stop())
+    said = gateway.output()
+    assert said.splitlines()[-1].endswith("stopped") and "Traceback" not in said
 
 
 def test_a_redis_that_is_away_is_told(stack, start, servers, tmp_path):

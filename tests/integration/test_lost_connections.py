@@ -143,6 +143,19 @@ def test_commands_fail_with_their_connection_and_the_next_do_not(run, losing, re
     run(work)
 
 
+def test_what_is_no_text_ends_nobody_elses_command(run, redis_server):
+    config = Config(result_backend=redis_server.url)
+
+    async def work() -> None:
+        some = Pipeline(lambda: result_store.connect(config), "test")
+        await some.start()
+        replies = [some.run("SET", "half\ud800", "\udfff"), some.run("GET", "half?")]
+        assert await asyncio.gather(*replies) == [True, b"?"]
+        await some.stop()
+
+    run(work)
+
+
 def test_a_store_is_missed_and_found_again(run, losing, redis_server, monkeypatch):
     monkeypatch.setattr(result_store, "PING", 0.01)
     config = Config(result_backend=redis_server.url)

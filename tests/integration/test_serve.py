@@ -710,16 +710,24 @@ def test_health_waits_for_nobody_to_ask_for_readiness(one):
 def test_dashboard_shows_series_that_there_are_and_loads_nothing_else(one):
     page = ask(f"{one.admin_url}/")
 
-    assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=UTF-8")
-    assert "default-src 'none'" in page.headers["content-security-policy"]
-    shown = set(re.findall(r'"(gateway_\w+)"', page.body.decode()))
+    assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy
+    files = set(re.findall(r'(?:src|href)="([^"]+)"', page.body.decode())) - {"data:,"}
+    assert files == {"page/style.css", "page/metrics.js", "page/deliveries.js"}
+    for file in files:
+        found = ask(f"{one.admin_url}/{file}")
+        assert found.status == 200 and "http" not in found.body.decode()
+        assert found.headers["content-type"].startswith("text/")
+    assert ask(f"{one.admin_url}/page/other.js").status == 404
+    script = ask(f"{one.admin_url}/page/metrics.js").body.decode()
+    shown = set(re.findall(r'"(gateway_\w+)"', script))
     exposed = ask(f"{one.admin_url}/metrics").body.decode()
     shown = {name.removesuffix("_bucket") for name in shown}
     assert shown and shown <= set(re.findall(r"^(?:# TYPE )?(\w+)", exposed, re.M))
-    assert set(re.findall(r'fetch\("(\w+)"', page.body.decode())) == {"metrics", "readyz"}
-    assert not re.findall(r"(?:src|href)=", page.body.decode())
+    assert set(re.findall(r'fetch\("(\w+)"', script)) == {"metrics", "readyz"}
     told = readiness(one)
-    assert set(re.findall(r"\bready\.(\w+)", page.body.decode())) == told.keys()
+    assert set(re.findall(r"\bready\.(\w+)", script)) == told.keys()
     assert (told["version"], told["strategy"]) == (__version__, "redis")
 
 

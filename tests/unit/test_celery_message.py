@@ -207,6 +207,14 @@ def test_failure_is_the_name_of_the_exception_and_its_text(backend, state, excep
     assert found == Outcome(state, error=name, detail=detail)
 
 
+def test_half_surrogates_of_an_exception_can_be_written_anywhere():
+    payload = (
+        rb'{"status": "FAILURE", "result": {"exc_type": "E\ud800", "exc_message": ["\ud800x"]}}'
+    )
+    found = decode_result(payload)
+    assert (found.error, found.detail) == ("E?", "?x")
+
+
 def test_an_exception_with_arguments_that_are_no_json_has_its_name(backend):
     found = decode_result(encoded(backend, Exception(object(), object()), FAILURE))
     assert (found.state, found.error) == (FAILURE, "Exception")

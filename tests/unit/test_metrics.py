@@ -10,10 +10,11 @@ import sys
 
 import pytest
 
-from gateway.admin.exposition import expose
+from gateway.admin.exposition import PARENT, About, expose
 from gateway.metrics import BUCKETS, FORM, HEAD, HELP, STATUSES, Metrics, Series
 from gateway.process.counters import Counters, add_up
 
+ABOUT = About(version="1.2", strategy="pika", ready=True, processes=2, started=7.5)
 ROUTES = ["/a", '/"quoted\\"']
 
 # A child that counts on the descriptor it is given, says so, and never ends by itself.
@@ -71,7 +72,8 @@ def parsed(exposed: bytes) -> dict[str, float]:
             ).groups()
             assert name not in samples
             samples[name] = float(value)
-    assert described == [(kind, name) for name in HELP for kind in ("HELP", "TYPE")]
+    names = (*PARENT, *HELP)
+    assert described == [(kind, name) for name in names for kind in ("HELP", "TYPE")]
     return samples
 
 
@@ -119,7 +121,7 @@ def test_a_child_with_other_metrics_than_its_parents_is_read_by_their_names(coun
 
     # then what both have is the sum, and what is not known here is not shown.
     assert total[requests("/a", 200)] == total["gateway_clients_gone_total", ()] == 2
-    samples = parsed(expose(total))
+    samples = parsed(expose(total, ABOUT))
     assert samples["gateway_clients_gone_total"] == 2
     assert samples["gateway_messages_published_total"] == 0
     assert not any(name.startswith("gateway_new") for name in samples)
@@ -156,7 +158,7 @@ def test_statuses_and_routes_that_nobody_named_are_counted_together(counting):
     counted.metrics.answered("/a", 299, 0)
     counted.metrics.answered("", 404, 0)
 
-    samples = parsed(expose(counted.totals()))
+    samples = parsed(expose(counted.totals(), ABOUT))
 
     assert samples['gateway_requests_total{route="/a",status="other"}'] == 2
     assert samples['gateway_requests_total{route="",status="404"}'] == 1
@@ -171,7 +173,7 @@ def test_exposition_can_be_read_back(counting):
     counted.metrics.add("gateway_connections_open", -1)
     counted.metrics.add("gateway_messages_published_total", 123_456_789)
 
-    samples = parsed(expose(counted.totals()))
+    samples = parsed(expose(counted.totals(), ABOUT))
 
     quoted = 'route="/\\"quoted\\\\\\""'
     assert samples[f'gateway_requests_total{{{quoted},status="200"}}'] == len(latencies)
@@ -192,7 +194,7 @@ def test_each_route_has_latencies_of_its_own(counting):
     one.metrics.answered("/b", 200, 2.0)
     other.metrics.answered("/b", 503, 3.0)
 
-    samples = parsed(expose(add_up([one.totals(), other.totals()])))
+    samples = parsed(expose(add_up([one.totals(), other.totals()]), ABOUT))
 
     name = "gateway_request_seconds"
     assert samples[f'{name}_count{{route="/a"}}'] == 1
@@ -203,11 +205,14 @@ def test_each_route_has_latencies_of_its_own(counting):
 
 
 def test_plain_series_are_there_from_the_beginning_and_labelled_ones_are_not(counting):
-    samples = parsed(expose(counting().totals()))
+    samples = parsed(expose(counting().totals(), ABOUT))
     labelled = {"gateway_requests_total", "gateway_request_seconds", "gateway_dynamic_queues"}
     assert HELP.keys() - labelled <= samples.keys()
+    assert samples['gateway_info{strategy="pika",version="1.2"}'] == samples["gateway_ready"] == 1
+    assert (samples["gateway_processes"], samples["gateway_start_time_seconds"]) == (2, 7.5)
     assert not any(name.startswith(tuple(labelled)) for name in samples)
-    assert parsed(expose({})) == {}  # no child lives yet
+    alone = parsed(expose({}, ABOUT))  # no child lives yet
+    assert {name.partition("{")[0] for name in alone} == PARENT.keys()
 
 
 def test_file_has_room_for_every_route(counting):
@@ -238,7 +243,7 @@ def test_the_processes_of_two_versions_may_have_different_bounds():
     new = [("0.1", 1), ("0.5", 1), ("1.0", 1), ("60.0", 1), ("+Inf", 0)]
     totals = add_up_buckets(name, old, new)
 
-    found = parsed(expose(totals))
+    found = parsed(expose(totals, ABOUT))
 
     cumulative = {"0.1": 2, "0.5": 3, "1.0": 4, "60.0": 5, "+Inf": 6}
     assert {le: found[f'{name}_bucket{{le="{le}",route="/a"}}'] for le in cumulative} == cumulative
@@ -263,7 +268,7 @@ def test_a_label_that_only_another_version_knows_is_added_up():
         ("gateway_request_seconds_sum", (("route", "/no-buckets"),)): 4.0,
     }
 
-    found = parsed(expose(totals))
+    found = parsed(expose(totals, ABOUT))
 
     assert found[f'{name}{{route="/a",status="200"}}'] == 5
     assert not any("/no-buckets" in series for series in found)

@@ -9,7 +9,7 @@ from pydantic.json_schema import models_json_schema
 
 from gateway import __version__
 from gateway.admin.api.operations import CHANGES, OPERATIONS, Operation
-from gateway.admin.api.schema import Delivery, Problem, Wanted
+from gateway.admin.api.schema import Delivery, Problem, Selected
 
 _REF = "#/components/schemas/{model}"
 #: By status: when it is answered.
@@ -18,6 +18,8 @@ _PROBLEMS = {
     401: "The token is missing or wrong",
     403: "The request comes from another web page",
     404: "There is no such delivery, or no journal",
+    405: "The method is another one",
+    500: "Something went wrong, which the gateway's log has",
     503: "The journal's Redis, or the broker, does not answer",
 }
 
@@ -107,7 +109,7 @@ def _changes() -> dict[str, Any]:
     return {
         "operationId": "watch_deliveries",
         "summary": "Tell each delivery when it is received or changes.",
-        "parameters": _parameters(Wanted, CHANGES),
+        "parameters": _parameters(Selected, CHANGES),
         "responses": {
             "200": {"description": text, "content": {"text/event-stream": {"schema": {}}}},
             **_problems(),

@@ -22,6 +22,7 @@ from gateway.admin.api.schema import (
     WholeDelivery,
 )
 from gateway.config.settings import Config
+from gateway.errors import GatewayError
 from gateway.journal import replay
 from gateway.journal.entry import Entry
 from gateway.journal.filter import Filter
@@ -59,9 +60,7 @@ async def list_deliveries(config: Config, wanted: PageWanted) -> Page:
 async def get_delivery(config: Config, wanted: One) -> WholeDelivery:
     """Return one delivery with the call of its task."""
     async with reading(config) as reader:
-        await _known(reader, wanted.id)
-        (entry,) = await reader.get_all([wanted.id])
-    return WholeDelivery.whole(entry)
+        return WholeDelivery.whole(await _known(reader, wanted.id))
 
 
 async def replay_delivery(config: Config, wanted: ReplayWanted) -> Replayed:
@@ -69,58 +68,68 @@ async def replay_delivery(config: Config, wanted: ReplayWanted) -> Replayed:
     async with reading(config) as reader:
         await _known(reader, wanted.id)
         chosen, others = await choose(reader, [wanted.id], wanted.again)
-        if others:
-            ((_, other),) = others
-            why = f"{other.id} is another try of the same delivery, {other.state}; see `again`"
-            return Replayed(delivery_id=wanted.id, task_id="", problem=why)
-        (replayed,) = await _replay(config, reader, chosen, wanted.again)
+    for _, other in others:
+        why = f"{other.id} is another try of the same delivery, {other.state}; see `again`"
+        return Replayed(delivery_id=wanted.id, task_id="", problem=why)
+    (replayed,) = await _replay(config, chosen, wanted.again)
     return replayed
 
 
 async def replay_deliveries(config: Config, wanted: ReplaysWanted) -> Replays:
     """Run the tasks of all deliveries that a filter takes again, the oldest first.
 
-    Where more than `limit` are found, repeat the request with `next` as `after`.
+    Where more than `limit` are found, repeat the request with `next` as `after`, and with the `to`
+    of a dry run, so that nothing which was received since is replayed as well.
     """
     chosen = wanted.filter()
     if chosen == Filter():
         raise Refused(400, "bad-request", "say which: give at least one filter, such as state")
     async with reading(config) as reader:
         found, others = await choose(reader, chosen, wanted.again)
-        found = [entry for entry in found if _place(entry.position) > _place(wanted.after)]
-        now = found[: wanted.limit]
-        return Replays(
-            replayed=[] if wanted.dry_run else await _replay(config, reader, now, wanted.again),
-            would_be=[entry.id for entry in now] if wanted.dry_run else [],
-            left_out=Replays.others(others),
-            left=len(found) - len(now),
-            next=now[-1].position if len(found) > len(now) else None,
-        )
+    found = [each for each in found if _is_between(wanted.after, each.position, wanted.to)]
+    now = found[: wanted.limit]
+    replayed = [] if wanted.dry_run else await _replay(config, now, wanted.again)
+    done = len(now) if wanted.dry_run else len(replayed)
+    return Replays(
+        replayed=replayed,
+        would_be=[entry.id for entry in now] if wanted.dry_run else [],
+        left_out=Replays.others(others),
+        left=len(found) - done,
+        next=now[done - 1].position if done and len(found) > done else None,
+        to=found[-1].position if found else None,
+    )
 
 
-def _place(position: str) -> tuple[int, ...]:
+def _is_between(after: str, position: str, to: str) -> bool:
+    """Tell whether a position in the journal comes after one, and not after another, if any."""
+    own = _ordered(position)
+    return own > _ordered(after) and (not to or own <= _ordered(to))
+
+
+def _ordered(position: str) -> tuple[int, ...]:
     return tuple(map(int, position.split("-"))) if position else ()
 
 
-async def _replay(
-    config: Config, reader: Reader, chosen: Sequence[Entry], again: bool
-) -> list[Replayed]:
-    done = []
+async def _replay(config: Config, chosen: Sequence[Entry], again: bool) -> list[Replayed]:
+    """Replay deliveries; return how that began, up to one for which a server did not answer."""
+    done: list[Replayed] = []
     async with result_store.asking(config, config.state) as ask, publishing(config) as publish:
         replays = replay.Replays(config, ask, publish)
-        for each in chosen:
-            entry = await reader.get(each.id)
-            if entry is None:
-                gone = "it is not in the journal any more"
-                done.append(Replayed(delivery_id=each.id, task_id="", problem=gone))
-            else:
+        for entry in chosen:
+            try:
                 done.append(Replayed.of(await replays.run(entry, again)))
+            except GatewayError as exc:  # what was replayed before has to be told
+                problem = f"it may have been replayed: {exc}"
+                done.append(Replayed(delivery_id=entry.id, task_id="", problem=problem))
+                break
     return done
 
 
-async def _known(reader: Reader, delivery_id: str) -> None:
-    if await reader.get(delivery_id) is None:
+async def _known(reader: Reader, delivery_id: str) -> Entry:
+    entry = await reader.get(delivery_id)
+    if entry is None:
         raise Refused(404, "not-found", "there is no such delivery in the journal")
+    return entry
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -18,7 +19,7 @@ State = Literal[
 #: The most deliveries of a page, and of one request to replay.
 PAGE = 500
 #: A delivery's place in the journal, or nothing.
-POSITION = r"^(\d+-\d+)?$"
+POSITION = r"^(\d{1,15}-\d{1,15})?$"
 
 
 class Parameters(BaseModel):
@@ -27,19 +28,17 @@ class Parameters(BaseModel):
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
 
-class Wanted(Parameters):
-    """Which deliveries; what is left out does not matter."""
+class Selected(Parameters):
+    """Which deliveries, whenever they were received; what is left out does not matter."""
 
     state: str = Field("", description=f"some of {', '.join(STATES)}, with commas between them")
     status: str = Field("", description="502, 5xx, or gone where the sender had left")
     route: str = Field("", description="a route's path; * stands for any text")
     source: str = Field("", description="a source's name; * stands for any text")
     event: str = Field("", description="an event; * stands for any text")
-    since: str = Field("", description="ISO 8601, or 15m, 2h, 7d ago")
-    until: str = Field("", description="ISO 8601, or 15m, 2h, 7d ago")
     text: str = Field("", description="a text in the call, the ids or the error")
 
-    @field_validator("state", "status", "route", "since", "until")
+    @field_validator("state", "status", "route", "since", "until", check_fields=False)
     @classmethod
     def _readable(cls, text: str, info: Any) -> str:
         if text:
@@ -53,9 +52,21 @@ class Wanted(Parameters):
             route=self.route,
             source=self.source,
             event=self.event,
+            text=self.text,
+        )
+
+
+class Wanted(Selected):
+    """Which deliveries; what is left out does not matter."""
+
+    since: str = Field("", description="ISO 8601, or 15m, 2h, 7d ago")
+    until: str = Field("", description="ISO 8601, or 15m, 2h, 7d ago")
+
+    def filter(self) -> Filter:
+        return replace(
+            super().filter(),
             since=read_time(self.since) if self.since else None,
             until=read_time(self.until) if self.until else None,
-            text=self.text,
         )
 
 
@@ -80,6 +91,7 @@ class ReplaysWanted(Wanted):
 
     limit: int = Field(100, ge=1, le=PAGE, description="how many at most")
     after: str = Field("", pattern=POSITION, description="the `next` of the answer before")
+    to: str = Field("", pattern=POSITION, description="`to` of the dry run: nothing newer")
     again: bool = Field(False, description="also what may have run, interrupted or as another try")
     dry_run: bool = Field(False, description="only say what would be replayed")
 
@@ -94,10 +106,6 @@ class ReplayWanted(One):
     """A delivery that is to be replayed."""
 
     again: bool = Field(False, description="also if it may have run, interrupted or as another try")
-
-
-class Nothing(Parameters):
-    """No parameters."""
 
 
 class Delivery(BaseModel):
@@ -182,7 +190,7 @@ class Replayed(BaseModel):
     problem: str
 
     @classmethod
-    def of(cls, replay: Replay) -> Replayed:
+    def of(cls, replay: Replay) -> Self:
         return cls(delivery_id=replay.delivery_id, task_id=replay.task_id, problem=replay.problem)
 
 
@@ -202,6 +210,7 @@ class Replays(BaseModel):
     left_out: list[LeftOut]
     left: int
     next: str | None = Field(description="`after` of the next request; null: nothing is left")
+    to: str | None = Field(description="the newest of those that were found; null: there are none")
 
     @staticmethod
     def others(pairs: Sequence[tuple[Entry, Entry]]) -> list[LeftOut]:

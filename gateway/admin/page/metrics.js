@@ -1,42 +1,3 @@
-<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>gateway</title>
-<style>
-  :root { color-scheme: light dark; --line: #8884; --good: #2a8f4b; --bad: #c8372d; }
-  body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 62em; padding: 0 1em; }
-  h1 { font-size: 1.3em; } h2 { font-size: 1em; margin: 2em 0 .4em; }
-  .good { color: var(--good); } .bad { color: var(--bad); }
-  #tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(8.5em, 1fr)); gap: .6em; }
-  #tiles div { border: 1px solid var(--line); border-radius: .4em; padding: .5em .7em; }
-  #tiles b { display: block; font-size: 1.4em; font-variant-numeric: tabular-nums; }
-  table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-  th, td { border-bottom: 1px solid var(--line); padding: .25em .6em; text-align: right; }
-  th:first-child, td:first-child, #processes th, #processes td { text-align: left; }
-  svg { width: 100%; height: 7em; border: 1px solid var(--line); border-radius: .4em; }
-  #plot { display: grid; grid-template-columns: auto 1fr; gap: .2em .5em; }
-  .axis { display: flex; justify-content: space-between; font-size: .8em; }
-  .upright { flex-direction: column; text-align: right; min-width: 2em; }
-  #about { margin: -.6em 0 1em; }
-  polyline { fill: none; stroke: currentColor; stroke-width: 1.5; vector-effect: non-scaling-stroke; }
-</style>
-<h1>gateway <span id="state" role="status">…</span></h1>
-<p id="about"></p>
-<div id="tiles"></div>
-<h2>Requests per second since this page was opened, at most ten minutes
-  (maximum: <span id="most">0</span>)</h2>
-<div id="plot">
-  <div class="axis upright"><span id="top"></span><span>0</span></div>
-  <svg viewBox="0 0 300 100" preserveAspectRatio="none" aria-hidden="true"><polyline id="line"/></svg>
-  <div></div>
-  <div class="axis"><span>10 min ago</span><span>5 min ago</span><span>now</span></div>
-</div>
-<h2>Answers by route; latency since this page was opened</h2>
-<table id="routes"></table>
-<h2>Processes</h2>
-<table id="processes"></table>
-<script>
 "use strict";
 const EVERY = 2000, PATIENCE = 5000, SHOWN = 600e3; // milliseconds
 const rates = []; // [when, a second]
@@ -75,6 +36,13 @@ function count(number, digits = 0) {
   return number.toLocaleString("en", {maximumFractionDigits: digits});
 }
 
+function period(seconds) {
+  const [days, hours, minutes] = [86400, 3600, 60].map(unit => Math.floor(seconds / unit));
+  if (days) return `${days} d ${hours % 24} h`;
+  if (hours) return `${hours} h ${minutes % 60} min`;
+  return minutes ? `${minutes} min` : `${seconds} s`;
+}
+
 function fill(table, head, rows) {
   table.replaceChildren(...[head, ...rows].map((cells, i) => {
     const row = document.createElement("tr");
@@ -103,7 +71,8 @@ function show(now, then, seconds, ready) {
   draw(performance.now(), rate);
   state.textContent = ready.ready ? "ready" : "not ready";
   state.className = ready.ready ? "good" : "bad";
-  about.textContent = `version ${ready.version}, strategy ${ready.strategy}`;
+  about.textContent =
+    `version ${ready.version}, strategy ${ready.strategy}, up for ${period(ready.uptime)}`;
   const tiles_ = [
     ["requests per second", count(rate, 1)],
     ["5xx per second", count(grown("gateway_requests_total", l => l.status[0] === "5") / seconds, 1)],
@@ -156,5 +125,3 @@ const [state, about, tiles, most, axisTop, line, routes, processes] =
   ["state", "about", "tiles", "most", "top", "line", "routes", "processes"]
     .map(id => document.getElementById(id));
 refresh();
-</script>
-</html>

@@ -1,0 +1,155 @@
+"""The stream of changes: server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager, suppress
+from datetime import UTC, datetime
+from typing import cast
+
+from tornado.http1connection import HTTP1Connection
+from tornado.iostream import StreamClosedError
+
+from gateway.admin.api.guarded import Guarded
+from gateway.admin.api.operations import Refused
+from gateway.admin.api.schema import Delivery, Selected
+from gateway.config.settings import Config
+from gateway.journal.filter import Filter
+from gateway.journal.reading import Reader, changes, reading
+from gateway.process.supervisor import Supervisor
+
+log = logging.getLogger(__name__)
+
+STREAMS = 16  # that may be open at once
+EVERY = 0.5  # seconds in which changes are collected
+MOST = 50  # deliveries that are told of these; of further ones the number of changes is
+_PATIENCE = 30.0  # seconds for which a client may not read
+_QUIET = 15.0  # seconds after which a stream without events sends a comment
+
+
+class Changes(Guarded):
+    """Server-sent events: each delivery when it is received or changes."""
+
+    def initialize(self, supervisor: Supervisor, streams: set[Changes]) -> None:  # type: ignore[override] # Tornado's way
+        super().initialize(supervisor)
+        self._open = streams
+
+    def prepare(self) -> None:
+        self._gone = asyncio.Event()
+        super().prepare()
+
+    async def get(self) -> None:
+        self.needs_journal()
+        wanted = self.parameters(Selected, {}).filter()
+        if len(self._open) >= STREAMS:
+            raise Refused(503, "unavailable", f"{STREAMS} streams are open already")
+        self._open.add(self)
+        try:
+            await self.served(self._stream(wanted))
+        except StreamClosedError:
+            log.debug("a stream's client has left")
+        except asyncio.CancelledError:  # the gateway ends, and this stream with it
+            log.debug("a stream has ended with the gateway")
+        except TimeoutError:
+            log.warning("a stream's client does not read, and is disconnected")
+            cast(HTTP1Connection, self.request.connection).close()
+        except Refused as exc:
+            if not self._headers_written:
+                raise
+            # The client notices that the stream has ended, and comes again.
+            log.warning("a stream of changes has ended: %s", exc)
+        finally:
+            self._open.discard(self)
+
+    def on_connection_close(self) -> None:
+        self._gone.set()
+
+    async def _stream(self, wanted: Filter) -> None:
+        config = self.config
+        async with reading(config) as reader, _collecting(config) as changed:
+            self.set_header("Content-Type", "text/event-stream")
+            now = datetime.now(UTC).isoformat()
+            await self._send(f"event: ready\ndata: {now}\n\n")
+            quiet = 0.0
+            # A reload may have changed the token, or the journal.
+            while not self._gone.is_set() and self.config is config:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._gone.wait(), EVERY)
+                changed.check()
+                text = await self._events(reader, wanted, *changed.take())
+                quiet = 0.0 if text else quiet + EVERY
+                if text or quiet >= _QUIET:
+                    quiet = 0.0
+                    await self._send(text or ": \n\n")
+
+    async def _send(self, text: str) -> None:
+        self.write(text)
+        await asyncio.wait_for(self.flush(), _PATIENCE)
+
+    async def _events(self, reader: Reader, wanted: Filter, ids: list[str], more: int) -> str:
+        texts = []
+        for delivery_id in ids:
+            entry = await reader.get(delivery_id)
+            if entry is not None and wanted.takes(entry):
+                data = Delivery.of(entry).model_dump_json()
+                texts.append(f"event: delivery\nid: {delivery_id}\ndata: {data}\n\n")
+        if more:
+            texts.append(f"event: missed\ndata: {more}\n\n")
+        return "".join(texts)
+
+
+class _Changed:
+    """The ids of deliveries that have changed since they were last taken."""
+
+    def __init__(self, config: Config):
+        self._config = config
+        self._ids: dict[str, None] = {}
+        self._more = 0
+        self._ready = asyncio.Event()
+        self._task = asyncio.create_task(self._collect())
+
+    async def ready(self) -> None:
+        """Wait until nothing is missed; raises `GatewayError` where Redis does not answer."""
+        waiting = asyncio.create_task(self._ready.wait())
+        try:
+            await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        self.check()
+
+    def check(self) -> None:
+        """Raise the error with which listening has ended."""
+        if self._task.done():
+            self._task.result()
+
+    def take(self) -> tuple[list[str], int]:
+        """Return the ids, at most `MOST`, and how many changes of others there were."""
+        found = list(self._ids), self._more
+        self._ids, self._more = {}, 0
+        return found
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+    async def _collect(self) -> None:
+        async with aclosing(changes(self._config)) as ids:
+            async for delivery_id in ids:
+                if not delivery_id:
+                    self._ready.set()
+                elif delivery_id in self._ids or len(self._ids) < MOST:
+                    self._ids[delivery_id] = None
+                else:
+                    self._more += 1
+
+
+@asynccontextmanager
+async def _collecting(config: Config) -> AsyncIterator[_Changed]:
+    changed = _Changed(config)
+    try:
+        await changed.ready()
+        yield changed
+    finally:
+        await changed.stop()

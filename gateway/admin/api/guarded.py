@@ -1,0 +1,121 @@
+"""Who may ask the API, what was asked for, and errors as problem details (RFC 9457)."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Awaitable
+from http import HTTPStatus
+from ipaddress import ip_address
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import ValidationError
+from tornado.web import HTTPError, RequestHandler
+
+from gateway.admin.api.operations import Refused
+from gateway.admin.api.schema import Parameters, Problem
+from gateway.config.settings import Config
+from gateway.errors import GatewayError
+from gateway.process.supervisor import Supervisor
+
+log = logging.getLogger(__name__)
+
+P = TypeVar("P", bound=Parameters)
+
+
+class Guarded(RequestHandler):
+    """Refuses who may not ask, and answers errors as problem details."""
+
+    allowed = "GET"
+
+    def initialize(self, supervisor: Supervisor) -> None:
+        self.supervisor = supervisor
+
+    @property
+    def config(self) -> Config:
+        return self.supervisor.config
+
+    def set_default_headers(self) -> None:
+        self.set_header("Cache-Control", "no-store")
+        self.set_header("X-Content-Type-Options", "nosniff")
+
+    def prepare(self) -> None:
+        token = self.config.admin_token
+        if token is not None:
+            given = self.request.headers.get("Authorization", "").encode("latin-1")
+            if not hmac.compare_digest(given, f"Bearer {token.get_secret_value()}".encode()):
+                why = "send Authorization: Bearer and `admin_token`"
+                raise Refused(401, "unauthorized", why, WWW_Authenticate="Bearer")
+            return
+        if not _is_plain(self.request.host_name):
+            # Otherwise another web page could have its own name lead to this address.
+            raise Refused(403, "forbidden", "without admin_token, ask by an address or localhost")
+        headers = self.request.headers
+        origin = headers.get("Origin")
+        foreign = origin is not None and urlsplit(origin).netloc != self.request.host
+        if foreign or headers.get("Sec-Fetch-Site") in ("cross-site", "same-site"):
+            raise Refused(403, "forbidden", "another web page may not ask")
+
+    def needs_journal(self) -> None:
+        if not self.config.journal:
+            raise Refused(404, "no-journal", "nothing is kept: set `journal`")
+
+    def parameters(self, model: type[P], path: dict[str, str]) -> P:
+        """Return the request's parameters; raises `Refused` where one is wrong."""
+        given: dict[str, str] = dict(path)
+        for name in self.request.query_arguments:
+            if name in path or len(self.get_query_arguments(name)) > 1:
+                raise Refused(400, "bad-request", f"{name}: give it once")
+            given[name] = self.get_query_argument(name)
+        try:
+            return model.model_validate(given)
+        except ValidationError as exc:
+            problems = (f"{each['loc'][0]}: {_text(each['msg'])}" for each in exc.errors())
+            raise Refused(400, "bad-request", "; ".join(problems)) from None
+
+    async def served(self, answer: Awaitable[None]) -> None:
+        """Await the answer; a server that does not answer is a 503."""
+        try:
+            await answer
+        except GatewayError as exc:
+            raise Refused(503, "unavailable", str(exc)) from exc
+
+    def log_exception(self, *exc_info: Any) -> None:
+        if not isinstance(exc_info[1], (Refused, HTTPError)):
+            log.error("a request of the API has failed", exc_info=exc_info)
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        status, kind, detail = status_code, "internal", "see the gateway's log"
+        error = kwargs.get("exc_info", (None, None))[1]
+        if isinstance(error, Refused):
+            status, kind, detail = error.status, error.type, str(error)
+            for name, value in error.headers.items():
+                self.set_header(name, value)
+        elif status_code == 405:
+            kind, detail = "method-not-allowed", f"allowed: {self.allowed}"
+            self.set_header("Allow", self.allowed)
+        elif isinstance(error, HTTPError):
+            kind, detail = "bad-request", error.log_message or error.reason or "malformed"
+        self.set_status(status)
+        self.set_header("Content-Type", "application/problem+json")
+        problem = Problem(
+            type=f"urn:celery-gateway:{kind}",
+            title=HTTPStatus(status).phrase,
+            status=status,
+            detail=detail,
+        )
+        self.finish(problem.model_dump_json())
+
+
+def _is_plain(host: str) -> bool:
+    """Tell whether a host is an address, or localhost: no name that somebody else may own."""
+    try:
+        ip_address(host.strip("[]"))
+    except ValueError:
+        return host == "localhost"
+    return True
+
+
+def _text(message: str) -> str:
+    return message.removeprefix("Value error, ")

@@ -1,0 +1,231 @@
+"""Send deliveries of a gateway to a local server: those that come, or kept ones."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import os
+import re
+import sys
+from collections.abc import Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from time import monotonic
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from tornado.httpclient import HTTPRequest
+
+from gateway.backoff import Backoff
+from gateway.cli.api_client import API, NO_ANSWER, TIMEOUT, Refused
+from gateway.cli.printed import shown
+from gateway.errors import GatewayError
+from gateway.sources.envelopes import read_query
+
+ADMIN = "http://127.0.0.1:9464"
+BACKOFF = (0.5, 10.0)  # seconds between attempts to follow: the first, the longest
+_KNOWN = 10_000  # ids of deliveries that are remembered, so that each is sent once
+#: Headers of the original request that belong to its connection.
+_OWN = {
+    "connection", "content-length", "expect", "host", "keep-alive", "proxy-authorization",
+    "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
+}  # fmt: skip
+#: By how much the clocks of gateways and of the journal's Redis may differ.
+_CLOCKS = timedelta(minutes=1)
+
+_is_name = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+").fullmatch
+_is_value = re.compile(r"[^\0\r\n]*").fullmatch
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    for name, metavar, text in (
+        ("--route", "PATH", "only of this route; `*`: any"),
+        ("--source", "NAME", "only of this source"),
+        ("--event", "EVENT", "only this event; `*`: any"),
+        ("--since", "TIME", "first what was received since then: 2h, 7d, 2026-01-31T12:00Z"),
+    ):
+        parser.add_argument(name, metavar=metavar, default="", help=text)
+    parser.add_argument("--to", metavar="URL", required=True, help="the local server's URL")
+    parser.add_argument("--id", metavar="ID", action="append", default=[], help="only this one")
+    parser.add_argument("--admin", metavar="URL", default=ADMIN, help=f"the admin port ({ADMIN})")
+    parser.add_argument(
+        "--token", metavar="TOKEN", help="its `admin_token` (default: GATEWAY_ADMIN_TOKEN)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    for name in ("to", "admin"):
+        if not _is_url(getattr(arguments, name)):
+            raise GatewayError(f"--{name}: has to be a URL that begins with http:// or https://")
+    names = ("route", "source", "event")
+    wanted = {name: value for name in names if (value := getattr(arguments, name))}
+    token = arguments.token or os.environ.get("GATEWAY_ADMIN_TOKEN", "")
+    return asyncio.run(_forward(arguments, wanted, token))
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+async def _forward(arguments: argparse.Namespace, wanted: dict[str, str], token: str) -> int:
+    api = API(arguments.admin, token)
+    forwarder = Forwarder(api, arguments.to)
+    try:
+        if arguments.id:
+            return 0 if all([await forwarder.send(each) for each in arguments.id]) else 1
+        await forwarder.follow(wanted, arguments.since)
+    finally:
+        api.close()
+    return 0
+
+
+@dataclass(frozen=True)
+class Original:
+    """The request of a delivery, as far as its task was told of it."""
+
+    query_string: str
+    headers: dict[str, str]
+    body: bytes
+
+
+def original(delivery: Mapping[str, Any]) -> Original | None:
+    """Return the request of a delivery; None: its route passes other arguments than the request."""
+    args, kwargs = delivery["call"]["args"], delivery["call"]["kwargs"]
+    if len(args) != 3 or kwargs:
+        return None
+    query, headers, body = args
+    # A sender may choose what `args` takes from its body, but not that it looks like its request.
+    if query != read_query(delivery["query_string"], "replace") or not isinstance(headers, dict):
+        return None
+    if not all(isinstance(v, str) and _is_name(n) and _is_value(v) for n, v in headers.items()):
+        return None
+    match body:
+        case str():
+            raw = body.encode(errors="replace")
+        case {"__type__": "base64", "__value__": str() as value}:
+            raw = base64.b64decode(value)
+        case _:
+            return None
+    return Original(delivery["query_string"], headers, raw)
+
+
+class Forwarder:
+    """Sends deliveries to a URL, each once, and prints a line for each."""
+
+    def __init__(self, api: API, to: str):
+        self._api = api
+        self._to = to
+        self._sent: dict[str, None] = {}
+        self._begun = ""  # what was received before that is not sent; both in ISO 8601
+        self._last = ""  # when the newest one was received
+
+    async def follow(self, wanted: dict[str, str], since: str) -> None:
+        """Send what was kept `since`, if that is given, and then what comes, for ever.
+
+        What came while the gateway did not answer is sent later.
+        """
+        backoff = Backoff(*BACKOFF)
+        while True:
+            try:
+                async with aclosing(self._api.changes(wanted)) as changes:
+                    async for kind, data in changes:
+                        if kind == "delivery":
+                            await self._send_new(data)
+                            continue
+                        if kind == "ready":
+                            backoff.reset()
+                            self._begin(data, since)
+                        for kept in await self._api.kept({**wanted, "since": self._from(since)}):
+                            await self._send_new(kept)
+            except Refused:
+                raise
+            except GatewayError as exc:
+                _tell(f"gateway: {exc}; trying again")
+                await asyncio.sleep(backoff.next())
+
+    def _begin(self, now: str, since: str) -> None:
+        """Take the gateway's time, with which what it receives is compared."""
+        if not self._last:
+            self._last = now
+            self._begun = "" if since else now
+            print(f"waiting for deliveries; they go to {self._to}", flush=True)
+
+    def _from(self, since: str) -> str:
+        """Return the time since which kept deliveries are sent if they were not sent yet."""
+        if since and not self._sent:
+            return since
+        # The journal has its own clock.
+        return (datetime.fromisoformat(self._last) - _CLOCKS).isoformat()
+
+    async def _send_new(self, delivery: Mapping[str, Any]) -> None:
+        """Send a delivery unless it was sent, or received before the beginning."""
+        delivery_id, received = delivery["id"], delivery["received_at"]
+        if delivery_id in self._sent or received < self._begun:
+            return
+        backoff = Backoff(*BACKOFF)
+        while True:
+            try:
+                await self.send(delivery_id)
+                break
+            except Refused as exc:  # it is not in the journal any more
+                _tell(f"{delivery_id} not sent: {exc}")
+                break
+            except GatewayError as exc:
+                _tell(f"gateway: {exc}; trying again")
+                await asyncio.sleep(backoff.next())
+        self._last = max(self._last, received)
+        self._sent[delivery_id] = None
+        if len(self._sent) > _KNOWN:
+            del self._sent[next(iter(self._sent))]
+
+    async def send(self, delivery_id: str) -> bool:
+        """Send a delivery; return whether the server has answered with a 2xx."""
+        delivery = await self._api.get(f"deliveries/{quote(delivery_id, safe='')}")
+        request = original(delivery)
+        about = f"{delivery['received_at'][:23]} {delivery_id} {delivery['route']}"
+        if request is None:
+            why = "not sent: its route has `args`, and the request is not kept"
+            print(shown(f"{about} {why}"), flush=True)
+            return False
+        begun = monotonic()
+        code, said = await self._post(request)
+        took = f"{(monotonic() - begun) * 1e3:,.0f} ms"
+        print(shown(f"{about} {delivery['event']} -> {said} in {took}"), flush=True)
+        return 200 <= code < 300
+
+    async def _post(self, request: Original) -> tuple[int, str]:
+        """Return the status of the server's answer, and how it is told; 0: there is none."""
+        parts = urlsplit(self._to)
+        query = "&".join(filter(None, (parts.query, request.query_string)))
+        own = {name: v for name, v in request.headers.items() if name.lower() not in _OWN}
+        # Otherwise the client would add its own.
+        missing = {"Content-Type": "application/octet-stream", "User-Agent": "gateway-forward"}
+        names = {name.lower() for name in own}
+        added = {name: v for name, v in missing.items() if name.lower() not in names}
+        asked = HTTPRequest(
+            parts._replace(query=query).geturl(),
+            method="POST",
+            headers={**own, **added},
+            body=request.body,
+            follow_redirects=False,
+            decompress_response=False,
+            connect_timeout=TIMEOUT,
+            request_timeout=TIMEOUT,
+        )
+        try:
+            answer = await self._api.client.fetch(asked, raise_error=False)
+        except NO_ANSWER as exc:
+            return 0, f"no answer: {exc or type(exc).__name__}"
+        if answer.code == 599:
+            return 0, f"no answer: {answer.error}"
+        return answer.code, str(answer.code)
+
+
+def _tell(text: str) -> None:
+    print(shown(text), file=sys.stderr, flush=True)

@@ -1,0 +1,203 @@
+"""`gateway forward`: a local server gets what the gateway gets, each once."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+
+import pytest
+import redis
+
+from gateway.stack.server import poll
+from tests.integration.deliveries import URLS, Servers, run, send
+from tests.support.stack import RabbitMQ, Server, Stack, free_port
+
+TOKEN = "of-these-tests-only"
+CONFIG = f"""
+journal = 1000
+admin_token = "{TOKEN}"
+state_prefix = "forward"
+{URLS}
+
+[sources.forge]
+scheme = "github"
+secrets = ["sesame"]
+
+[[routes]]
+path = "/plain"
+task = "faults.run"
+
+[[routes]]
+path = "/forge"
+source = "forge"
+task = "faults.run"
+
+[[routes]]
+path = "/args"
+task = "faults.run"
+args = ["json:/id"]
+"""
+PATIENCE = 60  # seconds
+
+
+class Got(NamedTuple):
+    """A request that the local server has got."""
+
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class Local:
+    """A local server, which answers with ``status``."""
+
+    def __init__(self) -> None:
+        got: queue.Queue[Got] = queue.Queue()
+        self.status = 200
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(handler) -> None:
+                size = int(handler.headers["Content-Length"])
+                headers = {name.lower(): value for name, value in handler.headers.items()}
+                got.put(Got(handler.path, headers, handler.rfile.read(size)))
+                handler.send_response(self.status)
+                handler.end_headers()
+
+            def log_message(handler, *_: Any) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/hook?own=1"
+        self.got = got
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture(scope="module")
+def servers(stack: Stack, rabbitmq: RabbitMQ, start) -> Iterator[Servers]:
+    servers = Servers(stack, rabbitmq, start(stack.redis))
+    yield servers
+    servers.stop()
+    servers.results.stop()
+
+
+@pytest.fixture(scope="module")
+def gateway(servers: Servers) -> Server:
+    return servers.gateway("redis", CONFIG)
+
+
+@pytest.fixture
+def local(servers: Servers) -> Iterator[Local]:
+    with redis.Redis.from_url(servers.results.url) as client:
+        client.flushdb()
+    local = Local()
+    yield local
+    local.stop()
+
+
+def command(gateway: Server, to: str, *args: str, token: str = TOKEN) -> list[str]:
+    own = ["--to", to, "--admin", gateway.admin_url, "--token", token]
+    return [sys.executable, "-m", "gateway", "forward", *own, *args]
+
+
+@contextmanager
+def forwarding(gateway: Server, local: Local, *args: str) -> Iterator[Callable[[], str]]:
+    """Forward what comes; yield a function that returns the next line that is printed."""
+    argv = command(gateway, local.url, *args)
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline().startswith("waiting for deliveries")
+            yield process.stdout.readline
+        finally:
+            process.terminate()
+
+
+def test_the_original_request_arrives(gateway, local):
+    body = b'{"action": "opened", "by": "\xc3\xa9"}'
+    signature = "sha256=" + hmac.digest(b"sesame", body, hashlib.sha256).hex()
+    signed = [f"X-Hub-Signature-256: {signature}", "X-GitHub-Event: issues"]
+    with forwarding(gateway, local, "--route", "/forge", "--event", "issue*") as printed:
+        assert run(send(gateway, "/plain", "not wanted")).status == 200
+        answer = run(send(gateway, "/forge?a=b&a=c", body.decode(), *signed))
+        assert answer.status == 200
+        got = local.got.get(timeout=PATIENCE)
+        assert (got.path, got.body) == ("/hook?own=1&a=b&a=c", body)
+        # A task is not told the signature, and the journal has what the task is told.
+        assert (got.headers["x-github-event"], "x-hub-signature-256" in got.headers) == (
+            "issues", False
+        )  # fmt: skip
+        assert got.headers["host"].startswith("127.0.0.1:")
+        line = printed()
+        assert " /forge issues.opened -> 200 in " in line
+    assert local.got.empty()
+
+
+def test_what_was_kept_is_sent_first_and_each_once(servers, gateway, local):
+    assert run(send(gateway, "/plain", "before 1")).status == 200
+    assert run(send(gateway, "/plain", "before 2")).status == 200
+    with redis.Redis.from_url(servers.results.url) as client:
+        assert poll(lambda: client.xlen("forward:journal:deliveries") == 2, PATIENCE)
+    local.status = 500
+    argv = command(gateway, local.url, "--since", "1h")
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            lines = [process.stdout.readline() for _ in range(3)]
+            assert [" -> 500 in " in line for line in lines] == [False, True, True]
+            assert run(send(gateway, "/plain", "after")).status == 200
+            bodies = [local.got.get(timeout=PATIENCE).body for _ in range(3)]
+        finally:
+            process.terminate()
+    assert bodies == [b"before 1", b"before 2", b"after"]
+
+
+def test_one_is_sent_again(gateway, local):
+    with forwarding(gateway, local) as printed:
+        assert run(send(gateway, "/plain?x=1", "\x00once")).status == 200
+        local.got.get(timeout=PATIENCE)
+        delivery_id = printed().split()[1]
+    done = subprocess.run(
+        command(gateway, local.url, "--id", delivery_id), capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert local.got.get(timeout=PATIENCE)[::2] == ("/hook?own=1&x=1", b"\x00once")
+
+
+def test_what_came_while_the_gateway_restarted_is_sent(servers, gateway, local):
+    other = servers.gateway("redis", CONFIG)
+    with forwarding(other, local) as printed:
+        other.stop()
+        assert run(send(gateway, "/plain", "meanwhile")).status == 200
+        other.restart()
+        assert local.got.get(timeout=PATIENCE).body == b"meanwhile"
+        assert "/plain" in printed()
+    other.stop()
+
+
+def test_who_cannot_be_served_is_told(gateway, local):
+    with forwarding(gateway, local) as printed:
+        assert run(send(gateway, "/args", '{"id": "7"}')).status == 502
+        assert printed().endswith(" not sent: its route has `args`, and the request is not kept\n")
+    nobody = f"http://127.0.0.1:{free_port()}/"
+    for argv, said in (
+        (command(gateway, local.url, token="other"), "401: send Authorization: Bearer"),
+        (command(gateway, local.url, "--id", "none"), "404: there is no such delivery"),
+        (command(gateway, local.url, "--route", "x"), "400: route: x: is no path"),
+        (command(gateway, "ftp://h"), "--to: has to be a URL"),
+        (command(gateway, "http://[::1"), "--to: has to be a URL"),
+        (command(gateway, local.url, "--admin", nobody, "--id", "x"), "onnect"),
+    ):
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE)
+        assert done.returncode == 1 and done.stderr.startswith("gateway: ")
+        assert said in done.stderr and "Traceback" not in done.stderr
