@@ -45,7 +45,8 @@ class PendingTask:
 
     def watch(self, changed: Callable[[PendingTask], object]) -> None:
         """Call `changed` at the confirm and at the end; immediately if either has come already."""
-        self._changed = changed
+        if not self.ended:
+            self._changed = changed
         if self.confirmed or self.ended:
             changed(self)
 

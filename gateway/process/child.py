@@ -15,6 +15,7 @@ if "gevent" in sys.argv:
 
 import asyncio
 import ctypes
+import gc
 import json
 import logging
 import os
@@ -64,6 +65,10 @@ class Child:
         answering = asyncio.create_task(self._answer_parent(reader, writer))
         await self._relay.start()
         await self._connected(self._config.confirm_timeout)
+        # A full collection looks at every object that there is: with the modules and the settings,
+        # which remain to the end, it would delay requests for 40 ms again and again.
+        gc.collect()
+        gc.freeze()
         self._server.listen(self._sockets)
         logger.info("serving with the strategy %s", self._config.strategy)
         await self._stopping.wait()

@@ -149,6 +149,9 @@ class CeleryClient:
         except (RedisError, OSError, RuntimeError) as exc:
             # A lost connection has ended the subscription already.
             log.info("cannot unsubscribe: %s", exc)
+        # It contains the result itself. Such a reference cycle would keep the value in memory until
+        # the garbage collector runs.
+        result.on_ready.value = None
 
     def _wire(self) -> _Wire:
         url = self._broker()
