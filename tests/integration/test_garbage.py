@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import Counter
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -52,10 +53,12 @@ def test_requests_make_no_cycles(
         one = Gateway(find(strategy), settings)
         await one.relay.start()
         try:
-            async with asyncio.timeout(TIMEOUT):
+            async with asyncio.timeout(TIMEOUT), AsyncExitStack() as opened:
                 while any(one.relay.checks().values()):
                     await asyncio.sleep(0.01)
-                connections = [await one.open() for _ in range(AT_ONCE)]
+                connections = [
+                    await opened.enter_async_context(await one.open()) for _ in range(AT_ONCE)
+                ]
                 await asyncio.gather(*(ask(connection, 2) for connection in connections))
                 gc.collect()
                 gc.disable()
