@@ -6,8 +6,10 @@ from itertools import chain
 from typing import Any
 
 #: Levels of lists and objects: far more than senders use, and fewer than every version of Python
-#: can read and write (3.11: about 950; from 3.13 on: 5,000 and more).
-MAX_LEVELS = 500
+#: can read and write (3.11: about 950; from 3.13 on: 5,000 and more). A prefork pool pickles the
+#: arguments of its tasks: with 3.11 a worker ends at about 450 levels, and so does the next one,
+#: to which the message is delivered again. pydantic, which writes the API's answers, takes 255.
+MAX_LEVELS = 200
 
 _INNER = (dict, list, tuple)
 

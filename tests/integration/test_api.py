@@ -19,6 +19,7 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
 from gateway.admin.api import changes
+from gateway.nesting import MAX_LEVELS
 from gateway.stack.server import poll
 from tests.integration.deliveries import URLS, Servers, gather, port_of, run, send
 from tests.support.http_client import Connection, request
@@ -38,6 +39,11 @@ answer = "accept"
 [[routes]]
 path = "/wait"
 task = "faults.run"
+
+[[routes]]
+path = "/pointer"
+task = "faults.run"
+args = ["json:"]
 
 [[routes]]
 path = "/once"
@@ -134,6 +140,16 @@ def test_deliveries_are_found_and_shown_as_the_document_says(gateway):
     schema(gateway, "/api/deliveries/{id}", "get").validate(shown)
     assert (shown["call"]["args"][2], shown["query_string"]) == ("bad", "seconds=no")
     assert shown["call"]["args"][0] == {"seconds": "no"} and shown["replayable"]
+
+
+def test_a_deep_argument_is_shown(gateway):
+    deepest = "[" * MAX_LEVELS + "]" * MAX_LEVELS
+    assert answered(gateway, "/pointer", deepest) == [502]  # the task takes three arguments
+    assert poll(lambda: states(gateway) == ["failed"], 30)
+    _, _, page = ask(gateway, "deliveries")
+    status, _, shown = ask(gateway, f"deliveries/{page['deliveries'][0]['id']}")
+    (argument,) = shown["call"]["args"]
+    assert (status, json.dumps(argument)) == (200, deepest)
 
 
 def test_pages_have_each_delivery_once(gateway):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -121,7 +122,7 @@ def forwarding(gateway: Server, local: Local, *args: str) -> Iterator[Callable[[
             assert process.stdout.readline().startswith("waiting for deliveries")
             yield process.stdout.readline
         finally:
-            process.terminate()
+            process.send_signal(signal.SIGINT)  # as Ctrl-C does
 
 
 def test_the_original_request_arrives(gateway, local):
@@ -158,7 +159,7 @@ def test_what_was_kept_is_sent_first_and_each_once(servers, gateway, local):
             assert run(send(gateway, "/plain", "after")).status == 200
             bodies = [local.got.get(timeout=PATIENCE).body for _ in range(3)]
         finally:
-            process.terminate()
+            process.send_signal(signal.SIGINT)  # as Ctrl-C does
     assert bodies == [b"before 1", b"before 2", b"after"]
 
 

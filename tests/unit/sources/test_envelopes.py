@@ -43,7 +43,7 @@ def test_json_may_be_as_deep_as_allowed_whatever_python_allows(begin, close, end
         return b'{"a":' + begin * (levels - 1) + end + close * (levels - 1) + b"}"
 
     assert read_json(nested(MAX_LEVELS))
-    with pytest.raises(BadRequest, match="more than 500 levels"):
+    with pytest.raises(BadRequest, match="more than 200 levels"):
         read_json(nested(MAX_LEVELS + 1))
 
 
