@@ -7,6 +7,7 @@ parsers are strict and bounded, and raise nothing but `BadRequest`.
 from __future__ import annotations
 
 import json
+from math import isinf
 from typing import Any, Literal, NoReturn
 from urllib.parse import parse_qsl
 from xml.parsers import expat
@@ -52,12 +53,13 @@ def read_json_value(body: bytes) -> Any:
     """Return the JSON in `body`, which has to be UTF-8.
 
     Raises `BadRequest` for anything else, also for NaN, for text that is not valid Unicode (lone
-    surrogates), for more than `MAX_LEVELS` levels, and for numbers with too many digits for Python.
+    surrogates), for more than `MAX_LEVELS` levels, and for numbers with too many digits for Python
+    or out of a float's range.
     https://www.rfc-editor.org/rfc/rfc8259
     """
     try:
         text = body.decode()
-        value = json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
         check_levels(value, text)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
@@ -70,6 +72,14 @@ def read_json_value(body: bytes) -> Any:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not valid JSON")
+
+
+def _finite(text: str) -> float:
+    # Python reads 1e999 as infinity and would write it as `Infinity`, which no other language reads.
+    value = float(text)
+    if isinf(value):
+        raise ValueError(f"{text} is out of range")
+    return value
 
 
 def read_xml(body: bytes) -> dict[str, str]:

@@ -17,6 +17,8 @@ ODD_JSON = {
     "NaN": b'{"a":NaN}',
     "Infinity": b'{"a":[Infinity]}',
     "-Infinity": b'{"a":-Infinity}',
+    "out of range": b'{"a":[1e999]}',
+    "below range": b'{"a":-1E+400}',
     "a lone surrogate": rb'{"a":"\ud800"}',
     "a lone surrogate in capitals": rb'{"a":"\uD800"}',
     "a lone surrogate as a name": rb'{"a":{"\udfff":1}}',
