@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
 import redis
@@ -51,6 +51,22 @@ class Front:
     def output(self) -> str:
         """Return what the HTTP server and the workers have written."""
         return "".join(self.servers[n].output() for n in ("gateway", "worker") if n in self.servers)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another product: ``python -m`` and its `command`, the path, how a body travels.
+
+    `worker` runs its tasks, in the same way, and has started when it writes `ready`; without one,
+    the Celery worker that everybody has runs them.
+    """
+
+    name: str
+    command: str
+    path: str = "/"
+    envelope: Envelope = PLAIN
+    worker: str = ""
+    ready: str = ""
 
 
 class Bench:
@@ -177,15 +193,22 @@ class Bench:
             yield Front(f"http://127.0.0.1:{port}", {"gateway": server})
 
     @contextmanager
-    def other(self, name: str, command: str, path: str, envelope: Envelope) -> Iterator[Front]:
-        """Run another product between HTTP and Celery: ``python -m`` and `command`."""
+    def other(self, peer: Peer) -> Iterator[Front]:
+        """Run another product between HTTP and Celery, or in place of both."""
         self._forget_results()
         port = free_port()
-        module, *options = command.split()
-        server = self._python(name, module, *options, f"--port={port}", ready=port)
-        with _until_stopped(server):
+        module, *options = peer.command.split()
+        with ExitStack() as stack:
+            servers = dict(self.servers)
+            if peer.worker:
+                worker, *its = peer.worker.split()
+                tasks = self._python("worker", worker, *its, ready=peer.ready)
+                stack.enter_context(_until_stopped(tasks))
+                servers["worker"] = tasks
+            server = self._python(peer.name, module, *options, f"--port={port}", ready=port)
+            stack.enter_context(_until_stopped(server))
             address = f"http://127.0.0.1:{port}"
-            yield Front(address, {"gateway": server, **self.servers}, path, envelope)
+            yield Front(address, {"gateway": server, **servers}, peer.path, peer.envelope)
 
     @contextmanager
     def nginx(self, upstream: str, front: Front) -> Iterator[Front]:

@@ -41,6 +41,9 @@ PEERS = {
     "redis": "this gateway, `--strategy=redis`",
     "flower": "Flower, `/api/task/apply`",
     "fastapi": "FastAPI, `apply_async` and `get()` in its thread pool",
+    "granian": "the same behind Granian",
+    "taskiq": "FastAPI and Taskiq, without Celery",
+    "faststream": "FastAPI and FastStream's RPC, without Celery",
 }
 _LATENCIES = (("latency_ms", "p50"), ("latency_ms", "p99"))
 
@@ -131,7 +134,7 @@ def _peers_block() -> str:
     text = textwrap.fill(
         f"{fewest} connections, the same echo task, worker, RabbitMQ and Redis; medians of "
         f"{report['options']['repeats']} runs in turn on {report['machine']['cores']} cores that "
-        "carry everything, wrk too. Only the gateway's messages are confirmed. "
+        "carry everything, wrk too. Flower's and those of `apply_async` are not confirmed. "
         f"{_cited(report, 'docs/reports')}.",
         100,
     )

@@ -75,7 +75,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _finite(text: str) -> float:
-    # Python reads 1e999 as infinity and would write it as `Infinity`, which no other language reads.
+    # Python reads 1e999 as infinity, and would write `Infinity`, which no other language reads.
     value = float(text)
     if isinf(value):
         raise ValueError(f"{text} is out of range")
