@@ -79,6 +79,14 @@ class Delivery:
         }
 
 
+def recorded_trace(traceparent: str) -> str:
+    """Return the trace id of a valid `traceparent` whose flag says that it is recorded, or ""."""
+    if not traceparent or not _traceparent(traceparent):
+        return ""
+    _, trace, _, flags, *_ = traceparent.split("-")
+    return trace if int(flags, 16) & 1 else ""
+
+
 def identity_digest(identity: str) -> bytes:
     """Return the 16 bytes that stand for an identity in the stores: it may have a credential."""
     return hashlib.blake2b(identity.encode(), digest_size=16).digest()

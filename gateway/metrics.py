@@ -1,8 +1,15 @@
 """The counters of a process, in a file that remains after the process has ended.
 
 The file describes its own values, because the parent that reads it may be of another version with
-other metrics. It begins with `HEAD`; then come the series as JSON, a list of
-``[name, {label: value}]``; then one double for each.
+other metrics. It begins with `HEAD`. Then come lines of JSON, one for each series, in the order of
+their values: ``[name, type, {label: value}, [upper bounds]]``; then the values, doubles; then
+exemplars.
+
+A counter or a gauge has one value. A histogram has one for each bucket, ``+Inf`` included, and
+their sum. Series are described when they are first used. The space of the lines is filled with zero
+bytes, of which JSON has none: a line is complete when it ends and has none, in whatever order
+another processor sees its bytes. So the reader needs no lock, and a killed writer leaves no half of
+a series.
 """
 
 from __future__ import annotations
@@ -13,117 +20,201 @@ import os
 from bisect import bisect_left
 from collections.abc import Iterable
 from struct import Struct
+from time import monotonic, time
+from zlib import crc32
 
-#: Upper bounds of the latency histogram (seconds).
-BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-#: The index of a histogram's sum: it follows the buckets and the bucket ``+Inf``.
-_SUM = len(BUCKETS) + 1
-_SECONDS = "gateway_request_seconds"
-STATUSES = (
-    200, 202, 204, 400, 401, 404, 405, 408, 409, 410, 413, 414, 415, 429, 431,
-    500, 502, 503, 504, 0,
-)  # fmt: skip
+from gateway.metric_table import (
+    BUCKETS,
+    HISTOGRAM,
+    METHODS,
+    METRICS,
+    OTHER,
+    PUBLISHED,
+    QUEUES,
+    RECONNECTS,
+    REQUESTS,
+    SENT,
+)
 
-HELP = {
-    "gateway_requests_total": "Requests answered, by route and status (other: one not listed).",
-    "gateway_request_seconds": "Seconds from a request's arrival to its answer, by route.",
-    "gateway_events_unrouted_total": "Verified deliveries whose event no route takes.",
-    "gateway_deliveries_filtered_total": "Verified deliveries whose `when` no route fulfils.",
-    "gateway_clients_gone_total": "Requests whose client left before the answer.",
-    "gateway_messages_published_total": "Messages handed to the broker.",
-    "gateway_messages_confirmed_total": "Messages that the broker confirmed.",
-    "gateway_messages_refused_total": "Messages returned, rejected, or lost before a confirm.",
-    "gateway_results_unclaimed_total": "Results that no request waits for: late, or foreign.",
-    "gateway_journal_lost_total": "Deliveries that could not be written to the journal.",
-    "gateway_broker_connections_total": "Connections to the broker that were opened.",
-    "gateway_result_connections_total": "Connections to the result store that were opened.",
-    "gateway_in_flight": "Requests in flight.",
-    "gateway_connections_open": "HTTP connections open.",
-    "gateway_dynamic_queues": "Dynamic queues that exist, by route, as far as this process knows.",
-    "gateway_state_memory_ratio": "How full the Redis of the claims is, from 0 to 1.",
-}
-#: Gauges that are the same in every process: they are not added up.
-SEEN_ALIKE = ("gateway_state_memory_ratio",)
-#: Gauges with a value for each route that has one.
-BY_ROUTE = ("gateway_dynamic_queues",)
-GAUGES = ("gateway_in_flight", "gateway_connections_open", *SEEN_ALIKE, *BY_ROUTE)
-_PLAIN = tuple(name for name in HELP if name not in GAUGES)[2:]
+#: The form of the file, and where the values and the exemplars begin in it.
+HEAD = Struct("=8sQQ")
+FORM = b"counts 2"
+#: An exemplar: which value (of a bucket) it belongs to, its seconds, its time in seconds since the
+#: epoch, and its trace id. A checksum of these follows, so that none is read half written.
+EXEMPLAR, CHECKSUM = Struct("=Qdd16s"), Struct("=I")
+#: How many exemplars there are at the most.
+EXEMPLARS = 256
+#: How many series there is room for: in any case, and for each route. A client that sends whatever
+#: it can causes about 25 for a route, and 100 without one.
+SERIES, ROUTE_SERIES = 256, 48
 
-#: The form of the file, bytes of JSON, offset of the first value.
-HEAD = Struct("=8sII")
-FORM = b"counts 1"
+_SUM = len(BUCKETS) + 1  # the index of a histogram's sum
+_LINE = 400  # bytes of a description beside the route's path, which may be escaped
+_ESCAPED = 6
 _VALUE = 8  # bytes
 
-#: A name and its labels.
-Series = tuple[str, tuple[tuple[str, str], ...]]
+#: A metric's name and the values of its labels.
+Key = tuple[str, ...]
+
+
+class Counter:
+    """A series that is counted often; its place in the file is known."""
+
+    __slots__ = ("_at", "_values")
+
+    def __init__(self, values: memoryview[float], at: int):
+        self._values, self._at = values, at
+
+    def add(self) -> None:
+        self._values[self._at] += 1
+
+
+class Histogram:
+    """The same for one that observes seconds."""
+
+    __slots__ = ("_at", "_values")
+
+    def __init__(self, values: memoryview[float], at: int):
+        self._values, self._at = values, at
+
+    def observe(self, seconds: float) -> None:
+        values, at = self._values, self._at
+        values[at + bisect_left(BUCKETS, seconds)] += 1
+        values[at + _SUM] += seconds
 
 
 class Metrics:
     """The counters of one process in the file with the descriptor `fd`; None: in memory only.
 
-    `routes` are the routes' paths, `dynamic` those of routes with dynamic queues. A single writer
-    needs no lock: a reader may see a count one too low, never a torn one.
+    `routes` are the routes' paths. A single writer needs no lock: a reader may see a count one too
+    low, never a torn one. All methods are called on the event loop.
     """
 
-    def __init__(
-        self, fd: int | None = None, routes: Iterable[str] = (), dynamic: Iterable[str] = ()
-    ):
-        plain = [name for name in GAUGES + _PLAIN if name not in BY_ROUTE]
-        self.series: list[Series] = [(name, ()) for name in plain]
-        self._index = {name: i for i, (name, _) in enumerate(self.series)}
-        self._requests: dict[tuple[str, int], int] = {}
-        #: Where a route's histogram begins: its buckets, then its sum.
-        self._seconds: dict[str, int] = {}
-        for path in (*routes, ""):
-            route = ("route", path)
-            for status in STATUSES:
-                self._requests[path, status] = len(self.series)
-                labels = (route, ("status", str(status or "other")))
-                self.series.append(("gateway_requests_total", labels))
-            self._seconds[path] = len(self.series)
-            for bound in (*BUCKETS, "+Inf"):
-                self.series.append((f"{_SECONDS}_bucket", (route, ("le", str(bound)))))
-            self.series.append((f"{_SECONDS}_sum", (route,)))
-        self._queues: dict[str, int] = {}
-        for path in dict.fromkeys(dynamic):
-            self._queues[path] = len(self.series)
-            self.series.append(("gateway_dynamic_queues", (("route", path),)))
-        described = json.dumps([(name, dict(labels)) for name, labels in self.series]).encode()
-        start = -(-(HEAD.size + len(described)) // _VALUE) * _VALUE
-        size = start + _VALUE * len(self.series)
+    def __init__(self, fd: int | None = None, routes: Iterable[str] = ()):
+        paths = list(routes)
+        series = SERIES + ROUTE_SERIES * len(paths)
+        self._room = series * (_SUM + 1)  # values
+        line = _LINE + _ESCAPED * max(map(len, paths), default=0)
+        start = -(-(HEAD.size + series * line) // _VALUE) * _VALUE
+        self._exemplars = start + _VALUE * self._room
+        size = self._exemplars + EXEMPLARS * (EXEMPLAR.size + CHECKSUM.size)
         if fd is not None:
-            os.ftruncate(fd, size)
-        self._map = mmap.mmap(-1 if fd is None else fd, size)
-        self._values = memoryview(self._map)[start:].cast("d")
-        self._map[HEAD.size : HEAD.size + len(described)] = described
+            os.ftruncate(fd, size)  # a sparse file: only what is used takes room
+        self.map = mmap.mmap(-1 if fd is None else fd, size)
+        self._values = memoryview(self.map)[start : self._exemplars].cast("d")
+        self._end, self._lines_end = HEAD.size, start  # of the lines, and of their space
+        self._used = 0  # values
+        self._slots: dict[int, int] = {}  # of exemplars, by their value
+        self._places: dict[Key, int] = {}
+        for name, metric in METRICS.items():
+            for labels in (tuple(OTHER for _ in metric.labels), *metric.known):
+                self._place((name, *labels))
+        #: Those without labels by their names only, as these are counted most often.
+        self._plain = {name: self._places[name,] for name, m in METRICS.items() if not m.labels}
+        self._answers: dict[tuple[str, str, int], int] = {}
         # The head is written last, because a file with a head is complete and can be read.
-        self._map[: HEAD.size] = HEAD.pack(FORM, len(described), start)
+        self.map[: HEAD.size] = HEAD.pack(FORM, start, self._exemplars)
 
     def add(self, name: str, amount: float = 1) -> None:
-        self._values[self._index[name]] += amount
+        """Add to a counter or a gauge without labels."""
+        self._values[self._plain[name]] += amount
+
+    def get(self, name: str) -> float:
+        return self._values[self._plain[name]]
 
     def set(self, name: str, value: float) -> None:
-        self._values[self._index[name]] = value
+        self._values[self._plain[name]] = value
 
     def set_queues(self, route: str, number: int) -> None:
         """Set how many dynamic queues `route` has."""
-        self._values[self._queues[route]] = number
+        self._values[self._find((QUEUES, route))] = number
 
-    def get(self, name: str) -> float:
-        return self._values[self._index[name]]
+    def count(self, *key: str) -> None:
+        """Add 1 to the counter `key`: its name, and its labels in the order of the table."""
+        self._values[self._find(key)] += 1
 
-    def answered(self, route: str, status: int, seconds: float) -> None:
-        """Count an answer given `seconds` after its request arrived."""
-        at = self._requests.get((route, status))
-        values = self._values
-        values[self._requests[route, 0] if at is None else at] += 1
-        start = self._seconds[route]
+    def observe(self, seconds: float, *key: str) -> None:
+        """Add `seconds` to the histogram `key`."""
+        start, values = self._find(key), self._values
         values[start + bisect_left(BUCKETS, seconds)] += 1
         values[start + _SUM] += seconds
 
-    def count(self, series: Series) -> float:
-        return self._values[self.series.index(series)]
+    def counter(self, *key: str) -> Counter:
+        return Counter(self._values, self._find(key))
+
+    def histogram(self, *key: str) -> Histogram:
+        return Histogram(self._values, self._find(key))
+
+    def connected(self, server: str) -> None:
+        """Count a connection to the ``broker`` or to the ``results`` that was opened."""
+        name = f"gateway_{server}_connections_total"
+        if self.get(name):
+            self.count(RECONNECTS, server)
+        self.add(name)
+
+    def published(self, system: tuple[str, str], sent: float, error_type: str = "") -> None:
+        """Count a message that was sent at `sent` (monotonic seconds), and its confirm or error."""
+        self.count(SENT, *system)
+        self.observe(monotonic() - sent, PUBLISHED, *system, error_type)
+
+    def answered(
+        self, route: str, method: str, status: int, seconds: float, trace: str = ""
+    ) -> None:
+        """Count an answer given `seconds` after its request arrived.
+
+        `trace` is the id of the trace that the request belongs to, if it is recorded.
+        """
+        start = self._answers.get((route, method, status))
+        if start is None:
+            start = self._answer(route, method, status)
+        values = self._values
+        at = start + bisect_left(BUCKETS, seconds)
+        values[at] += 1
+        values[start + _SUM] += seconds
+        if trace:
+            self._exemplify(at, seconds, trace)
 
     def close(self) -> None:
         self._values.release()
-        self._map.close()
+        self.map.close()
+
+    def _answer(self, route: str, method: str, status: int) -> int:
+        """Return where the values of these answers begin; only a known method is remembered."""
+        known = method if method in METHODS else OTHER
+        start = self._answers.get((route, known, status))
+        if start is None:
+            start = self._find((REQUESTS, route, known, str(status)))
+            self._answers[route, known, status] = start
+        return start
+
+    def _find(self, key: Key) -> int:
+        """Return where the values of a series begin; describe it where it is new."""
+        at = self._places.get(key)
+        return self._place(key) if at is None else at
+
+    def _place(self, key: Key) -> int:
+        name, *labels = key
+        metric = METRICS[name]
+        bounds = BUCKETS if metric.type == HISTOGRAM else ()
+        size = _SUM + 1 if bounds else 1
+        named = dict(zip(metric.labels, labels, strict=True))
+        line = json.dumps([name, metric.type, named, bounds]).encode() + b"\n"
+        end = self._end + len(line)
+        if self._used + size > self._room or end > self._lines_end:
+            return self._places[name, *(OTHER for _ in labels)]
+        self.map[self._end : end] = line
+        at = self._places[key] = self._used
+        self._end, self._used = end, at + size
+        return at
+
+    def _exemplify(self, at: int, seconds: float, trace: str) -> None:
+        """Keep the last exemplar of the bucket whose value is at `at`."""
+        slot = self._slots.get(at)
+        if slot is None:
+            if len(self._slots) == EXEMPLARS:
+                return
+            slot = self._slots[at] = len(self._slots)
+        data = EXEMPLAR.pack(at, seconds, time(), bytes.fromhex(trace))
+        data += CHECKSUM.pack(crc32(data))
+        start = self._exemplars + slot * len(data)
+        self.map[start : start + len(data)] = data

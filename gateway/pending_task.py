@@ -37,8 +37,8 @@ class PendingTask:
         self.ended = False
         self.outcome: Outcome | None = None
         self.error: RequestError | None = None
-        #: Monotonic seconds at which the message went to the broker.
-        self.sent = 0.0
+        #: Monotonic seconds at which the message went to the broker, or is about to.
+        self.sent = monotonic()
         self._changed: Callable[[PendingTask], object] | None = None
         #: Called once, when the wait ends or is abandoned: frees what the strategy holds.
         self.on_release = on_release

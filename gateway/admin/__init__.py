@@ -6,7 +6,7 @@ GET /readyz: 200 if any child is connected to its broker and results and is not 
     503; JSON: ``{"ready": true, "version": "1.0", "strategy": "redis", "uptime": 7,
     "children": [{"pid": 7, "broker": "", "results": ""}]}``, where a child's text says what is
     wrong, and the uptime is in seconds.
-GET /metrics: Prometheus' text format, the sums of all processes.
+GET /metrics: the sums of all processes, in Prometheus' text format or in OpenMetrics.
 GET /: a page that shows readiness, metrics and the journal's deliveries.
 /api/: the deliveries of the journal, as `gateway.admin.api` describes them.
 
@@ -27,7 +27,7 @@ from tornado.web import Application, HTTPError, RequestHandler
 
 from gateway import __version__
 from gateway.admin.api import handlers as api
-from gateway.admin.exposition import CONTENT_TYPE, About, expose
+from gateway.admin.exposition import About, expose
 from gateway.process.child_handle import ASK_TIMEOUT, ChildHandle
 from gateway.process.supervisor import Supervisor
 
@@ -142,10 +142,13 @@ class Exposition(_Page):
             strategy=self.supervisor.config.strategy,
             ready=self.ready(answers),
             processes=len(answers),
+            restarts=self.supervisor.restarts,
             started=_STARTED,
         )
-        self.set_header("Content-Type", CONTENT_TYPE)
-        self.write(expose(self.supervisor.totals(), about))
+        accept = self.request.headers.get("Accept", "")
+        data, content_type = expose(self.supervisor.totals(), about, accept)
+        self.set_header("Content-Type", content_type)
+        self.write(data)
 
 
 class File(RequestHandler):

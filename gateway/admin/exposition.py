@@ -1,11 +1,12 @@
-"""Write the sums of all counters in Prometheus' text format, with its own library."""
+"""Write the sums of all counters in Prometheus' text format or in OpenMetrics, with its library."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
+from platform import python_version
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -13,45 +14,40 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.exposition import generate_latest
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
-from gateway.metrics import BY_ROUTE, GAUGES, HELP
-from gateway.process.counters import Totals
+from gateway.metric_table import COUNTER, HISTOGRAM, METRICS, OTHER, PARENT
+from gateway.metric_table import Metric as Described
+from gateway.process.counters import Series, Totals
 
-#: Prometheus' text format, in the version that every scraper reads.
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-#: The metrics about the parent.
-PARENT = {
-    "gateway_info": "Version and strategy; the value is 1.",
-    "gateway_ready": "1 if a process has its broker and results and takes requests.",
-    "gateway_processes": "Serving processes.",
-    "gateway_start_time_seconds": "When the gateway was started, in seconds since the epoch.",
-}
-
-_ABOUT = ("version", "strategy")
-_ANSWERS = ("route", "status")
-_Labelled = list[tuple[dict[str, str], float]]
+_Values = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class About:
     """What the parent knows: whether a child is ready, how many there are, when it has begun.
 
-    ``started`` is in seconds since the epoch.
+    ``started`` is in seconds since the epoch; ``restarts`` is how many children have ended
+    unexpectedly.
     """
 
     version: str
     strategy: str
     ready: bool
     processes: int
+    restarts: int
     started: float
 
 
-def expose(total: Totals, about: About) -> bytes:
-    """Write `total` and `about`; labelled series at zero are left out."""
-    return generate_latest(_Collector(total, about))
+def expose(total: Totals, about: About, accept: str = "") -> tuple[bytes, str]:
+    """Write `total` and `about`, in the format that `accept`, a header, asks for.
+
+    Returns it with its content type. Only OpenMetrics has exemplars.
+    """
+    encode, content_type = choose_encoder(accept)
+    return encode(_Collector(total, about)), content_type
 
 
 class _Collector(Collector):
@@ -63,67 +59,75 @@ class _Collector(Collector):
 
     def __init__(self, total: Totals, about: About):
         self._about = about
-        self._series: defaultdict[str, _Labelled] = defaultdict(list)
-        for (name, labels), value in total.items():
-            self._series[name].append((dict(labels), value))
+        self._exemplars = total.exemplars
+        self._series: defaultdict[str, list[tuple[Series, float]]] = defaultdict(list)
+        for series, value in total.values.items():
+            self._series[series[0]].append((series, value))
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._parent()
-        for name, text in HELP.items():
-            if name in BY_ROUTE:
-                yield self._plain(GaugeMetricFamily(name, text, labels=["route"]), name, "route")
-            elif name in GAUGES:
-                yield self._plain(GaugeMetricFamily(name, text), name)
-            elif name == "gateway_requests_total":
-                family = CounterMetricFamily(name, text, labels=_ANSWERS)
-                yield self._plain(family, name, *_ANSWERS)
-            elif name.endswith("_total"):
-                yield self._plain(CounterMetricFamily(name, text), name)
-            else:
-                yield self._histogram(HistogramMetricFamily(name, text, labels=["route"]), name)
-
-    def _parent(self) -> Iterator[Metric]:
         about = self._about
-        info = GaugeMetricFamily("gateway_info", PARENT["gateway_info"], labels=_ABOUT)
-        info.add_metric((about.version, about.strategy), 1)
-        yield info
-        for name, value in (
-            ("gateway_ready", about.ready),
-            ("gateway_processes", about.processes),
-            ("gateway_start_time_seconds", about.started),
-        ):
-            yield GaugeMetricFamily(name, PARENT[name], value=float(value))
+        own: dict[str, tuple[_Values, float]] = {
+            "gateway_build_info": ((about.version, about.strategy, python_version()), 1),
+            "gateway_ready": ((), about.ready),
+            "gateway_processes": ((), about.processes),
+            "gateway_process_restarts_total": ((), about.restarts),
+            "gateway_start_time_seconds": ((), about.started),
+        }
+        for name, metric in PARENT.items():
+            labels, value = own[name]
+            yield _family(name, metric, {labels: float(value)})
+        for name, metric in METRICS.items():
+            if metric.type == HISTOGRAM:
+                yield self._histogram(name, metric)
+            else:
+                yield _family(name, metric, self._sums(name, *metric.labels))
 
-    def _plain(
-        self, family: GaugeMetricFamily | CounterMetricFamily, name: str, *labels: str
-    ) -> Metric:
-        for values, value in self._sums(name, *labels).items():
-            if value or not labels:
-                family.add_metric(values, value)
-        return family
-
-    def _histogram(self, family: HistogramMetricFamily, name: str) -> Metric:
+    def _histogram(self, name: str, metric: Described) -> Metric:
         """Add up the buckets: Prometheus' are cumulative, those of the file are not."""
-        buckets: defaultdict[str, list[tuple[str, float]]] = defaultdict(list)
-        for (route, bound), value in self._sums(f"{name}_bucket", "route", "le").items():
-            buckets[route].append((bound, value))
-        seconds = self._sums(f"{name}_sum", "route")
-        for route, some in buckets.items():
-            bounds, counts = zip(*sorted(some, key=_bound), strict=True)
-            cumulative = list(accumulate(counts))
-            if cumulative[-1]:
-                family.add_metric(
-                    [route], list(zip(bounds, cumulative, strict=True)), seconds.get((route,), 0.0)
-                )
+        family = HistogramMetricFamily(name, metric.about, labels=metric.labels)
+        bucket, labels = f"{name}_bucket", (*metric.labels, "le")
+        buckets: defaultdict[_Values, dict[str, float]] = defaultdict(dict)
+        for key, value in self._sums(bucket, *labels).items():
+            buckets[key[:-1]][key[-1]] = value
+        exemplars = {
+            _values(series, labels): Exemplar({"trace_id": one.trace}, one.seconds, one.time)
+            for series, one in self._exemplars.items()
+            if series[0] == bucket
+        }
+        seconds = self._sums(f"{name}_sum", *metric.labels)
+        for values, counts in buckets.items():
+            bounds = sorted(counts, key=float)
+            cumulative = accumulate(counts[bound] for bound in bounds)
+            rows: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
+            for bound, value in zip(bounds, cumulative, strict=True):
+                one = exemplars.get((*values, bound))
+                rows.append((bound, value, one) if one else (bound, value))
+            if rows[-1][1] or not _other(values):
+                family.add_metric(values, rows, seconds.get(values, 0.0))
         return family
 
-    def _sums(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
+    def _sums(self, name: str, *labels: str) -> dict[_Values, float]:
         """Return the sums of the series called `name` by the values of `labels`."""
-        sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
-        for given, value in self._series[name]:
-            sums[tuple(given.get(label, "") for label in labels)] += value
+        sums: defaultdict[_Values, float] = defaultdict(float)
+        for series, value in self._series[name]:
+            sums[_values(series, labels)] += value
         return sums
 
 
-def _bound(bucket: tuple[str, float]) -> float:
-    return float(bucket[0])
+def _family(name: str, metric: Described, values: Mapping[_Values, float]) -> Metric:
+    kind = CounterMetricFamily if metric.type == COUNTER else GaugeMetricFamily
+    family = kind(name, metric.about, labels=metric.labels)
+    for labels, value in values.items():
+        if value or not _other(labels):
+            family.add_metric(labels, value)
+    return family
+
+
+def _values(series: Series, labels: tuple[str, ...]) -> _Values:
+    given = dict(series[1])
+    return tuple(given.get(label, "") for label in labels)
+
+
+def _other(labels: _Values) -> bool:
+    """Do these labels stand for series that a process had no room for?"""
+    return bool(labels) and all(label == OTHER for label in labels)

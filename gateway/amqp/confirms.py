@@ -9,7 +9,8 @@ from time import monotonic
 from typing import Any
 
 from gateway.celery_message import Message
-from gateway.errors import NotConfirmed, Rejected, RequestError, Unroutable
+from gateway.errors import BrokerUnavailable, NotConfirmed, Rejected, RequestError, Unroutable
+from gateway.metric_table import PUBLISHED, RABBITMQ
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
 
@@ -31,6 +32,9 @@ class Confirms:
 
     def __init__(self, metrics: Metrics, on_rejected: Callable[[str], None]):
         self._metrics = metrics
+        for error in (BrokerUnavailable, NotConfirmed, Rejected, Unroutable):
+            metrics.histogram(PUBLISHED, *RABBITMQ, error.type)  # so that it is there, at zero
+        self._confirmed = metrics.histogram(PUBLISHED, *RABBITMQ, "")
         self._on_rejected = on_rejected
         self._taken: set[str] = set()
         self._tag = 0
@@ -55,6 +59,7 @@ class Confirms:
         tags: Iterable[int] = (tag,)
         if multiple:
             tags = list(takewhile(lambda each: each <= tag, self._pending))
+        now = monotonic()
         for each in tags:
             pending = self._pending.pop(each, None)
             if pending is None:  # settled, or timed out
@@ -67,7 +72,7 @@ class Confirms:
                 self._refuse(pending, Unroutable(pending.message.nowhere))
             else:
                 self._taken.add(pending.message.queue)
-                self._metrics.add("gateway_messages_confirmed_total")
+                self._confirmed.observe(now - pending.sent)
                 pending.confirm()
 
     def on_return(self, _channel: Any, method: Any, properties: Any, _body: bytes) -> None:
@@ -99,7 +104,8 @@ class Confirms:
             self._refuse(pending, error)
 
     def _refuse(self, pending: PendingTask, error: RequestError) -> None:
-        self._metrics.add("gateway_messages_refused_total")
+        seconds = monotonic() - pending.sent
+        self._metrics.observe(seconds, PUBLISHED, *RABBITMQ, error.type)
         pending.fail(error)
 
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
 
 from kombu import Connection, Producer
 from kombu.exceptions import OperationalError
 
 from gateway import celery_message
 from gateway.config.settings import Config
-from gateway.errors import BrokerUnavailable
+from gateway.errors import BrokerUnavailable, RequestError
+from gateway.metric_table import REDIS
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
 
@@ -51,6 +53,7 @@ class KombuPublisher:
     # In the thread ----------------------------------------------------------------------
 
     def _connect(self) -> None:
+        assert self._loop is not None
         try:
             connection = Connection(self._url, connect_timeout=3)
             connection.ensure_connection(max_retries=1, reraise_as_library_errors=True)
@@ -59,7 +62,7 @@ class KombuPublisher:
             log.warning("cannot connect to the broker: %s", exc)
             return
         self._producer = Producer(connection, auto_declare=False)
-        self._metrics.add("gateway_broker_connections_total")
+        self._loop.call_soon_threadsafe(self._metrics.connected, "broker")
         self.error = ""
 
     def _close(self) -> None:
@@ -76,6 +79,7 @@ class KombuPublisher:
         if self._producer is None:
             self._loop.call_soon_threadsafe(pending.fail, BrokerUnavailable())
             return
+        pending.sent = monotonic()
         connection = self._producer.connection
         try:
             self._producer.publish(
@@ -93,13 +97,16 @@ class KombuPublisher:
         except connection.connection_errors + connection.channel_errors as exc:
             self.error = str(exc)
             self._close()
-            self._loop.call_soon_threadsafe(pending.fail, BrokerUnavailable())
+            self._loop.call_soon_threadsafe(self._failed, pending, BrokerUnavailable())
         else:
             self._loop.call_soon_threadsafe(self._published, pending)
 
     # On the loop ------------------------------------------------------------------------
 
     def _published(self, pending: PendingTask) -> None:
-        self._metrics.add("gateway_messages_published_total")
-        self._metrics.add("gateway_messages_confirmed_total")
+        self._metrics.published(REDIS, pending.sent)
         pending.confirm()
+
+    def _failed(self, pending: PendingTask, error: RequestError) -> None:
+        self._metrics.published(REDIS, pending.sent, error.type)
+        pending.fail(error)

@@ -216,7 +216,7 @@ class Publisher:
             self._connection = None  # so that `_on_closed` ignores it
             broker.close(connection)
             raise
-        self._metrics.add("gateway_broker_connections_total")
+        self._metrics.connected("broker")
         self._channel = PublishingChannel(
             channel, confirms, self._metrics, self._config.confirm_timeout, self._largest
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gateway.amqp.templates import Templates
 from gateway.errors import BrokerUnavailable
+from gateway.metric_table import RABBITMQ, SENT
 
 if TYPE_CHECKING:
     from pika.channel import Channel
@@ -41,7 +42,7 @@ class PublishingChannel:
         self._channel = channel
         self._connection: TurnConnection = channel.connection
         self._confirms = confirms
-        self._metrics = metrics
+        self._sent = metrics.counter(SENT, *RABBITMQ)
         self._confirm_timeout = confirm_timeout
         self._templates = Templates(
             channel.channel_number, self._connection.params.frame_max, largest
@@ -60,7 +61,7 @@ class PublishingChannel:
         self._connection.send(self._templates.encode(pending.message, reply_to))
         pending.sent = monotonic()
         self._confirms.add(pending)
-        self._metrics.add("gateway_messages_published_total")
+        self._sent.add()
         if self._sweeper is None:
             self._sweeper = asyncio.get_running_loop().call_later(_SWEEP, self._sweep)
 

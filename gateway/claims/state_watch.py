@@ -30,7 +30,7 @@ PRESENT = 120.0  # seconds for which a deployment counts as running after its la
 
 
 class StateWatch:
-    """Sets the memory gauge and writes this deployment's entry; `redis` is that of the claims."""
+    """Sets gauges of its size and writes this deployment's entry; `redis` is that of the claims."""
 
     def __init__(self, config: Config, metrics: Metrics, redis: Pipeline):
         self._config = config
@@ -51,6 +51,7 @@ class StateWatch:
             try:
                 memory = await self._redis.run("INFO", "memory")
                 self._metrics.set("gateway_state_memory_ratio", full(memory))
+                self._metrics.set("gateway_state_keys", await self._redis.run("DBSIZE"))
                 entry = json.dumps({"seen": time.time(), "as": description})
                 await self._redis.run("HSET", key, field, entry)
                 await self._redis.run("EXPIRE", key, 86_400)

@@ -25,6 +25,7 @@ from gateway.http.decompression import gunzip
 from gateway.http.proxies import Proxies
 from gateway.http.read_buffer import Refused
 from gateway.http.stream import Stream
+from gateway.metric_table import ACTIVE, ERRORS
 from gateway.metrics import Metrics
 from gateway.relay.in_flight import InFlight
 from gateway.relay.relay import Relay
@@ -91,6 +92,7 @@ class Exchange(HTTPMessageDelegate):
         self, start_line: RequestStartLine, headers: Headers
     ) -> None:
         self.arrived = now = monotonic()
+        self._shared.metrics.add(ACTIVE)
         self._start, self._headers = start_line, headers
         stream, config = self._stream, self._shared.config
         stream.receiving = True
@@ -192,11 +194,17 @@ class Exchange(HTTPMessageDelegate):
 
     def _count(self, error: RequestError, delivery: str) -> None:
         seconds = monotonic() - self.arrived if self.arrived else 0.0
-        self._shared.metrics.answered("", error.status, seconds)
+        self._shared.metrics.answered("", self._start.method, error.status, seconds)
+        self._shared.metrics.count(ERRORS, error.type)
         if self._shared.config.log_requests:
             path, _ = head.split_target(self._start.path)
             about = (self._start.method, path, error.status, seconds, delivery)
             request_log.write(*about, f"{error.type}: {error}")
+
+    def ended(self) -> None:
+        """Stop counting the request, which is answered or has lost its connection."""
+        if self.arrived:
+            self._shared.metrics.add(ACTIVE, -1)
 
     def respond(self, given: Answer) -> None:
         """Answer a complete request, unless an answer has been written."""

@@ -111,7 +111,10 @@ class Server:
             while not stream.closed():
                 message = Connection(stream, self._parameters, remote)
                 stream.receiver = exchange = Exchange(self._exchanges, stream, message)
-                await message.read_response(exchange)
+                try:
+                    await message.read_response(exchange)
+                finally:
+                    exchange.ended()
                 await stream.flushed()
         except StreamClosedError:
             pass

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -21,6 +22,8 @@ from gateway.config.settings import Config
 from gateway.journal import scripts
 from gateway.journal.entry import RUNNING, ended
 from gateway.journal.keys import Keys
+from gateway.metric_table import LATE
+from gateway.metrics import Metrics
 from gateway.stores import result_store
 from gateway.stores.pipeline import Pipeline
 
@@ -33,10 +36,11 @@ _MOST = 200  # deliveries of one query
 
 
 class Follower:
-    """Writes the ends of tasks to the journal; `journal` leads to its Redis."""
+    """Writes the ends of tasks to the journal, and counts them; `journal` leads to its Redis."""
 
-    def __init__(self, config: Config, journal: Pipeline):
+    def __init__(self, config: Config, journal: Pipeline, metrics: Metrics):
         self._journal = journal
+        self._metrics = metrics
         self._results = Pipeline(lambda: result_store.connect(config), "results for the journal")
         self._keys = Keys(config)
         self._result = result_store.key_prefix(config)
@@ -81,14 +85,16 @@ class Follower:
         for (delivery_id, task_id), payload in zip(pairs, payloads, strict=True):
             if payload is not None and (found := read(payload)) is not None:
                 reply = self._journal.run(*settlement(keys, delivery_id, task_id, *found))
-                reply.add_done_callback(_settled)
+                reply.add_done_callback(partial(self._settled, found[0]))
         return len(pairs)
 
-
-def _settled(reply: asyncio.Future[Any]) -> None:
-    # It is looked at again, as it stays open.
-    if not reply.cancelled() and (exc := reply.exception()) is not None:
-        log.warning("the end of a delivery cannot be written: %s", exc)
+    def _settled(self, state: str, reply: asyncio.Future[Any]) -> None:
+        if reply.cancelled():
+            return
+        if (exc := reply.exception()) is not None:  # it is looked at again, as it stays open
+            log.warning("the end of a delivery cannot be written: %s", exc)
+        elif reply.result() and state != RUNNING:
+            self._metrics.count(LATE, state)
 
 
 def settlement(

@@ -87,7 +87,8 @@ end
 return found
 """
 
-# Writes what became of a task, unless the delivery has another task or another end by now.
+# Writes what became of a task, and returns 1, unless the delivery has another task or another end
+# by now.
 # KEYS: the hash, open. Arguments: id, task id, state, 1 if it is an end, channel, then fields and
 # their values
 SETTLE = (
@@ -102,6 +103,7 @@ if ARGV[4] == '1' then
     redis.call('ZREM', KEYS[2], ARGV[1])
 end
 redis.call('PUBLISH', ARGV[5], ARGV[1] .. ' ' .. ARGV[3])
+return 1
 """
 )
 

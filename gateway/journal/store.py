@@ -18,6 +18,7 @@ from gateway.journal import scripts
 from gateway.journal.entry import OPEN, RECEIVED, described
 from gateway.journal.follower import FIRST_LOOK, Follower
 from gateway.journal.keys import Keys
+from gateway.journal.size_watch import SizeWatch
 from gateway.metrics import Metrics
 from gateway.stores import result_store
 from gateway.stores.pipeline import Arg, Pipeline
@@ -33,9 +34,10 @@ class Journal:
 
     def __init__(self, config: Config, metrics: Metrics):
         self._redis = Pipeline(lambda: result_store.connect(config, config.state), "journal")
-        self._follower = Follower(config, self._redis) if config.results else None
+        self._follower = Follower(config, self._redis, metrics) if config.results else None
         self._stored = config.strategy_info.stored
         self._keys = Keys(config)
+        self._size = SizeWatch(self._keys, metrics, self._redis)
         self._bounds = (config.journal, config.journal_bytes, int(config.journal_age * 1000))
         self._metrics = metrics
         self._most_bytes = config.max_in_flight_bytes
@@ -44,12 +46,14 @@ class Journal:
 
     async def start(self) -> None:
         await self._redis.start()
+        await self._size.start()
         if self._follower is not None:
             await self._follower.start()
 
     async def stop(self) -> None:
         if self._follower is not None:
             await self._follower.stop()
+        await self._size.stop()
         await self._redis.stop()
 
     def begin(self, message: Message, task_id: str, identity: str) -> Future[Any]:

@@ -33,6 +33,7 @@ from gateway.failpoints import Failpoint
 from gateway.http.server import Server
 from gateway.metrics import Metrics
 from gateway.process.handover import HEAD, Start, read
+from gateway.process.loop_lag import LoopLag
 from gateway.relay.relay import Relay
 from gateway.strategies import find
 
@@ -50,12 +51,13 @@ class Child:
         self._config = config
         self._sockets = sockets
         self._stopping = asyncio.Event()
-        metrics = Metrics(metrics_fd, config.paths, config.dynamic_paths)
+        metrics = Metrics(metrics_fd, config.paths)
         ids = TaskIds()
         strategy = find(config.strategy)(config, metrics, ids.prefix)
         failpoint = Failpoint(os.environ.get("GATEWAY_FAILPOINT", ""))
         self._relay = Relay(config, strategy, metrics, ids, failpoint)
         self._server = Server(config, self._relay, metrics)
+        self._lag = LoopLag(metrics)
 
     async def run(self, control: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -64,6 +66,7 @@ class Child:
         reader, writer = await asyncio.open_connection(sock=control)
         answering = asyncio.create_task(self._answer_parent(reader, writer))
         await self._relay.start()
+        self._lag.start()
         await self._connected(self._config.confirm_timeout)
         # A full collection looks at every object that there is: with the modules and the settings,
         # which remain to the end, it would delay requests for 40 ms again and again.
@@ -81,6 +84,7 @@ class Child:
         else:
             logger.info("drained: all requests are answered")
         answering.cancel()
+        self._lag.stop()
         await self._relay.stop()
         writer.close()
 

@@ -7,42 +7,102 @@ import logging
 import mmap
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from zlib import crc32
 
-from gateway.metrics import FORM, GAUGES, HEAD, SEEN_ALIKE, Series
+from gateway.metric_table import GAUGE, HISTOGRAM, METRICS
+from gateway.metrics import CHECKSUM, EXEMPLAR, FORM, HEAD
 
 log = logging.getLogger(__name__)
 
-Totals = dict[Series, float]
+#: A name and its labels. A histogram has a series for each bucket, whose name ends in ``_bucket``
+#: and whose last label is its upper bound, ``le``; and one for its sum, ``_sum``.
+Series = tuple[str, tuple[tuple[str, str], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Exemplar:
+    """A request that a bucket has counted: its trace's id, its seconds, its time (epoch)."""
+
+    trace: str
+    seconds: float
+    time: float
+
+
+@dataclass(slots=True)
+class Totals:
+    """The values of series, and the last exemplars of buckets."""
+
+    values: dict[Series, float] = field(default_factory=dict)
+    exemplars: dict[Series, Exemplar] = field(default_factory=dict)
+
+
+class Reader:
+    """Reads the counters of a file (see `gateway.metrics`) that is `mapped` and has its head."""
+
+    def __init__(self, mapped: mmap.mmap):
+        self._map = mapped
+        _, self._values, self._exemplars = HEAD.unpack_from(mapped)  # where they begin
+        self._end = HEAD.size  # of the lines that were read
+        #: What they have described, in the order of the values; and which of these are gauges.
+        self._series: list[Series] = []
+        self._gauges: set[str] = set()
+
+    def totals(self, alive: bool = True) -> Totals:
+        """Return every series with its value; without gauges where the child is not `alive`."""
+        self._describe()
+        totals = Totals()
+        part = slice(self._values, self._exemplars)
+        with memoryview(self._map) as whole, whole[part] as data, data.cast("d") as values:
+            for series, value in zip(self._series, values, strict=False):
+                if alive or series[0] not in self._gauges:
+                    totals.values[series] = value
+        for at, exemplar in _exemplars(self._map[self._exemplars :]):
+            if at < len(self._series):
+                totals.exemplars[self._series[at]] = exemplar
+        return totals
+
+    def _describe(self) -> None:
+        """Read the lines that were written since the last call."""
+        while (end := self._map.find(b"\n", self._end, self._values)) >= 0:
+            line = self._map[self._end : end]
+            if b"\0" in line:  # not all of it has arrived
+                return
+            name, kind, labels, bounds = json.loads(line)
+            self._end = end + 1
+            named = tuple(labels.items())
+            if kind == HISTOGRAM:
+                les = [*map(str, bounds), "+Inf"]
+                self._series += [(f"{name}_bucket", (*named, ("le", le))) for le in les]
+                self._series.append((f"{name}_sum", named))
+            else:
+                self._series.append((name, named))
+                if kind == GAUGE:
+                    self._gauges.add(name)
 
 
 class Counters:
-    """The file of one child's counters (see `gateway.metrics`), which the parent keeps open."""
+    """The file of one child's counters, which the parent keeps open."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="gateway-metrics-")  # noqa: SIM115 - `close`
-        self._series: list[Series] = []
-        self._values: memoryview[float] | None = None
+        self._map: mmap.mmap | None = None
+        self._reader: Reader | None = None
         self._strange = False
 
     def fileno(self) -> int:
         return self._file.fileno()
 
     def totals(self, alive: bool = True) -> Totals:
-        """Return every series with its value; without gauges where the child is not `alive`.
-
-        It is empty until the child has written its file.
-        """
-        if self._values is None:
+        """Return what the child has counted: nothing until it has written its file."""
+        if self._reader is None:
             self._open()
-        if self._values is None:
-            return {}
-        pairs = zip(self._series, self._values, strict=True)
-        return {series: value for series, value in pairs if alive or series[0] not in GAUGES}
+        return Totals() if self._reader is None else self._reader.totals(alive)
 
     def close(self) -> None:
-        if self._values is not None:
-            self._values.release()
+        if self._map is not None:
+            self._map.close()
         self._file.close()
 
     def _open(self) -> None:
@@ -50,7 +110,7 @@ class Counters:
         head = os.pread(self.fileno(), HEAD.size, 0)
         if len(head) < HEAD.size or not any(head) or self._strange:
             return
-        form, size, start = HEAD.unpack(head)
+        form, _, _ = HEAD.unpack(head)
         if form != FORM:
             self._strange = True
             log.warning(
@@ -59,17 +119,32 @@ class Counters:
                 form,
             )
             return
-        described = json.loads(os.pread(self.fileno(), size, HEAD.size))
-        self._series = [(name, tuple(labels.items())) for name, labels in described]
-        mapped = mmap.mmap(self.fileno(), 0, prot=mmap.PROT_READ)
-        self._values = memoryview(mapped)[start:].cast("d")
+        self._map = mmap.mmap(self.fileno(), 0, prot=mmap.PROT_READ)
+        self._reader = Reader(self._map)
+
+
+def _exemplars(data: bytes) -> Iterator[tuple[int, Exemplar]]:
+    """Yield the exemplars in this part of a file, each with the index of its bucket's value."""
+    size = EXEMPLAR.size + CHECKSUM.size
+    for start in range(0, len(data) - size + 1, size):
+        fields = data[start : start + EXEMPLAR.size]
+        at, seconds, when, trace = EXEMPLAR.unpack(fields)
+        (checksum,) = CHECKSUM.unpack_from(data, start + EXEMPLAR.size)
+        if when and checksum == crc32(fields):
+            yield at, Exemplar(trace.hex(), seconds, when)
 
 
 def add_up(parts: Iterable[Totals]) -> Totals:
     """Add up the `totals` of several processes."""
-    total: Totals = {}
+    total = Totals()
     for part in parts:
-        for series, value in part.items():
-            known = total.get(series, 0.0)
-            total[series] = max(known, value) if series[0] in SEEN_ALIKE else known + value
+        for series, value in part.values.items():
+            known = total.values.get(series, 0.0)
+            metric = METRICS.get(series[0])
+            alike = metric is not None and metric.alike
+            total.values[series] = max(known, value) if alike else known + value
+        for series, exemplar in part.exemplars.items():
+            last = total.exemplars.get(series)
+            if last is None or last.time < exemplar.time:
+                total.exemplars[series] = exemplar
     return total

@@ -50,7 +50,9 @@ class Supervisor:
         self._reloading = asyncio.Lock()
         #: The living children, and what the dead ones have counted.
         self.children: list[ChildHandle] = []
-        self.gone: Totals = {}
+        self.gone = Totals()
+        #: How many children have ended unexpectedly.
+        self.restarts = 0
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT; a second one kills the children immediately."""
@@ -117,6 +119,7 @@ class Supervisor:
                 return
             if lived > BACKOFF[1]:
                 backoff.reset()
+            self.restarts += 1
             pause = backoff.next()
             log.error(
                 "child %d ended with exit code %d; starting another in %.1f s",

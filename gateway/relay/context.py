@@ -40,3 +40,4 @@ class Context:
     #: Not None if any route has `fair_by`.
     fairness: Fairness | None
     log_requests: bool
+    strategy_name: str

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import partial
+from time import monotonic
 
 from gateway import answer
 from gateway.answer import Answer
@@ -24,6 +25,7 @@ from gateway.errors import (
 )
 from gateway.failpoints import CONFIRMED
 from gateway.journal.entry import FAILED, SUCCEEDED, ended
+from gateway.metric_table import MISSES, WAITS
 from gateway.outcome import SUCCESS, Outcome
 from gateway.pending_task import PendingTask
 from gateway.relay.attempt import attempt
@@ -203,6 +205,8 @@ class DeliveryInFlight(InFlight):
         """
         self.claim, claim = handle, handle.claim
         self.reply.task_id = claim.task_id
+        if not handle.ours and not self.reply.joined:
+            self.context.metrics.add("gateway_duplicates_joined_total")
         self.reply.joined = not handle.ours
         if claim.tries < self.route.tries and not again and not self.reply.applied:
             first = self.reply.request.arrived - claim.age
@@ -216,6 +220,8 @@ class DeliveryInFlight(InFlight):
         # The confirm has to be written to the claim, or the next try would publish again.
         if self.stage is Stage.CONFIRM and self.claim.ours:
             return
+        if self.stage is Stage.RESULT and self.reply.closed:
+            self._waited("client-gone")
         self.pending.abandon()
         if self.claim.ours:
             self.claim.unattended()
@@ -235,6 +241,9 @@ class DeliveryInFlight(InFlight):
             self.claim.unattended()
             if self.route.revoke:
                 self.context.strategy.revoke(self.message.task_id)
+            answered = "fallback" if self.route.fallback is not None else "accepted"
+            given = answered if self.mode == "wait-then-accept" else "error"
+            self.context.metrics.count(MISSES, self.route.path, given)
             self._give_up(DeadlinePassed())
 
     def _on_change(self, pending: PendingTask) -> None:
@@ -279,12 +288,14 @@ class DeliveryInFlight(InFlight):
 
     def _give_up(self, error: RequestError) -> None:
         """Answer without the result of a task that may still run."""
+        self._waited(error.type)
         if self.mode == "wait-then-accept":
             self.accept()
         else:
             self.refuse(error)
 
     def _end(self, outcome: Outcome) -> None:
+        self._waited(outcome.state.lower())
         self.reply.state, self.reply.failure = ended(outcome)
         try:
             given = answer.of_outcome(outcome, self.route.content_type)
@@ -300,6 +311,12 @@ class DeliveryInFlight(InFlight):
         else:
             self.claim.ended(outcome, given, given.status in self.route.final_statuses)
             self.repeat_answer(given)
+
+    def _waited(self, outcome: str) -> None:
+        """Count how long the task's result was waited for."""
+        if self.mode != "accept":
+            seconds = monotonic() - self.pending.sent
+            self.context.metrics.observe(seconds, WAITS, self.context.strategy_name, outcome)
 
     def repeat_answer(self, given: Answer) -> None:
         """Answer with a task's answer, or with its acceptance where the mode is ``accept``."""

@@ -11,9 +11,10 @@ from gateway.celery_message import TaskIds
 from gateway.config.route import RESULTS, Route
 from gateway.config.settings import Config
 from gateway.delivery import Delivery, Request
-from gateway.errors import BodyTooSlow
+from gateway.errors import BadRequest, BodyTooSlow, Unverified
 from gateway.failpoints import Failpoint
 from gateway.journal.store import Journal
+from gateway.metric_table import UNVERIFIED
 from gateway.metrics import Metrics
 from gateway.relay import preferences
 from gateway.relay.attempt import Steps, attempt
@@ -88,6 +89,7 @@ class Relay:
             journal=Journal(config, metrics) if config.journal else None,
             queues=_dynamic_queues(config, metrics, strategy),
             log_requests=config.log_requests,
+            strategy_name=config.strategy,
         )
 
     async def start(self) -> None:
@@ -175,7 +177,11 @@ class Relay:
         request = reply.request
         endpoint, params = self._routes.find(request.path)
         reply.path = endpoint.path
-        verified = endpoint.verify(request)
+        try:
+            verified = endpoint.verify(request)
+        except (Unverified, BadRequest) as error:
+            self.context.metrics.count(UNVERIFIED, endpoint.name, endpoint.scheme, error.type)
+            raise
         if verified.challenge is not None:
             reply.give(verified.challenge)
             return None

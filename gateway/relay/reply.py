@@ -11,9 +11,10 @@ from typing import Any
 from gateway import answer, request_log
 from gateway.answer import Answer
 from gateway.celery_message import Message
-from gateway.delivery import Request
+from gateway.delivery import Request, recorded_trace
 from gateway.errors import RequestError, Unverified
 from gateway.journal.entry import ACCEPTED, FAILED, GONE, REFUSED
+from gateway.metric_table import ERRORS
 from gateway.relay.context import Context
 
 log = logging.getLogger(__name__)
@@ -72,7 +73,10 @@ class Reply:
             if self.applied:
                 given.headers["Preference-Applied"] = self.applied
             seconds = monotonic() - self.request.arrived
-            self._context.metrics.answered(self.path, given.status, seconds)
+            request = self.request
+            trace = recorded_trace(dict.get(request.headers, "traceparent", ""))
+            metrics = self._context.metrics
+            metrics.answered(self.path, request.method, given.status, seconds, trace)
             respond(given)
             self._respond = None  # only now: if `respond` raises, an error can still be given
             self._record(given.status, seconds, reason)
@@ -87,6 +91,8 @@ class Reply:
             text = f"%d {error.type}: %s (route %s, delivery %s, task %s)"
             ids = (self.path or "none", self.delivery_id, self.task_id or "none")
             log.warning(text, error.status, error, *ids)
+        if not self.closed:
+            self._context.metrics.count(ERRORS, error.type)
         self.state = self.state or _STATES.get(error.status, REFUSED)
         given = answer.of_error(error, self.delivery_id, self.task_id)
         self.give(given, f"{error.type}: {self.failure or error}")

@@ -30,6 +30,7 @@ class Endpoint:
         self.path = path
         self.name = name
         self.source = source
+        self.scheme = source.options.scheme if source else ""
         self.limits = limits
         self._routes = some
         #: The route that takes everything, where there is no other.

@@ -139,10 +139,14 @@ async def asking(config: Config, url: str) -> AsyncIterator[Ask]:
 
 
 class ResultStore:
-    """Fetches results by task id and knows whether the store answers."""
+    """Fetches results by task id and knows whether the store answers.
 
-    def __init__(self, config: Config):
+    `on_connected` is called each time it answers again.
+    """
+
+    def __init__(self, config: Config, on_connected: Callable[[], None] = lambda: None):
         self._config = config
+        self._on_connected = on_connected
         self._prefix = key_prefix(config)
         self._client: redis.asyncio.Redis | None = None
         self._task: asyncio.Task[None] | None = None
@@ -186,6 +190,7 @@ class ResultStore:
                     await self._client.ping()
                 if self.error:
                     log.info("connected to the result store %s", url)
+                    self._on_connected()
                 self.error = ""
             except LOST as exc:
                 if (error := f"{type(exc).__name__}: {exc}") != self.error:

@@ -28,7 +28,7 @@ class Blocking(CeleryStrategy):
         result = self._client.subscribe(message.task_id)
         try:
             try:
-                self._client.publish(message, deadline)
+                self._send(pending)
             except BaseException:
                 self._client.forget(result)
                 raise

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from time import monotonic
 
 from gateway.amqp.publisher import Publisher
 from gateway.celery_message import Message
 from gateway.config.settings import Config
-from gateway.errors import BrokerBlocked, BrokerUnavailable, ResultsUnavailable
+from gateway.errors import BrokerBlocked, BrokerUnavailable, RequestError, ResultsUnavailable
+from gateway.metric_table import RABBITMQ
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
 from gateway.stores.result_store import ResultStore
@@ -28,7 +31,7 @@ class CeleryStrategy(Strategy):
         self._config = config
         self._metrics = metrics
         self._publisher = Publisher(config, metrics)
-        self._store = ResultStore(config)
+        self._store = ResultStore(config, partial(metrics.connected, "results"))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._client = self._new_client()
 
@@ -50,10 +53,20 @@ class CeleryStrategy(Strategy):
         # queues were declared there, and its state is known.
         return CeleryClient(self._config, lambda: self._publisher.url, self._check_broker)
 
+    def _send(self, pending: PendingTask) -> None:
+        """Publish, and wait for the confirm; called in any thread."""
+        assert self._loop is not None
+        pending.sent = monotonic()
+        try:
+            self._client.publish(pending.message, pending.deadline)
+        except RequestError as exc:
+            refused = (RABBITMQ, pending.sent, exc.type)
+            self._loop.call_soon_threadsafe(self._metrics.published, *refused)
+            raise
+
     def _confirm(self, pending: PendingTask) -> None:
         """Confirm `pending`; called on the loop."""
-        self._metrics.add("gateway_messages_published_total")
-        self._metrics.add("gateway_messages_confirmed_total")
+        self._metrics.published(RABBITMQ, pending.sent)
         pending.confirm()
 
     def _check_broker(self) -> None:

@@ -79,7 +79,7 @@ class GeventDrainer(CeleryStrategy):
     def _publish(self, pending: PendingTask) -> None:
         assert self._loop is not None
         if self._subscribe(pending) is not None:
-            self._client.publish(pending.message, pending.deadline)
+            self._send(pending)
             self._loop.call_soon_threadsafe(self._confirm, pending)
 
     def _subscribe(self, pending: PendingTask) -> AsyncResult | None:

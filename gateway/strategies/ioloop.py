@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
 from gateway import background
 from gateway.amqp.publishers import publisher_for
@@ -26,7 +27,7 @@ class IOLoop(Strategy):
 
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         self._publisher = publisher_for(config, metrics)
-        self._store = ResultStore(config)
+        self._store = ResultStore(config, partial(metrics.connected, "results"))
         self._waiting: dict[str, PendingTask] = {}
         self._some = asyncio.Event()
         self._poller: asyncio.Task[None] | None = None

@@ -95,7 +95,7 @@ class RedisPush(Strategy):
                     if self._waiting:
                         await self._fetch(list(self._waiting))
                     log.info("subscribed to %s*", self._channels)
-                    self._metrics.add("gateway_result_connections_total")
+                    self._metrics.connected("results")
                     self._error = ""
                     since = monotonic()
                     await channel.watch()

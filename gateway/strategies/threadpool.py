@@ -48,7 +48,7 @@ class ThreadPool(CeleryStrategy):
         try:
             result = self._client.subscribe(pending.message.task_id)
             try:
-                self._client.publish(pending.message, pending.deadline)
+                self._send(pending)
             except BaseException:
                 self._client.forget(result)
                 raise

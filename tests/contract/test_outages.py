@@ -10,11 +10,10 @@ import pytest
 
 from gateway.config.strategies import STRATEGIES
 from tests.contract.conftest import GRACE, start_gateway
-from tests.support.requests import get, metric, post, post_each
+from tests.support.requests import confirmed, get, metric, post, post_each
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import until
 
-CONFIRMED = "gateway_messages_confirmed_total"
 CONNECTED = "gateway_broker_connections_total"
 TIMEOUT = 10.0  # seconds: the gateways' default deadline
 
@@ -108,9 +107,9 @@ def test_without_its_result_store_a_strategy_refuses_and_pika_does_not_notice(ga
     with ThreadPoolExecutor() as waiting:
         # Given a confirmed request in each,
         urls = [(f"{g.url}/sleep?seconds=3", b"hi") for g in patient.values()]
-        before = {g: metric(g, CONFIRMED) for g in patient.values()}
+        before = {g: confirmed(g) for g in patient.values()}
         under_way = waiting.submit(post_each, urls)
-        until(lambda: all(metric(g, CONFIRMED) > before[g] for g in patient.values()))
+        until(lambda: all(confirmed(g) > before[g] for g in patient.values()))
         # when the store goes,
         results.kill()
         # then new requests are refused, or lost where that was not known yet,

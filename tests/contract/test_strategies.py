@@ -11,7 +11,7 @@ import struct
 import time
 
 from tests.contract.conftest import DEADLINE, GRACE
-from tests.support.requests import get, metric, post, post_all, post_each
+from tests.support.requests import REQUESTS, confirmed, get, metric, post, post_all, post_each
 from tests.support.waiting import until
 
 GOOD = b'{"status": "SUCCESS", "result": "good"}'
@@ -58,16 +58,12 @@ def problem(answer):
     return json.loads(answer.body)
 
 
-def confirmed(gateway) -> float:
-    return metric(gateway, "gateway_messages_confirmed_total")
-
-
 def published(gateway) -> float:
     """Return how many requests have ended whose message is confirmed, or will be."""
     # RabbitMQ returns the messages of `/nowhere`, as no queue takes them.
-    answered = metric(gateway, "gateway_requests_total")
+    answered = metric(gateway, REQUESTS)
     gone = metric(gateway, "gateway_clients_gone_total")
-    return answered + gone - metric(gateway, 'gateway_requests_total{route="/nowhere"')
+    return answered + gone - metric(gateway, REQUESTS, http_route="/nowhere")
 
 
 def test_each_of_many_requests_gets_its_own_answer(gateway):

@@ -8,12 +8,11 @@ import subprocess
 
 import yaml
 
-from gateway.admin.exposition import PARENT
-from gateway.metrics import GAUGES, HELP
+from gateway.metric_table import HISTOGRAM, METRICS, PARENT
 from tests.docs.test_documents import ROOT, text
 
 RULES = ROOT / "deploy" / "prometheus"
-KINDS = {"gateway_request_seconds": "histogram", **dict.fromkeys((*GAUGES, *PARENT), "gauge")}
+KNOWN = {**PARENT, **METRICS}
 
 
 def rules() -> list[dict]:
@@ -22,18 +21,51 @@ def rules() -> list[dict]:
 
 
 def test_each_metric_is_described():
-    found = re.findall(r"^\| `(\w+)` \| (\w+) \|.*\| (.+) \|$", text("docs/metrics.md"), re.M)
-    expected = {**PARENT, **HELP}
-    assert {(name, kind, about) for name, kind, about in found} == {
-        (name, KINDS.get(name, "counter"), about) for name, about in expected.items()
-    }
+    found = re.findall(r"^\| `(\w+)` \| (\w+) \| (.*) \| (.+) \|$", text("docs/metrics.md"), re.M)
+    assert found == [
+        (name, metric.type, ", ".join(f"`{label}`" for label in metric.labels), metric.about)
+        for name, metric in KNOWN.items()
+    ]
+
+
+def series() -> dict[str, set[str]]:
+    """Return the names of all series that there are, with their labels."""
+    found = {}
+    for name, metric in KNOWN.items():
+        labels = {*metric.labels, "job", "instance", "pod"}
+        if metric.type == HISTOGRAM:
+            found |= {f"{name}_{part}": labels for part in ("count", "sum")}
+            found[f"{name}_bucket"] = {*labels, "le"}
+        else:
+            found[name] = labels
+    return found
+
+
+def used(query: str) -> dict[str, set[str]]:
+    """Return the names of the series that a query reads, with the labels it chooses them by."""
+    found = re.findall(r"\b((?:gateway|http|messaging)_\w+)(?:\{(.*?)\})?", query)
+    labelled = {name: set(re.findall(r"(\w+)[=!]", labels)) for name, labels in found}
+    return {name: labels for name, labels in labelled.items() if name != "http_route"}
 
 
 def test_alerts_use_metrics_that_there_are():
-    known = {*PARENT, *HELP}
+    known = series()
     for rule in rules():
-        used = set(re.findall(r"\bgateway_\w+", rule["expr"]))
-        assert used <= known and (used or "up{" in rule["expr"]), rule["alert"]
+        found = used(rule["expr"])
+        assert found or "up{" in rule["expr"], rule["alert"]
+        for name, labels in found.items():
+            assert labels <= known[name], rule["alert"]
+        grouped = re.findall(r"by \((.+?)\)", rule["expr"])
+        wanted = {label.strip() for labels in grouped for label in labels.split(",")}
+        assert all(wanted <= known[name] for name in found), rule["alert"]
+
+
+def test_the_page_and_the_scaling_use_metrics_that_there_are():
+    page = text("gateway/admin/page/metrics.js")
+    found = set(re.findall(r'"((?:gateway|http|messaging)_\w+)"', page))
+    found |= used(re.search(r"query: (.+)", text("deploy/kubernetes/scaling.yaml"))[1]).keys()
+    labels = {"http_route", "http_response_status_code"}
+    assert found - labels and found - labels <= series().keys()
 
 
 def test_rules_hold_by_their_own_tests_where_promtool_is_installed():

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import re
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 
 import kombu
@@ -18,6 +16,7 @@ import pytest
 from gateway.config.strategies import STRATEGIES
 from tests.integration.checking import urls
 from tests.integration.deliveries import ROOT, URLS, Servers, run, send
+from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import until
 
@@ -93,10 +92,7 @@ def listed(broker: RabbitMQ, begin: str) -> dict[str, tuple[int, int]]:
 
 def held(gateway: Server, path: str) -> float:
     """Return how many dynamic queues the gateway says that the route has."""
-    with urllib.request.urlopen(f"{gateway.admin_url}/metrics") as answer:
-        text = answer.read().decode()
-    found = re.search(rf'^gateway_dynamic_queues{{route="{re.escape(path)}"}} (\S+)$', text, re.M)
-    return float(found[1]) if found else 0
+    return metric(gateway, "gateway_dynamic_queues", http_route=path)
 
 
 def known(gateway: Server) -> list[str]:

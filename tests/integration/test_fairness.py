@@ -22,7 +22,7 @@ from gateway.pending_task import PendingTask
 from gateway.stack.loopback import answers_ok
 from tests.integration.checking import check, urls, write
 from tests.integration.deliveries import URLS, Servers, cut_connections, port_of, run, send
-from tests.support.requests import metric
+from tests.support.requests import confirmed
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import eventually, until
 
@@ -116,9 +116,7 @@ def test_a_flood_does_not_hold_up_others(servers, strategy, shared):
             asyncio.create_task(post(gateway, f"/{queue}", tenant, f"{queue}-calm-{tenant}"))
             for tenant in calm
         ]
-        await eventually(
-            lambda: metric(gateway, "gateway_messages_confirmed_total") == FLOOD + 1 + len(calm)
-        )
+        await eventually(lambda: confirmed(gateway) == FLOOD + 1 + len(calm))
         (servers.directory / queue).touch()
         return await asyncio.gather(*waiting)
 

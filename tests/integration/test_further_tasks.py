@@ -18,7 +18,7 @@ from celery import Celery
 from gateway.config.strategies import STRATEGIES
 from tests.integration.deliveries import URLS, Servers, port, run, send
 from tests.support.http_client import Answer, Connection, request
-from tests.support.requests import metric
+from tests.support.requests import PUBLISHED, confirmed, metric
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import eventually, until
 
@@ -170,11 +170,11 @@ def test_a_failed_task_is_run_again_without_the_others(gateway, servers, key):
 
 
 def test_a_value_that_is_missing_is_told_before_anything_is_published(gateway, servers, key):
-    before = metric(gateway, "gateway_messages_published_total")
+    before = metric(gateway, PUBLISHED)
     answer = post(gateway, "/refused", id=key)
 
     assert (answer.status, answer.problem["detail"]) == (400, "json:/mail is missing.")
-    assert metric(gateway, "gateway_messages_published_total") == before
+    assert metric(gateway, PUBLISHED) == before
 
 
 def test_deliveries_without_an_identity_start_all_tasks(gateway, servers, key):
@@ -276,7 +276,7 @@ def test_revoking_before_any_worker_has_been_there_harms_nobody(stack, redis_ser
     try:
         run(story())
         assert metric(gateway, "gateway_broker_connections_total") == 1
-        assert metric(gateway, "gateway_messages_confirmed_total") == 3
+        assert confirmed(gateway) == 3
     finally:
         gateway.stop()
         broker.stop()

@@ -19,7 +19,7 @@ from gateway.stack.loopback import accepts, answers_ok
 from gateway.stack.nginx import NGINX_CONF
 from gateway.stack.server import poll
 from tests.support.http_client import request
-from tests.support.requests import get, metric, post, post_all
+from tests.support.requests import REQUESTS, get, metric, post, post_all
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
 from tests.support.waiting import until
 
@@ -71,9 +71,8 @@ def test_each_request_gets_its_own_answer_and_all_gateways_work(nginx, gateways)
     answers = post_all(f"{nginx.url}/", bodies, at_once=200)
 
     assert [a.body for a in answers] == bodies
-    done = [
-        metric(gateway, 'gateway_requests_total{route="/",status="200"}') for gateway in gateways
-    ]
+    wanted = {"http_route": "/", "http_response_status_code": 200}
+    done = [metric(gateway, REQUESTS, **wanted) for gateway in gateways]
     assert sum(done) == len(bodies)
     assert min(done) > len(bodies) / 8, done
 
@@ -220,12 +219,12 @@ def test_a_gateway_that_takes_no_more_connections_is_passed_over(
                 opened.enter_context(connection)
         nginx = start(lambda: stack.nginx([port, other], proxy_connect_timeout="500ms"))
         # when webhooks come, then the other one answers them, each once,
-        before = metric(gateways[0], "gateway_requests_total")
+        before = metric(gateways[0], REQUESTS)
         answers = post_all(f"{nginx.url}/", [b"%d" % n for n in range(10)], at_once=5)
         assert [a.body for a in answers] == [b"%d" % n for n in range(10)]
         # but for those that the full one has found room for meanwhile.
-        served = metric(gateways[0], "gateway_requests_total") - before
-        assert served + metric(full, "gateway_requests_total") == 10
+        served = metric(gateways[0], REQUESTS) - before
+        assert served + metric(full, REQUESTS) == 10
         assert served > 5
         assert get(f"{full.admin_url}/healthz").code == 200
     nginx.stop()

@@ -24,7 +24,7 @@ from tests.integration.deliveries import (
     send,
     state_of,
 )
-from tests.support.requests import metric
+from tests.support.requests import PUBLISHED, confirmed, metric
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import eventually
 
@@ -143,7 +143,7 @@ def test_who_waits_for_longer_than_results_are_stored_keeps_the_claim(servers):
     answers = run(tries())
 
     assert {(a.status, a.body) for a in answers} == {(200, b"patient")}
-    assert metric(gateway, "gateway_messages_published_total") == 1
+    assert metric(gateway, PUBLISHED) == 1
     gateway.stop()
 
 
@@ -159,7 +159,7 @@ def test_pika_s_requests_without_a_claim_hear_at_once_that_their_results_are_los
     async def cut() -> list:
         keys = [f"unclaimed-{n}" for n in range(3)]
         waiting = [asyncio.create_task(deliver(gateway, key)) for key in keys]
-        await eventually(lambda: metric(gateway, "gateway_messages_confirmed_total") == len(keys))
+        await eventually(lambda: confirmed(gateway) == len(keys))
         await asyncio.to_thread(cut_connections, servers.broker, "gateway")
         return await asyncio.gather(*waiting)
 

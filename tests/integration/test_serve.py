@@ -25,7 +25,7 @@ from gateway import __version__
 from gateway.config.strategies import STRATEGIES
 from gateway.process.child_handle import START_TIMEOUT
 from tests.support.http_client import Answer, Connection, request
-from tests.support.requests import metric
+from tests.support.requests import REQUESTS, metric
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
 from tests.support.waiting import until
 
@@ -165,7 +165,7 @@ def is_ready(server: Server) -> bool:
 
 
 def answered(server: Server) -> float:
-    return metric(server, 'gateway_requests_total{route="/",status="200"}')
+    return metric(server, REQUESTS, http_route="/", http_response_status_code=200)
 
 
 def in_flight(server: Server) -> float:
@@ -396,7 +396,7 @@ def test_processes_share_the_work_and_their_counts_add_up(two):
             sent += 1
 
     assert len(seen) == 2
-    assert metric(two, 'gateway_requests_total{route="/nobody",status="504"}') == sent
+    assert metric(two, REQUESTS, http_route="/nobody", http_response_status_code=504) == sent
 
 
 # Children ---------------------------------------------------------------------------------

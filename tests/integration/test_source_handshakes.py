@@ -24,7 +24,7 @@ from tests.integration.senders import (
     times,
 )
 from tests.integration.webhooks import Call, ask, others, toml
-from tests.support.requests import metric
+from tests.support.requests import PUBLISHED, metric
 from tests.support.stack import RabbitMQ, Server, Stack
 
 SEED = bytes(range(32))
@@ -38,7 +38,6 @@ SOURCES = {
     "meta": {"secrets": SECRET, "verify_token": "v-token"},
     "x": {"secrets": SECRET},
 }
-PUBLISHED = "gateway_messages_published_total"
 
 
 @pytest.fixture(scope="module")

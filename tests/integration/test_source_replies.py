@@ -23,7 +23,7 @@ from tests.integration.senders import (
     times,
 )
 from tests.integration.webhooks import Call, ask, start_worker, toml
-from tests.support.requests import metric
+from tests.support.requests import PUBLISHED, metric
 from tests.support.stack import RabbitMQ, Server, Stack
 
 SOURCES: dict[str, dict[str, Any]] = {
@@ -35,7 +35,6 @@ SOURCES: dict[str, dict[str, Any]] = {
 }
 ROUTES = [{"path": f"/{name}", "source": name, "task": "tests.said"} for name in SOURCES]
 ROUTES[list(SOURCES).index("dingtalk")]["events"] = ["org_*"]
-PUBLISHED = "gateway_messages_published_total"
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ import pytest
 
 from tests.integration.senders import SECRET, github, wechat
 from tests.integration.webhooks import ask, ask_all, start_worker, toml
-from tests.support.requests import metric
+from tests.support.requests import PUBLISHED, metric
 from tests.support.stack import RabbitMQ, Server, Stack
 
-PUBLISHED, UNROUTED = "gateway_messages_published_total", "gateway_events_unrouted_total"
+UNROUTED = "gateway_events_unrouted_total"
 
 GITHUB = {"scheme": "github", "secrets": SECRET}
 SOURCES: dict[str, dict[str, Any]] = {

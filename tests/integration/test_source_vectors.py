@@ -14,11 +14,10 @@ from gateway.stack.programs import find
 from tests.integration.vectors import FOUND, MORE_WRONG, VECTORS, Vector
 from tests.integration.webhooks import Call, ask, ask_all, others, toml
 from tests.support.http_client import Answer
-from tests.support.requests import metric
+from tests.support.requests import PUBLISHED, metric
 from tests.support.stack import RabbitMQ, Server, Stack
 
 ALL = [*VECTORS, *MORE_WRONG]
-PUBLISHED = "gateway_messages_published_total"
 
 
 def each(vectors: list[Vector]) -> pytest.MarkDecorator:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import gateway
-from tests.support.requests import metric, post
+from tests.support.requests import REQUESTS, metric, post
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import until
 
@@ -42,7 +42,11 @@ class Installed:
         """Make the next version: with one more setting, one more metric, and a moved module."""
         for file, before, after in [
             ("config/settings.py", "    log_requests: bool", "    colour: str = 'red'\n{}"),
-            ("metrics.py", '    "gateway_clients_gone', '    "gateway_colours_total": "",\n{}'),
+            (
+                "metric_table.py",
+                '    "gateway_clients_gone',
+                '    "gateway_colours_total": Metric(COUNTER, ""),\n{}',
+            ),
             ("process/child.py", "serving with the strategy", NEW),
         ]:
             text = (package / file).read_text()
@@ -128,8 +132,8 @@ def test_children_of_another_version_serve_and_count(installed, start, first, se
 
     assert set(statuses) == {200}
     assert server.output().count(NEW) == 2
-    counted = metric(server, 'gateway_requests_total{route="/",status="200"}')
-    assert counted == metric(server, "gateway_request_seconds_count") == len(statuses)
+    counted = metric(server, REQUESTS, http_route="/", http_response_status_code=200)
+    assert counted == metric(server, REQUESTS) == len(statuses)
 
 
 def test_a_setting_that_the_other_version_does_not_know_is_told_and_the_old_children_stay(

@@ -13,6 +13,7 @@ from tornado.ioloop import IOLoop
 from gateway.celery_message import Message, TaskIds
 from gateway.config.settings import Config
 from gateway.http.server import Server
+from gateway.metric_table import REQUESTS
 from gateway.metrics import Metrics
 from gateway.outcome import SUCCESS, Outcome
 from gateway.pending_task import PendingTask
@@ -20,6 +21,7 @@ from gateway.process.sockets import bind
 from gateway.relay.relay import Relay
 from gateway.strategies.base import Strategy
 from tests.support.http_client import Connection
+from tests.support.requests import counted
 
 ROUTES = [{"path": "/"}, {"path": "/hooks/{account}"}, {"path": "/xml", "content_type": "text/xml"}]
 #: The loops that gateways run on: connections are their transports.
@@ -83,8 +85,7 @@ class Gateway:
 
     def counted(self, status: int) -> float:
         """Return how many requests that no route has taken were answered with `status`."""
-        labels = (("route", ""), ("status", str(status)))
-        return self.metrics.count(("gateway_requests_total", labels))
+        return counted(self.metrics, REQUESTS, http_route="", http_response_status_code=status)
 
 
 Start = Callable[..., Gateway]

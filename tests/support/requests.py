@@ -6,10 +6,17 @@ import asyncio
 import urllib.request
 from collections.abc import Sequence
 
+from prometheus_client.parser import text_string_to_metric_families
 from tornado.httpclient import HTTPResponse
 from tornado.simple_httpclient import SimpleAsyncHTTPClient
 
+from gateway.metrics import Metrics
+from gateway.process.counters import Reader
 from gateway.stack import Server
+
+#: How many requests were answered, and how many messages were handed to the broker.
+REQUESTS = "http_server_request_duration_seconds_count"
+PUBLISHED = "messaging_client_sent_messages_total"
 
 
 def post_all(url: str, bodies: Sequence[bytes], at_once: int = 200) -> list[HTTPResponse]:
@@ -49,8 +56,33 @@ def get(url: str) -> HTTPResponse:
     return asyncio.run(run())
 
 
-def metric(gateway: Server, name: str) -> float:
-    """Return the sum of a metric's series, or of those that begin so; holds up the loop."""
+def metric(gateway: Server, name: str, **labels: object) -> float:
+    """Return the sum of a metric's series that have these labels; holds up the loop."""
     with urllib.request.urlopen(f"{gateway.admin_url}/metrics") as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+        return total(answer.read().decode(), name, **labels)
+
+
+def confirmed(gateway: Server) -> float:
+    """Return how many messages the broker has confirmed."""
+    return metric(gateway, "messaging_client_operation_duration_seconds_count", error_type="")
+
+
+def total(exposed: str, name: str, **labels: object) -> float:
+    """Return the same of the text that a gateway exposes."""
+    wanted = {label: str(value) for label, value in labels.items()}.items()
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(exposed)
+        for sample in family.samples
+        if sample.name == name and wanted <= sample.labels.items()
+    )
+
+
+def counted(metrics: Metrics, name: str, **labels: object) -> float:
+    """Return the same of what a process has counted; a histogram's observations."""
+    wanted = {label: str(value) for label, value in labels.items()}.items()
+    return sum(
+        value
+        for (series, given), value in Reader(metrics.map).totals().values.items()
+        if series in (name, f"{name}_bucket") and wanted <= dict(given).items()
+    )

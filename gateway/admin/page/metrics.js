@@ -1,5 +1,8 @@
 "use strict";
 const EVERY = 2000, PATIENCE = 5000, SHOWN = 600e3; // milliseconds
+const REQUESTS = "http_server_request_duration_seconds_count";
+const PUBLISHED = "messaging_client_operation_duration_seconds_count";
+const [ROUTE, STATUS] = ["http_route", "http_response_status_code"];
 const rates = []; // [when, a second]
 let before = null, first = null;
 
@@ -20,7 +23,7 @@ function total(series, name, wanted = () => true) {
 
 // The bound below which a share of the requests lies that were answered between two readings.
 function quantile(now, then, share, wanted = () => true) {
-  const name = "gateway_request_seconds_bucket", counts = new Map();
+  const name = "http_server_request_duration_seconds_bucket", counts = new Map();
   for (const [series, sign] of [[now, 1], [then, -1]])
     for (const s of series)
       if (s.name === name && wanted(s.labels))
@@ -67,7 +70,7 @@ function draw(now, rate) {
 
 function show(now, then, seconds, ready) {
   const grown = (name, wanted) => Math.max(0, total(now, name, wanted) - total(then, name, wanted));
-  const rate = grown("gateway_requests_total") / seconds;
+  const rate = grown(REQUESTS) / seconds;
   draw(performance.now(), rate);
   state.textContent = ready.ready ? "ready" : "not ready";
   state.className = ready.ready ? "good" : "bad";
@@ -75,13 +78,13 @@ function show(now, then, seconds, ready) {
     `version ${ready.version}, strategy ${ready.strategy}, up for ${period(ready.uptime)}`;
   const tiles_ = [
     ["requests per second", count(rate, 1)],
-    ["5xx per second", count(grown("gateway_requests_total", l => l.status[0] === "5") / seconds, 1)],
+    ["5xx per second", count(grown(REQUESTS, l => l[STATUS][0] === "5") / seconds, 1)],
     ["latency, p50", quantile(now, then, 0.5)],
     ["latency, p99", quantile(now, then, 0.99)],
     ["requests in flight", count(total(now, "gateway_in_flight"))],
     ["open connections", count(total(now, "gateway_connections_open"))],
-    ["messages confirmed", count(total(now, "gateway_messages_confirmed_total"))],
-    ["messages refused", count(total(now, "gateway_messages_refused_total"))],
+    ["messages confirmed", count(total(now, PUBLISHED, l => !l.error_type))],
+    ["messages refused", count(total(now, PUBLISHED, l => l.error_type))],
   ];
   tiles.replaceChildren(...tiles_.map(([name, value]) => {
     const tile = document.createElement("div"), figure = document.createElement("b");
@@ -89,14 +92,14 @@ function show(now, then, seconds, ready) {
     tile.append(figure, name);
     return tile;
   }));
-  const answers = now.filter(s => s.name === "gateway_requests_total");
-  const statuses = [...new Set(answers.map(s => s.labels.status))].sort();
-  const paths = [...new Set(answers.map(s => s.labels.route))].sort();
+  const answers = now.filter(s => s.name === REQUESTS);
+  const statuses = [...new Set(answers.map(s => s.labels[STATUS]))].sort();
+  const paths = [...new Set(answers.map(s => s.labels[ROUTE]))].sort();
   const shares = [0.5, 0.99];
   fill(routes, ["route", ...statuses, "p50", "p99"], paths.map(path => [path || "(none)",
-    ...statuses.map(status => count(total(answers, "gateway_requests_total",
-      l => l.route === path && l.status === status))),
-    ...shares.map(share => quantile(now, first, share, l => l.route === path))]));
+    ...statuses.map(status => count(total(answers, REQUESTS,
+      l => l[ROUTE] === path && l[STATUS] === status))),
+    ...shares.map(share => quantile(now, first, share, l => l[ROUTE] === path))]));
   fill(processes, ["process", "errors"], ready.children.map(({pid, ...checks}) => [String(pid),
     Object.entries(checks).filter(([, text]) => text).map(pair => pair.join(": ")).join("; ")
       || "none"]));

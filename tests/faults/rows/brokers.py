@@ -111,7 +111,7 @@ def queue_full(trial: Trial) -> None:
 
 
 def published(lane: Lane) -> float:
-    return lane.metric("gateway_messages_published_total")
+    return lane.metric("messaging_client_sent_messages_total")
 
 
 def queue_missing(trial: Trial) -> None:

@@ -12,7 +12,7 @@ from tests.faults.lane import ask
 from tests.faults.rows.brokers import BOTH
 from tests.faults.trial import Trial
 
-SUBSCRIBED = "gateway_result_connections_total"
+SUBSCRIBED = "gateway_results_connections_total"
 
 
 def killed(trial: Trial) -> None:

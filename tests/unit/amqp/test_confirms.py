@@ -10,8 +10,10 @@ import pytest
 from gateway.amqp.confirms import Confirms
 from gateway.celery_message import Message
 from gateway.errors import BrokerUnavailable, NotConfirmed, Rejected, Unroutable
+from gateway.metric_table import PUBLISHED
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
+from tests.support.requests import counted
 
 
 @pytest.fixture
@@ -78,7 +80,7 @@ def test_an_ack_confirms_its_message(confirms, metrics):
     confirms.confirm(1, multiple=False, acked=True)
     assert confirmed(messages) == [1, 2, 3]
     assert not confirms
-    assert metrics.get("gateway_messages_confirmed_total") == 3
+    assert counted(metrics, PUBLISHED, error_type="") == 3
 
 
 def test_an_ack_of_several_confirms_all_before_it(confirms):
@@ -115,7 +117,7 @@ def test_a_nack_rejects(confirms, metrics):
     messages = publish(confirms, 3)
     confirms.confirm(2, multiple=True, acked=False)
     assert errors(messages) == {1: Rejected, 2: Rejected}
-    assert metrics.get("gateway_messages_refused_total") == 2
+    assert counted(metrics, PUBLISHED, error_type="rejected") == 2
 
 
 def test_a_queue_that_has_taken_nothing_yet_is_told(confirms, rejecting):

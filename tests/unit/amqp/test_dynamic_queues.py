@@ -12,9 +12,11 @@ from gateway.amqp.dynamic_queues import DynamicQueues
 from gateway.celery_message import Message
 from gateway.config.settings import Config
 from gateway.errors import BrokerBlocked, BrokerUnavailable, QueueLimit, Unroutable
+from gateway.metric_table import QUEUES
 from gateway.metrics import Metrics
 from gateway.outcome import SUCCESS, Outcome
 from gateway.pending_task import PendingTask
+from tests.support.requests import counted
 
 CONFIG = Config(
     routes=[
@@ -28,14 +30,14 @@ CONFIG = Config(
     ]
 )
 (ROUTE,) = CONFIG.routes
-LABELS = (("route", "/{s}"),)
+PATH = "/{s}"
 
 
 class Queues(DynamicQueues):
     """Declares nothing, but counts; `error` is raised instead."""
 
     def __init__(self):
-        self.metrics = Metrics(dynamic=CONFIG.dynamic_paths)
+        self.metrics = Metrics()
         self.publisher = SimpleNamespace(blocked="", connection=object())
         super().__init__(CONFIG, self.metrics, self.publisher)
         self.declared: list[str] = []
@@ -60,7 +62,7 @@ class Queues(DynamicQueues):
         return [pending.message.task_id for pending in self.sent]
 
     def number(self) -> float:
-        return self.metrics.count(("gateway_dynamic_queues", LABELS))
+        return counted(self.metrics, QUEUES, http_route=PATH)
 
 
 async def settled() -> None:

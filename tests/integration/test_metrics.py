@@ -1,0 +1,243 @@
+"""What a gateway counts of requests that fail, wait, come twice or end later, and of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import urllib.request
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from gateway.config.settings import Config
+from gateway.journal.keys import Keys
+from gateway.journal.size_watch import SizeWatch
+from gateway.metrics import Metrics
+from gateway.stores import result_store
+from gateway.stores.pipeline import Pipeline
+from tests.integration.deliveries import URLS, Servers, gather, run, send
+from tests.support.requests import metric, total
+from tests.support.stack import RabbitMQ, Server, Stack, free_port
+from tests.support.waiting import eventually, until
+
+CONFIG = f"""
+journal = 1000
+state_prefix = "metrics"
+{URLS}
+
+[sources.signed]
+scheme = "hmac"
+header = "X-Signature"
+secrets = ["a secret of these tests"]
+
+[[routes]]
+path = "/wait"
+task = "faults.run"
+deadline = 50
+
+[[routes]]
+path = "/fails"
+task = "appserver.tasks.fail"
+
+[[routes]]
+path = "/late"
+task = "faults.run"
+deadline = 0.3
+
+[[routes]]
+path = "/later"
+task = "faults.run"
+answer = "wait-then-accept"
+deadline = 0.3
+
+[[routes]]
+path = "/fallback"
+task = "faults.run"
+answer = "wait-then-accept"
+deadline = 0.3
+fallback = "success"
+
+[[routes]]
+path = "/accepted"
+task = "faults.run"
+answer = "accept"
+
+[[routes]]
+path = "/accepted-and-fails"
+task = "appserver.tasks.fail"
+answer = "accept"
+
+[[routes]]
+path = "/once"
+task = "faults.run"
+deadline = 50
+idempotency = "header:Idempotency-Key"
+
+[[routes]]
+path = "/signed"
+source = "signed"
+"""
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+WAITS = "gateway_result_wait_seconds"
+#: Gives how much a metric has grown since it was given.
+Growth = Callable[..., float]
+
+
+@pytest.fixture(scope="module")
+def servers(stack: Stack, rabbitmq: RabbitMQ, start) -> Iterator[Servers]:
+    servers = Servers(stack, rabbitmq, start(stack.redis))
+    yield servers
+    servers.stop()
+    servers.results.stop()
+
+
+@pytest.fixture(scope="module")
+def gateway(servers: Servers) -> Server:
+    return servers.gateway("redis", CONFIG, "--processes=2")
+
+
+@pytest.fixture
+def grown(gateway: Server) -> Growth:
+    def page() -> str:
+        with urllib.request.urlopen(f"{gateway.admin_url}/metrics") as answer:
+            return answer.read().decode()
+
+    before = page()
+    return lambda name, **labels: total(page(), name, **labels) - total(before, name, **labels)
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "outcome", "miss"),
+    [
+        ("/wait", 200, "success", ""),
+        ("/fails", 502, "failure", ""),
+        ("/late?seconds=1", 504, "deadline-passed", "error"),
+        ("/later?seconds=1", 202, "deadline-passed", "accepted"),
+        ("/fallback?seconds=1", 200, "deadline-passed", "fallback"),
+    ],
+)
+def test_each_wait_is_counted_with_its_outcome(gateway, grown, target, status, outcome, miss):
+    path = target.partition("?")[0]
+
+    assert run(send(gateway, target, f"waits {path}")).status == status
+
+    assert grown(f"{WAITS}_count", strategy="redis", outcome=outcome) == 1
+    assert grown(f"{WAITS}_count") == 1
+    misses = "gateway_deadline_misses_total"
+    assert grown(misses) == grown(misses, http_route=path, answer=miss) == bool(miss)
+    errors = grown("gateway_request_errors_total")
+    assert errors == (status >= 500)
+
+
+def test_a_client_that_leaves_has_waited(gateway, grown):
+    async def leave() -> None:
+        waiting = asyncio.create_task(send(gateway, "/wait?seconds=1", "leaves"))
+        await eventually(lambda: metric(gateway, "gateway_in_flight") == 1)
+        assert metric(gateway, "http_server_active_requests") == 1
+        await eventually(lambda: grown("messaging_client_operation_duration_seconds_count") == 1)
+        waiting.cancel()
+        await eventually(lambda: grown("gateway_clients_gone_total") == 1)
+
+    run(leave())
+
+    assert grown(f"{WAITS}_count", outcome="client-gone") == grown(f"{WAITS}_count") == 1
+    until(lambda: metric(gateway, "http_server_active_requests") == 0)
+
+
+def test_a_later_try_is_counted_as_joined(gateway, grown):
+    tries = [send(gateway, "/once?seconds=0.5", "once", "Idempotency-Key: once") for _ in range(3)]
+
+    assert [a.status for a in run(gather(*tries))] == [200] * 3
+
+    assert grown("gateway_duplicates_joined_total") == 2
+    assert grown(f"{WAITS}_count", outcome="success") == 3
+    assert grown("messaging_client_sent_messages_total", messaging_system="rabbitmq") == 1
+
+
+def test_a_refused_signature_is_counted_by_its_source(gateway, grown):
+    assert run(send(gateway, "/signed", "forged", "X-Signature: forged")).status == 401
+
+    labels = {"source": "signed", "scheme": "hmac", "error_type": "unverified"}
+    failures = "gateway_verification_failures_total"
+    assert grown(failures, **labels) == grown(failures) == 1
+    assert grown("gateway_request_errors_total", error_type="unverified") == 1
+
+
+def test_tasks_that_end_after_their_acceptance_are_counted(gateway, grown):
+    targets = ["/accepted", *["/accepted-and-fails"] * 3]
+
+    answers = run(gather(*(send(gateway, target, "accepted") for target in targets)))
+
+    assert [a.status for a in answers] == [202] * 4
+    ended = "gateway_late_tasks_total"
+    until(lambda: grown(ended, state="failed") == 3)
+    until(lambda: grown(ended, state="succeeded"))  # those of earlier tests are among them
+
+
+def test_the_sizes_of_journal_and_state_are_known(servers, gateway):
+    assert run(send(gateway, "/accepted", "kept")).status == 202
+
+    with redis.Redis.from_url(servers.results.url) as client:
+        until(lambda: client.zcard("metrics:journal:open") == 0)
+        sizes = {
+            "gateway_journal_deliveries": lambda: client.xlen("metrics:journal:deliveries"),
+            "gateway_journal_bytes": lambda: int(client.get("metrics:journal:bytes")),
+            "gateway_journal_open": lambda: 0,
+        }
+        for name, size in sizes.items():
+            until(lambda name=name, size=size: metric(gateway, name) == size())
+        assert sizes["gateway_journal_bytes"]() > 0
+        until(lambda: metric(gateway, "gateway_state_keys") > 0)
+
+
+def test_a_journal_that_cannot_be_asked_keeps_its_last_sizes(caplog):
+    caplog.set_level(logging.DEBUG, "gateway.journal.size_watch")
+    config = Config(result_backend=f"redis://127.0.0.1:{free_port()}/0")
+    metrics = Metrics()
+    metrics.set("gateway_journal_bytes", 7)
+
+    async def ask() -> None:
+        pipeline = Pipeline(lambda: result_store.connect(config), "journal")
+        watch = SizeWatch(Keys(config), metrics, pipeline)
+        await pipeline.start()
+        await watch.start()
+        await eventually(lambda: "the size of the journal" in caplog.text)
+        await watch.stop()
+        await pipeline.stop()
+
+    run(ask())
+
+    assert metrics.get("gateway_journal_bytes") == 7
+    metrics.close()
+
+
+def test_a_lost_subscription_is_a_reconnection(servers, gateway, grown):
+    with redis.Redis.from_url(servers.results.url) as client:
+        client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+
+    until(lambda: grown("gateway_reconnects_total", server="results") == 2)
+    assert grown("gateway_results_connections_total") == 2
+    assert grown("gateway_reconnects_total", server="broker") == 0
+
+
+def test_the_lateness_of_each_event_loop_is_measured(gateway, grown):
+    until(lambda: grown("gateway_event_loop_lag_seconds_count") >= 4)
+
+
+def test_a_scraper_of_openmetrics_gets_the_trace_of_a_recorded_request(gateway):
+    parent = f"traceparent: 00-{TRACE}-00f067aa0ba902b7-01"
+    assert run(send(gateway, "/wait", "traced", parent)).status == 200
+
+    def page(accept: str) -> tuple[str, str]:
+        asked = urllib.request.Request(f"{gateway.admin_url}/metrics", headers={"Accept": accept})
+        with urllib.request.urlopen(asked) as answer:
+            return answer.headers["Content-Type"], answer.read().decode()
+
+    kind, text = page("application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
+    assert kind.startswith("application/openmetrics-text; version=1.0.0")
+    (line,) = (line for line in text.splitlines() if TRACE in line)
+    assert line.startswith("http_server_request_duration_seconds_bucket{")
+    assert 'http_route="/wait"' in line and f'# {{trace_id="{TRACE}"}}' in line
+    kind, text = page("*/*")
+    assert kind == "text/plain; version=0.0.4; charset=utf-8" and TRACE not in text
