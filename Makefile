@@ -1,9 +1,9 @@
 # `make` alone lists the targets.
 
 PYTHON ?= python3
-EXTRAS := build serve gevent fast dev loadtest test
+EXTRAS := build serve gevent fast otel dev loadtest test
 # What the image contains: the extras, and what is needed to build the project without a download.
-IMAGE := --extra serve --extra gevent --extra fast --extra build
+IMAGE := --extra serve --extra gevent --extra fast --extra otel --extra build
 MINUTES := 10
 # One list for every version of Python from 3.11 on, and every platform.
 COMPILE = build/constraints/bin/uv --quiet pip compile setup.cfg --universal --python-version 3.11 \

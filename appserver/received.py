@@ -15,7 +15,8 @@ class Delivery:
 
     ``id`` is in the gateway's log and in its error answers; ``source``, ``route`` and ``event`` are
     empty where there is none; ``params`` are the parameters in the path; ``remote`` is the sender's
-    address; ``traceparent`` is the sender's W3C header, or empty.
+    address; ``traceparent`` is the W3C header of the gateway's span if it traces requests, else
+    that of the sender, or empty.
     """
 
     id: str
@@ -32,6 +33,11 @@ class Delivery:
     def queries(self) -> dict[str, list[str]]:
         """All values of each query parameter; a task's argument `query` has the last one only."""
         return parse_qs(self.query_string, keep_blank_values=True)
+
+    @property
+    def trace_id(self) -> str:
+        """The id of its trace, 32 hexadecimal digits; empty where there is none."""
+        return self.traceparent[3:35]
 
 
 def delivery() -> Delivery | None:

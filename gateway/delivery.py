@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -14,6 +15,12 @@ _traceparent = re.compile(f"00{_IDS}|(?!00|ff)[0-9a-f]{{2}}{_IDS}(-[!-~]{{0,200}
 
 #: Request headers that are meant for the gateway only; the task does not get them.
 PRIVATE_HEADERS = frozenset(["authorization", "cookie"])
+
+
+def traceparent_of(headers: Mapping[str, str]) -> str:
+    """Return the sender's trace context, a valid traceparent; "" where there is none."""
+    text = headers.get("traceparent", "")
+    return text if text and _traceparent(text) else ""
 
 
 @dataclass(slots=True)
@@ -40,7 +47,8 @@ class Request:
 class Delivery:
     """A verified request on its route: what the task gets, and what else is known about it.
 
-    ``document`` has the body's JSON as its only item, once something has read it.
+    ``traceparent`` is that of the gateway's own span if requests are traced, else that of the
+    sender, or empty. ``document`` has the body's JSON as its only item, once something has read it.
     """
 
     id: str
@@ -54,6 +62,7 @@ class Delivery:
     received_at: float
     source: str = ""
     event: str = ""
+    traceparent: str = ""
     document: tuple[Any] | None = None
 
     def table(self, store: bool) -> dict[str, Any]:
@@ -62,9 +71,6 @@ class Delivery:
         All fields that the sender chooses have a bounded length, except ``params`` and
         ``query_string``. The publisher compares those with the broker's limit for headers.
         """
-        traceparent = self.headers.get("traceparent", "")
-        if traceparent and not _traceparent(traceparent):
-            traceparent = ""
         return {
             "id": self.id,
             "source": self.source,
@@ -74,7 +80,7 @@ class Delivery:
             "query_string": self.query_string,
             "remote": self.remote,
             "received_at": datetime.fromtimestamp(self.received_at, UTC).isoformat(),
-            "traceparent": traceparent,
+            "traceparent": self.traceparent,
             "store": store,
         }
 

@@ -12,7 +12,13 @@ _RESULTS = "/results/"
 
 
 def write(
-    method: str, path: str, status: int, seconds: float, delivery_id: str, reason: str = ""
+    method: str,
+    path: str,
+    status: int,
+    seconds: float,
+    delivery_id: str,
+    reason: str = "",
+    trace_id: str = "",
 ) -> None:
     """Log how a request was answered; the status 0 means that its sender had disconnected.
 
@@ -21,6 +27,8 @@ def write(
     if path.startswith(_RESULTS):
         path = f"{_RESULTS}-"  # the rest is a secret: whoever knows it may read the result
     answered, delivery = status or "gone", delivery_id or "none"
+    if trace_id:
+        delivery = f"{delivery} trace {trace_id}"
     why = f": {_printable(reason)}" if reason else ""
     about = (method, _printable(path), answered, seconds * 1e3, delivery, why)
     log.info("%s %s %s %.1f ms delivery %s%s", *about)

@@ -61,9 +61,18 @@ def configure(arguments: argparse.Namespace) -> Config:
         find(config.strategy)
     if config.loop == "uvloop" and importlib.util.find_spec("uvloop") is None:
         problems.append("loop: no uvloop: install celery-gateway[fast]")
+    if config.trace_sample is not None and not _exporter_is_installed():
+        problems.append("trace_sample: no opentelemetry: install celery-gateway[otel]")
     if problems:
         raise ConfigError(problems)
     return config
+
+
+def _exporter_is_installed() -> bool:
+    try:
+        return importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is not None
+    except ModuleNotFoundError:  # of one of its parents
+        return False
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -72,6 +72,10 @@ class Config(Model):
     journal_bytes: int = Field(256 * 1024 * 1024, ge=1024)
     journal_age: float = Field(7 * 86_400.0, ge=1, le=366 * 86_400)
     log_requests: bool = False
+    trace_sample: float | None = Field(None, ge=0, le=1)
+    trace_follow: bool = False
+    trace_endpoint: str | None = None
+    trace_service: str | None = Field(None, min_length=1)
     public_url: str | None = None
     secret_key: SecretStr | None = Field(None, min_length=16)
     host: str = "127.0.0.1"
@@ -117,6 +121,15 @@ class Config(Model):
                 "in the path"
             )
         return url
+
+    @field_validator("trace_endpoint")
+    @classmethod
+    def _collector(cls, url: str | None) -> str | None:
+        """Add the path of OTLP where the URL has none."""
+        if url is None:
+            return None
+        _check_url(url, ("http", "https"))
+        return url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1/traces"
 
     @field_validator("trusted_proxies")
     @classmethod

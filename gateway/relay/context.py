@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gateway.amqp.dynamic_queues import DynamicQueues
 from gateway.celery_message import TaskIds
@@ -17,6 +18,9 @@ from gateway.relay.idempotency import Idempotency
 from gateway.relay.limits import Limits
 from gateway.relay.result_urls import ResultURLs
 from gateway.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from gateway.tracing.tracer import Tracer
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,3 +45,5 @@ class Context:
     fairness: Fairness | None
     log_requests: bool
     strategy_name: str
+    #: Not None if requests are traced.
+    tracer: Tracer | None

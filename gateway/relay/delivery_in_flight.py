@@ -35,6 +35,7 @@ from gateway.relay.preferences import Terms
 from gateway.relay.reply import Reply
 from gateway.relay.routes import Endpoint
 from gateway.sources.base import Verified
+from gateway.tracing.trace import ANSWER, CLAIM, FURTHER, PUBLISH, WAIT
 
 
 class Stage(Enum):
@@ -54,7 +55,7 @@ class DeliveryInFlight(InFlight):
 
     __slots__ = (
         "claim", "delivery", "further", "identity", "message", "mode", "owner", "pending", "route",
-        "source", "stage", "verified",
+        "source", "stage", "trace", "verified",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +90,11 @@ class DeliveryInFlight(InFlight):
             self.message.task_id = context.further.task_id(self.identity)
         if route.also:
             self.further = context.further.messages(route, delivery, self.identity)
+        self.trace = reply.trace
+        if self.trace is not None:
+            self.trace.message = self.message
+            for message in (self.message, *self.further):
+                self.trace.carry(message)
         self.stage = Stage.CLAIM
         self.claim: ClaimHandle | NoClaim = NO_CLAIM
         self.pending: PendingTask  # from `follow` on
@@ -141,6 +147,8 @@ class DeliveryInFlight(InFlight):
         """Publish the messages; with an identity, only if its claim allows that."""
         context = self.context
         if self.identity and context.idempotency is not None:
+            if self.trace is not None:
+                self.trace.begin(CLAIM)
             context.idempotency.relay(self)
         elif self.further:
             context.steps.run(self, self._publish_all())
@@ -163,6 +171,8 @@ class DeliveryInFlight(InFlight):
         """
         if self.further:
             self.stage = Stage.FURTHER
+            if self.trace is not None:
+                self.trace.begin(FURTHER)
             await self.context.further.publish(self.further, self.identity, self.deadline, recorded)
 
     def publish(self) -> PendingTask:
@@ -173,6 +183,8 @@ class DeliveryInFlight(InFlight):
         strategy, queues = self.context.strategy, self.context.queues
         send = strategy.publish if self.mode == "accept" else strategy.send
         route, journal = self.route, self.context.journal
+        if self.trace is not None:
+            self.trace.begin(PUBLISH)
         if journal is not None and self._tracked:
             self.reply.begun = journal.begin(self.message, self.message.task_id, self.identity)
         if queues is not None and route.dynamic:
@@ -185,6 +197,8 @@ class DeliveryInFlight(InFlight):
     def publish_again(self, message: Message) -> PendingTask:
         """Publish the `message` of an earlier try; wait for its confirm only."""
         publish, queues = self.context.strategy.publish, self.context.queues
+        if self.trace is not None:
+            self.trace.begin(PUBLISH)
         if queues is not None and self.route.dynamic:
             return queues.send(self.route, message, self.deadline, publish)
         return publish(message, self.deadline)
@@ -208,6 +222,8 @@ class DeliveryInFlight(InFlight):
         if not handle.ours and not self.reply.joined:
             self.context.metrics.add("gateway_duplicates_joined_total")
         self.reply.joined = not handle.ours
+        if self.trace is not None and not handle.ours:
+            self.trace.begin(WAIT)
         if claim.tries < self.route.tries and not again and not self.reply.applied:
             first = self.reply.request.arrived - claim.age
             self.extend(first + self.route.hold + self.route.deadline)
@@ -269,6 +285,8 @@ class DeliveryInFlight(InFlight):
         elif self.mode == "accept":
             pending.abandon()
             self.accept()
+        elif self.trace is not None:
+            self.trace.begin(WAIT)
 
     def _fail(self, error: RequestError) -> None:
         claim, idempotency = self.claim, self.context.idempotency
@@ -296,6 +314,8 @@ class DeliveryInFlight(InFlight):
 
     def _end(self, outcome: Outcome) -> None:
         self._waited(outcome.state.lower())
+        if self.trace is not None:
+            self.trace.begin(ANSWER)
         self.reply.state, self.reply.failure = ended(outcome)
         try:
             given = answer.of_outcome(outcome, self.route.content_type)
@@ -340,6 +360,8 @@ class DeliveryInFlight(InFlight):
     def accept(self) -> None:
         """Answer that the message is taken, once the journal has the delivery, if it is to."""
         journal = self.context.journal
+        if self.trace is not None:
+            self.trace.begin(ANSWER)
         if journal is None or not self._tracked or self.reply.closed:
             self._accept()
             return

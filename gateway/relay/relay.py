@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import monotonic
+from typing import TYPE_CHECKING, Protocol
 
 from gateway.amqp.dynamic_queues import DynamicQueues
 from gateway.amqp.publisher import Publisher
@@ -10,7 +12,7 @@ from gateway.amqp.queue_lengths import QueueLengths
 from gateway.celery_message import TaskIds
 from gateway.config.route import RESULTS, Route
 from gateway.config.settings import Config
-from gateway.delivery import Delivery, Request
+from gateway.delivery import Delivery, Request, traceparent_of
 from gateway.errors import BadRequest, BodyTooSlow, Unverified
 from gateway.failpoints import Failpoint
 from gateway.journal.store import Journal
@@ -36,11 +38,20 @@ from gateway.sources.envelopes import read_query
 from gateway.stores import result_store
 from gateway.stores.pipeline import Pipeline
 from gateway.strategies.base import Strategy
+from gateway.tracing.trace import NOTHING, VERIFY
+
+if TYPE_CHECKING:
+    from gateway.tracing.tracer import Tracer
 
 #: The counters of deliveries that no route takes: because of their event, or of `when`.
 UNROUTED, FILTERED = "gateway_events_unrouted_total", "gateway_deliveries_filtered_total"
 
-Service = Strategy | DynamicQueues | Fairness | Pipeline | Idempotency | Journal
+
+class Service(Protocol):
+    """What runs as long as the relay."""
+
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
 
 
 class Relay:
@@ -90,6 +101,7 @@ class Relay:
             queues=_dynamic_queues(config, metrics, strategy),
             log_requests=config.log_requests,
             strategy_name=config.strategy,
+            tracer=_tracer(config),
         )
 
     async def start(self) -> None:
@@ -106,7 +118,8 @@ class Relay:
         """Return the services in the order in which they are started."""
         context = self.context
         own = (self._results, context.idempotency, context.journal)
-        some = (context.strategy, context.queues, context.fairness, *own)
+        some: Sequence[Service | None]
+        some = (context.tracer, context.strategy, context.queues, context.fairness, *own)
         return [service for service in some if service is not None]
 
     def checks(self) -> dict[str, str]:
@@ -177,16 +190,12 @@ class Relay:
         request = reply.request
         endpoint, params = self._routes.find(request.path)
         reply.path = endpoint.path
-        try:
-            verified = endpoint.verify(request)
-        except (Unverified, BadRequest) as error:
-            self.context.metrics.count(UNVERIFIED, endpoint.name, endpoint.scheme, error.type)
-            raise
+        verified = self._verify(reply, endpoint)
         if verified.challenge is not None:
             reply.give(verified.challenge)
             return None
         reply.delivery_id = self.delivery_id()
-        delivery = _deliver(reply.delivery_id, request, endpoint, params, verified)
+        delivery = _deliver(reply, endpoint, params, verified)
         route = endpoint.route(delivery)
         if route is None:
             self._unrouted(reply, endpoint, verified)
@@ -201,6 +210,20 @@ class Relay:
         )
         self.limits.admit(in_flight.size)
         return in_flight
+
+    def _verify(self, reply: Reply, endpoint: Endpoint) -> Verified:
+        """Return what is known of the verified request; raises as `Endpoint.verify` does."""
+        trace = reply.trace
+        if trace is not None:
+            trace.begin(VERIFY)
+        try:
+            verified = endpoint.verify(reply.request)
+        except (Unverified, BadRequest) as error:
+            self.context.metrics.count(UNVERIFIED, endpoint.name, endpoint.scheme, error.type)
+            raise
+        if trace is not None:
+            trace.begin(NOTHING)
+        return verified
 
     def _unrouted(self, reply: Reply, endpoint: Endpoint, verified: Verified) -> None:
         """Answer a delivery that no route takes, and say whether that is because of `when`."""
@@ -239,15 +262,21 @@ def _terms(route: Route, request: Request) -> Terms:
     return Terms(route.answer, deadline)
 
 
+def _tracer(config: Config) -> Tracer | None:
+    if config.trace_sample is None:
+        return None
+    # Only here, as it imports OpenTelemetry.
+    from gateway.tracing.tracer import Tracer
+
+    return Tracer(config)
+
+
 def _deliver(
-    delivery_id: str,
-    request: Request,
-    endpoint: Endpoint,
-    params: dict[str, str],
-    verified: Verified,
+    reply: Reply, endpoint: Endpoint, params: dict[str, str], verified: Verified
 ) -> Delivery:
+    request, trace = reply.request, reply.trace
     return Delivery(
-        id=delivery_id,
+        id=reply.delivery_id,
         source=endpoint.name,
         route=endpoint.path,
         event=verified.event,
@@ -258,4 +287,5 @@ def _deliver(
         body=verified.body,
         remote=request.remote,
         received_at=request.received_at,
+        traceparent=traceparent_of(request.headers) if trace is None else trace.traceparent,
     )

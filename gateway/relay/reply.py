@@ -16,6 +16,7 @@ from gateway.errors import RequestError, Unverified
 from gateway.journal.entry import ACCEPTED, FAILED, GONE, REFUSED
 from gateway.metric_table import ERRORS
 from gateway.relay.context import Context
+from gateway.tracing.trace import ANSWER, TRACERESPONSE, Trace
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +33,13 @@ class Reply:
     they become known; they are part of the record. ``state`` is the delivery's in the journal,
     where the end of its task is known, and ``begun`` is from `Journal.begin`. ``joined``: an
     earlier try has published the task. ``failure`` is what the task's exception says, which the
-    sender is not told. ``applied`` is what the answer says in Preference-Applied.
+    sender is not told. ``applied`` is what the answer says in Preference-Applied. ``trace`` is None
+    unless requests are traced.
     """
 
     __slots__ = (
         "_context", "_respond", "answered", "applied", "begun", "delivery_id", "failure",
-        "identity", "joined", "message", "path", "request", "state", "task_id",
+        "identity", "joined", "message", "path", "request", "state", "task_id", "trace",
     )  # fmt: skip
 
     def __init__(self, context: Context, request: Request, respond: Respond):
@@ -55,6 +57,8 @@ class Reply:
         self.joined = False
         self.begun: Future[Any] | None = None
         self.message: Message | None = None
+        tracer = context.tracer
+        self.trace: Trace | None = None if tracer is None else tracer.begin(request)
 
     @property
     def closed(self) -> bool:
@@ -72,6 +76,9 @@ class Reply:
             self.answered = True
             if self.applied:
                 given.headers["Preference-Applied"] = self.applied
+            if self.trace is not None:
+                self.trace.begin(ANSWER)
+                given.headers[TRACERESPONSE] = self.trace.traceparent
             seconds = monotonic() - self.request.arrived
             request = self.request
             trace = recorded_trace(dict.get(request.headers, "traceparent", ""))
@@ -94,6 +101,8 @@ class Reply:
         if not self.closed:
             self._context.metrics.count(ERRORS, error.type)
         self.state = self.state or _STATES.get(error.status, REFUSED)
+        if self.trace is not None:
+            self.trace.error = error.type
         given = answer.of_error(error, self.delivery_id, self.task_id)
         self.give(given, f"{error.type}: {self.failure or error}")
 
@@ -109,7 +118,7 @@ class Reply:
         self._record(GONE, monotonic() - self.request.arrived)
 
     def _record(self, status: int, seconds: float, reason: str = "") -> None:
-        """Write how the request has ended to the journal and to the log, where these are on."""
+        """Write how the request has ended to journal, log and trace, where these are on."""
         context, message, request = self._context, self.message, self.request
         if context.journal is not None and message is not None:
             task_id = self.task_id or message.task_id
@@ -119,4 +128,7 @@ class Reply:
         if context.log_requests:
             about = (request.method, request.path, status, seconds, self.delivery_id)
             joined = f"an earlier try has published the task {self.task_id}" if self.joined else ""
-            request_log.write(*about, reason or joined)
+            trace_id = "" if self.trace is None else self.trace.trace_id
+            request_log.write(*about, reason or joined, trace_id)
+        if context.tracer is not None and self.trace is not None:
+            context.tracer.end(self, self.trace, status)

@@ -7,7 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from statistics import median
+from threading import Thread
 
 from gateway.config.strategies import STRATEGIES
 from loadtest import table
@@ -25,7 +28,8 @@ DEFAULTS = {"strategies": ["redis"], "connections": [64], "duration": 8}
 
 PROCESSES = (1, 2, 4)
 JOURNAL = 10_000  # deliveries
-PLAIN_ROUTE, JOURNALLED = "plain", "journalled"
+TRACED = 0.01  # of all requests
+PLAIN_ROUTE, JOURNALLED, SAMPLED = "plain", "journalled", "traced 1 %"
 #: Path -> where its requests go, and how a body travels. All are routes of one gateway.
 ROUTES: Mapping[str, tuple[str, Envelope]] = {
     PLAIN_ROUTE: ("/echo", PLAIN),
@@ -36,7 +40,7 @@ ROUTES: Mapping[str, tuple[str, Envelope]] = {
 }
 _QUORUM, _STOCK = "paths-quorum", "paths-stock"
 _CONFIG = """\
-{journal}
+{first}
 idempotency_window = 300
 
 [sources.github]
@@ -82,8 +86,13 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     report = Report("paths", versions=bench.versions())
     (connections,) = options.connections[:1]
     load = partial(closed, bench, connections, options.duration, options.threads)
-    trials = [trial for name in options.strategies for trial in _trials(bench, stack, name, load)]
     with ExitStack() as workers:
+        collector = workers.enter_context(_collector())
+        trials = [
+            trial
+            for name in options.strategies
+            for trial in _trials(bench, stack, name, load, collector)
+        ]
         quorum = {"GATEWAY_QUEUES": _QUORUM}
         workers.enter_context(bench.worker(queues=("celery", _QUORUM), env=quorum))
         for replies in {STRATEGIES[name].replies for name in options.strategies}:
@@ -121,8 +130,9 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     report.remarks = [
         f"{connections} connections, echo tasks. signed: a GitHub signature of 250 bytes, without "
         "an identity. deduplicated: each delivery has a new identity in a header, which is claimed "
-        f"in Redis. journalled: the journal keeps {JOURNAL:,} deliveries. quorum queue: one "
-        "RabbitMQ node. stock worker: Celery without anything of this project, with its own result "
+        f"in Redis. journalled: the journal keeps {JOURNAL:,} deliveries. traced 1 %: each request "
+        "has the ids of a trace, and the spans of 1 % are exported. quorum queue: one RabbitMQ "
+        "node. stock worker: Celery without anything of this project, with its own result "
         "backend. nginx: in front of so many gateway processes. The worker's CPU is that of all "
         "workers; those that have nothing to do wait beside.",
     ]
@@ -168,13 +178,44 @@ def _more(rows: Sequence[Row], name: str, case: str) -> list[float]:
     ]
 
 
-def _trials(bench: Bench, stack: Stack, name: str, load: partial[Load]) -> Iterator[Trial]:
-    journal, plain = stack.directory / f"journal-{name}.toml", stack.directory / f"{name}.toml"
+@contextmanager
+def _collector() -> Iterator[str]:
+    """Take spans, and drop them; yield the URL for it."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def _trials(
+    bench: Bench, stack: Stack, name: str, load: partial[Load], collector: str
+) -> Iterator[Trial]:
     stock = _stock(STRATEGIES[name].replies)
-    for file, first in ((plain, ""), (journal, f"journal = {JOURNAL}")):
+
+    def config(case: str, first: str = "") -> Path:
+        file = stack.directory / f"{case.split()[0]}-{name}.toml"
         file.write_text(
-            _CONFIG.format(journal=first, secret=SECRET.decode(), quorum=_QUORUM, stock=stock)
+            _CONFIG.format(first=first, secret=SECRET.decode(), quorum=_QUORUM, stock=stock)
         )
+        return file
+
+    plain = config(PLAIN_ROUTE)
+    others = {
+        JOURNALLED: config(JOURNALLED, f"journal = {JOURNAL}"),
+        SAMPLED: config(SAMPLED, f'trace_sample = {TRACED}\ntrace_endpoint = "{collector}"'),
+    }
 
     @contextmanager
     def behind_nginx(processes: int) -> Iterator[Front]:
@@ -190,11 +231,9 @@ def _trials(bench: Bench, stack: Stack, name: str, load: partial[Load]) -> Itera
         for case, where in ROUTES.items()
     ]
     yield Trial(name, partial(bench.gateway, name, "--config", str(plain)), routes)
-    yield Trial(
-        name,
-        partial(bench.gateway, name, "--config", str(journal)),
-        [_summed(load(case=JOURNALLED))],
-    )
+    for case, file in others.items():
+        front = partial(bench.gateway, name, "--config", str(file))
+        yield Trial(name, front, [_summed(load(case=case))])
     for processes in PROCESSES:
         each = "1 process" if processes == 1 else f"{processes} processes"
         yield Trial(name, partial(behind_nginx, processes), [_summed(load(case=f"nginx, {each}"))])

@@ -276,7 +276,7 @@ def test_all_that_is_installed_is_pinned_by_its_hashes(name):
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     extras = (
-        ["build", "serve", "gevent", "fast"]
+        ["build", "serve", "gevent", "fast", "otel"]
         if "image" in name
         else list(setup["options.extras_require"])
     )

@@ -99,7 +99,7 @@ def test_what_a_worker_needs_is_little_and_bounded(wheel):
     assert names(base) == {"celery", "kombu", "packaging", "redis"}
     assert "celery<5.8,>=5.4" in base
     assert names(of("serve")) == {*GATEWAYS, "prometheus_client", "redis"}
-    for extra in ("gevent", "fast", "dev"):
+    for extra in ("gevent", "fast", "otel", "dev"):
         assert "celery-gateway[serve]" in of(extra)
     assert "Python :: 3.14" in str(metadata.get_all("Classifier"))
     assert metadata["Requires-Python"] == ">=3.11"

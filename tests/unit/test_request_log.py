@@ -22,7 +22,9 @@ def test_the_reason_is_the_end_of_the_line_and_stays_in_it(caplog):
     caplog.set_level(logging.INFO, "requests")
     request_log.write("POST", "/hook", 400, 0.001, "d1", "bad-request: json:/id is missing.")
     request_log.write("POST", "/hook", 400, 0.001, "d2", "two\nlines")
+    request_log.write("POST", "/hook", 400, 0.001, "d3", "late", "4bf9")
     assert [record.getMessage() for record in caplog.records] == [
         "POST /hook 400 1.0 ms delivery d1: bad-request: json:/id is missing.",
         "POST /hook 400 1.0 ms delivery d2: 'two\\nlines'",
+        "POST /hook 400 1.0 ms delivery d3 trace 4bf9: late",
     ]

@@ -19,6 +19,7 @@ import pytest
 from gateway.config.strategies import STRATEGIES
 from gateway.stack.stack import answers_ok
 from tests.integration.test_package import ROOT, build
+from tests.support.otlp import Collector
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
 
 CELERIES = ("5.4", "5.5", "5.6", "5.7")
@@ -141,13 +142,19 @@ def worker(
 
 
 def gateway(
-    stack: Stack, program: Path, strategy: str, shop: Path, broker: str, results: str
+    stack: Stack,
+    program: Path | str,
+    strategy: str,
+    shop: Path,
+    broker: str,
+    results: str,
+    env: Mapping[str, str] = MappingProxyType({}),
 ) -> Server:
     ports = free_port(), free_port()
     argv = [str(program), "serve", "--strategy", strategy, "--broker", broker]
     argv += ["--result-backend", results, "--config", str(shop / "gateway.toml")]
     argv += ["--port", str(ports[0]), "--admin-port", str(ports[1])]
-    server = stack.spawn("gateway", argv, ready=lambda: answers_ok(ports[1], "/readyz"))
+    server = stack.spawn("gateway", argv, env=env, ready=lambda: answers_ok(ports[1], "/readyz"))
     server.url = f"http://127.0.0.1:{ports[0]}/"
     return server
 
@@ -217,6 +224,26 @@ def test_the_gateway_in_one_environment_with_any_celery(
             answer = post(server.url, f"hello {number}")
             assert answer == (201, {"celery": beside.celery, "body": f"hello {number}"})
         server.stop()
+
+
+def test_traces_in_a_clean_environment(wheel, shop, stack, rabbitmq, redis_server, tmp_path):
+    environment = Environment(tmp_path / "environment")
+    environment.install(f"{wheel}[serve]")
+    program = str(environment.bin / "gateway")
+    traced = {**os.environ, "GATEWAY_TRACE_SAMPLE": "1"}
+    done = subprocess.run([program, "serve"], env=traced, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "trace_sample: no opentelemetry: install celery-gateway[otel]" in done.stderr
+    environment.install(f"{wheel}[otel]")
+    urls = {"BROKER": rabbitmq.url, "BACKEND": redis_server.url}
+    worker = stack.worker("", app="shop", queues=(QUEUE,), env=urls, cwd=shop)
+    with Collector() as collector:
+        env = {"GATEWAY_TRACE_SAMPLE": "1", "GATEWAY_TRACE_ENDPOINT": collector.url}
+        server = gateway(stack, program, "pika", shop, rabbitmq.url, redis_server.url, env)
+        assert post(server.url, "hello")[0] == 201
+        server.stop()
+        assert {span.name for span in collector.spans} >= {"POST /", "publish"}
+    worker.stop()
 
 
 def test_dev_in_a_clean_environment(wheel, stack, tmp_path):

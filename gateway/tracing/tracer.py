@@ -1,0 +1,92 @@
+"""Begin the trace of each request, and export the spans of those that are sampled."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from random import getrandbits, random
+from threading import Thread
+from time import monotonic, time_ns
+
+from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+
+from gateway.config.settings import Config
+from gateway.delivery import Request, traceparent_of
+from gateway.tracing.collector import Collector
+from gateway.tracing.spans import Ids, Spans, Traced
+from gateway.tracing.trace import Trace
+
+log = logging.getLogger(__name__)
+
+#: The name of the service, unless `trace_service` or OTEL_SERVICE_NAME is set.
+SERVICE = "celery-gateway"
+LAST = 2.0  # seconds for exporting the last spans when the process ends
+_SAMPLED = 1  # the flag in a traceparent
+
+
+class Tracer:
+    """Decides which requests are sampled, and exports their spans in a thread of its own.
+
+    A stranger can choose the ids of a trace, and its flags, so neither decides, unless
+    `Config.trace_follow` says so.
+    """
+
+    def __init__(self, config: Config):
+        self._share = config.trace_sample or 0.0
+        self._follow = config.trace_follow
+        self._collector = Collector(config.trace_endpoint)
+        named = OTELResourceDetector().detect().attributes
+        own = {SERVICE_NAME: config.trace_service} if config.trace_service else {}
+        resource = Resource.create({SERVICE_NAME: SERVICE, **named, **own})
+        ids, system = Ids(), "rabbitmq" if config.amqp else "redis"
+        # Which requests are sampled is decided here, and not by the SDK's variables.
+        self._provider = TracerProvider(ALWAYS_ON, resource, False, id_generator=ids)
+        self._provider.add_span_processor(BatchSpanProcessor(self._collector))
+        self._spans = Spans(self._provider.get_tracer("gateway"), ids, system)
+
+    async def start(self) -> None:
+        """Log the exporter's troubles from now on, each outage once."""
+        self._collector.outage.attach()
+
+    async def stop(self) -> None:
+        """Export the last spans, for `LAST` seconds at most."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def flush() -> None:
+            self._provider.shutdown()
+            with suppress(RuntimeError):  # the loop is closed already
+                loop.call_soon_threadsafe(ended.set)
+
+        Thread(target=flush, daemon=True).start()
+        try:
+            async with asyncio.timeout(LAST):
+                await ended.wait()
+        except TimeoutError:
+            log.warning("the last spans are lost: they were not exported within %g s", LAST)
+        self._collector.outage.detach()
+
+    def begin(self, request: Request) -> Trace:
+        """Return the trace of `request`, a part of its sender's, if that has one."""
+        sampled = random() < self._share
+        sender = traceparent_of(request.headers)
+        if not sender:
+            ids = f"{getrandbits(192):048x}"
+            return Trace(ids[:32], ids[32:], "", sampled)
+        _, trace_id, parent_id, flags, *_ = sender.split("-", 4)
+        if self._follow:
+            sampled = bool(int(flags, 16) & _SAMPLED)
+        return Trace(trace_id, f"{getrandbits(64):016x}", parent_id, sampled)
+
+    def end(self, traced: Traced, trace: Trace, status: int) -> None:
+        """Let the spans of a request be exported, if it is sampled.
+
+        It was answered with `status`; 0 means that its sender had disconnected.
+        """
+        if trace.sampled:
+            age = monotonic() - traced.request.arrived
+            now = time_ns()
+            self._spans.make(traced, trace, status, now - int(age * 1e9), now)

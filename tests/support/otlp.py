@@ -1,0 +1,110 @@
+"""A collector of spans, as OTLP over HTTP sends them."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tests.support.waiting import until
+
+KINDS = {1: "internal", 2: "server", 3: "client", 4: "producer", 5: "consumer"}
+
+
+@dataclass(frozen=True)
+class Span:
+    """A span that was received; ids are hexadecimal, times nanoseconds since the epoch."""
+
+    service: str
+    name: str
+    kind: str
+    trace_id: str
+    span_id: str
+    parent_id: str
+    attributes: dict[str, Any]
+    start: int
+    end: int
+    error: bool
+
+
+class Collector:
+    """Receives spans on `port` (0: a free one); ``asked`` is set as soon as an export has come."""
+
+    def __init__(self, port: int = 0) -> None:
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                collector._receive(self)
+
+            def log_message(self, *_: object) -> None: ...
+
+        self.spans: list[Span] = []
+        #: Path and headers of each export.
+        self.exports: list[tuple[str, dict[str, str]]] = []
+        self.asked = threading.Event()
+        self._released = threading.Event()
+        self._released.set()
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.release()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def hold(self) -> None:
+        """Answer no export any more, until `release`."""
+        self.asked.clear()
+        self._released.clear()
+
+    def release(self) -> None:
+        self._released.set()
+
+    def of(self, trace_id: str, *names: str) -> dict[str, Span]:
+        """Wait until the trace has spans with these names; return all that it has, by name."""
+
+        def found() -> dict[str, Span]:
+            return {span.name: span for span in list(self.spans) if span.trace_id == trace_id}
+
+        until(lambda: set(names) <= set(found()), said=lambda: f"{names}: only {set(found())}")
+        return found()
+
+    def _receive(self, request: BaseHTTPRequestHandler) -> None:
+        body = request.rfile.read(int(request.headers["content-length"]))
+        self.exports.append((request.path, dict(request.headers)))
+        self.asked.set()
+        self._released.wait()
+        for of_resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            service = _values(of_resource.resource.attributes)["service.name"]
+            for scope in of_resource.scope_spans:
+                self.spans += [_span(service, each) for each in scope.spans]
+        request.send_response(200)
+        request.send_header("content-length", "0")
+        request.end_headers()
+
+
+def _span(service: str, span: Any) -> Span:
+    return Span(
+        service,
+        span.name,
+        KINDS[span.kind],
+        span.trace_id.hex(),
+        span.span_id.hex(),
+        span.parent_span_id.hex(),
+        _values(span.attributes),
+        span.start_time_unix_nano,
+        span.end_time_unix_nano,
+        span.status.code == 2,
+    )
+
+
+def _values(attributes: Any) -> dict[str, Any]:
+    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in attributes}

@@ -1,0 +1,36 @@
+"""What traces need and what is set for them; tests/integration/test_tracing.py has the rest."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+
+import pytest
+
+from gateway.cli.serve import configure
+from gateway.config.settings import Config
+from gateway.errors import ConfigError
+
+
+@pytest.mark.parametrize("missing", ["opentelemetry", "opentelemetry.exporter.otlp.proto.http"])
+def test_without_its_extra_a_gateway_does_not_start(missing, monkeypatch):
+    monkeypatch.setitem(sys.modules, missing, None)
+    configure(Namespace(config=None))
+    monkeypatch.setenv("GATEWAY_TRACE_SAMPLE", "0.01")
+    with pytest.raises(ConfigError) as error:
+        configure(Namespace(config=None))
+    (problem,) = error.value.problems
+    assert problem == "trace_sample: no opentelemetry: install celery-gateway[otel]"
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        ("http://127.0.0.1:4318", "http://127.0.0.1:4318/v1/traces"),
+        ("https://collector.example.com/", "https://collector.example.com/v1/traces"),
+        ("https://example.com/otlp/v1/traces", "https://example.com/otlp/v1/traces"),
+        (None, None),
+    ],
+)
+def test_the_path_of_otlp_is_added_where_there_is_none(given, used):
+    assert Config(trace_endpoint=given).trace_endpoint == used
