@@ -15,7 +15,6 @@ No request needs a body, and no client needs a second request on its connection.
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from pathlib import Path
 from time import time
@@ -28,13 +27,12 @@ from tornado.web import Application, HTTPError, RequestHandler
 from gateway import __version__
 from gateway.admin.api import handlers as api
 from gateway.admin.exposition import About, expose
-from gateway.process.child_handle import ASK_TIMEOUT, ChildHandle
+from gateway.process import health
 from gateway.process.supervisor import Supervisor
 
 _PAGE = Path(__file__).with_name("page")
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _STARTED = time()
-Answers = list[tuple[ChildHandle, dict[str, str] | None]]
 #: Seconds that a scrape waits for a process whose loop does not answer.
 SCRAPE = 0.25
 #: The most connections that may be open.
@@ -92,32 +90,23 @@ class _Page(RequestHandler):
     def initialize(self, supervisor: Supervisor) -> None:
         self.supervisor = supervisor
 
-    async def answers(self, timeout: float = ASK_TIMEOUT) -> Answers:
-        """Ask each child for its checks; None: it does not answer in time."""
-        children = list(self.supervisor.children)
-        found = await asyncio.gather(*(child.ask(timeout) for child in children))
-        return list(zip(children, found, strict=True))
-
-    def ready(self, answers: Answers) -> bool:
+    def ready(self, answers: health.Answers) -> bool:
         """Does any child serve, as far as these `answers` tell?"""
-        return not self.supervisor.draining and any(
-            checks is not None and not any(checks.values()) for _, checks in answers
-        )
+        return not self.supervisor.draining and health.ready(answers)
 
 
 class Health(_Page):
     async def get(self) -> None:
-        answers = await self.answers()
-        silent = [child for child, checks in answers if checks is None]
-        # A child that is being started cannot answer yet; that must not get the others killed.
-        alive = len(silent) < len(answers) and all(child.starting for child in silent)
+        answers = await health.ask(self.supervisor.children)
+        alive = health.alive(answers)
         self.set_status(200 if alive else 503)
-        self.write({"healthy": alive, "children": len(answers) - len(silent)})
+        answering = sum(checks is not None for _, checks in answers)
+        self.write({"healthy": alive, "children": answering})
 
 
 class Readiness(_Page):
     async def get(self) -> None:
-        answers = await self.answers()
+        answers = await health.ask(self.supervisor.children)
         ready = self.ready(answers)
         self.set_status(200 if ready else 503)
         self.write(
@@ -136,7 +125,7 @@ class Readiness(_Page):
 
 class Exposition(_Page):
     async def get(self) -> None:
-        answers = await self.answers(SCRAPE)
+        answers = await health.ask(self.supervisor.children, SCRAPE)
         about = About(
             version=__version__,
             strategy=self.supervisor.config.strategy,

@@ -11,20 +11,19 @@ import os
 import socket
 from pathlib import Path
 
-from gateway import log
+from gateway import background, log
 from gateway.admin import admin_server
 from gateway.config.loading import described, load, unknown_variables
 from gateway.config.settings import Config
 from gateway.config.strategies import STRATEGIES
 from gateway.errors import ConfigError
-from gateway.process.sockets import address, bind, bind_tcp
+from gateway.process.service_manager import ServiceManager
+from gateway.process.sockets import address, bind, bind_tcp, inherited
+from gateway.process.status import report
 from gateway.process.supervisor import Supervisor
 from gateway.strategies import find
 
 logger = logging.getLogger(__name__)
-
-#: The first descriptor that a service manager passes (sd_listen_fds(3)).
-_FIRST_INHERITED = 3
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -107,20 +106,21 @@ async def _supervise(
     admin: list[socket.socket],
     arguments: argparse.Namespace,
 ) -> None:
-    supervisor = Supervisor(config, sockets, lambda: configure(arguments))
+    manager = ServiceManager.of(os.environ)
+    supervisor = Supervisor(config, sockets, lambda: configure(arguments), manager)
     server = admin_server(supervisor, admin)
+    reports = None
+    if manager.address:
+        reports = background.start(report(supervisor, manager), "reports to the service manager")
     await supervisor.run()
+    await background.stop(reports)
     server.stop()
 
 
 def _sockets(config: Config) -> tuple[list[socket.socket], list[socket.socket]]:
     """Use the sockets that a service manager has passed, or bind one; bind the admin port."""
     try:
-        if os.environ.get("LISTEN_PID") == str(os.getpid()):
-            count = int(os.environ.get("LISTEN_FDS", "0"))
-            sockets = [socket.socket(fileno=_FIRST_INHERITED + i) for i in range(count)]
-        else:
-            sockets = bind(config)
+        sockets = inherited(os.environ) or bind(config)
     except OSError as exc:
         where = config.uds or f"{config.host}:{config.port}"
         busy = exc.errno in (errno.EADDRINUSE, errno.EACCES) and not config.uds

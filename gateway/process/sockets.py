@@ -1,13 +1,47 @@
-"""Bind the listening sockets."""
+"""Bind the listening sockets, or take those that a service manager has passed."""
 
 from __future__ import annotations
 
 import errno
 import os
 import socket
+from collections.abc import MutableMapping
 from pathlib import Path
 
 from gateway.config.settings import Config
+from gateway.errors import ConfigError
+
+#: The first descriptor that a service manager passes.
+_FIRST = 3
+
+
+def inherited(environment: MutableMapping[str, str]) -> list[socket.socket]:
+    """Return the sockets that a service manager has passed to this process (sd_listen_fds(3)).
+
+    Its variables are taken out of the `environment`, which the children inherit. Raises
+    `ConfigError` where one is not a socket that listens for connections.
+    """
+    names = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
+    pid, count, _ = (environment.pop(name, "") for name in names)
+    if pid != str(os.getpid()) or not count.isdigit():
+        return []
+    return [_inherit(_FIRST + i) for i in range(int(count))]
+
+
+def _inherit(descriptor: int) -> socket.socket:
+    try:
+        passed = socket.socket(fileno=descriptor)
+        listens = passed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError:
+        listens = False
+    if not listens:
+        raise ConfigError(
+            [
+                f"descriptor {descriptor}, which the service manager has passed, is not a socket "
+                "that listens: use ListenStream= and no Accept=yes in its socket unit"
+            ]
+        )
+    return passed
 
 
 def bind(config: Config) -> list[socket.socket]:

@@ -22,6 +22,7 @@ from gateway.config.settings import Config
 from gateway.errors import ConfigError
 from gateway.process.child_handle import ChildHandle
 from gateway.process.counters import Totals, add_up
+from gateway.process.service_manager import ServiceManager
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,8 @@ BACKOFF = (0.1, 5.0)  # seconds before a dead child is started again: the first,
 class Supervisor:
     """Keeps ``config.processes`` children serving on `sockets`.
 
-    `load` reads the configuration again at SIGHUP.
+    `load` reads the configuration again at SIGHUP. `manager` is told when a reload begins and ends,
+    and that the gateway is about to end.
     """
 
     def __init__(
@@ -41,10 +43,12 @@ class Supervisor:
         config: Config,
         sockets: list[socket.socket],
         load: Callable[[], Config],
+        manager: ServiceManager,
     ):
         self.config = config
         self._sockets = sockets
         self._load = load
+        self._manager = manager
         self._keepers: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self._reloading = asyncio.Lock()
@@ -64,10 +68,12 @@ class Supervisor:
         for _ in range(self.config.processes):
             self._keep(self._keep_one())
         await self._stopping.wait()
+        self._manager.tell("STOPPING=1", "STATUS=draining")
         for child in self.children:
             child.end()
         # The children close them as well. From now on connections are refused, so no request can be
-        # lost in the kernel's queue.
+        # lost in the kernel's queue. If a service manager has passed them, it keeps them open, and
+        # connections wait for the next start.
         for listener in self._sockets:
             listener.close()
         while self._keepers:
@@ -151,44 +157,49 @@ class Supervisor:
         return child
 
     async def _reload(self) -> None:
+        async with self._reloading:
+            self._manager.reloading()
+            await self._replace()
+            self._manager.tell("READY=1")
+
+    async def _replace(self) -> None:
         """Replace all children when as many new ones are ready; otherwise nothing changes.
 
         Until then all old ones serve. If they were replaced one by one, a configuration that fails
         later would leave children with two different configurations.
         """
-        async with self._reloading:
-            try:
-                config = self._load()
-            except ConfigError as exc:
-                for problem in exc.problems:
-                    log.error("not reloaded: %s", problem)
-                return
-            except Exception:  # as after an upgrade, whose files this process may not understand
-                log.exception("not reloaded: the configuration cannot be loaded by this version")
-                return
-            bound = {name: getattr(self.config, name) for name in _BOUND}
-            for name, value in bound.items():
-                if getattr(config, name) != value:
-                    log.warning("%s stays %s: it changes only with a restart", name, value)
-            config = config.model_copy(update=bound)
-            if found := problems(config):
-                for problem in found:
-                    log.error("not reloaded: %s", problem)
-                return
-            # Without those that an earlier reload has replaced and that still drain.
-            old = [child for child in self.children if not child.retired]
-            log.info("reloading: replacing %d children", len(old))
-            new: list[ChildHandle] = []
-            error = await self._start_all(config, new)
-            if self._stopping.is_set():
-                return
-            if error:
-                log.error("not reloaded: %s; the old children stay", error)
-            else:
-                self.config = config
-                log.info("reloaded")
-            for child in new if error else old:
-                self._retire(child)
+        try:
+            config = self._load()
+        except ConfigError as exc:
+            for problem in exc.problems:
+                log.error("not reloaded: %s", problem)
+            return
+        except Exception:  # as after an upgrade, whose files this process may not understand
+            log.exception("not reloaded: the configuration cannot be loaded by this version")
+            return
+        bound = {name: getattr(self.config, name) for name in _BOUND}
+        for name, value in bound.items():
+            if getattr(config, name) != value:
+                log.warning("%s stays %s: it changes only with a restart", name, value)
+        config = config.model_copy(update=bound)
+        if found := problems(config):
+            for problem in found:
+                log.error("not reloaded: %s", problem)
+            return
+        # Without those that an earlier reload has replaced and that still drain.
+        old = [child for child in self.children if not child.retired]
+        log.info("reloading: replacing %d children", len(old))
+        new: list[ChildHandle] = []
+        error = await self._start_all(config, new)
+        if self._stopping.is_set():
+            return
+        if error:
+            log.error("not reloaded: %s; the old children stay", error)
+        else:
+            self.config = config
+            log.info("reloaded")
+        for child in new if error else old:
+            self._retire(child)
 
     async def _start_all(self, config: Config, new: list[ChildHandle]) -> str:
         """Start the children of a configuration, one after the other, beside the old ones.

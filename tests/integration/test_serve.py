@@ -37,16 +37,6 @@ LARGE = '[[routes]]\npath = "/large"\ntask = "appserver.tasks.large"\n'
 #: A route whose queue nobody consumes: its requests stay under way until they end.
 NOBODY = ROUTE + '[[routes]]\npath = "/nobody"\nqueue = "nobody"\ndeadline = {}\n'
 
-# What a service manager does (sd_listen_fds(3)): bind, pass the socket as descriptor 3, execute.
-ACTIVATE = """\
-import os, socket, sys
-listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
-os.dup2(listener.fileno(), 3)
-os.set_inheritable(3, True)
-os.environ.update(LISTEN_FDS="1", LISTEN_PID=str(os.getpid()))
-os.execv(sys.executable, [sys.executable, "-m", "gateway", "serve", *sys.argv[2:]])
-"""
-
 
 @pytest.fixture(scope="module")
 def urls(rabbitmq: RabbitMQ, redis_server: Server) -> list[str]:
@@ -342,16 +332,6 @@ def test_strategies_lists_the_table():
 
 
 # Sockets ----------------------------------------------------------------------------------
-
-
-def test_inherited_socket_is_served(stack, urls, worker):
-    number, admin = free_port(), free_port()
-    argv = [sys.executable, "-c", ACTIVATE, str(number), "--admin-port", str(admin), *urls]
-    # A port that is taken: had it bound one itself, it would not have started.
-    argv += ["--port", str(urlsplit(urls[1]).port)]
-    server = stack.spawn("activated", argv, ready="subscribed to")
-    assert ask(f"http://127.0.0.1:{number}/", "POST", b"hello").body == b"hello"
-    server.stop()
 
 
 @pytest.fixture(scope="module")
