@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -15,10 +16,10 @@ import redis
 import yaml
 
 from appserver.queues import named_queues
+from gateway import __version__
 from gateway.config.loading import load
 from gateway.config.route import Route
 from gateway.config.settings import Config
-from gateway.metrics import GAUGES
 from gateway.stack.nginx import nginx_config
 from gateway.stack.programs import find
 from tests.support.stack import Server, Stack, free_port
@@ -28,6 +29,9 @@ COMPOSE = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())
 SERVICES = COMPOSE["services"]
 OBJECTS = list(yaml.safe_load_all((ROOT / "deploy/kubernetes/gateway.yaml").read_text()))
 SCALING = list(yaml.safe_load_all((ROOT / "deploy/kubernetes/scaling.yaml").read_text()))
+KUSTOMIZATION = yaml.safe_load((ROOT / "deploy/kubernetes/kustomization.yaml").read_text())
+GATEWAY_TOML = ROOT / "deploy/kubernetes/gateway.toml"
+(MONITOR,) = yaml.safe_load_all((ROOT / "deploy/kubernetes/monitor.yaml").read_text())
 (RABBITMQ,) = yaml.safe_load_all((ROOT / "deploy/kubernetes/rabbitmq.yaml").read_text())
 #: The keys that KEDA 2.12 to 2.18 and the cluster operator 2 know, of those that we use: their
 #: custom resource definitions and scalers. Both ignore what they do not know.
@@ -37,7 +41,7 @@ KNOWN = {
         "advanced", "triggers",
     },
     "TriggerAuthentication": {"secretTargetRef"},
-    "PodMonitor": {"selector", "podMetricsEndpoints"},
+    "PodMonitor": {"jobLabel", "selector", "podMetricsEndpoints"},
     "RabbitmqCluster": {
         "replicas", "image", "persistence", "resources", "affinity",
         "terminationGracePeriodSeconds", "rabbitmq",
@@ -45,7 +49,8 @@ KNOWN = {
     "rabbitmq": {"protocol", "queueName", "mode", "value"},
     "prometheus": {"serverAddress", "query", "threshold"},
 }  # fmt: skip
-UNITS = sorted((ROOT / "deploy/systemd").iterdir())
+UNITS = sorted((ROOT / "deploy/systemd").glob("*.service"))
+SOCKET = ROOT / "deploy/systemd/gateway@.socket"
 #: Variables of the official images, by image.
 OFFICIAL = {
     "rabbitmq": {"RABBITMQ_DEFAULT_USER", "RABBITMQ_DEFAULT_PASS"},
@@ -333,6 +338,25 @@ def test_units_start_commands_that_exist(unit):
     assert_command_exists([Path(program).name, *arguments])
 
 
+def test_the_socket_is_the_one_that_the_unit_would_bind():
+    socket, gateway = read_unit(SOCKET), read_unit(SOCKET.with_suffix(".service"))
+    assert "--port %i " in gateway["Service"]["ExecStart"]
+    assert socket["Socket"]["ListenStream"] == f"{Config().host}:%i"
+    assert int(socket["Socket"]["Backlog"]) == Config().backlog
+
+
+def test_systemd_understands_the_units_where_it_is_installed(tmp_path):
+    if analyze := shutil.which("systemd-analyze"):
+        for unit in (*UNITS, SOCKET):
+            # Its own programs are in no machine's /opt.
+            text = re.sub(r"/opt/gateway/bin/\w+", "/bin/true", unit.read_text())
+            (tmp_path / unit.name.replace("@", "@8000")).write_text(text)
+        units = sorted(map(str, tmp_path.iterdir()))
+        argv = [analyze, "verify", "--man=no", "--recursive-errors=no", *units]
+        done = subprocess.run(argv, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_units_reload_gateways_only_and_wait_for_the_drain():
     gateway, worker = (read_unit(unit)["Service"] for unit in UNITS[::-1])
     assert gateway["ExecReload"] == "/bin/kill -HUP $MAINPID"
@@ -377,8 +401,16 @@ def test_kubernetes_asks_and_reaches_the_gateway_where_it_listens():
     assert pod["terminationGracePeriodSeconds"] > pause + config.grace
 
 
+def objects(kind: str) -> dict[str, dict]:
+    """Return the specifications of a kind's objects by their names."""
+    return {o["metadata"]["name"]: o["spec"] for o in OBJECTS if o["kind"] == kind}
+
+
 def test_kubernetes_leaves_the_admin_port_to_probes_and_prometheus():
-    (policy,) = (o["spec"] for o in OBJECTS if o["kind"] == "NetworkPolicy")
+    policies = objects("NetworkPolicy")
+    # Which allows nothing.
+    assert policies["worker"].keys() == {"podSelector", "policyTypes"}
+    policy = policies["gateway"]
     assert policy["podSelector"] == {"matchLabels": {"app": "gateway"}}
     assert policy["policyTypes"] == ["Ingress"]
     senders = {rule["ports"][0]["port"]: rule.get("from") for rule in policy["ingress"]}
@@ -386,13 +418,53 @@ def test_kubernetes_leaves_the_admin_port_to_probes_and_prometheus():
     assert senders["admin"] and all("ipBlock" not in sender for sender in senders["admin"])
 
 
-def test_kubernetes_configuration_is_valid(tmp_path):
-    (maps,) = (o["data"] for o in OBJECTS if o["kind"] == "ConfigMap")
-    ((name, text),) = maps.items()
-    file = tmp_path / name
-    file.write_text(text)
-    load({}, {}, file)
-    assert f"/etc/gateway/{name}" in pods()["gateway"]["containers"][0]["args"]
+def test_kubernetes_serves_a_valid_configuration_whose_change_replaces_the_pods():
+    load({}, {}, GATEWAY_TOML)
+    pod = pods()["gateway"]
+    assert f"/etc/gateway/{GATEWAY_TOML.name}" in pod["containers"][0]["args"]
+    # Its name, in whose place kustomize writes one with a hash of the file.
+    (generated,) = KUSTOMIZATION["configMapGenerator"]
+    assert generated == {"name": "gateway", "files": [GATEWAY_TOML.name]}
+    assert {"name": "config", "configMap": {"name": generated["name"]}} in pod["volumes"]
+    assert set(KUSTOMIZATION["resources"]) <= {path.name for path in GATEWAY_TOML.parent.iterdir()}
+
+
+def test_kubernetes_runs_the_image_of_this_version():
+    (image,) = KUSTOMIZATION["images"]
+    assert image["newTag"] == __version__
+    images = {pod["containers"][0]["image"] for pod in pods().values()}
+    assert images == {f"{image['name']}:{__version__}"}
+
+
+def test_kubernetes_spreads_its_pods_and_keeps_one_of_each():
+    for name, pod in pods().items():
+        labels = {"matchLabels": {"app": name}}
+        keys = [each["topologyKey"] for each in pod["topologySpreadConstraints"]]
+        assert keys == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+        assert all(each["labelSelector"] == labels for each in pod["topologySpreadConstraints"])
+        assert objects("PodDisruptionBudget")[name] == {"minAvailable": 1, "selector": labels}
+
+
+def test_kubectl_builds_what_is_applied_where_it_is_installed(tmp_path):
+    if kubectl := shutil.which("kubectl"):
+        built = []
+        for line in ("", "# Another one.\n"):
+            copy = tmp_path / f"with-{len(line)}"
+            shutil.copytree(GATEWAY_TOML.parent, copy)
+            (copy / GATEWAY_TOML.name).write_text(line + GATEWAY_TOML.read_text())
+            done = subprocess.run([kubectl, "kustomize", copy], capture_output=True, text=True)
+            assert (done.returncode, done.stderr) == (0, "")
+            built.append(list(yaml.safe_load_all(done.stdout)))
+        names = set()
+        for each in built:
+            (gateway,) = (
+                o for o in each if o["kind"] == "Deployment" and o["metadata"]["name"] == "gateway"
+            )
+            pod = gateway["spec"]["template"]["spec"]
+            names.add(pod["volumes"][0]["configMap"]["name"])
+            (image,) = KUSTOMIZATION["images"]
+            assert pod["containers"][0]["image"] == f"{image['newName']}:{image['newTag']}"
+        assert len(names) == 2
 
 
 def scaled(kind: str) -> dict[str, dict]:
@@ -402,7 +474,7 @@ def scaled(kind: str) -> dict[str, dict]:
 def test_scaling_uses_only_what_keda_and_the_operators_know():
     groups = {"ScaledObject": "keda.sh/v1alpha1", "TriggerAuthentication": "keda.sh/v1alpha1"}
     groups |= {"PodMonitor": "monitoring.coreos.com/v1", "RabbitmqCluster": "rabbitmq.com/v1beta1"}
-    for each in (*SCALING, RABBITMQ):
+    for each in (*SCALING, MONITOR, RABBITMQ):
         assert each.keys() == {"apiVersion", "kind", "metadata", "spec"}
         assert each["apiVersion"] == groups[each["kind"]]
         assert each["spec"].keys() <= KNOWN[each["kind"]]
@@ -417,20 +489,22 @@ def test_scaling_uses_only_what_keda_and_the_operators_know():
 
 
 def test_scaling_scales_deployments_that_exist_within_their_budget():
-    objects = scaled("ScaledObject")
-    assert {name: o["scaleTargetRef"]["name"] for name, o in objects.items()} == {
+    found = scaled("ScaledObject")
+    assert {name: o["scaleTargetRef"]["name"] for name, o in found.items()} == {
         name: name for name in pods()
     }
-    (budget,) = (o["spec"] for o in OBJECTS if o["kind"] == "PodDisruptionBudget")
-    for each in objects.values():
-        assert budget["minAvailable"] < each["minReplicaCount"] < each["maxReplicaCount"]
+    for name, each in found.items():
+        assert (
+            objects("PodDisruptionBudget")[name]["minAvailable"]
+            < each["minReplicaCount"]
+            < each["maxReplicaCount"]
+        )
         assert each["minReplicaCount"] <= each["fallback"]["replicas"] <= each["maxReplicaCount"]
 
 
 def test_workers_are_scaled_by_the_queue_of_the_configuration():
     (trigger,) = scaled("ScaledObject")["worker"]["triggers"]
-    (maps,) = (o["data"] for o in OBJECTS if o["kind"] == "ConfigMap")
-    routes = tomllib.loads(maps["gateway.toml"])["routes"]
+    routes = tomllib.loads(GATEWAY_TOML.read_text())["routes"]
     queues = {route.get("queue", Route.model_fields["queue"].default) for route in routes}
     assert {trigger["metadata"]["queueName"]} == queues
     # It logs in as the workers do, with a secret that gateway.yaml says how to make.
@@ -454,15 +528,18 @@ def test_workers_are_scaled_by_the_queue_of_the_configuration():
 def test_gateways_are_scaled_by_a_metric_that_prometheus_can_read():
     (trigger,) = scaled("ScaledObject")["gateway"]["triggers"]
     (name,) = re.findall(r"gateway_[a-z_]+", trigger["metadata"]["query"])
-    assert name in GAUGES
+    assert f"| `{name}` | gauge |" in (ROOT / "docs/metrics.md").read_text()
     assert float(trigger["metadata"]["threshold"]) < Config().max_in_flight
-    (monitor,) = scaled("PodMonitor").values()
+    monitor = MONITOR["spec"]
     assert monitor["selector"] == {"matchLabels": {"app": "gateway"}}
+    # The job of the alerts.
+    assert monitor["jobLabel"] == "app"
+    assert 'job="gateway"' in (ROOT / "deploy/prometheus/rules.yaml").read_text()
     (endpoint,) = monitor["podMetricsEndpoints"]
     ports = {port["name"] for port in pods()["gateway"]["containers"][0]["ports"]}
     assert endpoint["port"] in ports and endpoint["path"] == "/metrics"
     # In the namespace that the policy lets in.
-    (policy,) = (o["spec"] for o in OBJECTS if o["kind"] == "NetworkPolicy")
+    policy = objects("NetworkPolicy")["gateway"]
     (rule,) = (r for r in policy["ingress"] if r["ports"] == [{"port": endpoint["port"]}])
     (namespace,) = rule["from"][0]["namespaceSelector"]["matchLabels"].values()
     assert f".{namespace}.svc:" in trigger["metadata"]["serverAddress"]
