@@ -1,7 +1,7 @@
 # `make` alone lists the targets.
 
 PYTHON ?= python3
-EXTRAS := build serve gevent fast otel dev loadtest test
+EXTRAS := build serve gevent fast otel dev loadtest docs test
 # What the image contains: the extras, and what is needed to build the project without a download.
 IMAGE := --extra serve --extra gevent --extra fast --extra otel --extra build
 MINUTES := 10
@@ -10,7 +10,7 @@ COMPILE = build/constraints/bin/uv --quiet pip compile setup.cfg --universal --p
   --generate-hashes --no-annotate --custom-compile-command 'make constraints'
 PIP := .venv/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help install run test coverage newest wheel matrix check fuzz loadtest reports pages faults constraints clean
+.PHONY: help install run test coverage newest wheel matrix check fuzz loadtest reports pages docs faults alerts constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -82,9 +82,16 @@ pages: install ## open our pages in chromium: is everything readable? (ARGS="REP
 	npm install --silent --no-save --prefix build/axe axe-core@4
 	.venv/bin/python -m tests.admin_page --axe build/axe/node_modules/axe-core/axe.min.js
 
+docs: install ## make a site of the documents in build/site, which needs no other server
+	.venv/bin/mkdocs build --quiet --strict
+
 faults: install ## break the servers under load, half an hour (ARGS="--rows 1,3 --resume", ARGS=--random)
 	tests/install-servers.sh
 	.venv/bin/python -m tests.faults $(ARGS)
+
+alerts: install ## does each alert fire in its fault only? a quarter of an hour (ARGS="--rows 1,3-5")
+	tests/install-servers.sh
+	.venv/bin/python -m tests.alerts $(ARGS)
 
 constraints: .venv/bin/python ## write constraints.txt again, with the newest versions
 	rm -rf build/constraints
