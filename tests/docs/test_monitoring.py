@@ -9,6 +9,8 @@ import subprocess
 import yaml
 
 from gateway.metric_table import HISTOGRAM, METRICS, PARENT
+from tests.alerts.prometheus import shortened
+from tests.alerts.rows import ROWS
 from tests.docs.test_documents import ROOT, text
 
 RULES = ROOT / "deploy" / "prometheus"
@@ -72,6 +74,21 @@ def test_rules_hold_by_their_own_tests_where_promtool_is_installed():
     if promtool := shutil.which("promtool"):
         for command in (["check", "rules", "rules.yaml"], ["test", "rules", "tests.yaml"]):
             subprocess.run([promtool, *command], cwd=RULES, check=True)
+
+
+def test_each_alert_has_a_fault_that_fires_it():
+    assert {name for row in ROWS for name in row.fires} == {rule["alert"] for rule in rules()}
+    assert {name for row in ROWS for name in row.may} <= {rule["alert"] for rule in rules()}
+
+
+def test_shortened_rules_are_the_rules_with_other_durations():
+    text = (RULES / "rules.yaml").read_text()
+    assert (
+        shortened(text, 1) != text and shortened("for: 1m\n[2h]", 60) == "for: 1000ms\n[120000ms]"
+    )
+    durations = r"(?:for: |\[)(\w+)"
+    assert all(each.endswith("ms") for each in re.findall(durations, shortened(text, 12)))
+    assert re.sub(durations, "", shortened(text, 12)) == re.sub(durations, "", text)
 
 
 def test_each_alert_is_explained_and_tested():
