@@ -31,6 +31,8 @@ ALLOWED_HEADERS = frozenset(
         "x-slack-no-retry",
     ]
 )
+#: The header of each answer to a delivery; a task may not set it.
+DELIVERY_ID = "X-Delivery-ID"
 #: Bytes; a larger result is a mistake in the task, not an answer to a webhook.
 MAX_BODY = 16 * 1024 * 1024
 TEXT = "text/plain; charset=utf-8"
@@ -149,11 +151,11 @@ def of_error(error: RequestError, delivery_id: str = "", task_id: str = "") -> A
         "status": error.status,
         "detail": error.detail,
     }
+    headers = dict(error.headers)
     if delivery_id:
-        problem["delivery_id"] = delivery_id
+        problem["delivery_id"] = headers[DELIVERY_ID] = delivery_id
     if task_id:
         problem["task_id"] = task_id
-    headers = dict(error.headers)
     if error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)
     return Answer(error.status, PROBLEM, json.dumps(problem).encode(), headers)

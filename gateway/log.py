@@ -7,6 +7,7 @@ import logging
 import queue
 import sys
 from contextlib import suppress
+from datetime import datetime
 from logging.handlers import QueueHandler, QueueListener
 
 #: Lines that may wait to be written; while the reader does not read, further ones are dropped.
@@ -61,14 +62,24 @@ class Sparing(logging.Filter):
         return count < self._most
 
 
-class _JSON(logging.Formatter):
+class _Text(logging.Formatter):
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        """Return the time as RFC 3339 has it, with milliseconds and the offset from UTC."""
+        when = datetime.fromtimestamp(record.created).astimezone()
+        return when.isoformat(timespec="milliseconds")
+
+
+class _JSON(_Text):
+    """Writes a line as an object; the fields of the record's ``fields`` are its own, too."""
+
     def format(self, record: logging.LogRecord) -> str:
         line = {
-            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "time": self.formatTime(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "pid": record.process,
             "message": record.getMessage(),
+            **getattr(record, "fields", {}),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
@@ -86,7 +97,7 @@ def start(form: str) -> Listener:
     output.setFormatter(
         _JSON()
         if form == "json"
-        else logging.Formatter("%(asctime)s %(levelname)-7s [%(process)d] %(name)s: %(message)s")
+        else _Text("%(asctime)s %(levelname)-7s [%(process)d] %(name)s: %(message)s")
     )
     waiting: queue.Queue[logging.LogRecord] = queue.Queue(WAITING)
     listener = Listener(waiting, output)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -53,6 +54,15 @@ def _listed(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
+def _share(value: Any) -> float:
+    """Return a share from 0 to 1; true is all, and false none."""
+    text = str(value).lower()
+    with suppress(ValueError):
+        if 0 <= (share := float({"true": "1", "false": "0"}.get(text, text))) <= 1:
+            return share
+    raise ValueError("has to be true, false, or a share of all requests such as 0.01")
+
+
 class Config(Model):
     """The settings of a gateway; times in seconds, sizes in bytes, limits per process."""
 
@@ -71,7 +81,7 @@ class Config(Model):
     journal: int = Field(0, ge=0, le=10_000_000)
     journal_bytes: int = Field(256 * 1024 * 1024, ge=1024)
     journal_age: float = Field(7 * 86_400.0, ge=1, le=366 * 86_400)
-    log_requests: bool = False
+    log_requests: Annotated[float, BeforeValidator(_share)] = 0.0
     trace_sample: float | None = Field(None, ge=0, le=1)
     trace_follow: bool = False
     trace_endpoint: str | None = None

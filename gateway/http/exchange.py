@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from http.client import responses
+from logging import INFO, WARNING
 from time import monotonic
 
 from tornado.httputil import HTTPMessageDelegate, RequestStartLine
@@ -127,7 +128,7 @@ class Exchange(HTTPMessageDelegate):
             request = self._request(self._stream.hand_on())
         except RequestError as error:
             delivery = self._shared.relay.delivery_id()
-            self._count(error, delivery)
+            self._record(error, delivery)
             self.respond(answer.of_error(error, delivery))
             return
         in_flight = self._shared.relay.relay(request, self.respond)
@@ -153,9 +154,7 @@ class Exchange(HTTPMessageDelegate):
             query_string=query,
             headers=headers,
             body=body,
-            remote=shared.proxies.sender(
-                self._connection.remote, dict.get(headers, "x-forwarded-for", "")
-            ),
+            remote=self._remote(),
             arrived=self.arrived,
             received_at=time.time(),
             size=size,
@@ -187,19 +186,28 @@ class Exchange(HTTPMessageDelegate):
             return
         self._pieces.clear()
         delivery = self._shared.relay.delivery_id()
-        self._count(error, delivery)
-        if error.status >= 500:
-            log.warning(f"%d {error.type}: %s (delivery %s)", error.status, error, delivery)
+        self._record(error, delivery)
         self._write(answer.of_error(error, delivery), "close")
 
-    def _count(self, error: RequestError, delivery: str) -> None:
+    def _record(self, error: RequestError, delivery: str) -> None:
         seconds = monotonic() - self.arrived if self.arrived else 0.0
         self._shared.metrics.answered("", self._start.method, error.status, seconds)
         self._shared.metrics.count(ERRORS, error.type)
+        status, method, remote = error.status, self._start.method, self._remote()
+        path, _ = head.split_target(self._start.path)
+        # No route and no task are known.
+        text = f"%d {error.type}: %s (delivery %s, %s %s from %s)"
+        asked = (delivery, request_log.printable(method), request_log.shown_path(path), remote)
+        said = request_log.printable(str(error))
+        log.log(WARNING if status >= 500 else INFO, text, status, said, *asked)
         if self._shared.config.log_requests:
-            path, _ = head.split_target(self._start.path)
-            about = (self._start.method, path, error.status, seconds, delivery)
-            request_log.write(*about, f"{error.type}: {error}")
+            known = {"delivery": delivery, "remote": remote}
+            request_log.write(method, path, status, seconds, f"{error.type}: {error}", **known)
+
+    def _remote(self) -> str:
+        """Return the sender's address; that of its proxy, as long as no header has come."""
+        names = "" if self._start is _NO_START else dict.get(self._headers, "x-forwarded-for", "")
+        return self._shared.proxies.sender(self._connection.remote, names)
 
     def ended(self) -> None:
         """Stop counting the request, which is answered or has lost its connection."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, frozen=True)
 class Context:
-    """The services that a request uses; ``log_requests``: whether each request is logged."""
+    """The services that a request uses; ``log_requests``: the share of requests to log."""
 
     strategy: Strategy
     ids: TaskIds
@@ -43,7 +43,7 @@ class Context:
     queues: DynamicQueues | None
     #: Not None if any route has `fair_by`.
     fairness: Fairness | None
-    log_requests: bool
+    log_requests: float
     strategy_name: str
     #: Not None if requests are traced.
     tracer: Tracer | None

@@ -206,7 +206,7 @@ class DeliveryInFlight(InFlight):
     def follow(self, pending: PendingTask) -> None:
         """Answer with the confirm or the end of `pending`."""
         self.stage = Stage.CONFIRM
-        self.pending = pending
+        self.pending = self.reply.pending = pending
         self.reply.task_id = pending.message.task_id
         pending.watch(self._on_change)
 

@@ -189,12 +189,12 @@ class Relay:
         """Verify a delivery and make its message; None: it is answered without a task."""
         request = reply.request
         endpoint, params = self._routes.find(request.path)
-        reply.path = endpoint.path
+        reply.path, reply.source = endpoint.path, endpoint.name
         verified = self._verify(reply, endpoint)
         if verified.challenge is not None:
             reply.give(verified.challenge)
             return None
-        reply.delivery_id = self.delivery_id()
+        reply.delivery_id, reply.event = self.delivery_id(), verified.event
         delivery = _deliver(reply, endpoint, params, verified)
         route = endpoint.route(delivery)
         if route is None:

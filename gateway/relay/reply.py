@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 from asyncio import Future
 from collections.abc import Callable
+from logging import INFO, WARNING
+from random import random
 from time import monotonic
 from typing import Any
 
 from gateway import answer, request_log
 from gateway.answer import Answer
 from gateway.celery_message import Message
-from gateway.delivery import Request, recorded_trace
+from gateway.delivery import Request, recorded_trace, traceparent_of
 from gateway.errors import RequestError, Unverified
 from gateway.journal.entry import ACCEPTED, FAILED, GONE, REFUSED
 from gateway.metric_table import ERRORS
+from gateway.pending_task import PendingTask
 from gateway.relay.context import Context
 from gateway.tracing.trace import ANSWER, TRACERESPONSE, Trace
 
@@ -29,17 +32,18 @@ _STATES = {502: FAILED, 504: ACCEPTED}
 class Reply:
     """Answers `request` once, by calling `respond`, and counts and records the answer.
 
-    ``path`` (the route's), ``delivery_id``, ``task_id``, ``message`` and ``identity`` are set as
-    they become known; they are part of the record. ``state`` is the delivery's in the journal,
-    where the end of its task is known, and ``begun`` is from `Journal.begin`. ``joined``: an
+    ``path`` (the route's), ``source``, ``event``, ``delivery_id``, ``task_id``, ``message``,
+    ``pending`` and ``identity`` are set as they become known; they are part of the record.
+    ``state`` is the delivery's in the journal, where the end of its task is known, and ``begun`` is from `Journal.begin`. ``joined``: an
     earlier try has published the task. ``failure`` is what the task's exception says, which the
     sender is not told. ``applied`` is what the answer says in Preference-Applied. ``trace`` is None
     unless requests are traced.
     """
 
     __slots__ = (
-        "_context", "_respond", "answered", "applied", "begun", "delivery_id", "failure",
-        "identity", "joined", "message", "path", "request", "state", "task_id", "trace",
+        "_context", "_respond", "answered", "applied", "begun", "delivery_id", "event", "failure",
+        "identity", "joined", "message", "path", "pending", "request", "source", "state", "task_id",
+        "trace",
     )  # fmt: skip
 
     def __init__(self, context: Context, request: Request, respond: Respond):
@@ -48,6 +52,8 @@ class Reply:
         self.request = request
         self.answered = False
         self.path = ""
+        self.source = ""
+        self.event = ""
         self.delivery_id = ""
         self.task_id = ""
         self.identity = ""
@@ -57,6 +63,7 @@ class Reply:
         self.joined = False
         self.begun: Future[Any] | None = None
         self.message: Message | None = None
+        self.pending: PendingTask | None = None
         tracer = context.tracer
         self.trace: Trace | None = None if tracer is None else tracer.begin(request)
 
@@ -76,6 +83,8 @@ class Reply:
             self.answered = True
             if self.applied:
                 given.headers["Preference-Applied"] = self.applied
+            if self.delivery_id:
+                given.headers[answer.DELIVERY_ID] = self.delivery_id
             if self.trace is not None:
                 self.trace.begin(ANSWER)
                 given.headers[TRACERESPONSE] = self.trace.traceparent
@@ -89,15 +98,17 @@ class Reply:
             self._record(given.status, seconds, reason)
 
     def refuse(self, error: RequestError) -> None:
-        """Answer with `error`, and log a 5xx or a 401."""
+        """Answer with `error`, and log it."""
         self.delivery_id = self.delivery_id or self._context.ids.new()
-        # No other 4xx, but a 401 may be caused by a setting of the gateway, such as a wrong secret.
-        if error.status >= 500 or isinstance(error, Unverified):
-            # Lines are limited by their text before it is filled in; the error's type is part of
-            # it, as there are only a few.
-            text = f"%d {error.type}: %s (route %s, delivery %s, task %s)"
-            ids = (self.path or "none", self.delivery_id, self.task_id or "none")
-            log.warning(text, error.status, error, *ids)
+        # Of 4xx, a 401 may be caused by a setting of the gateway, such as a wrong secret.
+        level = WARNING if error.status >= 500 or isinstance(error, Unverified) else INFO
+        # Lines are limited by their text before it is filled in; the error's type is part of it, as
+        # there are only a few.
+        text = f"%d {error.type}: %s (route %s, delivery %s, task %s, source %s, %s %s from %s)"
+        known = (self.path, self.delivery_id, self.task_id, self.source)
+        said, request = request_log.printable(str(error)), self.request
+        asked = (request.method, request_log.shown_path(request.path), request.remote)
+        log.log(level, text, error.status, said, *(each or "none" for each in known), *asked)
         if not self.closed:
             self._context.metrics.count(ERRORS, error.type)
         self.state = self.state or _STATES.get(error.status, REFUSED)
@@ -105,6 +116,33 @@ class Reply:
             self.trace.error = error.type
         given = answer.of_error(error, self.delivery_id, self.task_id)
         self.give(given, f"{error.type}: {self.failure or error}")
+
+    def _log(self, status: int, seconds: float, reason: str) -> None:
+        request, sent = self.request, 0.0 if self.pending is None else self.pending.sent
+        traceparent = traceparent_of(request.headers)
+        steps = {}
+        if sent:  # the milliseconds until the message went to the broker, and from then on
+            before = (sent - request.arrived) * 1e3
+            steps["published_ms"] = round(before, 3)
+            steps["waited_ms"] = round(seconds * 1e3 - before, 3)
+        joined = f"an earlier try has published the task {self.task_id}" if self.joined else ""
+        request_log.write(
+            request.method,
+            request.path,
+            status,
+            seconds,
+            reason or joined,
+            delivery=self.delivery_id,
+            task=self.task_id,
+            trace=traceparent[3:35] if self.trace is None else self.trace.trace_id,
+            route=self.path,
+            source=self.source,
+            event=self.event,
+            state=self.state,
+            strategy=self._context.strategy_name,
+            remote=request.remote,
+            **steps,
+        )
 
     def release(self) -> None:
         """Do nothing, as nothing is waited for yet."""
@@ -119,16 +157,14 @@ class Reply:
 
     def _record(self, status: int, seconds: float, reason: str = "") -> None:
         """Write how the request has ended to journal, log and trace, where these are on."""
-        context, message, request = self._context, self.message, self.request
+        context, message = self._context, self.message
         if context.journal is not None and message is not None:
             task_id = self.task_id or message.task_id
             state = self.state or ACCEPTED
             ids = task_id, self.identity
             context.journal.write(message, *ids, state, status, seconds, reason, self.begun)
-        if context.log_requests:
-            about = (request.method, request.path, status, seconds, self.delivery_id)
-            joined = f"an earlier try has published the task {self.task_id}" if self.joined else ""
-            trace_id = "" if self.trace is None else self.trace.trace_id
-            request_log.write(*about, reason or joined, trace_id)
+        share = context.log_requests
+        if share and (not 100 <= status < 400 or random() < share):
+            self._log(status, seconds, reason)
         if context.tracer is not None and self.trace is not None:
             context.tracer.end(self, self.trace, status)

@@ -41,7 +41,7 @@ class Installed:
     def _change(self, package: Path) -> None:
         """Make the next version: with one more setting, one more metric, and a moved module."""
         for file, before, after in [
-            ("config/settings.py", "    log_requests: bool", "    colour: str = 'red'\n{}"),
+            ("config/settings.py", "    log_requests: ", "    colour: str = 'red'\n{}"),
             (
                 "metric_table.py",
                 '    "gateway_clients_gone',

@@ -336,7 +336,7 @@ def test_what_was_meant_is_told(toml):
         ("port = []", "port: has to be a whole number"),
         ("port = 8000.5", "port: has to be a whole number"),
         ("timeout = []", "timeout: has to be a number"),
-        ("log_requests = 5", "log_requests: has to be true or false"),
+        ("log_requests = 5", "log_requests: has to be true, false, or a share"),
         ("trace_sample = 1.5", "trace_sample: has to be 1 or less"),
         ("trace_sample = -1", "trace_sample: has to be 0 or more"),
         ('trace_endpoint = "collector:4318"', "begins with http:// or https://"),

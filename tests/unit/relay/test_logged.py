@@ -116,7 +116,10 @@ def test_what_lacks_a_value_has_its_reason_in_its_line(ask, caplog, log_requests
 
     assert ask(request).status == 400
 
-    assert lines(caplog, "gateway.relay.reply") == []
+    (line,) = lines(caplog, "gateway.relay.reply")
+    assert line.startswith("400 bad-request: json:/id is missing. (route /plain, delivery ")
+    assert line.endswith(", task none, source none, POST /plain from 127.0.0.1)")
+    assert caplog.records[0].levelname == "INFO"
     told = lines(caplog, "requests")
     reason = ": bad-request: json:/id is missing."
     assert [line.endswith(reason) for line in told] == [True] * log_requests
