@@ -34,10 +34,10 @@ class Reply:
 
     ``path`` (the route's), ``source``, ``event``, ``delivery_id``, ``task_id``, ``message``,
     ``pending`` and ``identity`` are set as they become known; they are part of the record.
-    ``state`` is the delivery's in the journal, where the end of its task is known, and ``begun`` is from `Journal.begin`. ``joined``: an
-    earlier try has published the task. ``failure`` is what the task's exception says, which the
-    sender is not told. ``applied`` is what the answer says in Preference-Applied. ``trace`` is None
-    unless requests are traced.
+    ``state`` is the delivery's in the journal, where the end of its task is known, and ``begun`` is
+    from `Journal.begin`. ``joined``: an earlier try has published the task. ``failure`` is what the
+    task's exception says, which the sender is not told. ``applied`` is what the answer says in
+    Preference-Applied. ``trace`` is None unless requests are traced.
     """
 
     __slots__ = (
