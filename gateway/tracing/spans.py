@@ -5,19 +5,14 @@ https://opentelemetry.io/docs/specs/semconv/http/http-spans/ and messaging/rabbi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from random import getrandbits
 from typing import Protocol
 
-from opentelemetry.context import Context
-from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.trace import (
-    NonRecordingSpan,
-    SpanContext,
-    SpanKind,
-    StatusCode,
-    TraceFlags,
-    Tracer,
-    set_span_in_context,
-)
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from opentelemetry.util.types import AttributeValue
 
 from gateway.celery_message import Message
@@ -29,6 +24,9 @@ _KNOWN = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS"
 _OTHER = "_OTHER"
 _MOST = 255  # characters of a text that a sender has chosen
 _GONE = "client-gone"
+_SCOPE = InstrumentationScope("gateway")
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+_UNSET, _ERROR = Status(StatusCode.UNSET), Status(StatusCode.ERROR)
 
 
 class Traced(Protocol):
@@ -41,55 +39,56 @@ class Traced(Protocol):
     joined: bool
 
 
-class Ids(RandomIdGenerator):
-    """Gives the next span the ids that the message and the answer of its request have."""
-
-    def __init__(self) -> None:
-        self._trace_id = self._span_id = 0
-
-    def choose(self, trace: Trace) -> None:
-        self._trace_id, self._span_id = int(trace.trace_id, 16), int(trace.span_id, 16)
-
-    def generate_trace_id(self) -> int:
-        return self._trace_id
-
-    def generate_span_id(self) -> int:
-        chosen, self._span_id = self._span_id, 0
-        return chosen or super().generate_span_id()
-
-
 class Spans:
-    """Makes spans with `tracer`, whose ids are from `ids`; `system` is the kind of the broker."""
+    """Makes spans of the service `resource`; `system` is the kind of the broker.
 
-    def __init__(self, tracer: Tracer, ids: Ids, system: str):
-        self._tracer = tracer
-        self._ids = ids
+    They are made when all is known about them. The SDK's tracer, which makes them step by step,
+    takes five times as much CPU time.
+    """
+
+    def __init__(self, resource: Resource, system: str):
+        self._resource = resource
         self._system = system
 
-    def make(self, traced: Traced, trace: Trace, status: int, start: int, end: int) -> None:
-        """Make the span of a request, and one for each of its steps.
+    def make(
+        self, traced: Traced, trace: Trace, status: int, start: int, end: int
+    ) -> Iterator[ReadableSpan]:
+        """Yield the span of a request, and one for each of its steps.
 
         Times are in nanoseconds since the epoch; `status` is as in `Tracer.end`.
         """
-        self._ids.choose(trace)
         method = traced.request.method if traced.request.method in _KNOWN else _OTHER
-        span = self._tracer.start_span(
-            f"{'HTTP' if method == _OTHER else method} {traced.path}".rstrip(),
-            _parent(trace),
-            SpanKind.SERVER,
-            _attributes(traced, trace, method, status),
+        own = _context(trace.trace_id, int(trace.span_id, 16))
+        sender = None
+        if trace.parent_id:
+            sender = _context(trace.trace_id, int(trace.parent_id, 16), is_remote=True)
+        yield ReadableSpan(
+            name=f"{'HTTP' if method == _OTHER else method} {traced.path}".rstrip(),
+            context=own,
+            parent=sender,
+            resource=self._resource,
+            attributes=_attributes(traced, trace, method, status),
+            kind=SpanKind.SERVER,
+            status=_ERROR if status >= 500 else _UNSET,
             start_time=start,
+            end_time=end,
+            instrumentation_scope=_SCOPE,
         )
-        if status >= 500:
-            span.set_status(StatusCode.ERROR)
-        within = set_span_in_context(span, Context())
         ends = [*(began for _, began in trace.steps[1:]), end]
         for (step, began), ended in zip(trace.steps, ends, strict=False):
             if step:
-                kind = SpanKind.PRODUCER if step == PUBLISH else SpanKind.INTERNAL
-                about = self._of_step(step, traced, trace.message)
-                self._tracer.start_span(step, within, kind, about, start_time=began).end(ended)
-        span.end(end)
+                yield ReadableSpan(
+                    name=step,
+                    context=_context(trace.trace_id, getrandbits(64)),
+                    parent=own,
+                    resource=self._resource,
+                    attributes=self._of_step(step, traced, trace.message),
+                    kind=SpanKind.PRODUCER if step == PUBLISH else SpanKind.INTERNAL,
+                    status=_UNSET,
+                    start_time=began,
+                    end_time=ended,
+                    instrumentation_scope=_SCOPE,
+                )
 
     def _of_step(
         self, step: str, traced: Traced, message: Message | None
@@ -111,13 +110,8 @@ class Spans:
         }
 
 
-def _parent(trace: Trace) -> Context:
-    """Return the context of the sender's span; an empty one where it has sent none."""
-    if not trace.parent_id:
-        return Context()
-    ids = int(trace.trace_id, 16), int(trace.parent_id, 16)
-    sender = SpanContext(*ids, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
-    return set_span_in_context(NonRecordingSpan(sender), Context())
+def _context(trace_id: str, span_id: int, is_remote: bool = False) -> SpanContext:
+    return SpanContext(int(trace_id, 16), span_id, is_remote, _SAMPLED)
 
 
 def _attributes(

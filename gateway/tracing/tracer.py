@@ -10,14 +10,13 @@ from threading import Thread
 from time import monotonic, time_ns
 
 from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from gateway.config.settings import Config
 from gateway.delivery import Request, traceparent_of
 from gateway.tracing.collector import Collector
-from gateway.tracing.spans import Ids, Spans, Traced
+from gateway.tracing.spans import Spans, Traced
 from gateway.tracing.trace import Trace
 
 log = logging.getLogger(__name__)
@@ -42,11 +41,8 @@ class Tracer:
         named = OTELResourceDetector().detect().attributes
         own = {SERVICE_NAME: config.trace_service} if config.trace_service else {}
         resource = Resource.create({SERVICE_NAME: SERVICE, **named, **own})
-        ids, system = Ids(), "rabbitmq" if config.amqp else "redis"
-        # Which requests are sampled is decided here, and not by the SDK's variables.
-        self._provider = TracerProvider(ALWAYS_ON, resource, False, id_generator=ids)
-        self._provider.add_span_processor(BatchSpanProcessor(self._collector))
-        self._spans = Spans(self._provider.get_tracer("gateway"), ids, system)
+        self._spans = Spans(resource, "rabbitmq" if config.amqp else "redis")
+        self._processor: SpanProcessor = BatchSpanProcessor(self._collector)
 
     async def start(self) -> None:
         """Log the exporter's troubles from now on, each outage once."""
@@ -57,7 +53,7 @@ class Tracer:
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
         def flush() -> None:
-            self._provider.shutdown()
+            self._processor.shutdown()
             with suppress(RuntimeError):  # the loop is closed already
                 loop.call_soon_threadsafe(ended.set)
 
@@ -89,4 +85,6 @@ class Tracer:
         if trace.sampled:
             age = monotonic() - traced.request.arrived
             now = time_ns()
-            self._spans.make(traced, trace, status, now - int(age * 1e9), now)
+            start = now - int(age * 1e9)
+            for span in self._spans.make(traced, trace, status, start, now):
+                self._processor.on_end(span)
