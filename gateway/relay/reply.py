@@ -85,13 +85,13 @@ class Reply:
                 given.headers["Preference-Applied"] = self.applied
             if self.delivery_id:
                 given.headers[answer.DELIVERY_ID] = self.delivery_id
+            request, metrics = self.request, self._context.metrics
+            traceparent = dict.get(request.headers, "traceparent", "")
             if self.trace is not None:
                 self.trace.begin(ANSWER)
-                given.headers[TRACERESPONSE] = self.trace.traceparent
-            seconds = monotonic() - self.request.arrived
-            request = self.request
-            trace = recorded_trace(dict.get(request.headers, "traceparent", ""))
-            metrics = self._context.metrics
+                given.headers[TRACERESPONSE] = traceparent = self.trace.traceparent
+            seconds = monotonic() - request.arrived
+            trace = recorded_trace(traceparent)
             metrics.answered(self.path, request.method, given.status, seconds, trace)
             respond(given)
             self._respond = None  # only now: if `respond` raises, an error can still be given

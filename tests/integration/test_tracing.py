@@ -216,14 +216,14 @@ def test_one_id_from_the_sender_to_the_tasks_log(start, collector, worker, strat
     told = json.loads(answer.body)
     assert told == {"header": given, "delivery": given, "trace": trace}
     until(lambda: f"trace {trace}: this is {body}" in worker.output())
-    until(lambda: f" trace {trace}" in gateway.output())
-    line = next(each for each in gateway.output().splitlines() if f" trace {trace}" in each)
+    until(lambda: f" trace={trace}" in gateway.output())
+    line = next(each for each in gateway.output().splitlines() if f" trace={trace}" in each)
     spans = collector.of(trace, "POST /run/{name}", "verify", "publish", "answer", "run/traced.run")
     server, publish = spans["POST /run/{name}"], spans["publish"]
     assert (server.service, server.kind, server.error) == ("hooks", "server", False)
     assert (server.parent_id, server.span_id) == (PARENT, ids(answer)[1])
     delivery, task = (server.attributes.pop(f"gateway.{it}.id") for it in ("delivery", "task"))
-    assert f"delivery {delivery} trace" in line
+    assert f" delivery={delivery} " in line and answer.headers["x-delivery-id"] == delivery
     assert server.attributes == {
         "http.request.method": "POST",
         "http.route": "/run/{name}",
@@ -424,7 +424,7 @@ def test_without_the_setting_nothing_changes_and_nothing_is_imported(start, gate
     assert json.loads(answer.body) == {
         "header": None, "delivery": SENDERS, "trace": TRACE
     }  # fmt: skip
-    assert " trace " not in off.output()
+    assert " trace=" not in off.output()
     assert (imported(off), imported(gateway)) == (False, True)
 
 
