@@ -22,6 +22,7 @@ class ServiceManager:
     def __init__(self, address: str, watchdog: float = 0.0):
         self.address = address
         self.watchdog = watchdog
+        self._away = False
 
     @classmethod
     def of(cls, environment: MutableMapping[str, str]) -> Self:
@@ -31,10 +32,13 @@ class ServiceManager:
         ours = environment.pop("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         return cls(address, int(microseconds) / 1e6 if ours and microseconds.isdigit() else 0.0)
 
-    def tell(self, *assignments: str) -> None:
-        """Send `assignments` such as ``READY=1`` together; an error is logged."""
+    def tell(self, *assignments: str) -> bool:
+        """Send `assignments` such as ``READY=1`` together; tell whether they were sent.
+
+        It never waits. The first of several errors is logged.
+        """
         if not self.address:
-            return
+            return False
         abstract = self.address.startswith("@")
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
@@ -42,7 +46,12 @@ class ServiceManager:
                 sender.connect(f"\0{self.address[1:]}" if abstract else self.address)
                 sender.send("\n".join(assignments).encode())
         except OSError as exc:
-            log.warning("cannot tell the service manager %s: %s", " ".join(assignments), exc)
+            if not self._away:
+                log.warning("cannot tell the service manager %s: %s", " ".join(assignments), exc)
+            self._away = True
+            return False
+        self._away = False
+        return True
 
     def reloading(self) -> None:
         """Say that a reload has begun; ``READY=1`` ends it."""

@@ -20,19 +20,22 @@ async def report(supervisor: Supervisor, manager: ServiceManager) -> None:
     watchdog is told as long as this loop runs and `health.alive` holds, as for ``/healthz``.
     """
     pause = min(PAUSE, manager.watchdog / 4 or PAUSE)
-    started, since = False, monotonic()
+    started, announced, since, told = False, False, monotonic(), ""
     while True:
         answers = await health.ask(supervisor.children)
-        news = [f"STATUS={describe(answers)}"]
         if not started:
             if sum(checks is not None for _, checks in answers) < supervisor.config.processes:
                 since = monotonic()
             elif health.ready(answers) or monotonic() - since > supervisor.config.confirm_timeout:
                 started = True
-                news.append("READY=1")
+        news = [] if (status := describe(answers)) == told else [f"STATUS={status}"]
+        if started and not announced:
+            news.append("READY=1")
         if manager.watchdog and health.alive(answers):
             news.append("WATCHDOG=1")
-        manager.tell(*news)
+        # What could not be sent is sent again with the next report.
+        if news and manager.tell(*news):
+            told, announced = status, started
         await asyncio.sleep(pause if started else STARTING)
 
 
