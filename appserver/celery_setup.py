@@ -17,6 +17,7 @@ from appserver.processes import PromptProcesses
 from appserver.queues import named_queues
 from appserver.replacements import carry_over
 from appserver.reply_backend import ReplyMixin
+from appserver.task_stream import Stream
 from appserver.worker import PoisonAwareTasks
 
 #: The backends by the scheme of the URL where results are stored.
@@ -63,7 +64,7 @@ def setup(app: Celery, fair: Mapping[str, int] | None = None) -> None:
     app.loader.override_backends = {**app.loader.override_backends, **_BACKENDS}
     steps = (ReplyingBackend, PoisonAwareTasks, PromptHub, PromptProcesses)
     app.steps["worker"].update(steps)
-    app.steps["consumer"].update((DeadLetters, TakeBack))
+    app.steps["consumer"].update((DeadLetters, TakeBack, Stream))
     consume_fairly(app, fair)
     if app.configured:
         _set_defaults(app, app.conf)

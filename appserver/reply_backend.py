@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from celery import states
@@ -26,7 +27,7 @@ from kombu.exceptions import EncodeError
 from kombu.utils.json import JSONEncoder
 from redis.exceptions import RedisError
 
-from appserver.reply_connection import reply_connection
+from appserver.reply_connection import Reply, reply_connection
 from appserver.result_script import ResultScript
 
 REPLY_PREFIXES = ("gateway.reply.", "amq.rabbitmq.reply-to.")
@@ -58,12 +59,19 @@ class ReplyMixin(_Backend):
         if not reply_to or not reply_to.startswith(REPLY_PREFIXES):
             return super().store_result(task_id, result, state, traceback, request, **kwargs)
         # The reply is sent before the result is stored, because the sender waits for the reply.
+        store = partial(super().store_result, task_id, result, state, traceback, request, **kwargs)
+        must = must_store(request)
         final = state in states.READY_STATES
-        replied = final and self._reply(reply_to, task_id, result, state, traceback, request)
-        if (replied or not final) and not must_store(request):
+        if final:
+            reply = Reply(reply_to, task_id, self._meta(task_id, result, state, traceback, request))
+            connection = reply_connection(self.app)
+            if connection.held and not must and connection.held.hold(reply, otherwise=store):
+                return result
+        replied = final and connection.publish_all([reply])
+        if (replied or not final) and not must:
             return result
         try:
-            return super().store_result(task_id, result, state, traceback, request, **kwargs)
+            return store()
         except (RedisError, OSError, BackendError):
             if not replied:
                 raise
@@ -71,15 +79,9 @@ class ReplyMixin(_Backend):
             log.exception("The result of task %s was replied, but could not be stored", task_id)
             return result
 
-    def _reply(
-        self,
-        reply_to: str,
-        task_id: str,
-        result: Any,
-        state: str,
-        traceback: str | None,
-        request: Any,
-    ) -> bool:
+    def _meta(
+        self, task_id: str, result: Any, state: str, traceback: str | None, request: Any
+    ) -> bytes:
         meta = {
             "status": state,
             "result": json_result(result),
@@ -88,7 +90,7 @@ class ReplyMixin(_Backend):
             "date_done": datetime.now(UTC).isoformat(),
             "task_id": task_id,
         }
-        return reply_connection(self.app).publish(reply_to, task_id, encode(meta))
+        return encode(meta)
 
 
 class ReplyBackend(ReplyMixin, ResultScript, RedisBackend):

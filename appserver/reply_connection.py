@@ -14,11 +14,11 @@ import select
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from socket import TCP_USER_TIMEOUT
 from struct import pack
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import amqp
 from celery import signals
@@ -37,6 +37,17 @@ ERRORS = (amqp.AMQPError, OperationalError, OSError)
 _HEADER = b"\0\x3c\0\0%s\xd4\0\x10application/json\x05utf-8\x01%c%s"
 
 log = logging.getLogger(__name__)
+
+if TYPE_CHECKING:
+    from appserver.held_replies import HeldReplies
+
+
+class Reply(NamedTuple):
+    """A message to the queue `reply_to`."""
+
+    reply_to: str
+    correlation_id: str
+    body: bytes
 
 
 def reply_connection(app: Any) -> ReplyConnection:
@@ -61,6 +72,8 @@ class ReplyConnection:
     _socket: Any
     # Monotonic seconds; no connection is tried earlier.
     _not_before: float
+    #: Those of the pool `solo`, which writes them together.
+    held: HeldReplies | None = None
 
     def __init__(self, app: Any):
         self._app = app
@@ -76,6 +89,10 @@ class ReplyConnection:
 
         It is not written while the broker blocks publishing connections because of an alarm.
         """
+        return self.publish_all([Reply(reply_to, correlation_id, body)])
+
+    def publish_all(self, replies: Sequence[Reply]) -> bool:
+        """Write several replies in one write, all of them or none, as `publish` does."""
         with self._lock:
             if time.monotonic() < self._not_before:
                 return False
@@ -83,7 +100,7 @@ class ReplyConnection:
             try:
                 self._make_ready()
                 if not self._blocked:
-                    self._write(self._frames(reply_to, correlation_id, body))
+                    self._write(b"".join(self._frames(*reply) for reply in replies))
                 whole = True
                 return not self._blocked
             except ERRORS as exc:

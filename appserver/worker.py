@@ -12,6 +12,7 @@ from uuid import uuid4
 import amqp
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from celery import Task, bootsteps, signals
+from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded, WorkerLostError
 from celery.worker import state
 from celery.worker.consumer import Consumer
@@ -26,6 +27,10 @@ RECONNECT_INTERVAL_MAX = 5  # seconds
 #: the cause of the first loss, and the machine of the second; of the third it is the task.
 BEGUN_AGAIN = 3
 PATIENCE = 5.0  # seconds for publishing a dead letter, with the pause before the next attempt
+#: The headers that are no headers of the task's own.
+CELERY_HEADERS = frozenset(vars(Context)) | {
+    *("lang", "task", "argsrepr", "kwargsrepr", "compression"),
+}
 REDELIVERY = "redelivery"  # the property that is added to a redelivered message
 
 log = logging.getLogger(__name__)
@@ -44,6 +49,12 @@ class PoisonAwareRequest(Request):
 
     def __init__(self, message: Any, **options: Any):
         super().__init__(message, **options)
+        if self.content_type:  # else it is of protocol 1, and decoded
+            # The pool would decode it once more.
+            self._body, self._content_type = message.payload, None
+            # The pool would look for them among a set of all names, which it makes for each task.
+            own = {k: v for k, v in message.headers.items() if k not in CELERY_HEADERS}
+            self._request_dict.setdefault("headers", own or None)
         if (
             self.delivery_info["redelivered"]
             and self.task.acks_late
@@ -101,7 +112,8 @@ class PoisonAware(_Task):
         A message with which too many workers were lost is published as a dead letter, and only then
         recorded as FAILURE and acknowledged. While it cannot be published, it returns to its queue.
         """
-        redelivery = (self.request.properties or {}).get(REDELIVERY)
+        request = self.request
+        redelivery = (request.properties or {}).get(REDELIVERY)
         if redelivery is not None:
             noted = attempts(self.app).begin(task_id, redelivery["attempt"])
             lost = max(noted, redelivery["lost"])
@@ -109,8 +121,8 @@ class PoisonAware(_Task):
                 self._publish_dead_letter(task_id, redelivery["body"], lost)
                 self._record_loss(task_id, redelivery["store"], lost)
                 raise Ignore()
-        if (self.request.headers or {}).get("track_started"):
-            attempts(self.app).started(task_id, self.request.hostname)
+        if (request.headers or {}).get("track_started"):
+            attempts(self.app).started(task_id, request.hostname)
         super().before_start(task_id, args, kwargs)
 
     def _publish_dead_letter(self, task_id: str, body: str | bytes, lost: int) -> None:

@@ -26,7 +26,8 @@ from gateway.errors import ConfigError
 _NAME = "GATEWAY_"
 #: Variables that are read and are not settings: the file's name, the app server's, the tests'.
 _OTHERS = (
-    "CONFIG", "QUEUES", "FAIR_QUEUES", "FAIR_PREFETCH", "FAIR_TYPE", "WORKER_CHATTER", "FAILPOINT",
+    "CONFIG", "QUEUES", "FAIR_QUEUES", "FAIR_PREFETCH", "FAIR_TYPE", "WORKER_CHATTER",
+    "WORKER_STREAM", "FAILPOINT",
 )  # fmt: skip
 #: Settings that only a file can have.
 _TABLES = ("tls", "sources", "routes")

@@ -15,6 +15,7 @@ from tests.docs.test_documents import ROOT
 
 #: Where it is -> the module of ours that uses it.
 USED = {
+    "amqp.transport:_AbstractTransport._read_buffer": "appserver/task_stream.py",
     "celery.backends.base:BaseKeyValueStoreBackend._store_result": "appserver/result_script.py",
     "celery.backends.base:Backend._get_result_meta": "appserver/result_script.py",
     "celery.backends.base:BaseKeyValueStoreBackend._set_with_state": "appserver/result_script.py",
@@ -29,6 +30,11 @@ USED = {
     "celery.concurrency.asynpool:AsynPool._sentinel_poll": "appserver/processes.py",
     "celery.result:AsyncResult._get_task_meta": "gateway/strategies/celery_client.py",
     "celery.worker.request:Request._request_dict": "appserver/worker.py",
+    "celery.worker.request:Request._body": "appserver/worker.py",
+    "celery.worker.request:Request._content_type": "appserver/worker.py",
+    "celery.worker.consumer.consumer:Consumer._maximum_prefetch_restored": (
+        "appserver/task_stream.py"
+    ),
     "celery.worker.consumer.delayed_delivery:DelayedDelivery._validate_broker_urls": (
         "appserver/delayed_delivery.py"
     ),

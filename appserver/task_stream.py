@@ -1,0 +1,264 @@
+"""Read a worker's messages in large pieces, and acknowledge them together.
+
+py-amqp reads a message in nine system calls, kombu's loop polls before each, and each
+acknowledgement is a write of its own. Here one read takes everything that the broker has sent, and
+one write acknowledges what the tasks of one turn of the loop have ended. A message of a known task
+is found in what was read by its offsets; all else is passed on to py-amqp, frame by frame.
+
+Pools without kombu's loop (gevent, eventlet) and other brokers than AMQP's work as in Celery.
+docs/decisions/0057-the-workers-connection.md has the figures.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import ssl
+from collections import deque
+from functools import lru_cache
+from struct import Struct, unpack_from
+from time import monotonic
+from typing import Any
+
+import amqp
+from celery import bootsteps
+from celery.concurrency.solo import TaskPool
+from celery.exceptions import InvalidTaskError
+from kombu.exceptions import ContentDisallowed, DecodeError
+
+from appserver.held_replies import HeldReplies
+from appserver.reply_connection import reply_connection
+from appserver.task_message import TaskMessage
+
+READ = 65_536  # bytes that are read at once
+TURN = 0.001  # seconds after which the loop gets its turn; a task that takes longer is slow
+
+#: The variable that leaves the connection to py-amqp.
+SWITCH = "GATEWAY_WORKER_STREAM"
+
+_METHOD = 1  # the kind of a frame
+_FRAME_END = 0xCE
+_DELIVER = b"\0\x3c\0\x3c"  # class basic, method deliver
+_frame = Struct(">BHI")
+#: basic.ack of one message, as a whole frame.
+_ack = Struct(">BHIHHQBB")
+
+log = logging.getLogger(__name__)
+
+
+class TaskStream:
+    """What a worker receives on the connection of its queues, and acknowledges there.
+
+    py-amqp's buffer always has what was received and not yet handled, so that py-amqp itself can
+    read on where a step of the consumer waits for an answer of the broker.
+    """
+
+    def __init__(self, consumer: Any, hub: Any):
+        self._consumer, self._hub = consumer, hub
+        self._tasks: Any = consumer.task_consumer
+        self._channel = self._tasks.channel
+        self._connection = consumer.connection.connection
+        self._transport = self._connection.transport
+        self._replies = _held_replies(consumer)
+        #: The bytes of the longest message that is not left to py-amqp; its body is one frame.
+        self._longest = min(READ, self._connection.frame_max)
+        self._tls = isinstance(self._transport.sock, ssl.SSLSocket)
+        #: The delivery tags to acknowledge. The threads of a pool append to it.
+        self._ended: deque[int] = deque()
+        #: Whether a flush follows in any case, so that nobody has to schedule one.
+        self._flush_follows = False
+        self._continues = False
+        #: The names of the tasks that took less than a turn when they were received last.
+        self._quick: set[str] = set()
+        hub.add_reader(self._transport.sock, self._on_readable)
+
+    def acknowledge(self, tag: int) -> None:
+        """Acknowledge a message at the end of the loop's turn; any thread may call this."""
+        self._ended.append(tag)
+        if not self._flush_follows:
+            self._flush_follows = True
+            self._hub.call_soon(self._flush)
+
+    def refuse(self, message: TaskMessage, *how: Any) -> None:
+        """Reject a message, in the loop's next turn; any thread may call this."""
+        self._hub.call_soon(message.reject_log_error, *how)
+
+    def _on_readable(self) -> None:
+        if self._continues:
+            return
+        try:
+            received = self._receive()
+        except (BlockingIOError, TimeoutError):
+            return
+        except OSError:
+            self._transport.connected = False
+            raise
+        self._connection.bytes_recv += 1  # otherwise the broker's heartbeats seem to be missed
+        self._transport._read_buffer += received
+        self._handle()
+
+    def _receive(self) -> bytes:
+        """Return what has come. Raises OSError; BlockingIOError or TimeoutError: it is nothing."""
+        if self._tls:
+            with self._transport.having_timeout(0) as sock:
+                received: bytes = sock.recv(READ)
+        else:
+            received = self._transport.sock.recv(READ, socket.MSG_DONTWAIT)
+        if not received:
+            raise ConnectionResetError("the broker closed the connection")
+        return received
+
+    def _handle(self) -> None:
+        """Handle what was received until the turn is over; the loop calls it again for the rest."""
+        end = monotonic() + TURN
+        self._flush_follows = True
+        try:
+            while self._handle_next():
+                if monotonic() > end:
+                    self._continue()
+                    break
+        finally:
+            self._flush()
+
+    def _continue(self) -> None:
+        if not self._continues:
+            self._continues = True
+            self._hub.call_soon(self._handle_rest)
+
+    def _handle_rest(self) -> None:
+        self._continues = False
+        if self._transport.connected:  # else what was received comes again on the next connection
+            self._handle()
+
+    def _handle_next(self) -> bool:
+        """Handle one message, or one frame; tell whether there was one that is complete."""
+        data = self._transport._read_buffer
+        if len(data) < _frame.size:
+            return False
+        kind, channel, size = _frame.unpack_from(data)
+        end = _frame.size + size + 1
+        if len(data) < end:
+            return False
+        payload = data[_frame.size : end - 1]
+        if kind == _METHOD and payload.startswith(_DELIVER) and channel == self._channel.channel_id:
+            length = _length(data, end)
+            if len(data) < length <= self._longest:
+                return False
+            if length <= self._longest and (message := self._message(data, payload, end)):
+                self._transport._read_buffer = data[length:]
+                self._begin(message)
+                return True
+        self._transport._read_buffer = data[end:]
+        self._connection.on_inbound_frame((kind, channel, payload))
+        return True
+
+    def _message(self, data: bytes, deliver: bytes, at: int) -> TaskMessage | None:
+        """Return the message that begins with the method `deliver`, and has its header at `at`.
+
+        None: it is not one for the worker's queues, or is left to py-amqp for another reason.
+        """
+        length = deliver[4]
+        consumer_tag = deliver[5 : 5 + length].decode()
+        callback = self._channel.callbacks.get(consumer_tag)
+        if getattr(callback, "__self__", None) != self._tasks or self._channel.no_ack_consumers:
+            return None
+        tag, redelivered = unpack_from(">QB", deliver, 5 + length)
+        exchange, routing_key = _names(deliver[14 + length :])
+        info = {
+            "consumer_tag": consumer_tag,
+            "delivery_tag": tag,
+            "redelivered": bool(redelivered),
+            "exchange": exchange,
+            "routing_key": routing_key,
+        }
+        return TaskMessage(self, self._channel, self._tasks.accept, info, data, at)
+
+    def _begin(self, message: TaskMessage) -> None:
+        """Give the message to its task, as Celery's consumer does."""
+        consumer = self._consumer
+        name = message.headers.get("task", "")
+        strategy = consumer.strategies.get(name)
+        # Celery's own way knows more: what is unknown, and the prefetch limit, which it has reduced
+        # after a lost connection and now raises with each task.
+        if strategy is None or (consumer.restart_count and not consumer._maximum_prefetch_restored):
+            self._tasks.on_message(message)
+            return
+        # Its end may be far away, or that of the process. A quick one is not worth a write.
+        if name not in self._quick:
+            self._flush()
+            self._flush_follows = True
+        if self._replies:
+            self._replies.begin(more=bool(self._transport._read_buffer))
+        begin = monotonic()
+        try:
+            strategy(message, None, message.acknowledge, message.refuse, consumer.on_task_message)
+        except (InvalidTaskError, ContentDisallowed) as exc:
+            consumer.on_invalid_task(None, message, exc)
+        except DecodeError as exc:
+            consumer.on_decode_error(message, exc)
+        if monotonic() - begin < TURN:
+            self._quick.add(name)
+        else:
+            self._quick.discard(name)
+
+    def _flush(self) -> None:
+        """Write all replies that are held, and all acknowledgements. Raises OSError."""
+        if self._replies:
+            self._replies.flush()
+        self._flush_follows = False  # first: what is appended from now on schedules another one
+        tags = []
+        while self._ended:
+            tags.append(self._ended.popleft())
+        if not tags:
+            return
+        if not (self._transport.connected and self._channel.is_open):
+            log.warning("%d tasks have ended without a connection: they run again", len(tags))
+            return
+        number = self._channel.channel_id
+        self._transport.write(
+            b"".join(_ack.pack(_METHOD, number, 13, 60, 80, tag, 0, _FRAME_END) for tag in tags)
+        )
+        self._connection.bytes_sent += 1
+
+
+def _held_replies(consumer: Any) -> HeldReplies | None:
+    """Return what holds the replies of the pool `solo`, which is the same on each connection."""
+    if not isinstance(consumer.pool, TaskPool):
+        return None
+    connection = reply_connection(consumer.app)
+    connection.held = connection.held or HeldReplies(connection)
+    return connection.held
+
+
+def _length(data: bytes, at: int) -> int:
+    """Return the bytes of a delivery whose header frame begins at `at`.
+
+    As long as that has not come, it is one byte more than there are. What is longer than the
+    longest frame has several frames for its body, and is even longer.
+    """
+    if len(data) < at + 19:
+        return len(data) + 1
+    size, body = unpack_from(">I", data, at + 3)[0], unpack_from(">Q", data, at + 11)[0]
+    length: int = at + 8 + size + (8 + body if body else 0)
+    return length
+
+
+@lru_cache(maxsize=1024)
+def _names(names: bytes) -> tuple[str, str]:
+    """Decode an exchange and a routing key, two strings after their lengths."""
+    length = names[0]
+    return names[1 : 1 + length].decode(), names[2 + length :].decode()
+
+
+class Stream(bootsteps.StartStopStep):
+    """Read the connection of the worker's queues by `TaskStream`, each time there is a new one."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def include_if(self, parent: Any) -> bool:
+        return os.environ.get(SWITCH, "1").lower() not in ("0", "false", "f", "no", "n", "off")
+
+    def register_with_event_loop(self, parent: Any, hub: Any) -> None:
+        if isinstance(parent.connection.connection, amqp.Connection):
+            TaskStream(parent, hub)

@@ -1,0 +1,110 @@
+"""Replies of one turn are written together, and none is lost where they cannot be."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+from celery import Celery, states
+from celery.app.task import Context
+
+from appserver import held_replies
+from appserver.held_replies import LONG, HeldReplies
+from appserver.reply_connection import Reply, reply_connection
+
+REPLY = Reply("gateway.reply.1", "1", b"{}")
+
+
+class Connection:
+    """Takes replies instead of a broker."""
+
+    def __init__(self, up: bool = True):
+        self.up, self.writes, self.written = up, [], threading.Event()
+
+    def publish_all(self, replies):
+        self.writes.append([reply.correlation_id for reply in replies])
+        self.written.set()
+        return self.up
+
+
+def forbidden():
+    raise AssertionError("it was written, and is to be stored")
+
+
+def test_those_of_a_turn_are_one_write():
+    held = HeldReplies(connection := Connection())
+    held.begin(more=True)
+    assert held.hold(REPLY, forbidden)
+    held.begin(more=False)  # the last task of the turn
+    assert held.hold(REPLY._replace(correlation_id="2"), forbidden)
+    held.flush()
+    held.flush()
+    assert connection.writes == [["1", "2"]]
+
+
+def test_a_single_one_a_long_one_and_one_outside_a_turn_are_not_held():
+    held = HeldReplies(connection := Connection())
+    assert not held.hold(REPLY, forbidden)
+    held.begin(more=False)
+    assert not held.hold(REPLY, forbidden)
+    held.begin(more=True)
+    assert not held.hold(REPLY._replace(body=b"x" * (LONG + 1)), forbidden)
+    held.flush()
+    assert connection.writes == []
+
+
+def test_a_turn_that_lasts_does_not_hold_them(monkeypatch):
+    monkeypatch.setattr(held_replies, "IDLE", 1)
+    held = HeldReplies(connection := Connection())
+    for _ in range(3):
+        held.begin(more=True)
+        held.hold(REPLY, forbidden)
+        # Nothing ends the turn.
+        assert connection.written.wait(60)
+        connection.written.clear()
+    assert connection.writes == [["1"]] * 3
+
+
+def test_what_cannot_be_written_is_stored(caplog):
+    held, stored = HeldReplies(Connection(up=False)), []
+
+    def fails():
+        raise OSError("no store either")
+
+    held.begin(more=True)
+    held.hold(REPLY, fails)
+    held.hold(REPLY._replace(correlation_id="2"), lambda: stored.append("2"))
+    held.flush()
+    assert stored == ["2"]
+    assert [record.message for record in caplog.records] == ["The result of task 1 is lost"]
+
+
+def test_a_fork_holds_nothing_of_its_parents():
+    held = HeldReplies(connection := Connection())
+    held.begin(more=True)
+    held.hold(REPLY, forbidden)
+    child = os.fork()
+    if not child:
+        held.flush()
+        os._exit(len(connection.writes) + held.hold(REPLY, forbidden))
+    assert os.waitpid(child, 0)[1] == 0
+    held.flush()
+    assert connection.writes == [["1"]]
+
+
+@pytest.mark.parametrize(("store", "is_held"), [(False, True), (True, False)])
+def test_a_result_that_is_stored_too_is_replied_at_once(store, is_held):
+    with Celery(
+        broker="amqp://127.0.0.1:1//",
+        backend="appserver.reply_backend:StorelessReplyBackend",
+        set_as_current=False,
+    ) as app:
+        connection = reply_connection(app)
+        connection.held = HeldReplies(taken := Connection())
+        connection.held.begin(more=True)
+        delivery = {"store": store}
+        request = Context({"id": "1", "reply_to": "gateway.reply.1", "delivery": delivery})
+        app.backend.store_result("1", "x", states.SUCCESS, request=request)
+        connection.held.flush()
+        assert taken.writes == ([["1"]] if is_held else [])
