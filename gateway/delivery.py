@@ -25,11 +25,11 @@ def traceparent_of(headers: Mapping[str, str]) -> str:
 
 @dataclass(slots=True)
 class Request:
-    """An HTTP request whose header and body are complete.
+    """An HTTP request; its header and body are complete, unless it is refused before they are.
 
     ``headers`` have names in lower case, repeated ones joined by ``", "``; ``body`` is
     raw bytes; ``arrived`` is monotonic seconds, ``received_at`` seconds since the epoch;
-    ``size`` is the number of bytes that it holds in memory.
+    ``size`` is the number of bytes that it holds in memory; ``whole``: its body is complete.
     """
 
     method: str
@@ -41,6 +41,7 @@ class Request:
     arrived: float
     received_at: float
     size: int = 0
+    whole: bool = True
 
 
 @dataclass(slots=True)

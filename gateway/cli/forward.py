@@ -166,7 +166,7 @@ class Forwarder:
     async def _send_new(self, delivery: Mapping[str, Any]) -> None:
         """Send a delivery unless it was sent, or received before the beginning."""
         delivery_id, received = delivery["id"], delivery["received_at"]
-        if delivery_id in self._sent or received < self._begun:
+        if delivery_id in self._sent or received < self._begun or delivery["request"]:
             return
         backoff = Backoff(*BACKOFF)
         while True:
@@ -187,8 +187,11 @@ class Forwarder:
     async def send(self, delivery_id: str) -> bool:
         """Send a delivery; return whether the server has answered with a 2xx."""
         delivery = await self._api.get(f"deliveries/{quote(delivery_id, safe='')}")
-        request = original(delivery)
         about = f"{delivery['received_at'][:23]} {delivery_id} {delivery['route']}"
+        if delivery["request"]:
+            print(shown(f"{about} not sent: it was refused: {delivery['error']}"), flush=True)
+            return False
+        request = original(delivery)
         if request is None:
             why = "not sent: its route has `args`, and the request is not kept"
             print(shown(f"{about} {why}"), flush=True)

@@ -25,8 +25,8 @@ def line(entry: Entry) -> str:
     received = datetime.fromisoformat(delivery["received_at"])
     at = received.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     milliseconds = f"{entry.seconds * 1e3:,.1f}"
-    route, event = delivery["route"], delivery["event"]
-    columns = (at, entry.id, entry.state, status(entry), milliseconds, route, event)
+    where = (entry.path, delivery["event"])
+    columns = (at, entry.id, entry.state, status(entry), milliseconds, *where)
     return shown(_LINE.format(*columns).rstrip())
 
 
@@ -45,6 +45,7 @@ def about(entry: Entry) -> dict[str, Any]:
         "replays": entry.replays,
         "replaying": entry.replaying,
         "identity": entry.identity,
+        "request": entry.request or None,
     }
 
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from gateway.config.dynamic import RENEWED
 from gateway.config.route import PARAM, Route
-from gateway.config.settings import Config
+from gateway.config.settings import REFUSED, Config
 from gateway.config.strategies import STRATEGIES
 from gateway.sources import find
 
@@ -38,6 +38,11 @@ def _of_servers(config: Config) -> list[str]:
         )
     if config.journal and not config.state:
         problems.append("journal: the journal is kept in Redis; set result_backend or state_url")
+    if config.journal_refused and not config.most_refused:
+        problems.append(
+            "journal_refused: refused requests may fill a tenth of the journal, which has no room "
+            f"for one; set journal to 10 or more, and journal_bytes to {10 * REFUSED} or more"
+        )
     if not config.amqp:
         if config.strategy_info.amqp_only:
             others = ", ".join(name for name, info in STRATEGIES.items() if not info.amqp_only)

@@ -35,6 +35,8 @@ from gateway.sources.base import Options
 
 BROKER_SCHEMES = ("amqp", "amqps", "redis", "rediss")
 STORE_SCHEMES = ("redis", "rediss", "sentinel")
+#: The most bytes of a refused request in the journal.
+REFUSED = 64 * 1024
 
 # The beginning of a Location header: printable ASCII, no query, no slash at the end.
 _PUBLIC_URL = re.compile(r"https?://(?:(?![?#])[!-~])+(?<!/)").fullmatch
@@ -81,6 +83,7 @@ class Config(Model):
     journal: int = Field(0, ge=0, le=10_000_000)
     journal_bytes: int = Field(256 * 1024 * 1024, ge=1024)
     journal_age: float = Field(7 * 86_400.0, ge=1, le=366 * 86_400)
+    journal_refused: bool = False
     log_requests: Annotated[float, BeforeValidator(_share)] = 0.0
     trace_sample: float | None = Field(None, ge=0, le=1)
     trace_follow: bool = False
@@ -215,6 +218,15 @@ class Config(Model):
     def state(self) -> str:
         """The URL of the Redis with the claims and the journal; empty where there is none."""
         return self.state_url.get_secret_value() if self.state_url else self.results
+
+    @property
+    def most_refused(self) -> int:
+        """How many refused requests the journal keeps; 0: none.
+
+        They are in addition to `journal`, and at most a tenth of it and of `journal_bytes`.
+        """
+        most = min(self.journal // 10, self.journal_bytes // 10 // REFUSED)
+        return most if self.journal_refused else 0
 
     @property
     def prefix(self) -> str:

@@ -195,6 +195,10 @@ class Exchange(HTTPMessageDelegate):
         self._shared.metrics.count(ERRORS, error.type)
         status, method, remote = error.status, self._start.method, self._remote()
         path, _ = head.split_target(self._start.path)
+        if self._shared.relay.refusals is not None:
+            headers = {} if self._start is _NO_START else self._headers
+            about = (method, path, "", headers, b"", remote, self.arrived, time.time())
+            self._shared.relay.keep(Request(*about, whole=False), delivery, error, seconds)
         # No route and no task are known.
         text = f"%d {error.type}: %s (delivery %s, %s %s from %s)"
         asked = (delivery, request_log.printable(method), request_log.shown_path(path), remote)

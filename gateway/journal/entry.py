@@ -58,11 +58,13 @@ class Entry:
     why that was an error, or how the task has failed. If the delivery joined an earlier try,
     ``task_id`` is the task of that try, and after a replay it is the replay's. The message may
     never have been published. If the delivery lacked a value for it, there was no message:
-    ``queue`` is empty, and ``call`` is what a route without `args` gives. ``replays`` is how often
-    it was published again; ``replaying`` the task id of a replay of which it is not known whether
-    the broker has taken it, or "". ``identity`` is the same for all tries of a delivery that its
-    sender repeats, and "" where they cannot be recognized. ``position`` is that in the journal,
-    where it was read in order.
+    ``queue`` is empty, and ``call`` is what a route without `args` gives. It is the same for a
+    request that was refused before; only then ``request`` has something: its ``method``, its
+    ``path``, and whether its body is ``truncated`` in the call. ``replays`` is how often the
+    delivery was published again; ``replaying`` the task id of a replay of which it is not known
+    whether the broker has taken it, or "". ``identity`` is the same for all tries of a delivery
+    that its sender repeats, and "" where they cannot be recognized. ``position`` is that in the
+    journal, where it was read in order.
     """
 
     delivery: dict[str, Any]
@@ -80,10 +82,16 @@ class Entry:
     replaying: str = ""
     identity: str = ""
     position: str = ""
+    request: dict[str, Any] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
         return str(self.delivery["id"])
+
+    @property
+    def path(self) -> str:
+        """The route's path; where no route is known, that of the request."""
+        return str(self.delivery["route"] or self.request.get("path", ""))
 
     @property
     def sendable(self) -> bool:

@@ -40,7 +40,7 @@ class Filter:
         return (
             (not self.states or entry.state in self.states)
             and (not self.status or fnmatchcase(status(entry), self.status.replace("x", "?")))
-            and (not self.route or fnmatchcase(delivery["route"], _literal(self.route)))
+            and (not self.route or fnmatchcase(entry.path, _literal(self.route)))
             and (not self.source or fnmatchcase(delivery["source"], _literal(self.source)))
             and (not self.event or fnmatchcase(delivery["event"], _literal(self.event)))
             and (not self.text or self._has_text(entry))

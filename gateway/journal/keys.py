@@ -11,6 +11,7 @@ class Keys:
     def __init__(self, config: Config):
         prefix = f"{config.prefix}journal:"
         self.deliveries = f"{prefix}deliveries"
+        self.refused = f"{prefix}refused"
         self.open = f"{prefix}open"
         self.bytes = f"{prefix}bytes"
         self.changes = f"{prefix}changes"

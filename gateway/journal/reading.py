@@ -56,8 +56,9 @@ class Reader:
         oldest = str(_ms(wanted.since)) if wanted.since else "-"
         keys = self._keys
         while page := await self._ask(
-            "EVAL", scripts.PAGE, 1, keys.deliveries, newest, oldest, _PAGE, keys.prefix, int(calls)
-        ):
+            "EVAL", scripts.PAGE, 2, keys.deliveries, keys.refused,
+            newest, oldest, _PAGE, keys.prefix, int(calls),
+        ):  # fmt: skip
             for position, flat in page:
                 fields = _fields(flat)
                 if b"about" in fields and wanted.takes(entry := read(fields, position.decode())):

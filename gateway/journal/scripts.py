@@ -3,8 +3,9 @@
 Its keys begin with the deployment's prefix: the stream *deliveries* has the ids in the order of
 their arrival, with the bytes of each; *delivery:ID* is a hash with what is known of one; the sorted
 set *open* has those whose end is not known, by the time (ms) of the next look at their results;
-*bytes* is the sum of all. Every change is published on the channel *changes*. Only Redis' own clock
-is used.
+*bytes* is the sum of all. The stream *refused* has the ids of requests that were refused before
+they had a message, so that these never displace deliveries. Every change is published on the
+channel *changes*. Only Redis' own clock is used.
 """
 
 # A state is only replaced by one further on; a task may have ended before its answer is written.
@@ -58,6 +59,31 @@ end
 redis.call('PUBLISH', ARGV[8], id .. ' ' .. state)
 """
 )
+
+# Writes a request that was refused before it had a message. Its place in the stream is one that no
+# delivery has, so that both streams can be read as one. KEYS: the hash, refused. Arguments: id,
+# most requests, life (ms), what keys of deliveries begin with, channel, then fields and their
+# values
+REFUSE = """
+local time = redis.call('TIME')
+local now, number = time[1] * 1000 + math.floor(time[2] / 1000), 1e9
+local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
+if last then
+    local ms, seq = string.match(last[1], '(%d+)-(%d+)')
+    if tonumber(ms) >= now then
+        now, number = tonumber(ms), seq + 1
+    end
+end
+redis.call('HSET', KEYS[1], 'state', 'refused', unpack(ARGV, 6))
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+redis.call('XADD', KEYS[2], string.format('%.0f-%.0f', now, number), 'id', ARGV[1])
+while redis.call('XLEN', KEYS[2]) > tonumber(ARGV[2]) do
+    local oldest = redis.call('XRANGE', KEYS[2], '-', '+', 'COUNT', 1)[1]
+    redis.call('XDEL', KEYS[2], oldest[1])
+    redis.call('UNLINK', ARGV[4] .. oldest[2][2])
+end
+redis.call('PUBLISH', ARGV[5], ARGV[1] .. ' refused')
+"""
 
 # Returns id and task id of those whose time for a look has come, and postpones the next one: each
 # time twice as long. Also removes what is older than the journal's age.
@@ -139,10 +165,27 @@ end
 """
 
 # Returns a page of deliveries, the newest first: the stream's id of each, and its fields (none: it
-# is gone). KEYS: deliveries. Arguments: newest, oldest, number, what keys of deliveries begin with,
-# 1 for calls, too
+# is gone). KEYS: deliveries, refused. Arguments: newest, oldest, number, what keys of
+# deliveries begin with, 1 for calls, too
 PAGE = """
 local page = redis.call('XREVRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
+local refused = redis.call('XREVRANGE', KEYS[2], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
+if #refused > 0 then
+    for _, entry in ipairs(refused) do
+        page[#page + 1] = entry
+    end
+    table.sort(page, function(a, b)
+        local ms, seq = string.match(a[1], '(%d+)-(%d+)')
+        local other_ms, other_seq = string.match(b[1], '(%d+)-(%d+)')
+        if ms ~= other_ms then
+            return tonumber(ms) > tonumber(other_ms)
+        end
+        return tonumber(seq) > tonumber(other_seq)
+    end)
+    for i = #page, ARGV[3] + 1, -1 do
+        page[i] = nil
+    end
+end
 for i, entry in ipairs(page) do
     local key = ARGV[4] .. entry[2][2]
     if ARGV[5] == '1' then

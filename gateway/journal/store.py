@@ -18,6 +18,7 @@ from gateway.journal import scripts
 from gateway.journal.entry import OPEN, RECEIVED, described
 from gateway.journal.follower import FIRST_LOOK, Follower
 from gateway.journal.keys import Keys
+from gateway.journal.refusals import Refusals
 from gateway.journal.size_watch import SizeWatch
 from gateway.metrics import Metrics
 from gateway.stores import result_store
@@ -43,6 +44,8 @@ class Journal:
         self._most_bytes = config.max_in_flight_bytes
         self._bytes = 0  # of bodies that wait for Redis
         self._error = ""
+        #: Not None if refused requests are kept.
+        self.refusals = Refusals(config, self._keys, self._send) if config.most_refused else None
 
     async def start(self) -> None:
         await self._redis.start()
@@ -112,17 +115,11 @@ class Journal:
     def _write(
         self, message: Message, identity: str, state: str, *fields: Arg, whole: bool = True
     ) -> Future[Any]:
-        size = len(message.body) if whole else 0
-        if self._bytes + size > self._most_bytes:
-            self._lose("more bytes wait for Redis than max_in_flight_bytes")
-            lost = asyncio.get_running_loop().create_future()
-            lost.cancel()
-            return lost
-        self._bytes += size
         keys, delivery_id = self._keys, message.delivery["id"]
         stored = message.delivery["store"] or (self._stored and not message.options.ignore_result)
         followed = self._follower is not None and stored and state in OPEN
-        reply = self._redis.run(
+        return self._send(
+            len(message.body) if whole else 0,
             "EVAL",
             scripts.WRITE,
             4,
@@ -139,6 +136,16 @@ class Journal:
             *fields,
             *(("about", described(message, identity), "call", message.body) if whole else ()),
         )
+
+    def _send(self, size: int, *command: Arg) -> Future[Any]:
+        """Run a command that has a body of `size` bytes, unless too many wait for Redis."""
+        if self._bytes + size > self._most_bytes:
+            self._lose("more bytes wait for Redis than max_in_flight_bytes")
+            lost = asyncio.get_running_loop().create_future()
+            lost.cancel()
+            return lost
+        self._bytes += size
+        reply = self._redis.run(*command)
         reply.add_done_callback(partial(self._written, size))
         return reply
 

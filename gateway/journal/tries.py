@@ -17,12 +17,13 @@ async def choose(
     """Return what to replay of the deliveries with the ids `wanted`, or of those that it takes.
 
     With each that is left out comes the try because of which it is; `again` leaves out none. All
-    are without their calls, in the order of their arrival or in that of the ids. Raises
+    are without their calls, in the order of their arrival or in that of the ids. A filter takes no
+    requests that were refused before they had a message. Raises
     `gateway.errors.GatewayError` where one of the ids is not in the journal.
     """
     if isinstance(wanted, Filter):
         async with aclosing(reader.find(wanted)) as found:
-            chosen = [replace(entry, call=b"") async for entry in found][::-1]
+            chosen = [replace(each, call=b"") async for each in found if not each.request][::-1]
     else:
         chosen = await reader.get_all(wanted)
     others = {} if again else await superseded(reader, chosen)

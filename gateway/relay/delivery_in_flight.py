@@ -77,6 +77,7 @@ class DeliveryInFlight(InFlight):
         self.delivery = delivery
         #: The id of this try; in general it is that of its task, too.
         self.owner = context.ids.new()
+        reply.kept = route.journal
         try:
             self.message = self._message()
         except BadRequest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,8 +14,9 @@ from gateway.celery_message import TaskIds
 from gateway.config.route import RESULTS, Route
 from gateway.config.settings import Config
 from gateway.delivery import Delivery, Request, traceparent_of
-from gateway.errors import BadRequest, BodyTooSlow, Unverified
+from gateway.errors import BadRequest, BodyTooSlow, RequestError, Unverified
 from gateway.failpoints import Failpoint
+from gateway.journal.refusals import Refusals
 from gateway.journal.store import Journal
 from gateway.metric_table import UNVERIFIED
 from gateway.metrics import Metrics
@@ -163,6 +165,24 @@ class Relay:
         in_flight = attempt(reply, self._begin, reply)
         return None if reply.closed else in_flight
 
+    @property
+    def refusals(self) -> Refusals | None:
+        """What keeps refused requests, if the journal is to have them."""
+        journal = self.context.journal
+        return None if journal is None else journal.refusals
+
+    def keep(self, request: Request, delivery_id: str, error: RequestError, seconds: float) -> None:
+        """Keep a request that was refused before it was read, if such ones are kept."""
+        route = source = ""
+        with suppress(RequestError):  # no route has this path
+            endpoint, _ = self._routes.find(request.path)
+            if not endpoint.journal:
+                return
+            route, source = endpoint.path, endpoint.name
+        if self.refusals is not None and not request.path.startswith(RESULTS):
+            about = (delivery_id, route, source, error.status, seconds)
+            self.refusals.write(request, *about, f"{error.type}: {error}")
+
     def _begin(self, reply: Reply) -> InFlight | None:
         """Start the request of `reply`; None: it is answered already."""
         request = reply.request
@@ -180,7 +200,7 @@ class Relay:
         """Return the look-up for a GET of a result's URL."""
         request = reply.request
         check_method(request.method)
-        reply.path = RESULTS
+        reply.path, reply.kept = RESULTS, False
         ticket = self.context.result_urls.ticket(request.path)
         reply.delivery_id, reply.task_id = ticket.delivery_id, ticket.task_id
         return ResultLookup(self.context, reply, request.arrived + self._timeout, ticket)
@@ -189,7 +209,7 @@ class Relay:
         """Verify a delivery and make its message; None: it is answered without a task."""
         request = reply.request
         endpoint, params = self._routes.find(request.path)
-        reply.path, reply.source = endpoint.path, endpoint.name
+        reply.path, reply.source, reply.kept = endpoint.path, endpoint.name, endpoint.journal
         verified = self._verify(reply, endpoint)
         if verified.challenge is not None:
             reply.give(verified.challenge)

@@ -16,6 +16,7 @@ from gateway.celery_message import Message
 from gateway.delivery import Request, recorded_trace, traceparent_of
 from gateway.errors import RequestError, Unverified
 from gateway.journal.entry import ACCEPTED, FAILED, GONE, REFUSED
+from gateway.journal.store import Journal
 from gateway.metric_table import ERRORS
 from gateway.pending_task import PendingTask
 from gateway.relay.context import Context
@@ -37,13 +38,14 @@ class Reply:
     ``state`` is the delivery's in the journal, where the end of its task is known, and ``begun`` is
     from `Journal.begin`. ``joined``: an earlier try has published the task. ``failure`` is what the
     task's exception says, which the sender is not told. ``applied`` is what the answer says in
-    Preference-Applied. ``trace`` is None unless requests are traced.
+    Preference-Applied. ``trace`` is None unless requests are traced. ``kept``: the journal may have
+    the request if it is refused before it has a message.
     """
 
     __slots__ = (
         "_context", "_respond", "answered", "applied", "begun", "delivery_id", "event", "failure",
-        "identity", "joined", "message", "path", "pending", "request", "source", "state", "task_id",
-        "trace",
+        "identity", "joined", "kept", "message", "path", "pending", "request", "source", "state",
+        "task_id", "trace",
     )  # fmt: skip
 
     def __init__(self, context: Context, request: Request, respond: Respond):
@@ -61,6 +63,7 @@ class Reply:
         self.state = ""
         self.failure = ""
         self.joined = False
+        self.kept = True
         self.begun: Future[Any] | None = None
         self.message: Message | None = None
         self.pending: PendingTask | None = None
@@ -144,6 +147,12 @@ class Reply:
             **steps,
         )
 
+    def _keep(self, journal: Journal, status: int, seconds: float, reason: str) -> None:
+        """Keep the request, which was refused before it had a message, if such ones are kept."""
+        if journal.refusals is not None:
+            about = (self.delivery_id, self.path, self.source, status, seconds, reason)
+            journal.refusals.write(self.request, *about)
+
     def release(self) -> None:
         """Do nothing, as nothing is waited for yet."""
 
@@ -163,6 +172,8 @@ class Reply:
             state = self.state or ACCEPTED
             ids = task_id, self.identity
             context.journal.write(message, *ids, state, status, seconds, reason, self.begun)
+        elif status >= 400 and reason and self.kept and context.journal is not None:
+            self._keep(context.journal, status, seconds, reason)
         share = context.log_requests
         if share and (not 100 <= status < 400 or random() < share):
             self._log(status, seconds, reason)

@@ -32,6 +32,8 @@ class Endpoint:
         self.source = source
         self.scheme = source.options.scheme if source else ""
         self.limits = limits
+        #: Does the journal keep deliveries of any of its routes?
+        self.journal = any(route.journal for route in some)
         self._routes = some
         #: The route that takes everything, where there is no other.
         self._only = some[0] if len(some) == 1 and not (some[0].events or some[0].when) else None

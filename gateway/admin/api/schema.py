@@ -108,6 +108,14 @@ class ReplayWanted(One):
     again: bool = Field(False, description="also if it may have run, interrupted or as another try")
 
 
+class RefusedRequest(BaseModel):
+    """A request that was refused before a task could be called."""
+
+    method: str
+    path: str
+    truncated: bool = Field(description="does the call have only a part of its body, or none?")
+
+
 class Delivery(BaseModel):
     """A delivery and what became of it. docs/delivery.md describes the states."""
 
@@ -130,6 +138,7 @@ class Delivery(BaseModel):
     replaying: str = Field(description="the task id of a replay that may have been interrupted")
     identity: str = Field(description="the same for all tries of a delivery; or empty")
     traceparent: str
+    request: RefusedRequest | None = Field(description="null: it was not refused before its task")
 
     @classmethod
     def of(cls, entry: Entry, **more: Any) -> Self:
@@ -144,6 +153,7 @@ class Delivery(BaseModel):
             **{name: getattr(entry, name) for name in own},
             status=entry.status or None,
             gone=entry.status == GONE,
+            request=RefusedRequest(**entry.request) if entry.request else None,
             **more,
         )
 

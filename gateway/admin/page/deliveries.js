@@ -65,6 +65,11 @@ function time(text) {
   return text ? text.replace("T", " ").slice(0, 23) : "";
 }
 
+// A request that no route has taken has only its own path.
+function path(delivery) {
+  return delivery.route || (delivery.request ? delivery.request.path : "");
+}
+
 function stateClass(state) {
   if (state === "succeeded") return "good";
   return ["failed", "dead-lettered", "expired", "refused"].includes(state) ? "bad" : "";
@@ -79,7 +84,7 @@ function row(delivery) {
   opens.addEventListener("click", () => open(delivery.id));
   const status = delivery.gone ? "gone" : delivery.status ?? "–";
   const cells = [opens, delivery.state, String(status), (delivery.seconds * 1000).toFixed(1),
-    delivery.route, delivery.event, delivery.id];
+    path(delivery), delivery.event, delivery.id];
   made.append(...cells.map(each => {
     const cell = document.createElement("td");
     cell.append(each);
@@ -194,7 +199,7 @@ async function open(id) {
     const {call: its, ...delivery} = await ask(`deliveries/${encodeURIComponent(id)}`);
     if (own !== openings || (again && opened !== id)) return; // another was opened, or it was closed
     opened = id;
-    shownTitle.textContent = `${delivery.route}: ${delivery.state}`;
+    shownTitle.textContent = `${path(delivery)}: ${delivery.state}`;
     shownTitle.className = stateClass(delivery.state);
     const names = Object.keys(delivery).filter(name => {
       const value = delivery[name];

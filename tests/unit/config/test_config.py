@@ -46,6 +46,13 @@ def problems(flags=None, environ=None, path=None) -> list[str]:
 # Order --------------------------------------------------------------------------------
 
 
+def test_refused_requests_have_a_tenth_of_the_journal():
+    asked = {"journal": 1_000, "journal_refused": True}
+    assert Config(**asked).most_refused == 100
+    assert Config(**asked, journal_bytes=1_000_000).most_refused == 1
+    assert Config(journal=1_000).most_refused == 0
+
+
 def test_without_anything_there_is_one_unsigned_route():
     config = load({}, {})
 
@@ -336,6 +343,11 @@ def test_what_was_meant_is_told(toml):
         ("port = []", "port: has to be a whole number"),
         ("port = 8000.5", "port: has to be a whole number"),
         ("timeout = []", "timeout: has to be a number"),
+        (
+            "journal_refused = true",
+            "journal_refused: refused requests may fill a tenth of the journal, which has no room "
+            "for one; set journal to 10 or more, and journal_bytes to 655360 or more",
+        ),
         ("log_requests = 5", "log_requests: has to be true, false, or a share"),
         ("trace_sample = 1.5", "trace_sample: has to be 1 or less"),
         ("trace_sample = -1", "trace_sample: has to be 0 or more"),
