@@ -242,6 +242,9 @@ def test_a_route_without_a_journal_keeps_no_refused_requests_either(gateway, del
     refused = run(send(gateway, "/unkept", "{}"))
     result = run(send(gateway, "/results/hidden-8", "", method="GET"))
     assert (refused.status, result.status) == (400, 404)
+    for target, method in (("/unkept", "PUT"), ("/results/hidden-8", "POST")):
+        early = run(raw(gateway, request(b"not whole", target, method=method)[:-1]))
+        assert early.status == 405
     run(send(gateway, "/nowhere", "x"))
     (kept,) = listed(deliveries, 1)
     assert kept["status"] == 404 and kept["request"]["path"] == "/nowhere"
