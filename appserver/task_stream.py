@@ -116,15 +116,11 @@ class TaskStream:
         try:
             while self._handle_next():
                 if monotonic() > end:
-                    self._continue()
+                    self._continues = True
+                    self._hub.call_soon(self._handle_rest)
                     break
         finally:
             self._flush()
-
-    def _continue(self) -> None:
-        if not self._continues:
-            self._continues = True
-            self._hub.call_soon(self._handle_rest)
 
     def _handle_rest(self) -> None:
         self._continues = False

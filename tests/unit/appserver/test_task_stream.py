@@ -82,6 +82,7 @@ class Worker:
         self.stream = TaskStream(self.consumer, self.hub)
 
     def begin(self, message, body, acknowledge, refuse, callbacks):
+        assert message.payload is message.payload  # decoded once
         self.handled.append((message.delivery_tag, message.payload))
         acknowledge(None, ())
 
@@ -323,6 +324,16 @@ SHORT = st.text(max_size=60)
 def test_properties_are_those_that_amqp_decodes(properties):
     encoded = Message("", **properties)._serialize_properties()
     assert decode_properties(encoded, 0) == decode_properties_basic(encoded, 0)[0]
+
+
+def test_a_gateways_headers_are_decoded():
+    headers = {
+        "id": "1", "eta": None, "retries": 2, "ignore_result": True, "timelimit": [None, None],
+        "delivery": {"store": False, "params": {}},
+    }  # fmt: skip
+    properties = {"application_headers": headers, "priority": 1, "reply_to": "gateway.reply.é"}
+    encoded = Message("", **properties)._serialize_properties()
+    assert decode_properties(encoded, 0) == properties
 
 
 def test_headers_that_are_no_text_are_bytes_as_in_amqp():
