@@ -626,7 +626,9 @@ def test_requests_are_lines_of_the_log_only_where_that_is_said(told, one, worker
     assert [answer.status for answer in answers] == [200, 404, 405, 400]
     until(lambda: told.output().count("requests: ") == before + len(answers))
     lines = re.findall(
-        r"requests: (\w+) (\S+) (\d+) [\d.]+ ms delivery (\S+?)(?:: (.+))?$", told.output(), re.M
+        r"requests: (\w+) (\S+) (\d+) [\d.]+ ms delivery=(\S+?)(?: \w+=\S+?)*(?:: (.+))?$",
+        told.output(),
+        re.M,
     )[before:]
     assert [line[:3] for line in lines] == [
         ("POST", "/", "200"),
