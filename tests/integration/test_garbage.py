@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 
 import pytest
@@ -24,8 +25,10 @@ OTHERS = REQUESTS // 10
 
 
 @pytest.fixture(scope="module")
-def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Server:
-    return stack.worker(rabbitmq.url, redis_server.url)
+def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Server]:
+    worker = stack.worker(rabbitmq.url, redis_server.url)
+    yield worker
+    worker.stop()
 
 
 # Celery's drainer has to patch its process, which only a process of its own can.

@@ -71,10 +71,14 @@ BRIEFLY = {
     "paths": (f"{HERE} redis --connections 8", "redis", 0),
     "cost": (
         f"{HERE} pika --connections 8 --requests 100",
-        "pika tornado tornado-below reply store ignore_result",
-        3,
+        "pika tornado tornado-below reply store ignore_result stock",
+        4,
     ),
-    "peers": (f"{HERE} pika --connections 8", "pika flower fastapi amqp", 2),
+    "peers": (
+        f"{HERE} pika --connections 8",
+        "pika flower fastapi granian taskiq faststream amqp",
+        5,
+    ),
     "slow": (f"{HERE} redis,blocking --connections 4", "redis blocking", 2),
     "waiting": (
         f"{HERE} redis --connections 40 --task sleep:2",

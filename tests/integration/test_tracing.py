@@ -424,7 +424,7 @@ def test_without_the_setting_nothing_changes_and_nothing_is_imported(start, gate
     assert json.loads(answer.body) == {
         "header": None, "delivery": SENDERS, "trace": TRACE
     }  # fmt: skip
-    assert " trace=" not in off.output()
+    assert f" trace={TRACE} " in off.output()  # the sender's
     assert (imported(off), imported(gateway)) == (False, True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import urllib.request
 from collections.abc import Sequence
 
@@ -17,6 +18,17 @@ from gateway.stack import Server
 #: How many requests were answered, and how many messages were handed to the broker.
 REQUESTS = "http_server_request_duration_seconds_count"
 PUBLISHED = "messaging_client_sent_messages_total"
+
+
+#: A line that says why a request was refused, on one line and with nothing that is not printable.
+_REFUSAL = re.compile(
+    r"\S+ INFO +\[\d+\] gateway\.(http\.exchange|relay\.reply): 4\d\d [^\0-\x1f]+\n"
+)
+
+
+def without_refusals(output: str) -> str:
+    """Return what a gateway has logged but for the lines of requests that it has refused."""
+    return "".join(line for line in output.splitlines(True) if not _REFUSAL.fullmatch(line))
 
 
 def post_all(url: str, bodies: Sequence[bytes], at_once: int = 200) -> list[HTTPResponse]:
