@@ -370,7 +370,9 @@ def test_more_changes_than_can_be_told_are_counted(gateway):
     run(until_missed())
 
 
-def test_streams_are_bounded_and_end_with_their_clients(gateway):
+def test_streams_are_bounded_and_end_with_their_clients(servers):
+    gateway = servers.gateway("redis", CONFIG)
+    run(following(gateway, "changes", lambda: answered(gateway, "/wait", "first"), 1))
     before = gateway.descriptors()
 
     async def fill() -> list[int]:
