@@ -21,11 +21,12 @@ from time import time
 from typing import Any
 
 from tornado.httpserver import HTTPServer
+from tornado.httputil import HTTPMessageDelegate, HTTPServerRequest
 from tornado.iostream import IOStream
+from tornado.routing import Router
 from tornado.web import Application, HTTPError, RequestHandler
 
 from gateway import __version__
-from gateway.admin.api import handlers as api
 from gateway.admin.exposition import About, expose
 from gateway.process import health
 from gateway.process.supervisor import Supervisor
@@ -70,20 +71,38 @@ def admin_server(supervisor: Supervisor, sockets: list[socket.socket]) -> HTTPSe
     """Serve the admin pages on `sockets`, which are bound and listening."""
     to = {"supervisor": supervisor}
     server = AdminServer(
-        Application(
+        _application(
             [
                 ("/()", File),
                 (r"/page/([a-z]+\.(?:css|js))", File),
                 ("/healthz", Health, to),
                 ("/readyz", Readiness, to),
                 ("/metrics", Exposition, to),
-                *api.routes(supervisor),
-            ],
-            log_function=lambda handler: None,
+                ("/api/.*", _API(supervisor)),
+            ]
         )
     )
     server.add_sockets(sockets)
     return server
+
+
+def _application(routes: list[Any]) -> Application:
+    return Application(routes, log_function=lambda handler: None)
+
+
+class _API(Router):
+    """Loads the API with the first request to it: it is half of what the parent would load."""
+
+    def __init__(self, supervisor: Supervisor):
+        self._supervisor = supervisor
+        self._application: Application | None = None
+
+    def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> HTTPMessageDelegate | None:
+        if self._application is None:
+            from gateway.admin.api import handlers
+
+            self._application = _application(handlers.routes(self._supervisor))
+        return self._application.find_handler(request, **kwargs)
 
 
 class _Page(RequestHandler):

@@ -14,7 +14,7 @@ from pathlib import Path
 from gateway.cli import checks
 from gateway.cli.checks import configuration
 from gateway.cli.checks.finding import FAIL, Finding, ok, skipped
-from gateway.cli.serve import configure
+from gateway.cli.configuration import configure
 from gateway.config.loading import described
 from gateway.errors import ConfigError
 

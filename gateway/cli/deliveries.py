@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.cli import printed, replay
-from gateway.cli.serve import configure
+from gateway.cli.configuration import configure
 from gateway.config.settings import Config
 from gateway.errors import ConfigError, GatewayError
 from gateway.journal.entry import STATES

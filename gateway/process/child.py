@@ -5,7 +5,11 @@ sockets and of the metrics file. Then it asks for the child's health. When the p
 child drains and ends.
 """
 
+import gc
 import sys
+
+# Nothing that is loaded becomes garbage: the collector would take a sixth of the start.
+gc.disable()
 
 if "gevent" in sys.argv:
     # Before any other import: modules that were imported earlier would not be patched.
@@ -15,7 +19,6 @@ if "gevent" in sys.argv:
 
 import asyncio
 import ctypes
-import gc
 import json
 import logging
 import os
@@ -72,6 +75,7 @@ class Child:
         # which remain to the end, it would delay requests for 40 ms again and again.
         gc.collect()
         gc.freeze()
+        gc.enable()
         self._server.listen(self._sockets)
         logger.info("serving with the strategy %s", self._config.strategy)
         await self._stopping.wait()

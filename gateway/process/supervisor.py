@@ -58,15 +58,19 @@ class Supervisor:
         #: How many children have ended unexpectedly.
         self.restarts = 0
 
-    async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT; a second one kills the children immediately."""
+    async def start(self) -> None:
+        """Start the children, and react to signals."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
         loop.add_signal_handler(signal.SIGHUP, lambda: self._keep(self._reload()))
         _raise_file_limit()
-        for _ in range(self.config.processes):
-            self._keep(self._keep_one())
+        async with self._reloading:
+            for _ in range(self.config.processes):
+                self._keep(self._keep_one(await self._start(self.config)))
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT; a second one kills the children immediately."""
         await self._stopping.wait()
         self._manager.tell("STOPPING=1", "STATUS=draining")
         for child in self.children:

@@ -323,6 +323,19 @@ def test_a_command_whose_packages_are_missing_is_completed_by_its_name():
     assert '"dev "*) words="--help" ;;' in done.stdout and " dev check " in done.stdout
 
 
+def test_options_are_shown_without_loading_what_serves():
+    program = (
+        "import sys; sys.argv = ['gateway', 'serve', '--help']\n"
+        "from gateway.cli import main\n"
+        "try: main()\n"
+        "finally: print('loaded:', *{name.partition('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    _, _, loaded = done.stdout.partition("loaded:")
+    assert "--strategy" in done.stdout and "argparse" in loaded.split()
+    assert not {"asyncio", "tornado", "pydantic", "kombu"} & set(loaded.split())
+
+
 def test_strategies_lists_the_table():
     done = run("strategies")
     assert (done.returncode, done.stderr) == (0, "")

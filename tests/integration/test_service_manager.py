@@ -102,6 +102,7 @@ def test_start_reload_and_end_are_told(manager, start_gateway):
     assert int(manager.until("RELOADING")["MONOTONIC_USEC"]) > 0
     assert manager.until("READY") == {"READY": "1"}
     until(lambda: "supervisor: reloaded" in gateway.output())
+    until(lambda: len(children(gateway)) == 2)  # the replaced ones have ended
     for child in children(gateway):
         assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC", "LISTEN_FDS"} & child.environ().keys()
     os.kill(gateway.pid, signal.SIGTERM)

@@ -7,7 +7,7 @@ from argparse import Namespace
 
 import pytest
 
-from gateway.cli.serve import configure
+from gateway.cli.configuration import configure
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
 

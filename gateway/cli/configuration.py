@@ -1,0 +1,36 @@
+"""The configuration that a command uses, and whether the packages that it needs are installed."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+
+from gateway.config.loading import load
+from gateway.config.settings import Config
+from gateway.errors import ConfigError
+
+
+def configure(arguments: argparse.Namespace) -> Config:
+    """Load the configuration, and check that its packages are installed; raises `ConfigError`."""
+    flags = {k: v for k, v in vars(arguments).items() if k in Config.model_fields}
+    config = load(flags, os.environ, arguments.config)
+    problems = []
+    # No strategy is imported: the parent needs none, and gevent must not come into it unpatched.
+    extra = config.strategy_info.patches
+    if extra and importlib.util.find_spec(extra) is None:
+        problems.append(f"strategy: no {extra}: install celery-gateway[{extra}]")
+    if config.loop == "uvloop" and importlib.util.find_spec("uvloop") is None:
+        problems.append("loop: no uvloop: install celery-gateway[fast]")
+    if config.trace_sample is not None and not _exporter_is_installed():
+        problems.append("trace_sample: no opentelemetry: install celery-gateway[otel]")
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def _exporter_is_installed() -> bool:
+    try:
+        return importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is not None
+    except ModuleNotFoundError:  # of one of its parents
+        return False
