@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
@@ -13,12 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.support.environment import inherited
 from tests.support.stack import RabbitMQ, Server, Stack
 
 ROUTE = '[[routes]]\npath = "/"\n'
 KEYED = ROUTE + 'idempotency = "header:Idempotency-Key"\n'
 #: Seconds that a check may take, and those that a busy machine may take for all the rest.
-SECONDS, SLOWNESS = 5, 5
+SECONDS, SLOWNESS = 5, 10
 #: A Celery app as anybody writes it; {} are further lines.
 STOCK = """\
 import os, time
@@ -68,10 +68,9 @@ class Checked:
 
 def run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run `gateway check` to its end, and see that it ends in time and with no traceback."""
-    inherited = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
     done = subprocess.run(
         [sys.executable, "-m", "gateway", "check", *args],
-        env=inherited | env,
+        env=inherited() | env,
         capture_output=True,
         text=True,
         timeout=SECONDS + SLOWNESS,

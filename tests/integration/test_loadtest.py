@@ -54,6 +54,7 @@ from loadtest.report import Report
 from loadtest.summary import summarize
 from loadtest.targets import Target, ratios
 from tests.integration.faulty_server import server
+from tests.support.environment import inherited
 from tests.support.rows import row
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import until
@@ -173,8 +174,7 @@ def programs(start: Callable) -> None:
 
 
 def environment(**more: str) -> dict[str, str]:
-    inherited = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
-    return {**inherited, "VIRTUAL_ENV": sys.prefix, **more}
+    return {**inherited(), "VIRTUAL_ENV": sys.prefix, **more}
 
 
 def run(*args: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:

@@ -24,6 +24,7 @@ import pytest
 from gateway import __version__
 from gateway.config.strategies import STRATEGIES
 from gateway.process.child_handle import START_TIMEOUT
+from tests.support.environment import inherited
 from tests.support.http_client import Answer, Connection, request
 from tests.support.requests import REQUESTS, metric
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
@@ -112,7 +113,7 @@ def nobody(tmp_path):
 
 def run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
-    env = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ} | env
+    env = inherited() | env
     return subprocess.run(
         [*GATEWAY, *args], env=env, capture_output=True, text=True, timeout=TIMEOUT
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import signal
 import threading
@@ -16,6 +15,7 @@ from gateway.stack import ProgramMissing, StackError, free_port
 from loadtest.stack import Measured
 from loadtest.stack import Stack as MeasuredStack
 from tests.support.clock import Clock
+from tests.support.environment import measured
 from tests.support.rabbitmqctl import Rabbitmqctl
 
 __all__ = ["Clock", "ProgramMissing", "RabbitMQ", "Server", "Stack", "StackError", "free_port"]
@@ -129,8 +129,7 @@ class Stack(MeasuredStack):
         **options: Any,
     ) -> Server:
         """Start a process; where the tests' coverage is measured, that of the process is, too."""
-        measured = {key: os.environ[key] for key in os.environ if key.startswith("COVERAGE_")}
-        return super().spawn(name, argv, env={**measured, **(env or {})}, **options)
+        return super().spawn(name, argv, env={**measured(), **(env or {})}, **options)
 
     def rabbitmq_cluster(self, nodes: int = 3) -> list[RabbitMQ]:
         """Start so many RabbitMQ nodes and make one cluster of them."""
