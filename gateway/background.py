@@ -6,7 +6,9 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from threading import Thread
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +29,21 @@ async def stop(task: asyncio.Task[None] | None) -> None:
     if task is not None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def in_daemon_thread(work: Callable[[], object]) -> None:
+    """Run `work` in a thread of its own, which does not hold up the end of the process."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            with suppress(RuntimeError):  # the loop is closed already
+                loop.call_soon_threadsafe(ended.set)
+
+    Thread(target=run, daemon=True).start()
+    await ended.wait()
 
 
 def _ended(task: asyncio.Task[None]) -> None:

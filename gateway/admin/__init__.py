@@ -27,13 +27,13 @@ from tornado.routing import Router
 from tornado.web import Application, HTTPError, RequestHandler
 
 from gateway import __version__
-from gateway.admin.exposition import About, expose
+from gateway.admin.exposition import expose
+from gateway.admin.families import STARTED, About, families
 from gateway.process import health
 from gateway.process.supervisor import Supervisor
 
 _PAGE = Path(__file__).with_name("page")
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-_STARTED = time()
 #: Seconds that a scrape waits for a process whose loop does not answer.
 SCRAPE = 0.25
 #: The most connections that may be open.
@@ -133,7 +133,7 @@ class Readiness(_Page):
                 "ready": ready,
                 "version": __version__,
                 "strategy": self.supervisor.config.strategy,
-                "uptime": int(time() - _STARTED),
+                "uptime": int(time() - STARTED),
                 "children": [
                     {"pid": child.pid, **(checks if checks is not None else {"loop": "no answer"})}
                     for child, checks in answers
@@ -145,16 +145,9 @@ class Readiness(_Page):
 class Exposition(_Page):
     async def get(self) -> None:
         answers = await health.ask(self.supervisor.children, SCRAPE)
-        about = About(
-            version=__version__,
-            strategy=self.supervisor.config.strategy,
-            ready=self.ready(answers),
-            processes=len(answers),
-            restarts=self.supervisor.restarts,
-            started=_STARTED,
-        )
+        about = About.of(self.supervisor, answers)
         accept = self.request.headers.get("Accept", "")
-        data, content_type = expose(self.supervisor.totals(), about, accept)
+        data, content_type = expose(families(self.supervisor.totals(), about), accept)
         self.set_header("Content-Type", content_type)
         self.write(data)
 

@@ -10,9 +10,19 @@ from gateway.config.loading import load
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
 
+#: What serving processes need, and the command itself does not load.
+_SERVING = ("hiredis", "pika", "prometheus_client", "tornado")
+
 
 def configure(arguments: argparse.Namespace) -> Config:
-    """Load the configuration, and check that its packages are installed; raises `ConfigError`."""
+    """Load the configuration, and check that its packages are installed.
+
+    Raises `ConfigError`, and ModuleNotFoundError where a package that every gateway needs is
+    missing.
+    """
+    for name in _SERVING:
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"no module {name}", name=name)
     flags = {k: v for k, v in vars(arguments).items() if k in Config.model_fields}
     config = load(flags, os.environ, arguments.config)
     problems = []
@@ -22,8 +32,10 @@ def configure(arguments: argparse.Namespace) -> Config:
         problems.append(f"strategy: no {extra}: install celery-gateway[{extra}]")
     if config.loop == "uvloop" and importlib.util.find_spec("uvloop") is None:
         problems.append("loop: no uvloop: install celery-gateway[fast]")
-    if config.trace_sample is not None and not _exporter_is_installed():
-        problems.append("trace_sample: no opentelemetry: install celery-gateway[otel]")
+    if not _exporter_is_installed():
+        for name in ("trace_sample", "metrics_endpoint"):
+            if getattr(config, name) is not None:
+                problems.append(f"{name}: no opentelemetry: install celery-gateway[otel]")
     if problems:
         raise ConfigError(problems)
     return config

@@ -89,6 +89,8 @@ class Config(Model):
     trace_follow: bool = False
     trace_endpoint: str | None = None
     trace_service: str | None = Field(None, min_length=1)
+    metrics_endpoint: str | None = None
+    metrics_interval: float = Field(60.0, ge=1, le=3_600)
     public_url: str | None = None
     secret_key: SecretStr | None = Field(None, min_length=16)
     host: str = "127.0.0.1"
@@ -135,14 +137,15 @@ class Config(Model):
             )
         return url
 
-    @field_validator("trace_endpoint")
+    @field_validator("trace_endpoint", "metrics_endpoint")
     @classmethod
-    def _collector(cls, url: str | None) -> str | None:
+    def _collector(cls, url: str | None, info: ValidationInfo) -> str | None:
         """Add the path of OTLP where the URL has none."""
         if url is None:
             return None
         _check_url(url, ("http", "https"))
-        return url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1/traces"
+        kind = "traces" if info.field_name == "trace_endpoint" else "metrics"
+        return url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1/{kind}"
 
     @field_validator("trusted_proxies")
     @classmethod

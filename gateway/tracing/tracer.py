@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from random import getrandbits, random
-from threading import Thread
 from time import monotonic, time_ns
 
-from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+from gateway import background
 from gateway.config.settings import Config
 from gateway.delivery import Request, traceparent_of
 from gateway.tracing.collector import Collector
+from gateway.tracing.service import resource
 from gateway.tracing.spans import Spans, Traced
 from gateway.tracing.trace import Trace
 
 log = logging.getLogger(__name__)
 
-#: The name of the service, unless `trace_service` or OTEL_SERVICE_NAME is set.
-SERVICE = "celery-gateway"
 LAST = 2.0  # seconds for exporting the last spans when the process ends
 _SAMPLED = 1  # the flag in a traceparent
 
@@ -38,10 +35,7 @@ class Tracer:
         self._share = config.trace_sample or 0.0
         self._follow = config.trace_follow
         self._collector = Collector(config.trace_endpoint)
-        named = OTELResourceDetector().detect().attributes
-        own = {SERVICE_NAME: config.trace_service} if config.trace_service else {}
-        resource = Resource.create({SERVICE_NAME: SERVICE, **named, **own})
-        self._spans = Spans(resource, "rabbitmq" if config.amqp else "redis")
+        self._spans = Spans(resource(config), "rabbitmq" if config.amqp else "redis")
         self._processor: SpanProcessor = BatchSpanProcessor(self._collector)
 
     async def start(self) -> None:
@@ -50,17 +44,9 @@ class Tracer:
 
     async def stop(self) -> None:
         """Export the last spans, for `LAST` seconds at most."""
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
-
-        def flush() -> None:
-            self._processor.shutdown()
-            with suppress(RuntimeError):  # the loop is closed already
-                loop.call_soon_threadsafe(ended.set)
-
-        Thread(target=flush, daemon=True).start()
         try:
             async with asyncio.timeout(LAST):
-                await ended.wait()
+                await background.in_daemon_thread(self._processor.shutdown)
         except TimeoutError:
             log.warning("the last spans are lost: they were not exported within %g s", LAST)
         self._collector.outage.detach()

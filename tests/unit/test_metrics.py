@@ -12,7 +12,8 @@ import sys
 import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 
-from gateway.admin.exposition import About, expose
+from gateway.admin.exposition import expose
+from gateway.admin.families import About, families
 from gateway.delivery import recorded_trace
 from gateway.errors import GatewayError, RequestError
 from gateway.metric_table import (
@@ -83,7 +84,7 @@ def counting():
 
 def exposed(totals: Totals) -> str:
     """Expose `totals`, in a form that Prometheus accepts."""
-    data, content_type = expose(totals, ABOUT)
+    data, content_type = expose(families(totals, ABOUT))
     assert content_type == "text/plain; version=0.0.4; charset=utf-8"
     text = data.decode()
     described = re.findall(r"^# (HELP|TYPE) (\w+)", text, re.M)
@@ -390,7 +391,7 @@ def test_a_message_that_was_published_is_counted_with_its_error(counting):
 
 def exemplars(totals: Totals) -> dict[tuple[str, str], dict]:
     """Return the exemplars that OpenMetrics shows, by route and bucket."""
-    data, content_type = expose(totals, ABOUT, OPEN_METRICS)
+    data, content_type = expose(families(totals, ABOUT), OPEN_METRICS)
     assert content_type.startswith("application/openmetrics-text")
     return {
         (sample.labels["http_route"], sample.labels["le"]): sample.exemplar

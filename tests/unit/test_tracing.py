@@ -34,3 +34,8 @@ def test_without_its_extra_a_gateway_does_not_start(missing, monkeypatch):
 )
 def test_the_path_of_otlp_is_added_where_there_is_none(given, used):
     assert Config(trace_endpoint=given).trace_endpoint == used
+
+
+def test_the_path_of_metrics_is_another_one():
+    assert Config(metrics_endpoint="http://a:4318").metrics_endpoint == "http://a:4318/v1/metrics"
+    assert Config(metrics_endpoint="http://a/otlp").metrics_endpoint == "http://a/otlp"

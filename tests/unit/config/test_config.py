@@ -353,6 +353,8 @@ def test_what_was_meant_is_told(toml):
         ("trace_sample = -1", "trace_sample: has to be 0 or more"),
         ('trace_endpoint = "collector:4318"', "begins with http:// or https://"),
         ('trace_endpoint = "http://:4318"', "trace_endpoint: has to have a host"),
+        ('metrics_endpoint = "collector:4318"', "metrics_endpoint: "),
+        ("metrics_interval = 0.1", "metrics_interval: has to be 1 or more"),
         ('trusted_proxies = "10.0.0.1"', "trusted_proxies: has to be a list"),
         ("tls = 5", "tls: has to be a table"),
         ("routes = [5]", "routes[0]: has to be a table"),

@@ -1,0 +1,138 @@
+"""The gateway's metrics: the sums of all processes, and what the parent knows, by their labels."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from platform import python_version
+from time import time
+
+from gateway import __version__
+from gateway.metric_table import HISTOGRAM, METRICS, OTHER, PARENT, Metric
+from gateway.process import health
+from gateway.process.counters import Exemplar, Series, Totals
+from gateway.process.supervisor import Supervisor
+
+#: The values of a metric's labels, in the order of the table.
+Labels = tuple[str, ...]
+#: When this process has begun, in seconds since the epoch.
+STARTED = time()
+
+
+@dataclass(frozen=True)
+class About:
+    """What the parent knows: whether a child is ready, how many there are, when it has begun.
+
+    ``started`` is in seconds since the epoch; ``restarts`` is how many children have ended
+    unexpectedly.
+    """
+
+    version: str
+    strategy: str
+    ready: bool
+    processes: int
+    restarts: int
+    started: float
+
+    @classmethod
+    def of(cls, supervisor: Supervisor, answers: health.Answers) -> About:
+        return cls(
+            version=__version__,
+            strategy=supervisor.config.strategy,
+            ready=not supervisor.draining and health.ready(answers),
+            processes=len(answers),
+            restarts=supervisor.restarts,
+            started=STARTED,
+        )
+
+
+@dataclass(slots=True)
+class Buckets:
+    """What a histogram has counted: by upper bound, in their order, and not cumulative."""
+
+    counts: dict[str, float]
+    seconds: float
+    exemplars: dict[str, Exemplar]
+
+
+@dataclass(slots=True)
+class Family:
+    """The series of one metric, by their labels: ``buckets`` of a histogram, else ``values``."""
+
+    name: str
+    metric: Metric
+    values: dict[Labels, float] = field(default_factory=dict)
+    buckets: dict[Labels, Buckets] = field(default_factory=dict)
+
+
+def families(total: Totals, about: About) -> Iterator[Family]:
+    """Yield all metrics.
+
+    The processes of two versions may have different labels and bounds: only the labels of this
+    version count, and series that differ in others are added up.
+    """
+    own: dict[str, tuple[Labels, float]] = {
+        "gateway_build_info": ((about.version, about.strategy, python_version()), 1),
+        "gateway_ready": ((), about.ready),
+        "gateway_processes": ((), about.processes),
+        "gateway_process_restarts_total": ((), about.restarts),
+        "gateway_start_time_seconds": ((), about.started),
+    }
+    for name, metric in PARENT.items():
+        labels, value = own[name]
+        yield Family(name, metric, {labels: float(value)})
+    sums = _Sums(total)
+    for name, metric in METRICS.items():
+        if metric.type == HISTOGRAM:
+            yield Family(name, metric, buckets=sums.buckets(name, metric.labels))
+        else:
+            values = sums.of(name, metric.labels)
+            yield Family(name, metric, {k: v for k, v in values.items() if v or not _other(k)})
+
+
+class _Sums:
+    """Adds up the series of a metric by its labels."""
+
+    def __init__(self, total: Totals):
+        self._exemplars = total.exemplars
+        self._series: defaultdict[str, list[tuple[Series, float]]] = defaultdict(list)
+        for series, value in total.values.items():
+            self._series[series[0]].append((series, value))
+
+    def of(self, name: str, labels: tuple[str, ...]) -> dict[Labels, float]:
+        sums: defaultdict[Labels, float] = defaultdict(float)
+        for series, value in self._series[name]:
+            sums[_values(series, labels)] += value
+        return sums
+
+    def buckets(self, name: str, labels: tuple[str, ...]) -> dict[Labels, Buckets]:
+        bucket, bounded = f"{name}_bucket", (*labels, "le")
+        counts: defaultdict[Labels, dict[str, float]] = defaultdict(dict)
+        for (*values, bound), count in self.of(bucket, bounded).items():
+            counts[tuple(values)][bound] = count
+        exemplars: defaultdict[Labels, dict[str, Exemplar]] = defaultdict(dict)
+        for series, one in self._exemplars.items():
+            if series[0] == bucket:
+                *values, bound = _values(series, bounded)
+                exemplars[tuple(values)][bound] = one
+        seconds = self.of(f"{name}_sum", labels)
+        return {
+            values: Buckets(
+                {bound: found[bound] for bound in sorted(found, key=float)},
+                seconds.get(values, 0.0),
+                exemplars[values],
+            )
+            for values, found in counts.items()
+            if any(found.values()) or not _other(values)
+        }
+
+
+def _values(series: Series, labels: tuple[str, ...]) -> Labels:
+    given = dict(series[1])
+    return tuple(given.get(label, "") for label in labels)
+
+
+def _other(labels: Labels) -> bool:
+    """Do these labels stand for series that a process had no room for?"""
+    return bool(labels) and all(label == OTHER for label in labels)
