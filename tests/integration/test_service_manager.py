@@ -86,7 +86,7 @@ def start_gateway(
 
     yield start
     for server in started:
-        server.kill()
+        server.stop()
 
 
 def children(server: Server) -> list[psutil.Process]:
