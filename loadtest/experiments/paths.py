@@ -29,7 +29,7 @@ DEFAULTS = {"strategies": ["redis"], "connections": [64], "duration": 8}
 PROCESSES = (1, 2, 4)
 JOURNAL = 10_000  # deliveries
 TRACED = 0.01  # of all requests
-PLAIN_ROUTE, JOURNALLED, SAMPLED = "plain", "journalled", "traced 1 %"
+PLAIN_ROUTE, JOURNALLED, SAMPLED, LOGGED = "plain", "journalled", "traced 1 %", "logged"
 #: Path -> where its requests go, and how a body travels. All are routes of one gateway.
 ROUTES: Mapping[str, tuple[str, Envelope]] = {
     PLAIN_ROUTE: ("/echo", PLAIN),
@@ -131,8 +131,8 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         f"{connections} connections, echo tasks. signed: a GitHub signature of 250 bytes, without "
         "an identity. deduplicated: each delivery has a new identity in a header, which is claimed "
         f"in Redis. journalled: the journal keeps {JOURNAL:,} deliveries. traced 1 %: each request "
-        "has the ids of a trace, and the spans of 1 % are exported. quorum queue: one RabbitMQ "
-        "node. stock worker: Celery without anything of this project, with its own result "
+        "has the ids of a trace, and the spans of 1 % are exported. logged: each request has a line "
+        "in the log. quorum queue: one RabbitMQ node. stock worker: Celery without anything of this project, with its own result "
         "backend. nginx: in front of so many gateway processes. The worker's CPU is that of all "
         "workers; those that have nothing to do wait beside.",
     ]
@@ -215,6 +215,7 @@ def _trials(
     others = {
         JOURNALLED: config(JOURNALLED, f"journal = {JOURNAL}"),
         SAMPLED: config(SAMPLED, f'trace_sample = {TRACED}\ntrace_endpoint = "{collector}"'),
+        LOGGED: config(LOGGED, "log_requests = true"),
     }
 
     @contextmanager
