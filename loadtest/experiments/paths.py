@@ -131,10 +131,11 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         f"{connections} connections, echo tasks. signed: a GitHub signature of 250 bytes, without "
         "an identity. deduplicated: each delivery has a new identity in a header, which is claimed "
         f"in Redis. journalled: the journal keeps {JOURNAL:,} deliveries. traced 1 %: each request "
-        "has the ids of a trace, and the spans of 1 % are exported. logged: each request has a line "
-        "in the log. quorum queue: one RabbitMQ node. stock worker: Celery without anything of this project, with its own result "
-        "backend. nginx: in front of so many gateway processes. The worker's CPU is that of all "
-        "workers; those that have nothing to do wait beside.",
+        "has the ids of a trace, and the spans of 1 % are exported. logged: each request has a "
+        "line in the log. quorum queue: one RabbitMQ node. stock worker: Celery without anything "
+        "of this project, with its own result backend. nginx: in front of so many gateway "
+        "processes. The worker's CPU is that of all workers; those that have nothing to do wait "
+        "beside.",
     ]
     return report
 
