@@ -65,7 +65,7 @@ class ReplyMixin(_Backend):
         if final:
             reply = Reply(reply_to, task_id, self._meta(task_id, result, state, traceback, request))
             connection = reply_connection(self.app)
-            if connection.held and not must and connection.held.hold(reply, otherwise=store):
+            if connection.held and not must and connection.held.hold_reply(reply, otherwise=store):
                 return result
         replied = final and connection.publish_all([reply])
         if (replied or not final) and not must:

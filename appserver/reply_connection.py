@@ -39,7 +39,7 @@ _HEADER = b"\0\x3c\0\0%s\xd4\0\x10application/json\x05utf-8\x01%c%s"
 log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from appserver.held_replies import HeldReplies
+    from appserver.held_results import HeldResults
 
 
 class Reply(NamedTuple):
@@ -73,7 +73,7 @@ class ReplyConnection:
     # Monotonic seconds; no connection is tried earlier.
     _not_before: float
     #: Those of the pool `solo`, which writes them together.
-    held: HeldReplies | None = None
+    held: HeldResults | None = None
 
     def __init__(self, app: Any):
         self._app = app

@@ -8,11 +8,20 @@ https://redis.io/docs/latest/develop/programmability/eval-intro/
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+from functools import partial
+from hashlib import sha1
 from typing import TYPE_CHECKING, Any
 
+from celery import states
 from celery.exceptions import BackendStoreError
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.objects import cached_property
+from redis.exceptions import RedisError
+
+from appserver.held_results import Stored
+from appserver.reply_connection import reply_connection
 
 if TYPE_CHECKING:
     from redis.commands.core import Script
@@ -30,6 +39,10 @@ else
 end
 return redis.call('PUBLISH', KEYS[1], ARGV[1])
 """
+
+_SHA = sha1(_STORE.encode()).hexdigest()
+
+log = logging.getLogger(__name__)
 
 _RedisBackend: Any = object  # for mypy: the class of the backend with which the mixin is combined
 
@@ -51,8 +64,15 @@ class ResultScript(_RedisBackend):
             return super()._store_result(task_id, result, state, traceback, request, **kwargs)
         meta = self._get_result_meta(result, state, traceback, request)
         meta["task_id"] = bytes_to_str(task_id)
+        key, value = self.get_key_for_task(task_id), self.encode(meta)
+        held = reply_connection(self.app).held
+        # The next task of a chord looks for the results of its members.
+        if held and state in states.READY_STATES and not getattr(request, "chord", None):
+            store = partial(self._set_with_state, key, value, state)
+            if held.hold_stored(Stored(key, value, self.expires or 0), otherwise=store):
+                return result
         try:
-            self._set_with_state(self.get_key_for_task(task_id), self.encode(meta), state)
+            self._set_with_state(key, value, state)
         except BackendStoreError as exc:
             raise BackendStoreError(str(exc), state=state, task_id=task_id) from exc
         return result
@@ -60,6 +80,19 @@ class ResultScript(_RedisBackend):
     def _set(self, key: bytes, value: str | bytes, expires: int | None = None) -> None:
         seconds = self.expires if expires is None else expires
         self._script(keys=[key], args=[value, seconds or 0], client=self.client)
+
+    def store_all(self, results: Sequence[Stored]) -> list[bool]:
+        """Store results in one round trip; tell for each whether that was done."""
+        pipeline = self.client.pipeline(transaction=False)
+        for key, value, seconds in results:
+            pipeline.evalsha(_SHA, 1, key, value, seconds)
+        try:
+            answers = pipeline.execute(raise_on_error=False)
+        except (RedisError, OSError) as exc:
+            log.warning("%d results are stored one by one: %s", len(results), exc)
+            return [False] * len(results)
+        # The script is not there yet, for example: each is stored by itself, which loads it.
+        return [not isinstance(answer, RedisError) for answer in answers]
 
     @cached_property
     def _script(self) -> Script:

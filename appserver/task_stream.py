@@ -27,8 +27,9 @@ from celery.concurrency.solo import TaskPool
 from celery.exceptions import InvalidTaskError
 from kombu.exceptions import ContentDisallowed, DecodeError
 
-from appserver.held_replies import HeldReplies
+from appserver.held_results import HeldResults
 from appserver.reply_connection import reply_connection
+from appserver.result_script import ResultScript
 from appserver.task_message import TaskMessage
 
 READ = 65_536  # bytes that are read at once
@@ -60,7 +61,7 @@ class TaskStream:
         self._channel = self._tasks.channel
         self._connection = consumer.connection.connection
         self._transport = self._connection.transport
-        self._replies = _held_replies(consumer)
+        self._results = _held_results(consumer)
         #: The bytes of the longest message that is not left to py-amqp; its body is one frame.
         self._longest = min(READ, self._connection.frame_max)
         self._tls = isinstance(self._transport.sock, ssl.SSLSocket)
@@ -184,8 +185,8 @@ class TaskStream:
         if name not in self._quick:
             self._flush()
             self._flush_follows = True
-        if self._replies:
-            self._replies.begin(more=bool(self._transport._read_buffer))
+        if self._results:
+            self._results.begin(more=bool(self._transport._read_buffer))
         begin = monotonic()
         try:
             strategy(message, None, message.acknowledge, message.refuse, consumer.on_task_message)
@@ -199,9 +200,9 @@ class TaskStream:
             self._quick.discard(name)
 
     def _flush(self) -> None:
-        """Write all replies that are held, and all acknowledgements. Raises OSError."""
-        if self._replies:
-            self._replies.flush()
+        """Write all results that are held, then all acknowledgements. Raises OSError."""
+        if self._results:
+            self._results.flush()
         self._flush_follows = False  # first: what is appended from now on schedules another one
         tags = []
         while self._ended:
@@ -218,12 +219,14 @@ class TaskStream:
         self._connection.bytes_sent += 1
 
 
-def _held_replies(consumer: Any) -> HeldReplies | None:
-    """Return what holds the replies of the pool `solo`, which is the same on each connection."""
+def _held_results(consumer: Any) -> HeldResults | None:
+    """Return what holds the results of the pool `solo`, which is the same on each connection."""
     if not isinstance(consumer.pool, TaskPool):
         return None
-    connection = reply_connection(consumer.app)
-    connection.held = connection.held or HeldReplies(connection)
+    connection, backend = reply_connection(consumer.app), consumer.app.backend
+    if connection.held is None:
+        store = backend if isinstance(backend, ResultScript) else None
+        connection.held = HeldResults(connection, store)
     return connection.held
 
 

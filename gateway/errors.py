@@ -38,12 +38,40 @@ class BadRequest(RequestError):
     """The request is malformed."""
 
     status, type = 400, "bad-request"
+    #: What metrics call it, if it is the reason why a sender is not verified.
+    reason = "malformed"
 
 
 class Unverified(RequestError):
     """The signature is missing or wrong, or its time is outside the tolerance."""
 
     status, type = 401, "unverified"
+    #: What metrics call it.
+    reason = "malformed"
+
+
+class SignatureMissing(Unverified):
+    """The signature is missing."""
+
+    reason = "missing"
+
+
+class SignatureMismatch(Unverified):
+    """The signature does not match."""
+
+    reason = "mismatch"
+
+
+class OutOfTolerance(Unverified):
+    """The timestamp is not within the tolerance."""
+
+    reason = "timestamp"
+
+
+class NotDecrypted(Unverified):
+    """The message cannot be decrypted."""
+
+    reason = "encryption"
 
 
 class NotFound(RequestError):

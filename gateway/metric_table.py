@@ -83,7 +83,7 @@ METRICS = {
     UNVERIFIED: Metric(
         COUNTER,
         "Requests that their source's scheme has refused.",
-        ("source", "scheme", "error_type"),
+        ("source", "scheme", "reason"),
     ),
     MISSES: Metric(
         COUNTER,

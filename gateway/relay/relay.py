@@ -239,7 +239,8 @@ class Relay:
         try:
             verified = endpoint.verify(reply.request)
         except (Unverified, BadRequest) as error:
-            self.context.metrics.count(UNVERIFIED, endpoint.name, endpoint.scheme, error.type)
+            failure = endpoint.name, endpoint.scheme, error.reason
+            self.context.metrics.count(UNVERIFIED, *failure)
             raise
         if trace is not None:
             trace.begin(NOTHING)

@@ -17,7 +17,7 @@ from pydantic import model_validator
 
 from gateway.answer import JSON, Answer
 from gateway.delivery import Request
-from gateway.errors import Unverified
+from gateway.errors import NotDecrypted, SignatureMissing
 from gateway.sources import wechat_crypto
 from gateway.sources.base import Draft, Example, Sample, Signed, Source, Verified
 from gateway.sources.envelopes import read_json
@@ -94,10 +94,10 @@ class DingTalk(Source):
         query = self._crypto.parameters(request)
         given = [query[key] for key in ("signature", "msg_signature") if key in query]
         if not given:
-            raise Unverified("The parameter signature is missing.")
+            raise SignatureMissing("The parameter signature is missing.")
         encrypted = read_json(request.body).get("encrypt")
         if not isinstance(encrypted, str):
-            raise Unverified("The event is not encrypted.")
+            raise NotDecrypted("The event is not encrypted.")
         for proof in given[1:]:
             self._crypto.signed(proof, query, encrypted)
         opened = self._crypto.open(given[0], query, encrypted)

@@ -13,7 +13,7 @@ from pydantic import SecretStr, field_validator
 
 from gateway.answer import JSON, Answer
 from gateway.delivery import Request
-from gateway.errors import Unverified
+from gateway.errors import SignatureMismatch, Unverified
 from gateway.sources import base
 from gateway.sources.base import Draft, Example, Sample, Signed, Source, Verified
 from gateway.sources.ed25519 import public_key, sign, verifies
@@ -89,7 +89,7 @@ class Discord(Source):
             raise Unverified("The signature is not 128 hexadecimal digits.")
         signed, signature = raw(timestamp) + request.body, bytes.fromhex(given)
         if not any(verifies(key, signature, signed) for key in self._keys):
-            raise Unverified("The signature does not match.")
+            raise SignatureMismatch
         return _read(request.body)
 
     def sign(self, draft: Draft) -> Signed:

@@ -18,7 +18,12 @@ from pydantic import Field, SecretStr
 
 from gateway.answer import JSON, Answer
 from gateway.delivery import Request
-from gateway.errors import RequestError, Unverified
+from gateway.errors import (
+    NotDecrypted,
+    RequestError,
+    SignatureMismatch,
+    SignatureMissing,
+)
 from gateway.sources import base
 from gateway.sources.base import Draft, Example, Sample, Signed, Source, Verified
 from gateway.sources.envelopes import read_json
@@ -83,9 +88,9 @@ class Feishu(Source):
             if compare_digest(_proof(key, signed, request.body), given):
                 plain = _decrypt(request.body, key)
                 if not _is_padded(plain):
-                    raise Unverified("The event cannot be decrypted.")
+                    raise NotDecrypted("The event cannot be decrypted.")
                 return self._read(_unpad(plain))
-        raise Unverified("The signature does not match.")
+        raise SignatureMismatch
 
     def _unsigned(self, body: bytes) -> Verified:
         for key in self._keys:
@@ -97,7 +102,7 @@ class Feishu(Source):
                 continue
             if verified.challenge is not None:
                 return verified
-        raise Unverified(f"The header {SIGNATURE} is missing.")
+        raise SignatureMissing(f"The header {SIGNATURE} is missing.")
 
     def _read(self, message: bytes) -> Verified:
         event = read_json(message)
@@ -148,13 +153,13 @@ def _decrypt(body: bytes, key: bytes) -> bytes:
     """Return the padded event in `body`. Raises `Unverified`, and `BadRequest` for invalid JSON."""
     encrypted = read_json(body).get("encrypt")
     if not isinstance(encrypted, str):
-        raise Unverified("The event is not encrypted.")
+        raise NotDecrypted("The event is not encrypted.")
     try:
         sealed = b64decode(encrypted, validate=True)
         decryptor = _cipher(key, sealed[:_BLOCK]).decryptor()
         return decryptor.update(sealed[_BLOCK:]) + decryptor.finalize()
     except ValueError as exc:
-        raise Unverified("The event cannot be decrypted.") from exc
+        raise NotDecrypted("The event cannot be decrypted.") from exc
 
 
 def _is_padded(plain: bytes) -> bool:

@@ -8,7 +8,7 @@ from hashlib import sha256
 from hmac import HMAC, compare_digest
 
 from gateway.delivery import Request
-from gateway.errors import Unverified
+from gateway.errors import OutOfTolerance, SignatureMismatch, SignatureMissing, Unverified
 from gateway.sources.base import Options
 
 # ASCII digits, and not too many for a fast int(); eleven are enough until the year 5138.
@@ -33,7 +33,7 @@ def header(request: Request, name: str) -> str:
     """Return a header's value. Raises `Unverified` where there is none."""
     value = request.headers.get(name)
     if not value:
-        raise Unverified(f"The header {name} is missing.")
+        raise SignatureMissing(f"The header {name} is missing.")
     return value
 
 
@@ -51,7 +51,7 @@ def check(given: Sequence[bytes], expected: Iterable[bytes]) -> None:
         for signature in given:
             if compare_digest(signature, right):
                 return
-    raise Unverified("The signature does not match.")
+    raise SignatureMismatch
 
 
 def check_time(timestamp: str, now: float, tolerance: float) -> None:
@@ -62,7 +62,7 @@ def check_time(timestamp: str, now: float, tolerance: float) -> None:
     if not _seconds(timestamp):
         raise Unverified("The timestamp is not a number of seconds.")
     if tolerance and abs(now - int(timestamp)) > tolerance:
-        raise Unverified(f"The timestamp is not within {tolerance:g} seconds of now.")
+        raise OutOfTolerance(f"The timestamp is not within {tolerance:g} seconds of now.")
 
 
 def digest(body: bytes) -> str:

@@ -14,7 +14,7 @@ from uuid import uuid4
 from pydantic import SecretStr, field_validator
 
 from gateway.delivery import Request
-from gateway.errors import Unverified
+from gateway.errors import SignatureMismatch
 from gateway.sources import base, ed25519
 from gateway.sources.base import Draft, Example, Sample, Signed, Source, Verified
 from gateway.sources.fields import name, read_if_json
@@ -124,7 +124,7 @@ class Standard(Source):
         given = raw(header(request, f"{prefix}-signature")).split(b" ")[:MAX_SIGNATURES]
         signed = b"%b.%b.%b" % (raw(identity), raw(timestamp), request.body)
         if not any(key.verifies(given, signed) for key in self._keys):
-            raise Unverified("The signature does not match.")
+            raise SignatureMismatch
         return Verified(request.body, identity, name(read_if_json(request.body).get("type")))
 
     def sign(self, draft: Draft) -> Signed:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from gateway.answer import JSON, TEXT, Answer
 from gateway.delivery import Request
-from gateway.errors import Unverified
+from gateway.errors import NotDecrypted
 from gateway.sources import wechat_crypto
 from gateway.sources.base import Draft, Example, Signed, Source, Verified
 from gateway.sources.wechat_crypto import CryptoOptions, MessageCrypto, Opened, Sealed
@@ -98,9 +98,9 @@ class WeChat(Source):
             opened = self._crypto.open(query.get("msg_signature", ""), query, encrypted)
             message, body = Message.read(opened.message), opened.message
         elif encrypted:
-            raise Unverified("The message is encrypted, and the source has no aes_key.")
+            raise NotDecrypted("The message is encrypted, and the source has no aes_key.")
         elif self.covers_body or "signature" not in query:
-            raise Unverified("The message is not encrypted.")
+            raise NotDecrypted("The message is not encrypted.")
         return Verified(
             body,
             identity=message.identity(body),

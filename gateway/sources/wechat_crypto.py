@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CBC
 from pydantic import BeforeValidator, SecretStr, field_validator, model_validator
 
 from gateway.delivery import Request
-from gateway.errors import Unverified
+from gateway.errors import NotDecrypted, SignatureMismatch, SignatureMissing
 from gateway.sources.base import Options, listed
 from gateway.sources.envelopes import read_query
 from gateway.sources.signatures import check_time
@@ -102,7 +102,7 @@ class MessageCrypto:
         """
         query = read_query(request.query_string)
         if "nonce" not in query:
-            raise Unverified("The parameter nonce is missing.")
+            raise SignatureMissing("The parameter nonce is missing.")
         timestamp = query.get("timestamp", "")
         if self._milliseconds and len(timestamp) > 11:
             timestamp = timestamp[:-3]
@@ -118,7 +118,7 @@ class MessageCrypto:
             expected = signature(token, query["timestamp"], query["nonce"], *more)
             if compare_digest(expected.encode(), given.encode()):
                 return token
-        raise Unverified("The signature does not match.")
+        raise SignatureMismatch
 
     def open(self, given: str, query: dict[str, str], encrypted: str) -> Opened:
         """Verify the signature `given`, then decrypt. Raises `Unverified`."""
@@ -127,7 +127,7 @@ class MessageCrypto:
             plain = decrypt(encrypted, key)
             if plain is not None and (plain[1] in self._receive_ids or "*" in self._receive_ids):
                 return Opened(*plain, token, key)
-        raise Unverified("The message cannot be decrypted.")
+        raise NotDecrypted
 
     def seal(self, message: bytes, timestamp: str) -> Sealed:
         """Encrypt and sign as the sender would, with the first receive id, token and key."""

@@ -98,7 +98,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         for replies in {STRATEGIES[name].replies for name in options.strategies}:
             workers.enter_context(
                 bench.worker(
-                    app="loadtest.servers.stock",
+                    app="loadtest.servers.plain",
                     queues=(_stock(replies),),
                     results="rpc://" if replies else "",
                 )
@@ -132,9 +132,9 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         "an identity. deduplicated: each delivery has a new identity in a header, which is claimed "
         f"in Redis. journalled: the journal keeps {JOURNAL:,} deliveries. traced 1 %: each request "
         "has the ids of a trace, and the spans of 1 % are exported. logged: each request has a "
-        "line in the log. quorum queue: one RabbitMQ node. stock worker: Celery without anything "
-        "of this project, with its own result backend. nginx: in front of so many gateway "
-        "processes. The worker's CPU is that of all workers; those that have nothing to do wait "
+        "line in the log. quorum queue: one RabbitMQ node. stock worker: Celery's own, with its "
+        "own result backend; its loop is the app server's, as its own stands still for up to a "
+        "second again and again. nginx: in front of so many gateway processes. The worker's CPU is that of all workers; those that have nothing to do wait "
         "beside.",
     ]
     return report

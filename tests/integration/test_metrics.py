@@ -155,13 +155,16 @@ def test_a_later_try_is_counted_as_joined(gateway, grown):
     assert grown("messaging_client_sent_messages_total", messaging_system="rabbitmq") == 1
 
 
-def test_a_refused_signature_is_counted_by_its_source(gateway, grown):
-    assert run(send(gateway, "/signed", "forged", "X-Signature: forged")).status == 401
+def test_a_refused_signature_is_counted_by_its_source_and_reason(gateway, grown):
+    forged = ["X-Signature: forged"]
+    for headers in (forged, forged, []):
+        assert run(send(gateway, "/signed", "forged", *headers)).status == 401
 
-    labels = {"source": "signed", "scheme": "hmac", "error_type": "unverified"}
+    labels = {"source": "signed", "scheme": "hmac"}
     failures = "gateway_verification_failures_total"
-    assert grown(failures, **labels) == grown(failures) == 1
-    assert grown("gateway_request_errors_total", error_type="unverified") == 1
+    assert grown(failures, **labels, reason="mismatch") == 2
+    assert grown(failures, **labels, reason="missing") == 1
+    assert grown(failures) == grown("gateway_request_errors_total", error_type="unverified") == 3
 
 
 def test_tasks_that_end_after_their_acceptance_are_counted(gateway, grown):

@@ -8,7 +8,12 @@ from collections.abc import Iterator
 import pytest
 import redis
 from celery import Celery, states
+from celery.app.task import Context
 from celery.exceptions import BackendStoreError
+
+from appserver import held_results
+from appserver.held_results import HeldResults
+from appserver.reply_connection import reply_connection
 
 KEY = "celery-task-meta-"
 
@@ -51,6 +56,57 @@ def test_another_state_is_followed_by_the_next(app, store, before):
     app.backend.store_result("1", "done", states.SUCCESS)
 
     assert json.loads(store.get(f"{KEY}1"))["result"] == "done"
+
+
+@pytest.fixture
+def held(app, store, monkeypatch) -> HeldResults:
+    """What holds results, as in the pool `solo`, in the middle of a turn that lasts."""
+    monkeypatch.setattr(held_results, "HELD", 3_600)
+    connection = reply_connection(app)
+    connection.held = HeldResults(connection, app.backend)
+    connection.held.begin(more=True)
+    return connection.held
+
+
+def test_results_that_are_held_are_stored_together(app, store, held):
+    app.backend.store_result("0", "loads the script", states.STARTED)
+    before = store.info("commandstats")["cmdstat_evalsha"]["calls"]
+    with store.pubsub(ignore_subscribe_messages=True) as pubsub:
+        pubsub.psubscribe(f"{KEY}*")
+        pubsub.get_message(timeout=10)
+        for number in map(str, range(1, 6)):
+            app.backend.store_result(number, number, states.SUCCESS)
+        assert store.keys(f"{KEY}[1-9]") == []
+        held.flush()
+        messages = [pubsub.get_message(timeout=10)["channel"] for _ in range(5)]
+    assert messages == [f"{KEY}{number}".encode() for number in range(1, 6)]
+    for number in map(str, range(1, 6)):
+        assert json.loads(store.get(f"{KEY}{number}"))["result"] == number
+        assert 0 < store.ttl(f"{KEY}{number}") <= app.backend.expires
+    assert store.info("commandstats")["cmdstat_evalsha"]["calls"] == before + 5
+
+
+def test_held_results_are_stored_though_the_script_is_not_there(app, store, held):
+    store.script_flush()
+    app.backend.store_result("1", "x", states.SUCCESS)
+    app.backend.store_result("2", ValueError("x"), states.FAILURE)
+    held.flush()
+    assert json.loads(store.get(f"{KEY}1"))["result"] == "x"
+    assert json.loads(store.get(f"{KEY}2"))["status"] == "FAILURE"
+
+
+def test_held_results_are_stored_though_the_connection_was_lost(app, store, held):
+    app.backend.store_result("0", "connected", states.STARTED)
+    app.backend.store_result("1", "x", states.SUCCESS)
+    store.client_kill_filter(_type="normal", skipme=True)
+    held.flush()
+    assert json.loads(store.get(f"{KEY}1"))["result"] == "x"
+
+
+def test_the_result_of_a_chords_member_is_not_held(app, store, held):
+    request = Context({"id": "1", "chord": {"task": "x"}})
+    app.backend.store_result("1", "x", states.SUCCESS, request=request)
+    assert json.loads(store.get(f"{KEY}1"))["result"] == "x"
 
 
 def test_a_success_is_final(app, store):

@@ -1,4 +1,4 @@
-"""Replies of one turn are written together, and none is lost where they cannot be."""
+"""Results of one turn are written together, and none is lost where they cannot be."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from celery import Celery, states
 from celery.app.task import Context
 
-from appserver import held_replies
-from appserver.held_replies import LONG, HeldReplies
+from appserver import held_results
+from appserver.held_results import LONG, HeldResults, Stored
 from appserver.reply_connection import Reply, reply_connection
 
 REPLY = Reply("gateway.reply.1", "1", b"{}")
@@ -33,33 +33,33 @@ def forbidden():
 
 
 def test_those_of_a_turn_are_one_write():
-    held = HeldReplies(connection := Connection())
+    held = HeldResults(connection := Connection(), None)
     held.begin(more=True)
-    assert held.hold(REPLY, forbidden)
+    assert held.hold_reply(REPLY, forbidden)
     held.begin(more=False)  # the last task of the turn
-    assert held.hold(REPLY._replace(correlation_id="2"), forbidden)
+    assert held.hold_reply(REPLY._replace(correlation_id="2"), forbidden)
     held.flush()
     held.flush()
     assert connection.writes == [["1", "2"]]
 
 
 def test_a_single_one_a_long_one_and_one_outside_a_turn_are_not_held():
-    held = HeldReplies(connection := Connection())
-    assert not held.hold(REPLY, forbidden)
+    held = HeldResults(connection := Connection(), None)
+    assert not held.hold_reply(REPLY, forbidden)
     held.begin(more=False)
-    assert not held.hold(REPLY, forbidden)
+    assert not held.hold_reply(REPLY, forbidden)
     held.begin(more=True)
-    assert not held.hold(REPLY._replace(body=b"x" * (LONG + 1)), forbidden)
+    assert not held.hold_reply(REPLY._replace(body=b"x" * (LONG + 1)), forbidden)
     held.flush()
     assert connection.writes == []
 
 
 def test_a_turn_that_lasts_does_not_hold_them(monkeypatch):
-    monkeypatch.setattr(held_replies, "IDLE", 1)
-    held = HeldReplies(connection := Connection())
+    monkeypatch.setattr(held_results, "IDLE", 1)
+    held = HeldResults(connection := Connection(), None)
     for _ in range(3):
         held.begin(more=True)
-        held.hold(REPLY, forbidden)
+        held.hold_reply(REPLY, forbidden)
         # Nothing ends the turn.
         assert connection.written.wait(60)
         connection.written.clear()
@@ -67,27 +67,55 @@ def test_a_turn_that_lasts_does_not_hold_them(monkeypatch):
 
 
 def test_what_cannot_be_written_is_stored(caplog):
-    held, stored = HeldReplies(Connection(up=False)), []
+    held, stored = HeldResults(Connection(up=False), None), []
 
     def fails():
         raise OSError("no store either")
 
     held.begin(more=True)
-    held.hold(REPLY, fails)
-    held.hold(REPLY._replace(correlation_id="2"), lambda: stored.append("2"))
+    held.hold_reply(REPLY, fails)
+    held.hold_reply(REPLY._replace(correlation_id="2"), lambda: stored.append("2"))
     held.flush()
     assert stored == ["2"]
     assert [record.message for record in caplog.records] == ["The result of task 1 is lost"]
 
 
-def test_a_fork_holds_nothing_of_its_parents():
-    held = HeldReplies(connection := Connection())
+class Store:
+    """Takes results instead of Redis, but for those whose value is "no"."""
+
+    def __init__(self):
+        self.writes = []
+
+    def store_all(self, results):
+        self.writes.append([result.key for result in results])
+        return [result.value != "no" for result in results]
+
+
+def test_stored_results_of_a_turn_are_one_write_after_the_replies():
+    held = HeldResults(connection := Connection(), store := Store())
     held.begin(more=True)
-    held.hold(REPLY, forbidden)
+    again = []
+
+    def itself():
+        # What stores it by itself comes here again, and is not held in the middle of a write.
+        again.append(held.hold_stored(Stored(b"2", "no", 0), forbidden))
+
+    assert held.hold_stored(Stored(b"1", "yes", 0), forbidden)
+    assert held.hold_reply(REPLY, forbidden)
+    assert held.hold_stored(Stored(b"2", "no", 0), itself)
+    assert not held.hold_stored(Stored(b"3", "x" * (LONG + 1), 0), forbidden)
+    held.flush()
+    assert (store.writes, connection.writes, again) == ([[b"1", b"2"]], [["1"]], [False])
+
+
+def test_a_fork_holds_nothing_of_its_parents():
+    held = HeldResults(connection := Connection(), None)
+    held.begin(more=True)
+    held.hold_reply(REPLY, forbidden)
     child = os.fork()
     if not child:
         held.flush()
-        os._exit(len(connection.writes) + held.hold(REPLY, forbidden))
+        os._exit(len(connection.writes) + held.hold_reply(REPLY, forbidden))
     assert os.waitpid(child, 0)[1] == 0
     held.flush()
     assert connection.writes == [["1"]]
@@ -101,7 +129,7 @@ def test_a_result_that_is_stored_too_is_replied_at_once(store, is_held):
         set_as_current=False,
     ) as app:
         connection = reply_connection(app)
-        connection.held = HeldReplies(taken := Connection())
+        connection.held = HeldResults(taken := Connection(), None)
         connection.held.begin(more=True)
         delivery = {"store": store}
         request = Context({"id": "1", "reply_to": "gateway.reply.1", "delivery": delivery})
