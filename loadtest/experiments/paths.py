@@ -134,8 +134,8 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         "has the ids of a trace, and the spans of 1 % are exported. logged: each request has a "
         "line in the log. quorum queue: one RabbitMQ node. stock worker: Celery's own, with its "
         "own result backend; its loop is the app server's, as its own stands still for up to a "
-        "second again and again. nginx: in front of so many gateway processes. The worker's CPU is that of all workers; those that have nothing to do wait "
-        "beside.",
+        "second again and again. nginx: in front of so many gateway processes. The worker's CPU is "
+        "that of all workers; those that have nothing to do wait beside.",
     ]
     return report
 
