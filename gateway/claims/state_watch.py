@@ -12,7 +12,6 @@ import json
 import logging
 import socket
 import time
-from typing import Any
 
 from kombu.utils.url import parse_url
 from redis.exceptions import RedisError
@@ -62,10 +61,12 @@ class StateWatch:
             await asyncio.sleep(PAUSE)
 
 
-def full(memory: dict[str, Any]) -> float:
+def full(memory: bytes) -> float:
     """Return how full a Redis is, from 0 to 1; `memory` is that section of its INFO."""
-    limit = memory["maxmemory"] or memory.get("total_system_memory", 0)
-    return memory["used_memory"] / limit if limit else 0.0
+    lines = (line.partition(b":") for line in memory.splitlines())
+    values = {name: value for name, _, value in lines}
+    limit = int(values[b"maxmemory"]) or int(values.get(b"total_system_memory", 0))
+    return int(values[b"used_memory"]) / limit if limit else 0.0
 
 
 async def others(config: Config, ask: Ask) -> list[str]:

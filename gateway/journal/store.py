@@ -26,6 +26,8 @@ from gateway.stores.pipeline import Arg, Pipeline
 
 log = logging.getLogger(__name__)
 
+Run = Callable[..., Future[Any]]
+
 #: Seconds after the confirm by which an acceptance is answered, whether it is written or not.
 LATEST = 0.5
 
@@ -45,7 +47,7 @@ class Journal:
         self._bytes = 0  # of bodies that wait for Redis
         self._error = ""
         #: Not None if refused requests are kept.
-        self.refusals = Refusals(config, self._keys, self._send) if config.most_refused else None
+        self.refusals = Refusals(config, self._keys, self._keep) if config.most_refused else None
 
     async def start(self) -> None:
         await self._redis.start()
@@ -66,7 +68,7 @@ class Journal:
         For those that may be answered before their task has ended: so they are in the journal even
         if this process is killed right after the answer.
         """
-        return self._write(message, identity, RECEIVED, "task_id", task_id)
+        return self._write(self._redis.run, message, identity, RECEIVED, ["task_id", task_id])
 
     def when_written(self, written: Future[Any], then: Callable[[], None]) -> None:
         """Call `then` when `written`, which is from `begin`, has ended, or after `LATEST`.
@@ -110,15 +112,23 @@ class Journal:
             and not begun.cancelled()
             and begun.exception() is None
         )
-        self._write(message, identity, state, "task_id", task_id, *answer, whole=not there)
+        fields = ["task_id", task_id, *answer]
+        self._write(self._redis.run_later, message, identity, state, fields, whole=not there)
 
     def _write(
-        self, message: Message, identity: str, state: str, *fields: Arg, whole: bool = True
+        self,
+        run: Run,
+        message: Message,
+        identity: str,
+        state: str,
+        fields: list[Arg],
+        whole: bool = True,
     ) -> Future[Any]:
         keys, delivery_id = self._keys, message.delivery["id"]
         stored = message.delivery["store"] or (self._stored and not message.options.ignore_result)
         followed = self._follower is not None and stored and state in OPEN
         return self._send(
+            run,
             len(message.body) if whole else 0,
             "EVAL",
             scripts.WRITE,
@@ -137,7 +147,10 @@ class Journal:
             *(("about", described(message, identity), "call", message.body) if whole else ()),
         )
 
-    def _send(self, size: int, *command: Arg) -> Future[Any]:
+    def _keep(self, size: int, *command: Arg) -> Future[Any]:
+        return self._send(self._redis.run_later, size, *command)
+
+    def _send(self, run: Run, size: int, *command: Arg) -> Future[Any]:
         """Run a command that has a body of `size` bytes, unless too many wait for Redis."""
         if self._bytes + size > self._most_bytes:
             self._lose("more bytes wait for Redis than max_in_flight_bytes")
@@ -145,7 +158,7 @@ class Journal:
             lost.cancel()
             return lost
         self._bytes += size
-        reply = self._redis.run(*command)
+        reply = run(*command)
         reply.add_done_callback(partial(self._written, size))
         return reply
 

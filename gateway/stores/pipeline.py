@@ -1,46 +1,69 @@
-"""Send the commands of many requests to one Redis, on one connection.
+"""Send the commands of many requests to one Redis, on one connection, without waiting in between.
 
-redis-py opens a connection for each command in progress, and refuses more than a hundred.
+redis-py opens the connection, with its addresses, TLS, Sentinel and passwords. The transport is
+then taken from it, because its client needs several coroutines for each reply, which take more CPU
+time than all the rest of a command.
 """
 
 from __future__ import annotations
 
 import asyncio
+from asyncio import Future
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
+import hiredis
 import redis.asyncio
-from redis.exceptions import ResponseError
+from redis.exceptions import ConnectionError, InvalidResponse, ResponseError
 
 from gateway import background
 from gateway.stores import result_store
 from gateway.stores.result_store import LOST
 
-#: Seconds that a batch may take, and that a command may wait for its batch.
+#: Seconds that a command may wait for its reply, the connection included.
 PATIENCE = 1.0
-_MOST = 500  # commands in one batch
+
+#: Seconds for which commands gather whose reply nobody waits for.
+GATHER = 0.005
 
 #: An argument of a command.
 Arg = bytes | str | int
 
 
-class Pipeline:
-    """Sends commands in the order in which they were given.
+class _Command(NamedTuple):
+    reply: Future[Any]
+    #: When its patience ends (monotonic).
+    end: float
+    words: tuple[Arg, ...]
 
-    Commands that are given while a batch is in progress are sent together in the next one.
+
+class Pipeline(asyncio.Protocol):
+    """Sends commands in the order in which they were given; those of one turn of the loop together.
+
+    It connects when there is a command. Where one has no reply in time, the connection is aborted,
+    so all that were sent on it fail.
     """
 
     def __init__(self, connect: Callable[[], redis.asyncio.Redis], name: str):
         self._connect = connect
         self._name = name
-        self._waiting: list[tuple[asyncio.Future[Any], float, tuple[Any, ...]]] = []
+        self._waiting: list[_Command] = []
+        self._sent: deque[_Command] = deque()
+        self._flushes = False  # in this turn
+        self._later: asyncio.TimerHandle | None = None
         self._some = asyncio.Event()
         self._idle = asyncio.Event()
+        self._idle.set()
+        self._lost = asyncio.Event()
+        self._error = ""
+        self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._task = background.start(self._keep_sending(), self._name)
 
     async def stop(self) -> None:
@@ -50,52 +73,132 @@ class Pipeline:
                 await asyncio.wait_for(self._idle.wait(), PATIENCE)
             await background.stop(self._task)
 
-    def run(self, *command: Arg) -> asyncio.Future[Any]:
-        """Send `command`; return a future of the reply.
+    def run(self, *command: Arg) -> Future[Any]:
+        """Send `command`; return a future of the reply, in the form that Redis gives it.
 
         The future fails with `redis.exceptions.ResponseError`, or with OSError where Redis does not
         answer; in that case it is not known whether the command was executed.
         """
-        reply = asyncio.get_running_loop().create_future()
-        self._waiting.append((reply, monotonic() + PATIENCE, result_store.encoded(command)))
+        reply = self._add(command)
+        if self._transport is not None and not self._flushes:
+            self._flushes = True
+            self._loop.call_soon(self._flush)
+        return reply
+
+    def run_later(self, *command: Arg) -> Future[Any]:
+        """The same for a command whose reply nobody waits for: it may wait for others to come."""
+        reply = self._add(command)
+        if self._transport is not None and not self._flushes and self._later is None:
+            self._later = self._loop.call_later(GATHER, self._flush)
+        return reply
+
+    def _add(self, command: tuple[Arg, ...]) -> Future[Any]:
+        reply = self._loop.create_future()
+        words = result_store.encoded(command)
+        self._waiting.append(_Command(reply, monotonic() + PATIENCE, words))
         self._idle.clear()
-        self._some.set()
+        if self._transport is None:
+            self._some.set()
         return reply
 
     async def _keep_sending(self) -> None:
-        client = self._connect()
-        try:
-            while True:
-                self._idle.set()
-                await self._some.wait()
-                while self._waiting:
-                    batch, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]
-                    await self._send(client, batch)
-                self._some.clear()
-        finally:
-            await client.aclose()
+        while True:
+            await self._some.wait()
+            client = self._connect()
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    await self._open(client)
+                await self._until_lost()
+            except LOST as exc:
+                self._error = f"{type(exc).__name__}: {exc}"
+                self._fail(self._waiting)
+                self._waiting = []
+            finally:
+                if self._transport is not None:
+                    self._transport.abort()
+                await client.aclose()
+                self._settle()
 
-    async def _send(self, client: redis.asyncio.Redis, batch: list[Any]) -> None:
-        now = monotonic()
-        # A future that is done already was cancelled: its command need not be sent.
-        due = [(reply, command) for reply, end, command in batch if now < end and not reply.done()]
-        pipeline = client.pipeline(transaction=False)
-        for _, command in due:
-            pipeline.execute_command(*command)
-        error = "no answer in time"
-        answers: list[Any] = []
+    async def _open(self, client: redis.asyncio.Redis) -> None:
+        connection = await client.connection_pool.get_connection()
+        self._reader = hiredis.Reader(protocolError=InvalidResponse)
+        self._lost.clear()
+        # redis-py has no public name for it.
+        transport = connection._writer.transport
+        self._before = transport.get_protocol()
+        transport.set_protocol(self)
+        if transport.is_closing():
+            raise ConnectionError("the connection is lost already")
+        self._transport, self._error = transport, "no answer in time"
+        self._flush()
+
+    async def _until_lost(self) -> None:
+        while not self._lost.is_set():
+            now = monotonic()
+            end = self._sent[0].end if self._sent else now + PATIENCE
+            if end <= now and self._transport is not None:
+                self._transport.abort()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._lost.wait(), max(end - now, 0.001))
+
+    def _flush(self) -> None:
+        self._flushes = False
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        if self._transport is None or self._transport.is_closing():
+            return
+        now, packed = monotonic(), []
+        for command in self._waiting:
+            # A future that is done already was cancelled: its command need not be sent.
+            if not command.reply.done():
+                if now < command.end:
+                    packed.append(hiredis.pack_command(command.words))  # type: ignore[arg-type] # any number
+                    self._sent.append(command)
+                else:
+                    command.reply.set_exception(OSError("no answer in time"))
+        self._waiting.clear()
+        if packed:
+            self._transport.write(b"".join(packed))
+        self._settle()
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
         try:
-            async with asyncio.timeout(PATIENCE):
-                answers = await pipeline.execute(raise_on_error=False)
-        except LOST as exc:
-            error = f"{type(exc).__name__}: {exc}"
-        for (reply, _), answer in zip(due, answers, strict=False):
-            if reply.done():
-                continue
-            if isinstance(answer, ResponseError):
-                reply.set_exception(answer)
-            else:
-                reply.set_result(answer)
-        for reply, _, _ in batch:
-            if not reply.done():
-                reply.set_exception(OSError(error))
+            while (answer := self._reader.gets()) is not False:
+                reply = self._sent.popleft().reply
+                if reply.done():
+                    continue
+                if isinstance(answer, Exception):
+                    reply.set_exception(ResponseError(str(answer)))
+                else:
+                    reply.set_result(answer)
+        except (InvalidResponse, IndexError) as exc:  # nothing that was asked for
+            self._error = f"an answer that is none: {exc}"
+            assert self._transport is not None
+            self._transport.abort()
+        self._settle()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # redis-py's own protocol has to be told, too: its `close` waits for this.
+        self._before.connection_lost(exc)
+        self._transport = None
+        if exc is not None:
+            self._error = f"{type(exc).__name__}: {exc}"
+        self._fail(self._sent)
+        self._sent.clear()
+        self._lost.set()
+
+    def _fail(self, commands: list[_Command] | deque[_Command]) -> None:
+        for command in commands:
+            if not command.reply.done():
+                command.reply.set_exception(OSError(self._error))
+
+    def _settle(self) -> None:
+        """See whether commands wait: for a connection, or for replies."""
+        if self._waiting:
+            self._some.set()
+        else:
+            self._some.clear()
+            if not self._sent:
+                self._idle.set()

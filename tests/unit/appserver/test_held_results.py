@@ -16,6 +16,12 @@ from appserver.reply_connection import Reply, reply_connection
 REPLY = Reply("gateway.reply.1", "1", b"{}")
 
 
+@pytest.fixture(autouse=True)
+def _nothing_lasts(monkeypatch) -> None:
+    """However slow this machine is, no turn takes too long."""
+    monkeypatch.setattr(held_results, "HELD", 3_600)
+
+
 class Connection:
     """Takes replies instead of a broker."""
 
@@ -55,6 +61,7 @@ def test_a_single_one_a_long_one_and_one_outside_a_turn_are_not_held():
 
 
 def test_a_turn_that_lasts_does_not_hold_them(monkeypatch):
+    monkeypatch.setattr(held_results, "HELD", 0.002)
     monkeypatch.setattr(held_results, "IDLE", 1)
     held = HeldResults(connection := Connection(), None)
     for _ in range(3):

@@ -1,0 +1,198 @@
+"""Commands of many on one connection: in order, together, each with its own end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from threading import Thread
+from typing import Any
+
+import pytest
+import redis
+from redis.exceptions import ResponseError
+
+from gateway.config.settings import Config
+from gateway.stores import pipeline, result_store
+from gateway.stores.pipeline import Pipeline
+from tests.support.in_memory import LOOPS
+from tests.support.stack import Server, Stack
+
+Work = Callable[[Pipeline], Awaitable[None]]
+MANY = 2_000
+
+
+@pytest.fixture(scope="module")
+def store(stack: Stack) -> Iterator[Server]:
+    server = stack.redis()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def asked(store: Server) -> Iterator[redis.Redis]:
+    """A client that looks at what the pipeline does."""
+    with redis.Redis.from_url(store.url) as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture(params=list(LOOPS))
+def piped(request: pytest.FixtureRequest, store: Server) -> Callable[[Work], None]:
+    async def run(work: Work) -> None:
+        async with asyncio.timeout(60):
+            config = Config(result_backend=store.url)
+            some = Pipeline(lambda: result_store.connect(config), "test")
+            await some.start()
+            try:
+                await work(some)
+            finally:
+                await some.stop()
+
+    def runs(work: Work) -> None:
+        with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
+            runner.run(run(work))
+
+    return runs
+
+
+def connections(client: redis.Redis) -> int:
+    return len(client.client_list())
+
+
+def test_commands_are_sent_in_order_and_together(piped, asked):
+    def reads() -> int:
+        return asked.info("stats")["total_reads_processed"]
+
+    async def work(some: Pipeline) -> None:
+        assert await some.run("PING") == b"PONG"
+        before = reads()
+        replies = [some.run("RPUSH", "list", number) for number in range(MANY)]
+        assert await asyncio.gather(*replies) == list(range(1, MANY + 1))
+        assert reads() - before < MANY / 10
+        assert await some.run("LRANGE", "list", 0, -1) == [b"%d" % n for n in range(MANY)]
+
+    piped(work)
+    assert connections(asked) == 1
+
+
+def test_each_command_has_its_own_error(piped):
+    async def work(some: Pipeline) -> None:
+        bad, good = some.run("NO-SUCH-COMMAND"), some.run("SET", "a", "1")
+        with pytest.raises(ResponseError, match="unknown command"):
+            await bad
+        assert await good == b"OK"
+
+    piped(work)
+
+
+def test_what_was_sent_on_a_lost_connection_fails_and_the_next_does_not(piped, asked):
+    async def work(some: Pipeline) -> None:
+        me = await some.run("CLIENT", "ID")
+        sent = [some.run("BLPOP", "nothing", 30), some.run("GET", "a")]
+        await asyncio.sleep(0)
+        await asyncio.to_thread(asked.client_kill_filter, me)
+        for reply in await asyncio.gather(*sent, return_exceptions=True):
+            assert isinstance(reply, OSError)
+        assert await some.run("GET", "a") is None
+
+    piped(work)
+
+
+def test_a_connection_that_is_lost_while_nothing_is_sent_fails_nothing(piped, asked):
+    async def work(some: Pipeline) -> None:
+        for _ in range(3):
+            me = await some.run("CLIENT", "ID")
+            await asyncio.to_thread(asked.client_kill_filter, me)
+            while connections(asked) > 1:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)
+
+    piped(work)
+
+
+def test_what_nobody_waits_for_any_more_is_not_sent(piped, asked):
+    async def work(some: Pipeline) -> None:
+        some.run("INCR", "sent")
+        some.run("INCR", "left").cancel()
+        await some.run("INCR", "sent")
+
+    piped(work)
+    assert (asked.get("sent"), asked.get("left")) == (b"2", None)
+
+
+def test_a_redis_that_hangs_is_given_up_and_asked_again(piped, store, monkeypatch):
+    monkeypatch.setattr(pipeline, "PATIENCE", 0.3)
+
+    async def work(some: Pipeline) -> None:
+        await some.run("PING")
+        store.freeze()
+        try:
+            sent = [some.run("GET", "a"), some.run("GET", "b")]
+            for reply in await asyncio.gather(*sent, return_exceptions=True):
+                assert isinstance(reply, OSError)
+            # The next one would need a new connection.
+            with pytest.raises(OSError):
+                await some.run("GET", "c")
+        finally:
+            store.thaw()
+        monkeypatch.setattr(pipeline, "PATIENCE", 30)
+        assert await some.run("PING") == b"PONG"
+
+    piped(work)
+
+
+def test_what_was_given_is_written_before_the_end(piped, asked):
+    async def work(some: Pipeline) -> None:
+        for _ in range(MANY):
+            some.run("INCR", "given")
+        some.run_later("INCR", "given")
+
+    piped(work)
+    assert asked.get("given") == b"%d" % (MANY + 1)
+
+
+def test_commands_that_may_wait_go_with_the_next_and_not_after_it(piped, asked, monkeypatch):
+    monkeypatch.setattr(pipeline, "GATHER", 0.2)
+
+    async def work(some: Pipeline) -> None:
+        await some.run("PING")
+        for number in range(3):
+            later = some.run_later("SET", "a", number)
+            await asyncio.sleep(0.02)
+            assert not later.done()
+            assert await some.run("GET", "a") == b"%d" % number
+            assert later.done()
+        # Nothing comes: they go by themselves.
+        assert await asyncio.gather(*(some.run_later("INCR", "b") for _ in range(3))) == [1, 2, 3]
+
+    piped(work)
+
+
+def test_an_answer_of_something_else_fails_what_was_sent(monkeypatch):
+    """A server that speaks no Redis after it was greeted."""
+
+    def serve(listening: socket.socket) -> None:
+        accepted, _ = listening.accept()
+        with accepted:
+            while (data := accepted.recv(4096)) and b"WRONG" not in data:
+                accepted.sendall(b"+OK\r\n" * data.count(b"*"))
+            accepted.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            accepted.recv(4096)
+
+    async def work(url: str) -> list[Any]:
+        config = Config(result_backend=url)
+        some = Pipeline(lambda: result_store.connect(config), "test")
+        await some.start()
+        try:
+            return await asyncio.gather(some.run("WRONG"), some.run("NEXT"), return_exceptions=True)
+        finally:
+            await some.stop()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = Thread(target=serve, args=[listening])
+        thread.start()
+        found = asyncio.run(work(f"redis://127.0.0.1:{listening.getsockname()[1]}/0"))
+        thread.join(60)
+    assert [type(one) for one in found] == [OSError, OSError]
+    assert "an answer that is none" in str(found[0])
