@@ -14,13 +14,18 @@ from gateway.errors import ConfigError
 
 @pytest.mark.parametrize("missing", ["opentelemetry", "opentelemetry.exporter.otlp.proto.http"])
 def test_without_its_extra_a_gateway_does_not_start(missing, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith(f"{missing}.")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)
     configure(Namespace(config=None))
     monkeypatch.setenv("GATEWAY_TRACE_SAMPLE", "0.01")
+    monkeypatch.setenv("GATEWAY_METRICS_ENDPOINT", "http://127.0.0.1:4318")
     with pytest.raises(ConfigError) as error:
         configure(Namespace(config=None))
-    (problem,) = error.value.problems
-    assert problem == "trace_sample: no opentelemetry: install celery-gateway[otel]"
+    assert error.value.problems == [
+        "trace_sample: no opentelemetry: install celery-gateway[otel]",
+        "metrics_endpoint: no opentelemetry: install celery-gateway[otel]",
+    ]
 
 
 @pytest.mark.parametrize(
