@@ -12,8 +12,9 @@ from celery.app.task import Context
 from celery.exceptions import BackendStoreError
 
 from appserver import held_results
-from appserver.held_results import HeldResults
+from appserver.held_results import HeldResults, Stored
 from appserver.reply_connection import reply_connection
+from tests.support.stack import free_port
 
 KEY = "celery-task-meta-"
 
@@ -101,6 +102,14 @@ def test_held_results_are_stored_though_the_connection_was_lost(app, store, held
     store.client_kill_filter(_type="normal", skipme=True)
     held.flush()
     assert json.loads(store.get(f"{KEY}1"))["result"] == "x"
+
+
+def test_without_redis_each_held_result_is_tried_by_itself(caplog):
+    nobody = f"appserver.reply_backend:ReplyBackend+redis://127.0.0.1:{free_port()}/0"
+    with Celery(backend=nobody, set_as_current=False) as app:
+        results = [Stored(b"1", "x", 0), Stored(b"2", "x", 0)]
+        assert app.backend.store_all(results) == [False, False]
+    assert "2 results are stored one by one" in caplog.text
 
 
 def test_the_result_of_a_chords_member_is_not_held(app, store, held):
