@@ -1,8 +1,8 @@
 """Send the commands of many requests to one Redis, on one connection, without waiting in between.
 
 redis-py opens the connection, with its addresses, TLS, Sentinel and passwords. The transport is
-then taken from it, because its client needs several coroutines for each reply, which take more CPU
-time than all the rest of a command.
+then taken from it, because its client needs several coroutines for each reply, which take as much
+CPU time as all the rest of a command.
 """
 
 from __future__ import annotations
