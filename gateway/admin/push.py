@@ -50,12 +50,15 @@ class Push:
             await self._push()
 
     async def _push(self) -> None:
-        exporter = self._current()
-        if exporter is not None:
-            supervisor = self._supervisor
-            about = About.of(supervisor, await health.ask(supervisor.children, PATIENCE))
-            found = list(families(supervisor.totals(), about))
-            await background.in_daemon_thread(lambda: exporter.export(found, about.started))
+        try:
+            exporter = self._current()
+            if exporter is not None:
+                supervisor = self._supervisor
+                about = About.of(supervisor, await health.ask(supervisor.children, PATIENCE))
+                found = list(families(supervisor.totals(), about))
+                await background.in_daemon_thread(lambda: exporter.export(found, about.started))
+        except Exception:  # a gateway works without its metrics, whatever the SDK raises
+            log.exception("the metrics were not pushed")
 
     def _current(self) -> Exporter | None:
         """Return the exporter of the present settings, which a reload may have changed."""

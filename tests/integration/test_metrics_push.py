@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_CUMULATIVE
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.admin import otlp
+from gateway.admin.push import Push
+from gateway.config.settings import Config
 from gateway.metric_table import GAUGE, HISTOGRAM, METRICS, PARENT
 from tests.integration.test_tracing import imported
 from tests.support.otlp import Collector, Pushed, attributes
 from tests.support.requests import get, post_all
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
-from tests.support.waiting import until
+from tests.support.waiting import eventually, until
 
 ROUTE = """
 [[routes]]
@@ -169,6 +174,29 @@ def test_the_end_waits_for_a_collector_for_a_bounded_time(start, collector):
         assert "supervisor: stopped" in gateway.output()
     finally:
         collector.release()
+
+
+def test_an_exporter_that_fails_does_not_end_the_gateway(monkeypatch, caplog):
+    """As older versions of the SDK do where one of their variables is wrong."""
+
+    class Exporter:
+        def __init__(self, config: Config):
+            raise ValueError("brotli is not a valid Compression")
+
+    async def work() -> None:
+        config = Config(metrics_endpoint="http://127.0.0.1:9", metrics_interval=1)
+        supervisor = SimpleNamespace(config=config.model_copy(update={"metrics_interval": 0.01}))
+        push = Push(supervisor)
+        await eventually(lambda: "the metrics were not pushed" in caplog.text)
+        assert not push._task.done()
+        await push.stop()
+        # The first push may as well be the last one.
+        caplog.clear()
+        await Push(supervisor).stop()
+        assert "the metrics were not pushed" in caplog.text
+
+    monkeypatch.setattr(otlp, "Exporter", Exporter)
+    asyncio.run(work())
 
 
 def test_without_the_setting_nothing_is_imported(start, collector):
