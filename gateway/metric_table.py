@@ -105,9 +105,14 @@ METRICS = {
     ),
     LATE: Metric(
         COUNTER,
-        "Tasks that have ended after the answer of their request, by state; with a journal.",
-        ("state",),
-        known=(("succeeded",), ("failed",), ("dead-lettered",), ("expired",)),
+        "Tasks that have ended after the answer of their request, by state and by what the answer"
+        " was: accepted (a 2xx, or a replay) or error; with a journal.",
+        ("state", "answer"),
+        known=tuple(
+            (state, answer)
+            for state in ("succeeded", "failed", "dead-lettered", "expired")
+            for answer in ("accepted", "error")
+        ),
     ),
     "gateway_journal_lost_total": Metric(
         COUNTER, "Deliveries that could not be written to the journal."

@@ -93,8 +93,8 @@ class Follower:
             return
         if (exc := reply.exception()) is not None:  # it is looked at again, as it stays open
             log.warning("the end of a delivery cannot be written: %s", exc)
-        elif reply.result() and state != RUNNING:
-            self._metrics.count(LATE, state)
+        elif (answer := reply.result()) is not None and state != RUNNING:
+            self._metrics.count(LATE, state, answer.decode())
 
 
 def settlement(

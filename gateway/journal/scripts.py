@@ -113,14 +113,14 @@ end
 return found
 """
 
-# Writes what became of a task, and returns 1, unless the delivery has another task or another end
-# by now.
+# Writes what became of a task, unless the delivery has another task or another end by now. Returns
+# how its request was answered: 'accepted' with a 2xx, or 'error'; also 'accepted' for a replay.
 # KEYS: the hash, open. Arguments: id, task id, state, 1 if it is an end, channel, then fields and
 # their values
 SETTLE = (
     _RANK
     + """
-local before = redis.call('HMGET', KEYS[1], 'task_id', 'state')
+local before = redis.call('HMGET', KEYS[1], 'task_id', 'state', 'status', 'replays')
 if before[1] ~= ARGV[2] or not open(before[2]) or not further(ARGV[3], before[2]) then
     return
 end
@@ -129,7 +129,8 @@ if ARGV[4] == '1' then
     redis.call('ZREM', KEYS[2], ARGV[1])
 end
 redis.call('PUBLISH', ARGV[5], ARGV[1] .. ' ' .. ARGV[3])
-return 1
+local status, replays = tonumber(before[3]) or 0, tonumber(before[4]) or 0
+return (replays > 0 or status >= 200 and status < 300) and 'accepted' or 'error'
 """
 )
 

@@ -205,8 +205,7 @@ ROWS = (
     Row("queue deleted", queue_deleted, names("Errors", "MessagesRefused"), names("Deadlines")),
     Row("results' Redis killed", results_killed, names("NotReady"), names("Errors", "Deadlines")),
     Row("no worker", worker_killed, names("Deadlines")),
-    # Some are not begun before they expire.
-    Row("tasks too slow", requests_to("/echo?seconds=2"), names("Deadlines"), names("TasksFailed")),
+    Row("tasks too slow", requests_to("/echo?seconds=2"), names("Deadlines")),
     Row("tasks fail", requests_to("/echo?seconds=no-number"), names("Errors")),
     Row("accepted tasks fail", requests_to("/accept?seconds=no-number"), names("TasksFailed")),
     Row("wrong signatures", requests_to("/signed"), names("Unverified"), signed=True),

@@ -130,9 +130,9 @@ def test_each_wait_is_counted_with_its_outcome(gateway, grown, target, status, o
     assert errors == (status >= 500)
 
 
-def test_a_client_that_leaves_has_waited(gateway, grown):
+def test_a_client_that_leaves_has_waited(servers, gateway, grown):
     async def leave() -> None:
-        waiting = asyncio.create_task(send(gateway, "/wait?seconds=1", "leaves"))
+        waiting = asyncio.create_task(send(gateway, "/wait?until=left", "leaves"))
         await eventually(lambda: metric(gateway, "gateway_in_flight") == 1)
         assert metric(gateway, "http_server_active_requests") == 1
         await eventually(lambda: grown("messaging_client_operation_duration_seconds_count") == 1)
@@ -140,15 +140,22 @@ def test_a_client_that_leaves_has_waited(gateway, grown):
         await eventually(lambda: grown("gateway_clients_gone_total") == 1)
 
     run(leave())
+    servers.release("left")
 
     assert grown(f"{WAITS}_count", outcome="client-gone") == grown(f"{WAITS}_count") == 1
     until(lambda: metric(gateway, "http_server_active_requests") == 0)
 
 
-def test_a_later_try_is_counted_as_joined(gateway, grown):
-    tries = [send(gateway, "/once?seconds=0.5", "once", "Idempotency-Key: once") for _ in range(3)]
+def test_a_later_try_is_counted_as_joined(servers, gateway, grown):
+    async def join() -> list[int]:
+        key = "Idempotency-Key: once"
+        tries = (send(gateway, "/once?until=joined", "once", key) for _ in range(3))
+        answers = asyncio.create_task(gather(*tries))
+        await eventually(lambda: grown("gateway_duplicates_joined_total") == 2)
+        servers.release("joined")
+        return [answer.status for answer in await answers]
 
-    assert [a.status for a in run(gather(*tries))] == [200] * 3
+    assert run(join()) == [200] * 3
 
     assert grown("gateway_duplicates_joined_total") == 2
     assert grown(f"{WAITS}_count", outcome="success") == 3
@@ -167,15 +174,19 @@ def test_a_refused_signature_is_counted_by_its_source_and_reason(gateway, grown)
     assert grown(failures) == grown("gateway_request_errors_total", error_type="unverified") == 3
 
 
-def test_tasks_that_end_after_their_acceptance_are_counted(gateway, grown):
-    targets = ["/accepted", *["/accepted-and-fails"] * 3]
+def test_tasks_that_end_after_their_answer_are_counted_by_what_it_was(servers, gateway, grown):
+    targets = ["/late?until=late", "/accepted", *["/accepted-and-fails"] * 3]
 
     answers = run(gather(*(send(gateway, target, "accepted") for target in targets)))
+    servers.release("late")
 
-    assert [a.status for a in answers] == [202] * 4
+    assert [a.status for a in answers] == [504] + [202] * 4
     ended = "gateway_late_tasks_total"
-    until(lambda: grown(ended, state="failed") == 3)
-    until(lambda: grown(ended, state="succeeded"))  # those of earlier tests are among them
+    until(lambda: grown(ended, state="failed", answer="accepted") == 3)
+    # Those of earlier tests are among these.
+    until(lambda: grown(ended, state="succeeded", answer="accepted"))
+    until(lambda: grown(ended, state="succeeded", answer="error"))
+    assert grown(ended, state="failed", answer="error") == 0
 
 
 def test_the_sizes_of_journal_and_state_are_known(servers, gateway):
