@@ -17,7 +17,7 @@ from gateway.stack.server import poll
 
 EXECUTED = "executed.jsonl"
 BEGUN = "begun"  # the file that a task makes which waits for another one
-LONGEST = 20.0  # seconds that it waits at the most
+LONGEST = 60.0  # seconds that it waits at the most
 _APPEND = os.O_CREAT | os.O_WRONLY | os.O_APPEND
 
 
@@ -25,15 +25,10 @@ _APPEND = os.O_CREAT | os.O_WRONLY | os.O_APPEND
 def run(self, query: dict[str, str], headers: dict[str, str], body: str) -> str:
     """Take effect, note it on disk, return the body, whose first word is the request's id.
 
-    Query: ``seconds`` to sleep before the effect; ``until``: the name of a file in the directory
-    to wait for; ``die``: kill the own process after the effect and before the acknowledgement,
-    ``once`` or ``always``.
+    Query: ``seconds`` and ``until``, see `take_time`; ``die``: kill the own process after the
+    effect and before the acknowledgement, ``once`` or ``always``.
     """
-    time.sleep(float(query.get("seconds", 0)))
-    directory = Path(os.environ["FAULTS_DIRECTORY"])
-    if "until" in query:
-        (directory / BEGUN).touch()
-        poll((directory / query["until"]).exists, LONGEST)
+    directory = take_time(query)
     attempt = take_effect(directory, self.request.id)
     execution = {
         "id": body.partition(" ")[0],
@@ -65,6 +60,19 @@ def nonce(self, query: dict[str, str], headers: dict[str, str], body: str) -> st
     }
     _note(Path(os.environ["FAULTS_DIRECTORY"]), execution)
     return f"{body} {word}"
+
+
+def take_time(query: dict[str, str]) -> Path:
+    """Sleep for the query's ``seconds``, wait for the file of its ``until``; return the directory.
+
+    When ``until`` is given, the file BEGUN tells that the task has begun.
+    """
+    time.sleep(float(query.get("seconds", 0)))
+    directory = Path(os.environ["FAULTS_DIRECTORY"])
+    if "until" in query:
+        (directory / BEGUN).touch()
+        poll((directory / query["until"]).exists, LONGEST)
+    return directory
 
 
 def _note(directory: Path, execution: dict[str, object]) -> None:

@@ -99,6 +99,10 @@ class Servers:
         self._started.append(nginx)
         return nginx
 
+    def release(self, name: str) -> None:
+        """Let the tasks go on that wait ``until`` this name."""
+        (self.directory / name).touch()
+
     def executions(self, some: str) -> list[Execution]:
         """Return the executions for deliveries whose body begins with `some`."""
         return [one for one in executions(self.directory / EXECUTED) if one.id.startswith(some)]
@@ -140,10 +144,28 @@ async def send(
             return None
 
 
-async def deliver(server: Server, key: str, seconds: float = 0, **options: Any) -> Answer | None:
-    """Send a delivery known as `key` to the route `KEYED`; its task takes `seconds`."""
-    target = f"/keyed?seconds={seconds}"
+async def deliver(
+    server: Server,
+    key: str,
+    seconds: float = 0,
+    until: str = "",
+    path: str = "/keyed",
+    **options: Any,
+) -> Answer | None:
+    """Send a delivery known as `key` to the route `KEYED`, or to another one like it.
+
+    Its task takes `seconds`, and waits for `Servers.release` of what `until` names.
+    """
+    target = f"{path}?seconds={seconds}" + (f"&until={until}" if until else "")
     return await send(server, target, key, f"Idempotency-Key: {key}", **options)
+
+
+async def leave(servers: Servers, gateway: Server, key: str, **options: Any) -> None:
+    """Send a delivery known as `key`, and hang up when the broker has confirmed its message."""
+    sender = asyncio.create_task(deliver(gateway, key, **options))
+    await eventually(lambda: state_of(servers.results, key) == "confirmed")
+    sender.cancel()
+    await asyncio.wait([sender])
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:

@@ -223,7 +223,7 @@ def test_all_that_a_filter_takes_are_replayed_part_by_part(gateway, servers):
     run(send(gateway, "/once?seconds=no", "same", key))
     run(send(gateway, "/once", "same", key))
     assert poll(lambda: states(gateway, limit=500).count("failed") == 13, 60)
-    (servers.directory / "repaired").touch()
+    servers.release("repaired")
     assert problem(ask(gateway, "replays", "POST"))[:2] == (400, "bad-request")
 
     _, _, would = ask(gateway, "replays", "POST", state="failed", dry_run="true", limit=500)

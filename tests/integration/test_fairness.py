@@ -117,7 +117,7 @@ def test_a_flood_does_not_hold_up_others(servers, strategy, shared):
             for tenant in calm
         ]
         await eventually(lambda: confirmed(gateway) == FLOOD + 1 + len(calm))
-        (servers.directory / queue).touch()
+        servers.release(queue)
         return await asyncio.gather(*waiting)
 
     assert run(fill()) == [200] * len(calm)
@@ -166,7 +166,7 @@ def test_tasks_that_hang_hold_two_of_eight_processes(servers, strategy):
     assert run(deliver()) == [200] * 5 * len(calm)
     assert [held(servers, queue)[each][1] for each in ours] == [1, 1]
     assert servers.executions(f"{queue}-stuck") == []
-    (servers.directory / queue).touch()
+    servers.release(queue)
     until(lambda: len(servers.executions(f"{queue}-stuck")) == 30)
     for server in (worker, gateway):
         server.stop()
@@ -192,7 +192,7 @@ def test_a_new_broker_connection_is_as_fair_as_the_first(servers):
     run(flood(gateway, f"/{queue}/taken", "two", "again-after", 40))
     until(lambda: fair <= limits(servers).keys())
     assert {limits(servers)[each] for each in fair} == {1}
-    (servers.directory / "never").touch()
+    servers.release("never")
     taken = {f"again-{when}-{n}" for when in ("before", "after") for n in range(40)}
     until(lambda: {one.id for one in servers.executions("again-")} == taken)
     for server in (worker, gateway):

@@ -24,6 +24,7 @@ from tests.integration.deliveries import (
     claim,
     deliver,
     gather,
+    leave,
     run,
     send,
     state_of,
@@ -90,6 +91,7 @@ task = "no.such.task"
 """
 )
 COPIES = 100
+JOINED = "gateway_duplicates_joined_total"
 #: The strategies that tests use which do not run with all of them.
 SHARED = ("redis", "pika", "threadpool")
 
@@ -170,14 +172,18 @@ def test_those_that_wait_free_everything_when_they_leave(servers, gateway):
     gone = metric(gateway, "gateway_clients_gone_total")
 
     async def some_leave() -> list:
-        owner = asyncio.create_task(deliver(gateway, "leaving", seconds=3))
+        owner = asyncio.create_task(deliver(gateway, "leaving", until="left"))
         await eventually(lambda: state_of(servers.results, "leaving") == "confirmed")
-        leaving = [deliver(gateway, "leaving", seconds=3, patience=1) for _ in range(20)]
-        assert await gather(*leaving) == [None] * 20
+        leaving = [asyncio.create_task(deliver(gateway, "leaving")) for _ in range(20)]
+        await eventually(lambda: metric(gateway, "gateway_in_flight") == 21)
+        for one in leaving:
+            one.cancel()
+        await asyncio.wait(leaving)
         await eventually(lambda: metric(gateway, "gateway_clients_gone_total") == gone + 20)
         await eventually(lambda: metric(gateway, "gateway_in_flight") == 1)
         # Nobody but the owner waits.
         await eventually(lambda: channels(servers.results) == [])
+        servers.release("left")
         return await owner
 
     answer = run(some_leave())
@@ -188,11 +194,19 @@ def test_those_that_wait_free_everything_when_they_leave(servers, gateway):
 
 
 def test_a_sender_that_left_gets_the_answer_when_it_comes_back(servers, gateway):
-    assert run(deliver(gateway, "back", seconds=1.5, patience=0.5)) is None
+    joins = metric(gateway, JOINED)
+
+    async def come_back() -> Answer:
+        await leave(servers, gateway, "back", until="back")
+        back = asyncio.create_task(deliver(gateway, "back"))
+        await eventually(lambda: metric(gateway, JOINED) == joins + 1)
+        servers.release("back")
+        return await back
 
     # While the task runs, and after it has ended with nobody there.
-    joined = run(deliver(gateway, "back"))
-    assert run(deliver(gateway, "back-later", seconds=1, patience=0.5)) is None
+    joined = run(come_back())
+    run(leave(servers, gateway, "back-later", until="back-later"))
+    servers.release("back-later")
     run(eventually(lambda: servers.executions("back-later")))
     later = run(deliver(gateway, "back-later"))
 
@@ -296,8 +310,7 @@ def test_a_message_that_comes_back_releases_its_claim(servers, pair):
 def test_a_message_that_is_rejected_is_published_again_under_its_task_s_id(servers, gateway):
     policy = '{"max-length":1,"overflow":"reject-publish"}'
     servers.broker.ctl("set_policy", "one", "^a-queue-for-one$", policy)
-    filler = run(send(gateway, "/full", "filler", "Idempotency-Key: filler", patience=1))
-    assert filler is None
+    run(leave(servers, gateway, "filler", path="/full"))
     refused = run(send(gateway, "/full", "rejected", "Idempotency-Key: rejected"))
     assert refused.type == "rejected"
 
@@ -350,13 +363,17 @@ def test_what_is_final_is_the_route_s_to_say(gateway):
     assert len({body for _, body in again}) == 4
 
 
-def test_copies_that_wait_together_get_the_same_refusal(pair):
+def test_copies_that_wait_together_get_the_same_refusal(servers, pair):
     pairs = {strategy: pair(strategy) for strategy in ("pika", "redis")}
 
     async def together(strategy: str) -> list[tuple[int, bytes]]:
-        # Long enough for all to come before the refusal.
-        asked, some = "503&seconds=2", pairs[strategy]
-        return await gather(*(ask(some[n % 2], f"together-{strategy}", asked) for n in range(40)))
+        key, some = f"together-{strategy}", pairs[strategy]
+        asked = f"503&until={key}"
+        before = sum(metric(each, JOINED) for each in some)
+        copies = asyncio.create_task(gather(*(ask(some[n % 2], key, asked) for n in range(40))))
+        await eventually(lambda: sum(metric(each, JOINED) for each in some) == before + 39)
+        servers.release(key)
+        return await copies
 
     answers = run(gather(*map(together, pairs)))
     after = [run(ask(some[0], f"together-{name}", "503")) for name, some in pairs.items()]

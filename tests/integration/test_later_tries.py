@@ -20,6 +20,7 @@ from tests.integration.deliveries import (
     deliver,
     expired,
     gather,
+    leave,
     run,
     send,
     state_of,
@@ -93,7 +94,7 @@ async def ask(gateway: Server, key: str, statuses: str, *headers: str) -> tuple[
 def test_pika_s_held_tries_wait_for_the_stored_result_when_the_broker_has_gone(servers, other):
     async def cut() -> list:
         keys = ["held", "waits"]
-        paths = ["/message?seconds=1.5", "/waits?seconds=1.5"]
+        paths = ["/message?until=cut", "/waits?until=cut"]
         waiting = [
             asyncio.create_task(send(other, path, key, f"Idempotency-Key: {key}"))
             for path, key in zip(paths, keys, strict=True)
@@ -102,6 +103,7 @@ def test_pika_s_held_tries_wait_for_the_stored_result_when_the_broker_has_gone(s
         connected = metric(other, "gateway_broker_connections_total")
         await asyncio.to_thread(cut_connections, servers.broker, "gateway")
         await eventually(lambda: metric(other, "gateway_broker_connections_total") > connected)
+        servers.release("cut")
         return await asyncio.gather(*waiting)
 
     answers = run(cut())
@@ -134,7 +136,8 @@ def test_an_answer_too_large_to_be_kept_is_given_again_as_long_as_its_result_is(
 
 
 def test_a_sender_that_left_gets_the_answer_though_the_result_has_expired(servers, forgetful):
-    assert run(deliver(forgetful, "left-late", seconds=2.0, patience=0.4)) is None
+    run(leave(servers, forgetful, "left-late", until="left-late"))
+    servers.release("left-late")
     run(eventually(lambda: state_of(servers.results, "left-late") == "done"))
 
     assert run(deliver(forgetful, "left-late")).body == b"left-late"
@@ -142,7 +145,8 @@ def test_a_sender_that_left_gets_the_answer_though_the_result_has_expired(server
 
 
 def test_a_result_that_has_expired_unseen_is_not_waited_for(servers, forgetful):
-    assert run(deliver(forgetful, "expired", seconds=0.3, patience=0.1)) is None
+    run(leave(servers, forgetful, "expired", until="expired"))
+    servers.release("expired")
     run(eventually(lambda: servers.executions("expired")))
     (first,) = servers.executions("expired")
     with redis.Redis.from_url(servers.results.url) as client:
@@ -193,7 +197,8 @@ def test_a_task_that_ends_after_the_deadline_is_the_next_try_s_answer(servers, h
     def key(strategy: str) -> str:
         return f"late-{strategy}"
 
-    late = run(gather(*(deliver(hasty[each], key(each), seconds=2.5) for each in hasty)))
+    late = run(gather(*(deliver(hasty[each], key(each), until="late") for each in hasty)))
+    servers.release("late")
     # The results have expired by now, and with them what a later try could look for.
     for strategy in hasty:
         run(eventually(lambda s=strategy: state_of(servers.results, key(s)) == "done"))
@@ -212,9 +217,10 @@ def test_a_task_that_ends_after_the_deadline_is_the_next_try_s_answer(servers, h
 def test_a_late_result_is_found_though_its_subscription_was_cut(servers, hasty):
     gateway = hasty["pika"]
 
-    assert run(deliver(gateway, "cut-late", seconds=2.5)).status == 504
+    assert run(deliver(gateway, "cut-late", until="cut-late")).status == 504
     with redis.Redis.from_url(servers.results.url) as client:
         run(eventually(lambda: channels(servers.results)))
+        servers.release("cut-late")
         while state_of(servers.results, "cut-late") != "done":
             client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
 

@@ -153,7 +153,7 @@ def test_each_delivery_is_found_in_its_state(servers: Servers, journal: Callable
     assert failed["error"] == "ValueError: could not convert string to float: 'no-number'"
     assert (failed["status"], failed["replays"]) == (202, 0) and failed["ended_at"]
     assert "gateway.dead" in entry(journal, "kills")["error"]
-    (servers.directory / name).touch()
+    servers.release(name)
     until_states(journal, {**expected, "hangs": "succeeded"})
     assert states(journal, "--state", "failed,dead-lettered").keys() == {"fails", "failed", "kills"}
     gateway.stop()
@@ -201,7 +201,7 @@ def test_all_that_failed_are_replayed_by_one_command(servers, gateway, journal):
     again = [entry(journal, body) for body in bodies[3:]]
     assert {one["replays"] for one in again} == {1}
     assert {one["error"].partition(":")[0] for one in again} == {"ValueError"}
-    (servers.directory / "repaired").touch()
+    servers.release("repaired")
     until_states(journal, {**expected, **dict.fromkeys(bodies[:3], "succeeded")})
 
 

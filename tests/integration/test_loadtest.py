@@ -535,7 +535,7 @@ def test_what_was_not_held_at_once_is_no_measurement(servers: Stack):
     bench = Bench(servers)
     with (
         bench.alone(0.05, "--announce", "9") as front,
-        pytest.raises(crowd.NotHeld, match="8 requests were not held at once: 8 answers"),
+        pytest.raises(crowd.NotHeld, match="8 requests were not held at once: [1-8] answers"),
     ):
         crowd.hold(front, 8, seconds=0.05, timeout=5)
 

@@ -107,12 +107,13 @@ def test_a_broker_that_resets_connections_at_once_leaves_nothing_behind(run, met
 
     # then each one has failed, none fails once more when that is over, and all is closed.
     assert errors == []
-    assert after == before
+    # What earlier tests have left open may be closed by now.
+    assert after <= before
 
 
-def sockets() -> int:
-    """Count the sockets that this process has open."""
-    return sum(Path(link).is_socket() for link in Path("/proc/self/fd").iterdir())
+def sockets() -> set[str]:
+    """Return the inodes of the sockets that this process has open."""
+    return {str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_socket()}
 
 
 def reset_all(listening: socket.socket) -> None:

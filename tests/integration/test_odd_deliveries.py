@@ -135,10 +135,13 @@ def test_who_waits_for_longer_than_results_are_stored_keeps_the_claim(servers):
     gateway = servers.gateway("redis", "timeout = 5\nresult_expires = 1\n" + KEYED)
 
     async def tries() -> list:
-        first = asyncio.create_task(deliver(gateway, "patient", seconds=3))
+        first = asyncio.create_task(deliver(gateway, "patient", until="patient"))
         await eventually(lambda: state_of(servers.results, "patient") == "confirmed")
         await asyncio.sleep(1.5)
-        return [await deliver(gateway, "patient", seconds=3), await first]
+        again = asyncio.create_task(deliver(gateway, "patient"))
+        await eventually(lambda: metric(gateway, "gateway_duplicates_joined_total") == 1)
+        servers.release("patient")
+        return [await again, await first]
 
     answers = run(tries())
 

@@ -77,13 +77,13 @@ async def use(gateways: dict[str, Server], state: Server) -> None:
                 break
 
 
-async def copies(gateways: dict[str, Server], number: int, key: str, seconds: float) -> None:
+async def copies(gateways: dict[str, Server], number: int, key: str, until: str = "") -> None:
     """Deliver so many of the key with each gateway's name, at once, and look at the answers."""
     for name, answers in zip(
         gateways,
         await gather(
             *(
-                gather(*(deliver(gateway, f"{key}-{name}", seconds=seconds) for _ in range(number)))
+                gather(*(deliver(gateway, f"{key}-{name}", until=until) for _ in range(number)))
                 for name, gateway in gateways.items()
             )
         ),
@@ -93,7 +93,7 @@ async def copies(gateways: dict[str, Server], number: int, key: str, seconds: fl
 
 
 def test_claims_live_where_they_were_told_to(servers, gateways, state):
-    run(copies(gateways, 20, "lives", seconds=0.3))
+    run(copies(gateways, 20, "lives"))
 
     for without in gateways:
         name = f"lives-{without}"
@@ -130,7 +130,7 @@ def test_without_claims_deliveries_are_refused_or_relayed(servers, gateways, sta
         else:
             state.thaw()
     run(use(gateways, state))
-    run(copies(gateways, 1, f"{fault}-again", seconds=0))
+    run(copies(gateways, 1, f"{fault}-again"))
     for name, gateway in gateways.items():
         key = f"{fault}-{name}-0"
         joined = run(gather(*(deliver(gateway, key, seconds=0.2) for _ in range(10))))
@@ -155,15 +155,16 @@ def test_without_claims_deliveries_are_refused_or_relayed(servers, gateways, sta
 def test_claims_that_were_lost_are_written_again(servers, gateways, state):
     async def lose() -> None:
         await use(gateways, state)
-        first = asyncio.create_task(copies(gateways, 1, "lost", seconds=1.5))
+        first = asyncio.create_task(copies(gateways, 1, "lost", until="restarted"))
         for name in gateways:
             await eventually(lambda n=name: state_of(state, f"lost-{n}") == "confirmed")
         await asyncio.to_thread(state.kill)
         await asyncio.to_thread(state.restart)
+        servers.release("restarted")
         await first
         for name in gateways:
             await eventually(lambda n=name: state_of(state, f"lost-{n}") == "done")
-        await copies(gateways, 1, "lost", seconds=0)
+        await copies(gateways, 1, "lost")
 
     run(lose())
 
@@ -182,7 +183,7 @@ def test_a_full_store_is_an_error_that_can_be_seen(servers, gateways, state):
 
     assert refused.type == "state-unavailable"
     assert relayed.body == b"full-relay"
-    run(copies(gateways, 1, "full-after", seconds=0))
+    run(copies(gateways, 1, "full-after"))
 
 
 def test_those_that_wait_are_answered_though_their_subscription_is_cut(servers):
@@ -192,11 +193,15 @@ def test_those_that_wait_are_answered_though_their_subscription_is_cut(servers):
 
     async def cut() -> list[list[Answer]]:
         some = [
-            asyncio.gather(*(deliver(gateway, f"cut-{name}", seconds=1.5) for _ in range(21)))
+            asyncio.gather(*(deliver(gateway, f"cut-{name}", until="cut") for _ in range(21)))
             for name, gateway in zip(strategies, gateways, strict=True)
         ]
         await eventually(lambda: len(channels(servers.results)) == 4)
         with redis.Redis.from_url(servers.results.url) as client:
+            for _ in range(4):
+                client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+                await asyncio.sleep(0.3)
+            servers.release("cut")
             while not all(one.done() for one in some):
                 client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
                 await asyncio.sleep(0.3)
@@ -222,14 +227,16 @@ def test_what_is_one_too_many_is_refused_at_once(servers):
 
     async def fill(gateway: Server, key: str) -> tuple[list[Answer], list[Answer]]:
         # Ten thousand bytes each, those that join included.
-        some = [send(gateway, "/open?seconds=1.2", f"{n:010000}") for n in range(4)]
-        some.append(send(gateway, "/keyed?seconds=1.2", f"{9:010000}", f"Idempotency-Key: {key}"))
+        some = [send(gateway, f"/open?until={key}", f"{n:010000}") for n in range(4)]
+        keyed = f"/keyed?until={key}", f"{9:010000}", f"Idempotency-Key: {key}"
+        some.append(send(gateway, *keyed))
         waiting = [asyncio.create_task(one) for one in some]
         await eventually(lambda: metric(gateway, "gateway_in_flight") == 5)
         refused = await gather(
             send(gateway, "/open", "0123456789" * 1_000),
-            send(gateway, "/keyed", f"{9:010000}", f"Idempotency-Key: {key}"),
+            send(gateway, *keyed),
         )
+        servers.release(key)
         return refused, await asyncio.gather(*waiting)
 
     keys = [f"limit-{n}" for n in range(len(gateways))]

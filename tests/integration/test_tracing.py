@@ -301,7 +301,7 @@ def test_what_a_sender_writes_spoils_no_export(gateway, collector):
 
 def test_a_sender_that_leaves_is_told(gateway, collector):
     sender = f"traceparent: 00-{'e' * 32}-{PARENT}-00"
-    assert ask(gateway, "/run/a?seconds=1", "gone", sender, patience=0.3) is None
+    assert ask(gateway, "/run/a?seconds=3", "gone", sender, patience=1) is None
     told = collector.of("e" * 32, "POST /run/{name}")["POST /run/{name}"].attributes
     assert told["error.type"] == "client-gone"
     assert "http.response.status_code" not in told
