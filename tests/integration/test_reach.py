@@ -247,7 +247,7 @@ def test_an_exchange_that_is_missing_harms_nobody_else(gateway, servers):
 
 
 def test_a_failure_calls_the_task_that_the_route_names(gateway, servers):
-    with redis.Redis.from_url(servers.results.url) as client:
+    with redis.Redis.from_url(servers.results.url, socket_timeout=None) as client:
         client.delete("failed")
         answer = post(gateway, "/breaks", "x")
         failed = client.blpop("failed", 30)
@@ -256,7 +256,7 @@ def test_a_failure_calls_the_task_that_the_route_names(gateway, servers):
 
 
 def test_a_result_that_nobody_wants_is_not_stored(gateway, servers):
-    with redis.Redis.from_url(servers.results.url) as client:
+    with redis.Redis.from_url(servers.results.url, socket_timeout=None) as client:
         client.delete("quiet")
         answer = post(gateway, "/quiet", {})
         assert client.blpop("quiet", 30)[1] == b"nothing"
@@ -319,7 +319,7 @@ def test_a_replay_sends_what_was_sent(servers, gateway):
 
     assert "taken" in replayed
     task_id = replayed.split("task ")[1].split()[0]
-    with redis.Redis.from_url(servers.results.url) as client:
+    with redis.Redis.from_url(servers.results.url, socket_timeout=None) as client:
         (key,) = client.keys(f"*{task_id}")
         result = json.loads(client.get(key))["result"]
     assert result == json.loads(sent.body)

@@ -27,7 +27,7 @@ appserver.setup(app)
 @app.task
 def gate(query, headers, body):
     if query:
-        redis.Redis.from_url(RESULTS).blpop(query["gate"])
+        redis.Redis.from_url(RESULTS, socket_timeout=None).blpop(query["gate"])
     return body
 
 @app.task
