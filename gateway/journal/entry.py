@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Any
 
 from gateway.celery_message import DEFAULTS, Message, Options
@@ -122,10 +123,15 @@ class Entry:
         return args, kwargs
 
 
+@cache
+def _own(options: Options) -> dict[str, Any]:
+    return {name: value for name, value in asdict(options).items() if value != _DEFAULTS[name]}
+
+
 def described(message: Message, identity: str) -> str:
     """Return as JSON what never changes in the entry of `message`, but for its call."""
-    own = {"priority": message.priority, "extra": message.extra, **asdict(message.options)}
-    options = {name: value for name, value in own.items() if value != _DEFAULTS.get(name)}
+    own = {"priority": message.priority, "extra": message.extra}
+    options = _own(message.options) | {k: v for k, v in own.items() if v is not None}
     about = {"delivery": message.delivery, "task": message.task, "queue": message.queue}
     known = {"identity": identity_digest(identity).hex()} if identity else {}
     return json.dumps({**about, "options": options, **known})

@@ -19,44 +19,73 @@ local function open(state)
 end
 """
 
-# KEYS: the hash, deliveries, open, bytes. Arguments: id, state, most deliveries, most bytes,
-# life (ms), first look (ms from now; 0: none), what keys of deliveries begin with, channel, then
-# fields and their values.
+# Writes deliveries: how each has begun, how it was answered, or both.
+# KEYS: deliveries, open, bytes. Arguments: most deliveries, most bytes, life (ms), first look (ms
+# from now), what keys of deliveries begin with, channel, then for each delivery: id, state, 1 if
+# its result is to be looked for, task id, status, seconds, error, about, call. Without a status it
+# has not been answered; without `about` it is there already.
 WRITE = (
     _RANK
     + """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local id, state, key = ARGV[1], ARGV[2], KEYS[1]
-local before = redis.call('HGET', key, 'state')
-if not further(state, before) then
-    state = before
-end
-redis.call('HSET', key, 'state', state, unpack(ARGV, 9))
-if not open(state) then
-    redis.call('ZREM', KEYS[3], id)
-elseif not before and tonumber(ARGV[6]) > 0 then
-    redis.call('ZADD', KEYS[3], now + ARGV[6], id)
-end
-if not before then
-    local size = 0
-    for i = 9, #ARGV do
-        size = size + #ARGV[i]
+local life, prefix, channel = ARGV[3], ARGV[5], ARGV[6]
+local added = 0
+for i = 7, #ARGV, 9 do
+    local id, state, followed, task, status, seconds, failure, about, call = unpack(ARGV, i, i + 8)
+    local key = prefix .. id
+    local before = redis.call('HGET', key, 'state')
+    if not further(state, before) then
+        state = before
     end
-    redis.call('PEXPIRE', key, ARGV[5])
-    redis.call('XADD', KEYS[2], '*', 'id', id, 'bytes', size)
-    local bytes = redis.call('INCRBY', KEYS[4], size)
-    local number = redis.call('XLEN', KEYS[2])
-    while number > 1 and (number > tonumber(ARGV[3]) or bytes > tonumber(ARGV[4])) do
-        local oldest = redis.call('XRANGE', KEYS[2], '-', '+', 'COUNT', 1)[1]
-        redis.call('XDEL', KEYS[2], oldest[1])
-        redis.call('UNLINK', ARGV[7] .. oldest[2][2])
-        redis.call('ZREM', KEYS[3], oldest[2][2])
-        bytes = redis.call('DECRBY', KEYS[4], oldest[2][4])
-        number = number - 1
+    if not before and about == '' then
+        state = nil -- the bounds have removed it
+    elseif status == '' then
+        redis.call('HSET', key, 'state', state, 'task_id', task, 'about', about, 'call', call)
+    elseif about == '' then
+        redis.call('HSET', key, 'state', state, 'task_id', task, 'status', status,
+            'seconds', seconds, 'error', failure)
+    else
+        redis.call('HSET', key, 'state', state, 'task_id', task, 'status', status,
+            'seconds', seconds, 'error', failure, 'about', about, 'call', call)
+    end
+    if before then
+        if not open(state) then
+            redis.call('ZREM', KEYS[2], id)
+        end
+    elseif state then
+        if open(state) and followed == '1' then
+            redis.call('ZADD', KEYS[2], now + ARGV[4], id)
+        end
+        local size = #id + #state + #task + #status + #seconds + #failure + #about + #call
+        redis.call('PEXPIRE', key, life)
+        redis.call('XADD', KEYS[1], '*', 'id', id, 'bytes', size)
+        added = added + size
+    end
+    if state then
+        redis.call('PUBLISH', channel, id .. ' ' .. state)
     end
 end
-redis.call('PUBLISH', ARGV[8], id .. ' ' .. state)
+if added == 0 then
+    return
+end
+local bytes, number = redis.call('INCRBY', KEYS[3], added), redis.call('XLEN', KEYS[1])
+while number > 1 and (number > tonumber(ARGV[1]) or bytes > tonumber(ARGV[2])) do
+    local places, keys, ids, removed = {}, {}, {}, 0
+    local count = math.min(math.max(number - ARGV[1], 8), 100)
+    for i, oldest in ipairs(redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', count)) do
+        if number <= 1 or (number <= tonumber(ARGV[1]) and bytes <= tonumber(ARGV[2])) then
+            break
+        end
+        places[i], keys[i], ids[i] = oldest[1], prefix .. oldest[2][2], oldest[2][2]
+        removed = removed + oldest[2][4]
+        bytes, number = bytes - oldest[2][4], number - 1
+    end
+    redis.call('XDEL', KEYS[1], unpack(places))
+    redis.call('UNLINK', unpack(keys))
+    redis.call('ZREM', KEYS[2], unpack(ids))
+    redis.call('DECRBY', KEYS[3], removed)
+end
 """
 )
 

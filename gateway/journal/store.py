@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from asyncio import Future
+from asyncio import Future, TimerHandle
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -26,10 +27,27 @@ from gateway.stores.pipeline import Arg, Pipeline
 
 log = logging.getLogger(__name__)
 
-Run = Callable[..., Future[Any]]
-
 #: Seconds after the confirm by which an acceptance is answered, whether it is written or not.
 LATEST = 0.5
+
+#: Seconds for which answered deliveries gather.
+GATHER = 0.005
+#: A command writes no more of them, because its script holds up Redis; nor does one gather further
+#: where their bodies have as many bytes.
+_MOST, _MOST_BYTES = 100, 1 << 20
+_WORDS = 9  # for each delivery
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Deliveries that one command writes; `written` ends with True when Redis has them."""
+
+    written: Future[bool]
+    words: list[Arg] = field(default_factory=list)
+    size: int = 0
+
+    def __len__(self) -> int:
+        return len(self.words) // _WORDS
 
 
 class Journal:
@@ -45,6 +63,9 @@ class Journal:
         self._metrics = metrics
         self._most_bytes = config.max_in_flight_bytes
         self._bytes = 0  # of bodies that wait for Redis
+        self._batch: _Batch | None = None
+        self._timer: TimerHandle | None = None
+        self._soon = False
         self._error = ""
         #: Not None if refused requests are kept.
         self.refusals = Refusals(config, self._keys, self._keep) if config.most_refused else None
@@ -59,18 +80,23 @@ class Journal:
         if self._follower is not None:
             await self._follower.stop()
         await self._size.stop()
+        self._flush()
         await self._redis.stop()
 
-    def begin(self, message: Message, task_id: str, identity: str) -> Future[Any]:
-        """Write a delivery before it is answered; the future ends when Redis has it.
+    def begin(self, message: Message, task_id: str, identity: str) -> Future[bool]:
+        """Write a delivery before it is answered; the future ends when Redis has it, or has not.
 
         `identity` is the same for all tries of the delivery; "": it is not known.
         For those that may be answered before their task has ended: so they are in the journal even
         if this process is killed right after the answer.
         """
-        return self._write(self._redis.run, message, identity, RECEIVED, ["task_id", task_id])
+        written = self._add(message, task_id, identity, RECEIVED, ("", "", ""))
+        if not self._soon:
+            self._soon = True
+            asyncio.get_running_loop().call_soon(self._flush)
+        return written
 
-    def when_written(self, written: Future[Any], then: Callable[[], None]) -> None:
+    def when_written(self, written: Future[bool], then: Callable[[], None]) -> None:
         """Call `then` when `written`, which is from `begin`, has ended, or after `LATEST`.
 
         Immediately where the journal has failed lately.
@@ -99,80 +125,89 @@ class Journal:
         status: int,
         seconds: float,
         error: str,
-        begun: Future[Any] | None = None,
+        begun: Future[bool] | None = None,
     ) -> None:
         """Write how the delivery of `message` was answered; `task_id` is the task that runs it.
 
         `begun` is from `begin`, where the delivery may be there already.
         """
-        answer: list[Arg] = ["status", status, "seconds", f"{seconds:.6f}", "error", error]
-        there = (
-            begun is not None
-            and begun.done()
-            and not begun.cancelled()
-            and begun.exception() is None
-        )
-        fields = ["task_id", task_id, *answer]
-        self._write(self._redis.run_later, message, identity, state, fields, whole=not there)
+        there = begun is not None and begun.done() and begun.result()
+        answer = str(status), f"{seconds:.6f}", error
+        self._add(message, task_id, identity, state, answer, whole=not there)
 
-    def _write(
+    def _add(
         self,
-        run: Run,
         message: Message,
+        task_id: str,
         identity: str,
         state: str,
-        fields: list[Arg],
+        answer: tuple[str, str, str],
         whole: bool = True,
-    ) -> Future[Any]:
-        keys, delivery_id = self._keys, message.delivery["id"]
+    ) -> Future[bool]:
+        """Let a delivery be written with others, unless too many bytes wait for Redis."""
+        loop = asyncio.get_running_loop()
+        size = len(message.body) if whole else 0
+        if not self._has_room(size):
+            lost = loop.create_future()
+            lost.set_result(False)
+            return lost
+        batch = self._batch
+        if batch is None:
+            batch = self._batch = _Batch(loop.create_future())
+            self._timer = loop.call_later(GATHER, self._flush)
         stored = message.delivery["store"] or (self._stored and not message.options.ignore_result)
         followed = self._follower is not None and stored and state in OPEN
-        return self._send(
-            run,
-            len(message.body) if whole else 0,
-            "EVAL",
-            scripts.WRITE,
-            4,
-            keys.of(delivery_id),
-            keys.deliveries,
-            keys.open,
-            keys.bytes,
-            delivery_id,
-            state,
-            *self._bounds,
-            FIRST_LOOK if followed else 0,
-            keys.prefix,
-            keys.changes,
-            *fields,
-            *(("about", described(message, identity), "call", message.body) if whole else ()),
-        )
+        about, call = (described(message, identity), message.body) if whole else ("", b"")
+        batch.words += message.delivery["id"], state, int(followed), task_id, *answer, about, call
+        batch.size += size
+        if len(batch) == _MOST or batch.size >= _MOST_BYTES:
+            self._flush()
+        return batch.written
 
-    def _keep(self, size: int, *command: Arg) -> Future[Any]:
-        return self._send(self._redis.run_later, size, *command)
+    def _flush(self) -> None:
+        """Send what has gathered."""
+        self._soon = False
+        batch, self._batch = self._batch, None
+        if batch is None:
+            return
+        assert self._timer is not None
+        self._timer.cancel()
+        keys = self._keys
+        reply = self._redis.run(
+            "EVAL", scripts.WRITE, 3, keys.deliveries, keys.open, keys.bytes,
+            *self._bounds, FIRST_LOOK, keys.prefix, keys.changes, *batch.words,
+        )  # fmt: skip
+        reply.add_done_callback(partial(self._written, batch))
 
-    def _send(self, run: Run, size: int, *command: Arg) -> Future[Any]:
-        """Run a command that has a body of `size` bytes, unless too many wait for Redis."""
+    def _keep(self, size: int, *command: Arg) -> None:
+        """Send a command that has a body of `size` bytes, unless too many wait for Redis."""
+        if self._has_room(size):
+            self._redis.run(*command).add_done_callback(partial(self._ended, size, 1))
+
+    def _has_room(self, size: int) -> bool:
+        """Make room for `size` bytes until `_ended`; False: too many wait for Redis."""
         if self._bytes + size > self._most_bytes:
-            self._lose("more bytes wait for Redis than max_in_flight_bytes")
-            lost = asyncio.get_running_loop().create_future()
-            lost.cancel()
-            return lost
+            self._lose("more bytes wait for Redis than max_in_flight_bytes", 1)
+            return False
         self._bytes += size
-        reply = run(*command)
-        reply.add_done_callback(partial(self._written, size))
-        return reply
+        return True
 
-    def _written(self, size: int, reply: Future[Any]) -> None:
+    def _written(self, batch: _Batch, reply: Future[Any]) -> None:
+        batch.written.set_result(self._ended(batch.size, len(batch), reply))
+
+    def _ended(self, size: int, number: int, reply: Future[Any]) -> bool:
+        """Tell whether `number` deliveries, of `size` bytes together, have been written."""
         self._bytes -= size
-        if not reply.cancelled():
-            exc = reply.exception()
-            if exc is not None:
-                self._lose(str(exc))
-            else:
-                self._error = ""
+        if reply.cancelled():
+            return False
+        if (exc := reply.exception()) is not None:
+            self._lose(str(exc), number)
+            return False
+        self._error = ""
+        return True
 
-    def _lose(self, error: str) -> None:
-        self._metrics.add("gateway_journal_lost_total")
+    def _lose(self, error: str, number: int) -> None:
+        self._metrics.add("gateway_journal_lost_total", number)
         if error != self._error:
             log.warning("deliveries cannot be written to the journal: %s", error)
             self._error = error

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from logging import INFO, WARNING
 from random import random
 from time import monotonic
-from typing import Any
 
 from gateway import answer, request_log
 from gateway.answer import Answer
@@ -64,7 +63,7 @@ class Reply:
         self.failure = ""
         self.joined = False
         self.kept = True
-        self.begun: Future[Any] | None = None
+        self.begun: Future[bool] | None = None
         self.message: Message | None = None
         self.pending: PendingTask | None = None
         tracer = context.tracer

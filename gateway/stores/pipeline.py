@@ -12,6 +12,8 @@ from asyncio import Future
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
+from hashlib import sha1
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -26,9 +28,6 @@ from gateway.stores.result_store import LOST
 #: Seconds that a command may wait for its reply, the connection included.
 PATIENCE = 1.0
 
-#: Seconds for which commands gather whose reply nobody waits for.
-GATHER = 0.005
-
 #: An argument of a command.
 Arg = bytes | str | int
 
@@ -38,6 +37,11 @@ class _Command(NamedTuple):
     #: When its patience ends (monotonic).
     end: float
     words: tuple[Arg, ...]
+
+
+@cache
+def _digest(script: str) -> str:
+    return sha1(script.encode(), usedforsecurity=False).hexdigest()
 
 
 class Pipeline(asyncio.Protocol):
@@ -53,7 +57,7 @@ class Pipeline(asyncio.Protocol):
         self._waiting: list[_Command] = []
         self._sent: deque[_Command] = deque()
         self._flushes = False  # in this turn
-        self._later: asyncio.TimerHandle | None = None
+        self._scripts: set[Arg] = set()  # that were sent on this connection
         self._some = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -76,30 +80,24 @@ class Pipeline(asyncio.Protocol):
     def run(self, *command: Arg) -> Future[Any]:
         """Send `command`; return a future of the reply, in the form that Redis gives it.
 
+        The script of an EVAL is sent once on each connection, and from then on its digest; where
+        Redis does not know it, the command is sent again, after those given since.
         The future fails with `redis.exceptions.ResponseError`, or with OSError where Redis does not
         answer; in that case it is not known whether the command was executed.
         """
-        reply = self._add(command)
-        if self._transport is not None and not self._flushes:
-            self._flushes = True
-            self._loop.call_soon(self._flush)
-        return reply
-
-    def run_later(self, *command: Arg) -> Future[Any]:
-        """The same for a command whose reply nobody waits for: it may wait for others to come."""
-        reply = self._add(command)
-        if self._transport is not None and not self._flushes and self._later is None:
-            self._later = self._loop.call_later(GATHER, self._flush)
-        return reply
-
-    def _add(self, command: tuple[Arg, ...]) -> Future[Any]:
         reply = self._loop.create_future()
-        words = result_store.encoded(command)
-        self._waiting.append(_Command(reply, monotonic() + PATIENCE, words))
+        self._waiting.append(_Command(reply, monotonic() + PATIENCE, command))
         self._idle.clear()
         if self._transport is None:
             self._some.set()
+        else:
+            self._flush_soon()
         return reply
+
+    def _flush_soon(self) -> None:
+        if not self._flushes:
+            self._flushes = True
+            self._loop.call_soon(self._flush)
 
     async def _keep_sending(self) -> None:
         while True:
@@ -123,6 +121,7 @@ class Pipeline(asyncio.Protocol):
         connection = await client.connection_pool.get_connection()
         self._reader = hiredis.Reader(protocolError=InvalidResponse)
         self._lost.clear()
+        self._scripts.clear()
         # redis-py has no public name for it.
         transport = connection._writer.transport
         self._before = transport.get_protocol()
@@ -143,9 +142,6 @@ class Pipeline(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._flushes = False
-        if self._later is not None:
-            self._later.cancel()
-            self._later = None
         if self._transport is None or self._transport.is_closing():
             return
         now, packed = monotonic(), []
@@ -153,7 +149,7 @@ class Pipeline(asyncio.Protocol):
             # A future that is done already was cancelled: its command need not be sent.
             if not command.reply.done():
                 if now < command.end:
-                    packed.append(hiredis.pack_command(command.words))  # type: ignore[arg-type] # any number
+                    packed.append(self._pack(command.words))
                     self._sent.append(command)
                 else:
                     command.reply.set_exception(OSError("no answer in time"))
@@ -162,17 +158,34 @@ class Pipeline(asyncio.Protocol):
             self._transport.write(b"".join(packed))
         self._settle()
 
+    def _pack(self, words: tuple[Arg, ...]) -> bytes:
+        if words[0] == "EVAL":
+            script = words[1]
+            if script in self._scripts:
+                words = "EVALSHA", _digest(script), *words[2:]
+            else:
+                self._scripts.add(script)
+        try:
+            return hiredis.pack_command(words)  # type: ignore[arg-type] # any number
+        except UnicodeEncodeError:
+            return hiredis.pack_command(result_store.encoded(words))  # type: ignore[arg-type]
+
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
         try:
             while (answer := self._reader.gets()) is not False:
-                reply = self._sent.popleft().reply
-                if reply.done():
+                command = self._sent.popleft()
+                if command.reply.done():
                     continue
-                if isinstance(answer, Exception):
-                    reply.set_exception(ResponseError(str(answer)))
+                if not isinstance(answer, Exception):
+                    command.reply.set_result(answer)
+                elif command.words[0] == "EVAL" and str(answer).startswith("NOSCRIPT"):
+                    # Redis has forgotten the script, or has never taken it.
+                    self._scripts.discard(command.words[1])
+                    self._waiting.append(command)
+                    self._flush_soon()
                 else:
-                    reply.set_result(answer)
+                    command.reply.set_exception(ResponseError(str(answer)))
         except (InvalidResponse, IndexError) as exc:  # nothing that was asked for
             self._error = f"an answer that is none: {exc}"
             assert self._transport is not None

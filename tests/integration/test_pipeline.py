@@ -20,6 +20,8 @@ from tests.support.stack import Server, Stack
 
 Work = Callable[[Pipeline], Awaitable[None]]
 MANY = 2_000
+#: Two scripts that return their argument as a number.
+ONE, OTHER = "return tonumber(ARGV[1])", "return ARGV[1] + 0"
 
 
 @pytest.fixture(scope="module")
@@ -146,27 +148,60 @@ def test_what_was_given_is_written_before_the_end(piped, asked):
     async def work(some: Pipeline) -> None:
         for _ in range(MANY):
             some.run("INCR", "given")
-        some.run_later("INCR", "given")
 
     piped(work)
-    assert asked.get("given") == b"%d" % (MANY + 1)
+    assert asked.get("given") == b"%d" % MANY
 
 
-def test_commands_that_may_wait_go_with_the_next_and_not_after_it(piped, asked, monkeypatch):
-    monkeypatch.setattr(pipeline, "GATHER", 0.2)
+def calls(client: redis.Redis) -> tuple[int, int]:
+    """Return how often scripts were sent whole, and by their digest."""
+    stats = client.info("commandstats")
+    return tuple(
+        stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("eval", "evalsha")
+    )
 
+
+def test_a_script_is_sent_once(piped, asked):
     async def work(some: Pipeline) -> None:
-        await some.run("PING")
-        for number in range(3):
-            later = some.run_later("SET", "a", number)
-            await asyncio.sleep(0.02)
-            assert not later.done()
-            assert await some.run("GET", "a") == b"%d" % number
-            assert later.done()
-        # Nothing comes: they go by themselves.
-        assert await asyncio.gather(*(some.run_later("INCR", "b") for _ in range(3))) == [1, 2, 3]
+        replies = [some.run("EVAL", script, 0, n) for n in range(10) for script in (ONE, OTHER)]
+        assert await asyncio.gather(*replies) == [n for n in range(10) for _ in range(2)]
+
+    asked.config_resetstat()
+    piped(work)
+    assert calls(asked) == (2, 18)
+
+
+def test_a_script_that_redis_has_forgotten_is_sent_again(piped, asked):
+    async def work(some: Pipeline) -> None:
+        assert await some.run("EVAL", ONE, 0, 1) == 1
+        await asyncio.to_thread(asked.script_flush)
+        replies = [some.run("EVAL", ONE, 0, n) for n in range(3)]
+        assert await asyncio.gather(*replies) == [0, 1, 2]
+        # And a new connection sends it anew, as it may lead to another server.
+        me = await some.run("CLIENT", "ID")
+        await asyncio.to_thread(asked.client_kill_filter, me)
+        await asyncio.to_thread(asked.script_flush)
+        assert await some.run("EVAL", ONE, 0, 7) == 7
 
     piped(work)
+
+
+def test_a_script_s_own_errors_are_the_caller_s(piped):
+    async def work(some: Pipeline) -> None:
+        for _ in range(2):
+            with pytest.raises(ResponseError, match="of its own"):
+                await some.run("EVAL", "return redis.error_reply('ERR of its own')", 0)
+
+    piped(work)
+
+
+def test_what_utf_8_has_not_is_a_question_mark(piped, asked):
+    async def work(some: Pipeline) -> None:
+        replies = [some.run("SET", "half", "a\ud800b"), some.run("SET", "whole", "é")]
+        assert await asyncio.gather(*replies) == [b"OK", b"OK"]
+
+    piped(work)
+    assert (asked.get("half"), asked.get("whole")) == (b"a?b", "é".encode())
 
 
 def test_an_answer_of_something_else_fails_what_was_sent(monkeypatch):
