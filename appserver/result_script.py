@@ -68,7 +68,8 @@ class ResultScript(_RedisBackend):
         held = reply_connection(self.app).held
         # The next task of a chord looks for the results of its members.
         if held and state in states.READY_STATES and not getattr(request, "chord", None):
-            store = partial(self._set_with_state, key, value, state)
+            # With Celery's retries; what is held no more is not held again.
+            store = partial(super().store_result, task_id, result, state, traceback, request)
             if held.hold_stored(Stored(key, value, self.expires or 0), otherwise=store):
                 return result
         try:

@@ -105,17 +105,17 @@ METRICS = {
     ),
     LATE: Metric(
         COUNTER,
-        "Tasks that have ended after the answer of their request, by state and by what the answer"
-        " was: accepted (a 2xx, or a replay) or error; with a journal.",
+        "Deliveries whose task has ended after their answer, by state and by what the answer was:"
+        " accepted (a 2xx, or a replay), error, or unknown; with a journal.",
         ("state", "answer"),
         known=tuple(
             (state, answer)
             for state in ("succeeded", "failed", "dead-lettered", "expired")
-            for answer in ("accepted", "error")
+            for answer in ("accepted", "error", "unknown")
         ),
     ),
     "gateway_journal_lost_total": Metric(
-        COUNTER, "Deliveries that could not be written to the journal."
+        COUNTER, "Deliveries, and refused requests, that could not be written to the journal."
     ),
     "gateway_journal_deliveries": Metric(GAUGE, "Deliveries in the journal.", alike=True),
     "gateway_journal_open": Metric(

@@ -34,6 +34,7 @@ from gateway.config.settings import Config
 from gateway.metric_table import ACTIVE, COUNTER, HISTOGRAM, PARENT, PUBLISHED, REQUESTS, SENT
 from gateway.tracing.outage import Outage
 from gateway.tracing.service import resource
+from gateway.tracing.session import Session
 
 #: The names that the conventions have. Others lose their prefix and their unit.
 _NAMES = {
@@ -62,12 +63,12 @@ class Exporter:
     def __init__(self, config: Config):
         own = {"service.version": __version__, "service.instance.id": str(uuid4())}
         self._resource = resource(config, own)
-        self._exporter = OTLPMetricExporter(config.metrics_endpoint)
+        self._exporter = OTLPMetricExporter(config.metrics_endpoint, session=Session())
         self._outage = Outage("metrics")
         self._outage.attach()
 
     def export(self, families: Iterable[Family], started: float) -> None:
-        """Send them, for 10 s at the most; `started` is in seconds since the epoch."""
+        """Send them, for 10 s if nothing comes back; `started` is in seconds since the epoch."""
         times = int(started * 1e9), time_ns()
         scope = InstrumentationScope("gateway", __version__)
         counted = [each for each in families if each.values or each.buckets]

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: Seconds after which a push is given up; requests limits only the time between two bytes.
+LONGEST = 30.0
 LAST = 2.0  # seconds for the last push when the gateway ends
 #: Seconds that a push waits for a process whose loop does not answer.
 PATIENCE = 1.0
@@ -56,7 +58,10 @@ class Push:
                 supervisor = self._supervisor
                 about = About.of(supervisor, await health.ask(supervisor.children, PATIENCE))
                 found = list(families(supervisor.totals(), about))
-                await background.in_daemon_thread(lambda: exporter.export(found, about.started))
+                async with asyncio.timeout(LONGEST):
+                    await background.in_daemon_thread(lambda: exporter.export(found, about.started))
+        except TimeoutError:
+            log.warning("metrics are not exported: the collector took longer than %g s", LONGEST)
         except Exception:  # a gateway works without its metrics, whatever the SDK raises
             log.exception("the metrics were not pushed")
 

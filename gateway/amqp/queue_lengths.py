@@ -22,8 +22,8 @@ class QueueLengths:
 
     They are asked for once a second on the connection of `publisher`, on a channel of its own: at
     first all, then those of publishers that have sent since, and those that were not empty. What is
-    published meanwhile is added. A queue that is not known has the length 0. Without a publisher,
-    as the broker is not AMQP, nothing is asked.
+    published after the question is added. A queue that is not known has the length 0. Without a
+    publisher, as the broker is not AMQP, nothing is asked.
     """
 
     def __init__(self, queues: Iterable[str] = (), publisher: Publisher | None = None):
@@ -59,18 +59,19 @@ class QueueLengths:
 
     async def _ask(self, connection: TurnConnection) -> None:
         asked, self._used = self._used.union(self._lengths), set()
-        found: dict[str, int] = {}
         try:
             channel = await broker.open_channel(connection)
             for queue in asked:
                 if not channel.is_open:
                     channel = await broker.open_channel(connection)
                 # A queue that was deleted closes the channel; publishing to it tells the sender.
+                before, length = self._lengths[queue], 0
                 with suppress(ChannelClosedByBroker):
-                    found[queue], _consumers = await broker.declare(channel, queue, None)
+                    length, _consumers = await broker.declare(channel, queue, None)
+                self._lengths[queue] += length - before
+                if not self._lengths[queue]:
+                    del self._lengths[queue]
             if channel.is_open:
                 channel.close()
         except broker.ERRORS:  # the publisher reports that the connection is lost
             self._used.update(asked)
-        # What was published since the question is left out: the next answer has it.
-        self._lengths = Counter({queue: length for queue, length in found.items() if length})

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import fnmatch
+import re
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+from gateway.backoff import Backoff
 from gateway.cli import printed, replay
 from gateway.cli.configuration import configure
 from gateway.config.settings import Config
 from gateway.errors import ConfigError, GatewayError
 from gateway.journal.entry import STATES
 from gateway.journal.filter import Filter, read_route, read_states, read_status, read_time
-from gateway.journal.reading import changes, reading
+from gateway.journal.reading import POSITION, changes, reading
 from gateway.journal.replay import outcomes
 
+_BACKOFF = (0.5, 10.0)  # seconds between attempts to watch: the first, the longest
 #: Where `journal` is 0.
 _NOTHING = "this configuration keeps none: set journal = 10000, say, and restart the gateway"
 
@@ -44,11 +48,19 @@ def options(parser: argparse.ArgumentParser) -> None:
     for name, word in (("--since", "after"), ("--until", "before")):
         text = f"only received {word} this: 2026-01-31T12:00Z, or 15m, 2h, 7d ago"
         wanted.add_argument(name, metavar="TIME", type=_told(read_time), help=text)
-    wanted.add_argument("--text", default="", help="only with this text in the call or the error")
+    wanted.add_argument(
+        "--text",
+        default="",
+        help="only with this text in the call, its JSON, the ids or the error; upper and lower case"
+        " are the same",
+    )
     commands = parser.add_subparsers(metavar="list|show|watch|replay", required=True)
 
     listing = commands.add_parser("list", parents=[common, wanted], help="the newest first")
-    listing.add_argument("--limit", metavar="N", type=int, default=20, help="at most so many (20)")
+    listing.add_argument("--limit", metavar="N", type=_number, default=20, help="at most (20)")
+    listing.add_argument(
+        "--before", metavar="POSITION", default="", type=_position, help="the next page: see there"
+    )
     listing.add_argument("--json", action="store_true", help="an object a line")
     listing.set_defaults(work=_list)
 
@@ -69,7 +81,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     again.add_argument(
         "--again",
         action="store_true",
-        help="also those that an interrupted replay, or another try, may have run",
+        help="also those that have succeeded or may run: by themselves, as another try, or in an"
+        " interrupted replay",
     )
     again.add_argument("--rate", metavar="N", type=_positive, help="at most so many a second")
     again.add_argument(
@@ -98,6 +111,18 @@ def _told(read: Callable[[str], Any]) -> Callable[[str], Any]:
     return told
 
 
+def _number(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text}: is not a number above 0")
+    return int(text)
+
+
+def _position(text: str) -> str:
+    if not re.fullmatch(POSITION, text):
+        raise argparse.ArgumentTypeError(f"{text}: is not what a page before has printed")
+    return text
+
+
 def _positive(text: str) -> float:
     rate = float(text)
     if not 0 < rate < 1e6:
@@ -111,20 +136,33 @@ def _filter(arguments: argparse.Namespace) -> Filter:
 
 
 async def _list(arguments: argparse.Namespace, config: Config) -> int:
-    number = 0
-    async with reading(config) as reader, aclosing(reader.find(_filter(arguments))) as found:
+    number, position, wanted = 0, "", _filter(arguments)
+    async with (
+        reading(config) as reader,
+        aclosing(reader.find(wanted, before=arguments.before)) as found,
+    ):
         async for entry in found:
             if number == arguments.limit:
-                print(f"gateway: there are more than {number}: see --limit", file=sys.stderr)
+                more = f"gateway: there are more: see --limit, or --before {position}"
+                print(more, file=sys.stderr)
                 break
+            position = entry.position
             if not number and not arguments.json:
                 print(printed.HEAD)
             number += 1
             print(printed.listed(entry, arguments.json))
-    if not number and arguments.limit:
-        why = "" if config.journal else f", and {_NOTHING}"
-        print(f"gateway: no such deliveries{why}", file=sys.stderr)
+    if not number:
+        print(f"gateway: no such deliveries{_why_none(config, wanted)}", file=sys.stderr)
     return 0
+
+
+def _why_none(config: Config, wanted: Filter) -> str:
+    if not config.journal:
+        return f", and {_NOTHING}"
+    paths = [route.path for route in config.routes]
+    if wanted.route and not fnmatch.filter(paths, wanted.route):
+        return f"; a route is named as in the configuration: {', '.join(paths[:5])}"
+    return ""
 
 
 async def _show(arguments: argparse.Namespace, config: Config) -> int:
@@ -144,22 +182,31 @@ async def _show(arguments: argparse.Namespace, config: Config) -> int:
 
 
 async def _watch(arguments: argparse.Namespace, config: Config) -> int:
-    wanted = _filter(arguments)
-    async with reading(config) as reader, aclosing(changes(config)) as changed:
-        async for delivery_id in changed:
-            if not delivery_id:
-                if not config.journal:
-                    print(f"gateway: {_NOTHING}", file=sys.stderr)
-                if not arguments.json:
-                    print(printed.HEAD, flush=True)
-                continue
-            entry = await reader.get(delivery_id)
-            if entry is not None and wanted.takes(entry):
-                print(
-                    printed.listed(entry, arguments.json),
-                    flush=True,
-                )
-    return 0
+    """Print what changes, also after Redis was away; what changed meanwhile is not printed."""
+    wanted, backoff, begun = _filter(arguments), Backoff(*_BACKOFF), False
+    while True:
+        try:
+            async with reading(config) as reader, aclosing(changes(config)) as changed:
+                async for delivery_id in changed:
+                    if delivery_id:
+                        entry = await reader.get(delivery_id)
+                        if entry is not None and wanted.takes(entry):
+                            print(printed.listed(entry, arguments.json), flush=True)
+                        continue
+                    backoff.reset()
+                    if begun:
+                        print("gateway: connected again", file=sys.stderr)
+                        continue
+                    begun = True
+                    if not config.journal:
+                        print(f"gateway: {_NOTHING}", file=sys.stderr)
+                    if not arguments.json:
+                        print(printed.HEAD, flush=True)
+        except GatewayError as exc:
+            if not begun:
+                raise
+            print(printed.shown(f"gateway: {exc}; trying again"), file=sys.stderr, flush=True)
+            await asyncio.sleep(backoff.next())
 
 
 async def _replay(arguments: argparse.Namespace, config: Config) -> int:

@@ -102,7 +102,12 @@ def _start(stack: Stack, arguments: argparse.Namespace) -> tuple[list[Server], l
     # The URLs may contain passwords, so they are passed in the environment.
     gateway = stack.gateway(*options, port=port, admin_port=config.admin_port, env=env)
     servers.append(gateway)
-    exports = {name: env[name] for name in (BROKER, RESULTS, STATE) if env[name] in ours}
+    # A URL with a password is not printed.
+    exports = {
+        name: url
+        for name in (BROKER, RESULTS, STATE)
+        if (url := env[name]) in ours or (name in os.environ and "@" not in url)
+    }
     if plan.path:
         exports[CONFIG] = str(plan.path.absolute())
     # On a broker that was running before, other workers may have the missing tasks.

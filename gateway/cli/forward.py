@@ -26,6 +26,8 @@ from gateway.sources.envelopes import read_query
 
 ADMIN = "http://127.0.0.1:9464"
 BACKOFF = (0.5, 10.0)  # seconds between attempts to follow: the first, the longest
+#: Said of a gateway that has not answered yet.
+_WHERE = "; --admin is the URL of the gateway's admin port"
 _KNOWN = 10_000  # ids of deliveries that are remembered, so that each is sent once
 #: Headers of the original request that belong to its connection.
 _OWN = {
@@ -49,13 +51,17 @@ def options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(name, metavar=metavar, default="", help=text)
     parser.add_argument("--to", metavar="URL", required=True, help="the local server's URL")
     parser.add_argument("--id", metavar="ID", action="append", default=[], help="only this one")
-    parser.add_argument("--admin", metavar="URL", default=ADMIN, help=f"the admin port ({ADMIN})")
+    parser.add_argument(
+        "--admin", metavar="URL", help=f"the admin port ({ADMIN}, or at GATEWAY_ADMIN_PORT)"
+    )
     parser.add_argument(
         "--token", metavar="TOKEN", help="its `admin_token` (default: GATEWAY_ADMIN_TOKEN)"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
+    port = os.environ.get("GATEWAY_ADMIN_PORT", "")
+    arguments.admin = arguments.admin or (f"http://127.0.0.1:{port}" if port else ADMIN)
     for name in ("to", "admin"):
         if not _is_url(getattr(arguments, name)):
             raise GatewayError(f"--{name}: has to be a URL that begins with http:// or https://")
@@ -146,7 +152,7 @@ class Forwarder:
             except Refused:
                 raise
             except GatewayError as exc:
-                _tell(f"gateway: {exc}; trying again")
+                _tell(f"gateway: {exc}; trying again{'' if self._last else _WHERE}")
                 await asyncio.sleep(backoff.next())
 
     def _begin(self, now: str, since: str) -> None:

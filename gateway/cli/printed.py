@@ -10,8 +10,9 @@ from gateway.journal.entry import Entry
 from gateway.journal.filter import status
 from gateway.outcome import Outcome
 
-_LINE = "{:<24} {:<36} {:<13} {:>6} {:>9}  {} {}"
-HEAD = _LINE.format("received", "delivery", "state", "status", "ms", "route", "event")
+_LINE = "{:<24} {:<36} {:<13} {:>6} {:>9}  {}"
+_ERROR = 80  # characters of an error that are shown
+HEAD = _LINE.format("received", "delivery", "state", "status", "ms", "route, event, error")
 
 
 def listed(entry: Entry, as_object: bool) -> str:
@@ -25,8 +26,9 @@ def line(entry: Entry) -> str:
     received = datetime.fromisoformat(delivery["received_at"])
     at = received.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     milliseconds = f"{entry.seconds * 1e3:,.1f}"
-    where = (entry.path, delivery["event"])
-    columns = (at, entry.id, entry.state, status(entry), milliseconds, *where)
+    error = entry.error if len(entry.error) <= _ERROR else f"{entry.error[: _ERROR - 3]}..."
+    about = " ".join(filter(None, (entry.path, delivery["event"], error)))
+    columns = (at, entry.id, entry.state, status(entry), milliseconds, about)
     return shown(_LINE.format(*columns).rstrip())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -23,7 +24,8 @@ from gateway.stores import result_store
 class How:
     """The options of a replay: ``rate`` is a second, ``wait`` in seconds for the results.
 
-    ``again``: also what may have run already, in an interrupted replay or in another try.
+    ``again``: also what has succeeded or may run, by itself, as another try, or in an interrupted
+    replay.
     """
 
     dry_run: bool
@@ -37,16 +39,15 @@ async def run(config: Config, wanted: Sequence[str] | Filter, how: How) -> int:
     """Replay the deliveries with these ids, or those that a filter takes; return the exit code."""
     async with reading(config) as reader:
         left, others = await choose(reader, wanted, how.again)
-        for entry, other in others:
-            text = "{} left out: {} is another try of the same delivery, {}; see --again"
-            print(text.format(entry.id, other.id, other.state), file=sys.stderr)
+        named = not isinstance(wanted, Filter)
+        for line in _left_out(others, named):
+            print(line, file=sys.stderr)
         if how.dry_run:
             print(printed.HEAD)
             for entry in left:
                 print(printed.line(entry))
             print(f"{len(left)} would be replayed", file=sys.stderr)
             return 0
-        named = not isinstance(wanted, Filter)
         code = 1 if named and others else 0
         if not left:
             print("gateway: nothing to replay", file=sys.stderr)
@@ -55,6 +56,22 @@ async def run(config: Config, wanted: Sequence[str] | Filter, how: How) -> int:
             print("gateway: nothing was replayed", file=sys.stderr)
             return 1
         return await _publish(config, left, how) or code
+
+
+def _left_out(others: Sequence[tuple[Entry, Entry]], named: bool) -> list[str]:
+    """Return lines that say what is left out and why; if it was not `named`, most by number."""
+    lines, states = [], Counter[str]()
+    for entry, other in others:
+        if other.id != entry.id:
+            why = f"{other.id} is another try of the same delivery, {other.state}"
+        elif named:
+            why = f"it is {other.state}"
+        else:
+            states[other.state] += 1
+            continue
+        lines.append(f"{entry.id} left out: {why}; see --again")
+    by_state = (f"{number} left out: {state}; see --again" for state, number in states.items())
+    return [*lines, *by_state]
 
 
 def _agreed(number: int) -> bool:

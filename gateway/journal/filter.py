@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ class Filter:
 
     ``states`` are some of `gateway.journal.entry.STATES`. ``status`` may have ``x`` or ``?`` for
     any digit, as in ``5xx``, and is ``gone`` where the sender had left. ``route``, ``source`` and
-    ``event`` may have ``*``. ``text`` is searched for in the call, the ids and the error.
+    ``event`` may have ``*``. ``text`` is searched for in the call, in its JSON without spaces
+    between values, in the ids and in the error; upper and lower case are the same.
     """
 
     states: frozenset[str] = frozenset()
@@ -47,10 +49,12 @@ class Filter:
         )
 
     def _has_text(self, entry: Entry) -> bool:
-        if self.text in (entry.id, entry.task_id) or self.text in entry.error:
+        text = self.text.casefold()
+        if text in (entry.id, entry.task_id) or text in entry.error.casefold():
             return True
-        args, kwargs = entry.arguments()
-        return any(self.text in each for each in _strings([args, kwargs]))
+        call = entry.arguments()
+        compact = json.dumps(call, ensure_ascii=False, separators=(",", ":"))
+        return any(text in each.casefold() for each in (compact, *_strings(list(call))))
 
 
 def status(entry: Entry) -> str:

@@ -29,10 +29,11 @@ from gateway.stores.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
 
-FIRST_LOOK = 1_000  # ms after the answer
+FIRST_LOOK = 1_000  # ms after the entry is written, which may be before the answer
 _LONGEST = 60_000  # ms between two looks; a third of the time for which results are kept, if less
 _PAUSE = 0.5  # seconds between two queries for those whose look is due
 _MOST = 200  # deliveries of one query
+_READ = 20  # results that are read at once: they may be large
 
 
 class Follower:
@@ -45,8 +46,7 @@ class Follower:
         self._keys = Keys(config)
         self._result = result_store.key_prefix(config)
         longest = int(min(_LONGEST, max(config.result_expires * 1000 / 3, 1)))
-        age = int(config.journal_age * 1000)
-        self._pauses = (min(FIRST_LOOK, longest), longest, age)
+        self._pauses = (min(FIRST_LOOK, longest), longest)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -75,38 +75,45 @@ class Follower:
         """Write what became of those whose time has come; return how many these were."""
         keys = self._keys
         due = await self._journal.run(
-            "EVAL", scripts.DUE, 3, keys.open, keys.deliveries, keys.bytes,
-            _MOST, *self._pauses, keys.prefix,
+            "EVAL", scripts.DUE, 1, keys.open, _MOST, *self._pauses, keys.prefix
         )  # fmt: skip
         if not due:
             return 0
         pairs = [(one.decode(), task.decode()) for one, task in due]
+        for begin in range(0, len(pairs), _READ):
+            await self._settle(pairs[begin : begin + _READ])
+        return len(pairs)
+
+    async def _settle(self, pairs: list[tuple[str, str]]) -> None:
+        """Write what became of these deliveries and tasks, as far as it is stored."""
         payloads = await self._results.run("MGET", *(self._result + task for _, task in pairs))
         for (delivery_id, task_id), payload in zip(pairs, payloads, strict=True):
             if payload is not None and (found := read(payload)) is not None:
-                reply = self._journal.run(*settlement(keys, delivery_id, task_id, *found))
+                reply = self._journal.run(*settlement(self._keys, delivery_id, task_id, *found))
                 reply.add_done_callback(partial(self._settled, found[0]))
-        return len(pairs)
 
     def _settled(self, state: str, reply: asyncio.Future[Any]) -> None:
         if reply.cancelled():
             return
         if (exc := reply.exception()) is not None:  # it is looked at again, as it stays open
             log.warning("the end of a delivery cannot be written: %s", exc)
-        elif (answer := reply.result()) is not None and state != RUNNING:
+        elif (answer := reply.result()) is not None:
             self._metrics.count(LATE, state, answer.decode())
 
 
 def settlement(
-    keys: Keys, delivery_id: str, task_id: str, state: str, error: str
+    keys: Keys, delivery_id: str, task_id: str, state: str, error: str, counts: bool = True
 ) -> tuple[str | int, ...]:
-    """Return the Redis command that writes what became of a delivery's task."""
+    """Return the Redis command that writes what became of a delivery's task.
+
+    If the caller `counts` such ends, it answers how the delivery was answered, once.
+    """
     fields = ["error", error] if error else []
     ended = state != RUNNING
     if ended:
         fields += ["ended_at", datetime.now(UTC).isoformat(timespec="milliseconds")]
     command = ("EVAL", scripts.SETTLE, 2, keys.of(delivery_id), keys.open)
-    return *command, delivery_id, task_id, state, int(ended), keys.changes, *fields
+    return *command, delivery_id, task_id, state, int(ended and counts), keys.changes, *fields
 
 
 def read(payload: bytes) -> tuple[str, str] | None:

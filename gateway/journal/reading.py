@@ -17,6 +17,9 @@ from gateway.journal.keys import Keys
 from gateway.stores import result_store
 from gateway.stores.result_store import Ask
 
+#: What a delivery's place in the journal matches; it may be empty.
+POSITION = r"^(\d{1,15}-\d{1,15})?$"
+
 _SILENCE = 15.0  # seconds without a change after which Redis is asked whether it is there
 _PAGE = 20  # deliveries a query: with large bodies more would delay the other clients of Redis
 

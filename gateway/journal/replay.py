@@ -134,9 +134,10 @@ class Replays:
         Not if it has been replayed since it was `chosen`, which need not have its call. Raises
         `gateway.errors.GatewayError` where the journal's Redis does not answer.
         """
+        gone = Replay(chosen.id, problem="it is not in the journal any more")
         entry = await self._reader.get(chosen.id)
         if entry is None:
-            return Replay(chosen.id, problem="it is not in the journal any more")
+            return gone
         if entry.task_id != chosen.task_id:
             why = f"another replay has just run it: task {entry.task_id}"
             return Replay(entry.id, problem=why)
@@ -149,10 +150,12 @@ class Replays:
         )
         if begun is not None:
             other = begun.decode()
+            if not other:
+                return gone
             if other != entry.replaying:
                 return Replay(entry.id, problem=f"another replay has just begun it: task {other}")
             if not again:
-                why = "an earlier replay was interrupted, and may run; --again publishes it again"
+                why = "an earlier replay was interrupted, and may run; see `again`"
                 return Replay(entry.id, other, why)
             task_id = other
         try:
@@ -173,5 +176,9 @@ class Replays:
         )  # fmt: skip
 
     async def settle(self, delivery_id: str, task_id: str, outcome: Outcome) -> None:
-        """Write how a replay's task has ended; a gateway that runs would do so, too."""
-        await self._ask(*settlement(self._keys, delivery_id, task_id, *ended(outcome)))
+        """Write how a replay's task has ended, so that it is known even if no gateway runs.
+
+        A gateway writes it as well, and counts it.
+        """
+        command = settlement(self._keys, delivery_id, task_id, *ended(outcome), counts=False)
+        await self._ask(*command)

@@ -23,19 +23,23 @@ end
 # KEYS: deliveries, open, bytes. Arguments: most deliveries, most bytes, life (ms), first look (ms
 # from now), what keys of deliveries begin with, channel, then for each delivery: id, state, 1 if
 # its result is to be looked for, task id, status, seconds, error, about, call. Without a status it
-# has not been answered; without `about` it is there already.
+# has not been answered; without `about` it is there already. What was replayed meanwhile keeps the
+# replay's task, state and error. Returns an error where all is written, but not announced.
 WRITE = (
     _RANK
     + """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local life, prefix, channel = ARGV[3], ARGV[5], ARGV[6]
-local added = 0
+local count, added, changed = 0, 0, {}
 for i = 7, #ARGV, 9 do
     local id, state, followed, task, status, seconds, failure, about, call = unpack(ARGV, i, i + 8)
     local key = prefix .. id
-    local before = redis.call('HGET', key, 'state')
-    if not further(state, before) then
+    local old = redis.call('HMGET', key, 'state', 'task_id', 'replays', 'error')
+    local before = old[1]
+    if old[3] then
+        state, task, failure = before, old[2], old[4] or ''
+    elseif not further(state, before) then
         state = before
     end
     if not before and about == '' then
@@ -60,16 +64,20 @@ for i = 7, #ARGV, 9 do
         local size = #id + #state + #task + #status + #seconds + #failure + #about + #call
         redis.call('PEXPIRE', key, life)
         redis.call('XADD', KEYS[1], '*', 'id', id, 'bytes', size)
-        added = added + size
+        count, added = count + 1, added + size
     end
     if state then
-        redis.call('PUBLISH', channel, id .. ' ' .. state)
+        changed[#changed + 1] = id .. ' ' .. state
     end
 end
-if added == 0 then
-    return
-end
 local bytes, number = redis.call('INCRBY', KEYS[3], added), redis.call('XLEN', KEYS[1])
+if (number == count) ~= (bytes == added) then -- one of the two keys was lost
+    bytes = 0
+    for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+')) do
+        bytes = bytes + entry[2][4]
+    end
+    redis.call('SET', KEYS[3], bytes)
+end
 while number > 1 and (number > tonumber(ARGV[1]) or bytes > tonumber(ARGV[2])) do
     local places, keys, ids, removed = {}, {}, {}, 0
     local count = math.min(math.max(number - ARGV[1], 8), 100)
@@ -85,6 +93,12 @@ while number > 1 and (number > tonumber(ARGV[1]) or bytes > tonumber(ARGV[2])) d
     redis.call('UNLINK', unpack(keys))
     redis.call('ZREM', KEYS[2], unpack(ids))
     redis.call('DECRBY', KEYS[3], removed)
+end
+for _, change in ipairs(changed) do
+    local told = redis.pcall('PUBLISH', channel, change)
+    if type(told) == 'table' then
+        return told.err
+    end
 end
 """
 )
@@ -115,17 +129,16 @@ redis.call('PUBLISH', ARGV[5], ARGV[1] .. ' refused')
 """
 
 # Returns id and task id of those whose time for a look has come, and postpones the next one: each
-# time twice as long. Also removes what is older than the journal's age.
-# KEYS: open, deliveries, bytes. Arguments: number, first pause (ms), longest pause (ms), life (ms),
-# what keys of deliveries begin with
+# time twice as long. KEYS: open. Arguments: number, first pause (ms), longest pause (ms), what keys
+# of deliveries begin with
 DUE = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local found = {}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[1])) do
-    local task = redis.call('HGET', ARGV[5] .. id, 'task_id')
+    local task = redis.call('HGET', ARGV[4] .. id, 'task_id')
     if task then
-        local looks = redis.call('HINCRBY', ARGV[5] .. id, 'looks', 1)
+        local looks = redis.call('HINCRBY', ARGV[4] .. id, 'looks', 1)
         local pause = math.min(ARGV[2] * 2 ^ math.min(looks, 20), ARGV[3])
         redis.call('ZADD', KEYS[1], now + pause, id)
         found[#found + 1] = {id, task}
@@ -133,45 +146,67 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0
         redis.call('ZREM', KEYS[1], id)
     end
 end
-for _, old in ipairs(redis.call('XRANGE', KEYS[2], '-', now - ARGV[4], 'COUNT', ARGV[1])) do
-    redis.call('XDEL', KEYS[2], old[1])
-    redis.call('UNLINK', ARGV[5] .. old[2][2])
-    redis.call('ZREM', KEYS[1], old[2][2])
-    redis.call('DECRBY', KEYS[3], old[2][4])
-end
 return found
 """
 
-# Writes what became of a task, unless the delivery has another task or another end by now. Returns
-# how its request was answered: 'accepted' with a 2xx, or 'error'; also 'accepted' for a replay.
-# KEYS: the hash, open. Arguments: id, task id, state, 1 if it is an end, channel, then fields and
-# their values
+# Removes what is older than the journal's age. Returns how many were removed, how many deliveries
+# there are, how many of them are open, and their bytes. KEYS: deliveries, refused, open, bytes.
+# Arguments: life (ms), most that are removed of each stream, what keys of deliveries begin with
+TRIM = """
+local time = redis.call('TIME')
+local last = time[1] * 1000 + math.floor(time[2] / 1000) - ARGV[1]
+local removed = 0
+for _, stream in ipairs({KEYS[1], KEYS[2]}) do
+    for _, old in ipairs(redis.call('XRANGE', stream, '-', last, 'COUNT', ARGV[2])) do
+        redis.call('XDEL', stream, old[1])
+        redis.call('UNLINK', ARGV[3] .. old[2][2])
+        redis.call('ZREM', KEYS[3], old[2][2])
+        if old[2][4] then
+            redis.call('DECRBY', KEYS[4], old[2][4])
+        end
+        removed = removed + 1
+    end
+end
+local bytes = redis.call('GET', KEYS[4]) or 0
+return {removed, redis.call('XLEN', KEYS[1]), redis.call('ZCARD', KEYS[3]), bytes}
+"""
+
+# Writes what became of a task, unless the delivery has another task or another end by now. Returns,
+# once for each task that has ended, how its request was answered: 'accepted' with a 2xx, which is
+# also said of a replay, 'error', or 'unknown' if the answer is not written (yet).
+# KEYS: the hash, open. Arguments: id, task id, state, 1 if it is an end that the caller counts,
+# channel, then fields and their values
 SETTLE = (
     _RANK
     + """
 local before = redis.call('HMGET', KEYS[1], 'task_id', 'state', 'status', 'replays')
-if before[1] ~= ARGV[2] or not open(before[2]) or not further(ARGV[3], before[2]) then
+if before[1] ~= ARGV[2] then
     return
 end
-redis.call('HSET', KEYS[1], 'state', ARGV[3], unpack(ARGV, 6))
-if ARGV[4] == '1' then
-    redis.call('ZREM', KEYS[2], ARGV[1])
+if open(before[2]) and further(ARGV[3], before[2]) then
+    redis.call('HSET', KEYS[1], 'state', ARGV[3], unpack(ARGV, 6))
+    redis.call('PUBLISH', ARGV[5], ARGV[1] .. ' ' .. ARGV[3])
 end
-redis.call('PUBLISH', ARGV[5], ARGV[1] .. ' ' .. ARGV[3])
-local status, replays = tonumber(before[3]) or 0, tonumber(before[4]) or 0
-return (replays > 0 or status >= 200 and status < 300) and 'accepted' or 'error'
+if ARGV[4] == '0' or redis.call('ZREM', KEYS[2], ARGV[1]) == 0 then
+    return
+end
+local status = tonumber(before[3])
+if before[4] or status and status >= 200 and status < 300 then
+    return 'accepted'
+end
+return status and 'error' or 'unknown'
 """
 )
 
 # Writes that a replay is about to be published, so that no other replay is. Returns the task id of
-# the replay that is under way already, or nothing. KEYS: the hash. Arguments: its new task id, the
-# task id that it must have now
+# the replay that is under way already, '' if the delivery is gone, or nothing. KEYS: the hash.
+# Arguments: its new task id, the task id that it must have now
 BEGIN_REPLAY = """
 local before = redis.call('HMGET', KEYS[1], 'task_id', 'replaying')
 if before[2] then
     return before[2]
 elseif before[1] ~= ARGV[2] then
-    return before[1]
+    return before[1] or ''
 end
 redis.call('HSET', KEYS[1], 'replaying', ARGV[1])
 """

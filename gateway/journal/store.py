@@ -32,19 +32,23 @@ LATEST = 0.5
 
 #: Seconds for which answered deliveries gather.
 GATHER = 0.005
-#: A command writes no more of them, because its script holds up Redis; nor does one gather further
-#: where their bodies have as many bytes.
+#: The most deliveries of one command, and the bytes of their bodies from which on no more are
+#: added: its script holds up Redis.
 _MOST, _MOST_BYTES = 100, 1 << 20
 _WORDS = 9  # for each delivery
 
 
 @dataclass(slots=True)
 class _Batch:
-    """Deliveries that one command writes; `written` ends with True when Redis has them."""
+    """Deliveries that one command writes; `written` ends with True when Redis has them.
+
+    ``size`` is in bytes; ``answered`` is how many of them are not written again.
+    """
 
     written: Future[bool]
     words: list[Arg] = field(default_factory=list)
     size: int = 0
+    answered: int = 0
 
     def __len__(self) -> int:
         return len(self.words) // _WORDS
@@ -58,7 +62,7 @@ class Journal:
         self._follower = Follower(config, self._redis, metrics) if config.results else None
         self._stored = config.strategy_info.stored
         self._keys = Keys(config)
-        self._size = SizeWatch(self._keys, metrics, self._redis)
+        self._size = SizeWatch(self._keys, metrics, self._redis, config.journal_age)
         self._bounds = (config.journal, config.journal_bytes, int(config.journal_age * 1000))
         self._metrics = metrics
         self._most_bytes = config.max_in_flight_bytes
@@ -67,6 +71,7 @@ class Journal:
         self._timer: TimerHandle | None = None
         self._soon = False
         self._error = ""
+        self._silent = False
         #: Not None if refused requests are kept.
         self.refusals = Refusals(config, self._keys, self._keep) if config.most_refused else None
 
@@ -84,7 +89,7 @@ class Journal:
         await self._redis.stop()
 
     def begin(self, message: Message, task_id: str, identity: str) -> Future[bool]:
-        """Write a delivery before it is answered; the future ends when Redis has it, or has not.
+        """Write a delivery before it is answered; the future says whether Redis has it.
 
         `identity` is the same for all tries of the delivery; "": it is not known.
         For those that may be answered before their task has ended: so they are in the journal even
@@ -147,7 +152,8 @@ class Journal:
         """Let a delivery be written with others, unless too many bytes wait for Redis."""
         loop = asyncio.get_running_loop()
         size = len(message.body) if whole else 0
-        if not self._has_room(size):
+        answered = int(state != RECEIVED)
+        if not self._reserve(size, answered):
             lost = loop.create_future()
             lost.set_result(False)
             return lost
@@ -160,6 +166,7 @@ class Journal:
         about, call = (described(message, identity), message.body) if whole else ("", b"")
         batch.words += message.delivery["id"], state, int(followed), task_id, *answer, about, call
         batch.size += size
+        batch.answered += answered
         if len(batch) == _MOST or batch.size >= _MOST_BYTES:
             self._flush()
         return batch.written
@@ -181,33 +188,39 @@ class Journal:
 
     def _keep(self, size: int, *command: Arg) -> None:
         """Send a command that has a body of `size` bytes, unless too many wait for Redis."""
-        if self._has_room(size):
-            self._redis.run(*command).add_done_callback(partial(self._ended, size, 1))
+        self._flush()  # first, so that the journal is in order
+        if self._reserve(size, 1):
+            self._redis.run(*command).add_done_callback(partial(self._release, size, 1))
 
-    def _has_room(self, size: int) -> bool:
-        """Make room for `size` bytes until `_ended`; False: too many wait for Redis."""
+    def _reserve(self, size: int, lost: int) -> bool:
+        """Reserve `size` bytes until `_release`; False: too many wait for Redis, and `lost` are."""
         if self._bytes + size > self._most_bytes:
-            self._lose("more bytes wait for Redis than max_in_flight_bytes", 1)
+            self._lose("more bytes wait for Redis than max_in_flight_bytes", lost)
             return False
         self._bytes += size
         return True
 
     def _written(self, batch: _Batch, reply: Future[Any]) -> None:
-        batch.written.set_result(self._ended(batch.size, len(batch), reply))
+        batch.written.set_result(self._release(batch.size, batch.answered, reply))
 
-    def _ended(self, size: int, number: int, reply: Future[Any]) -> bool:
-        """Tell whether `number` deliveries, of `size` bytes together, have been written."""
+    def _release(self, size: int, lost: int, reply: Future[Any]) -> bool:
+        """Release `size` bytes; tell whether Redis has written them, otherwise `lost` are."""
         self._bytes -= size
         if reply.cancelled():
             return False
         if (exc := reply.exception()) is not None:
-            self._lose(str(exc), number)
+            # Redis adds which line of a script it was.
+            self._lose(str(exc).partition(" script:")[0], lost)
             return False
         self._error = ""
+        if unpublished := reply.result():
+            if not self._silent:
+                log.warning("changes of the journal are not published: %s", unpublished.decode())
+            self._silent = True
         return True
 
-    def _lose(self, error: str, number: int) -> None:
-        self._metrics.add("gateway_journal_lost_total", number)
+    def _lose(self, error: str, lost: int) -> None:
+        self._metrics.add("gateway_journal_lost_total", lost)
         if error != self._error:
             log.warning("deliveries cannot be written to the journal: %s", error)
             self._error = error

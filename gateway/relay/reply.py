@@ -166,11 +166,11 @@ class Reply:
     def _record(self, status: int, seconds: float, reason: str = "") -> None:
         """Write how the request has ended to journal, log and trace, where these are on."""
         context, message = self._context, self.message
+        if message is not None:
+            self.state = self.state or ACCEPTED
         if context.journal is not None and message is not None:
-            task_id = self.task_id or message.task_id
-            state = self.state or ACCEPTED
-            ids = task_id, self.identity
-            context.journal.write(message, *ids, state, status, seconds, reason, self.begun)
+            ids = self.task_id or message.task_id, self.identity
+            context.journal.write(message, *ids, self.state, status, seconds, reason, self.begun)
         elif status >= 400 and reason and self.kept and context.journal is not None:
             self._keep(context.journal, status, seconds, reason)
         share = context.log_requests

@@ -58,6 +58,7 @@ class Pipeline(asyncio.Protocol):
         self._sent: deque[_Command] = deque()
         self._flushes = False  # in this turn
         self._scripts: set[Arg] = set()  # that were sent on this connection
+        self._by_digest = True  # unless the user may not
         self._some = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -161,7 +162,7 @@ class Pipeline(asyncio.Protocol):
     def _pack(self, words: tuple[Arg, ...]) -> bytes:
         if words[0] == "EVAL":
             script = words[1]
-            if script in self._scripts:
+            if script in self._scripts and self._by_digest:
                 words = "EVALSHA", _digest(script), *words[2:]
             else:
                 self._scripts.add(script)
@@ -179,9 +180,7 @@ class Pipeline(asyncio.Protocol):
                     continue
                 if not isinstance(answer, Exception):
                     command.reply.set_result(answer)
-                elif command.words[0] == "EVAL" and str(answer).startswith("NOSCRIPT"):
-                    # Redis has forgotten the script, or has never taken it.
-                    self._scripts.discard(command.words[1])
+                elif command.words[0] == "EVAL" and self._needs_script(str(answer), command):
                     self._waiting.append(command)
                     self._flush_soon()
                 else:
@@ -191,6 +190,16 @@ class Pipeline(asyncio.Protocol):
             assert self._transport is not None
             self._transport.abort()
         self._settle()
+
+    def _needs_script(self, error: str, command: _Command) -> bool:
+        """Tell whether the command is to be sent again with its script."""
+        if error.startswith("NOSCRIPT"):  # forgotten, or never taken
+            self._scripts.discard(command.words[1])
+            return True
+        refused = self._by_digest and error.startswith("NOPERM") and "evalsha" in error.lower()
+        if refused:
+            self._by_digest = False
+        return refused
 
     def connection_lost(self, exc: Exception | None) -> None:
         # redis-py's own protocol has to be told, too: its `close` waits for this.

@@ -9,13 +9,14 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 
 from gateway.tracing.outage import Outage
+from gateway.tracing.session import Session
 
 
 class Collector(OTLPSpanExporter):
     """Exports spans by OTLP over HTTP to `endpoint`; None: as the variables OTEL_* say."""
 
     def __init__(self, endpoint: str | None):
-        super().__init__(endpoint)
+        super().__init__(endpoint, session=Session())
         self.outage = Outage("spans")
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:

@@ -453,6 +453,29 @@ def test_fork_leaves_the_parents_connection_alone(worker):
     assert server.output().count(CLOSED) == before
 
 
+@pytest.mark.parametrize("pool", ["solo", "threads"])
+def test_results_of_a_turn_are_stored_though_redis_is_restarted(stack, worker, pool):
+    own = stack.redis()
+    server, requester = worker(pool=pool, results=own.url)
+    store = Store(own.url)
+    # Given results that are to be stored by a worker that has stored before,
+    store.meta(requester.send("appserver.tasks.echo", reply_to="nobody"))
+    own.kill()
+    ids = [requester.send("appserver.tasks.echo", reply_to="nobody") for _ in range(40)]
+    try:
+        # when Redis is back after tasks have ended,
+        eventually(lambda: "refused" in server.output())
+        own.restart()
+
+        # then none of them is lost.
+        assert {store.meta(each)["status"] for each in ids} == {"SUCCESS"}
+        assert "is lost" not in server.output()
+    finally:
+        store.client.close()
+        server.kill()
+        own.stop()
+
+
 def blocks(rabbitmq, server):
     """Tell whether RabbitMQ blocks a connection of this very server."""
     sockets = (one for process in server.family() for one in process.net_connections())

@@ -213,7 +213,7 @@ def test_a_journal_that_cannot_be_asked_keeps_its_last_sizes(caplog):
 
     async def ask() -> None:
         pipeline = Pipeline(lambda: result_store.connect(config), "journal")
-        watch = SizeWatch(Keys(config), metrics, pipeline)
+        watch = SizeWatch(Keys(config), metrics, pipeline, 60.0)
         await pipeline.start()
         await watch.start()
         await eventually(lambda: "the size of the journal" in caplog.text)

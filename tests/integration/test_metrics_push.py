@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_CUMULATIVE
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.admin import otlp
+from gateway.admin import otlp, push
 from gateway.admin.push import Push
 from gateway.config.settings import Config
 from gateway.metric_table import GAUGE, HISTOGRAM, METRICS, PARENT
@@ -207,3 +208,42 @@ def test_without_the_setting_nothing_is_imported(start, collector):
     assert "metrics are" not in gateway.output()
     one = start(to(collector))
     until(lambda: imported(one))
+
+
+@pytest.mark.parametrize("endless", [b"Content-Length: 9000000000\r\n\r\n", b"X-More: "])
+def test_a_collector_whose_answer_has_no_end_is_pushed_to_again(monkeypatch, caplog, endless):
+    """Neither its body is read, nor is its header waited for."""
+    monkeypatch.setattr(push, "LONGEST", 0.5)
+    served: list[int] = []
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        served.append(1)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n" + endless)
+        try:
+            with suppress(ConnectionError):
+                while not writer.is_closing():
+                    writer.write(b"x" * 100)
+                    await writer.drain()
+                    await asyncio.sleep(0.02)
+        finally:
+            writer.transport.abort()
+
+    async def work() -> None:
+        server = await asyncio.start_server(drip, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        config = Config(metrics_endpoint=url, metrics_interval=1)
+        config = config.model_copy(update={"metrics_interval": 0.01})
+        supervisor = SimpleNamespace(
+            config=config, children=[], totals=dict, started=0.0, ready=True
+        )
+        pushes = Push(supervisor)
+        await eventually(lambda: len(served) > 2)
+        await pushes.stop()
+        server.close()
+
+    monkeypatch.setattr(push, "families", lambda *_: [])
+    monkeypatch.setattr(push.About, "of", lambda *_: SimpleNamespace(started=0.0))
+    asyncio.run(work())
+    late = "metrics are not exported: the collector took longer than 0.5 s" in caplog.text
+    assert late == endless.startswith(b"X")

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from gateway.journal.entry import GONE, STATES, Entry
 from gateway.journal.filter import Filter, read_route, read_states, read_status, read_time
+from gateway.journal.reading import POSITION
 from gateway.journal.replay import Replay
 
 State = Literal[
@@ -18,8 +19,6 @@ State = Literal[
 ]  # fmt: skip
 #: The most deliveries of a page, and of one request to replay.
 PAGE = 500
-#: A delivery's place in the journal, or nothing.
-POSITION = r"^(\d{1,15}-\d{1,15})?$"
 
 
 class Parameters(BaseModel):
@@ -36,7 +35,7 @@ class Selected(Parameters):
     route: str = Field("", description="a route's path; * stands for any text")
     source: str = Field("", description="a source's name; * stands for any text")
     event: str = Field("", description="an event; * stands for any text")
-    text: str = Field("", description="a text in the call, the ids or the error")
+    text: str = Field("", description="a text in call, JSON, ids or error, in any case")
 
     @field_validator("state", "status", "route", "since", "until", check_fields=False)
     @classmethod
@@ -92,7 +91,7 @@ class ReplaysWanted(Wanted):
     limit: int = Field(100, ge=1, le=PAGE, description="how many at most")
     after: str = Field("", pattern=POSITION, description="the `next` of the answer before")
     to: str = Field("", pattern=POSITION, description="`to` of the dry run: nothing newer")
-    again: bool = Field(False, description="also what may have run, interrupted or as another try")
+    again: bool = Field(False, description="also what has succeeded or may run")
     dry_run: bool = Field(False, description="only say what would be replayed")
 
 
@@ -105,7 +104,7 @@ class One(Parameters):
 class ReplayWanted(One):
     """A delivery that is to be replayed."""
 
-    again: bool = Field(False, description="also if it may have run, interrupted or as another try")
+    again: bool = Field(False, description="also if it has succeeded or may run")
 
 
 class RefusedRequest(BaseModel):
@@ -218,6 +217,7 @@ class Replays(BaseModel):
     replayed: list[Replayed]
     would_be: list[str]
     left_out: list[LeftOut]
+    done: int = Field(description="how many were left out as they have succeeded or may still run")
     left: int
     next: str | None = Field(description="`after` of the next request; null: nothing is left")
     to: str | None = Field(description="the newest of those that were found; null: there are none")
@@ -227,6 +227,7 @@ class Replays(BaseModel):
         return [
             LeftOut(delivery_id=entry.id, because_of=other.id, state=other.state)
             for entry, other in pairs
+            if other.id != entry.id
         ]
 
 

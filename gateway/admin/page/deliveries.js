@@ -253,8 +253,10 @@ async function replayFound() {
   try {
     const would = await ask("replays", {...query, dry_run: true}, "POST");
     const number = would.would_be.length + would.left;
-    const others = would.left_out.length ? ` ${would.left_out.length} are left out, as another try of`
+    const tries = would.left_out.length ? ` ${would.left_out.length} are left out, as another try of`
       + " the same delivery has succeeded, may run, or is replayed." : "";
+    const others = tries + (would.done
+      ? ` ${would.done} are left out, as their tasks have succeeded or may still run.` : "");
     if (!number) {
       tell(`There is nothing to replay.${others}`);
       return;
