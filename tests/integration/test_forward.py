@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import queue
 import signal
 import subprocess
@@ -191,6 +192,15 @@ def test_who_cannot_be_served_is_told(gateway, local):
         assert run(send(gateway, "/args", '{"id": "7"}')).status == 502
         assert printed().endswith(" not sent: its route has `args`, and the request is not kept\n")
     nobody = f"http://127.0.0.1:{free_port()}/"
+    argv = [sys.executable, "-m", "gateway", "forward", "--to", local.url, "--id", "none"]
+    own = {"GATEWAY_ADMIN_PORT": gateway.admin_url.rpartition(":")[2], "GATEWAY_ADMIN_TOKEN": TOKEN}
+    done = subprocess.run(argv, capture_output=True, text=True, env=os.environ | own)
+    assert "404: there is no such delivery" in done.stderr
+    other = ["forward", "--to", local.url, "--admin", nobody]
+    argv = [sys.executable, "-m", "gateway", *other]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
+        assert "--admin is the URL of the gateway's admin port" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
     for argv, said in (
         (command(gateway, local.url, token="other"), "401: send Authorization: Bearer"),
         (command(gateway, local.url, "--id", "none"), "404: there is no such delivery"),

@@ -287,6 +287,8 @@ def test_mistakes_in_filters_are_told(journal, capsys):
         ("list", "--status", "5x"): "5x: is no status such as 502 or 5xx, nor gone",
         ("watch", "--route", "price"): "price: is no path such as /orders",
         ("replay", "--rate", "0"): "0: is no rate above 0",
+        ("list", "--limit", "0"): "0: is not a number above 0",
+        ("list", "--before", "now"): "now: is not what a page before has printed",
     }.items():
         with pytest.raises(SystemExit):
             journal(*args)
@@ -309,6 +311,59 @@ def test_watch_shows_each_change(servers, gateway, journal, tmp_path):
             watch.send_signal(signal.SIGINT)
     assert watch.wait() == 130
     assert seen[-1] == "succeeded" and seen[0] in ("received", "accepted")
+
+
+def test_watch_goes_on_when_redis_is_back(servers, gateway, journal, tmp_path):
+    file = tmp_path / "watched.toml"
+    file.write_text(CONFIG)
+    urls = ["--broker", servers.broker.url, "--result-backend", servers.results.url]
+    argv = [sys.executable, "-m", "gateway", "deliveries", "watch", *urls, "--config", str(file)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with (
+        subprocess.Popen(argv, env=os.environ, **pipes) as watch,
+        redis.Redis.from_url(servers.results.url) as client,
+    ):
+        try:
+            assert "received" in watch.stdout.readline()
+            client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+            assert watch.stderr.readline().endswith("; trying again\n")
+            assert watch.stderr.readline() == "gateway: connected again\n"
+            assert answered(gateway, "/wait", "after") == [200]
+            assert " /wait" in watch.stdout.readline()
+        finally:
+            watch.send_signal(signal.SIGINT)
+
+
+def test_pages_errors_and_texts_of_a_list(gateway, journal):
+    assert answered(gateway, "/wait?seconds=no", "one", '{"Order": {"id": 7}}') == [502, 502]
+    assert poll(lambda: len(states(journal)) == 2, 30)
+
+    code, out, err = journal("list", "--limit", "1")
+    head, first = out.splitlines()
+    assert code == 0 and head.endswith("route, event, error")
+    assert first.endswith("/wait task-failed: ValueError: could not convert string to float: 'no'")
+    assert err.startswith("gateway: there are more: see --limit, or --before ")
+    code, out, err = journal("list", "--before", err.split()[-1])
+    assert (code, err) == (0, "") and len(out.splitlines()) == 2 and first not in out
+
+    assert states(journal, "--text", "ORDER") == {'{"Order": {"id": 7}}': "failed"}
+    assert set(states(journal, "--text", '[{"seconds":"no"}')) == {"one", '{"Order": {"id": 7}}'}
+    assert len(states(journal, "--text", "valueError")) == 2
+    for route, said in (
+        ("/wait/1", "a route is named as in the configuration: /accept"),
+        ("/*", ""),
+    ):
+        code, out, err = journal("list", "--route", route, "--text", "nowhere")
+        assert (code, out) == (0, "") and err.startswith("gateway: no such deliveries")
+        assert said in err and len(err.splitlines()) == 1
+
+
+def test_what_a_filter_leaves_out_is_counted(gateway, journal):
+    assert answered(gateway, "/wait", *(f"well {n}" for n in range(3))) == [200] * 3
+    assert poll(lambda: len(states(journal)) == 3, 30)
+    code, out, err = journal("replay", "--state", "succeeded", "--yes")
+    assert (code, out) == (0, "")
+    assert err == "3 left out: succeeded; see --again\ngateway: nothing to replay\n"
 
 
 def test_the_journal_keeps_to_its_bounds(servers: Servers, journal: Callable):
