@@ -1,7 +1,7 @@
 """The metrics of a gateway: their names, types, labels and meanings.
 
-Where OpenTelemetry's semantic conventions name a metric, it has that name and those labels, as
-Prometheus spells them. The names of all others begin with ``gateway_``.
+Where OpenTelemetry's semantic conventions name a metric, it has that name and those of its labels
+that can differ, as Prometheus spells them. The names of all others begin with ``gateway_``.
 https://opentelemetry.io/docs/specs/semconv/http/http-metrics/
 https://opentelemetry.io/docs/specs/semconv/messaging/messaging-metrics/
 """

@@ -126,7 +126,7 @@ def _position(text: str) -> str:
 def _positive(text: str) -> float:
     rate = float(text)
     if not 0 < rate < 1e6:
-        raise argparse.ArgumentTypeError(f"{text}: is no rate above 0")
+        raise argparse.ArgumentTypeError(f"{text}: is not a number above 0")
     return rate
 
 

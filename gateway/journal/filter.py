@@ -92,14 +92,14 @@ def read_states(text: str) -> frozenset[str]:
 def read_status(text: str) -> str:
     """Return a status of a filter; raises ValueError where no answer could have it."""
     if text and not _STATUS(text):
-        raise ValueError(f"{text}: is no status such as 502 or 5xx, nor gone")
+        raise ValueError(f"{text}: is not a status; write 502, 5xx or gone")
     return text
 
 
 def read_route(text: str) -> str:
     """Return a path of a filter; raises ValueError where no route could have it."""
     if text and text[0] not in "/*":
-        raise ValueError(f"{text}: is no path such as /orders or /orders/*")
+        raise ValueError(f"{text}: is not a path; write /orders or /orders/*")
     return text
 
 
@@ -113,6 +113,4 @@ def read_time(text: str) -> datetime:
             return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
-        raise ValueError(
-            f"{text}: is no time such as 2026-01-31T12:00Z, nor 15m, 2h or 7d"
-        ) from None
+        raise ValueError(f"{text}: is not a time; write 2026-01-31T12:00Z, 15m, 2h or 7d") from None

@@ -1,6 +1,7 @@
 """Keep requests that were refused before they had a message, as far as `journal_refused` says.
 
-Anyone can cause these. So they are few, in a stream of their own, without secrets, and cut.
+Anyone can cause such requests. So only a limited number is kept, in a stream of their own, without
+secrets, and shortened.
 """
 
 from __future__ import annotations

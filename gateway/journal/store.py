@@ -46,6 +46,7 @@ class _Batch:
     """
 
     written: Future[bool]
+    timer: TimerHandle
     words: list[Arg] = field(default_factory=list)
     size: int = 0
     answered: int = 0
@@ -68,7 +69,6 @@ class Journal:
         self._most_bytes = config.max_in_flight_bytes
         self._bytes = 0  # of bodies that wait for Redis
         self._batch: _Batch | None = None
-        self._timer: TimerHandle | None = None
         self._soon = False
         self._error = ""
         self._silent = False
@@ -159,8 +159,8 @@ class Journal:
             return lost
         batch = self._batch
         if batch is None:
-            batch = self._batch = _Batch(loop.create_future())
-            self._timer = loop.call_later(GATHER, self._flush)
+            batch = _Batch(loop.create_future(), loop.call_later(GATHER, self._flush))
+            self._batch = batch
         stored = message.delivery["store"] or (self._stored and not message.options.ignore_result)
         followed = self._follower is not None and stored and state in OPEN
         about, call = (described(message, identity), message.body) if whole else ("", b"")
@@ -177,8 +177,7 @@ class Journal:
         batch, self._batch = self._batch, None
         if batch is None:
             return
-        assert self._timer is not None
-        self._timer.cancel()
+        batch.timer.cancel()
         keys = self._keys
         reply = self._redis.run(
             "EVAL", scripts.WRITE, 3, keys.deliveries, keys.open, keys.bytes,

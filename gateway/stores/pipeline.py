@@ -186,7 +186,7 @@ class Pipeline(asyncio.Protocol):
                 else:
                     command.reply.set_exception(ResponseError(str(answer)))
         except (InvalidResponse, IndexError) as exc:  # nothing that was asked for
-            self._error = f"an answer that is none: {exc}"
+            self._error = f"an invalid reply of Redis: {exc}"
             assert self._transport is not None
             self._transport.abort()
         self._settle()

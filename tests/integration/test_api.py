@@ -169,10 +169,10 @@ def test_pages_have_each_delivery_once(gateway):
     ("query", "said"),
     [
         ({"state": "lost"}, "state: lost: is none of received, refused,"),
-        ({"status": "abc"}, "status: abc: is no status such as 502"),
+        ({"status": "abc"}, "status: abc: is not a status; write 502"),
         ({"before": "9" * 20 + "-0"}, "before: String should match"),
-        ({"since": "yesterday"}, "since: yesterday: is no time such as"),
-        ({"route": "price"}, "route: price: is no path such as"),
+        ({"since": "yesterday"}, "since: yesterday: is not a time; write"),
+        ({"route": "price"}, "route: price: is not a path; write"),
         ({"limit": "0"}, "limit: Input should be greater than or equal to 1"),
         ({"limit": "many"}, "limit: Input should be a valid integer"),
         ({"before": "x"}, "before: String should match"),

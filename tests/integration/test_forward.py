@@ -204,7 +204,7 @@ def test_who_cannot_be_served_is_told(gateway, local):
     for argv, said in (
         (command(gateway, local.url, token="other"), "401: send Authorization: Bearer"),
         (command(gateway, local.url, "--id", "none"), "404: there is no such delivery"),
-        (command(gateway, local.url, "--route", "x"), "400: route: x: is no path"),
+        (command(gateway, local.url, "--route", "x"), "400: route: x: is not a path"),
         (command(gateway, "ftp://h"), "--to: has to be a URL"),
         (command(gateway, "http://[::1"), "--to: has to be a URL"),
         (command(gateway, local.url, "--admin", nobody, "--id", "x"), "onnect"),

@@ -282,11 +282,11 @@ def test_filters(gateway, journal):
 def test_mistakes_in_filters_are_told(journal, capsys):
     for args, said in {
         ("list", "--state", "lost"): "lost: is none of received, refused,",
-        ("list", "--since", "yesterday"): "yesterday: is no time such as 2026-01-31T12:00Z",
-        ("list", "--since", "99999999999d"): "99999999999d: is no time such as",
-        ("list", "--status", "5x"): "5x: is no status such as 502 or 5xx, nor gone",
-        ("watch", "--route", "price"): "price: is no path such as /orders",
-        ("replay", "--rate", "0"): "0: is no rate above 0",
+        ("list", "--since", "yesterday"): "yesterday: is not a time; write 2026-01-31T12:00Z",
+        ("list", "--since", "99999999999d"): "99999999999d: is not a time; write",
+        ("list", "--status", "5x"): "5x: is not a status; write 502, 5xx or gone",
+        ("watch", "--route", "price"): "price: is not a path; write /orders",
+        ("replay", "--rate", "0"): "0: is not a number above 0",
         ("list", "--limit", "0"): "0: is not a number above 0",
         ("list", "--before", "now"): "now: is not what a page before has printed",
     }.items():
