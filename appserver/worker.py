@@ -189,7 +189,12 @@ class PoisonAwareTasks(bootsteps.Step):
 
 
 class PromptConsumer(Consumer):
-    """A consumer that reconnects quickly, declares delayed delivery on one node, forgets queues."""
+    """A consumer that reconnects quickly, declares delayed delivery on one node, forgets queues.
+
+    Its connection is used by the loop's thread only.
+    """
+
+    _maximum_prefetch_restored: bool
 
     class Blueprint(Consumer.Blueprint):
         default_steps = [
@@ -206,6 +211,22 @@ class PromptConsumer(Consumer):
             interval_max=RECONNECT_INTERVAL_MAX - 1,
         )
         return super().ensure_connected(conn)
+
+    def _restore_prefetch_count_after_connection_restart(self, *_: object) -> None:
+        """Raise the prefetch limit by a step; the loop tells the broker, as it does in general.
+
+        Celery would tell it here, where a task has ended: with the pool `threads` in another
+        thread, which then reads answers and messages at the same time as the loop. The loop may
+        wait for an answer that the other thread has got, and a message may get another one's body.
+        """
+        with self.qos._mutex:
+            if self._maximum_prefetch_restored:
+                return
+            most = self.max_prefetch_count
+            self.qos.value = self.initial_prefetch_count = min(most, self._new_prefetch_count)
+            self._maximum_prefetch_restored = self.qos.value == most
+            if self._maximum_prefetch_restored:
+                log.info("The prefetch limit is %d again", most)
 
     def cancel_task_queue(self, queue: str) -> None:
         """Stop consuming `queue`, as remote control asks for.

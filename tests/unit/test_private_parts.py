@@ -35,10 +35,15 @@ USED = {
     "celery.worker.consumer.consumer:Consumer._maximum_prefetch_restored": (
         "appserver/task_stream.py"
     ),
+    "celery.worker.consumer.consumer:Consumer._new_prefetch_count": "appserver/worker.py",
+    "celery.worker.consumer.consumer:Consumer._restore_prefetch_count_after_connection_restart": (
+        "appserver/worker.py"
+    ),
     "celery.worker.consumer.delayed_delivery:DelayedDelivery._validate_broker_urls": (
         "appserver/delayed_delivery.py"
     ),
     "kombu.asynchronous.hub:Hub._ready": "appserver/bootsteps.py",
+    "kombu.common:QoS._mutex": "appserver/worker.py",
     "pika.adapters.asyncio_connection:_AsyncioIOServicesAdapter._schedule_and_wrap_in_io_ref": (
         "gateway/amqp/connection.py"
     ),
