@@ -1,4 +1,4 @@
-"""The prefetch limit after a lost connection: raised in steps, and told to the broker by the loop."""
+"""The prefetch limit after a lost connection: raised in steps, and told by the worker's loop."""
 
 from __future__ import annotations
 
