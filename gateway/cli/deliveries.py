@@ -81,8 +81,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     again.add_argument(
         "--again",
         action="store_true",
-        help="also those that have succeeded or may run: by themselves, as another try, or in an"
-        " interrupted replay",
+        help="also those that an interrupted replay, or another try, may have run",
     )
     again.add_argument("--rate", metavar="N", type=_positive, help="at most so many a second")
     again.add_argument(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gateway.cli import printed
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-from gateway.journal.entry import Entry
+from gateway.journal.entry import OPEN, SUCCEEDED, Entry
 from gateway.journal.filter import Filter
 from gateway.journal.reading import reading
 from gateway.journal.replay import Replays, outcomes, publishing
@@ -24,8 +23,7 @@ from gateway.stores import result_store
 class How:
     """The options of a replay: ``rate`` is a second, ``wait`` in seconds for the results.
 
-    ``again``: also what has succeeded or may run, by itself, as another try, or in an interrupted
-    replay.
+    ``again``: also what may have run already, in an interrupted replay or in another try.
     """
 
     dry_run: bool
@@ -40,8 +38,11 @@ async def run(config: Config, wanted: Sequence[str] | Filter, how: How) -> int:
     async with reading(config) as reader:
         left, others = await choose(reader, wanted, how.again)
         named = not isinstance(wanted, Filter)
-        for line in _left_out(others, named):
-            print(line, file=sys.stderr)
+        for entry, other in others:
+            text = "{} left out: {} is another try of the same delivery, {}; see --again"
+            print(text.format(entry.id, other.id, other.state), file=sys.stderr)
+        if twice := _twice(left):
+            print(twice, file=sys.stderr)
         if how.dry_run:
             print(printed.HEAD)
             for entry in left:
@@ -58,20 +59,17 @@ async def run(config: Config, wanted: Sequence[str] | Filter, how: How) -> int:
         return await _publish(config, left, how) or code
 
 
-def _left_out(others: Sequence[tuple[Entry, Entry]], named: bool) -> list[str]:
-    """Return lines that say what is left out and why; if it was not `named`, most by number."""
-    lines, states = [], Counter[str]()
-    for entry, other in others:
-        if other.id != entry.id:
-            why = f"{other.id} is another try of the same delivery, {other.state}"
-        elif named:
-            why = f"it is {other.state}"
-        else:
-            states[other.state] += 1
-            continue
-        lines.append(f"{entry.id} left out: {why}; see --again")
-    by_state = (f"{number} left out: {state}; see --again" for state, number in states.items())
-    return [*lines, *by_state]
+def _twice(chosen: Sequence[Entry]) -> str:
+    """Say how many of those have not failed; empty: none."""
+    states = [entry.state for entry in chosen]
+    succeeded = states.count(SUCCEEDED)
+    unfinished = sum(state in OPEN for state in states)
+    counts = [
+        f"{number} {what}"
+        for number, what in ((succeeded, "succeeded"), (unfinished, "may still run"))
+        if number
+    ]
+    return f"of {len(states)} to replay, {' and '.join(counts)}" if counts else ""
 
 
 def _agreed(number: int) -> bool:

@@ -1,4 +1,4 @@
-"""Which deliveries a replay runs: those that have failed, and of several tries at most one."""
+"""Which deliveries a replay runs: of several tries of one delivery at most one."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ async def choose(
 ) -> tuple[list[Entry], list[tuple[Entry, Entry]]]:
     """Return what to replay of the deliveries with the ids `wanted`, or of those that it takes.
 
-    With each that is left out comes the try because of which it is, which may be itself; `again`
-    leaves out none. All are without their calls, in the order of the journal or in that of the ids.
-    A filter takes no requests that were refused before they had a message. Raises
+    With each that is left out comes the try because of which it is; `again` leaves out none. All
+    are without their calls, in the order of their arrival or in that of the ids. A filter takes no
+    requests that were refused before they had a message. Raises
     `gateway.errors.GatewayError` where one of the ids is not in the journal.
     """
     if isinstance(wanted, Filter):
@@ -34,11 +34,10 @@ async def choose(
 async def superseded(reader: Reader, chosen: Sequence[Entry]) -> dict[str, Entry]:
     """Return by id those of the `chosen` deliveries that should not be replayed, and why.
 
-    That is the delivery itself, where its task has succeeded or may still run, or another try of
-    it: one that has succeeded, else one whose task may still run, else the newest of those that
-    were chosen. The whole journal is read for it, where one of them has an identity.
+    That is another try of the same delivery: one that has succeeded, else one whose task may still
+    run, else the newest of those that were chosen. The whole journal is read for it, where one of
+    them has an identity.
     """
-    done = {entry.id: entry for entry in chosen if entry.state == SUCCEEDED or entry.state in OPEN}
     ids = {entry.id for entry in chosen}
     identities = {entry.identity for entry in chosen if entry.identity}
     best: dict[str, Entry] = {}
@@ -50,7 +49,7 @@ async def superseded(reader: Reader, chosen: Sequence[Entry]) -> dict[str, Entry
                     if _weight(entry, ids) > _weight(best[entry.identity], ids):
                         best[entry.identity] = entry
     others = {entry.id: best.get(entry.identity, entry) for entry in chosen}
-    return {key: other for key, other in others.items() if other.id != key} | done
+    return {key: other for key, other in others.items() if other.id != key}
 
 
 def _weight(entry: Entry, chosen: set[str]) -> tuple[bool, bool, bool]:

@@ -216,23 +216,6 @@ def test_one_is_replayed(gateway):
     assert (again["replays"], again["task_id"]) == (1, replayed["task_id"])
 
 
-def test_what_has_succeeded_is_replayed_only_if_asked_for_again(gateway, servers):
-    assert answered(gateway, "/wait", "well") == [200]
-    assert poll(lambda: states(gateway) == ["succeeded"], 30)
-    (found,) = ask(gateway, "deliveries")[2]["deliveries"]
-    path = f"deliveries/{found['id']}/replay"
-
-    replayed = ask(gateway, path, "POST")[2]
-    assert (replayed["task_id"], replayed["problem"]) == ("", "it is succeeded; see `again`")
-    some = ask(gateway, "replays", "POST", state="succeeded")[2]
-    assert (some["replayed"], some["left_out"], some["done"], some["left"]) == ([], [], 1, 0)
-    assert len(servers.executions("well")) == 1
-
-    assert ask(gateway, path, "POST", again="true")[2]["problem"] == ""
-    assert poll(lambda: len(servers.executions("well")) == 2, 30)
-    assert poll(lambda: states(gateway) == ["succeeded"], 30)
-
-
 def test_all_that_a_filter_takes_are_replayed_part_by_part(gateway, servers):
     bodies = [f"part-{n}" for n in range(12)]
     assert set(answered(gateway, "/accept?until=repaired&seconds=no", *bodies)) == {202}

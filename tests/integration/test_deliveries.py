@@ -162,10 +162,8 @@ def test_what_had_no_worker_is_run_by_a_replay(servers, gateway, deliveries):
     worker = servers.start_worker(["journal-later"], 1)
     # when they are replayed,
     entries.sort(key=lambda entry: json.loads(deliveries("show", entry["id"])[1])["body"])
-    # (not if they could still run, as nobody has told that they have expired)
     code, out, err = deliveries("replay", *(entry["id"] for entry in entries))
-    assert (code, out) == (1, "") and err.count("left out: it is accepted; see --again") == 4
-    code, out, _ = deliveries("replay", "--again", *(entry["id"] for entry in entries))
+    assert err == "of 4 to replay, 4 may still run\n"  # nobody tells that they have expired
     # then they run in the order in which they were named, as tasks of their own,
     ran = servers.executions("unheard-")
     assert code == 0 and [one.id for one in ran] == bodies
@@ -173,8 +171,8 @@ def test_what_had_no_worker_is_run_by_a_replay(servers, gateway, deliveries):
     assert out.splitlines()[:4] == told
     assert sorted(out.splitlines()[4:]) == sorted(f"{entry['id']} SUCCESS" for entry in entries)
     # and each time that they are.
-    assert deliveries("replay", entries[0]["id"])[0] == 1  # it has succeeded
-    assert deliveries("replay", "--again", entries[0]["id"])[0] == 0
+    code, _, err = deliveries("replay", entries[0]["id"])
+    assert (code, err) == (0, "of 1 to replay, 1 succeeded\n")
     tasks = {one.task for one in servers.executions(bodies[0])} | {entries[0]["task_id"]}
     assert len(tasks) == 3
     worker.stop()
@@ -189,11 +187,11 @@ def test_a_replay_says_what_failed_and_what_was_not_taken(servers, gateway, deli
     # Given a delivery for a queue that nobody works on,
     assert run(send(server, "/deleted", "nobody")).status == 504
     (later, _) = listed(deliveries, 2)
-    code, out, _ = deliveries("replay", "--again", "--wait", "0", later["id"])
+    code, out, _ = deliveries("replay", "--wait", "0", later["id"])
     assert (code, out.splitlines()[1]) == (1, f"{later['id']} no result in 0 s")
     # or for one that is there no more.
     servers.broker.ctl("delete_queue", "journal-deleted")
-    code, out, _ = deliveries("replay", "--again", later["id"])
+    code, out, _ = deliveries("replay", later["id"])
     assert (code, out) == (1, f"{later['id']} not taken: The queue journal-deleted is missing.\n")
 
 

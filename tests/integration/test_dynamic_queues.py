@@ -244,7 +244,7 @@ def test_a_replayed_delivery_does_not_go_with_an_idle_queue(servers):
     config = max(servers.directory.glob("*.toml"), key=lambda path: path.stat().st_mtime)
     common = ["--config", str(config), *urls(servers.broker.url, servers.results.url)]
     (line, *_) = deliveries("list", "--json", "--route", "/accept/{session}", *common).splitlines()
-    said = deliveries("replay", "--again", json.loads(line)["id"], *common)
+    said = deliveries("replay", json.loads(line)["id"], *common)
 
     assert "taken" in said
     until(lambda: not listed(servers.broker, "accepted-again"))

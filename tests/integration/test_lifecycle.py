@@ -358,12 +358,12 @@ def test_pages_errors_and_texts_of_a_list(gateway, journal):
         assert said in err and len(err.splitlines()) == 1
 
 
-def test_what_a_filter_leaves_out_is_counted(gateway, journal):
+def test_a_replay_says_what_has_not_failed(gateway, journal):
     assert answered(gateway, "/wait", *(f"well {n}" for n in range(3))) == [200] * 3
     assert poll(lambda: len(states(journal)) == 3, 30)
-    code, out, err = journal("replay", "--state", "succeeded", "--yes")
-    assert (code, out) == (0, "")
-    assert err == "3 left out: succeeded; see --again\ngateway: nothing to replay\n"
+    code, out, err = journal("replay", "--route", "/wait", "--dry-run")
+    assert code == 0 and len(out.splitlines()) == 4
+    assert err == "of 3 to replay, 3 succeeded\n3 would be replayed\n"
 
 
 def test_the_journal_keeps_to_its_bounds(servers: Servers, journal: Callable):

@@ -315,7 +315,7 @@ def test_a_replay_sends_what_was_sent(servers, gateway):
     listed = cli("list", "--route", "/kept", *arguments)
     delivery = json.loads(listed.splitlines()[0])["id"]
 
-    replayed = cli("replay", delivery, "--again", "--wait", "30", *arguments[1:])
+    replayed = cli("replay", delivery, "--wait", "30", *arguments[1:])
 
     assert "taken" in replayed
     task_id = replayed.split("task ")[1].split()[0]

@@ -358,7 +358,7 @@ def test_a_replay_is_in_the_trace_of_the_first_task(
     urls = ["--broker", rabbitmq.url, "--result-backend", redis_server.url]
 
     def replayed() -> bool:
-        return main(["deliveries", "replay", "--again", delivery, *urls]) == 0
+        return main(["deliveries", "replay", delivery, *urls]) == 0
 
     until(replayed)
 

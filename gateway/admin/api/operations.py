@@ -68,11 +68,9 @@ async def replay_delivery(config: Config, wanted: ReplayWanted) -> Replayed:
     async with reading(config) as reader:
         await _known(reader, wanted.id)
         chosen, others = await choose(reader, [wanted.id], wanted.again)
-    for entry, other in others:
-        why = f"it is {entry.state}"
-        if other.id != entry.id:
-            why = f"{other.id} is another try of the same delivery, {other.state}"
-        return Replayed(delivery_id=wanted.id, task_id="", problem=f"{why}; see `again`")
+    for _, other in others:
+        why = f"{other.id} is another try of the same delivery, {other.state}; see `again`"
+        return Replayed(delivery_id=wanted.id, task_id="", problem=why)
     (replayed,) = await _replay(config, chosen, wanted.again)
     return replayed
 
@@ -96,7 +94,6 @@ async def replay_deliveries(config: Config, wanted: ReplaysWanted) -> Replays:
         replayed=replayed,
         would_be=[entry.id for entry in now] if wanted.dry_run else [],
         left_out=Replays.others(others),
-        done=sum(entry.id == other.id for entry, other in others),
         left=len(found) - done,
         next=now[done - 1].position if done and len(found) > done else None,
         to=found[-1].position if found else None,

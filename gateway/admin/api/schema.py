@@ -91,7 +91,7 @@ class ReplaysWanted(Wanted):
     limit: int = Field(100, ge=1, le=PAGE, description="how many at most")
     after: str = Field("", pattern=POSITION, description="the `next` of the answer before")
     to: str = Field("", pattern=POSITION, description="`to` of the dry run: nothing newer")
-    again: bool = Field(False, description="also what has succeeded or may run")
+    again: bool = Field(False, description="also what may have run, interrupted or as another try")
     dry_run: bool = Field(False, description="only say what would be replayed")
 
 
@@ -104,7 +104,7 @@ class One(Parameters):
 class ReplayWanted(One):
     """A delivery that is to be replayed."""
 
-    again: bool = Field(False, description="also if it has succeeded or may run")
+    again: bool = Field(False, description="also if it may have run, interrupted or as another try")
 
 
 class RefusedRequest(BaseModel):
@@ -217,7 +217,6 @@ class Replays(BaseModel):
     replayed: list[Replayed]
     would_be: list[str]
     left_out: list[LeftOut]
-    done: int = Field(description="how many were left out as they have succeeded or may still run")
     left: int
     next: str | None = Field(description="`after` of the next request; null: nothing is left")
     to: str | None = Field(description="the newest of those that were found; null: there are none")
@@ -227,7 +226,6 @@ class Replays(BaseModel):
         return [
             LeftOut(delivery_id=entry.id, because_of=other.id, state=other.state)
             for entry, other in pairs
-            if other.id != entry.id
         ]
 
 

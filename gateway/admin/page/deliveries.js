@@ -235,7 +235,8 @@ function agreed(text) {
 
 async function replayOne() {
   const id = opened;
-  if (!await agreed("Run this delivery's task again, as another task?")) return;
+  const state = shownTitle.textContent.split(": ").pop();
+  if (!await agreed(`The delivery is ${state}. Run its task again, as another task?`)) return;
   try {
     let done = await ask(`deliveries/${encodeURIComponent(id)}/replay`, {}, "POST");
     if (done.problem && await agreed(`${done.problem}. Replay it all the same?`))
@@ -253,10 +254,8 @@ async function replayFound() {
   try {
     const would = await ask("replays", {...query, dry_run: true}, "POST");
     const number = would.would_be.length + would.left;
-    const tries = would.left_out.length ? ` ${would.left_out.length} are left out, as another try of`
+    const others = would.left_out.length ? ` ${would.left_out.length} are left out, as another try of`
       + " the same delivery has succeeded, may run, or is replayed." : "";
-    const others = tries + (would.done
-      ? ` ${would.done} are left out, as their tasks have succeeded or may still run.` : "");
     if (!number) {
       tell(`There is nothing to replay.${others}`);
       return;
