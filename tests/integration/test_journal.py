@@ -399,3 +399,20 @@ def test_check_says_which_right_the_journal_lacks(redis_server, client, check_st
     assert "can't run" in check_state(Config(state_url=url, journal=10, strategy="pika"))[0].problem
     (other, *_) = check_state(Config(state_url=url, strategy="pika"))
     assert other.status != "fail"
+
+
+def test_what_has_no_room_is_lost_and_counted_once(config, metrics, client):
+    config = config.model_copy(update={"max_in_flight_bytes": 1_000})
+
+    async def work(journal: Journal) -> None:
+        large = message("large", size=2_000)
+        begun = journal.begin(large, "task", "")
+        assert begun.done() and not begun.result()
+        assert metrics.get(LOST) == 0  # it is written again when it is answered
+        journal.write(large, "task", "", ACCEPTED, 202, 0.1, "", begun)
+        assert metrics.get(LOST) == 1
+        answer(journal, "small")
+
+    with_journal(config, metrics, work)
+    assert kept(config, "large") is None
+    assert kept(config, "small").state == ACCEPTED

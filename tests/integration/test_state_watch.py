@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import subprocess
 import sys
 
 import pytest
 import redis
 
-from gateway.claims.state_watch import others
+from gateway.claims.state_watch import StateWatch, others
 from gateway.config.settings import Config
+from gateway.metrics import Metrics
 from gateway.stores import result_store
+from gateway.stores.pipeline import Pipeline
 from tests.integration.deliveries import KEYED
 from tests.support.requests import metric
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import RabbitMQ, Server, Stack, free_port
 from tests.support.waiting import eventually
 
 PREFIX = 'state_prefix = "shared"\n'
@@ -78,3 +81,23 @@ def test_how_full_redis_is_can_be_seen(gateway, redis_server):
             )
         finally:
             client.config_set("maxmemory", 0)
+
+
+def test_where_redis_is_gone_the_last_sizes_are_kept(rabbitmq, caplog):
+    caplog.set_level(logging.DEBUG, "gateway.claims.state_watch")
+    gone = config(rabbitmq.url, f"redis://127.0.0.1:{free_port()}/0")
+    metrics = Metrics()
+    metrics.set("gateway_state_keys", 7)
+
+    async def watch() -> None:
+        pipeline = Pipeline(lambda: result_store.connect(gone, gone.state), "claims")
+        watching = StateWatch(gone, metrics, pipeline)
+        await pipeline.start()
+        await watching.start()
+        await eventually(lambda: "cannot check the Redis of the claims" in caplog.text)
+        await watching.stop()
+        await pipeline.stop()
+
+    asyncio.run(watch())
+    assert metrics.get("gateway_state_keys") == 7
+    metrics.close()
