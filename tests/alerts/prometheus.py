@@ -54,7 +54,8 @@ class Prometheus:
 
     def scraped_since(self, time: float) -> bool:
         """Has the gateway answered since `time`, in seconds since the epoch?"""
-        query = quote('timestamp(up{job="gateway"} == 1)')
+        # Of anything but a series, `timestamp` is the time of the query.
+        query = quote('timestamp(up{job="gateway"}) and up{job="gateway"} == 1')
         found = self._ask(f"query?query={query}")["result"]
         return bool(found) and float(found[0]["value"][1]) > time
 
