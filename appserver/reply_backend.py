@@ -28,7 +28,7 @@ from kombu.utils.json import JSONEncoder
 from redis.exceptions import RedisError
 
 from appserver.reply_connection import Reply, reply_connection
-from appserver.result_script import ResultScript
+from appserver.result_script import ResultScript, with_retries
 
 REPLY_PREFIXES = ("gateway.reply.", "amq.rabbitmq.reply-to.")
 
@@ -90,7 +90,7 @@ class ReplyMixin(_Backend):
             "date_done": datetime.now(UTC).isoformat(),
             "task_id": task_id,
         }
-        return encode(meta)
+        return encode(with_retries(meta, state, request))
 
 
 class ReplyBackend(ReplyMixin, ResultScript, RedisBackend):

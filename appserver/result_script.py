@@ -64,6 +64,7 @@ class ResultScript(_RedisBackend):
             return super()._store_result(task_id, result, state, traceback, request, **kwargs)
         meta = self._get_result_meta(result, state, traceback, request)
         meta["task_id"] = bytes_to_str(task_id)
+        with_retries(meta, state, request)
         key, value = self.get_key_for_task(task_id), self.encode(meta)
         held = reply_connection(self.app).held
         # The next task of a chord looks for the results of its members.
@@ -99,3 +100,14 @@ class ResultScript(_RedisBackend):
     def _script(self) -> Script:
         script: Script = self.client.register_script(_STORE)
         return script
+
+
+def with_retries(meta: dict[str, Any], state: str, request: Any) -> dict[str, Any]:
+    """Return the `meta` of a result with its ``retries``, where the task has failed or has some.
+
+    Celery adds them only with ``result_extended``, together with all arguments.
+    """
+    retries = getattr(request, "retries", 0) or 0
+    if retries or state == states.FAILURE:
+        meta["retries"] = retries
+    return meta

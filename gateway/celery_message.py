@@ -235,7 +235,13 @@ def decode_result(payload: bytes) -> Outcome | None:
         loads = kombu_json.loads if b'"__type__"' in payload else json.loads
         meta = loads(payload.decode())
         state = meta["status"]
-        return _outcome(state, meta.get("result")) if state in FINAL else None
+        if state not in FINAL:
+            return None
+        outcome = _outcome(state, meta.get("result"))
+        retries = meta.get("retries")
+        if type(retries) is int and retries >= 0:
+            outcome.attempts = retries + 1
+        return outcome
     # ArithmeticError comes from Decimal. A task may return values that a sender has invented.
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as e:
         return Outcome(SUCCESS, error=f"no JSON result ({type(e).__name__})")

@@ -16,10 +16,12 @@ class Outcome:
 
     ``value`` is what the task returned (SUCCESS); ``error`` names the exception's type
     (FAILURE, REVOKED) or, on SUCCESS, says why the result cannot be read. ``detail`` is the
-    exception's text, which is for the operator and not for the sender.
+    exception's text, which is for the operator and not for the sender. ``attempts`` is how often
+    the task was begun, with Celery's retries; 0: the worker has not said it.
     """
 
     state: str
     value: Any = None
     error: str | None = None
     detail: str = ""
+    attempts: int = 0

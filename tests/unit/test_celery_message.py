@@ -207,6 +207,15 @@ def test_failure_is_the_name_of_the_exception_and_its_text(backend, state, excep
     assert found == Outcome(state, error=name, detail=detail)
 
 
+@pytest.mark.parametrize(
+    ("retries", "attempts"),
+    [("0", 1), ("2", 3), ("-1", 0), ("true", 0), ('"2"', 0), ("1.5", 0), ("null", 0)],
+)
+def test_attempts_are_the_retries_and_one(retries, attempts):
+    payload = f'{{"status": "FAILURE", "result": {{"exc_type": "E"}}, "retries": {retries}}}'
+    assert decode_result(payload.encode()).attempts == attempts
+
+
 def test_half_surrogates_of_an_exception_can_be_written_anywhere():
     payload = (
         rb'{"status": "FAILURE", "result": {"exc_type": "E\ud800", "exc_message": ["\ud800x"]}}'

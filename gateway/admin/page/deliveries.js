@@ -11,7 +11,7 @@ const [
   "journal", "unlock", "token", "filter", "told", "deliveries", "older", "replay-all",
   "shown", "shown-title", "shown-told", "facts", "call", "replay", "close", "asked", "question", "yes",
 ].map(id => document.getElementById(id));
-const FILTERS = ["state", "route", "event", "text", "since"];
+const FILTERS = ["state", "status", "route", "source", "event", "text", "since"];
 
 let next = null, opened = null, stream = null;
 let paged = false; // are there older ones than those of the first page?
