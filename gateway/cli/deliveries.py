@@ -17,9 +17,10 @@ from gateway.cli import printed, replay
 from gateway.cli.configuration import configure
 from gateway.config.settings import Config
 from gateway.errors import ConfigError, GatewayError
+from gateway.journal.base import POSITION
 from gateway.journal.entry import STATES
 from gateway.journal.filter import Filter, read_route, read_states, read_status, read_time
-from gateway.journal.reading import POSITION, changes, reading
+from gateway.journal.reading import reading
 from gateway.journal.replay import outcomes
 
 _BACKOFF = (0.5, 10.0)  # seconds between attempts to watch: the first, the longest
@@ -185,7 +186,7 @@ async def _watch(arguments: argparse.Namespace, config: Config) -> int:
     wanted, backoff, begun = _filter(arguments), Backoff(*_BACKOFF), False
     while True:
         try:
-            async with reading(config) as reader, aclosing(changes(config)) as changed:
+            async with reading(config) as reader, aclosing(reader.changes()) as changed:
                 async for delivery_id in changed:
                     if delivery_id:
                         entry = await reader.get(delivery_id)

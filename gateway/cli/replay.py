@@ -14,9 +14,9 @@ from gateway.journal.entry import OPEN, SUCCEEDED, Entry
 from gateway.journal.filter import Filter
 from gateway.journal.reading import reading
 from gateway.journal.replay import Replays, outcomes, publishing
+from gateway.journal.stores import store_for
 from gateway.journal.tries import choose
 from gateway.outcome import SUCCESS
-from gateway.stores import result_store
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,10 @@ async def _publish(config: Config, chosen: Iterable[Entry], how: How) -> int:
     taken: dict[str, str] = {}
     well = True
     async with (
-        result_store.asking(config, config.state) as ask,
+        store_for(config).opened(config) as store,
         publishing(config) as publish,
     ):
-        replays = Replays(config, ask, publish)
+        replays = Replays(store, publish)
         due = asyncio.get_running_loop().time()
         for entry in chosen:
             delivery_id = entry.id

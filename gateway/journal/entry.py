@@ -11,7 +11,6 @@ A delivery whose result was the answer goes from *received* to its end at once.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any
@@ -135,25 +134,6 @@ def described(message: Message, identity: str) -> str:
     about = {"delivery": message.delivery, "task": message.task, "queue": message.queue}
     known = {"identity": identity_digest(identity).hex()} if identity else {}
     return json.dumps({**about, "options": options, **known})
-
-
-def read(fields: Mapping[bytes, bytes], position: str = "") -> Entry:
-    """Return the entry whose hash in Redis has these `fields`."""
-    texts = {key.decode(): value.decode() for key, value in fields.items() if key != b"call"}
-    status = texts.get("status")
-    return Entry(
-        **json.loads(texts["about"]),
-        call=fields.get(b"call", b""),
-        task_id=texts["task_id"],
-        status=None if status is None else int(status),
-        seconds=float(texts.get("seconds", 0.0)),
-        error=texts.get("error", ""),
-        state=texts["state"],
-        ended_at=texts.get("ended_at", ""),
-        replays=int(texts.get("replays", 0)),
-        replaying=texts.get("replaying", ""),
-        position=position,
-    )
 
 
 def ended(outcome: Outcome) -> tuple[str, str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -19,9 +18,9 @@ from redis.exceptions import RedisError
 from gateway import background
 from gateway.celery_message import decode_result
 from gateway.config.settings import Config
-from gateway.journal import scripts
+from gateway.errors import GatewayError
+from gateway.journal.base import FIRST_LOOK, JournalStore
 from gateway.journal.entry import RUNNING, ended
-from gateway.journal.keys import Keys
 from gateway.metric_table import LATE
 from gateway.metrics import Metrics
 from gateway.stores import result_store
@@ -29,7 +28,6 @@ from gateway.stores.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
 
-FIRST_LOOK = 1_000  # ms after the entry is written, which may be before the answer
 _LONGEST = 60_000  # ms between two looks; a third of the time for which results are kept, if less
 _PAUSE = 0.5  # seconds between two queries for those whose look is due
 _MOST = 200  # deliveries of one query
@@ -37,13 +35,12 @@ _READ = 20  # results that are read at once: they may be large
 
 
 class Follower:
-    """Writes the ends of tasks to the journal, and counts them; `journal` leads to its Redis."""
+    """Writes the ends of tasks to the journal's `store`, and counts them."""
 
-    def __init__(self, config: Config, journal: Pipeline, metrics: Metrics):
-        self._journal = journal
+    def __init__(self, config: Config, store: JournalStore, metrics: Metrics):
+        self._store = store
         self._metrics = metrics
         self._results = Pipeline(lambda: result_store.connect(config), "results for the journal")
-        self._keys = Keys(config)
         self._result = result_store.key_prefix(config)
         longest = int(min(_LONGEST, max(config.result_expires * 1000 / 3, 1)))
         self._pauses = (min(FIRST_LOOK, longest), longest)
@@ -64,7 +61,7 @@ class Follower:
             try:
                 found = await self._look()
                 failed = ""
-            except (RedisError, OSError) as exc:
+            except (GatewayError, RedisError, OSError) as exc:
                 if str(exc) != failed:
                     log.warning("the ends of deliveries cannot be written: %s", exc)
                     failed = str(exc)
@@ -73,23 +70,17 @@ class Follower:
 
     async def _look(self) -> int:
         """Write what became of those whose time has come; return how many these were."""
-        keys = self._keys
-        due = await self._journal.run(
-            "EVAL", scripts.DUE, 1, keys.open, _MOST, *self._pauses, keys.prefix
-        )  # fmt: skip
-        if not due:
-            return 0
-        pairs = [(one.decode(), task.decode()) for one, task in due]
-        for begin in range(0, len(pairs), _READ):
-            await self._settle(pairs[begin : begin + _READ])
-        return len(pairs)
+        due = await self._store.due(_MOST, *self._pauses)
+        for begin in range(0, len(due), _READ):
+            await self._settle(due[begin : begin + _READ])
+        return len(due)
 
     async def _settle(self, pairs: list[tuple[str, str]]) -> None:
         """Write what became of these deliveries and tasks, as far as it is stored."""
         payloads = await self._results.run("MGET", *(self._result + task for _, task in pairs))
         for (delivery_id, task_id), payload in zip(pairs, payloads, strict=True):
             if payload is not None and (found := read(payload)) is not None:
-                reply = self._journal.run(*settlement(self._keys, delivery_id, task_id, *found))
+                reply = asyncio.ensure_future(self._store.settle(delivery_id, task_id, *found))
                 reply.add_done_callback(partial(self._settled, found[0]))
 
     def _settled(self, state: str, reply: asyncio.Future[Any]) -> None:
@@ -99,21 +90,6 @@ class Follower:
             log.warning("the end of a delivery cannot be written: %s", exc)
         elif (answer := reply.result()) is not None:
             self._metrics.count(LATE, state, answer.decode())
-
-
-def settlement(
-    keys: Keys, delivery_id: str, task_id: str, state: str, error: str, counts: bool = True
-) -> tuple[str | int, ...]:
-    """Return the Redis command that writes what became of a delivery's task.
-
-    If the caller `counts` such ends, it answers how the delivery was answered, once.
-    """
-    fields = ["error", error] if error else []
-    ended = state != RUNNING
-    if ended:
-        fields += ["ended_at", datetime.now(UTC).isoformat(timespec="milliseconds")]
-    command = ("EVAL", scripts.SETTLE, 2, keys.of(delivery_id), keys.open)
-    return *command, delivery_id, task_id, state, int(ended and counts), keys.changes, *fields
 
 
 def read(payload: bytes) -> tuple[str, str] | None:

@@ -6,15 +6,19 @@ from gateway.config.settings import Config
 
 
 class Keys:
-    """The keys of one deployment; `gateway.journal.scripts` says what they have."""
+    """The keys of one deployment; `gateway.journal.scripts` says what they have.
 
-    def __init__(self, config: Config):
+    With `part`, which ends with a colon, they are those of another journal with the same channel.
+    """
+
+    def __init__(self, config: Config, part: str = ""):
         prefix = f"{config.prefix}journal:"
+        self.changes = f"{prefix}changes"
+        prefix += part
         self.deliveries = f"{prefix}deliveries"
         self.refused = f"{prefix}refused"
         self.open = f"{prefix}open"
         self.bytes = f"{prefix}bytes"
-        self.changes = f"{prefix}changes"
         #: What the key of each delivery begins with.
         self.prefix = f"{prefix}delivery:"
 

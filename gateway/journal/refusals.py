@@ -1,6 +1,6 @@
 """Keep requests that were refused before they had a message, as far as `journal_refused` says.
 
-Anyone can cause such requests. So only a limited number is kept, in a stream of their own, without
+Anyone can cause such requests. So only a limited number is kept, apart from deliveries, without
 secrets, and shortened.
 """
 
@@ -11,13 +11,11 @@ import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from time import monotonic
-from typing import Any
 
 from gateway.celery_message import encode_body
 from gateway.config.settings import Config
 from gateway.delivery import PRIVATE_HEADERS, Request, traceparent_of
-from gateway.journal import scripts
-from gateway.journal.keys import Keys
+from gateway.journal.base import Refusal
 from gateway.request_log import shown_path
 from gateway.sources import find
 
@@ -35,12 +33,10 @@ _is_secret = re.compile(
 
 
 class Refusals:
-    """Writes refused requests by `send`, which takes the size of a body and a command for Redis."""
+    """Gives refused requests to `keep`, which writes them."""
 
-    def __init__(self, config: Config, keys: Keys, send: Callable[..., Any]):
-        self._keys = keys
-        self._send = send
-        self._bounds = (config.most_refused, int(config.journal_age * 1000))
+    def __init__(self, config: Config, keep: Callable[[Refusal], None]):
+        self._keep = keep
         self._kinds, self._senders = Allowance(*KIND), Allowance(*SENDER)
         self._secret = PRIVATE_HEADERS.union(
             *(
@@ -68,13 +64,8 @@ class Refusals:
         self._senders.take(sender)
         body = _cut(request.body)
         call = encode_body({}, self._public(request.headers), body)
-        keys = self._keys
-        self._send(
-            len(call), "EVAL", scripts.REFUSE, 2, keys.of(delivery_id), keys.refused,
-            delivery_id, *self._bounds, keys.prefix, keys.changes,
-            "about", _described(request, delivery_id, route, source, len(body)), "call", call,
-            "task_id", "", "status", status, "seconds", f"{seconds:.6f}", "error", reason,
-        )  # fmt: skip
+        about = _described(request, delivery_id, route, source, len(body))
+        self._keep(Refusal(delivery_id, about, call, status, seconds, reason))
 
     def _public(self, headers: dict[str, str]) -> dict[str, str]:
         """Return the headers without secret ones, cut."""

@@ -14,16 +14,12 @@ from gateway.amqp.publishers import publisher_for
 from gateway.celery_message import TaskIds, decode_result
 from gateway.config.settings import Config
 from gateway.errors import BrokerUnavailable, NotConfirmed, Rejected, RequestError, Unroutable
-from gateway.journal import scripts
+from gateway.journal.base import JournalStore
 from gateway.journal.entry import Entry, ended
-from gateway.journal.follower import FIRST_LOOK, settlement
-from gateway.journal.keys import Keys
-from gateway.journal.reading import Reader
 from gateway.metrics import Metrics
 from gateway.outcome import Outcome
 from gateway.pending_task import PendingTask
 from gateway.stores import result_store
-from gateway.stores.result_store import Ask
 
 _PAUSE = 0.1  # seconds between queries
 
@@ -121,10 +117,8 @@ class Replays:
     asked for `again`; then it does so under the same task id.
     """
 
-    def __init__(self, config: Config, ask: Ask, publish: Publish):
-        self._keys = Keys(config)
-        self._ask = ask
-        self._reader = Reader(config, ask)
+    def __init__(self, store: JournalStore, publish: Publish):
+        self._store = store
         self._publish = publish
         self._ids = TaskIds()
 
@@ -132,10 +126,10 @@ class Replays:
         """Publish a delivery, and return when the broker has confirmed or refused it.
 
         Not if it has been replayed since it was `chosen`, which need not have its call. Raises
-        `gateway.errors.GatewayError` where the journal's Redis does not answer.
+        `gateway.errors.GatewayError` where the journal's store does not answer.
         """
         gone = Replay(chosen.id, problem="it is not in the journal any more")
-        entry = await self._reader.get(chosen.id)
+        entry = await self._store.get(chosen.id)
         if entry is None:
             return gone
         if entry.task_id != chosen.task_id:
@@ -145,11 +139,8 @@ class Replays:
             why = f"cannot be replayed, as it had no message: {entry.error}"
             return Replay(entry.id, problem=why)
         task_id = self._ids.new()
-        begun = await self._ask(
-            "EVAL", scripts.BEGIN_REPLAY, 1, self._keys.of(entry.id), task_id, entry.task_id
-        )
-        if begun is not None:
-            other = begun.decode()
+        other = await self._store.begin_replay(entry.id, task_id, entry.task_id)
+        if other is not None:
             if not other:
                 return gone
             if other != entry.replaying:
@@ -163,22 +154,14 @@ class Replays:
         except NotConfirmed:
             return Replay(entry.id, task_id, "not confirmed, but may run")
         except RequestError as exc:
-            await self._end(entry, task_id, taken=False)
+            await self._store.end_replay(entry.id, task_id, taken=False)
             return Replay(entry.id, problem=f"not taken: {exc}")
-        await self._end(entry, task_id, taken=True)
+        await self._store.end_replay(entry.id, task_id, taken=True)
         return Replay(entry.id, task_id)
-
-    async def _end(self, entry: Entry, task_id: str, taken: bool) -> None:
-        keys = self._keys
-        await self._ask(
-            "EVAL", scripts.END_REPLAY, 2, keys.of(entry.id), keys.open,
-            entry.id, task_id, int(taken), FIRST_LOOK, keys.changes,
-        )  # fmt: skip
 
     async def settle(self, delivery_id: str, task_id: str, outcome: Outcome) -> None:
         """Write how a replay's task has ended, so that it is known even if no gateway runs.
 
         A gateway writes it as well, and counts it.
         """
-        command = settlement(self._keys, delivery_id, task_id, *ended(outcome), counts=False)
-        await self._ask(*command)
+        await self._store.settle(delivery_id, task_id, *ended(outcome), counts=False)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from redis.exceptions import RedisError
-
 from gateway import background
-from gateway.journal import scripts
-from gateway.journal.keys import Keys
+from gateway.errors import GatewayError
+from gateway.journal.base import JournalStore
 from gateway.metrics import Metrics
-from gateway.stores.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
 
@@ -20,15 +17,11 @@ _MOST = 200  # deliveries that are removed at once
 
 
 class SizeWatch:
-    """Sets the journal's gauges; `redis` is the journal's, `age` is in seconds."""
+    """Trims the journal's `store`, and sets its gauges."""
 
-    def __init__(self, keys: Keys, metrics: Metrics, redis: Pipeline, age: float):
+    def __init__(self, store: JournalStore, metrics: Metrics):
+        self._store = store
         self._metrics = metrics
-        self._redis = redis
-        self._query = (
-            "EVAL", scripts.TRIM, 4, keys.deliveries, keys.refused, keys.open, keys.bytes,
-            int(age * 1000), _MOST, keys.prefix,
-        )  # fmt: skip
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -41,11 +34,12 @@ class SizeWatch:
         while True:
             removed = 0
             try:
-                removed, deliveries, unfinished, size = await self._redis.run(*self._query)
-                self._metrics.set("gateway_journal_deliveries", deliveries)
-                self._metrics.set("gateway_journal_open", unfinished)
-                self._metrics.set("gateway_journal_bytes", float(size))
-            except (RedisError, OSError) as exc:
+                size = await self._store.trim(_MOST)
+                removed = size.removed
+                self._metrics.set("gateway_journal_deliveries", size.deliveries)
+                self._metrics.set("gateway_journal_open", size.open)
+                self._metrics.set("gateway_journal_bytes", size.bytes)
+            except GatewayError as exc:
                 # Only a debug line: whoever writes to the journal logs its errors.
                 log.debug("the size of the journal cannot be queried: %s", exc)
             if removed < _MOST:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gateway.amqp.dynamic_queues import DynamicQueues
 from gateway.celery_message import TaskIds
 from gateway.failpoints import Failpoint
-from gateway.journal.store import Journal
+from gateway.journal.writing import Journal
 from gateway.metrics import Metrics
 from gateway.relay.attempt import Steps
 from gateway.relay.deadlines import Deadlines

@@ -17,7 +17,7 @@ from gateway.delivery import Delivery, Request, traceparent_of
 from gateway.errors import BadRequest, BodyTooSlow, RequestError, Unverified
 from gateway.failpoints import Failpoint
 from gateway.journal.refusals import Refusals
-from gateway.journal.store import Journal
+from gateway.journal.writing import Journal
 from gateway.metric_table import UNVERIFIED
 from gateway.metrics import Metrics
 from gateway.relay import preferences

@@ -15,7 +15,7 @@ from gateway.celery_message import Message
 from gateway.delivery import Request, recorded_trace, traceparent_of
 from gateway.errors import RequestError, Unverified
 from gateway.journal.entry import ACCEPTED, FAILED, GONE, REFUSED
-from gateway.journal.store import Journal
+from gateway.journal.writing import Journal
 from gateway.metric_table import ERRORS
 from gateway.pending_task import PendingTask
 from gateway.relay.context import Context

@@ -48,12 +48,18 @@ class Pipeline(asyncio.Protocol):
     """Sends commands in the order in which they were given; those of one turn of the loop together.
 
     It connects when there is a command. Where one has no reply in time, the connection is aborted,
-    so all that were sent on it fail.
+    so all that were sent on it fail. `translated` makes of each error that with which futures fail.
     """
 
-    def __init__(self, connect: Callable[[], redis.asyncio.Redis], name: str):
+    def __init__(
+        self,
+        connect: Callable[[], redis.asyncio.Redis],
+        name: str,
+        translated: Callable[[Exception], Exception] = lambda exc: exc,
+    ):
         self._connect = connect
         self._name = name
+        self._translated = translated
         self._waiting: list[_Command] = []
         self._sent: deque[_Command] = deque()
         self._flushes = False  # in this turn
@@ -153,7 +159,7 @@ class Pipeline(asyncio.Protocol):
                     packed.append(self._pack(command.words))
                     self._sent.append(command)
                 else:
-                    command.reply.set_exception(OSError("no answer in time"))
+                    self._reject(command, OSError("no answer in time"))
         self._waiting.clear()
         if packed:
             self._transport.write(b"".join(packed))
@@ -184,7 +190,7 @@ class Pipeline(asyncio.Protocol):
                     self._waiting.append(command)
                     self._flush_soon()
                 else:
-                    command.reply.set_exception(ResponseError(str(answer)))
+                    self._reject(command, ResponseError(str(answer)))
         except (InvalidResponse, IndexError) as exc:  # nothing that was asked for
             self._error = f"an invalid reply of Redis: {exc}"
             assert self._transport is not None
@@ -214,7 +220,10 @@ class Pipeline(asyncio.Protocol):
     def _fail(self, commands: list[_Command] | deque[_Command]) -> None:
         for command in commands:
             if not command.reply.done():
-                command.reply.set_exception(OSError(self._error))
+                self._reject(command, OSError(self._error))
+
+    def _reject(self, command: _Command, exc: Exception) -> None:
+        command.reply.set_exception(self._translated(exc))
 
     def _settle(self) -> None:
         """See whether commands wait: for a connection, or for replies."""

@@ -1,9 +1,10 @@
-"""How the journal is written: in batches, once each, and beside replays; how it is trimmed."""
+"""How the journal is written: in batches, and once each; what of it is Redis' own."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import aclosing
 
 import pytest
 import redis
@@ -12,19 +13,17 @@ from gateway.celery_message import Message
 from gateway.cli.checks import stores
 from gateway.cli.checks.finding import Finding
 from gateway.config.settings import Config
-from gateway.errors import Rejected
-from gateway.journal import scripts, size_watch, store
-from gateway.journal.entry import ACCEPTED, FAILED, REPLAYED, SUCCEEDED, Entry
-from gateway.journal.follower import settlement
+from gateway.errors import GatewayError
+from gateway.journal import redis_store, size_watch, writing
+from gateway.journal.entry import ACCEPTED, FAILED, Entry
+from gateway.journal.filter import Filter
 from gateway.journal.keys import Keys
-from gateway.journal.reading import Reader, reading
+from gateway.journal.reading import reading
+from gateway.journal.redis_store import RedisStore
 from gateway.journal.replay import Replays
 from gateway.journal.size_watch import SizeWatch
-from gateway.journal.store import Journal
+from gateway.journal.writing import Journal
 from gateway.metrics import Metrics
-from gateway.outcome import SUCCESS, Outcome
-from gateway.stores import result_store
-from gateway.stores.pipeline import Pipeline
 from tests.support.stack import Server, Stack
 from tests.support.waiting import eventually
 
@@ -113,7 +112,7 @@ def test_one_command_writes_many(
     unfollowed, metrics, client, monkeypatch, number: int, size: int, commands: int
 ):
     # Given that nothing but the number and the bytes ends a batch, and the end,
-    monkeypatch.setattr(store, "GATHER", 60.0)
+    monkeypatch.setattr(writing, "GATHER", 60.0)
 
     async def work(journal: Journal) -> None:
         for n in range(number):
@@ -127,7 +126,7 @@ def test_one_command_writes_many(
 
 
 def test_an_acceptance_takes_with_it_what_has_gathered(config, metrics, client, monkeypatch):
-    monkeypatch.setattr(store, "GATHER", 60.0)
+    monkeypatch.setattr(writing, "GATHER", 60.0)
 
     async def work(journal: Journal) -> None:
         answer(journal, "before")
@@ -180,106 +179,25 @@ def test_a_delivery_that_could_not_be_begun_is_whole_when_it_is_answered(config,
     assert metrics.get(LOST) == 0
 
 
-def replays(config: Config, ask: result_store.Ask, published: list[str]) -> Replays:
-    async def publish(_entry: Entry, task_id: str) -> None:
-        if published and published[0] == "refuse":
-            raise Rejected
-        published.append(task_id)
-
-    return Replays(config, ask, publish)
-
-
-def test_an_answer_after_a_replay_leaves_the_replays_task(config, metrics, client):
-    published: list[str] = []
-
-    async def work(journal: Journal) -> None:
-        begun = journal.begin(message("held"), "first", "")
-        assert await begun
-        async with result_store.asking(config, config.state) as ask:
-            chosen = await Reader(config, ask).get("held")
-            assert (await replays(config, ask, published).run(chosen)).problem == ""
-            journal.write(message("held"), "first", "", SUCCEEDED, 200, 0.1, "", begun)
-            reader = Reader(config, ask)
-
-            async def replayed() -> Entry:
-                return await reader.get("held")
-
-            while (await replayed()).status is None:
-                await asyncio.sleep(0.01)
-            entry = await replayed()
-            assert (entry.state, entry.task_id, entry.status) == (REPLAYED, published[0], 200)
-            # Its end is the replay's, and not that of the first task.
-            keys = Keys(config)
-            await ask(*settlement(keys, "held", "first", FAILED, "late"))
-            assert (await replayed()).state == REPLAYED
-            assert await ask(*settlement(keys, "held", published[0], SUCCEEDED, "")) == b"accepted"
-            assert (await replayed()).state == SUCCEEDED
-
-    with_journal(config, metrics, work)
-
-
-def test_the_end_of_a_replay_is_counted_once_though_two_write_it(unfollowed, metrics, client):
-    config = unfollowed
-    published: list[str] = []
-
-    async def work(journal: Journal) -> None:
-        journal.write(message("one"), "first", "", FAILED, 502, 0.1, "ValueError")
-        async with result_store.asking(config, config.state) as ask:
-            reader = Reader(config, ask)
-            while (chosen := await reader.get("one")) is None:
-                await asyncio.sleep(0.01)
-            some = replays(config, ask, published)
-            await some.run(chosen)
-            # Given that the command line writes the end first,
-            await some.settle("one", published[0], Outcome(SUCCESS))
-            assert (await reader.get("one")).state == SUCCEEDED
-            # a gateway is still told how the delivery was answered, once.
-            command = settlement(Keys(config), "one", published[0], SUCCEEDED, "")
-            assert await ask(*command) == b"accepted"
-            assert await ask(*command) is None
-
-    with_journal(config, metrics, work)
-
-
-@pytest.mark.parametrize(
-    ("status", "told"), [(202, b"accepted"), (504, b"error"), (0, b"error"), (None, b"unknown")]
-)
-def test_an_end_tells_how_the_delivery_was_answered(unfollowed, metrics, client, status, told):
-    config = unfollowed
-
-    async def work(journal: Journal) -> None:
-        begun = journal.begin(message("one"), "task", "")
-        assert await begun
-        if status is not None:
-            journal.write(message("one"), "task", "", ACCEPTED, status, 0.1, "", begun)
-        async with result_store.asking(config, config.state) as ask:
-            keys, reader = Keys(config), Reader(config, ask)
-            await ask("ZADD", keys.open, 1, "one")  # as a follower would have it
-            while (await reader.get("one")).status != status:
-                await asyncio.sleep(0.01)
-            assert await ask(*settlement(keys, "one", "task", FAILED, "ValueError")) == told
-
-    with_journal(config, metrics, work)
-    assert kept(config, "one").state == FAILED
-
-
 def test_a_delivery_that_is_gone_is_not_replayed(config, metrics, client):
+    class Expiring(RedisStore):
+        """Loses a delivery between the look and the beginning of its replay."""
+
+        async def begin_replay(self, delivery_id: str, *args: str) -> str | None:
+            client.delete(Keys(config).of(delivery_id))
+            return await super().begin_replay(delivery_id, *args)
+
     published: list[str] = []
+
+    async def publish(_: Entry, task_id: str) -> None:
+        published.append(task_id)
 
     async def work(journal: Journal) -> None:
         journal.write(message("one"), "task", "", FAILED, 502, 0.1, "ValueError")
-        async with result_store.asking(config, config.state) as ask:
-            reader, keys = Reader(config, ask), Keys(config)
-            while (chosen := await reader.get("one")) is None:
+        async with Expiring.opened(config) as store:
+            while (chosen := await store.get("one")) is None:
                 await asyncio.sleep(0.01)
-            begin = ("EVAL", scripts.BEGIN_REPLAY, 1, keys.of("one"), "new", "task")
-
-            async def gone(*command: str | bytes | int) -> object:
-                if command[:2] == begin[:2]:  # it expires between the look and the beginning
-                    await ask("DEL", keys.of("one"))
-                return await ask(*command)
-
-            replay = await replays(config, gone, published).run(chosen)
+            replay = await Replays(store, publish).run(chosen)
             assert replay.problem == "it is not in the journal any more"
 
     with_journal(config, metrics, work)
@@ -292,7 +210,7 @@ def test_what_is_too_old_is_removed_though_no_results_are_followed(
 ):
     monkeypatch.setattr(size_watch, "PAUSE", 0.02)
     monkeypatch.setattr(size_watch, "_MOST", 3)
-    config, keys = unfollowed, Keys(unfollowed)
+    config, keys = unfollowed.model_copy(update={"journal_age": 0.001}), Keys(unfollowed)
 
     async def work(journal: Journal) -> None:
         for n in range(10):
@@ -300,18 +218,18 @@ def test_what_is_too_old_is_removed_though_no_results_are_followed(
             client.xadd(keys.refused, {"id": f"r{n}"})
         await eventually(lambda: client.xlen(keys.deliveries) == 10)
         assert int(client.get(keys.bytes)) > 0
-        pipeline = Pipeline(lambda: result_store.connect(config, config.state), "test")
-        await pipeline.start()
-        watch = SizeWatch(keys, metrics, pipeline, 0.001)
-        await watch.start()
-        try:
-            await eventually(lambda: not client.xlen(keys.deliveries) + client.xlen(keys.refused))
-            await eventually(lambda: metrics.get("gateway_journal_bytes") == 0)
-        finally:
-            await watch.stop()
-            await pipeline.stop()
+        async with RedisStore.opened(config) as store:
+            watch = SizeWatch(store, metrics)
+            await watch.start()
+            try:
+                await eventually(
+                    lambda: not client.xlen(keys.deliveries) + client.xlen(keys.refused)
+                )
+                await eventually(lambda: metrics.get("gateway_journal_bytes") == 0)
+            finally:
+                await watch.stop()
 
-    with_journal(config, metrics, work)
+    with_journal(unfollowed, metrics, work)
     left = set(client.scan_iter()) - {keys.deliveries.encode(), keys.refused.encode()}
     assert left == {keys.bytes.encode()}
 
@@ -416,3 +334,38 @@ def test_what_has_no_room_is_lost_and_counted_once(config, metrics, client):
     with_journal(config, metrics, work)
     assert kept(config, "large") is None
     assert kept(config, "small").state == ACCEPTED
+
+
+def test_what_has_expired_is_left_out_before_it_is_trimmed(unfollowed, metrics, client):
+    async def work(journal: Journal) -> None:
+        for delivery_id in ("one", "expired", "other"):
+            assert await journal.begin(message(delivery_id), "task", "")
+        client.delete(Keys(unfollowed).of("expired"))
+        async with reading(unfollowed) as reader, aclosing(reader.find(Filter())) as found:
+            assert [entry.id async for entry in found] == ["other", "one"]
+
+    with_journal(unfollowed, metrics, work)
+
+
+def test_silence_is_no_loss_and_a_redis_that_does_not_answer_is(stack, start, monkeypatch):
+    monkeypatch.setattr(redis_store, "_SILENCE", 0.1)
+    server = start(stack.redis)
+    config = Config(state_url=server.url, journal=10, strategy="pika")
+
+    async def work(client: redis.Redis) -> None:
+        # Given a change after a time in which Redis was asked more than once,
+        loop, change = asyncio.get_running_loop(), (Keys(config).changes, "late accepted")
+        async with aclosing(RedisStore(config).changes()) as changes:
+            assert await anext(changes) == ""
+            loop.call_later(0.5, client.publish, *change)
+            assert await anext(changes) == "late"
+            server.freeze()
+            with pytest.raises(GatewayError, match="no answer in time"):
+                await anext(changes)
+
+    with redis.Redis.from_url(server.url) as client:
+        try:
+            asyncio.run(work(client))
+        finally:
+            server.thaw()
+    server.stop()

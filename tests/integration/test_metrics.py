@@ -11,11 +11,9 @@ import pytest
 import redis
 
 from gateway.config.settings import Config
-from gateway.journal.keys import Keys
+from gateway.journal.redis_store import RedisStore
 from gateway.journal.size_watch import SizeWatch
 from gateway.metrics import Metrics
-from gateway.stores import result_store
-from gateway.stores.pipeline import Pipeline
 from tests.integration.deliveries import URLS, Servers, gather, run, send
 from tests.support.requests import metric, total
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
@@ -212,13 +210,13 @@ def test_a_journal_that_cannot_be_asked_keeps_its_last_sizes(caplog):
     metrics.set("gateway_journal_bytes", 7)
 
     async def ask() -> None:
-        pipeline = Pipeline(lambda: result_store.connect(config), "journal")
-        watch = SizeWatch(Keys(config), metrics, pipeline, 60.0)
-        await pipeline.start()
+        store = RedisStore(config)
+        watch = SizeWatch(store, metrics)
+        await store.start()
         await watch.start()
         await eventually(lambda: "the size of the journal" in caplog.text)
         await watch.stop()
-        await pipeline.stop()
+        await store.stop()
 
     run(ask())
 

@@ -15,9 +15,8 @@ from tornado.iostream import StreamClosedError
 from gateway.admin.api.guarded import Guarded
 from gateway.admin.api.operations import Refused
 from gateway.admin.api.schema import Delivery, Selected
-from gateway.config.settings import Config
 from gateway.journal.filter import Filter
-from gateway.journal.reading import Reader, changes, reading
+from gateway.journal.reading import Reader, reading
 from gateway.process.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
@@ -68,7 +67,7 @@ class Changes(Guarded):
 
     async def _stream(self, wanted: Filter) -> None:
         config = self.config
-        async with reading(config) as reader, _collecting(config) as changed:
+        async with reading(config) as reader, _collecting(reader) as changed:
             self.set_header("Content-Type", "text/event-stream")
             now = datetime.now(UTC).isoformat()
             await self._send(f"event: ready\ndata: {now}\n\n")
@@ -103,15 +102,15 @@ class Changes(Guarded):
 class _Changed:
     """The ids of deliveries that have changed since they were last taken."""
 
-    def __init__(self, config: Config):
-        self._config = config
+    def __init__(self, reader: Reader):
+        self._reader = reader
         self._ids: dict[str, None] = {}
         self._more = 0
         self._ready = asyncio.Event()
         self._task = asyncio.create_task(self._collect())
 
     async def ready(self) -> None:
-        """Wait until nothing is missed; raises `GatewayError` where Redis does not answer."""
+        """Wait until nothing is missed; raises `GatewayError` where the store does not answer."""
         waiting = asyncio.create_task(self._ready.wait())
         try:
             await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
@@ -135,7 +134,7 @@ class _Changed:
         await asyncio.wait({self._task})
 
     async def _collect(self) -> None:
-        async with aclosing(changes(self._config)) as ids:
+        async with aclosing(self._reader.changes()) as ids:
             async for delivery_id in ids:
                 if not delivery_id:
                     self._ready.set()
@@ -146,8 +145,8 @@ class _Changed:
 
 
 @asynccontextmanager
-async def _collecting(config: Config) -> AsyncIterator[_Changed]:
-    changed = _Changed(config)
+async def _collecting(reader: Reader) -> AsyncIterator[_Changed]:
+    changed = _Changed(reader)
     try:
         await changed.ready()
         yield changed

@@ -28,8 +28,8 @@ from gateway.journal.entry import Entry
 from gateway.journal.filter import Filter
 from gateway.journal.reading import Reader, reading
 from gateway.journal.replay import publishing
+from gateway.journal.stores import store_for
 from gateway.journal.tries import choose
-from gateway.stores import result_store
 
 
 class Refused(Exception):
@@ -113,8 +113,8 @@ def _ordered(position: str) -> tuple[int, ...]:
 async def _replay(config: Config, chosen: Sequence[Entry], again: bool) -> list[Replayed]:
     """Replay deliveries; return how that began, up to one for which a server did not answer."""
     done: list[Replayed] = []
-    async with result_store.asking(config, config.state) as ask, publishing(config) as publish:
-        replays = replay.Replays(config, ask, publish)
+    async with store_for(config).opened(config) as store, publishing(config) as publish:
+        replays = replay.Replays(store, publish)
         for entry in chosen:
             try:
                 done.append(Replayed.of(await replays.run(entry, again)))

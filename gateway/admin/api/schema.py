@@ -8,9 +8,9 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from gateway.journal.base import POSITION
 from gateway.journal.entry import GONE, STATES, Entry
 from gateway.journal.filter import Filter, read_route, read_states, read_status, read_time
-from gateway.journal.reading import POSITION
 from gateway.journal.replay import Replay
 
 State = Literal[

@@ -15,8 +15,7 @@ from redis.exceptions import RedisError, ResponseError
 from gateway.claims.state_watch import others
 from gateway.cli.checks.finding import LIMIT, Finding, fail, listed, ok, skipped, warn
 from gateway.config.settings import Config
-from gateway.journal import scripts
-from gateway.journal.keys import Keys
+from gateway.journal.redis_store import RedisStore
 from gateway.stores import result_store
 
 OLDEST = (6, 2)  # Redis
@@ -74,7 +73,7 @@ async def check_state(config: Config) -> list[Finding]:
         found += [] if shared else judge(name, info)
         await client.eval(_CLAIM, 1, f"{config.prefix}c:check-{secrets.token_hex(8)}")
         if config.journal:
-            await _write_journal(client, config)
+            await RedisStore(config, client.execute_command).check()
         found += await _persistence(client, name, info)
         found += _alone(name, await others(config, client.execute_command))
     return found or [ok(name, described(info))]
@@ -131,22 +130,6 @@ async def _read_results(client: Redis, config: Config) -> None:
     async with client.pubsub() as pubsub:
         await (pubsub.psubscribe(f"{key}*") if subscribes == "prefix" else pubsub.subscribe(key))
         await pubsub.get_message(timeout=None)  # the confirmation, or a refusal
-
-
-async def _write_journal(client: Redis, config: Config) -> None:
-    """Write two deliveries to a journal of one, as the account may lack a permission."""
-    prefix = f"{config.prefix}journal:check-{secrets.token_hex(8)}:"
-    keys = [prefix + name for name in ("deliveries", "open", "bytes")]
-    entries = [(n, "received", 1, "task", "", "", "", "{}", "[]") for n in ("1", "2")]
-    words = [word for entry in entries for word in entry]
-    try:
-        unpublished = await client.eval(
-            scripts.WRITE, 3, *keys, 1, 1000, 1000, 1000, prefix, Keys(config).changes, *words
-        )
-    finally:
-        await client.delete(*keys, *(prefix + str(entry[0]) for entry in entries))
-    if unpublished:
-        raise ResponseError(unpublished.decode())
 
 
 async def _persistence(client: Redis, name: str, info: Mapping[str, Any]) -> list[Finding]:

@@ -13,7 +13,7 @@ from gateway.celery_message import Message, TaskIds
 from gateway.config.settings import Config
 from gateway.delivery import Request
 from gateway.journal.entry import Entry
-from gateway.journal.store import Journal
+from gateway.journal.writing import Journal
 from gateway.metrics import Metrics
 from gateway.relay.relay import Relay
 from tests.support.in_memory import InMemory, echo

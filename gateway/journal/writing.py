@@ -1,4 +1,4 @@
-"""Write the journal: what was received, how it was answered, and what became of it, in Redis.
+"""Write the journal: what was received, how it was answered, and what became of it.
 
 A request never fails with the journal. Only an acceptance waits for it, and not for long.
 """
@@ -15,15 +15,13 @@ from typing import Any
 
 from gateway.celery_message import Message
 from gateway.config.settings import Config
-from gateway.journal import scripts
+from gateway.journal.base import Refusal, Row
 from gateway.journal.entry import OPEN, RECEIVED, described
-from gateway.journal.follower import FIRST_LOOK, Follower
-from gateway.journal.keys import Keys
+from gateway.journal.follower import Follower
 from gateway.journal.refusals import Refusals
 from gateway.journal.size_watch import SizeWatch
+from gateway.journal.stores import store_for
 from gateway.metrics import Metrics
-from gateway.stores import result_store
-from gateway.stores.pipeline import Arg, Pipeline
 
 log = logging.getLogger(__name__)
 
@@ -32,51 +30,45 @@ LATEST = 0.5
 
 #: Seconds for which answered deliveries gather.
 GATHER = 0.005
-#: The most deliveries of one command, and the bytes of their bodies from which on no more are
-#: added: its script holds up Redis.
+#: The most deliveries that are written together, and the bytes of their bodies from which on no
+#: more are added: such a write holds up the store.
 _MOST, _MOST_BYTES = 100, 1 << 20
-_WORDS = 9  # for each delivery
 
 
 @dataclass(slots=True)
 class _Batch:
-    """Deliveries that one command writes; `written` ends with True when Redis has them.
+    """Deliveries that are written together; `written` ends with True when the store has them.
 
     ``size`` is in bytes; ``answered`` is how many of them are not written again.
     """
 
     written: Future[bool]
     timer: TimerHandle
-    words: list[Arg] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
     size: int = 0
     answered: int = 0
 
-    def __len__(self) -> int:
-        return len(self.words) // _WORDS
-
 
 class Journal:
-    """Writes deliveries, of which Redis keeps the last `Config.journal`."""
+    """Writes deliveries, of which the store keeps the last `Config.journal`."""
 
     def __init__(self, config: Config, metrics: Metrics):
-        self._redis = Pipeline(lambda: result_store.connect(config, config.state), "journal")
-        self._follower = Follower(config, self._redis, metrics) if config.results else None
+        self._store = store_for(config)(config)
+        self._follower = Follower(config, self._store, metrics) if config.results else None
         self._stored = config.strategy_info.stored
-        self._keys = Keys(config)
-        self._size = SizeWatch(self._keys, metrics, self._redis, config.journal_age)
-        self._bounds = (config.journal, config.journal_bytes, int(config.journal_age * 1000))
+        self._size = SizeWatch(self._store, metrics)
         self._metrics = metrics
         self._most_bytes = config.max_in_flight_bytes
-        self._bytes = 0  # of bodies that wait for Redis
+        self._bytes = 0  # of bodies that wait for the store
         self._batch: _Batch | None = None
         self._soon = False
         self._error = ""
         self._silent = False
         #: Not None if refused requests are kept.
-        self.refusals = Refusals(config, self._keys, self._keep) if config.most_refused else None
+        self.refusals = Refusals(config, self._keep) if config.most_refused else None
 
     async def start(self) -> None:
-        await self._redis.start()
+        await self._store.start()
         await self._size.start()
         if self._follower is not None:
             await self._follower.start()
@@ -86,10 +78,10 @@ class Journal:
             await self._follower.stop()
         await self._size.stop()
         self._flush()
-        await self._redis.stop()
+        await self._store.stop()
 
     def begin(self, message: Message, task_id: str, identity: str) -> Future[bool]:
-        """Write a delivery before it is answered; the future says whether Redis has it.
+        """Write a delivery before it is answered; the future says whether the store has it.
 
         `identity` is the same for all tries of the delivery; "": it is not known.
         For those that may be answered before their task has ended: so they are in the journal even
@@ -149,7 +141,7 @@ class Journal:
         answer: tuple[str, str, str],
         whole: bool = True,
     ) -> Future[bool]:
-        """Let a delivery be written with others, unless too many bytes wait for Redis."""
+        """Let a delivery be written with others, unless too many bytes wait for the store."""
         loop = asyncio.get_running_loop()
         size = len(message.body) if whole else 0
         answered = int(state != RECEIVED)
@@ -164,10 +156,11 @@ class Journal:
         stored = message.delivery["store"] or (self._stored and not message.options.ignore_result)
         followed = self._follower is not None and stored and state in OPEN
         about, call = (described(message, identity), message.body) if whole else ("", b"")
-        batch.words += message.delivery["id"], state, int(followed), task_id, *answer, about, call
+        delivery_id = message.delivery["id"]
+        batch.rows.append((delivery_id, state, int(followed), task_id, *answer, about, call))
         batch.size += size
         batch.answered += answered
-        if len(batch) == _MOST or batch.size >= _MOST_BYTES:
+        if len(batch.rows) == _MOST or batch.size >= _MOST_BYTES:
             self._flush()
         return batch.written
 
@@ -178,21 +171,19 @@ class Journal:
         if batch is None:
             return
         batch.timer.cancel()
-        keys = self._keys
-        reply = self._redis.run(
-            "EVAL", scripts.WRITE, 3, keys.deliveries, keys.open, keys.bytes,
-            *self._bounds, FIRST_LOOK, keys.prefix, keys.changes, *batch.words,
-        )  # fmt: skip
+        reply = asyncio.ensure_future(self._store.write(batch.rows))
         reply.add_done_callback(partial(self._written, batch))
 
-    def _keep(self, size: int, *command: Arg) -> None:
-        """Send a command that has a body of `size` bytes, unless too many wait for Redis."""
+    def _keep(self, refusal: Refusal) -> None:
+        """Write a refused request, unless too many bytes wait for the store."""
         self._flush()  # first, so that the journal is in order
+        size = len(refusal.call)
         if self._reserve(size, 1):
-            self._redis.run(*command).add_done_callback(partial(self._release, size, 1))
+            reply = asyncio.ensure_future(self._store.refuse(refusal))
+            reply.add_done_callback(partial(self._release, size, 1))
 
     def _reserve(self, size: int, lost: int) -> bool:
-        """Reserve `size` bytes until `_release`; False: too many wait for Redis, and `lost` are."""
+        """Reserve `size` bytes until `_release`; False: too many wait already, and `lost` are."""
         if self._bytes + size > self._most_bytes:
             self._lose("more bytes wait for Redis than max_in_flight_bytes", lost)
             return False
@@ -203,13 +194,12 @@ class Journal:
         batch.written.set_result(self._release(batch.size, batch.answered, reply))
 
     def _release(self, size: int, lost: int, reply: Future[Any]) -> bool:
-        """Release `size` bytes; tell whether Redis has written them, otherwise `lost` are."""
+        """Release `size` bytes; tell whether the store has them, otherwise `lost` are."""
         self._bytes -= size
         if reply.cancelled():
             return False
         if (exc := reply.exception()) is not None:
-            # Redis adds which line of a script it was.
-            self._lose(str(exc).partition(" script:")[0], lost)
+            self._lose(str(exc), lost)
             return False
         self._error = ""
         if unpublished := reply.result():

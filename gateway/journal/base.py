@@ -1,0 +1,170 @@
+"""The contract of every store of the journal."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime
+from typing import NamedTuple, Self
+
+from gateway.config.settings import Config
+from gateway.journal.entry import Entry
+
+#: What an entry's position matches; it may be empty. Positions are compared as two numbers.
+POSITION = r"^(\d{1,15}-\d{1,15})?$"
+
+#: Milliseconds after a delivery is written, or a replay of it has ended, until the first look for
+#: the end of its task.
+FIRST_LOOK = 1_000
+
+#: A delivery to be written: id, state, 1 if the end of its task is to be looked for, task id;
+#: status (empty: it has not been answered), seconds and error of its answer; what never changes, as
+#: `gateway.journal.entry.described` has it (empty: it is there already, and so is its call), call.
+#: A plain tuple, as there is one for each request.
+Row = tuple[str, str, int, str, str, str, str, str, bytes]
+
+
+class Refusal(NamedTuple):
+    """A request that was refused before it had a message; ``about`` and ``call`` as in a `Row`."""
+
+    id: str
+    about: str
+    call: bytes
+    status: int
+    seconds: float
+    error: str
+
+
+class Size(NamedTuple):
+    """What `JournalStore.trim` has ``removed``, and what is left, without refused requests."""
+
+    removed: int
+    deliveries: int
+    open: int
+    bytes: int
+
+
+class JournalStore(ABC):
+    """Keeps the entries of the journal.
+
+    A gateway makes one for each process, from `start` to `stop`; a command, or a request to the
+    API, uses one that `opened` yields. An implementation has these duties:
+
+    - It keeps the last deliveries: at most `Config.journal`, with at most `Config.journal_bytes`
+      together, but at least one, and each for `Config.journal_age`. Beside them it keeps the last
+      `Config.most_refused` refused requests, for as long: these never displace deliveries.
+    - Each method is atomic, also beside the other processes of the deployment. Other deployments,
+      which have another `Config.prefix`, see nothing of it.
+    - A state is only replaced by one further on: *received*, then *refused*, *accepted* or
+      *replayed*, then *running*, then an end. Only `end_replay` goes back.
+    - A delivery is open if the end of its task is to be looked for, until `write` has written an
+      end, or `settle` one that counts. What the bounds remove is not open any more.
+    - Each change is announced by `changes`.
+    - Only one clock is used, that of the store.
+    - No method blocks. Each fails with a `GatewayError` where the store does not answer in time or
+      refuses.
+    """
+
+    def __init__(self, config: Config):  # noqa: B027
+        """Open nothing."""
+
+    @classmethod
+    @abstractmethod
+    def opened(cls, config: Config) -> AbstractAsyncContextManager[Self]:
+        """Connect for a command; its errors tell the user the store's URL, and what to do."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Begin to connect; a store that does not answer is waited for in the background."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Wait for what is being written, for a second or so, and disconnect."""
+
+    @abstractmethod
+    def write(self, rows: Sequence[Row]) -> Awaitable[bytes | None]:
+        """Write deliveries: how each has begun, how it was answered, or both; keep the bounds.
+
+        It is called for each batch: a future costs less than a coroutine, which becomes a task.
+        A delivery that was replayed meanwhile keeps the replay's task, state and error. One that is
+        not there and has no `about` is left out, as the bounds have removed it. Return in UTF-8 why
+        changes could not be announced, where all is written nevertheless, else None.
+        """
+
+    @abstractmethod
+    def refuse(self, refusal: Refusal) -> Awaitable[None]:
+        """Write a refused request in the state *refused*; keep their bound."""
+
+    @abstractmethod
+    async def due(self, number: int, first: int, longest: int) -> list[tuple[str, str]]:
+        """Return id and task id of open deliveries whose look is due, at most `number`.
+
+        Postpone their next look: after the nth, by ``first * 2**n`` ms, but at most by `longest`.
+        """
+
+    @abstractmethod
+    def settle(
+        self, delivery_id: str, task_id: str, state: str, error: str, counts: bool = True
+    ) -> Awaitable[bytes | None]:
+        """Write what became of a delivery's task, unless it has another task or end by now.
+
+        `state` is *running* or an end. A caller that `counts` ends is told how the request of an
+        open delivery was answered, once for each task that has ended, in UTF-8: ``accepted`` with a
+        2xx, which is also said of a replay, ``error``, or ``unknown`` if the answer is not written
+        (yet). Otherwise, the result is None.
+        """
+
+    @abstractmethod
+    async def begin_replay(self, delivery_id: str, task_id: str, before: str) -> str | None:
+        """Write that a delivery is about to be published as `task_id`, if its task is `before`.
+
+        Return None if it is, otherwise the id of the task that is in the way: of a replay that has
+        begun and not ended, else of one that has ended; "" if there is no such delivery.
+        """
+
+    @abstractmethod
+    async def end_replay(self, delivery_id: str, task_id: str, taken: bool) -> None:
+        """Write how the replay that has begun as `task_id` has ended, if it has not yet.
+
+        If the broker has `taken` the task, it is the delivery's from now on, which is open again in
+        the state *replayed*, without an error, and has been replayed once more.
+        """
+
+    @abstractmethod
+    async def get(self, delivery_id: str) -> Entry | None:
+        """Return one entry by its id, in a time that does not depend on the number of entries."""
+
+    @abstractmethod
+    def entries(
+        self,
+        calls: bool,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        before: str = "",
+    ) -> AsyncGenerator[Entry, None]:
+        """Yield all entries, the newest first, with their positions; `calls`: with their calls.
+
+        Only those that were received from `since` to `until`; with `before`, instead of `until`,
+        those that are older than the one with this position. Refused requests have their place
+        among deliveries. What is removed meanwhile is left out.
+        """
+
+    @abstractmethod
+    def changes(self) -> AsyncGenerator[str, None]:
+        """Yield the id of each entry that is written or changed from now on, until closed.
+
+        The first one is empty: from then on nothing is missed. It uses a connection of its own, and
+        raises `GatewayError` where that cannot be made, or is lost.
+        """
+
+    @abstractmethod
+    async def trim(self, most: int) -> Size:
+        """Remove what is older than `Config.journal_age`, at most `most` of each kind."""
+
+    @abstractmethod
+    async def check(self) -> None:
+        """Try for `gateway check` to write, to another journal, which is removed again.
+
+        Raises the errors of the store's library, by which the remedies are found.
+        """

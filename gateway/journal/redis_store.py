@@ -1,0 +1,212 @@
+"""The journal in Redis: every command that is sent for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from itertools import chain
+from typing import Any, Self
+
+from redis.exceptions import ResponseError
+
+from gateway.config.settings import Config
+from gateway.errors import GatewayError
+from gateway.journal import scripts
+from gateway.journal.base import FIRST_LOOK, JournalStore, Refusal, Row, Size
+from gateway.journal.entry import RECEIVED, RUNNING, Entry
+from gateway.journal.keys import Keys
+from gateway.stores import result_store
+from gateway.stores.pipeline import Pipeline
+from gateway.stores.result_store import Ask
+
+_SILENCE = 15.0  # seconds without a change after which Redis is asked whether it is there
+_PAGE = 20  # deliveries a query: with large bodies more would delay the other clients of Redis
+
+
+class RedisStore(JournalStore):
+    """Keeps the journal in the Redis of the claims, 6.2 or newer.
+
+    `run` sends a command and returns an awaitable of the reply. Without it, this store's own
+    pipeline does that, between `start` and `stop`, and returns futures. `part`: see `Keys`.
+    """
+
+    def __init__(self, config: Config, run: Ask | None = None, part: str = ""):
+        self._config = config
+        self._keys = Keys(config, part)
+        self._pipeline = Pipeline(
+            lambda: result_store.connect(config, config.state), "journal", _translated
+        )
+        self._run: Ask = run or self._pipeline.run
+        self._age = int(config.journal_age * 1000)  # ms
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, config: Config) -> AsyncIterator[Self]:
+        async with result_store.asking(config, config.state) as ask:
+            yield cls(config, ask)
+
+    async def start(self) -> None:
+        await self._pipeline.start()
+
+    async def stop(self) -> None:
+        await self._pipeline.stop()
+
+    def write(self, rows: Sequence[Row]) -> Awaitable[bytes | None]:
+        keys, config = self._keys, self._config
+        return self._run(
+            "EVAL", scripts.WRITE, 3, keys.deliveries, keys.open, keys.bytes,
+            config.journal, config.journal_bytes, self._age, FIRST_LOOK, keys.prefix, keys.changes,
+            *chain.from_iterable(rows),
+        )  # fmt: skip
+
+    def refuse(self, refusal: Refusal) -> Awaitable[None]:
+        keys = self._keys
+        return self._run(
+            "EVAL", scripts.REFUSE, 2, keys.of(refusal.id), keys.refused,
+            refusal.id, self._config.most_refused, self._age, keys.prefix, keys.changes,
+            "about", refusal.about, "call", refusal.call, "task_id", "", "status", refusal.status,
+            "seconds", f"{refusal.seconds:.6f}", "error", refusal.error,
+        )  # fmt: skip
+
+    async def due(self, number: int, first: int, longest: int) -> list[tuple[str, str]]:
+        keys = self._keys
+        found = await self._run(
+            "EVAL", scripts.DUE, 1, keys.open, number, first, longest, keys.prefix
+        )
+        return [(delivery_id.decode(), task_id.decode()) for delivery_id, task_id in found]
+
+    def settle(
+        self, delivery_id: str, task_id: str, state: str, error: str, counts: bool = True
+    ) -> Awaitable[bytes | None]:
+        keys, ended = self._keys, state != RUNNING
+        fields = ["error", error] if error else []
+        if ended:
+            fields += ["ended_at", datetime.now(UTC).isoformat(timespec="milliseconds")]
+        return self._run(
+            "EVAL", scripts.SETTLE, 2, keys.of(delivery_id), keys.open,
+            delivery_id, task_id, state, int(ended and counts), keys.changes, *fields,
+        )  # fmt: skip
+
+    async def begin_replay(self, delivery_id: str, task_id: str, before: str) -> str | None:
+        key = self._keys.of(delivery_id)
+        other = await self._run("EVAL", scripts.BEGIN_REPLAY, 1, key, task_id, before)
+        return None if other is None else str(other, "utf-8")
+
+    async def end_replay(self, delivery_id: str, task_id: str, taken: bool) -> None:
+        keys = self._keys
+        await self._run(
+            "EVAL", scripts.END_REPLAY, 2, keys.of(delivery_id), keys.open,
+            delivery_id, task_id, int(taken), FIRST_LOOK, keys.changes,
+        )  # fmt: skip
+
+    async def get(self, delivery_id: str) -> Entry | None:
+        fields = _fields(await self._run("HGETALL", self._keys.of(delivery_id)))
+        return _entry(fields) if b"about" in fields else None
+
+    async def entries(
+        self,
+        calls: bool,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        before: str = "",
+    ) -> AsyncGenerator[Entry, None]:
+        keys = self._keys
+        newest = f"({before}" if before else str(_ms(until)) if until else "+"
+        oldest = str(_ms(since)) if since else "-"
+        while page := await self._run(
+            "EVAL", scripts.PAGE, 2, keys.deliveries, keys.refused,
+            newest, oldest, _PAGE, keys.prefix, int(calls),
+        ):  # fmt: skip
+            for position, flat in page:
+                fields = _fields(flat)
+                if b"about" in fields:
+                    yield _entry(fields, position.decode())
+            newest = f"({page[-1][0].decode()}"
+
+    async def changes(self) -> AsyncGenerator[str, None]:
+        client = result_store.connect(self._config, self._config.state)
+        try:
+            async with client.pubsub() as listening:
+                async with asyncio.timeout(result_store.PATIENCE):
+                    await listening.subscribe(self._keys.changes)
+                asked = False
+                while True:
+                    message = await listening.get_message(timeout=_SILENCE)
+                    if message is not None:
+                        asked = False
+                        if message["type"] != "pong":
+                            told = message["type"] == "message"
+                            yield message["data"].decode().partition(" ")[0] if told else ""
+                    elif asked:
+                        raise TimeoutError("no answer in time")
+                    else:
+                        await listening.ping()
+                        asked = True
+        except result_store.LOST as exc:
+            url = result_store.without_password(self._config.state)
+            raise GatewayError(f"{url}: {exc or 'no answer in time'}") from exc
+        finally:
+            await client.aclose()
+
+    async def trim(self, most: int) -> Size:
+        keys = self._keys
+        removed, deliveries, unfinished, size = await self._run(
+            "EVAL", scripts.TRIM, 4, keys.deliveries, keys.refused, keys.open, keys.bytes,
+            self._age, most, keys.prefix,
+        )  # fmt: skip
+        return Size(removed, deliveries, unfinished, int(size))
+
+    async def check(self) -> None:
+        """Write two deliveries to a journal of one, as the account may lack a permission."""
+        bounds = {"journal": 1, "journal_bytes": 1_000, "journal_age": 1.0}
+        config = self._config.model_copy(update=bounds)
+        tried = RedisStore(config, self._run, f"check-{secrets.token_hex(8)}:")
+        ids, keys = ("1", "2"), tried._keys
+        try:
+            unannounced = await tried.write(
+                [(each, RECEIVED, 1, "task", "", "", "", "{}", b"[]") for each in ids]
+            )
+        finally:
+            own = (keys.deliveries, keys.open, keys.bytes, *map(keys.of, ids))
+            await self._run("DEL", *own)
+        if unannounced:
+            raise ResponseError(unannounced.decode())
+
+
+def _translated(exc: Exception) -> GatewayError:
+    # Redis adds which line of a script it was.
+    return GatewayError(str(exc).partition(" script:")[0])
+
+
+def _ms(when: datetime) -> int:
+    return max(int(when.timestamp() * 1000), 0)
+
+
+def _fields(flat: Any) -> dict[bytes, bytes]:
+    """Return a hash's fields, of which Redis' own reply is a list, and redis-py's a dict."""
+    if isinstance(flat, dict):
+        return flat
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _entry(fields: Mapping[bytes, bytes], position: str = "") -> Entry:
+    """Return the entry whose hash has these `fields`."""
+    texts = {key.decode(): value.decode() for key, value in fields.items() if key != b"call"}
+    status = texts.get("status")
+    return Entry(
+        **json.loads(texts["about"]),
+        call=fields.get(b"call", b""),
+        task_id=texts["task_id"],
+        status=None if status is None else int(status),
+        seconds=float(texts.get("seconds", 0.0)),
+        error=texts.get("error", ""),
+        state=texts["state"],
+        ended_at=texts.get("ended_at", ""),
+        replays=int(texts.get("replays", 0)),
+        replaying=texts.get("replaying", ""),
+        position=position,
+    )

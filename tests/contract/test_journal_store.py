@@ -1,0 +1,526 @@
+"""One suite over all stores of the journal: the contract in gateway/journal/base.py."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import secrets
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from functools import wraps
+from typing import Any
+
+import pytest
+
+from gateway.config.settings import Config
+from gateway.errors import GatewayError
+from gateway.journal.base import FIRST_LOOK, JournalStore, Refusal, Row
+from gateway.journal.entry import (
+    ACCEPTED,
+    DEAD_LETTERED,
+    EXPIRED,
+    FAILED,
+    RECEIVED,
+    REFUSED,
+    REPLAYED,
+    RUNNING,
+    SUCCEEDED,
+    Entry,
+)
+from gateway.journal.stores import STORES
+from tests.support.stack import Server, Stack, free_port
+
+#: For each store its server, and the setting that has a server's URL.
+SERVERS: dict[str, tuple[Callable[[Stack], Callable[[], Server]], str]] = {
+    "redis": (lambda stack: stack.redis, "state_url"),
+}
+PAUSES = (100, 400)  # ms between two looks: the first, the longest
+
+Use = Callable[..., AbstractAsyncContextManager[JournalStore]]
+
+
+@pytest.fixture(scope="module", params=list(STORES))
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def server(name: str, stack: Stack, start) -> Iterator[Server]:
+    server = start(SERVERS[name][0](stack))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["started", "opened"])
+def use(request: pytest.FixtureRequest, name: str, server: Server) -> Use:
+    """Return a function that makes a store, as a gateway or a command does, on an empty journal."""
+    prefix = secrets.token_hex(8)
+
+    @asynccontextmanager
+    async def use(url: str = server.url, **settings: Any) -> AsyncIterator[JournalStore]:
+        own = {"journal": 1_000, "strategy": "pika", "state_prefix": prefix, SERVERS[name][1]: url}
+        config = Config(**{**own, **settings})
+        if request.param == "opened":
+            async with STORES[name].opened(config) as store:
+                yield store
+            return
+        store = STORES[name](config)
+        await store.start()
+        try:
+            yield store
+        finally:
+            await store.stop()
+
+    return use
+
+
+def awaited(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Make of a coroutine function a test."""
+
+    @wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+def about(delivery_id: str) -> str:
+    delivery = {"id": delivery_id, "route": "/", "source": "", "event": "", "store": False}
+    return json.dumps({"delivery": delivery, "task": "tasks.run", "queue": "celery"})
+
+
+def call(size: int = 100) -> bytes:
+    return b'[[{}, {}, "%s"], {}, {}]' % (b"x" * size)
+
+
+def begun(delivery_id: str, followed: bool = True) -> Row:
+    """Return the row of a delivery that is not answered yet."""
+    return (delivery_id, RECEIVED, int(followed), "first", "", "", "", about(delivery_id), call())
+
+
+def later(delivery_id: str, state: str, status: int = 202, error: str = "") -> Row:
+    """Return the row of the answer to a delivery that is there already."""
+    return (delivery_id, state, 1, "first", str(status), "0.250000", error, "", b"")
+
+
+def answered(delivery_id: str, state: str = ACCEPTED, status: int = 202, size: int = 100) -> Row:
+    """Return the row of a delivery that is written with its answer."""
+    row = later(delivery_id, state, status)
+    return (*row[:7], about(delivery_id), call(size))
+
+
+def refusal(delivery_id: str) -> Refusal:
+    return Refusal(delivery_id, about(delivery_id), call(), 401, 0.25, "unverified: no signature")
+
+
+async def got(store: JournalStore, delivery_id: str) -> Entry:
+    entry = await store.get(delivery_id)
+    assert entry is not None
+    return entry
+
+
+async def listed(store: JournalStore, calls: bool = False, **bounds: Any) -> list[Entry]:
+    async with aclosing(store.entries(calls, **bounds)) as entries:
+        return [entry async for entry in entries]
+
+
+async def ids(store: JournalStore, **bounds: Any) -> list[str]:
+    return [entry.id for entry in await listed(store, **bounds)]
+
+
+async def replay(store: JournalStore, delivery_id: str, task_id: str, before: str = "first"):
+    assert await store.begin_replay(delivery_id, task_id, before) is None
+    await store.end_replay(delivery_id, task_id, taken=True)
+
+
+async def until_due(store: JournalStore, number: int = 100) -> list[tuple[str, str]]:
+    async with asyncio.timeout(30):
+        while not (found := await store.due(number, *PAUSES)):
+            await asyncio.sleep(0.02)
+    return found
+
+
+@awaited
+async def test_an_entry_has_what_was_written(use: Use):
+    async with use() as store:
+        assert await store.get("one") is None
+
+        assert await store.write([begun("one"), answered("two", FAILED, 502)]) is None
+
+        one, two = await got(store, "one"), await got(store, "two")
+        assert (one.state, one.task_id, one.status, one.call) == (RECEIVED, "first", None, call())
+        assert one.delivery == json.loads(about("one"))["delivery"]
+        assert (one.task, one.queue, one.replays, one.replaying) == ("tasks.run", "celery", 0, "")
+        assert (two.state, two.status, two.seconds, two.error) == (FAILED, 502, 0.25, "")
+
+        await store.write([later("one", REFUSED, 503, "unroutable"), answered("three")])
+
+        one = await got(store, "one")
+        assert (one.state, one.status, one.seconds) == (REFUSED, 503, 0.25)
+        assert (one.error, one.call) == ("unroutable", call())
+
+
+@awaited
+async def test_a_refused_request_is_an_entry(use: Use):
+    async with use(journal_refused=True) as store:
+        assert await store.refuse(refusal("one")) is None
+
+        one = await got(store, "one")
+        assert (one.state, one.task_id, one.status, one.seconds) == (REFUSED, "", 401, 0.25)
+        assert (one.error, one.call) == ("unverified: no signature", call())
+
+
+@awaited
+async def test_only_so_many_are_kept(use: Use):
+    async with use(journal=10) as store:
+        await store.write([answered(f"d{n}") for n in range(8)])
+        assert len(await ids(store)) == 8
+        await store.write([answered(f"d{n}") for n in range(8, 30)])
+
+        assert await ids(store) == [f"d{n}" for n in reversed(range(20, 30))]
+        assert await store.get("d19") is None
+        # An answer does not bring back what is removed.
+        await store.write([later("d19", ACCEPTED)])
+        assert await store.get("d19") is None
+
+
+@awaited
+async def test_only_so_many_bytes_are_kept_but_one_delivery_at_least(use: Use):
+    async with use(journal_bytes=20_000) as store:
+        await store.write([answered(f"d{n}", size=4_000) for n in range(10)])
+
+        assert await ids(store) == [f"d{n}" for n in reversed(range(6, 10))]
+        assert 16_000 < (await store.trim(100)).bytes <= 20_000
+
+        await store.write([answered("large", size=30_000)])
+
+        assert await ids(store) == ["large"]
+        assert 30_000 < (await store.trim(100)).bytes < 31_000
+
+
+@awaited
+async def test_what_is_too_old_is_removed_a_few_at_once(use: Use):
+    async with use(journal_age=1, journal_refused=True) as store, use() as patient:
+        await store.write([answered(f"d{n}") for n in range(5)])
+        for n in range(5):
+            await store.refuse(refusal(f"r{n}"))
+        removed, deliveries, unfinished, size = await patient.trim(3)
+        assert (removed, deliveries, unfinished) == (0, 5, 5) and size > 500
+        await asyncio.sleep(1.1)
+
+        assert (await store.trim(3))[:3] == (6, 2, 2)
+        assert await store.trim(3) == (4, 0, 0, 0)
+
+        assert await store.trim(3) == (0, 0, 0, 0)
+        assert await ids(store) == []
+        assert [await store.get(each) for each in ("d0", "r0")] == [None, None]
+
+
+@awaited
+async def test_refused_requests_have_a_bound_of_their_own(use: Use):
+    async with use(journal=100, journal_refused=True) as store:
+        await store.write([answered(f"d{n}") for n in range(100)])
+        size = await store.trim(1)
+
+        for n in range(30):
+            await store.refuse(refusal(f"r{n}"))
+
+        assert await ids(store) == [
+            *(f"r{n}" for n in reversed(range(20, 30))),
+            *(f"d{n}" for n in reversed(range(100))),
+        ]
+        assert await store.get("r19") is None
+        assert await store.trim(1) == size  # they are not counted
+        # Nor do deliveries displace them.
+        await store.write([answered(f"e{n}") for n in range(100)])
+        assert (await ids(store))[100:] == [f"r{n}" for n in reversed(range(20, 30))]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "left"),
+    [
+        (RECEIVED, REFUSED, REFUSED),
+        (RECEIVED, ACCEPTED, ACCEPTED),
+        (ACCEPTED, REFUSED, ACCEPTED),
+        (ACCEPTED, FAILED, FAILED),
+        (RUNNING, ACCEPTED, RUNNING),
+        (RUNNING, SUCCEEDED, SUCCEEDED),
+        (SUCCEEDED, ACCEPTED, SUCCEEDED),
+        (FAILED, SUCCEEDED, FAILED),
+        (DEAD_LETTERED, RUNNING, DEAD_LETTERED),
+        (EXPIRED, FAILED, EXPIRED),
+    ],
+)
+@awaited
+async def test_a_state_only_goes_forward(use: Use, before: str, after: str, left: str):
+    async with use() as store:
+        await store.write([answered("one", before)])
+        await store.write([later("one", after, 504, "late")])
+
+        one = await got(store, "one")
+        assert (one.state, one.status, one.error) == (left, 504, "late")
+
+        if after not in (ACCEPTED, REFUSED):  # a task may be so as well
+            await store.write([answered("two", before)])
+            await store.settle("two", "first", after, "late")
+            assert (await got(store, "two")).state == left
+
+
+@awaited
+async def test_the_end_of_a_task_is_written(use: Use):
+    async with use() as store:
+        await store.write([answered("one")])
+        assert await store.settle("one", "first", RUNNING, "") is None
+        one = await got(store, "one")
+        assert (one.state, one.ended_at) == (RUNNING, "")
+
+        # Neither the end of another task nor of another delivery.
+        assert await store.settle("one", "other", FAILED, "ValueError") is None
+        assert await store.settle("two", "first", FAILED, "ValueError") is None
+        assert (await got(store, "one")).state == RUNNING and await store.get("two") is None
+
+        assert await store.settle("one", "first", FAILED, "ValueError") == b"accepted"
+        one = await got(store, "one")
+        assert (one.state, one.error) == (FAILED, "ValueError")
+        assert abs(datetime.now(UTC) - datetime.fromisoformat(one.ended_at)) < timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(
+    ("status", "told"), [(202, b"accepted"), (504, b"error"), (0, b"error"), (None, b"unknown")]
+)
+@awaited
+async def test_an_end_tells_once_how_the_delivery_was_answered(use: Use, status, told):
+    async with use() as store:
+        await store.write([begun("one"), begun("unfollowed", followed=False)])
+        if status is not None:
+            await store.write([later("one", ACCEPTED, status)])
+
+        # Who does not count does not take it from who does.
+        assert await store.settle("one", "first", FAILED, "ValueError", counts=False) is None
+        assert (await got(store, "one")).state == FAILED
+        assert await store.settle("one", "first", FAILED, "ValueError") == told
+        assert await store.settle("one", "first", FAILED, "ValueError") is None
+        assert await store.settle("unfollowed", "first", FAILED, "") is None
+
+
+@awaited
+async def test_each_look_is_taken_once_and_postponed(use: Use):
+    async with use() as store, use() as other:
+        began = asyncio.get_running_loop().time()
+        await store.write(
+            [begun("a"), answered("b"), answered("ended", SUCCEEDED), begun("unfollowed", False)]
+        )
+        assert await store.due(100, *PAUSES) == []
+
+        found = await until_due(store, number=1)
+        assert asyncio.get_running_loop().time() - began > FIRST_LOOK / 1000 - 0.1
+        assert len(found) == 1
+        found += await until_due(other)
+        assert sorted(found) == [("a", "first"), ("b", "first")]
+        assert await store.due(100, *PAUSES) == []
+
+        # The next one comes after the double of the first pause.
+        looked = asyncio.get_running_loop().time()
+        again = await until_due(other)
+        assert asyncio.get_running_loop().time() - looked > 0.1
+        assert set(again) <= set(found)
+
+
+@awaited
+async def test_what_has_ended_or_is_removed_is_not_looked_for(use: Use):
+    async with use(journal=3) as store:
+        await store.write([begun(each) for each in ("removed", "answered", "settled", "left")])
+        assert (await store.trim(100)).open == 3
+        await store.write([later("answered", SUCCEEDED, 200)])
+        await store.settle("settled", "first", FAILED, "")
+
+        assert (await store.trim(100)).open == 1
+        assert await until_due(store) == [("left", "first")]
+
+
+@awaited
+async def test_a_replay_is_exclusive(use: Use):
+    async with use() as store, use() as other:
+        await store.write([answered("one", FAILED)])
+        assert await store.begin_replay("gone", "second", "first") == ""
+
+        assert await store.begin_replay("one", "second", "first") is None
+
+        assert (await got(store, "one")).replaying == "second"
+        assert await other.begin_replay("one", "third", "first") == "second"
+        await store.end_replay("one", "second", taken=True)
+        # Who has chosen it before the replay is told of it, too.
+        assert await other.begin_replay("one", "third", "first") == "second"
+        assert await other.begin_replay("one", "third", "second") is None
+
+
+@awaited
+async def test_a_replay_that_was_taken_opens_the_delivery_again(use: Use):
+    async with use() as store:
+        await store.write([answered("one")])
+        assert await store.settle("one", "first", FAILED, "ValueError") == b"accepted"
+
+        await replay(store, "one", "second")
+
+        one = await got(store, "one")
+        assert (one.state, one.task_id, one.error, one.ended_at) == (REPLAYED, "second", "", "")
+        assert (one.replays, one.replaying, one.status) == (1, "", 202)
+        assert await until_due(store) == [("one", "second")]
+        # It is said once.
+        await store.end_replay("one", "second", taken=True)
+        assert (await got(store, "one")).replays == 1
+
+
+@awaited
+async def test_a_replay_that_was_not_taken_changes_nothing(use: Use):
+    async with use() as store:
+        await store.write([answered("one", FAILED, 502)])
+        before = await got(store, "one")
+        await store.begin_replay("one", "second", "first")
+
+        await store.end_replay("one", "other", taken=True)  # which has not begun
+        assert (await got(store, "one")).replaying == "second"
+        await store.end_replay("one", "second", taken=False)
+
+        assert await got(store, "one") == before
+        assert await store.begin_replay("one", "third", "first") is None
+
+
+@awaited
+async def test_what_was_replayed_keeps_the_replays_task(use: Use):
+    async with use() as store:
+        await store.write([begun("one")])
+        await replay(store, "one", "second")
+
+        await store.write([later("one", SUCCEEDED, 502, "ValueError")])
+        await store.settle("one", "first", FAILED, "late")
+
+        one = await got(store, "one")
+        assert (one.state, one.task_id, one.status, one.error) == (REPLAYED, "second", 502, "")
+        # A replay counts as accepted, however its delivery was answered.
+        assert await store.settle("one", "second", SUCCEEDED, "") == b"accepted"
+        assert (await got(store, "one")).state == SUCCEEDED
+        await replay(store, "one", "third", before="second")
+        assert (await got(store, "one")).replays == 2
+
+
+@awaited
+async def test_entries_are_in_order_and_divided_by_position(use: Use):
+    async with use(journal_refused=True) as store:
+        expected = []
+        for n in range(30):
+            await store.write([answered(f"a{n}"), answered(f"b{n}")])
+            await store.refuse(refusal(f"r{n}"))
+            expected += [{f"r{n}", f"b{n}", f"a{n}"}]
+
+        entries = await listed(store)
+
+        found = [entry.id for entry in entries]
+        assert sorted(found) == sorted(set().union(*expected))
+        positions = [tuple(map(int, entry.position.split("-"))) for entry in entries]
+        assert positions == sorted(set(positions), reverse=True)
+        deliveries = [each for each in found if each[0] != "r"]
+        assert deliveries == [f"{x}{n}" for n in reversed(range(30)) for x in "ba"]
+        assert [each for each in found if each[0] == "r"] == [f"r{n}" for n in reversed(range(30))]
+        for place in (0, 7, 45, 88, 89):
+            assert await ids(store, before=entries[place].position) == found[place + 1 :]
+
+
+@awaited
+async def test_entries_have_calls_only_if_asked(use: Use):
+    async with use() as store:
+        await store.write([answered("one", FAILED, 502)])
+        (without,), (whole,) = await listed(store), await listed(store, calls=True)
+        assert (without.call, whole.call) == (b"", call())
+        one = await got(store, "one")
+        for entry in (without, whole):
+            assert (entry.state, entry.status, entry.delivery) == (FAILED, 502, one.delivery)
+
+
+@awaited
+async def test_entries_of_a_time(use: Use):
+    async with use() as store:
+        await store.write([answered("old")])
+        await asyncio.sleep(0.05)
+        between = await _received(store, "old") + timedelta(milliseconds=20)
+        await store.write([answered("new")])
+
+        assert await ids(store, since=between) == ["new"]
+        assert await ids(store, until=between) == ["old"]
+        assert await ids(store, since=between, until=between) == []
+        assert await ids(store, since=datetime(1960, 1, 1, tzinfo=UTC)) == ["new", "old"]
+
+
+async def _received(store: JournalStore, delivery_id: str) -> datetime:
+    """Return by the store's clock when a delivery was written."""
+    (position,) = [e.position for e in await listed(store) if e.id == delivery_id]
+    return datetime.fromtimestamp(int(position.partition("-")[0]) / 1000, UTC)
+
+
+@awaited
+async def test_each_change_is_announced(use: Use):
+    async with use(journal_refused=True) as store, aclosing(store.changes()) as changes:
+        assert await anext(changes) == ""
+
+        await store.write([begun("a"), begun("b")])
+        await store.refuse(refusal("r"))
+        await store.write([later("b", ACCEPTED)])
+        await store.settle("a", "first", RUNNING, "")
+        await store.settle("a", "first", RUNNING, "")  # which changes nothing
+        await store.settle("a", "first", FAILED, "")
+        await replay(store, "a", "second")
+        await store.write([begun("last")])
+
+        expected = ["a", "b", "r", "b", "a", "a", "a", "last"]
+        async with asyncio.timeout(30):
+            assert [await anext(changes) for _ in expected] == expected
+
+
+@awaited
+async def test_deployments_do_not_see_each_other(use: Use):
+    async with (
+        use(journal_refused=True) as store,
+        use(state_prefix=secrets.token_hex(8)) as other,
+        aclosing(other.changes()) as changes,
+    ):
+        assert await anext(changes) == ""
+        await store.write([answered("one")])
+        await store.refuse(refusal("r"))
+
+        assert await other.get("one") is None and await ids(other) == []
+        assert await other.trim(100) == (0, 0, 0, 0)
+        assert await other.begin_replay("one", "second", "first") == ""
+        assert await other.settle("one", "first", FAILED, "") is None
+        assert await until_due(store) == [("one", "first")]
+        assert await other.due(100, *PAUSES) == []
+        await other.write([answered("own", SUCCEEDED)])
+        assert await anext(changes) == "own"
+        assert (await got(store, "one")).state == ACCEPTED
+
+
+@awaited
+async def test_a_check_leaves_nothing(use: Use):
+    async with use(journal=5) as store:
+        await store.write([answered(f"d{n}") for n in range(5)])
+        before, size = await listed(store), await store.trim(100)
+        await store.check()
+        assert (await listed(store), await store.trim(100)) == (before, size)
+
+
+@awaited
+async def test_a_store_that_is_away_is_an_error_of_the_gateway(use: Use, server: Server):
+    away = re.sub(r":\d+", f":{free_port()}", server.url)
+    async with use(url=away) as store:
+        for attempt in (
+            lambda: store.write([begun("one")]),
+            lambda: store.refuse(refusal("one")),
+            lambda: store.settle("one", "first", FAILED, ""),
+            lambda: store.due(1, *PAUSES),
+            lambda: store.get("one"),
+            lambda: store.trim(1),
+            lambda: anext(store.changes()),
+        ):
+            with pytest.raises(GatewayError):
+                await attempt()
