@@ -16,7 +16,7 @@ class Delivery:
     ``id`` is in the gateway's log and in its error answers; ``source``, ``route`` and ``event`` are
     empty where there is none; ``params`` are the parameters in the path; ``remote`` is the sender's
     address; ``traceparent`` is the W3C header of the gateway's span if it traces requests, else
-    that of the sender, or empty.
+    that of the sender, or empty. ``replay``: 0, or which replay from the journal this is.
     """
 
     id: str
@@ -28,6 +28,7 @@ class Delivery:
     remote: str
     received_at: datetime
     traceparent: str
+    replay: int = 0
 
     @property
     def queries(self) -> dict[str, list[str]]:
@@ -49,5 +50,6 @@ def delivery() -> Delivery | None:
     fields |= {
         "params": dict(found.get("params", {})),
         "received_at": datetime.fromisoformat(found["received_at"]),
+        "replay": found.get("replay", 0),
     }
     return Delivery(**fields)

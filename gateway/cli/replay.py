@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.cli import printed
@@ -79,7 +78,7 @@ def _agreed(number: int) -> bool:
     return input(f"Replay {number} deliveries? [y/N] ").strip().lower() in ("y", "yes")
 
 
-async def _publish(config: Config, chosen: Iterable[Entry], how: How) -> int:
+async def _publish(config: Config, chosen: Sequence[Entry], how: How) -> int:
     taken: dict[str, str] = {}
     well = True
     async with (
@@ -87,10 +86,8 @@ async def _publish(config: Config, chosen: Iterable[Entry], how: How) -> int:
         publishing(config) as publish,
     ):
         replays = Replays(store, publish)
-        due = asyncio.get_running_loop().time()
-        for entry in chosen:
-            delivery_id = entry.id
-            begun = await replays.run(entry, how.again)
+        async for begun in replays.run_all(chosen, how.again, how.rate):
+            delivery_id = begun.delivery_id
             if begun.problem:
                 task = f": task {begun.task_id}" if begun.task_id else ""
                 print(printed.shown(f"{delivery_id} {begun.problem}{task}"), flush=True)
@@ -98,9 +95,6 @@ async def _publish(config: Config, chosen: Iterable[Entry], how: How) -> int:
             else:
                 print(f"{delivery_id} taken: task {begun.task_id}", flush=True)
                 taken[begun.task_id] = delivery_id
-            if how.rate:
-                due += 1 / how.rate
-                await asyncio.sleep(due - asyncio.get_running_loop().time())
         async for task_id, outcome in outcomes(config, list(taken), how.wait):
             delivery_id = taken.pop(task_id)
             await replays.settle(delivery_id, task_id, outcome)

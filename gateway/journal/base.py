@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import NamedTuple, Self
 
 from gateway.config.settings import Config
-from gateway.journal.entry import Entry
+from gateway.journal.entry import End, Entry
 
 #: What an entry's position matches; it may be empty. Positions are compared as two numbers.
 POSITION = r"^(\d{1,15}-\d{1,15})?$"
@@ -18,11 +18,15 @@ POSITION = r"^(\d{1,15}-\d{1,15})?$"
 #: the end of its task.
 FIRST_LOOK = 1_000
 
-#: A delivery to be written: id, state, 1 if the end of its task is to be looked for, task id;
-#: status (empty: it has not been answered), seconds and error of its answer; what never changes, as
-#: `gateway.journal.entry.described` has it (empty: it is there already, and so is its call), call.
-#: A plain tuple, as there is one for each request.
-Row = tuple[str, str, int, str, str, str, str, str, bytes]
+#: How a delivery was answered, as texts: status (empty: not yet), seconds, seconds until its
+#: message was published, error, attempts; the last three are empty where there are none.
+Answered = tuple[str, str, str, str, str]
+NOT_ANSWERED: Answered = ("", "", "", "", "")
+
+#: A delivery to be written: id, state, 1 if the end of its task is to be looked for, task id; the
+#: five of `Answered`; what never changes, as `gateway.journal.entry.described` has it (empty: it is
+#: there already, and so is its call), call. A plain tuple, as there is one for each request.
+Row = tuple[str, str, int, str, str, str, str, str, str, str, bytes]
 
 
 class Refusal(NamedTuple):
@@ -87,7 +91,7 @@ class JournalStore(ABC):
         """Write deliveries: how each has begun, how it was answered, or both; keep the bounds.
 
         It is called for each batch: a future costs less than a coroutine, which becomes a task.
-        A delivery that was replayed meanwhile keeps the replay's task, state and error. One that is
+        A delivery that was replayed meanwhile keeps what is known of the replay's task. One that is
         not there and has no `about` is left out, as the bounds have removed it. Return in UTF-8 why
         changes could not be announced, where all is written nevertheless, else None.
         """
@@ -105,11 +109,11 @@ class JournalStore(ABC):
 
     @abstractmethod
     def settle(
-        self, delivery_id: str, task_id: str, state: str, error: str, counts: bool = True
+        self, delivery_id: str, task_id: str, end: End, counts: bool = True
     ) -> Awaitable[bytes | None]:
         """Write what became of a delivery's task, unless it has another task or end by now.
 
-        `state` is *running* or an end. A caller that `counts` ends is told how the request of an
+        `end` may be *running* as well. A caller that `counts` ends is told how the request of an
         open delivery was answered, once for each task that has ended, in UTF-8: ``accepted`` with a
         2xx, which is also said of a replay, ``error``, or ``unknown`` if the answer is not written
         (yet). Otherwise, the result is None.
@@ -128,7 +132,7 @@ class JournalStore(ABC):
         """Write how the replay that has begun as `task_id` has ended, if it has not yet.
 
         If the broker has `taken` the task, it is the delivery's from now on, which is open again in
-        the state *replayed*, without an error, and has been replayed once more.
+        the state *replayed*, without error and attempts, and has been replayed once more.
         """
 
     @abstractmethod

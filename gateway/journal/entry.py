@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.celery_message import DEFAULTS, Message, Options
 from gateway.delivery import identity_digest
@@ -54,8 +54,10 @@ class Entry:
     """A delivery, its answer, and what became of its task.
 
     ``delivery`` is the message's header of that name, ``call`` the message's body. ``seconds`` is
-    the time from the request to the answer with ``status`` (None: not answered yet); ``error`` says
-    why that was an error, or how the task has failed. If the delivery joined an earlier try,
+    the time from the request to the answer with ``status`` (None: not answered yet), ``published``
+    that until its message went to the broker (None: it did not); ``error`` says why the answer was
+    an error, or how the task has failed; ``attempts`` is how often the task was begun, with
+    Celery's retries (0: not known). If the delivery joined an earlier try,
     ``task_id`` is the task of that try, and after a replay it is the replay's. The message may
     never have been published. If the delivery lacked a value for it, there was no message:
     ``queue`` is empty, and ``call`` is what a route without `args` gives. It is the same for a
@@ -82,6 +84,8 @@ class Entry:
     replaying: str = ""
     identity: str = ""
     position: str = ""
+    published: float | None = None
+    attempts: int = 0
     request: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -100,7 +104,10 @@ class Entry:
         return bool(self.queue or self.options.get("exchange"))
 
     def message(self, task_id: str) -> Message:
-        """Return a persistent message for the same call, as another task with a stored result."""
+        """Return a persistent message for the same call, as another task with a stored result.
+
+        Its header ``delivery`` says which replay it is, from 1 on.
+        """
         own = dict(self.options)
         priority, extra = own.pop("priority", None), own.pop("extra", None)
         return Message(
@@ -108,7 +115,7 @@ class Entry:
             self.task,
             self.queue,
             self.call,
-            {**self.delivery, "store": True},
+            {**self.delivery, "store": True, "replay": self.replays + 1},
             persistent=True,
             priority=priority,
             extra=extra,
@@ -136,13 +143,23 @@ def described(message: Message, identity: str) -> str:
     return json.dumps({**about, "options": options, **known})
 
 
-def ended(outcome: Outcome) -> tuple[str, str]:
-    """Return the state and the error of a delivery whose task has ended so."""
+class End(NamedTuple):
+    """What became of a delivery's task; the fields are those of its `Entry`."""
+
+    state: str
+    error: str = ""
+    attempts: int = 0
+
+
+def ended(outcome: Outcome) -> End:
+    """Return the end of a delivery whose task has ended so."""
+    error, attempts = outcome.error or "", outcome.attempts
     if outcome.state == SUCCESS:
-        return (FAILED, outcome.error) if outcome.error else (SUCCEEDED, "")
-    error = outcome.error or outcome.state
+        return End(FAILED if error else SUCCEEDED, error, attempts)
+    error = error or outcome.state
     if outcome.detail:
         error = f"{error}: {outcome.detail}"
     if outcome.state != FAILURE:
-        return EXPIRED, error
-    return (DEAD_LETTERED if _DEAD_LETTER in outcome.detail else FAILED), error
+        return End(EXPIRED, error, attempts)
+    state = DEAD_LETTERED if _DEAD_LETTER in outcome.detail else FAILED
+    return End(state, error, attempts)

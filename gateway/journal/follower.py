@@ -20,7 +20,7 @@ from gateway.celery_message import decode_result
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.journal.base import FIRST_LOOK, JournalStore
-from gateway.journal.entry import RUNNING, ended
+from gateway.journal.entry import RUNNING, End, ended
 from gateway.metric_table import LATE
 from gateway.metrics import Metrics
 from gateway.stores import result_store
@@ -80,8 +80,8 @@ class Follower:
         payloads = await self._results.run("MGET", *(self._result + task for _, task in pairs))
         for (delivery_id, task_id), payload in zip(pairs, payloads, strict=True):
             if payload is not None and (found := read(payload)) is not None:
-                reply = asyncio.ensure_future(self._store.settle(delivery_id, task_id, *found))
-                reply.add_done_callback(partial(self._settled, found[0]))
+                reply = asyncio.ensure_future(self._store.settle(delivery_id, task_id, found))
+                reply.add_done_callback(partial(self._settled, found.state))
 
     def _settled(self, state: str, reply: asyncio.Future[Any]) -> None:
         if reply.cancelled():
@@ -92,12 +92,12 @@ class Follower:
             self._metrics.count(LATE, state, answer.decode())
 
 
-def read(payload: bytes) -> tuple[str, str] | None:
-    """Return the state of a delivery and its error, from its task's stored result.
+def read(payload: bytes) -> End | None:
+    """Return what became of a delivery's task, from its stored result.
 
     None: a worker has not begun the task yet, or will try again.
     """
     outcome = decode_result(payload)
     if outcome is None:
-        return (RUNNING, "") if b'"STARTED"' in payload[:200] else None
+        return End(RUNNING) if b'"STARTED"' in payload[:200] else None
     return ended(outcome)

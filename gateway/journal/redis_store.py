@@ -16,8 +16,8 @@ from redis.exceptions import ResponseError
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.journal import scripts
-from gateway.journal.base import FIRST_LOOK, JournalStore, Refusal, Row, Size
-from gateway.journal.entry import RECEIVED, RUNNING, Entry
+from gateway.journal.base import FIRST_LOOK, NOT_ANSWERED, JournalStore, Refusal, Row, Size
+from gateway.journal.entry import RECEIVED, RUNNING, End, Entry
 from gateway.journal.keys import Keys
 from gateway.stores import result_store
 from gateway.stores.pipeline import Pipeline
@@ -80,15 +80,17 @@ class RedisStore(JournalStore):
         return [(delivery_id.decode(), task_id.decode()) for delivery_id, task_id in found]
 
     def settle(
-        self, delivery_id: str, task_id: str, state: str, error: str, counts: bool = True
+        self, delivery_id: str, task_id: str, end: End, counts: bool = True
     ) -> Awaitable[bytes | None]:
-        keys, ended = self._keys, state != RUNNING
-        fields = ["error", error] if error else []
+        keys, ended = self._keys, end.state != RUNNING
+        fields = ["error", end.error] if end.error else []
+        if end.attempts:
+            fields += ["attempts", str(end.attempts)]
         if ended:
             fields += ["ended_at", datetime.now(UTC).isoformat(timespec="milliseconds")]
         return self._run(
             "EVAL", scripts.SETTLE, 2, keys.of(delivery_id), keys.open,
-            delivery_id, task_id, state, int(ended and counts), keys.changes, *fields,
+            delivery_id, task_id, end.state, int(ended and counts), keys.changes, *fields,
         )  # fmt: skip
 
     async def begin_replay(self, delivery_id: str, task_id: str, before: str) -> str | None:
@@ -168,7 +170,7 @@ class RedisStore(JournalStore):
         ids, keys = ("1", "2"), tried._keys
         try:
             unannounced = await tried.write(
-                [(each, RECEIVED, 1, "task", "", "", "", "{}", b"[]") for each in ids]
+                [(each, RECEIVED, 1, "task", *NOT_ANSWERED, "{}", b"[]") for each in ids]
             )
         finally:
             own = (keys.deliveries, keys.open, keys.bytes, *map(keys.of, ids))
@@ -196,13 +198,15 @@ def _fields(flat: Any) -> dict[bytes, bytes]:
 def _entry(fields: Mapping[bytes, bytes], position: str = "") -> Entry:
     """Return the entry whose hash has these `fields`."""
     texts = {key.decode(): value.decode() for key, value in fields.items() if key != b"call"}
-    status = texts.get("status")
+    status, published = texts.get("status"), texts.get("published")
     return Entry(
         **json.loads(texts["about"]),
         call=fields.get(b"call", b""),
         task_id=texts["task_id"],
         status=None if status is None else int(status),
         seconds=float(texts.get("seconds", 0.0)),
+        published=float(published) if published else None,
+        attempts=int(texts.get("attempts") or 0),
         error=texts.get("error", ""),
         state=texts["state"],
         ended_at=texts.get("ended_at", ""),

@@ -101,12 +101,14 @@ async def outcomes(
 class Replay:
     """How the replay of a delivery has begun: as the task ``task_id``, or why not.
 
-    With both, it is not known whether the broker has the task.
+    With both, it is not known whether the broker has the task. ``unavailable``: the problem is the
+    broker, and not what the journal has.
     """
 
     delivery_id: str
     task_id: str = ""
     problem: str = ""
+    unavailable: bool = False
 
 
 class Replays:
@@ -152,16 +154,27 @@ class Replays:
         try:
             await self._publish(entry, task_id)
         except NotConfirmed:
-            return Replay(entry.id, task_id, "not confirmed, but may run")
+            return Replay(entry.id, task_id, "not confirmed, but may run", unavailable=True)
         except RequestError as exc:
             await self._store.end_replay(entry.id, task_id, taken=False)
-            return Replay(entry.id, problem=f"not taken: {exc}")
+            return Replay(entry.id, problem=f"not taken: {exc}", unavailable=True)
         await self._store.end_replay(entry.id, task_id, taken=True)
         return Replay(entry.id, task_id)
+
+    async def run_all(
+        self, chosen: Sequence[Entry], again: bool = False, rate: float | None = None
+    ) -> AsyncIterator[Replay]:
+        """Replay deliveries one after the other, at most `rate` a second, as `run` does."""
+        due = monotonic()
+        for entry in chosen:
+            if rate:
+                await asyncio.sleep(due - monotonic())
+                due += 1 / rate
+            yield await self.run(entry, again)
 
     async def settle(self, delivery_id: str, task_id: str, outcome: Outcome) -> None:
         """Write how a replay's task has ended, so that it is known even if no gateway runs.
 
         A gateway writes it as well, and counts it.
         """
-        await self._store.settle(delivery_id, task_id, *ended(outcome), counts=False)
+        await self._store.settle(delivery_id, task_id, ended(outcome), counts=False)

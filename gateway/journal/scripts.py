@@ -21,10 +21,8 @@ end
 
 # Writes deliveries: how each has begun, how it was answered, or both.
 # KEYS: deliveries, open, bytes. Arguments: most deliveries, most bytes, life (ms), first look (ms
-# from now), what keys of deliveries begin with, channel, then for each delivery: id, state, 1 if
-# its result is to be looked for, task id, status, seconds, error, about, call. Without a status it
-# has not been answered; without `about` it is there already. What was replayed meanwhile keeps the
-# replay's task, state and error. Returns an error where all is written, but not announced.
+# from now), what keys of deliveries begin with, channel, then for each delivery what `Row` of
+# gateway.journal.base has. Returns an error where all is written, but not announced.
 WRITE = (
     _RANK
     + """
@@ -32,13 +30,14 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local life, prefix, channel = ARGV[3], ARGV[5], ARGV[6]
 local count, added, changed = 0, 0, {}
-for i = 7, #ARGV, 9 do
-    local id, state, followed, task, status, seconds, failure, about, call = unpack(ARGV, i, i + 8)
+for i = 7, #ARGV, 11 do
+    local id, state, followed, task, status, seconds, published, failure, attempts, about, call =
+        unpack(ARGV, i, i + 10)
     local key = prefix .. id
-    local old = redis.call('HMGET', key, 'state', 'task_id', 'replays', 'error')
+    local old = redis.call('HMGET', key, 'state', 'task_id', 'replays', 'error', 'attempts')
     local before = old[1]
     if old[3] then
-        state, task, failure = before, old[2], old[4] or ''
+        state, task, failure, attempts = before, old[2], old[4] or '', old[5] or ''
     elseif not further(state, before) then
         state = before
     end
@@ -46,12 +45,12 @@ for i = 7, #ARGV, 9 do
         state = nil -- the bounds have removed it
     elseif status == '' then
         redis.call('HSET', key, 'state', state, 'task_id', task, 'about', about, 'call', call)
-    elseif about == '' then
-        redis.call('HSET', key, 'state', state, 'task_id', task, 'status', status,
-            'seconds', seconds, 'error', failure)
     else
         redis.call('HSET', key, 'state', state, 'task_id', task, 'status', status,
-            'seconds', seconds, 'error', failure, 'about', about, 'call', call)
+            'seconds', seconds, 'published', published, 'error', failure, 'attempts', attempts)
+        if about ~= '' then
+            redis.call('HSET', key, 'about', about, 'call', call)
+        end
     end
     if before then
         if not open(state) then
@@ -61,7 +60,8 @@ for i = 7, #ARGV, 9 do
         if open(state) and followed == '1' then
             redis.call('ZADD', KEYS[2], now + ARGV[4], id)
         end
-        local size = #id + #state + #task + #status + #seconds + #failure + #about + #call
+        local size = #id + #state + #task + #status + #seconds + #published + #failure + #about
+            + #call
         redis.call('PEXPIRE', key, life)
         redis.call('XADD', KEYS[1], '*', 'id', id, 'bytes', size)
         count, added = count + 1, added + size
@@ -222,7 +222,7 @@ if ARGV[3] == '1' then
     local time = redis.call('TIME')
     local now = time[1] * 1000 + math.floor(time[2] / 1000)
     redis.call('HSET', KEYS[1], 'task_id', ARGV[2], 'state', 'replayed', 'looks', 0, 'error', '')
-    redis.call('HDEL', KEYS[1], 'ended_at')
+    redis.call('HDEL', KEYS[1], 'ended_at', 'attempts')
     redis.call('HINCRBY', KEYS[1], 'replays', 1)
     redis.call('ZADD', KEYS[2], now + ARGV[4], ARGV[1])
     redis.call('PUBLISH', ARGV[5], ARGV[1] .. ' replayed')
@@ -257,8 +257,8 @@ for i, entry in ipairs(page) do
         page[i] = {entry[1], redis.call('HGETALL', key)}
     else
         local fields, names = {}, {
-            'about', 'state', 'task_id', 'status', 'seconds', 'error', 'ended_at', 'replays',
-            'replaying',
+            'about', 'state', 'task_id', 'status', 'seconds', 'published', 'error', 'attempts',
+            'ended_at', 'replays', 'replaying',
         }
         for j, value in ipairs(redis.call('HMGET', key, unpack(names))) do
             if value then

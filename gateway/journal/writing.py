@@ -15,7 +15,7 @@ from typing import Any
 
 from gateway.celery_message import Message
 from gateway.config.settings import Config
-from gateway.journal.base import Refusal, Row
+from gateway.journal.base import NOT_ANSWERED, Answered, Refusal, Row
 from gateway.journal.entry import OPEN, RECEIVED, described
 from gateway.journal.follower import Follower
 from gateway.journal.refusals import Refusals
@@ -87,7 +87,7 @@ class Journal:
         For those that may be answered before their task has ended: so they are in the journal even
         if this process is killed right after the answer.
         """
-        written = self._add(message, task_id, identity, RECEIVED, ("", "", ""))
+        written = self._add(message, task_id, identity, RECEIVED, NOT_ANSWERED)
         if not self._soon:
             self._soon = True
             asyncio.get_running_loop().call_soon(self._flush)
@@ -119,9 +119,7 @@ class Journal:
         task_id: str,
         identity: str,
         state: str,
-        status: int,
-        seconds: float,
-        error: str,
+        answered: Answered,
         begun: Future[bool] | None = None,
     ) -> None:
         """Write how the delivery of `message` was answered; `task_id` is the task that runs it.
@@ -129,8 +127,7 @@ class Journal:
         `begun` is from `begin`, where the delivery may be there already.
         """
         there = begun is not None and begun.done() and begun.result()
-        answer = str(status), f"{seconds:.6f}", error
-        self._add(message, task_id, identity, state, answer, whole=not there)
+        self._add(message, task_id, identity, state, answered, whole=not there)
 
     def _add(
         self,
@@ -138,7 +135,7 @@ class Journal:
         task_id: str,
         identity: str,
         state: str,
-        answer: tuple[str, str, str],
+        answer: Answered,
         whole: bool = True,
     ) -> Future[bool]:
         """Let a delivery be written with others, unless too many bytes wait for the store."""

@@ -317,7 +317,7 @@ class DeliveryInFlight(InFlight):
         self._waited(outcome.state.lower())
         if self.trace is not None:
             self.trace.begin(ANSWER)
-        self.reply.state, self.reply.failure = ended(outcome)
+        self.reply.state, self.reply.failure, self.reply.attempts = ended(outcome)
         try:
             given = answer.of_outcome(outcome, self.route.content_type)
         except RequestError as error:

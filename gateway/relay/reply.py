@@ -34,17 +34,18 @@ class Reply:
 
     ``path`` (the route's), ``source``, ``event``, ``delivery_id``, ``task_id``, ``message``,
     ``pending`` and ``identity`` are set as they become known; they are part of the record.
-    ``state`` is the delivery's in the journal, where the end of its task is known, and ``begun`` is
-    from `Journal.begin`. ``joined``: an earlier try has published the task. ``failure`` is what the
-    task's exception says, which the sender is not told. ``applied`` is what the answer says in
-    Preference-Applied. ``trace`` is None unless requests are traced. ``kept``: the journal may have
-    the request if it is refused before it has a message.
+    ``state`` is the delivery's in the journal, where the end of its task is known, ``attempts`` how
+    often that was begun (0: not known), and ``begun`` is from `Journal.begin`. ``joined``: an
+    earlier try has published the task. ``failure`` is what the task's exception says, which the
+    sender is not told. ``applied`` is what the answer says in Preference-Applied. ``trace`` is None
+    unless requests are traced. ``kept``: the journal may have the request if it is refused before
+    it has a message.
     """
 
     __slots__ = (
-        "_context", "_respond", "answered", "applied", "begun", "delivery_id", "event", "failure",
-        "identity", "joined", "kept", "message", "path", "pending", "request", "source", "state",
-        "task_id", "trace",
+        "_context", "_respond", "answered", "applied", "attempts", "begun", "delivery_id", "event",
+        "failure", "identity", "joined", "kept", "message", "path", "pending", "request", "source",
+        "state", "task_id", "trace",
     )  # fmt: skip
 
     def __init__(self, context: Context, request: Request, respond: Respond):
@@ -61,6 +62,7 @@ class Reply:
         self.applied = ""
         self.state = ""
         self.failure = ""
+        self.attempts = 0
         self.joined = False
         self.kept = True
         self.begun: Future[bool] | None = None
@@ -120,13 +122,12 @@ class Reply:
         self.give(given, f"{error.type}: {self.failure or error}")
 
     def _log(self, status: int, seconds: float, reason: str) -> None:
-        request, sent = self.request, 0.0 if self.pending is None else self.pending.sent
+        request, published = self.request, self._published()
         traceparent = traceparent_of(request.headers)
         steps = {}
-        if sent:  # the milliseconds until the message went to the broker, and from then on
-            before = (sent - request.arrived) * 1e3
-            steps["published_ms"] = round(before, 3)
-            steps["waited_ms"] = round(seconds * 1e3 - before, 3)
+        if published is not None:
+            steps["published_ms"] = round(published * 1e3, 3)
+            steps["waited_ms"] = round((seconds - published) * 1e3, 3)
         joined = f"an earlier try has published the task {self.task_id}" if self.joined else ""
         request_log.write(
             request.method,
@@ -145,6 +146,10 @@ class Reply:
             remote=request.remote,
             **steps,
         )
+
+    def _published(self) -> float | None:
+        """Return the seconds until the message went to the broker; None: it did not."""
+        return None if self.pending is None else self.pending.sent - self.request.arrived
 
     def _keep(self, journal: Journal, status: int, seconds: float, reason: str) -> None:
         """Keep the request, which was refused before it had a message, if such ones are kept."""
@@ -169,8 +174,15 @@ class Reply:
         if message is not None:
             self.state = self.state or ACCEPTED
         if context.journal is not None and message is not None:
-            ids = self.task_id or message.task_id, self.identity
-            context.journal.write(message, *ids, self.state, status, seconds, reason, self.begun)
+            ids, published = (self.task_id or message.task_id, self.identity), self._published()
+            answered = (
+                str(status),
+                f"{seconds:.6f}",
+                "" if published is None else f"{published:.6f}",
+                reason,
+                str(self.attempts or ""),
+            )
+            context.journal.write(message, *ids, self.state, answered, self.begun)
         elif status >= 400 and reason and self.kept and context.journal is not None:
             self._keep(context.journal, status, seconds, reason)
         share = context.log_requests

@@ -16,7 +16,7 @@ import pytest
 
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-from gateway.journal.base import FIRST_LOOK, JournalStore, Refusal, Row
+from gateway.journal.base import FIRST_LOOK, NOT_ANSWERED, JournalStore, Refusal, Row
 from gateway.journal.entry import (
     ACCEPTED,
     DEAD_LETTERED,
@@ -27,6 +27,7 @@ from gateway.journal.entry import (
     REPLAYED,
     RUNNING,
     SUCCEEDED,
+    End,
     Entry,
 )
 from gateway.journal.stores import STORES
@@ -97,18 +98,20 @@ def call(size: int = 100) -> bytes:
 
 def begun(delivery_id: str, followed: bool = True) -> Row:
     """Return the row of a delivery that is not answered yet."""
-    return (delivery_id, RECEIVED, int(followed), "first", "", "", "", about(delivery_id), call())
+    known = (delivery_id, RECEIVED, int(followed), "first")
+    return (*known, *NOT_ANSWERED, about(delivery_id), call())
 
 
 def later(delivery_id: str, state: str, status: int = 202, error: str = "") -> Row:
     """Return the row of the answer to a delivery that is there already."""
-    return (delivery_id, state, 1, "first", str(status), "0.250000", error, "", b"")
+    answer = (str(status), "0.250000", "0.010000", error, "2")
+    return (delivery_id, state, 1, "first", *answer, "", b"")
 
 
 def answered(delivery_id: str, state: str = ACCEPTED, status: int = 202, size: int = 100) -> Row:
     """Return the row of a delivery that is written with its answer."""
     row = later(delivery_id, state, status)
-    return (*row[:7], about(delivery_id), call(size))
+    return (*row[:9], about(delivery_id), call(size))
 
 
 def refusal(delivery_id: str) -> Refusal:
@@ -154,6 +157,8 @@ async def test_an_entry_has_what_was_written(use: Use):
         assert one.delivery == json.loads(about("one"))["delivery"]
         assert (one.task, one.queue, one.replays, one.replaying) == ("tasks.run", "celery", 0, "")
         assert (two.state, two.status, two.seconds, two.error) == (FAILED, 502, 0.25, "")
+        assert (one.published, one.attempts) == (None, 0)
+        assert (two.published, two.attempts) == (0.01, 2)
 
         await store.write([later("one", REFUSED, 503, "unroutable"), answered("three")])
 
@@ -264,7 +269,7 @@ async def test_a_state_only_goes_forward(use: Use, before: str, after: str, left
 
         if after not in (ACCEPTED, REFUSED):  # a task may be so as well
             await store.write([answered("two", before)])
-            await store.settle("two", "first", after, "late")
+            await store.settle("two", "first", End(after, "late"))
             assert (await got(store, "two")).state == left
 
 
@@ -272,16 +277,16 @@ async def test_a_state_only_goes_forward(use: Use, before: str, after: str, left
 async def test_the_end_of_a_task_is_written(use: Use):
     async with use() as store:
         await store.write([answered("one")])
-        assert await store.settle("one", "first", RUNNING, "") is None
+        assert await store.settle("one", "first", End(RUNNING)) is None
         one = await got(store, "one")
         assert (one.state, one.ended_at) == (RUNNING, "")
 
         # Neither the end of another task nor of another delivery.
-        assert await store.settle("one", "other", FAILED, "ValueError") is None
-        assert await store.settle("two", "first", FAILED, "ValueError") is None
+        assert await store.settle("one", "other", End(FAILED, "ValueError")) is None
+        assert await store.settle("two", "first", End(FAILED, "ValueError")) is None
         assert (await got(store, "one")).state == RUNNING and await store.get("two") is None
 
-        assert await store.settle("one", "first", FAILED, "ValueError") == b"accepted"
+        assert await store.settle("one", "first", End(FAILED, "ValueError")) == b"accepted"
         one = await got(store, "one")
         assert (one.state, one.error) == (FAILED, "ValueError")
         assert abs(datetime.now(UTC) - datetime.fromisoformat(one.ended_at)) < timedelta(minutes=1)
@@ -298,11 +303,11 @@ async def test_an_end_tells_once_how_the_delivery_was_answered(use: Use, status,
             await store.write([later("one", ACCEPTED, status)])
 
         # Who does not count does not take it from who does.
-        assert await store.settle("one", "first", FAILED, "ValueError", counts=False) is None
+        assert await store.settle("one", "first", End(FAILED, "ValueError"), counts=False) is None
         assert (await got(store, "one")).state == FAILED
-        assert await store.settle("one", "first", FAILED, "ValueError") == told
-        assert await store.settle("one", "first", FAILED, "ValueError") is None
-        assert await store.settle("unfollowed", "first", FAILED, "") is None
+        assert await store.settle("one", "first", End(FAILED, "ValueError")) == told
+        assert await store.settle("one", "first", End(FAILED, "ValueError")) is None
+        assert await store.settle("unfollowed", "first", End(FAILED)) is None
 
 
 @awaited
@@ -334,7 +339,7 @@ async def test_what_has_ended_or_is_removed_is_not_looked_for(use: Use):
         await store.write([begun(each) for each in ("removed", "answered", "settled", "left")])
         assert (await store.trim(100)).open == 3
         await store.write([later("answered", SUCCEEDED, 200)])
-        await store.settle("settled", "first", FAILED, "")
+        await store.settle("settled", "first", End(FAILED))
 
         assert (await store.trim(100)).open == 1
         assert await until_due(store) == [("left", "first")]
@@ -360,7 +365,7 @@ async def test_a_replay_is_exclusive(use: Use):
 async def test_a_replay_that_was_taken_opens_the_delivery_again(use: Use):
     async with use() as store:
         await store.write([answered("one")])
-        assert await store.settle("one", "first", FAILED, "ValueError") == b"accepted"
+        assert await store.settle("one", "first", End(FAILED, "ValueError")) == b"accepted"
 
         await replay(store, "one", "second")
 
@@ -395,12 +400,12 @@ async def test_what_was_replayed_keeps_the_replays_task(use: Use):
         await replay(store, "one", "second")
 
         await store.write([later("one", SUCCEEDED, 502, "ValueError")])
-        await store.settle("one", "first", FAILED, "late")
+        await store.settle("one", "first", End(FAILED, "late"))
 
         one = await got(store, "one")
         assert (one.state, one.task_id, one.status, one.error) == (REPLAYED, "second", 502, "")
         # A replay counts as accepted, however its delivery was answered.
-        assert await store.settle("one", "second", SUCCEEDED, "") == b"accepted"
+        assert await store.settle("one", "second", End(SUCCEEDED)) == b"accepted"
         assert (await got(store, "one")).state == SUCCEEDED
         await replay(store, "one", "third", before="second")
         assert (await got(store, "one")).replays == 2
@@ -467,9 +472,9 @@ async def test_each_change_is_announced(use: Use):
         await store.write([begun("a"), begun("b")])
         await store.refuse(refusal("r"))
         await store.write([later("b", ACCEPTED)])
-        await store.settle("a", "first", RUNNING, "")
-        await store.settle("a", "first", RUNNING, "")  # which changes nothing
-        await store.settle("a", "first", FAILED, "")
+        await store.settle("a", "first", End(RUNNING))
+        await store.settle("a", "first", End(RUNNING))  # which changes nothing
+        await store.settle("a", "first", End(FAILED))
         await replay(store, "a", "second")
         await store.write([begun("last")])
 
@@ -492,7 +497,7 @@ async def test_deployments_do_not_see_each_other(use: Use):
         assert await other.get("one") is None and await ids(other) == []
         assert await other.trim(100) == (0, 0, 0, 0)
         assert await other.begin_replay("one", "second", "first") == ""
-        assert await other.settle("one", "first", FAILED, "") is None
+        assert await other.settle("one", "first", End(FAILED)) is None
         assert await until_due(store) == [("one", "first")]
         assert await other.due(100, *PAUSES) == []
         await other.write([answered("own", SUCCEEDED)])
@@ -516,7 +521,7 @@ async def test_a_store_that_is_away_is_an_error_of_the_gateway(use: Use, server:
         for attempt in (
             lambda: store.write([begun("one")]),
             lambda: store.refuse(refusal("one")),
-            lambda: store.settle("one", "first", FAILED, ""),
+            lambda: store.settle("one", "first", End(FAILED)),
             lambda: store.due(1, *PAUSES),
             lambda: store.get("one"),
             lambda: store.trim(1),

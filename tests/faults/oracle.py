@@ -19,12 +19,13 @@ DESCRIPTORS, MEMORY = 12, 32 * 2**20
 
 @dataclass(frozen=True)
 class Execution:
-    """A task's line: the request that it served, which attempt it was, its task id."""
+    """A task's line: the request that it served, which attempt it was, its task id, its replay."""
 
     id: str
     attempt: int
     task: str
     redelivered: bool
+    replay: int = 0
 
 
 @dataclass(frozen=True)

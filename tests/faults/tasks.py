@@ -26,8 +26,11 @@ def run(self, query: dict[str, str], headers: dict[str, str], body: str) -> str:
     """Take effect, note it on disk, return the body, whose first word is the request's id.
 
     Query: ``seconds`` and ``until``, see `take_time`; ``die``: kill the own process after the
-    effect and before the acknowledgement, ``once`` or ``always``.
+    effect and before the acknowledgement, ``once`` or ``always``; ``retries``: ask for so many more
+    tries before.
     """
+    if self.request.retries < int(query.get("retries", 0)):
+        raise self.retry(countdown=0)
     directory = take_time(query)
     attempt = take_effect(directory, self.request.id)
     execution = {
@@ -35,6 +38,7 @@ def run(self, query: dict[str, str], headers: dict[str, str], body: str) -> str:
         "attempt": attempt,
         "task": self.request.id,
         "redelivered": bool(self.request.delivery_info.get("redelivered")),
+        "replay": self.request.headers["delivery"].get("replay", 0),
     }
     _note(directory, execution)
     if query.get("die") == "always" or (query.get("die") == "once" and attempt == 1):

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -39,6 +40,12 @@ answer = "accept"
 [[routes]]
 path = "/wait"
 task = "faults.run"
+
+[[routes]]
+path = "/gone"
+task = "faults.run"
+exchange = "there.is.none"
+routing_key = "x"
 
 [[routes]]
 path = "/pointer"
@@ -214,6 +221,55 @@ def test_one_is_replayed(gateway):
     assert poll(lambda: states(gateway) == ["failed"], 30)
     (again,) = ask(gateway, "deliveries")[2]["deliveries"]
     assert (again["replays"], again["task_id"]) == (1, replayed["task_id"])
+
+
+def test_one_that_cannot_be_replayed_is_a_conflict(gateway, servers):
+    key = "Idempotency-Key: conflict"
+    for path in ("/once?seconds=no", "/once"):
+        run(send(gateway, path, "conflict", key))
+    assert poll(lambda: sorted(states(gateway)) == ["failed", "succeeded"], 30)
+    well, bad = ask(gateway, "deliveries")[2]["deliveries"]
+    path = f"deliveries/{bad['id']}/replay"
+
+    why = f"{well['id']} is another try of the same delivery, succeeded; see `again`"
+    assert problem(ask(gateway, path, "POST")) == (409, "not-replayed", why)
+    assert ask(gateway, path, "POST", again="true")[0] == 200
+
+    # One that an interrupted replay may have published.
+    with redis.Redis.from_url(servers.results.url) as client:
+        client.hset(f"api:journal:delivery:{well['id']}", "replaying", "task-7")
+    status, kind, said = problem(ask(gateway, f"deliveries/{well['id']}/replay", "POST"))
+    assert (status, kind) == (409, "not-replayed") and said.endswith("see `again`: task task-7")
+
+
+def test_what_the_broker_does_not_take_is_unavailable(servers, gateway):
+    assert answered(gateway, "/gone", "nobody") == [503]
+    assert poll(lambda: states(gateway) == ["refused"], 30)
+    (found,) = ask(gateway, "deliveries")[2]["deliveries"]
+
+    status, kind, said = problem(ask(gateway, f"deliveries/{found['id']}/replay", "POST"))
+
+    assert (status, kind) == (503, "unavailable") and said.startswith("not taken: ")
+    assert ask(gateway, f"deliveries/{found['id']}")[2]["replays"] == 0
+
+
+def test_replays_with_a_rate_take_their_time(gateway):
+    bodies = [f"slow-{n}" for n in range(5)]
+    assert set(answered(gateway, "/wait?seconds=no", *bodies)) == {502}
+    assert poll(lambda: states(gateway).count("failed") == 5, 30)
+
+    begun = time.monotonic()
+    _, _, some = ask(gateway, "replays", "POST", state="failed", rate=4, limit=3)
+    assert time.monotonic() - begun >= 0.5
+    assert (len(some["replayed"]), some["left"]) == (3, 2)
+    # A request replays as many as a minute has room for.
+    _, _, more = ask(
+        gateway, "replays", "POST", state="failed", rate=1 / 60, after=some["next"], to=some["to"]
+    )
+    assert (len(more["replayed"]), more["left"]) == (1, 1)
+    for wrong in ("0", "-1", "nan", "inf", "fast"):
+        found = ask(gateway, "replays", "POST", state="failed", rate=wrong)
+        assert problem(found)[:2] == (400, "bad-request")
 
 
 def test_all_that_a_filter_takes_are_replayed_part_by_part(gateway, servers):

@@ -89,7 +89,7 @@ def with_journal(
 
 
 def answer(journal: Journal, delivery_id: str, state: str = ACCEPTED, size: int = 100) -> None:
-    journal.write(message(delivery_id, size), "task", "", state, 202, 0.1, "")
+    journal.write(message(delivery_id, size), "task", "", state, ("202", "0.1", "", "", ""))
 
 
 def kept(config: Config, delivery_id: str) -> Entry | None:
@@ -148,7 +148,8 @@ def test_what_fails_together_is_counted_once(config, metrics, client):
             begun = journal.begin(message("accepted"), "task", "")
             assert not await begun
             assert metrics.get(LOST) == 0
-            journal.write(message("accepted"), "task", "", ACCEPTED, 202, 0.1, "", begun)
+            given = ("202", "0.1", "", "", "")
+            journal.write(message("accepted"), "task", "", ACCEPTED, given, begun)
             answer(journal, "other")
             await eventually(lambda: metrics.get(LOST) == 2)
             client.config_set("maxmemory", "0")
@@ -170,7 +171,7 @@ def test_a_delivery_that_could_not_be_begun_is_whole_when_it_is_answered(config,
             begun = journal.begin(message("one"), "task", "")
             assert not await begun
             client.config_set("maxmemory", "0")
-            journal.write(message("one"), "task", "", ACCEPTED, 202, 0.1, "", begun)
+            journal.write(message("one"), "task", "", ACCEPTED, ("202", "0.1", "", "", ""), begun)
 
         with_journal(config, metrics, work)
     finally:
@@ -193,7 +194,7 @@ def test_a_delivery_that_is_gone_is_not_replayed(config, metrics, client):
         published.append(task_id)
 
     async def work(journal: Journal) -> None:
-        journal.write(message("one"), "task", "", FAILED, 502, 0.1, "ValueError")
+        journal.write(message("one"), "task", "", FAILED, ("502", "0.1", "", "ValueError", ""))
         async with Expiring.opened(config) as store:
             while (chosen := await store.get("one")) is None:
                 await asyncio.sleep(0.01)
@@ -327,7 +328,7 @@ def test_what_has_no_room_is_lost_and_counted_once(config, metrics, client):
         begun = journal.begin(large, "task", "")
         assert begun.done() and not begun.result()
         assert metrics.get(LOST) == 0  # it is written again when it is answered
-        journal.write(large, "task", "", ACCEPTED, 202, 0.1, "", begun)
+        journal.write(large, "task", "", ACCEPTED, ("202", "0.1", "", "", ""), begun)
         assert metrics.get(LOST) == 1
         answer(journal, "small")
 

@@ -135,6 +135,8 @@ def test_each_delivery_is_found_in_its_state(servers: Servers, journal: Callable
     assert answered(gateway, "/accept?die=always", "kills") == [202]
     assert answered(gateway, "/wait", "waited") == [200]
     assert answered(gateway, "/wait?seconds=no-number", "failed") == [502]
+    assert answered(gateway, "/wait?retries=2&seconds=no", "thrice") == [502]
+    assert answered(gateway, "/accept?retries=1&seconds=no", "twice") == [202]
     assert answered(gateway, "/soon?seconds=1", "later") == [202]
     assert answered(gateway, "/silent", "not kept") == [202]
 
@@ -145,6 +147,8 @@ def test_each_delivery_is_found_in_its_state(servers: Servers, journal: Callable
         "kills": "dead-lettered",
         "waited": "succeeded",
         "failed": "failed",
+        "thrice": "failed",
+        "twice": "failed",
         "later": "succeeded",
     }
     until_states(journal, expected)
@@ -152,10 +156,14 @@ def test_each_delivery_is_found_in_its_state(servers: Servers, journal: Callable
     failed = entry(journal, "fails")
     assert failed["error"] == "ValueError: could not convert string to float: 'no-number'"
     assert (failed["status"], failed["replays"]) == (202, 0) and failed["ended_at"]
+    assert 0 < failed["published"] < failed["seconds"]
+    attempts = {body: entry(journal, body)["attempts"] for body in ("fails", "thrice", "twice")}
+    assert attempts == {"fails": 1, "thrice": 3, "twice": 2}
     assert "gateway.dead" in entry(journal, "kills")["error"]
     servers.release(name)
     until_states(journal, {**expected, "hangs": "succeeded"})
-    assert states(journal, "--state", "failed,dead-lettered").keys() == {"fails", "failed", "kills"}
+    ended = states(journal, "--state", "failed,dead-lettered").keys()
+    assert ended == {"fails", "failed", "kills", "thrice", "twice"}
     gateway.stop()
 
 
@@ -203,6 +211,15 @@ def test_all_that_failed_are_replayed_by_one_command(servers, gateway, journal):
     assert {one["error"].partition(":")[0] for one in again} == {"ValueError"}
     servers.release("repaired")
     until_states(journal, {**expected, **dict.fromkeys(bodies[:3], "succeeded")})
+
+
+def test_a_task_is_told_which_replay_it_is(servers, gateway, journal):
+    assert answered(gateway, "/wait", "told") == [200]
+    until_states(journal, {"told": "succeeded"})
+    found = entry(journal, "told")["id"]
+    for _ in range(2):
+        assert journal("replay", found)[0] == 0
+    assert [each.replay for each in servers.executions("told")] == [0, 1, 2]
 
 
 def test_an_interrupted_replay_is_told_and_not_repeated_unasked(servers, gateway, journal):

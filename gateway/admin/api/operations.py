@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
@@ -30,6 +30,8 @@ from gateway.journal.reading import Reader, reading
 from gateway.journal.replay import publishing
 from gateway.journal.stores import store_for
 from gateway.journal.tries import choose
+
+NOT_REPLAYED = "not-replayed"
 
 
 class Refused(Exception):
@@ -66,13 +68,17 @@ async def get_delivery(config: Config, wanted: One) -> WholeDelivery:
 async def replay_delivery(config: Config, wanted: ReplayWanted) -> Replayed:
     """Run a delivery's task again, as another task."""
     async with reading(config) as reader:
-        await _known(reader, wanted.id)
-        chosen, others = await choose(reader, [wanted.id], wanted.again)
+        entry = await _known(reader, wanted.id)
+        _, others = await choose(reader, [wanted.id], wanted.again)
     for _, other in others:
         why = f"{other.id} is another try of the same delivery, {other.state}; see `again`"
-        return Replayed(delivery_id=wanted.id, task_id="", problem=why)
-    (replayed,) = await _replay(config, chosen, wanted.again)
-    return replayed
+        raise Refused(409, NOT_REPLAYED, why)
+    async with _replaying(config) as replays:
+        begun = await replays.run(entry, wanted.again)
+    if begun.problem:
+        why = f"{begun.problem}: task {begun.task_id}" if begun.task_id else begun.problem
+        raise Refused(*((503, "unavailable") if begun.unavailable else (409, NOT_REPLAYED)), why)
+    return Replayed.of(begun)
 
 
 async def replay_deliveries(config: Config, wanted: ReplaysWanted) -> Replays:
@@ -87,8 +93,10 @@ async def replay_deliveries(config: Config, wanted: ReplaysWanted) -> Replays:
     async with reading(config) as reader:
         found, others = await choose(reader, chosen, wanted.again)
     found = [each for each in found if _is_between(wanted.after, each.position, wanted.to)]
-    now = found[: wanted.limit]
-    replayed = [] if wanted.dry_run else await _replay(config, now, wanted.again)
+    # Nobody waits longer than a minute for an answer.
+    most = wanted.limit if wanted.rate is None else max(int(60 * wanted.rate), 1)
+    now = found[: min(most, wanted.limit)]
+    replayed = [] if wanted.dry_run else await _replay(config, now, wanted.again, wanted.rate)
     done = len(now) if wanted.dry_run else len(replayed)
     return Replays(
         replayed=replayed,
@@ -110,19 +118,26 @@ def _ordered(position: str) -> tuple[int, ...]:
     return tuple(map(int, position.split("-"))) if position else ()
 
 
-async def _replay(config: Config, chosen: Sequence[Entry], again: bool) -> list[Replayed]:
+async def _replay(
+    config: Config, chosen: Sequence[Entry], again: bool, rate: float | None
+) -> list[Replayed]:
     """Replay deliveries; return how that began, up to one for which a server did not answer."""
     done: list[Replayed] = []
-    async with store_for(config).opened(config) as store, publishing(config) as publish:
-        replays = replay.Replays(store, publish)
-        for entry in chosen:
-            try:
-                done.append(Replayed.of(await replays.run(entry, again)))
-            except GatewayError as exc:  # what was replayed before has to be told
-                problem = f"it may have been replayed: {exc}"
-                done.append(Replayed(delivery_id=entry.id, task_id="", problem=problem))
-                break
+    async with _replaying(config) as replays:
+        try:
+            async for begun in replays.run_all(chosen, again, rate):
+                done.append(Replayed.of(begun))
+        except GatewayError as exc:  # what was replayed before has to be told
+            problem = f"it may have been replayed: {exc}"
+            unknown = chosen[len(done)].id
+            done.append(Replayed(delivery_id=unknown, task_id="", problem=problem))
     return done
+
+
+@asynccontextmanager
+async def _replaying(config: Config) -> AsyncIterator[replay.Replays]:
+    async with store_for(config).opened(config) as store, publishing(config) as publish:
+        yield replay.Replays(store, publish)
 
 
 async def _known(reader: Reader, delivery_id: str) -> Entry:

@@ -92,6 +92,9 @@ class ReplaysWanted(Wanted):
     after: str = Field("", pattern=POSITION, description="the `next` of the answer before")
     to: str = Field("", pattern=POSITION, description="`to` of the dry run: nothing newer")
     again: bool = Field(False, description="also what may have run, interrupted or as another try")
+    rate: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="a second; a request replays for a minute"
+    )
     dry_run: bool = Field(False, description="only say what would be replayed")
 
 
@@ -128,7 +131,9 @@ class Delivery(BaseModel):
     status: int | None = Field(description="of the answer; null: not given, or the sender had left")
     gone: bool = Field(description="had the sender left before the answer?")
     seconds: float = Field(description="from the request to the answer")
+    published: float | None = Field(description="seconds until its message went to the broker")
     error: str = Field(description="why the answer was an error, or how the task has failed")
+    attempts: int = Field(description="how often its task was begun, by retries; 0: not known")
     ended_at: str = Field(description="when the end of its task was noticed, in ISO 8601; or empty")
     task: str
     task_id: str
@@ -144,8 +149,8 @@ class Delivery(BaseModel):
         """Make it from an entry of the journal; `more` are further fields."""
         names = ("id", "received_at", "route", "source", "event", "remote", "traceparent")
         own = (
-            "state", "seconds", "error", "ended_at", "task", "task_id", "queue", "replays",
-            "replaying", "identity",
+            "state", "seconds", "published", "error", "attempts", "ended_at", "task", "task_id",
+            "queue", "replays", "replaying", "identity",
         )  # fmt: skip
         return cls(
             **{name: entry.delivery.get(name, "") for name in names},
@@ -196,7 +201,7 @@ class Replayed(BaseModel):
 
     delivery_id: str
     task_id: str = Field(description="of the new task; with a problem, of one that may run")
-    problem: str
+    problem: str = Field(description="why it was not published, or may not have been; or empty")
 
     @classmethod
     def of(cls, replay: Replay) -> Self:

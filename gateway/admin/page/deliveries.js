@@ -238,11 +238,16 @@ async function replayOne() {
   const state = shownTitle.textContent.split(": ").pop();
   if (!await agreed(`The delivery is ${state}. Run its task again, as another task?`)) return;
   try {
-    let done = await ask(`deliveries/${encodeURIComponent(id)}/replay`, {}, "POST");
-    if (done.problem && await agreed(`${done.problem}. Replay it all the same?`))
-      done = await ask(`deliveries/${encodeURIComponent(id)}/replay`, {again: true}, "POST");
-    shownTold.textContent = done.problem || `Replayed as the task ${done.task_id}.`;
-    shownTold.className = done.problem ? "bad" : "good";
+    const path = `deliveries/${encodeURIComponent(id)}/replay`;
+    let done;
+    try {
+      done = await ask(path, {}, "POST");
+    } catch (error) {
+      if (error.status !== 409 || !await agreed(`${error.message}. Replay it all the same?`)) throw error;
+      done = await ask(path, {again: true}, "POST");
+    }
+    shownTold.textContent = `Replayed as the task ${done.task_id}.`;
+    shownTold.className = "good";
   } catch (error) {
     shownTold.textContent = error.message;
     shownTold.className = "bad";
