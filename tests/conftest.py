@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import pytest
+from hypothesis import settings
 from tornado.ioloop import IOLoop
 
 from gateway.stack import loopback
@@ -16,6 +17,12 @@ from tests.support.certificates import Certificates
 from tests.support.stack import ProgramMissing, RabbitMQ, Server, Stack, free_port
 
 S = TypeVar("S", bound=Server)
+
+# No example has a deadline: the machine may be busy. With --hypothesis-profile=thorough a test of a
+# property takes thousands of examples.
+settings.register_profile("usual", deadline=None)
+settings.register_profile("thorough", max_examples=2_000, deadline=None)
+settings.load_profile("usual")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pika
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.exceptions import BodyTooLongError, InvalidFrameError
@@ -175,7 +175,6 @@ RETURN_THEN_ACK = b"".join(
 )
 
 
-@settings(deadline=None)
 @given(chunks())
 @example([RETURN_THEN_ACK])
 @example([RETURN_THEN_ACK[i : i + 1] for i in range(len(RETURN_THEN_ACK))])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tornado.http1connection import HTTP1Connection
 from tornado.httputil import HTTPInputError, RequestStartLine, parse_request_start_line
@@ -33,7 +33,6 @@ def ours(data: bytes) -> tuple[RequestStartLine, Headers]:
     return parse_request_start_line(first), headers
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(_good, _text), max_size=6), st.sampled_from(["\r\n"] * 5 + ["\n", "\r"]))
 @example([], "\r\n")
 @example(["Host: h", "Host: i", "host:"], "\r\n")
@@ -55,7 +54,6 @@ def test_it_takes_nothing_that_tornado_does_not_take_in_the_same_sense(lines, en
         assert found == tornados(data)
 
 
-@settings(deadline=None)
 @given(st.lists(_good, max_size=6))
 def test_it_takes_everything_that_is_as_it_should_be(lines):
     data = "\r\n".join([FIRST, *lines, "", ""]).encode("latin1")

@@ -7,7 +7,7 @@ import gzip
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import BadRequest, BodyTooLarge
@@ -16,14 +16,12 @@ from gateway.http.decompression import MAX_MEMBERS, gunzip
 LIMIT = 1024 * 1024
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(max_size=200), min_size=1, max_size=5))
 def test_members_are_put_together(members):
     body = b"".join(gzip.compress(member) for member in members)
     assert gunzip(body, LIMIT) == b"".join(members)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200), st.data())
 def test_what_is_cut_off_or_goes_on_is_refused(body, data):
     whole = gzip.compress(body)
@@ -35,7 +33,6 @@ def test_what_is_cut_off_or_goes_on_is_refused(body, data):
         gunzip(whole + more, LIMIT)
 
 
-@settings(deadline=None)
 @given(st.binary(min_size=1, max_size=200), st.data())
 def test_a_changed_byte_is_noticed_or_without_effect(body, data):
     whole = bytearray(gzip.compress(body, mtime=0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import BadRequest, HeaderTooLarge, URITooLong
@@ -22,7 +22,6 @@ READS = [
 ]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, len(MESSAGES)), max_size=10))
 def test_the_same_bytes_give_the_same_reads(cuts):
     cuts = sorted({0, *cuts, len(MESSAGES)})

@@ -8,7 +8,6 @@ from hashlib import sha256
 from typing import Any
 from urllib.parse import urlencode
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from nacl.signing import SigningKey
 
@@ -16,9 +15,6 @@ from gateway.sources import SCHEMES, find
 
 NOW = 1_800_000_000.25
 ID = "123456789"
-
-#: A hundred cases of each property in each run, other ones each time; in `make fuzz` thousands.
-cases = settings(deadline=None)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from gateway.delivery import Request
 from gateway.errors import BadRequest, Unverified
 from gateway.sources import SCHEMES, find
-from tests.unit.sources.examples import EXAMPLES, NOW, cases
+from tests.unit.sources.examples import EXAMPLES, NOW
 from tests.unit.sources.sending import PUBLIC_URL, receiver, send, sender
 
 every_scheme = pytest.mark.parametrize("scheme", sorted(SCHEMES))
@@ -54,7 +54,6 @@ def test_what_a_sender_signs_is_verified(scheme):
 
 
 @every_scheme
-@cases
 @given(data=st.data())
 def test_any_body_comes_through_as_it_was_sent(scheme, data):
     body = data.draw(EXAMPLES[scheme].bodies)

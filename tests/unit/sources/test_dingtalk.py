@@ -15,7 +15,7 @@ from wechatpy.crypto import WeChatCrypto
 from gateway.answer import Answer
 from gateway.errors import BadRequest, Unverified
 from gateway.sources.base import Draft
-from tests.unit.sources.examples import NOW, cases
+from tests.unit.sources.examples import NOW
 from tests.unit.sources.messages import aes_keys, changes, post, said, send, source, texts, tokens
 from tests.unit.sources.odd_bodies import ODD_JSON, spoilt
 
@@ -158,7 +158,6 @@ def test_whatever_the_task_returns_an_event_is_answered_by_success(result):
     assert opened(dingtalk().reply(said(result), verified, NOW)) == "success"
 
 
-@cases
 @given(
     st.lists(tokens, min_size=1, max_size=3, unique=True),
     st.lists(aes_keys, min_size=1, max_size=3, unique_by=lambda key: key[:42]),
@@ -191,7 +190,6 @@ def test_what_is_not_encrypted_is_unverified(body):
         dingtalk().verify(replace(send(dingtalk(), EVENT), body=body))
 
 
-@cases
 @given(
     st.text(max_size=80) | st.dictionaries(st.sampled_from([*SUITE_QUERY]), st.text(max_size=20)),
     spoilt(st.just(envelope(SUITE_ENCRYPT))),

@@ -20,7 +20,6 @@ from gateway.sources.envelopes import (
     read_query,
     read_xml,
 )
-from tests.unit.sources.examples import cases
 from tests.unit.sources.messages import texts
 from tests.unit.sources.odd_bodies import ODD_JSON, ODD_XML, spoilt
 
@@ -101,13 +100,11 @@ values = leaves | st.lists(leaves, max_size=3) | st.dictionaries(names, leaves, 
 objects = st.dictionaries(names, values, max_size=4)
 
 
-@cases
 @given(objects, st.booleans())
 def test_json_is_read_as_it_was_written(value, ascii):
     assert read_json(json.dumps(value, ensure_ascii=ascii).encode()) == value
 
 
-@cases
 @given(st.dictionaries(st.from_regex("[A-Za-z_]{1,9}", fullmatch=True), texts))
 def test_xml_is_read_as_it_was_written(fields):
     body = xmltodict.unparse({"xml": fields})
@@ -120,7 +117,6 @@ xml_bytes = st.dictionaries(st.from_regex("[A-Za-z]{1,9}", fullmatch=True), text
 )
 
 
-@cases
 @given(st.binary(max_size=300) | spoilt(json_bytes))
 def test_nothing_but_bad_request_comes_of_json(body):
     try:
@@ -131,7 +127,6 @@ def test_nothing_but_bad_request_comes_of_json(body):
     json.dumps(value, ensure_ascii=False).encode()
 
 
-@cases
 @given(st.binary(max_size=300) | spoilt(xml_bytes))
 def test_nothing_but_bad_request_comes_of_xml(body):
     try:
@@ -141,7 +136,6 @@ def test_nothing_but_bad_request_comes_of_xml(body):
     "".join(f"{key}{text}" for key, text in fields.items()).encode()
 
 
-@cases
 @given(st.text(max_size=200) | st.text("a=&%+;f8 ", max_size=100))
 def test_nothing_but_bad_request_comes_of_a_query(text):
     assert all("".join(pair).encode() is not None for pair in read_query(text).items())

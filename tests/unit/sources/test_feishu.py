@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import BadRequest, SignatureMissing, Unverified
 from gateway.sources.feishu import NONCE, SIGNATURE, TIMESTAMP
-from tests.unit.sources.examples import NOW, cases
+from tests.unit.sources.examples import NOW
 from tests.unit.sources.feishu_requests import (
     CHALLENGE,
     EVENT,
@@ -142,7 +142,6 @@ def test_odd_padding_is_unverified_behind_a_signature(ending):
         feishu().verify(signed(json.dumps({"encrypt": sealed}).encode()))
 
 
-@cases
 @given(texts, texts.filter(bool), st.binary(min_size=16, max_size=16))
 def test_what_openssl_encrypts_is_decrypted(text, key, iv):
     message = dump({"event": {"type": text}})
@@ -150,7 +149,6 @@ def test_what_openssl_encrypts_is_decrypted(text, key, iv):
     assert (verified.body, verified.event) == (message, text)
 
 
-@cases
 @given(st.binary(max_size=100), texts.filter(bool))
 def test_what_we_encrypt_is_decrypted_by_openssl(message, key):
     request = send(feishu(secrets=key), message)
@@ -168,7 +166,6 @@ def test_the_answer_is_what_the_task_returns():
     assert feishu().reply(answer, verified, NOW) is answer
 
 
-@cases
 @given(spoilt(st.just(encrypted(dump(CHALLENGE)))), st.booleans())
 def test_spoilt_requests_are_refused_or_are_a_challenge(body, with_signature):
     request = signed(body) if with_signature else post("", body)
@@ -180,7 +177,6 @@ def test_spoilt_requests_are_refused_or_are_a_challenge(body, with_signature):
     assert with_signature or verified.challenge is not None
 
 
-@cases
 @given(spoilt(st.sampled_from([dump(EVENT), dump(OLD), dump(CHALLENGE)])))
 def test_spoilt_events_in_a_right_envelope_are_refused_or_passed_on(body):
     try:

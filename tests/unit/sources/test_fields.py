@@ -10,14 +10,12 @@ from hypothesis import strategies as st
 
 from gateway.errors import BadRequest
 from gateway.sources.fields import MAX_FIELDS, MAX_NAME, at, name, pointer, read_form, utf8
-from tests.unit.sources.examples import cases
 
 escapes = st.sampled_from(["%26", "%3D", "%3d", "%25", "%5c", "%00", "%C4%A6", "\\", "\\x41", "+"])
 raw = st.binary(max_size=5).filter(lambda text: b"%" not in text).map(lambda b: b.decode("latin-1"))
 forms = st.lists(escapes | raw | st.sampled_from("&=")).map(lambda parts: "".join(parts))
 
 
-@cases
 @given(forms)
 @example(r"a=\u0126\u013d\N{BULLET}\\x26&\=1&==2&&=&b&%C4%A6=%C4%BD")
 def test_a_form_is_read_as_the_standard_library_does(form):
@@ -25,7 +23,6 @@ def test_a_form_is_read_as_the_standard_library_does(form):
     assert read_form(form.encode("latin-1")) == fields
 
 
-@cases
 @given(st.lists(st.tuples(st.text(), st.text()).filter(any)))
 def test_what_was_meant_is_utf8(fields):
     form = urlencode(fields).encode()

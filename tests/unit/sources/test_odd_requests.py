@@ -13,7 +13,7 @@ from gateway.errors import BadRequest, MethodNotAllowed, NotFound, Unverified
 from gateway.sources import SCHEMES, find
 from gateway.sources.base import Source
 from gateway.sources.fields import read_form
-from tests.unit.sources.examples import EXAMPLES, NOW, cases
+from tests.unit.sources.examples import EXAMPLES, NOW
 from tests.unit.sources.sending import receiver, send
 
 every_scheme = pytest.mark.parametrize("scheme", sorted(SCHEMES))
@@ -92,7 +92,6 @@ def outcome(source: Source, request: Request) -> None:
 
 
 @every_scheme
-@cases
 @given(data=st.data())
 def test_changed_requests_are_refused_or_are_what_they_were(scheme, data):
     request = send(scheme)
@@ -118,7 +117,6 @@ def test_changed_requests_are_refused_or_are_what_they_were(scheme, data):
 
 
 @every_scheme
-@cases
 @given(data=st.data(), body=st.binary(max_size=100), query=latin, path=latin)
 def test_what_nobody_signed_is_refused(scheme, data, body, query, path):
     names = list(send(scheme).headers)
@@ -131,7 +129,6 @@ def test_what_nobody_signed_is_refused(scheme, data, body, query, path):
 
 
 @every_scheme
-@cases
 @given(
     names=st.lists(
         st.sampled_from(

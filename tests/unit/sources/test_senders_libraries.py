@@ -23,7 +23,7 @@ from stripe import SignatureVerificationError, WebhookSignature
 
 from gateway.errors import BadRequest, Unverified
 from gateway.sources.base import Draft, Signed, Source
-from tests.unit.sources.examples import NOW, cases, public
+from tests.unit.sources.examples import NOW, public
 from tests.unit.sources.sending import URL, received, sender
 
 secrets = st.text(st.characters(codec="utf-8", exclude_categories=["C"]), min_size=1, max_size=40)
@@ -52,7 +52,6 @@ def accepted(scheme: str, source: Source, signed: Signed) -> None:
 # standardwebhooks ---------------------------------------------------------------------------
 
 
-@cases
 @given(keys, ids, times, texts)
 def test_standard_webhooks_verifies_what_its_library_signs(key, identity, time, body):
     secret = "whsec_" + base64.b64encode(key).decode()
@@ -66,7 +65,6 @@ def test_standard_webhooks_verifies_what_its_library_signs(key, identity, time, 
     accepted("standard", sender("standard", secrets=secret), Signed(body.encode(), headers))
 
 
-@cases
 @given(keys, ids, texts)
 def test_standard_webhooks_library_verifies_what_we_sign(key, identity, body):
     secret = base64.b64encode(key).decode()
@@ -79,7 +77,6 @@ def test_standard_webhooks_library_verifies_what_we_sign(key, identity, body):
         library.verify(signed.body + b" ", signed.headers, json_parse=False)
 
 
-@cases
 @given(seeds, ids, times, st.binary(max_size=300))
 def test_standard_webhooks_v1a_agrees_with_libsodium(seed, identity, time, body):
     key = SigningKey(seed)
@@ -101,7 +98,6 @@ def test_standard_webhooks_v1a_agrees_with_libsodium(seed, identity, time, body)
 # stripe -------------------------------------------------------------------------------------
 
 
-@cases
 @given(secrets, times, objects)
 def test_stripe_verifies_what_its_library_signs(secret, time, body):
     header = WebhookSignature.generate_signature_header(body, secret, time)
@@ -109,7 +105,6 @@ def test_stripe_verifies_what_its_library_signs(secret, time, body):
     accepted("stripe", sender("stripe", secrets=secret), signed)
 
 
-@cases
 @given(secrets.filter(str.strip), times, objects)
 def test_stripes_library_verifies_what_we_sign(secret, time, body):
     signed = sender("stripe", secrets=secret).sign(Draft(body.encode(), URL, time))
@@ -127,7 +122,6 @@ class Clock:
         return NOW
 
 
-@cases
 @given(secrets.filter(str.strip), times, objects)
 def test_slack_agrees_with_its_library(secret, time, body):
     library = SignatureVerifier(secret, Clock())
@@ -145,7 +139,6 @@ def test_slack_agrees_with_its_library(secret, time, body):
 # PyNaCl -------------------------------------------------------------------------------------
 
 
-@cases
 @given(seeds, times, objects)
 def test_discord_agrees_with_libsodium(seed, time, body):
     message = f"{time}{body}".encode()
@@ -179,7 +172,6 @@ def as_documented(scheme: str, secret: str, body: bytes) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("scheme", ["github", "meta", "shopify", "x"])
-@cases
 @given(secret=secrets, body=st.binary(max_size=300).map(lambda body: b"{" + body))
 def test_signatures_of_the_body_are_as_documented(scheme, secret, body):
     source, headers = sender(scheme, secrets=secret), as_documented(scheme, secret, body)
@@ -192,7 +184,6 @@ def test_signatures_of_the_body_are_as_documented(scheme, secret, body):
     ("scheme", "header"),
     [("gitlab", "X-Gitlab-Token"), ("telegram", "X-Telegram-Bot-Api-Secret-Token")],
 )
-@cases
 @given(data=st.data())
 def test_tokens_are_sent_as_documented(scheme, header, data):
     secret = data.draw(

@@ -15,7 +15,6 @@ from pydantic import ValidationError
 from gateway.answer import Answer
 from gateway.errors import BadRequest, Unverified
 from gateway.sources.wechat_crypto import signature
-from tests.unit.sources.examples import cases
 from tests.unit.sources.messages import (
     SAFE,
     SECURE,
@@ -232,7 +231,6 @@ queries = st.text(max_size=80) | st.dictionaries(
 )
 
 
-@cases
 @given(
     queries, spoilt(st.sampled_from([BODY, xml(**text_message()), xml(Encrypt=SECURE["encrypt"])]))
 )

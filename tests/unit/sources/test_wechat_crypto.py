@@ -23,7 +23,6 @@ from gateway.sources.wechat_crypto import (
     seal,
     signature,
 )
-from tests.unit.sources.examples import cases
 from tests.unit.sources.messages import VECTORS, aes_keys, texts, tokens
 
 KEY = bytes(range(32))
@@ -66,7 +65,6 @@ def test_the_published_signatures_are_ours(name):
         assert signature(*parts, vector["encrypt"]) == vector["msg_signature"]
 
 
-@cases
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=5))
 def test_signatures_are_wechatpys(parts):
     signer = WeChatSigner()
@@ -78,7 +76,6 @@ either = pytest.mark.parametrize("library", [WeChatCrypto, WeComCrypto])
 
 
 @either
-@cases
 @given(texts, texts, tokens, aes_keys, st.integers(0, 2**33))
 @example("", "", "t", "A" * 43, 0)
 def test_wechatpy_decrypts_what_we_encrypt(library, message, receive_id, token, aes_key, now):
@@ -94,7 +91,6 @@ def test_wechatpy_decrypts_what_we_encrypt(library, message, receive_id, token, 
 
 
 @either
-@cases
 @given(texts, texts, tokens, aes_keys, tokens)
 @example("", "", "t", "A" * 43, "n")
 def test_we_decrypt_what_wechatpy_encrypts(library, message, receive_id, token, aes_key, nonce):
@@ -107,7 +103,6 @@ def test_we_decrypt_what_wechatpy_encrypts(library, message, receive_id, token, 
     assert signature(token, "1800000000", nonce, encrypted) in text
 
 
-@cases
 @given(st.binary(max_size=200), texts, st.binary(min_size=32, max_size=32))
 def test_any_bytes_come_back(message, receive_id, key):
     assert decrypt(encrypt(message, receive_id, key), key) == (message, receive_id)
@@ -163,14 +158,12 @@ def test_no_other_text_is_the_same_cipher_text():
         assert decrypt(other, KEY) is None
 
 
-@cases
 @given(st.text(max_size=200) | st.binary(max_size=200).map(lambda b: b64encode(b).decode()))
 def test_whatever_comes_is_decrypted_or_is_none(text):
     found = decrypt(text, KEY)
     assert found is None or (type(found[0]) is bytes and type(found[1]) is str)
 
 
-@cases
 @given(st.binary(max_size=100), st.data())
 def test_a_changed_cipher_text_never_says_more_than_it_has(message, data):
     whole = bytearray(b64decode(encrypt(message, "wx", KEY)))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import BadRequest
 from gateway.sources.base import Draft
-from tests.unit.sources.examples import NOW, cases
+from tests.unit.sources.examples import NOW
 from tests.unit.sources.messages import (
     SAFE,
     received,
@@ -94,7 +94,6 @@ def test_what_cannot_be_read_is_a_bad_request(options, body):
         receiver.verify(send(receiver, body))
 
 
-@cases
 @given(spoilt(st.sampled_from([xml(**text_message()), json.dumps(text_message()).encode()])))
 def test_spoilt_messages_in_a_right_envelope_are_refused_or_passed_on(body):
     receiver = safe()

@@ -13,7 +13,7 @@ from wechatpy.replies import deserialize_reply
 
 from gateway.answer import Answer
 from gateway.errors import ResultUnusable
-from tests.unit.sources.examples import NOW, cases
+from tests.unit.sources.examples import NOW
 from tests.unit.sources.messages import (
     SAFE,
     aes_keys,
@@ -174,7 +174,6 @@ def test_status_and_headers_of_a_result_are_kept():
     assert (answer.status, answer.headers) == (201, {"ETag": "1"})
 
 
-@cases
 @given(texts, st.booleans())
 def test_any_text_arrives(text, as_json):
     if text in ("", "success") or text.lstrip().startswith(("<xml", "{")):
@@ -190,7 +189,6 @@ def test_any_text_arrives(text, as_json):
 # Rotation -----------------------------------------------------------------------------------
 
 
-@cases
 @given(
     st.lists(tokens, min_size=1, max_size=3, unique=True),
     st.lists(aes_keys, min_size=1, max_size=3, unique_by=lambda key: key[:42]),

@@ -18,7 +18,7 @@ from gateway.answer import Answer
 from gateway.errors import BadRequest, Unverified
 from gateway.sources.base import Draft
 from gateway.sources.wechat_crypto import Opened, seal, signature
-from tests.unit.sources.examples import NOW, cases
+from tests.unit.sources.examples import NOW
 from tests.unit.sources.messages import (
     changes,
     get,
@@ -89,7 +89,6 @@ def test_a_handshake_may_come_from_any_of_the_receive_ids():
             several.handshake(get(sealed(b"1", receive_id)))
 
 
-@cases
 @given(texts)
 def test_the_handshake_is_wechatpys(text):
     query = sealed(text.encode())
@@ -131,7 +130,6 @@ def test_a_message_has_no_signature_but_its_own():
         wecom().verify(replace(request, query_string=query))
 
 
-@cases
 @given(texts, st.text("0123456789", min_size=1, max_size=10))
 def test_we_verify_what_wechatpy_encrypts_and_it_reads_our_reply(text, nonce):
     message = xml(**{**MESSAGE, "Content": text.replace("]]>", "")})
@@ -178,7 +176,6 @@ def test_an_intelligent_robot_speaks_json_and_names_nobody():
     assert (answer.content_type, json.loads(reply)) == ("application/json", own)
 
 
-@cases
 @given(
     st.text(max_size=80) | st.dictionaries(st.sampled_from([*sealed(b"")]), st.text(max_size=20)),
     spoilt(st.sampled_from([xml(**MESSAGE), xml(Encrypt="x" * 64), b'{"encrypt":"AAAA"}'])),
