@@ -65,7 +65,7 @@ class JournalStore(ABC):
     - A delivery is open if the end of its task is to be looked for, until `write` has written an
       end, or `settle` one that counts. What the bounds remove is not open any more.
     - Each change is announced by `changes`.
-    - Only one clock is used, that of the store.
+    - Ages, looks and positions are by one clock, the store's.
     - No method blocks. Each fails with a `GatewayError` where the store does not answer in time or
       refuses.
     """
