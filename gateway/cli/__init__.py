@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Collection
+from difflib import get_close_matches
 from importlib import import_module
 
 from gateway.errors import ConfigError, GatewayError
@@ -36,7 +37,9 @@ def main(argv: list[str] | None = None) -> int:
     if argv and argv[0].startswith("-") and argv[0] not in ("-h", "--help", "--version"):
         argv = ["serve", *argv]
     try:
-        arguments = command_line(argv[:1]).parse_args(argv)
+        arguments, unknown = command_line(argv[:1]).parse_known_args(argv)
+        if unknown:
+            _refuse(arguments.parser, unknown)
         code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code
@@ -61,6 +64,14 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
+def _refuse(command: argparse.ArgumentParser, unknown: list[str]) -> None:
+    """End the process, as no option of the `command` has these names; exit code 2."""
+    options = [option for action in command._actions for option in action.option_strings]
+    near = get_close_matches(unknown[0].partition("=")[0], options, 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    command.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+
+
 def command_line(names: Collection[str] = COMMANDS) -> argparse.ArgumentParser:
     """Return the parser of all commands, with the options of those in `names`."""
     from gateway import __version__
@@ -77,5 +88,5 @@ def command_line(names: Collection[str] = COMMANDS) -> argparse.ArgumentParser:
         if name in names:
             module = import_module(f"gateway.cli.{name}")
             module.options(command)
-            command.set_defaults(run=module.run)
+            command.set_defaults(run=module.run, parser=command)
     return parser

@@ -91,6 +91,9 @@ def _start(stack: Stack, arguments: argparse.Namespace) -> tuple[list[Server], l
     config = plan.load(broker, results)
     port = config.port or free_port()
     env = _environment(plan, config, port, ours)
+    if config.public_url not in (None, HERE) and PUBLIC not in os.environ:
+        here = f"{PUBLIC}={HERE}:{port} has them lead here"
+        _say(f"result URLs begin with {config.public_url}, as the file says; {here}")
     own_queue = "" if broker in ours else f"gateway.dev.{secrets.token_hex(4)}"
     _say(f"starting a worker of {arguments.app}")
     servers.append(stack.attached_worker(arguments.app, config.queues, env, own_queue))
@@ -164,9 +167,8 @@ def _start_servers(stack: Stack, plan: Plan) -> tuple[str, str, list[Server]]:
     if broker == EMBEDDED:
         broker = servers[0].url
     elif broker == RABBITMQ:
-        if plan.why:
-            _say(f"the routes need RabbitMQ: {plan.why}")
-        _say("starting RabbitMQ, which takes up to ten seconds")
+        reason = f", as these need an AMQP broker: {plan.why}" if plan.why else ""
+        _say(f"starting a private RabbitMQ (up to ten seconds){reason}")
         servers.append(stack.rabbitmq())
         broker = servers[-1].url
     return broker, results, servers

@@ -49,7 +49,12 @@ def options(parser: argparse.ArgumentParser) -> None:
         ("--since", "TIME", "first what was received since then: 2h, 7d, 2026-01-31T12:00Z"),
     ):
         parser.add_argument(name, metavar=metavar, default="", help=text)
-    parser.add_argument("--to", metavar="URL", required=True, help="the local server's URL")
+    parser.add_argument(
+        "--to",
+        metavar="URL",
+        required=True,
+        help="the local server's URL; routes with `args` or `kwargs` keep no request to send",
+    )
     parser.add_argument("--id", metavar="ID", action="append", default=[], help="only this one")
     parser.add_argument(
         "--admin", metavar="URL", help=f"the admin port ({ADMIN}, or at GATEWAY_ADMIN_PORT)"

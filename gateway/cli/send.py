@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from gateway.answer import PROBLEM
 from gateway.cli.outgoing import Outgoing, curl_line, signed_request
-from gateway.config.loading import load
+from gateway.config.loading import read_secrets, read_sources
 from gateway.config.problems import explain
 from gateway.delivery import Request
 from gateway.errors import BadRequest, ConfigError, GatewayError, RequestError, Unverified
@@ -70,21 +70,26 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.curl:
         print(curl_line(outgoing))
         return 0
-    return _send(outgoing, source)
+    status = _send(outgoing, source)
+    if status == 400 and arguments.data is None:
+        text = "gateway: this was the scheme's sample; --data TEXT or @FILE sends another body"
+        print(text, file=sys.stderr)
+    return 0 if 200 <= status < 300 else 1
 
 
 def _source(arguments: argparse.Namespace, url: str) -> Source:
-    config = load({}, os.environ, arguments.config)
+    # Nothing else of the file is needed, nor are the secrets of other sources.
+    sources, public_url = read_sources(os.environ, arguments.config)
     name = arguments.name
-    if name not in config.sources and name not in SCHEMES:
-        known = ", ".join([*config.sources, *sorted(SCHEMES)])
-        hint = "" if config.sources else "; --config FILE names the file with your sources"
+    if name not in sources and name not in SCHEMES:
+        known = ", ".join(dict.fromkeys([*sources, *sorted(SCHEMES)]))
+        hint = "" if sources else "; --config FILE names the file with your sources"
         problem = f"--as: {name} is neither a source nor a scheme; there are {known}{hint}"
         raise ConfigError([problem])
     values = _given(arguments, os.environ)
-    if name in config.sources:
-        own = config.sources[name]
-        values = {**own.model_dump(exclude_unset=True), **values}
+    if name in sources:
+        own = {key: it for key, it in sources[name].items() if key not in values}
+        values = {**read_secrets(own, f"sources.{name}", os.environ), **values}
     elif "secrets" not in values:
         raise ConfigError(
             [f"--secret: the scheme {name} needs it; --secret env:NAME takes it from a variable"]
@@ -95,7 +100,7 @@ def _source(arguments: argparse.Namespace, url: str) -> Source:
     except ValidationError as exc:
         raise ConfigError(explain(exc, scheme.options_class, f"{name}: ")) from exc
     parts = urlsplit(url)
-    return scheme(chosen, config.public_url or f"{parts.scheme}://{parts.netloc}")
+    return scheme(chosen, public_url or f"{parts.scheme}://{parts.netloc}")
 
 
 def _given(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
@@ -176,6 +181,7 @@ def _verify(source: Source, outgoing: Outgoing, now: float) -> None:
 
 
 def _send(outgoing: Outgoing, source: Source) -> int:
+    """Send it, print the answer, and return its status."""
     parts = urlsplit(outgoing.url)
     connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
     connection = connect(parts.hostname or "", parts.port, timeout=TIMEOUT)
@@ -197,11 +203,10 @@ def _send(outgoing: Outgoing, source: Source) -> int:
     if opened is not None:
         print("(decrypted)")
     print(f"\n{(body if opened is None else opened).decode(errors='replace')}")
-    if 200 <= response.status < 300:
-        return 0
-    if reason := _reason(response.getheader("Content-Type", ""), body):
+    failed = not 200 <= response.status < 300
+    if failed and (reason := _reason(response.getheader("Content-Type", ""), body)):
         print(f"gateway: {reason}", file=sys.stderr)
-    return 1
+    return response.status
 
 
 def _reason(content_type: str, body: bytes) -> str:

@@ -95,6 +95,34 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | None
     return config
 
 
+def read_sources(
+    environ: Mapping[str, str], path: Path | None
+) -> tuple[dict[str, dict[str, Any]], str]:
+    """Return the tables of sources in the file, whose secrets are not read yet, and `public_url`.
+
+    Raises `ConfigError` where the file cannot be read, or has something else in their place.
+    """
+    file = _read(environ, path)
+    sources = file.get("sources", {})
+    public_url = environ.get(f"{_NAME}PUBLIC_URL") or file.get("public_url", "")
+    tables = sources.values() if isinstance(sources, dict) else [sources]
+    if not isinstance(public_url, str) or not all(isinstance(it, dict) for it in tables):
+        load({}, environ, path)  # which says what is wrong
+    return sources, public_url
+
+
+def read_secrets(table: dict[str, Any], name: str, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the `table` of this name with its secrets.
+
+    Raises `ConfigError` where one cannot be read.
+    """
+    problems: list[str] = []
+    values: dict[str, Any] = _secrets(table, name, environ, problems)
+    if problems:
+        raise ConfigError(problems)
+    return values
+
+
 def _with_path(problem: str, routes: Any) -> str:
     """Add the route's path to a place like ``routes[2].queue``, so that it need not be counted."""
     found = _ROUTE(problem)
@@ -167,7 +195,8 @@ def _read(environ: Mapping[str, str], path: Path | None) -> dict[str, Any]:
         remedy = f"{name} names this file: correct the path, let this account read it, or {leave}"
         raise ConfigError([f"{problem}; {remedy}"]) from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise ConfigError([f"{file}: not valid TOML: {exc}"]) from exc
+        hint = "; write [[routes]] for each route" if "('routes',)" in str(exc) else ""
+        raise ConfigError([f"{file}: not valid TOML: {exc}{hint}"]) from exc
 
 
 def _secrets(value: Any, place: str, environ: Mapping[str, str], problems: list[str]) -> Any:

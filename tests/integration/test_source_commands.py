@@ -28,13 +28,14 @@ ENCRYPTED = {"dingtalk", "wechat", "wecom"}
 
 @pytest.fixture(scope="module")
 def documented(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """All blocks of the document in one file, and the variables that it needs."""
+    """All blocks of the document and a route in one file, and the variables that it needs."""
     directory = tmp_path_factory.mktemp("documented")
     blocks = [b for s in SECTIONS.values() for b in re.findall(r"```toml\n(.*?)```", s, re.S)]
     text = "\n".join(sorted(blocks, key=lambda block: not block.startswith("public_url")))
     (directory / "secret").write_text("an old one")
     text = re.sub(r'file = "[^"]+"', f'file = "{directory}/secret"', text)
-    (directory / "gateway.toml").write_text(text)
+    needs = '\n[[routes]]\npath = "/needs"\nsource = "github"\nargs = ["json:/no/such/value"]\n'
+    (directory / "gateway.toml").write_text(text + needs)
     return directory / "gateway.toml", environment(text) | {"DISCORD_PUBLIC_KEY": PUBLIC}
 
 
@@ -92,6 +93,39 @@ def test_a_scheme_goes_with_a_secret_from_the_environment(send, monkeypatch):
     reason = "The signature does not match."
     assert (sent.code, sent.err) == (1, f"gateway: {reason}\n")
     assert sent.out.startswith("401 Unauthorized\n") and "urn:celery-gateway:unverified" in sent.out
+
+
+def test_only_the_secret_of_its_own_source_is_needed(send, capsys, tmp_path):
+    file = tmp_path / "other.toml"
+    file.write_text(
+        f'[sources.known]\nscheme = "github"\nsecrets = "{SECRET}"\n'
+        '[sources.other]\nscheme = "stripe"\nsecrets = { env = "NOT_SET" }\n'
+    )
+
+    def curl(name: str, *args: str) -> int:
+        return main(
+            ["send", "--curl", "--config", str(file), "--as", name, *args, "http://127.0.0.1/"]
+        )
+
+    assert curl("known") == 0
+    assert capsys.readouterr().err == ""
+    assert curl("other") == 1
+    why = "sources.other.secrets: the environment variable NOT_SET is not set"
+    assert capsys.readouterr().err == f"gateway: {why}\n"
+    assert curl("other", "--secret", SECRET) == 0
+    for wrong in ('sources = "none"', "[sources]\nknown = 5", "public_url = 5"):
+        file.write_text(wrong)
+        capsys.readouterr()
+        assert curl("github", "--secret", SECRET) == 1
+        assert capsys.readouterr().err.startswith(f"gateway: {file}: ")
+
+
+def test_a_refused_sample_says_so(send):
+    sent = send("/needs", "--as", "github")
+    assert sent.code == 1 and sent.out.startswith("400 ")
+    assert sent.err.splitlines()[1].startswith("gateway: this was the scheme's sample; --data ")
+    sent = send("/needs", "--as", "github", "--data", "{}")
+    assert len(sent.err.splitlines()) == 1
 
 
 def test_one_id_is_one_delivery(send):

@@ -152,10 +152,13 @@ async def _persistence(client: Redis, name: str, info: Mapping[str, Any]) -> lis
 def _alone(name: str, deployments: list[str]) -> list[Finding]:
     if not deployments:
         return []
-    problem = f"another deployment keeps its claims under the same names: {listed(deployments)}"
+    problem = (
+        f"a gateway with other routes or tasks runs with the same names of claims: "
+        f"{listed(deployments)}"
+    )
     remedy = (
-        "give each its own state_prefix (GATEWAY_STATE_PREFIX), unless one is just replacing the "
-        "other"
+        "well if this configuration is to replace its one; otherwise give each its own "
+        "state_prefix (GATEWAY_STATE_PREFIX)"
     )
     return [warn(name, problem, remedy)]
 

@@ -147,7 +147,7 @@ def _elsewhere(task: str, queues: list[str], answers: Answers) -> Finding:
         f"task {task}",
         f"no worker consumes {listed(queues)}; {listed(holders)} {_have(holders)} the task, and "
         f"{_consume(holders)} {listed(consumed)}",
-        f'is queue = "{consumed[0]}" missing in the route?',
+        f'set queue = "{consumed[0]}" in the route, or have a worker consume {listed(queues)} (-Q)',
     )
 
 

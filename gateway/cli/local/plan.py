@@ -50,7 +50,8 @@ class Plan:
 
     ``broker`` is EMBEDDED, RABBITMQ or the URL of a running broker; ``results`` is the URL of a
     running store, or empty for the embedded server. ``why`` is the reason for RABBITMQ where the
-    user has not asked for it. ``config`` has placeholder URLs for servers that do not run yet.
+    user has not asked for it: the places of the settings that need it. ``config`` has placeholder
+    URLs for servers that do not run yet.
     """
 
     broker: str
@@ -89,7 +90,9 @@ def make(arguments: argparse.Namespace, environ: Mapping[str, str], directory: P
         plan.config = plan.load(_AMQP)  # raises the problems that have another cause
         if asked or not _rabbitmq_is_installed():
             raise ConfigError([*exc.problems, _remedy(arguments)]) from exc
-        plan.broker, plan.why = RABBITMQ, "; ".join(exc.problems)
+        # Of each problem the place: what to change is of no use to who gets an AMQP broker.
+        places = (problem.rpartition(": ")[0] for problem in exc.problems)
+        plan.broker, plan.why = RABBITMQ, ", ".join(places)
     return plan
 
 

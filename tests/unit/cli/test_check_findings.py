@@ -126,7 +126,7 @@ def test_workers_of_fair_queues_that_do_not_answer_are_one_line():
         (
             {"shop", "slow"},
             "no worker consumes celery; w1 has the task, and consumes shop, slow",
-            'is queue = "shop" missing in the route?',
+            'set queue = "shop" in the route, or have a worker consume celery (-Q)',
         ),
         (set(), "not checked on queues that no worker consumes", ""),
     ],

@@ -469,6 +469,9 @@ def test_file_that_is_no_toml_is_one_problem(tmp_path, content):
     path = tmp_path / "gateway.toml"
     path.write_bytes(content)
     assert problems(path=path)[0].startswith(f"{path}: not valid TOML: ")
+    # With one [routes] the value is wrong, and with two the file is.
+    path.write_text('[routes]\npath = "/a"\n[routes]\npath = "/b"\n')
+    assert problems(path=path)[0].endswith("; write [[routes]] for each route")
 
 
 def test_a_file_that_is_missing_is_told_with_what_has_named_it(tmp_path):
