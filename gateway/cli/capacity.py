@@ -154,6 +154,9 @@ def _lines(load: Load, found: Plan, sources: dict[str, str]) -> Iterator[str]:
     yield ""
     yield f"queues: {found.queues} {load.queue_type}; prefetch multiplier: {found.prefetch}"
     yield f"results kept: {found.stored_results:,.0f}; claims kept: {found.kept_claims:,.0f}"
+    if load.identified:
+        share = f"{load.identified:.0%} of the deliveries have one (--identified)"
+        yield f"claims: {share}, for {load.claim_ttl:,.0f} s (--claim-ttl)"
     yield f"without workers the broker takes messages for {found.backlog_seconds:,.0f} s"
     yield ""
     yield "what breaks first, and at which rate:"
