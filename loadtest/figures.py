@@ -134,7 +134,7 @@ def _peers_block() -> str:
     text = textwrap.fill(
         f"{fewest} connections, the same echo task, worker, RabbitMQ and Redis; medians of "
         f"{report['options']['repeats']} runs in turn on {report['machine']['cores']} cores that "
-        "carry everything, wrk too. Flower's and those of `apply_async` are not confirmed. "
+        "carry everything, wrk too. Flower and `apply_async` do not wait for RabbitMQ's confirm. "
         f"{_cited(report, 'docs/reports')}.",
         100,
     )
