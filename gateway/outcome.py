@@ -16,8 +16,8 @@ class Outcome:
 
     ``value`` is what the task returned (SUCCESS); ``error`` names the exception's type
     (FAILURE, REVOKED) or, on SUCCESS, says why the result cannot be read. ``detail`` is the
-    exception's text, which is for the operator and not for the sender. ``attempts`` is how often
-    the task was begun, with Celery's retries; 0: the worker has not said it.
+    exception's text, which is for the operator and not for the sender. ``attempts`` is
+    Celery's retries and one, without redeliveries of a lost worker's message; 0: not known.
     """
 
     state: str

@@ -40,11 +40,13 @@ def options(parser: argparse.ArgumentParser) -> None:
     states = f"only in one of these states: {', '.join(STATES)}"
     for name, metavar, read, text in (
         ("--state", "STATE,...", read_states, states),
-        ("--status", "502|5xx|gone", read_status, "only so answered"),
+        ("--status", "502|5xx|gone", read_status, "only those answered with this status"),
         ("--route", "PATH", read_route, "only of this route; `*`: any"),
     ):
         wanted.add_argument(name, metavar=metavar, type=_told(read), default=read(""), help=text)
-    wanted.add_argument("--source", metavar="NAME", default="", help="only of this source")
+    wanted.add_argument(
+        "--source", metavar="NAME", default="", help="only of this source; `*`: any"
+    )
     wanted.add_argument("--event", metavar="EVENT", default="", help="only this event; `*`: any")
     for name, word in (("--since", "after"), ("--until", "before")):
         text = f"only received {word} this: 2026-01-31T12:00Z, or 15m, 2h, 7d ago"
@@ -52,26 +54,29 @@ def options(parser: argparse.ArgumentParser) -> None:
     wanted.add_argument(
         "--text",
         default="",
-        help="only with this text in the call, its JSON, the ids or the error; upper and lower case"
-        " are the same",
+        help="only with this text in the call, its JSON, the ids or the error; case is ignored",
     )
     commands = parser.add_subparsers(metavar="list|show|watch|replay", required=True)
 
     listing = commands.add_parser("list", parents=[common, wanted], help="the newest first")
     listing.add_argument("--limit", metavar="N", type=_number, default=20, help="at most (20)")
     listing.add_argument(
-        "--before", metavar="POSITION", default="", type=_position, help="the next page: see there"
+        "--before",
+        metavar="POSITION",
+        default="",
+        type=_position,
+        help="those after this position, which a page has printed",
     )
-    listing.add_argument("--json", action="store_true", help="an object a line")
-    listing.set_defaults(work=_list)
+    listing.add_argument("--json", action="store_true", help="one JSON object a line")
+    listing.set_defaults(work=_list, parser=listing)
 
     show = commands.add_parser("show", parents=[common], help="all that is known of one")
     show.add_argument("id", metavar="ID", help="a delivery's id")
-    show.set_defaults(work=_show)
+    show.set_defaults(work=_show, parser=show)
 
     watch = commands.add_parser("watch", parents=[common, wanted], help="each when it changes")
-    watch.add_argument("--json", action="store_true", help="an object a line")
-    watch.set_defaults(work=_watch)
+    watch.add_argument("--json", action="store_true", help="one JSON object a line")
+    watch.set_defaults(work=_watch, parser=watch)
 
     again = commands.add_parser(
         "replay", parents=[common, wanted], help="run them again, as other tasks"
@@ -86,9 +91,13 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     again.add_argument("--rate", metavar="N", type=_positive, help="at most so many a second")
     again.add_argument(
-        "--wait", metavar="SECONDS", type=float, default=10.0, help="for the results (10)"
+        "--wait",
+        metavar="SECONDS",
+        type=float,
+        default=10.0,
+        help="for which results are waited for (10)",
     )
-    again.set_defaults(work=_replay)
+    again.set_defaults(work=_replay, parser=again)
 
 
 def run(arguments: argparse.Namespace) -> int:

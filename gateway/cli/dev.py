@@ -92,7 +92,7 @@ def _start(stack: Stack, arguments: argparse.Namespace) -> tuple[list[Server], l
     port = config.port or free_port()
     env = _environment(plan, config, port, ours)
     if config.public_url not in (None, HERE) and PUBLIC not in os.environ:
-        here = f"{PUBLIC}={HERE}:{port} has them lead here"
+        here = f"set {PUBLIC}={HERE}:{port} to have them lead to this machine"
         _say(f"result URLs begin with {config.public_url}, as the file says; {here}")
     own_queue = "" if broker in ours else f"gateway.dev.{secrets.token_hex(4)}"
     _say(f"starting a worker of {arguments.app}")

@@ -53,7 +53,8 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--to",
         metavar="URL",
         required=True,
-        help="the local server's URL; routes with `args` or `kwargs` keep no request to send",
+        help="the local server's URL; deliveries of routes with `args` or `kwargs` cannot be sent, "
+        "as their requests are not kept",
     )
     parser.add_argument("--id", metavar="ID", action="append", default=[], help="only this one")
     parser.add_argument(

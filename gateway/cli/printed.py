@@ -44,7 +44,7 @@ def about(entry: Entry) -> dict[str, Any]:
         "seconds": entry.seconds,
         "published": entry.published,
         "error": entry.error,
-        "attempts": entry.attempts,
+        "attempts": entry.attempts or None,
         "ended_at": entry.ended_at,
         "replays": entry.replays,
         "replaying": entry.replaying,

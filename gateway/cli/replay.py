@@ -12,8 +12,7 @@ from gateway.errors import GatewayError
 from gateway.journal.entry import OPEN, SUCCEEDED, Entry
 from gateway.journal.filter import Filter
 from gateway.journal.reading import reading
-from gateway.journal.replay import Replays, outcomes, publishing
-from gateway.journal.stores import store_for
+from gateway.journal.replay import outcomes, replaying
 from gateway.journal.tries import choose
 from gateway.outcome import SUCCESS
 
@@ -81,11 +80,7 @@ def _agreed(number: int) -> bool:
 async def _publish(config: Config, chosen: Sequence[Entry], how: How) -> int:
     taken: dict[str, str] = {}
     well = True
-    async with (
-        store_for(config).opened(config) as store,
-        publishing(config) as publish,
-    ):
-        replays = Replays(store, publish)
+    async with replaying(config) as replays:
         async for begun in replays.run_all(chosen, how.again, how.rate):
             delivery_id = begun.delivery_id
             if begun.problem:

@@ -45,7 +45,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--secret",
         metavar="S",
-        help="instead of the source's own; `env:NAME`, here and below: a variable's value. "
+        help="to use instead of the source's own; env:NAME reads it from the variable NAME, here "
+        "and in the options below. "
         "Where the secret is a public key: the private one",
     )
     parser.add_argument("--aes-key", metavar="KEY", help="the EncodingAESKey")
@@ -59,7 +60,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--event", metavar="E", default="", help="the event's name")
     parser.add_argument("--id", dest="identity", metavar="ID", help="what identifies the delivery")
-    parser.add_argument("--data", metavar="TEXT|@FILE|-", help="the body (a sample)")
+    parser.add_argument(
+        "--data", metavar="TEXT|@FILE|-", help="the body; default: the scheme's sample"
+    )
     parser.add_argument("--curl", action="store_true", help="print a curl line, send nothing")
 
 
@@ -72,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     status = _send(outgoing, source)
     if status == 400 and arguments.data is None:
-        text = "gateway: this was the scheme's sample; --data TEXT or @FILE sends another body"
+        text = "gateway: the body was the scheme's sample; send your own: --data TEXT or @FILE"
         print(text, file=sys.stderr)
     return 0 if 200 <= status < 300 else 1
 
@@ -88,7 +91,7 @@ def _source(arguments: argparse.Namespace, url: str) -> Source:
         raise ConfigError([problem])
     values = _given(arguments, os.environ)
     if name in sources:
-        own = {key: it for key, it in sources[name].items() if key not in values}
+        own = {key: value for key, value in sources[name].items() if key not in values}
         values = {**read_secrets(own, f"sources.{name}", os.environ), **values}
     elif "secrets" not in values:
         raise ConfigError(

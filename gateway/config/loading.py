@@ -22,6 +22,7 @@ from gateway.config.problems import explain, member
 from gateway.config.settings import Config
 from gateway.config.tls import TLS
 from gateway.errors import ConfigError
+from gateway.sources import SCHEMES
 
 _NAME = "GATEWAY_"
 #: Variables that are read and are not settings: the file's name, the app server's, the tests'.
@@ -100,27 +101,29 @@ def read_sources(
 ) -> tuple[dict[str, dict[str, Any]], str]:
     """Return the tables of sources in the file, whose secrets are not read yet, and `public_url`.
 
-    Raises `ConfigError` where the file cannot be read, or has something else in their place.
+    Raises `ConfigError` where the file cannot be read, and where a source has no known scheme.
     """
     file = _read(environ, path)
+    given = environ.get(f"{_NAME}PUBLIC_URL") or file.get("public_url", "")
+    public_url = read_secrets(given, "public_url", environ)
     sources = file.get("sources", {})
-    public_url = environ.get(f"{_NAME}PUBLIC_URL") or file.get("public_url", "")
     tables = sources.values() if isinstance(sources, dict) else [sources]
-    if not isinstance(public_url, str) or not all(isinstance(it, dict) for it in tables):
+    schemes = [table.get("scheme") if isinstance(table, dict) else None for table in tables]
+    if not isinstance(public_url, str) or not all(str(scheme) in SCHEMES for scheme in schemes):
         load({}, environ, path)  # which says what is wrong
     return sources, public_url
 
 
-def read_secrets(table: dict[str, Any], name: str, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the `table` of this name with its secrets.
+def read_secrets(value: Any, place: str, environ: Mapping[str, str]) -> Any:
+    """Return what a setting has, with its secrets; `place` is its name.
 
-    Raises `ConfigError` where one cannot be read.
+    Raises `ConfigError` where a secret cannot be read.
     """
     problems: list[str] = []
-    values: dict[str, Any] = _secrets(table, name, environ, problems)
+    found = _secrets(value, place, environ, problems)
     if problems:
         raise ConfigError(problems)
-    return values
+    return found
 
 
 def _with_path(problem: str, routes: Any) -> str:

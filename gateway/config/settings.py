@@ -180,7 +180,7 @@ class Config(Model):
             scheme = value.get("scheme") if isinstance(value, dict) else None
             if isinstance(value, Options):
                 found[name] = value
-            elif scheme not in SCHEMES:
+            elif not isinstance(scheme, str) or scheme not in SCHEMES:
                 what = "there is no such scheme" if scheme else "needed"
                 problems.append(f"{name}.scheme: {what}{meant(scheme, sorted(SCHEMES))}")
             else:

@@ -56,8 +56,8 @@ class JournalStore(ABC):
     API, uses one that `opened` yields. An implementation has these duties:
 
     - It keeps the last deliveries: at most `Config.journal`, with at most `Config.journal_bytes`
-      together, but at least one, and each for `Config.journal_age`. Beside them it keeps the last
-      `Config.most_refused` refused requests, for as long: these never displace deliveries.
+      together, but at least one, and each for `Config.journal_age`. It also keeps the last
+      `Config.most_refused` refused requests, for the same time; these never displace deliveries.
     - Each method is atomic, also beside the other processes of the deployment. Other deployments,
       which have another `Config.prefix`, see nothing of it.
     - A state is only replaced by one further on: *received*, then *refused*, *accepted* or
@@ -66,8 +66,10 @@ class JournalStore(ABC):
       end, or `settle` one that counts. What the bounds remove is not open any more.
     - Each change is announced by `changes`.
     - Ages, looks and positions are by one clock, the store's.
-    - No method blocks. Each fails with a `GatewayError` where the store does not answer in time or
-      refuses.
+    - No method blocks. What is called first takes effect first, also if it is awaited later. `stop`
+      waits for that as well.
+    - Each fails with a `GatewayError` where the store does not answer in time or refuses; only
+      `check` raises the errors of the store's library, by which `gateway check` finds the remedy.
     """
 
     def __init__(self, config: Config):  # noqa: B027
@@ -76,7 +78,7 @@ class JournalStore(ABC):
     @classmethod
     @abstractmethod
     def opened(cls, config: Config) -> AbstractAsyncContextManager[Self]:
-        """Connect for a command; its errors tell the user the store's URL, and what to do."""
+        """Connect for one command; errors name the store's URL and the remedy."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -91,7 +93,8 @@ class JournalStore(ABC):
         """Write deliveries: how each has begun, how it was answered, or both; keep the bounds.
 
         It is called for each batch: a future costs less than a coroutine, which becomes a task.
-        A delivery that was replayed meanwhile keeps what is known of the replay's task. One that is
+        A delivery that was replayed meanwhile keeps what is known of the replay's task, and one
+        whose task has failed meanwhile keeps its error. One that is
         not there and has no `about` is left out, as the bounds have removed it. Return in UTF-8 why
         changes could not be announced, where all is written nevertheless, else None.
         """
@@ -168,7 +171,4 @@ class JournalStore(ABC):
 
     @abstractmethod
     async def check(self) -> None:
-        """Try for `gateway check` to write, to another journal, which is removed again.
-
-        Raises the errors of the store's library, by which the remedies are found.
-        """
+        """Try for `gateway check` to write, to another journal, which is removed again."""

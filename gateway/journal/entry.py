@@ -55,9 +55,9 @@ class Entry:
 
     ``delivery`` is the message's header of that name, ``call`` the message's body. ``seconds`` is
     the time from the request to the answer with ``status`` (None: not answered yet), ``published``
-    that until its message went to the broker (None: it did not); ``error`` says why the answer was
-    an error, or how the task has failed; ``attempts`` is how often the task was begun, with
-    Celery's retries (0: not known). If the delivery joined an earlier try,
+    that until its message was handed over for publishing (None: it was not, or the task is an
+    earlier try's); ``error`` says why the answer was an error, or how the task has failed;
+    ``attempts`` as in `Outcome`. If the delivery joined an earlier try,
     ``task_id`` is the task of that try, and after a replay it is the replay's. The message may
     never have been published. If the delivery lacked a value for it, there was no message:
     ``queue`` is empty, and ``call`` is what a route without `args` gives. It is the same for a
@@ -152,7 +152,7 @@ class End(NamedTuple):
 
 
 def ended(outcome: Outcome) -> End:
-    """Return the end of a delivery whose task has ended so."""
+    """Return the end of a delivery from the outcome of its task."""
     error, attempts = outcome.error or "", outcome.attempts
     if outcome.state == SUCCESS:
         return End(FAILED if error else SUCCEEDED, error, attempts)
@@ -161,5 +161,6 @@ def ended(outcome: Outcome) -> End:
         error = f"{error}: {outcome.detail}"
     if outcome.state != FAILURE:
         return End(EXPIRED, error, attempts)
-    state = DEAD_LETTERED if _DEAD_LETTER in outcome.detail else FAILED
-    return End(state, error, attempts)
+    if _DEAD_LETTER in outcome.detail:  # the error says how often its workers were lost
+        return End(DEAD_LETTERED, error)
+    return End(FAILED, error, attempts)

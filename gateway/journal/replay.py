@@ -16,6 +16,7 @@ from gateway.config.settings import Config
 from gateway.errors import BrokerUnavailable, NotConfirmed, Rejected, RequestError, Unroutable
 from gateway.journal.base import JournalStore
 from gateway.journal.entry import Entry, ended
+from gateway.journal.stores import store_for
 from gateway.metrics import Metrics
 from gateway.outcome import Outcome
 from gateway.pending_task import PendingTask
@@ -102,13 +103,15 @@ class Replay:
     """How the replay of a delivery has begun: as the task ``task_id``, or why not.
 
     With both, it is not known whether the broker has the task. ``unavailable``: the problem is the
-    broker, and not what the journal has.
+    broker, and not what the journal has. ``may_have_run``: an earlier replay was interrupted, and
+    with `again` its task is published once more.
     """
 
     delivery_id: str
     task_id: str = ""
     problem: str = ""
     unavailable: bool = False
+    may_have_run: bool = False
 
 
 class Replays:
@@ -127,8 +130,9 @@ class Replays:
     async def run(self, chosen: Entry, again: bool = False) -> Replay:
         """Publish a delivery, and return when the broker has confirmed or refused it.
 
-        Not if it has been replayed since it was `chosen`, which need not have its call. Raises
-        `gateway.errors.GatewayError` where the journal's store does not answer.
+        A delivery that was replayed after it was `chosen` is not replayed again; `chosen` may be
+        without its call. Raises `gateway.errors.GatewayError` where the journal's store does not
+        answer.
         """
         gone = Replay(chosen.id, problem="it is not in the journal any more")
         entry = await self._store.get(chosen.id)
@@ -149,7 +153,7 @@ class Replays:
                 return Replay(entry.id, problem=f"another replay has just begun it: task {other}")
             if not again:
                 why = "an earlier replay was interrupted, and may run; see `again`"
-                return Replay(entry.id, other, why)
+                return Replay(entry.id, other, why, may_have_run=True)
             task_id = other
         try:
             await self._publish(entry, task_id)
@@ -169,7 +173,7 @@ class Replays:
         for entry in chosen:
             if rate:
                 await asyncio.sleep(due - monotonic())
-                due += 1 / rate
+                due = max(due, monotonic()) + 1 / rate  # what was late is not caught up on
             yield await self.run(entry, again)
 
     async def settle(self, delivery_id: str, task_id: str, outcome: Outcome) -> None:
@@ -178,3 +182,10 @@ class Replays:
         A gateway writes it as well, and counts it.
         """
         await self._store.settle(delivery_id, task_id, ended(outcome), counts=False)
+
+
+@asynccontextmanager
+async def replaying(config: Config) -> AsyncIterator[Replays]:
+    """Connect to the journal's store and to the broker, and yield what replays deliveries."""
+    async with store_for(config).opened(config) as store, publishing(config) as publish:
+        yield Replays(store, publish)

@@ -40,6 +40,9 @@ for i = 7, #ARGV, 11 do
         state, task, failure, attempts = before, old[2], old[4] or '', old[5] or ''
     elseif not further(state, before) then
         state = before
+        if not rank[before] and old[4] and old[4] ~= '' then -- how the task has failed
+            failure, attempts = old[4], old[5] or ''
+        end
     end
     if not before and about == '' then
         state = nil -- the bounds have removed it

@@ -182,7 +182,7 @@ class Journal:
     def _reserve(self, size: int, lost: int) -> bool:
         """Reserve `size` bytes until `_release`; False: too many wait already, and `lost` are."""
         if self._bytes + size > self._most_bytes:
-            self._lose("more bytes wait for Redis than max_in_flight_bytes", lost)
+            self._lose("more bytes wait to be written than max_in_flight_bytes", lost)
             return False
         self._bytes += size
         return True
@@ -201,7 +201,7 @@ class Journal:
         self._error = ""
         if unpublished := reply.result():
             if not self._silent:
-                log.warning("changes of the journal are not published: %s", unpublished.decode())
+                log.warning("the journal's changes cannot be announced: %s", unpublished.decode())
             self._silent = True
         return True
 

@@ -148,8 +148,10 @@ class Reply:
         )
 
     def _published(self) -> float | None:
-        """Return the seconds until the message went to the broker; None: it did not."""
-        return None if self.pending is None else self.pending.sent - self.request.arrived
+        """Return the seconds until the message was handed over for publishing, if it was."""
+        if self.pending is None or self.joined:
+            return None
+        return self.pending.sent - self.request.arrived
 
     def _keep(self, journal: Journal, status: int, seconds: float, reason: str) -> None:
         """Keep the request, which was refused before it had a message, if such ones are kept."""

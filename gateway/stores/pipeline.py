@@ -48,7 +48,7 @@ class Pipeline(asyncio.Protocol):
     """Sends commands in the order in which they were given; those of one turn of the loop together.
 
     It connects when there is a command. Where one has no reply in time, the connection is aborted,
-    so all that were sent on it fail. `translated` makes of each error that with which futures fail.
+    so all that were sent on it fail. `translated` converts an error into the one of the futures.
     """
 
     def __init__(
@@ -90,7 +90,8 @@ class Pipeline(asyncio.Protocol):
         The script of an EVAL is sent once on each connection, and from then on its digest; where
         Redis does not know it, the command is sent again, after those given since.
         The future fails with `redis.exceptions.ResponseError`, or with OSError where Redis does not
-        answer; in that case it is not known whether the command was executed.
+        answer, or with what `translated` makes of them; after an OSError it is not known whether
+        the command was executed.
         """
         reply = self._loop.create_future()
         self._waiting.append(_Command(reply, monotonic() + PATIENCE, command))

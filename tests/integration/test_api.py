@@ -48,6 +48,11 @@ exchange = "there.is.none"
 routing_key = "x"
 
 [[routes]]
+path = "/needs"
+task = "faults.run"
+args = ["json:/no/such"]
+
+[[routes]]
 path = "/pointer"
 task = "faults.run"
 args = ["json:"]
@@ -232,14 +237,23 @@ def test_one_that_cannot_be_replayed_is_a_conflict(gateway, servers):
     path = f"deliveries/{bad['id']}/replay"
 
     why = f"{well['id']} is another try of the same delivery, succeeded; see `again`"
-    assert problem(ask(gateway, path, "POST")) == (409, "not-replayed", why)
+    assert problem(ask(gateway, path, "POST")) == (409, "may-have-run", why)
     assert ask(gateway, path, "POST", again="true")[0] == 200
 
     # One that an interrupted replay may have published.
     with redis.Redis.from_url(servers.results.url) as client:
         client.hset(f"api:journal:delivery:{well['id']}", "replaying", "task-7")
     status, kind, said = problem(ask(gateway, f"deliveries/{well['id']}/replay", "POST"))
-    assert (status, kind) == (409, "not-replayed") and said.endswith("see `again`: task task-7")
+    assert (status, kind) == (409, "may-have-run") and said.endswith("see `again`: task task-7")
+
+
+def test_what_had_no_message_cannot_be_replayed(gateway):
+    assert answered(gateway, "/needs", "{}") == [400]
+    assert poll(lambda: states(gateway) == ["refused"], 30)
+    (found,) = ask(gateway, "deliveries")[2]["deliveries"]
+    for query in ({}, {"again": "true"}):
+        refused = ask(gateway, f"deliveries/{found['id']}/replay", "POST", **query)
+        assert problem(refused)[:2] == (409, "not-replayed")
 
 
 def test_what_the_broker_does_not_take_is_unavailable(servers, gateway):
@@ -267,7 +281,7 @@ def test_replays_with_a_rate_take_their_time(gateway):
         gateway, "replays", "POST", state="failed", rate=1 / 60, after=some["next"], to=some["to"]
     )
     assert (len(more["replayed"]), more["left"]) == (1, 1)
-    for wrong in ("0", "-1", "nan", "inf", "fast"):
+    for wrong in ("0", "-1", "nan", "inf", "1e308", "0.01", "fast"):
         found = ask(gateway, "replays", "POST", state="failed", rate=wrong)
         assert problem(found)[:2] == (400, "bad-request")
 

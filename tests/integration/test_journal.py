@@ -282,7 +282,7 @@ def test_who_may_not_publish_keeps_the_bounds_and_is_told(
     with_journal(config, metrics, work)
     entries = client.xrange(keys.deliveries)
     assert int(client.get(keys.bytes)) == sum(int(fields[b"bytes"]) for _, fields in entries)
-    assert caplog.text.count("changes of the journal are not published") == 1
+    assert caplog.text.count("the journal's changes cannot be announced") == 1
     assert metrics.get(LOST) == 0
     (finding,) = check_state(config)
     assert (

@@ -113,17 +113,24 @@ def test_only_the_secret_of_its_own_source_is_needed(send, capsys, tmp_path):
     why = "sources.other.secrets: the environment variable NOT_SET is not set"
     assert capsys.readouterr().err == f"gateway: {why}\n"
     assert curl("other", "--secret", SECRET) == 0
-    for wrong in ('sources = "none"', "[sources]\nknown = 5", "public_url = 5"):
+    for wrong in (
+        'sources = "none"', "[sources]\nknown = 5", "public_url = 5",
+        '[sources.github]\nscheme = "nosuch"', "[sources.github]\nscheme = 5",
+        '[sources.github]\nscheme = ["a"]', '[sources.github]\nsecrets = "x"',
+    ):  # fmt: skip
         file.write_text(wrong)
         capsys.readouterr()
         assert curl("github", "--secret", SECRET) == 1
         assert capsys.readouterr().err.startswith(f"gateway: {file}: ")
+    file.write_text('public_url = { env = "NOT_SET" }')
+    assert curl("github", "--secret", SECRET) == 1
+    assert "public_url: the environment variable NOT_SET is not set" in capsys.readouterr().err
 
 
 def test_a_refused_sample_says_so(send):
     sent = send("/needs", "--as", "github")
     assert sent.code == 1 and sent.out.startswith("400 ")
-    assert sent.err.splitlines()[1].startswith("gateway: this was the scheme's sample; --data ")
+    assert sent.err.splitlines()[1].startswith("gateway: the body was the scheme's sample; ")
     sent = send("/needs", "--as", "github", "--data", "{}")
     assert len(sent.err.splitlines()) == 1
 

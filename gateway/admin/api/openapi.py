@@ -19,8 +19,9 @@ _PROBLEMS = {
     403: "The request comes from another web page",
     404: "There is no such delivery, or no journal",
     405: "The method is another one",
+    409: "The delivery was not replayed",
     500: "Something went wrong, which the gateway's log has",
-    503: "The journal's Redis, or the broker, does not answer",
+    503: "The journal's Redis or the broker does not answer, or the broker took no replay",
 }
 
 

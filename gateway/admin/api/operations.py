@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
@@ -23,15 +23,14 @@ from gateway.admin.api.schema import (
 )
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-from gateway.journal import replay
 from gateway.journal.entry import Entry
 from gateway.journal.filter import Filter
 from gateway.journal.reading import Reader, reading
-from gateway.journal.replay import publishing
-from gateway.journal.stores import store_for
+from gateway.journal.replay import replaying
 from gateway.journal.tries import choose
 
-NOT_REPLAYED = "not-replayed"
+#: Types of errors: only where a delivery may have run, `again` replays it all the same.
+NOT_REPLAYED, MAY_HAVE_RUN = "not-replayed", "may-have-run"
 
 
 class Refused(Exception):
@@ -70,14 +69,20 @@ async def replay_delivery(config: Config, wanted: ReplayWanted) -> Replayed:
     async with reading(config) as reader:
         entry = await _known(reader, wanted.id)
         _, others = await choose(reader, [wanted.id], wanted.again)
-    for _, other in others:
+    if others:
+        other = others[0][1]
         why = f"{other.id} is another try of the same delivery, {other.state}; see `again`"
-        raise Refused(409, NOT_REPLAYED, why)
-    async with _replaying(config) as replays:
-        begun = await replays.run(entry, wanted.again)
+        raise Refused(409, MAY_HAVE_RUN, why)
+    async with replaying(config) as replays:
+        try:
+            begun = await replays.run(entry, wanted.again)
+        except GatewayError as exc:
+            raise Refused(503, "unavailable", f"it may have been replayed: {exc}") from exc
     if begun.problem:
         why = f"{begun.problem}: task {begun.task_id}" if begun.task_id else begun.problem
-        raise Refused(*((503, "unavailable") if begun.unavailable else (409, NOT_REPLAYED)), why)
+        if begun.unavailable:
+            raise Refused(503, "unavailable", why)
+        raise Refused(409, MAY_HAVE_RUN if begun.may_have_run else NOT_REPLAYED, why)
     return Replayed.of(begun)
 
 
@@ -123,7 +128,7 @@ async def _replay(
 ) -> list[Replayed]:
     """Replay deliveries; return how that began, up to one for which a server did not answer."""
     done: list[Replayed] = []
-    async with _replaying(config) as replays:
+    async with replaying(config) as replays:
         try:
             async for begun in replays.run_all(chosen, again, rate):
                 done.append(Replayed.of(begun))
@@ -132,12 +137,6 @@ async def _replay(
             unknown = chosen[len(done)].id
             done.append(Replayed(delivery_id=unknown, task_id="", problem=problem))
     return done
-
-
-@asynccontextmanager
-async def _replaying(config: Config) -> AsyncIterator[replay.Replays]:
-    async with store_for(config).opened(config) as store, publishing(config) as publish:
-        yield replay.Replays(store, publish)
 
 
 async def _known(reader: Reader, delivery_id: str) -> Entry:

@@ -91,9 +91,9 @@ class ReplaysWanted(Wanted):
     limit: int = Field(100, ge=1, le=PAGE, description="how many at most")
     after: str = Field("", pattern=POSITION, description="the `next` of the answer before")
     to: str = Field("", pattern=POSITION, description="`to` of the dry run: nothing newer")
-    again: bool = Field(False, description="also what may have run, interrupted or as another try")
+    again: bool = Field(False, description="also what another try or replay may have run")
     rate: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="a second; a request replays for a minute"
+        None, ge=1 / 60, le=1e6, description="how many a second; a request takes a minute at most"
     )
     dry_run: bool = Field(False, description="only say what would be replayed")
 
@@ -107,7 +107,7 @@ class One(Parameters):
 class ReplayWanted(One):
     """A delivery that is to be replayed."""
 
-    again: bool = Field(False, description="also if it may have run, interrupted or as another try")
+    again: bool = Field(False, description="also if another try or replay may have run it")
 
 
 class RefusedRequest(BaseModel):
@@ -131,9 +131,9 @@ class Delivery(BaseModel):
     status: int | None = Field(description="of the answer; null: not given, or the sender had left")
     gone: bool = Field(description="had the sender left before the answer?")
     seconds: float = Field(description="from the request to the answer")
-    published: float | None = Field(description="seconds until its message went to the broker")
+    published: float | None = Field(description="seconds until its message was published")
     error: str = Field(description="why the answer was an error, or how the task has failed")
-    attempts: int = Field(description="how often its task was begun, by retries; 0: not known")
+    attempts: int | None = Field(description="of its task: Celery's retries and one; null: unknown")
     ended_at: str = Field(description="when the end of its task was noticed, in ISO 8601; or empty")
     task: str
     task_id: str
@@ -149,14 +149,15 @@ class Delivery(BaseModel):
         """Make it from an entry of the journal; `more` are further fields."""
         names = ("id", "received_at", "route", "source", "event", "remote", "traceparent")
         own = (
-            "state", "seconds", "published", "error", "attempts", "ended_at", "task", "task_id",
-            "queue", "replays", "replaying", "identity",
+            "state", "seconds", "published", "error", "ended_at", "task", "task_id", "queue",
+            "replays", "replaying", "identity",
         )  # fmt: skip
         return cls(
             **{name: entry.delivery.get(name, "") for name in names},
             **{name: getattr(entry, name) for name in own},
             status=entry.status or None,
             gone=entry.status == GONE,
+            attempts=entry.attempts or None,
             request=RefusedRequest(**entry.request) if entry.request else None,
             **more,
         )
@@ -200,7 +201,7 @@ class Replayed(BaseModel):
     """How the replay of a delivery has begun."""
 
     delivery_id: str
-    task_id: str = Field(description="of the new task; with a problem, of one that may run")
+    task_id: str = Field(description="of the new task; with a problem: of one that may run")
     problem: str = Field(description="why it was not published, or may not have been; or empty")
 
     @classmethod

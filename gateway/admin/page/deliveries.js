@@ -243,7 +243,7 @@ async function replayOne() {
     try {
       done = await ask(path, {}, "POST");
     } catch (error) {
-      if (error.status !== 409 || !await agreed(`${error.message}. Replay it all the same?`)) throw error;
+      if (!error.type?.endsWith("may-have-run") || !await agreed(`${error.message}. Replay it all the same?`)) throw error;
       done = await ask(path, {again: true}, "POST");
     }
     shownTold.textContent = `Replayed as the task ${done.task_id}.`;

@@ -153,12 +153,12 @@ def _alone(name: str, deployments: list[str]) -> list[Finding]:
     if not deployments:
         return []
     problem = (
-        f"a gateway with other routes or tasks runs with the same names of claims: "
+        f"another gateway, with other routes or tasks, uses the same keys for its claims: "
         f"{listed(deployments)}"
     )
     remedy = (
-        "well if this configuration is to replace its one; otherwise give each its own "
-        "state_prefix (GATEWAY_STATE_PREFIX)"
+        "ignore this if the new configuration is to replace the old one; otherwise give each "
+        "deployment its own state_prefix (GATEWAY_STATE_PREFIX)"
     )
     return [warn(name, problem, remedy)]
 

@@ -90,7 +90,7 @@ def make(arguments: argparse.Namespace, environ: Mapping[str, str], directory: P
         plan.config = plan.load(_AMQP)  # raises the problems that have another cause
         if asked or not _rabbitmq_is_installed():
             raise ConfigError([*exc.problems, _remedy(arguments)]) from exc
-        # Of each problem the place: what to change is of no use to who gets an AMQP broker.
+        # The remedies are left out, as an AMQP broker is started.
         places = (problem.rpartition(": ")[0] for problem in exc.problems)
         plan.broker, plan.why = RABBITMQ, ", ".join(places)
     return plan

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.journal.entry import Entry
+from gateway.journal.entry import End, Entry
 from gateway.journal.filter import Filter
 from gateway.journal.follower import read
 
@@ -17,29 +17,34 @@ def failure(kind: str, *message: object, status: str = "FAILURE") -> dict[str, A
 
 
 @pytest.mark.parametrize(
-    ("stored", "state"),
+    ("stored", "end"),
     [
-        ({"status": "SUCCESS", "result": "x"}, ("succeeded", "")),
+        ({"status": "SUCCESS", "result": "x"}, End("succeeded")),
         ({"status": "PENDING"}, None),
         ({"status": "RETRY", "result": {}}, None),
-        ({"status": "STARTED", "result": {"hostname": "w"}}, ("running", "")),
-        (failure("KeyError", "id"), ("failed", "KeyError: id")),
-        (failure("KeyError"), ("failed", "KeyError")),
+        ({"status": "STARTED", "result": {"hostname": "w"}}, End("running")),
+        (failure("KeyError", "id"), End("failed", "KeyError: id")),
+        (failure("KeyError"), End("failed", "KeyError")),
         ({"status": "FAILURE", "result": {"exc_type": "E", "exc_message": "x"}},
-         ("failed", "E: x")),
-        ({"status": "FAILURE", "result": "no object"}, ("failed", "unknown")),
+         End("failed", "E: x")),
+        ({"status": "FAILURE", "result": "no object"}, End("failed", "unknown")),
         (failure("WorkerLostError", "it lies in 'gateway.dead' now"),
-         ("dead-lettered", "WorkerLostError: it lies in 'gateway.dead' now")),
+         End("dead-lettered", "WorkerLostError: it lies in 'gateway.dead' now")),
         (failure("TaskRevokedError", "expired", status="REVOKED"),
-         ("expired", "TaskRevokedError: expired")),
+         End("expired", "TaskRevokedError: expired")),
+        ({**failure("KeyError", "id"), "retries": 2}, End("failed", "KeyError: id", 3)),
+        ({"status": "SUCCESS", "result": "x", "retries": 1}, End("succeeded", "", 2)),
+        # The text says how often its workers were lost.
+        ({**failure("WorkerLostError", "it lies in 'gateway.dead' now"), "retries": 0},
+         End("dead-lettered", "WorkerLostError: it lies in 'gateway.dead' now")),
     ],
 )  # fmt: skip
-def test_the_state_of_a_result(stored: dict[str, Any], state: tuple[str, str] | None):
-    assert read(json.dumps(stored).encode()) == state
+def test_the_state_of_a_result(stored: dict[str, Any], end: End | None):
+    assert read(json.dumps(stored).encode()) == end
 
 
 def test_a_result_that_is_no_json_is_a_failure():
-    assert read(b"\x80pickle") == ("failed", "no JSON result (UnicodeDecodeError)")
+    assert read(b"\x80pickle") == End("failed", "no JSON result (UnicodeDecodeError)")
 
 
 def entry(**values: Any) -> Entry:

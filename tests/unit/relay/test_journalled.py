@@ -59,8 +59,9 @@ def entries(monkeypatch: pytest.MonkeyPatch) -> list[Entry]:
     found: list[Entry] = []
 
     def write(_: Journal, message: Message, task_id: str, _id: str, state: str, *rest: Any) -> None:
-        status, seconds, error, _ = rest
-        about = (message.delivery, message.task, task_id, message.queue, status, seconds)
+        (status, seconds, _, error, _), _ = rest
+        answer = int(status), float(seconds)
+        about = (message.delivery, message.task, task_id, message.queue, *answer)
         found.append(Entry(*about, message.body, error, state=state))
 
     monkeypatch.setattr(Journal, "write", write)
