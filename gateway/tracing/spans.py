@@ -51,11 +51,12 @@ class Spans:
         self._system = system
 
     def make(
-        self, traced: Traced, trace: Trace, status: int, start: int, end: int
+        self, traced: Traced, trace: Trace, status: int, end: int, epoch: int
     ) -> Iterator[ReadableSpan]:
         """Yield the span of a request, and one for each of its steps.
 
-        Times are in nanoseconds since the epoch; `status` is as in `Tracer.end`.
+        `end` is in monotonic nanoseconds; with `epoch` more, these are nanoseconds since the epoch.
+        `status` is as in `Tracer.end`.
         """
         method = traced.request.method if traced.request.method in _KNOWN else _OTHER
         own = _context(trace.trace_id, int(trace.span_id, 16))
@@ -70,8 +71,8 @@ class Spans:
             attributes=_attributes(traced, trace, method, status),
             kind=SpanKind.SERVER,
             status=_ERROR if status >= 500 else _UNSET,
-            start_time=start,
-            end_time=end,
+            start_time=epoch + int(traced.request.arrived * 1e9),
+            end_time=epoch + end,
             instrumentation_scope=_SCOPE,
         )
         ends = [*(began for _, began in trace.steps[1:]), end]
@@ -85,8 +86,8 @@ class Spans:
                     attributes=self._of_step(step, traced, trace.message),
                     kind=SpanKind.PRODUCER if step == PUBLISH else SpanKind.INTERNAL,
                     status=_UNSET,
-                    start_time=began,
-                    end_time=ended,
+                    start_time=epoch + began,
+                    end_time=epoch + ended,
                     instrumentation_scope=_SCOPE,
                 )
 

@@ -5,7 +5,7 @@ https://www.w3.org/TR/trace-context/
 
 from __future__ import annotations
 
-from time import time_ns
+from time import monotonic_ns
 
 from gateway.celery_message import Message
 
@@ -30,9 +30,9 @@ class Trace:
 
     ``trace_id`` and ``span_id``, which is the request's own, are hexadecimal, as is ``parent_id``,
     which is the sender's, or "". ``traceparent`` has them as its message and its answer do.
-    ``steps`` has what began when, in nanoseconds since the epoch; it stays empty unless
-    ``sampled``. ``message`` is that of the route's own task, once there is one, and ``error`` the
-    type of the error that was the answer, or "".
+    ``steps`` has what began when, in monotonic nanoseconds; it stays empty unless ``sampled``.
+    ``message`` is that of the route's own task, once there is one, and ``error`` the type of the
+    error that was the answer, or "".
     """
 
     __slots__ = (
@@ -52,7 +52,7 @@ class Trace:
     def begin(self, step: str) -> None:
         """Note that `step` begins now; nothing, where it is under way already."""
         if self.sampled and (not self.steps or self.steps[-1][0] != step):
-            self.steps.append((step, time_ns()))
+            self.steps.append((step, monotonic_ns()))
 
     def carry(self, message: Message) -> None:
         """Let `message` carry the ids where instrumented workers look for them."""
