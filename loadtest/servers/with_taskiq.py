@@ -6,6 +6,8 @@ loadtest.servers.with_taskiq:broker`` runs the task.
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +18,11 @@ from taskiq_redis import RedisAsyncResultBackend
 
 #: Seconds. Taskiq's own interval of 0.2 s would limit 64 connections to 320 requests a second.
 CHECK_INTERVAL, TIMEOUT, EXPIRES = 0.005, 60, 300
+
+# The line that says that a worker is ready: since Python 3.14 its processes are no forks, and
+# Taskiq prepares the log of forks only.
+if multiprocessing.parent_process() is not None:
+    logging.basicConfig(level=logging.INFO)
 
 broker = AioPikaBroker(os.environ["GATEWAY_BROKER_URL"], qos=100).with_result_backend(
     RedisAsyncResultBackend(os.environ["GATEWAY_RESULT_BACKEND"], result_ex_time=EXPIRES)
