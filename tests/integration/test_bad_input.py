@@ -18,6 +18,7 @@ from tests.integration.recorder import RECORD, records
 from tests.support.http_client import Answer, Connection, request
 from tests.support.requests import without_refusals
 from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 BODY_TIMEOUT = 1.0  # seconds, the gateway's and nginx's
@@ -44,6 +45,7 @@ class Servers:
             rabbitmq.url, app="tests.integration.recorder", env=environment, cwd=ROOT
         )
         self.gateway = stack.gateway("--strategy=pika", "--config", str(config), env=environment)
+        until(lambda: "serving with the strategy" in self.gateway.output())  # its last line
         self.nginx = stack.nginx([port(self.gateway)], client_body_timeout=f"{BODY_TIMEOUT:g}s")
         self._requests = count()
 
