@@ -31,6 +31,7 @@ CONTENT_ENCODING = "utf-8"
 RESULT_KEY = "celery-task-meta-"
 
 _DETAIL = 2_000  # characters of an exception's text that are kept
+_RETRIES = 1_000_000  # a foreign worker may store any number
 
 _TYPED = {"__type__", "__value__"}
 _RESERVED = "The names __type__ and __value__ are reserved."
@@ -239,7 +240,7 @@ def decode_result(payload: bytes) -> Outcome | None:
             return None
         outcome = _outcome(state, meta.get("result"))
         retries = meta.get("retries")
-        if type(retries) is int and retries >= 0:
+        if type(retries) is int and 0 <= retries < _RETRIES:
             outcome.attempts = retries + 1
         return outcome
     # ArithmeticError comes from Decimal. A task may return values that a sender has invented.

@@ -107,6 +107,10 @@ class Publisher:
             # A frozen broker does not answer: the process does not wait longer for it.
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._lost.wait(), broker.CONNECT_TIMEOUT)
+            if not self._lost.is_set():
+                self._connection.abort()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._lost.wait(), 1)
 
     def publish(self, pending: PendingTask, reply_to: str | None = None) -> None:
         """Publish ``pending.message``; `pending` gets its confirm or error.

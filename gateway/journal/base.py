@@ -12,7 +12,7 @@ from gateway.config.settings import Config
 from gateway.journal.entry import End, Entry
 
 #: What an entry's position matches; it may be empty. Positions are compared as two numbers.
-POSITION = r"^(\d{1,15}-\d{1,15})?$"
+POSITION = r"^([0-9]{1,15}-[0-9]{1,15})?$"
 
 #: Milliseconds after a delivery is written, or a replay of it has ended, until the first look for
 #: the end of its task.

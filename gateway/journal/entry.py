@@ -95,7 +95,7 @@ class Entry:
     @property
     def path(self) -> str:
         """The route's path; where no route is known, that of the request."""
-        return str(self.delivery["route"] or self.request.get("path", ""))
+        return str(self.delivery.get("route") or self.request.get("path", ""))
 
     @property
     def sendable(self) -> bool:

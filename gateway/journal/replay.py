@@ -13,7 +13,14 @@ from gateway.amqp import broker
 from gateway.amqp.publishers import publisher_for
 from gateway.celery_message import TaskIds, decode_result
 from gateway.config.settings import Config
-from gateway.errors import BrokerUnavailable, NotConfirmed, Rejected, RequestError, Unroutable
+from gateway.errors import (
+    BrokerUnavailable,
+    GatewayError,
+    NotConfirmed,
+    Rejected,
+    RequestError,
+    Unroutable,
+)
 from gateway.journal.base import JournalStore
 from gateway.journal.entry import Entry, ended
 from gateway.journal.stores import store_for
@@ -162,7 +169,11 @@ class Replays:
         except RequestError as exc:
             await self._store.end_replay(entry.id, task_id, taken=False)
             return Replay(entry.id, problem=f"not taken: {exc}", unavailable=True)
-        await self._store.end_replay(entry.id, task_id, taken=True)
+        try:
+            await self._store.end_replay(entry.id, task_id, taken=True)
+        except GatewayError as exc:
+            why = f"it was published, which the journal does not have: {exc}"
+            return Replay(entry.id, task_id, why, unavailable=True)
         return Replay(entry.id, task_id)
 
     async def run_all(

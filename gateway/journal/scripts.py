@@ -5,7 +5,8 @@ their arrival, with the bytes of each; *delivery:ID* is a hash with what is know
 set *open* has those whose end is not known, by the time (ms) of the next look at their results;
 *bytes* is the sum of all. The stream *refused* has the ids of requests that were refused before
 they had a message, so that these never displace deliveries. Every change is published on the
-channel *changes*. Only Redis' own clock is used.
+channel *changes*. Where the account may not publish, it is written all the same, and only `WRITE`
+says so. Only Redis' own clock is used.
 """
 
 # A state is only replaced by one further on; a task may have ended before its answer is written.
@@ -40,8 +41,8 @@ for i = 7, #ARGV, 11 do
         state, task, failure, attempts = before, old[2], old[4] or '', old[5] or ''
     elseif not further(state, before) then
         state = before
-        if not rank[before] and old[4] and old[4] ~= '' then -- how the task has failed
-            failure, attempts = old[4], old[5] or ''
+        if not rank[before] and before ~= 'succeeded' then -- how the task has failed
+            failure, attempts = old[4] or '', old[5] or ''
         end
     end
     if not before and about == '' then
@@ -128,7 +129,7 @@ while redis.call('XLEN', KEYS[2]) > tonumber(ARGV[2]) do
     redis.call('XDEL', KEYS[2], oldest[1])
     redis.call('UNLINK', ARGV[4] .. oldest[2][2])
 end
-redis.call('PUBLISH', ARGV[5], ARGV[1] .. ' refused')
+redis.pcall('PUBLISH', ARGV[5], ARGV[1] .. ' refused')
 """
 
 # Returns id and task id of those whose time for a look has come, and postpones the next one: each
@@ -188,7 +189,7 @@ if before[1] ~= ARGV[2] then
 end
 if open(before[2]) and further(ARGV[3], before[2]) then
     redis.call('HSET', KEYS[1], 'state', ARGV[3], unpack(ARGV, 6))
-    redis.call('PUBLISH', ARGV[5], ARGV[1] .. ' ' .. ARGV[3])
+    redis.pcall('PUBLISH', ARGV[5], ARGV[1] .. ' ' .. ARGV[3])
 end
 if ARGV[4] == '0' or redis.call('ZREM', KEYS[2], ARGV[1]) == 0 then
     return
@@ -228,7 +229,7 @@ if ARGV[3] == '1' then
     redis.call('HDEL', KEYS[1], 'ended_at', 'attempts')
     redis.call('HINCRBY', KEYS[1], 'replays', 1)
     redis.call('ZADD', KEYS[2], now + ARGV[4], ARGV[1])
-    redis.call('PUBLISH', ARGV[5], ARGV[1] .. ' replayed')
+    redis.pcall('PUBLISH', ARGV[5], ARGV[1] .. ' replayed')
 end
 """
 

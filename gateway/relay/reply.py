@@ -149,7 +149,7 @@ class Reply:
 
     def _published(self) -> float | None:
         """Return the seconds until the message was handed over for publishing, if it was."""
-        if self.pending is None or self.joined:
+        if self.pending is None or self.joined or self.state == REFUSED:
             return None
         return self.pending.sent - self.request.arrived
 

@@ -313,6 +313,20 @@ def test_all_that_a_filter_takes_are_replayed_part_by_part(gateway, servers):
     assert (taken, after) == (would["would_be"], None)
 
 
+def test_a_replay_is_told_that_the_gateway_ends(servers):
+    gateway = servers.gateway("redis", CONFIG)
+    assert set(answered(gateway, "/wait?seconds=no", *"abcdef")) == {502}
+    assert poll(lambda: states(gateway).count("failed") == 6, 30)
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(ask, gateway, "replays", "POST", state="failed", rate=1)
+        found = lambda: ask(gateway, "deliveries")[2]["deliveries"]  # noqa: E731
+        assert poll(lambda: any(each["replays"] for each in found()), 30)
+        os.kill(gateway.pid, signal.SIGTERM)
+        assert problem(asked.result())[:2] == (503, "unavailable")
+    gateway.stop()
+    assert "Traceback" not in gateway.output()
+
+
 def test_two_who_replay_the_same_run_each_once(gateway):
     bodies = [f"both-{n}" for n in range(40)]
     assert set(answered(gateway, "/wait?seconds=no", *bodies)) == {502}

@@ -209,8 +209,11 @@ def test_failure_is_the_name_of_the_exception_and_its_text(backend, state, excep
 
 @pytest.mark.parametrize(
     ("retries", "attempts"),
-    [("0", 1), ("2", 3), ("-1", 0), ("true", 0), ('"2"', 0), ("1.5", 0), ("null", 0)],
-)
+    [
+        ("0", 1), ("2", 3), ("-1", 0), ("true", 0), ('"2"', 0), ("1.5", 0), ("null", 0),
+        ("9" * 4_300, 0), ("1e999", 0), ("[2]", 0),
+    ],
+)  # fmt: skip
 def test_attempts_are_the_retries_and_one(retries, attempts):
     payload = f'{{"status": "FAILURE", "result": {{"exc_type": "E"}}, "retries": {retries}}}'
     assert decode_result(payload.encode()).attempts == attempts

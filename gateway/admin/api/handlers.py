@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from functools import cache
 from typing import Any
@@ -53,7 +54,11 @@ class Call(Guarded):
             raise HTTPError(405)
         self.needs_journal()
         wanted = self.parameters(operation.parameters, path)
-        answer = await operation.run(self.config, wanted)
+        try:
+            answer = await operation.run(self.config, wanted)
+        except asyncio.CancelledError:
+            why = "the gateway ends; of a replay, the deliveries say what was published"
+            raise Refused(503, "unavailable", why) from None
         self.set_header("Content-Type", "application/json")
         self.finish(answer.model_dump_json(by_alias=True))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -103,6 +104,8 @@ async def replay_deliveries(config: Config, wanted: ReplaysWanted) -> Replays:
     now = found[: min(most, wanted.limit)]
     replayed = [] if wanted.dry_run else await _replay(config, now, wanted.again, wanted.rate)
     done = len(now) if wanted.dry_run else len(replayed)
+    if wanted.rate and replayed and len(found) > done:
+        await asyncio.sleep(1 / wanted.rate)  # as the next request may follow at once
     return Replays(
         replayed=replayed,
         would_be=[entry.id for entry in now] if wanted.dry_run else [],
