@@ -327,9 +327,9 @@ def test_a_message_that_is_rejected_is_published_again_under_its_task_s_id(serve
 
 
 def test_the_stored_answer_ends_with_its_window(servers):
-    gateway = servers.gateway("pika", "idempotency_window = 1\n" + KEYED)
+    gateway = servers.gateway("pika", "idempotency_window = 2\n" + KEYED)
     assert run(deliver(gateway, "window")).status == 200
-    assert state_of(servers.results, "window") == "done"
+    run(eventually(lambda: state_of(servers.results, "window") == "done"))
     run(eventually(lambda: not claim(servers.results, "window")))
 
     assert run(deliver(gateway, "window")).status == 200

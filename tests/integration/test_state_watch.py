@@ -67,7 +67,7 @@ def test_check_says_who_else_is_there(gateway, rabbitmq, redis_server, tmp_path)
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
 
-    (line,) = (line for line in done.stdout.splitlines() if "another deployment" in line)
+    (line,) = (line for line in done.stdout.splitlines() if "another gateway, with" in line)
     assert line.startswith("warn  state redis://") and "state_prefix" in line
 
 
