@@ -758,7 +758,8 @@ def test_interrupt_stops_everything(programs: None, tmp_path: Path):
         assert process.wait() == 130
     assert said[-1].strip() == "FAILED: 5 wrong answers, 5 not 2xx"
     assert len(started) > 5
-    assert started_in(temporary) == []
+    # A server's own processes end a moment after it.
+    until(lambda: started_in(temporary) == [])
     assert list(temporary.iterdir()) == []
 
 
