@@ -313,6 +313,50 @@ def test_all_that_a_filter_takes_are_replayed_part_by_part(gateway, servers):
     assert (taken, after) == (would["would_be"], None)
 
 
+def without(servers: Servers, command: str) -> Server:
+    """Start a gateway whose account in the journal's Redis may not run a command."""
+    with redis.Redis.from_url(servers.results.url) as client:
+        client.acl_setuser(
+            f"no-{command}", enabled=True, passwords=["+secret"], categories=["+@all"],
+            keys=["*"], channels=["*"], commands=[f"-{command}"],
+        )  # fmt: skip
+    url = servers.results.url.replace("redis://", f"redis://no-{command}:secret@")
+    return servers.gateway("redis", f'state_url = "{url}"\n{CONFIG}')
+
+
+def test_a_replay_that_the_journal_cannot_note_is_told_with_its_task(servers, gateway):
+    assert answered(gateway, "/wait?seconds=no", "unnoted") == [502]
+    assert poll(lambda: states(gateway) == ["failed"], 30)
+    (found,) = ask(gateway, "deliveries")[2]["deliveries"]
+    path = f"deliveries/{found['id']}/replay"
+
+    weak = without(servers, "hset")  # the first command, before it is published
+    status, kind, said = problem(ask(weak, path, "POST"))
+    assert (status, kind) == (503, "unavailable") and said.startswith("it may have been replayed: ")
+    weak.stop()
+    assert len(servers.executions("unnoted")) == 0
+
+    weak = without(servers, "hdel")  # the first one after it
+    status, kind, said = problem(ask(weak, path, "POST"))
+    assert (status, kind) == (503, "unavailable") and said.startswith("it was published, which ")
+    task = said.rpartition(": task ")[2]
+    assert problem(ask(weak, path, "POST"))[:2] == (409, "may-have-run")
+    assert ask(gateway, f"deliveries/{found['id']}")[2]["replaying"] == task
+    weak.stop()
+
+
+def test_who_may_not_publish_replays_each_once(servers, gateway):
+    assert answered(gateway, "/wait?seconds=no", "unpublished") == [502]
+    assert poll(lambda: states(gateway) == ["failed"], 30)
+    (found,) = ask(gateway, "deliveries")[2]["deliveries"]
+    weak = without(servers, "publish")
+    status, _, replayed = ask(weak, f"deliveries/{found['id']}/replay", "POST")
+    assert status == 200
+    shown = ask(gateway, f"deliveries/{found['id']}")[2]
+    assert (shown["task_id"], shown["replays"]) == (replayed["task_id"], 1)
+    weak.stop()
+
+
 def test_a_replay_is_told_that_the_gateway_ends(servers):
     gateway = servers.gateway("redis", CONFIG)
     assert set(answered(gateway, "/wait?seconds=no", *"abcdef")) == {502}

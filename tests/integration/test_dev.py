@@ -115,7 +115,8 @@ def test_a_ready_block_gets_rabbitmq_and_a_stock_app_may_use_pika(stack, start, 
     start(partial(find_rabbitmq, "rabbitmq-server"))
     route = '[[routes]]\npath = "/orders/{shop}"\ntask = "shop.take_order"\n'
     other = '[[routes]]\npath = "/refunds"\ntask = "shop.take_ordr"\n'
-    write(tmp_path, TOLD_APP, f'{route}answer = "wait-then-accept"\n{other}')
+    public = 'public_url = "https://hooks.example.com"\n'
+    write(tmp_path, TOLD_APP, f'{public}{route}answer = "wait-then-accept"\n{other}')
 
     with dev(tmp_path, "--app", "shop", "--config", "gateway.toml", "--strategy", "pika") as tried:
         status, _, body = post(f"{tried.url}/orders/berlin?tag=a&tag=b", b"one")
@@ -123,6 +124,9 @@ def test_a_ready_block_gets_rabbitmq_and_a_stock_app_may_use_pika(stack, start, 
     assert (status, body) == (200, b"berlin takes one ['a', 'b'] from 127.0.0.1")
     said = tried.said
     assert "starting a private RabbitMQ (up to ten seconds), as these need an AMQP broker: " in said
+    assert (
+        "result URLs begin with https://hooks.example.com, as the file says; set GATEWAY_" in said
+    )
     assert "--strategy, gateway.toml: routes[0].answer (path /orders/{shop})\n" in said
     assert (
         "has no task shop.take_ordr, so /refunds answers 502; did you mean shop.take_order?" in said
