@@ -91,9 +91,10 @@ def _start(stack: Stack, arguments: argparse.Namespace) -> tuple[list[Server], l
     config = plan.load(broker, results)
     port = config.port or free_port()
     env = _environment(plan, config, port, ours)
-    if config.public_url not in (None, HERE) and PUBLIC not in os.environ:
-        here = f"set {PUBLIC}={HERE}:{port} to have them lead to this machine"
-        _say(f"result URLs begin with {config.public_url}, as the file says; {here}")
+    here = f"{HERE}:{port}"
+    if config.public_url not in (None, HERE, here) and PUBLIC not in os.environ:
+        remedy = f"set {PUBLIC}={here} to have them lead to this machine"
+        _say(f"result URLs begin with {config.public_url}, as the file says; {remedy}")
     own_queue = "" if broker in ours else f"gateway.dev.{secrets.token_hex(4)}"
     _say(f"starting a worker of {arguments.app}")
     servers.append(stack.attached_worker(arguments.app, config.queues, env, own_queue))
