@@ -267,6 +267,14 @@ def test_a_bad_option_is_one_clear_line(capsys, options, says):
     assert capsys.readouterr().err == f"gateway: {says}\n"
 
 
+@pytest.mark.parametrize("share", ["0", "0.5"])
+def test_what_claims_are_kept_for_is_told_if_there_are_any(capsys, share):
+    options = ["--rate=10", "--task-time=0.1", f"--identified={share}", "--claim-ttl=60"]
+    assert main(["capacity", *options]) == 0
+    line = "claims: 50% of the deliveries have one (--identified), for 60 s (--claim-ttl)"
+    assert (line in capsys.readouterr().out) == (share == "0.5")
+
+
 def test_a_strategy_without_measured_costs_is_told(capsys, monkeypatch):
     rest = {name: cost for name, cost in SHIPPED.items() if "ioloop" not in name}
     monkeypatch.setattr(costs, "shipped", lambda: rest)
