@@ -98,10 +98,11 @@ def test_the_schemes_and_the_routes_of_the_readme(tmp_path):
     names = re.findall(r"`([a-z]+)`", section.split("The schemes are ")[1].split("\n[docs")[0])
     assert names == sorted(SCHEMES)
     assert re.findall(r"\b(\d+) schemes\b", text("README.md")) == [str(len(SCHEMES))]
-    secret, file = tmp_path / "shopify-old", tmp_path / "gateway.toml"
-    secret.write_text("a secret")
+    file = tmp_path / "gateway.toml"
+    for secret in ("shopify-old", "gateway"):
+        (tmp_path / secret).write_text("a secret of some length")
     for block in re.findall(r"```toml\n(.*?)```", text("README.md"), re.S):
-        file.write_text(block.replace("/run/secrets/shopify-old", str(secret)))
+        file.write_text(block.replace("/run/secrets", str(tmp_path)))
         assert load({}, {"SHOPIFY_SECRET": "another"}, file).routes
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from gateway.cli.local.first_task import Described
 from gateway.cli.local.plan import APP, Plan
 from gateway.cli.outgoing import curl_line, signed_request
+from gateway.config.route import Route
 from gateway.config.settings import Config
 from gateway.sources import find
 from gateway.sources.base import Draft
@@ -40,6 +41,11 @@ def welcome(
         words = shlex.join(f"{name}={value}" for name, value in exports.items())
         lines += ["", "For `gateway check` and `gateway deliveries` in another terminal:", ""]
         lines += [f"    export {words}"]
+    if plan.path and config.sources:
+        lines += [
+            "",
+            f"These commands read the variables that {plan.path} names: set them there, too.",
+        ]
     lines += ["", f"Dashboard: {gateway.admin_url}/ (and /healthz, /readyz, /metrics)."]
     return [*lines, "Ctrl-C stops everything.", ""]
 
@@ -51,11 +57,10 @@ def warnings(config: Config, app: str, worker: Described, path: Path | None) -> 
     """
     lines, tasks = [], worker.tasks
     for task in sorted(config.queues_by_task.keys() - set(tasks)):
-        paths = sorted({route.path for route in config.routes if route.task == task})
         near = get_close_matches(task, tasks, 1)
         hint = f"did you mean {near[0]}?" if near else f"it has {_listed(tasks)}"
         lines.append(
-            f"warning: the app {app} has no task {task}, so {', '.join(paths)} answers 502; {hint}"
+            f"warning: the app {app} has no task {task}, so {_without(task, config)}; {hint}"
         )
     if lines and path is None:
         lines.append(
@@ -68,6 +73,20 @@ def warnings(config: Config, app: str, worker: Described, path: Path | None) -> 
             f"{config.strategy}: call appserver.setup(app) in it; here it replies without that"
         )
     return lines
+
+
+def _without(task: str, config: Config) -> str:
+    """Say what happens to the deliveries whose task, or whose further task, no worker has."""
+    own = sorted({_deliveries(it) for it in config.routes if it.task == task})
+    also = {_deliveries(it) for it in config.routes if any(more.task == task for more in it.also)}
+    said = [f"{', '.join(own)} answers 502"] if own else []
+    said += [f"{', '.join(sorted(also))} does not start it"] if also else []
+    return " and ".join(said)
+
+
+def _deliveries(route: Route) -> str:
+    """Name the deliveries that a route takes: its path, and its events where it has some only."""
+    return f"{route.path} ({', '.join(route.events)})" if route.events else route.path
 
 
 def _listed(names: Sequence[str]) -> str:
