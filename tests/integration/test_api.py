@@ -366,7 +366,9 @@ def test_a_replay_is_told_that_the_gateway_ends(servers):
         found = lambda: ask(gateway, "deliveries")[2]["deliveries"]  # noqa: E731
         assert poll(lambda: any(each["replays"] for each in found()), 30)
         os.kill(gateway.pid, signal.SIGTERM)
-        assert problem(asked.result())[:2] == (503, "unavailable")
+        status, kind, said = problem(asked.result())
+        assert (status, kind) == (503, "unavailable")
+        assert said.startswith("the gateway ends; ")
     gateway.stop()
     assert "Traceback" not in gateway.output()
 

@@ -348,3 +348,22 @@ def test_a_quorum_queue_that_takes_nothing_since_an_outage_is_tried_on_another_c
             broker.ctl("clear_policy", "full")
 
     run(lambda: Publisher(config(broker, routes=routes), metrics, on_lost=on_lost), work)
+
+
+def test_a_broker_that_does_not_answer_keeps_no_connection_of_a_publisher_that_stopped(
+    broker, metrics, monkeypatch
+):
+    monkeypatch.setattr(broker_module, "CONNECT_TIMEOUT", 1.0)
+    sockets = []
+
+    async def work(publisher: Publisher) -> None:
+        await eventually(lambda: not publisher.error)
+        sockets.append(publisher._connection._transport.get_extra_info("socket"))
+        broker.freeze()
+        await publisher.stop()
+        assert sockets[0].fileno() == -1
+
+    try:
+        run(lambda: Publisher(config(broker), metrics), work)
+    finally:
+        broker.thaw()
