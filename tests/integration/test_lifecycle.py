@@ -19,6 +19,7 @@ from tests.integration.deliveries import URLS, Servers, gather, run, send
 from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
 
+DELIVERIES = [sys.executable, "-m", "gateway", "deliveries"]
 CONFIG = f"""
 journal = 1000
 state_prefix = "lifecycle"
@@ -91,6 +92,16 @@ def journal(servers: Servers, capsys, tmp_path) -> Iterator[Callable[..., tuple[
     with redis.Redis.from_url(servers.results.url) as client:
         client.flushdb()
         yield journal
+
+
+@pytest.fixture
+def command(servers: Servers, tmp_path) -> Callable[..., list[str]]:
+    """Return the words of `gateway deliveries` as a process of its own."""
+    file = tmp_path / "command.toml"
+    file.write_text(CONFIG)
+    urls = ["--broker", servers.broker.url, "--result-backend", servers.results.url]
+    options = [*urls, "--config", str(file)]
+    return lambda name, *args: [*DELIVERIES, name, *options, *args]
 
 
 def states(journal: Callable, *args: str) -> dict[str, str]:
@@ -241,6 +252,34 @@ def test_an_interrupted_replay_is_told_and_not_repeated_unasked(servers, gateway
     assert (replayed["replays"], replayed["replaying"], replayed["task_id"]) == (1, "", "task-7")
 
 
+def test_a_replay_that_is_killed_runs_under_one_task_id(servers, gateway, journal, command):
+    assert answered(gateway, "/accept", "kept", "killed") == [202, 202]
+    until_states(journal, {"kept": "succeeded", "killed": "succeeded"})
+    ids = [entry(journal, body)["id"] for body in ("kept", "killed")]
+    # Given a command that has published, and waits for a confirm that does not come,
+    argv = command("replay", "--rate", "1", *ids)
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as replay:
+        try:
+            assert replay.stdout.readline().startswith(f"{ids[0]} taken: ")
+            servers.broker.freeze()
+            assert poll(lambda: entry(journal, "killed")["replaying"], 30)
+            # when it is killed,
+            replay.kill()
+        finally:
+            servers.broker.thaw()
+    task_id = entry(journal, "killed")["replaying"]
+
+    # then the next one says which task may run,
+    code, out, _ = journal("replay", ids[1])
+    assert code == 1 and f"was interrupted, and may run; see `again`: task {task_id}" in out
+    # and whether or not it has run, it runs under that id only.
+    journal("replay", "--again", ids[1])
+    until_states(journal, {"kept": "succeeded", "killed": "succeeded"})
+    assert entry(journal, "killed")["task_id"] == task_id
+    first, *replayed = (each.task for each in servers.executions("killed"))
+    assert replayed and set(replayed) == {task_id} != {first}
+
+
 def test_of_the_tries_of_one_delivery_at_most_one_is_replayed(servers, gateway, journal):
     def tried(target: str, key: str, times: int = 1) -> list[int]:
         tries = (send(gateway, target, key, f"Idempotency-Key: {key}") for _ in range(times))
@@ -314,12 +353,8 @@ def test_mistakes_in_filters_are_told(journal, capsys):
     assert code == 1 and "name the deliveries to replay, or say by options which" in err
 
 
-def test_watch_shows_each_change(servers, gateway, journal, tmp_path):
-    file = tmp_path / "watched.toml"
-    file.write_text(CONFIG)
-    urls = ["--broker", servers.broker.url, "--result-backend", servers.results.url]
-    argv = [sys.executable, "-m", "gateway", "deliveries", "watch", *urls, "--config", str(file)]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=os.environ) as watch:
+def test_watch_shows_each_change(gateway, journal, command):
+    with subprocess.Popen(command("watch"), stdout=subprocess.PIPE, text=True) as watch:
         try:
             assert "received" in watch.stdout.readline()  # the head: now nothing is missed
             assert answered(gateway, "/accept", "seen") == [202]
