@@ -10,6 +10,7 @@ from functools import partial
 from time import monotonic
 
 from gateway import answer
+from gateway.amqp.dynamic_queues import Send
 from gateway.answer import Answer
 from gateway.celery_message import Message, encode_body
 from gateway.claims.handle import NO_CLAIM, ClaimHandle, NoClaim
@@ -35,7 +36,7 @@ from gateway.relay.preferences import Terms
 from gateway.relay.reply import Reply
 from gateway.relay.routes import Endpoint
 from gateway.sources.base import Verified
-from gateway.tracing.trace import ANSWER, CLAIM, FURTHER, PUBLISH, WAIT
+from gateway.tracing.trace import ANSWER, CLAIM, CONFIRM, FURTHER, PUBLISH, WAIT
 
 
 class Stage(Enum):
@@ -181,28 +182,31 @@ class DeliveryInFlight(InFlight):
 
         Only for its confirm where the mode is ``accept``.
         """
-        strategy, queues = self.context.strategy, self.context.queues
-        send = strategy.publish if self.mode == "accept" else strategy.send
-        route, journal = self.route, self.context.journal
-        if self.trace is not None:
-            self.trace.begin(PUBLISH)
+        context, strategy, journal = self.context, self.context.strategy, self.context.journal
         if journal is not None and self._tracked:
             self.reply.begun = journal.begin(self.message, self.message.task_id, self.identity)
-        if queues is not None and route.dynamic:
-            return queues.send(route, self.message, self.deadline, send)
-        pending = send(self.message, self.deadline)
-        if route.fair_by is not None and self.context.fairness is not None:
-            self.context.fairness.follow(pending)
+        send = strategy.publish if self.mode == "accept" else strategy.send
+        pending = self._publish(send, self.message)
+        if self.route.fair_by is not None and context.fairness is not None:
+            context.fairness.follow(pending)
         return pending
 
     def publish_again(self, message: Message) -> PendingTask:
         """Publish the `message` of an earlier try; wait for its confirm only."""
-        publish, queues = self.context.strategy.publish, self.context.queues
-        if self.trace is not None:
-            self.trace.begin(PUBLISH)
+        return self._publish(self.context.strategy.publish, message)
+
+    def _publish(self, send: Send, message: Message) -> PendingTask:
+        """Publish by `send`; a dynamic queue is declared before."""
+        queues, trace = self.context.queues, self.trace
+        if trace is not None:
+            trace.begin(PUBLISH)
         if queues is not None and self.route.dynamic:
-            return queues.send(self.route, message, self.deadline, publish)
-        return publish(message, self.deadline)
+            pending = queues.send(self.route, message, self.deadline, send)
+        else:
+            pending = send(message, self.deadline)
+        if trace is not None:
+            trace.begin(CONFIRM)
+        return pending
 
     def follow(self, pending: PendingTask) -> None:
         """Answer with the confirm or the end of `pending`."""

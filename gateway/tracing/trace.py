@@ -19,6 +19,7 @@ VERIFY = "verify"
 CLAIM = "claim"
 FURTHER = "publish further tasks"
 PUBLISH = "publish"
+CONFIRM = "confirm"
 WAIT = "wait"
 ANSWER = "answer"
 #: Between two steps.

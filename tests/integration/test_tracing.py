@@ -22,6 +22,7 @@ from tests.support.waiting import until
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SENDERS = f"00-{TRACE}-{PARENT}-01"
+STEPS = "verify", "publish", "confirm", "answer"
 QUEUE = "traced"
 #: What docs/tracing.md shows, with tasks that tell what reaches them.
 APP = """
@@ -218,7 +219,7 @@ def test_one_id_from_the_sender_to_the_tasks_log(start, collector, worker, strat
     until(lambda: f"trace {trace}: this is {body}" in worker.output())
     until(lambda: f" trace={trace}" in gateway.output())
     line = next(each for each in gateway.output().splitlines() if f" trace={trace}" in each)
-    spans = collector.of(trace, "POST /run/{name}", "verify", "publish", "answer", "run/traced.run")
+    spans = collector.of(trace, "POST /run/{name}", *STEPS, "run/traced.run")
     server, publish = spans["POST /run/{name}"], spans["publish"]
     assert (server.service, server.kind, server.error) == ("hooks", "server", False)
     assert (server.parent_id, server.span_id) == (PARENT, ids(answer)[1])

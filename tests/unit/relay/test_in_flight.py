@@ -25,7 +25,7 @@ from gateway.relay.reply import Reply
 from gateway.relay.result_lookup import ResultLookup
 from gateway.relay.result_urls import Ticket
 from gateway.sources.base import Verified
-from gateway.tracing.trace import PUBLISH, Trace
+from gateway.tracing.trace import CONFIRM, PUBLISH, Trace
 from tests.support.in_memory import InMemory, echo
 
 DEADLINE = 5.0
@@ -100,12 +100,12 @@ def test_earlier_tries_are_held_unless_the_sender_says_how_long_it_waits(harness
     assert asyncio.run(join()) == pytest.approx(DEADLINE + 10 * held)
 
 
-def test_the_message_of_a_lapsed_claim_is_published_in_a_step_of_its_trace(harness):
+def test_the_message_of_a_lapsed_claim_is_published_in_steps_of_its_trace(harness):
     delivery = harness.delivery()
     harness.strategy.publish = harness.strategy.send  # which is in memory
     delivery.trace = Trace("1" * 32, "2" * 16, "", sampled=True)
     delivery.publish_again(delivery.message)
-    assert [step for step, _ in delivery.trace.steps] == [PUBLISH]
+    assert [step for step, _ in delivery.trace.steps] == [PUBLISH, CONFIRM]
 
 
 def test_who_waits_for_a_store_in_vain_is_told_which(harness):
