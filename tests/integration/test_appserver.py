@@ -481,14 +481,12 @@ def test_results_of_a_turn_are_stored_though_redis_is_restarted(stack, worker, p
         own.stop()
 
 
-def blocks(rabbitmq, server):
-    """Tell whether RabbitMQ blocks a connection of this very server."""
+def states(rabbitmq, server):
+    """Return the states that RabbitMQ tells of the connections of this very server."""
     sockets = (one for process in server.family() for one in process.net_connections())
     ports = {str(one.laddr.port) for one in sockets}
     listed = rabbitmq.ctl("list_connections", "-q", "peer_port", "state")
-    return any(
-        port in ports and state == "blocked" for port, state in map(str.split, listed.splitlines())
-    )
+    return {state for port, state in map(str.split, listed.splitlines()) if port in ports}
 
 
 def test_alarm_moves_results_to_the_store(worker, store, rabbitmq):
@@ -500,9 +498,10 @@ def test_alarm_moves_results_to_the_store(worker, store, rabbitmq):
 
     rabbitmq.ctl(limit, "0")
     try:
-        # RabbitMQ takes one more message of each connection before it blocks it.
+        # RabbitMQ takes one more message of each connection that knows of the alarm, and blocks it.
+        eventually(lambda: states(rabbitmq, server) == {"blocking"})
         store.client.lpush(f"{requester.queue} 0", "go")
-        eventually(lambda: blocks(rabbitmq, server))
+        eventually(lambda: "blocked" in states(rabbitmq, server))
         store.client.lpush(f"{requester.queue} 1", "go")
 
         assert store.meta(second)["status"] == "SUCCESS"
