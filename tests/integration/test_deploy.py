@@ -11,6 +11,7 @@ import tomllib
 from configparser import ConfigParser
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
 import redis
 import yaml
@@ -372,6 +373,22 @@ def pods() -> dict[str, dict]:
         labels = each["spec"]["template"]["metadata"]["labels"]
         assert each["spec"]["selector"] == {"matchLabels": labels}
     return {o["metadata"]["name"]: o["spec"]["template"]["spec"] for o in deployments}
+
+
+def test_kubernetes_takes_every_object_of_its_own_kinds():
+    (versions,) = re.findall(
+        r"\*\*Kubernetes\*\* \((\S+) to (\S+)\)", (ROOT / "docs/deploy.md").read_text()
+    )
+    for version in versions:
+        for each in OBJECTS:
+            kubernetes_validate.validate(each, version, strict=True)
+        with pytest.raises(kubernetes_validate.ValidationError, match="'sepc' was unexpected"):
+            kubernetes_validate.validate({**OBJECTS[0], "sepc": {}}, version, strict=True)
+    # These are of operators, and of kubectl, whose schemas are not part of Kubernetes'.
+    others = [*SCALING, KUSTOMIZATION, MONITOR, RABBITMQ]
+    assert {each["apiVersion"].split("/")[0] for each in others} == {
+        "keda.sh", "kustomize.config.k8s.io", "monitoring.coreos.com", "rabbitmq.com",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["gateway", "worker"])
