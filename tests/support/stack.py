@@ -42,7 +42,12 @@ class RabbitMQ(Server, stack.RabbitMQ):
     tls_url = ""
 
     def ctl(self, *args: str) -> str:
-        return self.rabbitmqctl().run("-n", self.node, "-q", *args)
+        try:
+            return self.rabbitmqctl().run("-n", self.node, "-q", *args)
+        except StackError as exc:
+            if self.alive():
+                raise
+            raise StackError(f"{exc}\n{self.name} has ended{self.tail()}") from exc
 
     @property
     def node(self) -> str:

@@ -2,8 +2,11 @@
 const EVERY = 2000, PATIENCE = 5000, SHOWN = 600e3; // milliseconds
 const REQUESTS = "http_server_request_duration_seconds_count";
 const PUBLISHED = "messaging_client_operation_duration_seconds_count";
+const WAITS = "gateway_result_wait_seconds_count";
 const [ROUTE, STATUS] = ["http_route", "http_response_status_code"];
-const rates = []; // [when, a second]
+const SHARES = [0.5, 0.99];
+const [FASTEST, DECADES] = [0.001, 5]; // of the latency's axis: seconds, and powers of ten from there
+const rates = [], latencies = []; // [when, value of each line or null]
 let before = null, first = null;
 
 function parse(text) {
@@ -21,18 +24,24 @@ function total(series, name, wanted = () => true) {
   return series.filter(s => s.name === name && wanted(s.labels)).reduce((sum, s) => sum + s.value, 0);
 }
 
-// The bound below which a share of the requests lies that were answered between two readings.
-function quantile(now, then, share, wanted = () => true) {
-  const name = "http_server_request_duration_seconds_bucket", counts = new Map();
+// The bound, in seconds, below which a share of what was measured between two readings lies; or null.
+function quantile(name, now, then, share, wanted = () => true) {
+  const buckets = name.replace(/count$/, "bucket"), counts = new Map();
   for (const [series, sign] of [[now, 1], [then, -1]])
     for (const s of series)
-      if (s.name === name && wanted(s.labels))
+      if (s.name === buckets && wanted(s.labels))
         counts.set(s.labels.le, (counts.get(s.labels.le) || 0) + sign * s.value);
   const bounds = [...counts];
   const all = bounds.length ? bounds[bounds.length - 1][1] : 0;
-  if (all <= 0) return "–";
+  if (all <= 0) return null;
   const [bound] = bounds.find(([, count]) => count >= share * all);
-  return bound === "+Inf" ? "> 30 s" : `≤ ${bound < 1 ? bound * 1000 + " ms" : Number(bound) + " s"}`;
+  return bound === "+Inf" ? Infinity : Number(bound);
+}
+
+function below(bound) {
+  if (bound === null) return "–";
+  if (bound === Infinity) return "> 30 s";
+  return `≤ ${bound < 1 ? bound * 1000 + " ms" : bound + " s"}`;
 }
 
 function count(number, digits = 0) {
@@ -58,20 +67,39 @@ function fill(table, head, rows) {
   }));
 }
 
-function draw(now, rate) {
-  rates.push([now, rate]);
-  while (rates[0][0] < now - SHOWN) rates.shift();
-  const greatest = Math.max(...rates.map(([, each]) => each));
+// Draw a line for each value of the samples of the last ten minutes; a null interrupts its line.
+function draw(samples, now, values, lines, height) {
+  samples.push([now, ...values]);
+  while (samples[0][0] < now - SHOWN) samples.shift();
+  lines.forEach((line, i) => {
+    let command = "M", path = "";
+    for (const sample of samples) {
+      if (sample[i + 1] === null) { command = "M"; continue; }
+      const [x, y] = [300 * (1 - (now - sample[0]) / SHOWN), 98 - 96 * height(sample[i + 1])];
+      path += `${command}${x},${y}`;
+      command = "L";
+    }
+    line.setAttribute("d", path);
+  });
+}
+
+function drawRates(now, rate) {
+  const greatest = Math.max(rate, ...rates.map(([, each]) => each));
   most.textContent = axisTop.textContent = count(greatest, 1);
-  const points = rates.map(([at, each]) =>
-    [300 * (1 - (now - at) / SHOWN), 98 - 96 * each / (greatest || 1)]);
-  line.setAttribute("points", points.map(point => point.join(",")).join(" "));
+  draw(rates, now, [rate], [line], each => each / (greatest || 1));
+}
+
+function drawLatencies(now, bounds) {
+  draw(latencies, now, bounds, [median, slowest],
+    bound => Math.min(1, Math.max(0, Math.log10(bound / FASTEST) / DECADES)));
 }
 
 function show(now, then, seconds, ready) {
   const grown = (name, wanted) => Math.max(0, total(now, name, wanted) - total(then, name, wanted));
   const rate = grown(REQUESTS) / seconds;
-  draw(performance.now(), rate);
+  const at = performance.now(), bounds = SHARES.map(share => quantile(REQUESTS, now, then, share));
+  drawRates(at, rate);
+  drawLatencies(at, bounds);
   state.textContent = ready.ready ? "ready" : "not ready";
   state.className = ready.ready ? "good" : "bad";
   about.textContent =
@@ -79,8 +107,8 @@ function show(now, then, seconds, ready) {
   const tiles_ = [
     ["requests per second", count(rate, 1)],
     ["5xx per second", count(grown(REQUESTS, l => l[STATUS][0] === "5") / seconds, 1)],
-    ["latency, p50", quantile(now, then, 0.5)],
-    ["latency, p99", quantile(now, then, 0.99)],
+    ["latency, p50", below(bounds[0])],
+    ["latency, p99", below(bounds[1])],
     ["requests in flight", count(total(now, "gateway_in_flight"))],
     ["open connections", count(total(now, "gateway_connections_open"))],
     ["messages confirmed", count(total(now, PUBLISHED, l => !l.error_type))],
@@ -95,11 +123,14 @@ function show(now, then, seconds, ready) {
   const answers = now.filter(s => s.name === REQUESTS);
   const statuses = [...new Set(answers.map(s => s.labels[STATUS]))].sort();
   const paths = [...new Set(answers.map(s => s.labels[ROUTE]))].sort();
-  const shares = [0.5, 0.99];
   fill(routes, ["route", ...statuses, "p50", "p99"], paths.map(path => [path || "(none)",
     ...statuses.map(status => count(total(answers, REQUESTS,
       l => l[ROUTE] === path && l[STATUS] === status))),
-    ...shares.map(share => quantile(now, first, share, l => l[ROUTE] === path))]));
+    ...SHARES.map(share => below(quantile(REQUESTS, now, first, share, l => l[ROUTE] === path)))]));
+  fill(waits, ["strategy", "outcome", "results", "p50", "p99"],
+    now.filter(s => s.name === WAITS).map(({labels: {strategy, outcome}, value}) =>
+      [strategy, outcome, count(value), ...SHARES.map(share => below(quantile(
+        WAITS, now, first, share, l => l.strategy === strategy && l.outcome === outcome)))]));
   fill(processes, ["process", "errors"], ready.children.map(({pid, ...checks}) => [String(pid),
     Object.entries(checks).filter(([, text]) => text).map(pair => pair.join(": ")).join("; ")
       || "none"]));
@@ -124,7 +155,7 @@ async function refresh() {
   }
   setTimeout(refresh, pause);
 }
-const [state, about, tiles, most, axisTop, line, routes, processes] =
-  ["state", "about", "tiles", "most", "top", "line", "routes", "processes"]
+const [state, about, tiles, most, axisTop, line, median, slowest, routes, waits, processes] =
+  ["state", "about", "tiles", "most", "top", "line", "median", "slowest", "routes", "waits", "processes"]
     .map(id => document.getElementById(id));
 refresh();
