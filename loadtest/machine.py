@@ -16,9 +16,15 @@ from gateway.stack import ProgramMissing
 from loadtest import wrk
 
 ROOT = Path(__file__).parents[1]
-#: The packages on a request's path, and what in them is beside it.
+#: The packages on a request's path, and what in them is beside it: the parent process serves none.
 MEASURED = ("appserver", "gateway")
-BESIDE = ("gateway/admin", "gateway/cli", "gateway/stack")
+PARENT = ("child_handle", "health", "service_manager", "status", "supervisor")
+BESIDE = (
+    "gateway/admin",
+    "gateway/cli",
+    "gateway/stack",
+    *(f"gateway/process/{module}.py" for module in PARENT),
+)
 PACKAGES = {
     "celery": "celery",
     "kombu": "kombu",

@@ -96,11 +96,13 @@ class ChildHandle:
     async def ready(self, timeout: float = START_TIMEOUT) -> bool:
         """Wait until the child serves and its strategy is ready; False: it is not, or has ended."""
         end = monotonic() + timeout
-        checks = await self.ask(timeout)
-        while checks and any(checks.values()) and monotonic() < end:
+        # Each answer may take all the time that is left: where a machine is busy, a child that
+        # starts well can be silent for longer than `ASK_TIMEOUT`.
+        while (checks := await self.ask(end - monotonic())) is not None:
+            if not any(checks.values()):
+                return True
             await asyncio.sleep(0.05)
-            checks = await self.ask()
-        return checks is not None and not any(checks.values())
+        return False
 
     async def wait(self) -> int:
         code = await self._child.wait()

@@ -204,6 +204,7 @@ def test_metrics_are_what_clients_and_tasks_count(gateway, executed):
     resets, before = len(client.reset), counts
     os.kill(gateway.pid, signal.SIGHUP)
     while "supervisor: reloaded" not in gateway.output():
+        assert "not reloaded" not in gateway.output()
         client.send(SOME)
     client.send(SOME)
     until(lambda: metric(gateway, "gateway_processes") == PROCESSES)

@@ -24,6 +24,7 @@ import pytest
 from gateway import __version__
 from gateway.config.strategies import STRATEGIES
 from gateway.process.child_handle import START_TIMEOUT
+from tests.faults.proxy import Proxy
 from tests.support.environment import inherited
 from tests.support.http_client import Answer, Connection, request
 from tests.support.requests import REQUESTS, metric
@@ -517,6 +518,37 @@ def replace_in_vain(server: Server, number: signal.Signals, path: str) -> None:
     until(lambda: server.output().count(done) > succeeded, patience)
     until(lambda: len(children(server)) == 2)
     assert post(server, b"x", path).status == 200
+
+
+def test_hangup_waits_for_a_new_child_that_is_silent_for_a_while(
+    gateway, rabbitmq, worker, tmp_path
+):
+    # Given a new child that has answered its parent, and is not ready,
+    target = urlsplit(rabbitmq.url).port
+    proxy = Proxy(target)
+    broker = rabbitmq.url.replace(f":{target}", f":{proxy.port}")
+    config = tmp_path / "gateway.toml"
+    config.write_text(f"confirm_timeout = 0.5\n{ROUTE}")
+    server = gateway("--config", str(config), "--broker", broker)
+    (old,) = children(server)
+    proxy.stall()
+    os.kill(server.pid, signal.SIGHUP)
+    until(lambda: server.output().count("serving with the strategy") == 2)
+    (new,) = set(children(server)) - {old}
+
+    # when it is silent for longer than a healthy one may be,
+    os.kill(new, signal.SIGSTOP)
+    for _ in range(2):
+        assert ask(f"{server.admin_url}/healthz").status == 503
+    os.kill(new, signal.SIGCONT)
+    proxy.resume()
+
+    # then it takes the place of the old one all the same.
+    until(lambda: children(server) == [new])
+    assert reloaded(server)
+    assert "not reloaded" not in server.output()
+    assert post(server, b"x").status == 200
+    proxy.close()
 
 
 def test_killed_childs_successor_is_not_doubled_by_a_hangup(one):
