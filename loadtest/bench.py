@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
 import redis
@@ -146,6 +146,13 @@ class Bench:
         ]
         with self._beside(workers):
             yield
+
+    def stock_worker(
+        self, replies: bool, pool: str = "solo", size: int = 1, queues: Sequence[str] = ("celery",)
+    ) -> AbstractContextManager[None]:
+        """Run Celery's own worker; it replies over AMQP, or stores its results in Redis."""
+        results = "rpc://" if replies else ""
+        return self.worker(pool, size, queues=queues, app="loadtest.servers.plain", results=results)
 
     @contextmanager
     def stand_in(self, seconds: float, announce: int = 0) -> Iterator[Measured]:

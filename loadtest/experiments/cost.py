@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from gateway.config.strategies import STRATEGIES
 from loadtest import driver
 from loadtest.bench import Bench, Front
 from loadtest.load import closed, constant, see_that_schedules_were_kept
@@ -19,6 +20,11 @@ DEFAULTS = {"strategies": ["pika", "redis"], "connections": [64], "duration": 10
 
 ALONE = 0.02  # seconds
 RATES = (50, 400, 1_600)  # a second
+#: Of the gateway's CPU for a request, over Tornado's at as many connections; at equal rates.
+AT_ONCE = {"pika": 0.85, "redis": 0.95}
+AT_A_RATE = 1.1
+#: The worker's pools, and how many processes each has.
+POOLS = {"solo": 1, "prefork": 2}
 #: Of the worker's CPU for a task, over that of Celery's own worker for one whose result is ignored.
 BOUNDS: dict[str, Bounds] = {
     "reply": {"at_most": 0.9, "aim": 0.6},
@@ -39,44 +45,58 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     report = Report("cost", versions=bench.versions())
     loads = [closed(bench, n, options.duration, options.threads) for n in options.connections]
     same = [constant(bench, rate, options.duration, f"{rate:,}/s") for rate in RATES]
-    ignored = driver.tasks(bench, "ignore_result", options.requests)
+    strategies = options.strategies
     trials = [
-        *(Trial(n, partial(_gateway, bench, n), [*loads, *same]) for n in options.strategies),
+        *(Trial(n, partial(_gateway, bench, n), [*loads, *same]) for n in strategies),
+        *(Trial(_stock(n), partial(_stock_gateway, bench, n), same) for n in strategies),
         Trial("tornado", partial(bench.alone, ALONE), [*loads, *same]),
         Trial("tornado-below", partial(bench.alone, ALONE, "--below"), loads),
-        *(
-            Trial(
-                way,
-                partial(_worker, bench),
-                [driver.tasks(bench, way, options.requests)],
-                checked=False,
-            )
-            for way in driver.WAYS
-        ),
-        Trial(_STOCK, partial(_stock_worker, bench), [ignored], checked=False),
+        *(trial for pool in POOLS for trial in _workers(bench, pool, options.requests)),
     ]
     alternate(trials, options, report)
     see_that_schedules_were_kept(report)
-    bounds = {**dict.fromkeys((n.case for n in loads), 1.25), **{n.case: 1.1 for n in same}}
-    for case, bound in bounds.items():
-        for name in options.strategies:
-            values = ratios(report.rows, _GATEWAY, (name, case), ("tornado", case))
-            text = f"gateway CPU, {name} / Tornado, {case}"
-            report.judge(Target(text, values, at_most=bound, aim=1.0))
-    tasks = trials[-1].loads[0].case
-    for way, asked in BOUNDS.items():
-        values = ratios(report.rows, _WORKER, (way, tasks), (_STOCK, tasks))
-        report.judge(Target(f"worker CPU, {way} / {_STOCK}", values, **asked))
+    for name in strategies:
+        for load in loads:
+            _judge_gateway(report, name, load.case, AT_ONCE.get(name, AT_A_RATE))
+    for name in [*strategies, *map(_stock, strategies)]:
+        for load in same:
+            _judge_gateway(report, name, load.case, AT_A_RATE)
+    for pool in POOLS:
+        case = driver.case(options.requests, pool)
+        for way, asked in BOUNDS.items():
+            values = ratios(report.rows, _WORKER, (way, case), (_STOCK, case))
+            report.judge(Target(f"worker CPU, {way} / {_STOCK}, {pool}", values, **asked))
     fewest = min((row["requests"] for row in report.rows if "schedule" not in row), default=0)
     report.remarks = [
         f"tornado: a RequestHandler that answers {ALONE * 1e3:g} ms later with the body, without "
         "any relay, on the gateway's event loop; tornado-below: the same by an "
-        "HTTPMessageDelegate. reply, store, ignore_result: the worker alone with that many echo "
-        f"tasks waiting for it; {_STOCK}: Celery's own worker with as many whose results are "
-        f"ignored. At least {fewest:,} requests a measurement, after a warm-up. N "
-        "connections: as many requests as each answers; N/s: the same rate for all.",
+        "HTTPMessageDelegate. Gateways have the app server's worker behind them, or, where the "
+        "name says so, Celery's own. reply, store, ignore_result: the worker alone with that many "
+        f"echo tasks waiting for it; {_STOCK}: Celery's own worker with as many whose results are "
+        f"ignored. solo has one process, prefork {POOLS['prefork']} and their parent. At least "
+        f"{fewest:,} requests a measurement, after a warm-up. N connections: as many requests as "
+        "each answers; N/s: the same rate for all.",
     ]
     return report
+
+
+def _stock(strategy: str) -> str:
+    return f"{strategy}, stock worker"
+
+
+def _judge_gateway(report: Report, name: str, case: str, at_most: float) -> None:
+    values = ratios(report.rows, _GATEWAY, (name, case), ("tornado", case))
+    text = f"gateway CPU, {name} / Tornado, {case}"
+    report.judge(Target(text, values, at_most=at_most))
+
+
+def _workers(bench: Bench, pool: str, requests: int) -> Iterator[Trial]:
+    """The worker's trials with a `pool`: each way, and Celery's own worker."""
+    for way in driver.WAYS:
+        load = driver.tasks(bench, way, requests, pool)
+        yield Trial(way, partial(_worker, bench, pool), [load], checked=False)
+    load = driver.tasks(bench, "ignore_result", requests, pool)
+    yield Trial(_STOCK, partial(_stock_worker, bench, pool), [load], checked=False)
 
 
 @contextmanager
@@ -86,12 +106,18 @@ def _gateway(bench: Bench, strategy: str) -> Iterator[Front]:
 
 
 @contextmanager
-def _worker(bench: Bench) -> Iterator[Front]:
-    with bench.worker():
+def _stock_gateway(bench: Bench, strategy: str) -> Iterator[Front]:
+    with bench.stock_worker(STRATEGIES[strategy].replies), bench.gateway(strategy) as front:
+        yield front
+
+
+@contextmanager
+def _worker(bench: Bench, pool: str) -> Iterator[Front]:
+    with bench.worker(pool, POOLS[pool]):
         yield Front("", dict(bench.servers))
 
 
 @contextmanager
-def _stock_worker(bench: Bench) -> Iterator[Front]:
-    with bench.worker(app="loadtest.servers.plain", results="rpc://"):
+def _stock_worker(bench: Bench, pool: str) -> Iterator[Front]:
+    with bench.stock_worker(True, pool, POOLS[pool]):
         yield Front("", dict(bench.servers))

@@ -96,13 +96,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         quorum = {"GATEWAY_QUEUES": _QUORUM}
         workers.enter_context(bench.worker(queues=("celery", _QUORUM), env=quorum))
         for replies in {STRATEGIES[name].replies for name in options.strategies}:
-            workers.enter_context(
-                bench.worker(
-                    app="loadtest.servers.plain",
-                    queues=(_stock(replies),),
-                    results="rpc://" if replies else "",
-                )
-            )
+            workers.enter_context(bench.stock_worker(replies, queues=(_stock(replies),)))
         alternate(trials, options, report)
     others = [case for case in dict.fromkeys(r["case"] for r in report.rows) if case != PLAIN_ROUTE]
     for name in options.strategies:

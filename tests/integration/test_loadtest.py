@@ -72,8 +72,8 @@ BRIEFLY = {
     "paths": (f"{HERE} redis --connections 8", "redis", 0),
     "cost": (
         f"{HERE} pika --connections 8 --requests 100",
-        "pika tornado tornado-below reply store ignore_result stock",
-        4,
+        "pika pika,_stock_worker tornado tornado-below reply store ignore_result stock",
+        7,
     ),
     "peers": (
         f"{HERE} pika --connections 8",
@@ -506,7 +506,7 @@ def test_clients_without_http_find_wrong_and_missing_results(servers: Stack, tmp
     try:
         for way in ("reply", "store"):
             # when its tasks are counted,
-            row = tasks(bench, way, 100).measure(Front("", {"worker": worker}))
+            row = tasks(bench, way, 100, "solo").measure(Front("", {"worker": worker}))
 
             # then both kinds are found, and not taken for missing ones.
             assert (row["requests"], row["wrong_answers"], row["errors"]) == (100, 10, 0)

@@ -149,5 +149,5 @@ def test_a_setting_that_the_other_version_does_not_know_is_told_and_the_old_chil
 
     assert "colour: there is no such setting" in server.output()
     assert "restart the gateway" in server.output()
-    assert set(server.pids()) == before
+    until(lambda: set(server.pids()) == before)  # the new one may still be ending
     assert post(server.url, b"hello").body == b"hello"
