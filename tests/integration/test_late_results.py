@@ -1,0 +1,196 @@
+"""Results that come after their requests have stopped waiting, on a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import redis
+
+from gateway.answer import Answer, of_outcome
+from gateway.claims.claim import Claim
+from gateway.claims.late_results import LateResults
+from gateway.claims.store import Claims
+from gateway.config.settings import Config
+from gateway.outcome import Outcome
+from gateway.stores import result_store
+from gateway.stores.pipeline import Pipeline
+from gateway.stores.subscription import Subscription
+from tests.support.stack import Server
+from tests.support.waiting import eventually
+
+OFTEN = 0.3  # a third of it, in seconds, is the shortest pause between queries
+BODY = b"digest"
+
+
+@pytest.fixture
+def client(redis_server: Server) -> redis.Redis:
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.flushdb()
+        yield client
+
+
+class Process:
+    """What one process of a gateway has to listen for late results."""
+
+    def __init__(self, url: str, **settings: Any):
+        config = Config(result_backend=url, **settings)
+        self.claims = Claims(config)
+        self.results = Pipeline(lambda: result_store.connect(config), "results")
+        self.subscription = Subscription(lambda: result_store.connect(config), "late results")
+        self.late = LateResults(config, self.claims, self.results, self.subscription)
+
+    async def __aenter__(self) -> Process:
+        for part in (self.claims, self.results, self.subscription, self.late):
+            await part.start()
+        await eventually(lambda: not self.subscription.error)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        for part in (self.late, self.subscription, self.results, self.claims):
+            await part.stop()
+
+    async def publish(self, name: str) -> Claim:
+        """Claim the delivery `name`, whose message the broker has taken."""
+        claim = await self.claims.take(name, BODY, str(uuid4()))
+        self.claims.confirm(claim)
+        return claim
+
+    async def listened_for(self, name: str) -> Claim:
+        claim = await self.publish(name)
+        self.late.listen(claim, read)
+        return claim
+
+    async def answer(self, name: str) -> Answer | None:
+        """Return the answer that the next try of the delivery gets."""
+        return (await self.claims.take(name, BODY, str(uuid4()))).answer
+
+    async def until_answered(self, name: str) -> Answer:
+        async with asyncio.timeout(60):
+            while (answer := await self.answer(name)) is None:
+                await asyncio.sleep(0.01)
+        return answer
+
+
+def read(outcome: Outcome) -> tuple[Answer, bool]:
+    return of_outcome(outcome), True
+
+
+@pytest.fixture
+def process(redis_server: Server, client: redis.Redis) -> Callable[..., None]:
+    """Run something with a process of a gateway, on an empty Redis."""
+
+    def run(work: Callable[[Process], Awaitable[None]], **settings: Any) -> None:
+        async def with_process() -> None:
+            async with Process(redis_server.url, **settings) as one:
+                await work(one)
+
+        asyncio.run(asyncio.wait_for(with_process(), 60))
+
+    return run
+
+
+def key(claim: Claim) -> str:
+    return f"celery-task-meta-{claim.task_id}"
+
+
+def result(value: str) -> str:
+    return json.dumps({"status": "SUCCESS", "result": value})
+
+
+def heard(client: redis.Redis) -> set[str]:
+    return {name.decode() for name in client.pubsub_channels("celery-task-meta-*")}
+
+
+def test_a_result_that_is_published_becomes_the_next_trys_answer(process, client):
+    async def work(one: Process) -> None:
+        claim = await one.listened_for("x")
+        await eventually(lambda: key(claim) in heard(client))
+
+        # What is published once more changes nothing.
+        with client.pipeline() as both:
+            both.publish(key(claim), result("late")).publish(key(claim), result("later")).execute()
+
+        assert (await one.until_answered("x")).body == b"late"
+        await eventually(lambda: not heard(client))
+        assert (await one.answer("x")).body == b"late"
+
+    process(work)
+
+
+def test_a_result_that_nobody_has_heard_is_found_later(process, client):
+    async def work(one: Process) -> None:
+        claim = await one.listened_for("x")
+        await eventually(lambda: key(claim) in heard(client))
+        client.set(key(claim), result("late"))
+        assert (await one.until_answered("x")).body == b"late"
+
+    process(work, result_expires=OFTEN)
+
+
+def test_a_result_is_found_when_the_connection_is_back(process, client):
+    async def work(one: Process) -> None:
+        claim = await one.listened_for("x")
+        await eventually(lambda: key(claim) in heard(client))
+        client.set(key(claim), result("late"))
+        client.client_kill_filter(_type="pubsub")
+        assert (await one.until_answered("x")).body == b"late"
+
+    process(work)
+
+
+def test_a_store_that_refuses_is_asked_again(process, client, caplog):
+    async def work(one: Process) -> None:
+        client.execute_command("ACL SETUSER", "default", "-mget")
+        try:
+            claim = await one.listened_for("x")
+            client.set(key(claim), result("late"))
+            await eventually(lambda: "cannot fetch late results" in caplog.text)
+            assert await one.answer("x") is None
+        finally:
+            client.execute_command("ACL SETUSER", "default", "+mget")
+        assert (await one.until_answered("x")).body == b"late"
+
+    process(work, result_expires=OFTEN)
+
+
+def test_when_there_are_too_many_the_oldest_is_dropped(process, client):
+    async def work(one: Process) -> None:
+        claims = [await one.listened_for(name) for name in ("a", "b", "c")]
+        await eventually(lambda: heard(client) == {key(claim) for claim in claims[1:]})
+        for claim in claims:
+            client.publish(key(claim), result("late"))
+        for name in ("b", "c"):
+            assert (await one.until_answered(name)).body == b"late"
+        assert await one.answer("a") is None
+
+    process(work, max_in_flight=2)
+
+
+def test_nobody_listens_beyond_the_claims_window(process, client):
+    async def work(one: Process) -> None:
+        claim = await one.publish("x")
+        claim.age = 3_600 - 0.5  # of the window of one hour
+        one.late.listen(claim, read)
+        one.late.listen(claim, read)  # as two tries do
+        await eventually(lambda: key(claim) in heard(client))
+        await eventually(lambda: not heard(client))
+
+    process(work, result_expires=OFTEN, idempotency_window=3_600)
+
+
+def test_a_process_ends_while_it_asks_a_store_that_does_not_answer(process, redis_server):
+    async def work(one: Process) -> None:
+        claim = await one.publish("x")
+        before = asyncio.all_tasks()
+        redis_server.freeze()
+        one.late.listen(claim, read)
+        await one.late.stop()
+        redis_server.thaw()
+        assert asyncio.all_tasks() < before  # its own are ended, the one that sweeps included
+
+    process(work)
