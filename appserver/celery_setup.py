@@ -77,8 +77,15 @@ def _set_defaults(sender: Celery, source: Any, **_signal: object) -> None:
     if names := os.environ.get("GATEWAY_QUEUES"):
         own = sender.amqp.Queues(())
         defaults["task_queues"] = [*own.values(), *named_queues(names, *own)]
-    # Inserted before Celery's own defaults, which are last. `add_defaults` is not used, because its
-    # settings take precedence over those that the app has from a module.
+    _insert(defaults, source)
+
+
+def _insert(defaults: Mapping[str, Any], source: Any) -> None:
+    """Put `defaults` before Celery's own, which are last, into a configuration.
+
+    `add_defaults` is not used, because its settings take precedence over those that the app has
+    from a module.
+    """
     named = {source.key_t(name) if source.key_t else name: defaults[name] for name in defaults}
     source.defaults.insert(-1, named)
     source.maps.insert(-1, named)
@@ -105,5 +112,9 @@ class ReplyingBackend(bootsteps.Step):
         # without. The backend itself is made from another attribute, `backend_cls`.
         app.backend_cls = app.backend_cls or app.conf.result_backend
         app.conf.result_backend = f"{kind}+{backend.as_uri()}" if backend.url else kind
+        # Celery makes a backend for each thread, here for each greenlet, which is a task: with a
+        # client and a connection of its own, it costs more than the task.
+        if getattr(worker.pool_cls, "is_green", False):
+            _insert({"result_backend_thread_safe": True}, app.conf)
         # Before the pool is started, whose processes publish as well.
         signals.before_task_publish.connect(carry_over, weak=False)

@@ -33,6 +33,7 @@ import os, signal
 import appserver
 import redis
 from celery import Celery
+from celery.result import allow_join_result
 from kombu import Exchange, Queue
 from appserver.reply_connection import reply_connection
 
@@ -80,6 +81,11 @@ def again(self, query, headers, body):
     if not self.request.retries:
         raise self.retry(countdown=0)
     return body
+
+@app.task
+def asks(query, headers, body):
+    with allow_join_result():
+        return echo.apply_async([{}, {}, body], queue=query["queue"]).get(timeout=20)
 
 @app.task(bind=True)
 def fork(self, query, headers, body):
@@ -231,6 +237,32 @@ def test_replies_in_every_pool(worker, store, pool):
         assert meta["task_id"] == task_id
         assert store.now(task_id) is None
     assert "Traceback" not in server.output()
+
+
+@pytest.mark.parametrize("app", ["appserver", "shop"])
+def test_greenlets_share_their_connections_to_the_store(worker, store, app):
+    _, requester = worker(app, pool="gevent")
+    task = {"appserver": "appserver.tasks.echo", "shop": "shop.echo"}[app]
+    requester.call(task, store=True)
+    before = store.client.info("stats")["total_connections_received"]
+
+    ids = {requester.send(task, f"body {n}", store=True): f"body {n}" for n in range(100)}
+
+    assert {task_id: store.meta(task_id)["result"] for task_id in ids} == ids
+    # A connection for each of the two tasks at a time, and no more than a few that come again.
+    assert store.client.info("stats")["total_connections_received"] < before + 10
+
+
+def test_greenlets_may_wait_for_other_tasks_at_the_same_time(worker):
+    _, other = worker("shop", queue="others")
+    _, requester = worker("shop", pool="gevent")
+
+    ids = {
+        requester.send("shop.asks", f"body {n}", {"queue": other.queue}): f"body {n}"
+        for n in range(40)
+    }
+
+    assert {task_id: requester.reply(task_id)[1]["result"] for task_id in ids} == ids
 
 
 def test_reply_has_what_the_store_has(worker, store):

@@ -36,6 +36,12 @@ def shop():
         app.close()
 
 
+def create(app: Celery, greenlets: bool = False) -> None:
+    """Start the step of a worker of `app`."""
+    worker = SimpleNamespace(app=app, pool_cls=SimpleNamespace(is_green=greenlets))
+    ReplyingBackend(worker).create(worker)
+
+
 @pytest.mark.parametrize("name", ["Answer", "__all__"])
 def test_an_import_makes_no_app_and_imports_no_celery(name):
     code = f"import sys; from appserver import {name}; print('celery' in sys.modules)"
@@ -172,17 +178,39 @@ def test_a_worker_whose_results_go_elsewhere_does_not_start(shop, url):
     app = shop(backend=url, broker="memory://")
     appserver.setup(app)
     with pytest.raises(ImproperlyConfigured, match="'shop' is .*, and its workers would not"):
-        ReplyingBackend(SimpleNamespace(app=app)).create(SimpleNamespace(app=app))
+        create(app)
 
 
 def test_a_workers_settings_say_how_it_replies(shop):
     app = shop(backend=REDIS)
     appserver.setup(app)
-    ReplyingBackend(SimpleNamespace(app=app)).create(SimpleNamespace(app=app))
+    create(app)
     shown = "appserver.reply_backend:ReplyBackend+redis://:**@127.0.0.1:1/3"
     assert app.conf.result_backend == shown
     other = app._get_backend()  # as each thread has its own
     assert (type(other), other.url) == (ReplyBackend, REDIS)
+
+
+@pytest.mark.parametrize(
+    ("greenlets", "settings", "shared"),
+    [
+        (True, {}, True),
+        (False, {}, False),
+        (True, {"result_backend_thread_safe": False}, False),
+        (True, {"CELERY_RESULT_BACKEND_THREAD_SAFE": False}, False),
+    ],
+)
+def test_greenlets_share_one_backend_unless_the_app_has_another_setting(
+    shop, greenlets, settings, shared
+):
+    app = shop(backend=REDIS)
+    if any(name.startswith("CELERY_") for name in settings):
+        app.config_from_object(SimpleNamespace(**settings), namespace="CELERY")
+    else:
+        app.conf.update(settings)
+    appserver.setup(app)
+    create(app, greenlets)
+    assert app._get_backend().thread_safe is shared
 
 
 def test_every_task_is_poison_aware_but_those_with_a_request_class_of_their_own(shop):
