@@ -14,7 +14,7 @@ import select
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from socket import TCP_USER_TIMEOUT
 from struct import pack
@@ -179,9 +179,7 @@ class ReplyConnection:
         self._socket.settimeout(WRITE_TIMEOUT)
         channel = link.connection.channel()
         self._frames = partial(frames, channel.channel_id, link.connection.frame_max)
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        self._readable, self._write = poll.poll, transport.write
+        self._readable, self._write = _poll(self._socket), transport.write
 
     def _read_events(self) -> None:
         with contextlib.suppress(TimeoutError):
@@ -211,6 +209,15 @@ class ReplyConnection:
         self._blocked = False
         self._not_before = 0.0
         self._lock = threading.Lock()
+
+
+def _poll(sock: Any) -> Callable[[float], Sequence[object]]:
+    """Return a function that tells whether `sock` can be read within so many milliseconds."""
+    if not hasattr(select, "poll"):  # eventlet takes it away
+        return lambda milliseconds: select.select([sock], [], [], milliseconds / 1000)[0]
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return poll.poll
 
 
 def frames(

@@ -221,7 +221,7 @@ def worker(workers, rabbitmq):
         requester.close()
 
 
-@pytest.mark.parametrize("pool", ["prefork", "solo", "threads", "gevent"])
+@pytest.mark.parametrize("pool", ["prefork", "solo", "threads", "gevent", "eventlet"])
 def test_replies_in_every_pool(worker, store, pool):
     server, requester = worker(pool=pool)
 
