@@ -27,7 +27,7 @@ def test_every_table_is_there():
     shown = set(re.findall(r"<!-- (\w+) targets -->", text("docs/performance.md")))
     assert shown == {
         "cost", "peers", "slow", "waiting", "alone", "growth", "openloop", "soak", "capacity",
-        "fair", "separate",
+        "fair", "separate", "replies", "fronts",
     }  # fmt: skip
     assert text("README.md").count("<!-- strategies -->\n| strategy |") == 1
 
