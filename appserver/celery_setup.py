@@ -112,9 +112,17 @@ class ReplyingBackend(bootsteps.Step):
         # without. The backend itself is made from another attribute, `backend_cls`.
         app.backend_cls = app.backend_cls or app.conf.result_backend
         app.conf.result_backend = f"{kind}+{backend.as_uri()}" if backend.url else kind
-        # Celery makes a backend for each thread, here for each greenlet, which is a task: with a
-        # client and a connection of its own, it costs more than the task.
-        if getattr(worker.pool_cls, "is_green", False):
+        if getattr(worker.pool_cls, "is_green", False) and not _limited(backend):
+            # Celery makes a backend for each thread, here for each greenlet, which is a task: with
+            # a client and a connection of its own, it costs more than the task.
             _insert({"result_backend_thread_safe": True}, app.conf)
         # Before the pool is started, whose processes publish as well.
         signals.before_task_publish.connect(carry_over, weak=False)
+
+
+def _limited(backend: Any) -> bool:
+    """Does `backend` raise an error where more tasks at a time need a connection than it may have?
+
+    Where each task has a backend of its own, it needs only one.
+    """
+    return bool(getattr(backend, "connparams", {}).get("max_connections"))

@@ -40,6 +40,8 @@ from appserver.reply_connection import reply_connection
 RESULTS = os.environ["GATEWAY_RESULT_BACKEND"]
 app = Celery("shop", broker=os.environ["GATEWAY_BROKER_URL"], backend=RESULTS)
 appserver.setup(app)
+if "LIMITED" in os.environ:
+    app.conf.redis_max_connections = 1
 if "QUORUM" in os.environ:
     app.conf.task_queues = [Queue(os.environ["QUORUM"], Exchange(""), os.environ["QUORUM"],
         queue_arguments={"x-queue-type": "quorum", "x-delivery-limit": 2,
@@ -251,6 +253,12 @@ def test_greenlets_share_their_connections_to_the_store(worker, store, app):
     assert {task_id: store.meta(task_id)["result"] for task_id in ids} == ids
     # A connection for each of the two tasks at a time, and no more than a few that come again.
     assert store.client.info("stats")["total_connections_received"] < before + 10
+
+
+def test_a_limit_of_connections_to_the_store_stops_no_greenlet(worker, store):
+    _, requester = worker("shop", pool="gevent", variable="LIMITED")
+    ids = {requester.send("shop.echo", f"{n}", store=True): f"{n}" for n in range(200)}
+    assert {task_id: store.meta(task_id)["result"] for task_id in ids} == ids
 
 
 def test_greenlets_may_wait_for_other_tasks_at_the_same_time(worker):

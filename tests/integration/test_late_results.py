@@ -188,9 +188,11 @@ def test_a_process_ends_while_it_asks_a_store_that_does_not_answer(process, redi
         claim = await one.publish("x")
         before = asyncio.all_tasks()
         redis_server.freeze()
-        one.late.listen(claim, read)
-        await one.late.stop()
-        redis_server.thaw()
+        try:
+            one.late.listen(claim, read)
+            await one.late.stop()
+        finally:
+            redis_server.thaw()
         assert asyncio.all_tasks() < before  # its own are ended, the one that sweeps included
 
     process(work)

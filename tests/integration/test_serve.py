@@ -520,16 +520,21 @@ def replace_in_vain(server: Server, number: signal.Signals, path: str) -> None:
     assert post(server, b"x", path).status == 200
 
 
+@pytest.fixture
+def proxy(rabbitmq: RabbitMQ) -> Iterator[Proxy]:
+    proxy = Proxy(urlsplit(rabbitmq.url).port)
+    yield proxy
+    proxy.close()
+
+
 def test_hangup_waits_for_a_new_child_that_is_silent_for_a_while(
-    gateway, rabbitmq, worker, tmp_path
+    gateway, rabbitmq, proxy, worker, tmp_path
 ):
     # Given a new child that has answered its parent, and is not ready,
-    target = urlsplit(rabbitmq.url).port
-    proxy = Proxy(target)
-    broker = rabbitmq.url.replace(f":{target}", f":{proxy.port}")
+    url = rabbitmq.url.replace(f":{urlsplit(rabbitmq.url).port}", f":{proxy.port}")
     config = tmp_path / "gateway.toml"
     config.write_text(f"confirm_timeout = 0.5\n{ROUTE}")
-    server = gateway("--config", str(config), "--broker", broker)
+    server = gateway("--config", str(config), "--broker", url)
     (old,) = children(server)
     proxy.stall()
     os.kill(server.pid, signal.SIGHUP)
@@ -548,7 +553,6 @@ def test_hangup_waits_for_a_new_child_that_is_silent_for_a_while(
     assert reloaded(server)
     assert "not reloaded" not in server.output()
     assert post(server, b"x").status == 200
-    proxy.close()
 
 
 def test_killed_childs_successor_is_not_doubled_by_a_hangup(one):

@@ -197,13 +197,15 @@ def test_a_workers_settings_say_how_it_replies(shop):
         (True, {}, True),
         (False, {}, False),
         (True, {"result_backend_thread_safe": False}, False),
+        (True, {"redis_max_connections": 10}, False),
+        (True, {"result_backend": f"{REDIS}?max_connections=10"}, False),
         (True, {"CELERY_RESULT_BACKEND_THREAD_SAFE": False}, False),
     ],
 )
-def test_greenlets_share_one_backend_unless_the_app_has_another_setting(
+def test_greenlets_share_one_backend_unless_the_apps_settings_forbid_it(
     shop, greenlets, settings, shared
 ):
-    app = shop(backend=REDIS)
+    app = shop(backend=settings.get("result_backend", REDIS))
     if any(name.startswith("CELERY_") for name in settings):
         app.config_from_object(SimpleNamespace(**settings), namespace="CELERY")
     else:
