@@ -6,7 +6,7 @@ those whose reports are committed, in full, and writes docs/reports and the docu
 it names of experiments may follow, of which alone that is done.
 
 Exit codes: 0 well; 1 an experiment failed, and the others were run all the same; 2 an option is
-wrong; 130 interrupted.
+wrong; 130 interrupted, and what went well before is kept.
 """
 
 from __future__ import annotations
@@ -114,32 +114,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("loadtest: a report names its commit: commit what is changed here", file=sys.stderr)
         return 1
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    well: list[Run] = []
+    interrupted = False
     try:
-        failed = run_all(runs)
+        run_all(runs, well)
     except KeyboardInterrupt:
         print("loadtest: interrupted, everything is stopped", file=sys.stderr)
-        return 130
+        interrupted = True
     if chosen is not None:
-        _publish([run for run in runs if run not in failed])
-    return 1 if failed else 0
+        _publish(well)
+    return 130 if interrupted else int(len(well) < len(runs))
 
 
-def run_all(runs: Sequence[Run]) -> list[Run]:
-    """Run all, with a line for each; return those that failed."""
+def run_all(runs: Sequence[Run], well: list[Run]) -> None:
+    """Run all, with a line for each; append those that go well to `well`."""
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     expected = sum(run.seconds for run in runs)
     print(f"{len(runs)} experiments, about {timedelta(seconds=expected)}; output: {DIRECTORY}")
-    failed = []
     with Progress(expected) as progress:
         for run in runs:
             progress.step(f"{run.name}: {EXPERIMENTS[run.name]}", run.seconds)
             begin = monotonic()
-            well, said = _verdict(run)
-            if not well:
-                failed.append(run)
+            succeeded, said = _verdict(run)
+            if succeeded:
+                well.append(run)
             progress.note(f"{said} ({monotonic() - begin:.0f} s)")
-    print(f"{len(runs) - len(failed)} well, {len(failed)} failed")
-    return failed
+    print(f"{len(well)} well, {len(runs) - len(well)} failed")
 
 
 def _verdict(run: Run) -> tuple[bool, str]:

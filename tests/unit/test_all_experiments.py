@@ -16,7 +16,7 @@ from loadtest.experiments import EXPERIMENTS
 
 #: Writes a report as its name says, or none, or hangs until it is told to stop.
 EXPERIMENT = """\
-import json, signal, sys
+import json, os, signal, sys
 from pathlib import Path
 
 name, options = sys.argv[1], sys.argv[2:]
@@ -24,6 +24,10 @@ report = {"rows": [{}, {}], "problems": [], "targets": [{"reached": True}, {"rea
 if name == "hanging":
     signal.sigwait([signal.SIGTERM])
     print("stopped")
+    sys.exit(130)
+if name == "interrupted":
+    os.kill(os.getppid(), signal.SIGINT)
+    signal.sigwait([signal.SIGTERM])
     sys.exit(130)
 if name == "wrong":
     report["problems"] = ["pika, repeat 1: 3 wrong answers", "another"]
@@ -87,9 +91,11 @@ def test_what_hangs_is_told_to_stop_and_has_failed(
     assert (directory / "hanging.log").read_text() == "stopped\n"
 
 
-@pytest.mark.parametrize("chosen", [["right", "wrong"], ["right"]])
+@pytest.mark.parametrize(
+    ("chosen", "code"), [("right wrong", 1), ("right", 0), ("right interrupted wrong", 130)]
+)
 def test_reports_of_what_went_well_replace_the_committed_ones(
-    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: list[str]
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str, code: int
 ):
     # Given committed reports, of which one experiment fails today,
     reports, written = tmp_path / "reports", []
@@ -98,13 +104,14 @@ def test_reports_of_what_went_well_replace_the_committed_ones(
     monkeypatch.setattr(figures, "REPORTS", reports)
     monkeypatch.setattr(figures, "main", lambda: written.append(True))
     monkeypatch.setattr(machine, "commit", lambda: "1234")
-    monkeypatch.setattr(every, "FULL", dict.fromkeys(NAMES, (1, "--duration 9")))
+    names = [*NAMES, "interrupted"]
+    monkeypatch.setattr(every, "EXPERIMENTS", dict.fromkeys(names, ""))
+    monkeypatch.setattr(every, "FULL", dict.fromkeys(names, (1, "--duration 9")))
 
     # when they are made again,
-    code = every.main(["--reports", *chosen])
+    assert every.main(["--reports", *chosen.split()]) == code
 
     # then the others are replaced, and their figures are in the documents.
-    assert code == ("wrong" in chosen)
     assert {path.name for path in reports.iterdir()} == {
         "wrong.json", "right.json", "right.html", "right-lines.svg",
     }  # fmt: skip
