@@ -66,10 +66,9 @@ def source(scheme: str, options: dict[str, Any]) -> Source:
 def request(row: Row, now: float) -> Request:
     """Return a delivery as it arrives at `now`."""
     token = row.options.get("verification_token", "")
-    event, body = find(row.scheme).sample("", "123456789", now, token)
-    signed = source(row.scheme, row.sender or row.options).sign(
-        Draft(padded(body), URL, now, event, "123456789")
-    )
+    sender = source(row.scheme, row.sender or row.options)
+    event, body = sender.sample("", "123456789", now, token)
+    signed = sender.sign(Draft(padded(body), URL, now, event, "123456789"))
     headers = {name.lower(): value for name, value in signed.headers.items()}
     query = urlencode(signed.query)
     return Request("POST", urlsplit(URL).path, query, headers, signed.body, "", 0.0, now)

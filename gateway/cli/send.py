@@ -23,7 +23,7 @@ from gateway.config.problems import explain
 from gateway.delivery import Request
 from gateway.errors import BadRequest, ConfigError, GatewayError, RequestError, Unverified
 from gateway.sources import SCHEMES, find
-from gateway.sources.base import Draft, Source
+from gateway.sources.base import Draft, Source, Verified
 from gateway.sources.wechat_crypto import CryptoOptions, MessageCrypto
 from gateway.sources.wechat_message import Message
 
@@ -140,8 +140,11 @@ def _outgoing(source: Source, arguments: argparse.Namespace, url: str) -> Outgoi
     else:
         body = _read(arguments.data)
     outgoing = signed_request(source, Draft(body, url, now, event, identity))
-    if arguments.secret is None:
-        _verify(source, outgoing, now)
+    if arguments.secret is None and (verified := _verify(source, outgoing, now)):
+        _compare("--event", arguments.event, "event", verified.event)
+        # A sample without an identity has the id in its body, whose digest identifies it.
+        if arguments.data is not None or not verified.identity:
+            _compare("--id", arguments.identity or "", "identity", verified.identity)
     return outgoing
 
 
@@ -167,20 +170,29 @@ def _read(text: str) -> bytes:
         raise ConfigError([f"--data: {text[1:]} cannot be read: {exc.strerror}"]) from exc
 
 
-def _verify(source: Source, outgoing: Outgoing, now: float) -> None:
-    """Print a warning if the source will refuse the request.
+def _compare(flag: str, given: str, name: str, found: str) -> None:
+    """Print a warning if the flag's value, if any, is not in what was `found`."""
+    if given not in found:
+        has = f"the {name} of this delivery is {found}" if found else f"this delivery has no {name}"
+        why = "the source reads it elsewhere, or not at all"
+        print(f"gateway: {flag} {given}: {has}, as {why}", file=sys.stderr)
+
+
+def _verify(source: Source, outgoing: Outgoing, now: float) -> Verified | None:
+    """Return what the source will make of the request; print a warning if it will refuse it.
 
     For example, a source may have a public key, with which it cannot sign.
     """
     parts = urlsplit(outgoing.url)
     headers = {name.lower(): value for name, value in outgoing.headers.items()}
     try:
-        source.verify(
+        return source.verify(
             Request("POST", parts.path, parts.query, headers, outgoing.body, "", 0.0, now)
         )
     except RequestError as exc:  # only a warning, as the user may want to see the refusal
         hint = " Give a private key by --secret." if isinstance(exc, Unverified) else ""
         print(f"gateway: the source will refuse this: {exc}{hint}", file=sys.stderr)
+        return None
 
 
 def _send(outgoing: Outgoing, source: Source) -> int:

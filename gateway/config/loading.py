@@ -155,7 +155,7 @@ def unknown_variables(environ: Mapping[str, str], path: Path | None) -> dict[str
     known = [*settings, *(f"TLS_{name.upper()}" for name in TLS.model_fields), *_OTHERS]
     named: set[str] = set()
     with suppress(ConfigError):  # `load` says what is wrong with the file
-        named.update(_variables_of(_read(environ, path)))
+        named = named_variables(environ, path)
     found = {}
     for name, text in sorted(environ.items()):
         own = name.removeprefix(_NAME)
@@ -166,6 +166,14 @@ def unknown_variables(environ: Mapping[str, str], path: Path | None) -> dict[str
         near = get_close_matches(own.upper(), known, 1)
         found[name] = _NAME + near[0] if near else ""
     return found
+
+
+def named_variables(environ: Mapping[str, str], path: Path | None) -> set[str]:
+    """Return the names in all ``{ env = NAME }`` of the file that `load` reads.
+
+    Raises `ConfigError` where the file cannot be read.
+    """
+    return set(_variables_of(_read(environ, path)))
 
 
 def _variables_of(value: Any) -> Iterator[str]:

@@ -158,12 +158,11 @@ class Source(ABC):
         self.options = options
         self.public_url = public_url
 
-    @classmethod
-    def sample(cls, event: str, identity: str, now: float, token: str = "") -> tuple[str, bytes]:
+    def sample(self, event: str, identity: str, now: float, token: str = "") -> tuple[str, bytes]:
         """Return an event (`event`, or a default if that is empty) and the body of a sample."""
-        event = event or cls.samples[""].event
+        event = event or self.samples[""].event
         kind, _, action = event.partition(".")
-        found = cls.samples.get(kind, cls.samples[""])
+        found = self.samples.get(kind, self.samples[""])
         body = Template(found.body).substitute(
             event=event, kind=kind, action=action, id=identity, time=int(now), token=token
         )

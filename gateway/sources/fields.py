@@ -72,6 +72,16 @@ def pointer(text: str) -> list[str]:
     return [token.replace("~1", "/").replace("~0", "~") for token in text.split("/")[1:]]
 
 
+def put(message: dict[str, Any], tokens: Sequence[str], value: Any) -> None:
+    """Write the value at a JSON pointer's tokens, of which there has to be one; makes objects."""
+    *parents, last = tokens
+    for token in parents:
+        if not isinstance(message.get(token), dict):
+            message[token] = {}
+        message = message[token]
+    message[last] = value
+
+
 def at(value: Any, tokens: Sequence[str], missing: Any = None) -> Any:
     """Return the value at a JSON pointer's tokens in `value`; `missing` where there is none."""
     for token in tokens:

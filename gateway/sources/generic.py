@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -14,7 +15,7 @@ from gateway.model import matching
 from gateway.sources import base
 from gateway.sources.base import Draft, Example, Sample, Signed, Verified
 from gateway.sources.envelopes import read_json
-from gateway.sources.fields import at, name, pointer
+from gateway.sources.fields import at, name, pointer, put
 from gateway.sources.hmac_source import HMACSource
 from gateway.sources.signatures import check_time, header, raw
 
@@ -107,12 +108,22 @@ class GenericHMAC(HMACSource):
         self._read_identity = _reader(self._identity_place)
         self._read_event = _reader(options.event)
         self._reads_json = any(
-            (place or "").startswith("json:") for place in (options.identity, options.event)
+            _tokens(place) is not None for place in (options.identity, options.event)
         )
 
     @property
     def covers_body(self) -> bool:
         return "{body}" in self.options.signed
+
+    def sample(self, event: str, identity: str, now: float, token: str = "") -> tuple[str, bytes]:
+        event, body = super().sample(event, identity, now, token)
+        if not self._reads_json:
+            return event, body
+        message = json.loads(body)
+        for place, value in ((self.options.identity, identity), (self.options.event, event)):
+            if tokens := _tokens(place):
+                put(message, tokens, value)
+        return event, json.dumps(message, separators=(",", ":")).encode()
 
     def verify(self, request: Request) -> Verified:
         timestamp = identity = ""
@@ -152,12 +163,16 @@ class GenericHMAC(HMACSource):
         ]
 
 
+def _tokens(place: str | None) -> list[str] | None:
+    """Return the tokens of a place's JSON pointer; None: it is not in the body."""
+    return pointer(place.removeprefix("json:")) if place and place.startswith("json:") else None
+
+
 def _reader(place: str | None) -> Callable[[dict[str, str], Any], str]:
     """Return a function that reads the value at `place` from headers and JSON; empty: none."""
-    kind, _, where = (place or "").partition(":")
-    if kind == "header":
-        return lambda headers, _message: headers.get(where.lower(), "")
-    if kind == "json":
-        tokens = pointer(where)
+    if place is None:
+        return lambda _headers, _message: ""
+    if (tokens := _tokens(place)) is not None:
         return lambda _headers, message: name(at(message, tokens))
-    return lambda _headers, _message: ""
+    where = place.removeprefix("header:").lower()
+    return lambda headers, _message: headers.get(where, "")

@@ -135,12 +135,22 @@ def test_a_refused_sample_says_so(send):
     assert len(sent.err.splitlines()) == 1
 
 
-def test_one_id_is_one_delivery(send):
-    first, second = (
-        send("/shopify", "--as", "shopify", "--id", "7", "--data", f'{{"n":{n}}}').out.splitlines()
-        for n in (1, 2)
-    )
-    assert first[-1] == '{"n":1}'
+@pytest.mark.parametrize(
+    ("source", "data", "body"),
+    [
+        ("shopify", ['{"n":1}', '{"n":2}'], '{"n":1}'),
+        # Its identity is in the body.
+        ("partner", [None, None], '{"id":"7","type":"hello","event":{"id":"7","type":"hello"}}'),
+    ],
+)
+def test_one_id_is_one_delivery(send, source, data, body):
+    sent = [
+        send(f"/{source}", "--as", source, "--id", "7", *(("--data", text) if text else ()))
+        for text in data
+    ]
+    assert [each.err for each in sent] == ["", ""]
+    first, second = (each.out.splitlines() for each in sent)
+    assert first[-1] == body
     assert [line for line in second if "X-Delivery-ID" not in line] == [
         line for line in first if "X-Delivery-ID" not in line
     ]
@@ -167,7 +177,8 @@ def test_the_curl_line_sends_the_same(send, tmp_path, name, data):
     file = tmp_path / "body"
     file.write_bytes(data if isinstance(data, bytes) else data.encode())
 
-    sent = send(f"/{name}?a=b", "--as", name, "--data", f"@{file}", "--curl", "--event", "fork")
+    event = ["--event", "fork"] if name == "github" else []
+    sent = send(f"/{name}?a=b", "--as", name, "--data", f"@{file}", "--curl", *event)
 
     assert (sent.code, sent.err) == (0, "")
     done = subprocess.run(["sh", "-c", sent.out.replace("curl ", "curl -sS ")], capture_output=True)
@@ -197,6 +208,30 @@ def test_what_cannot_be_sent_is_told_in_one_line(send, args, words):
     (line,) = sent.err.splitlines()
     assert line.startswith("gateway: ") and words in line
     assert SECRET not in line
+
+
+@pytest.mark.parametrize(
+    ("args", "notes"),
+    [
+        (["github", "--event", "issues.opened"], []),
+        (["github", "--event", "issues.opened", "--id", "7", "--data", '{"action":"opened"}'], []),
+        (
+            ["github", "--event", "issues.opened", "--data", "{}"],
+            ["--event issues.opened: the event of this delivery is issues"],
+        ),
+        (
+            ["partner", "--event", "order.paid", "--id", "7", "--data", '{"n":8}'],
+            [
+                "--event order.paid: this delivery has no event",
+                "--id 7: this delivery has no identity",
+            ],
+        ),
+    ],
+)
+def test_a_note_says_which_flag_has_no_effect(send, args, notes):
+    sent = send(f"/{args[0]}", "--as", *args)
+    why = ", as the source reads it elsewhere, or not at all"
+    assert sent.err.splitlines()[: len(notes)] == [f"gateway: {note}{why}" for note in notes]
 
 
 def test_a_note_says_why_the_source_will_refuse_it(send):

@@ -12,6 +12,7 @@ from pathlib import Path
 from gateway.cli.local.first_task import Described
 from gateway.cli.local.plan import APP, Plan
 from gateway.cli.outgoing import curl_line, signed_request
+from gateway.config.loading import named_variables
 from gateway.config.route import Route
 from gateway.config.settings import Config
 from gateway.sources import find
@@ -41,11 +42,9 @@ def welcome(
         words = shlex.join(f"{name}={value}" for name, value in exports.items())
         lines += ["", "For `gateway check` and `gateway deliveries` in another terminal:", ""]
         lines += [f"    export {words}"]
-    if plan.path and config.sources:
-        lines += [
-            "",
-            f"These commands read the variables that {plan.path} names: set them there, too.",
-        ]
+    if named := named_variables(plan.env, plan.path):
+        variables = f"the variable{'s' * (len(named) > 1)} {', '.join(sorted(named))}"
+        lines += ["", f"These commands read {variables}, too: set the same there."]
     lines += ["", f"Dashboard: {gateway.admin_url}/ (and /healthz, /readyz, /metrics)."]
     return [*lines, "Ctrl-C stops everything.", ""]
 

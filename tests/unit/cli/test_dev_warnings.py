@@ -1,7 +1,10 @@
-"""What `gateway dev` says of tasks that the worker of an app does not have."""
+"""What `gateway dev` says of tasks that the worker of an app does not have, and of variables."""
+
+from types import SimpleNamespace
 
 from gateway.cli.local.first_task import Described
-from gateway.cli.local.welcome import warnings
+from gateway.cli.local.plan import Plan
+from gateway.cli.local.welcome import warnings, welcome
 from gateway.config.settings import Config
 
 SOURCES = {"hub": {"scheme": "github", "secrets": "sixteen letters!"}}
@@ -23,3 +26,14 @@ def test_a_missing_task_is_told_with_the_deliveries_that_need_it(tmp_path):
         "warning: the app ci has no task mail, so /mails answers 502 and /hub does not start it; "
         "it has ci.build, ci.note",
     ]
+
+
+def test_the_variables_that_other_commands_need_are_named(tmp_path):
+    file = tmp_path / "gateway.toml"
+    file.write_text('[sources.hub]\nsecrets = [{ env = "OLD" }, { env = "NEW" }, { file = "F" }]\n')
+    server = SimpleNamespace(url="http://127.0.0.1:1", admin_url="http://127.0.0.1:2")
+    plan = Plan("amqp://", "redis://", file, False, {}, {})
+
+    lines = welcome(Config(sources=SOURCES), plan, "shop", server, {})
+
+    assert "These commands read the variables NEW, OLD, too: set the same there." in lines

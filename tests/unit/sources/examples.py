@@ -15,6 +15,7 @@ from gateway.sources import SCHEMES, find
 
 NOW = 1_800_000_000.25
 ID = "123456789"
+PUBLIC_URL = "https://hooks.example.com"
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,9 @@ _BODIES = {
 
 
 def _example(scheme: str) -> Example:
-    source = find(scheme)
-    said = source.example
+    said = find(scheme).example
+    options = find(scheme).options_class.model_validate({"scheme": scheme, **said.options})
+    source = find(scheme)(options, PUBLIC_URL)
     event, body = source.sample("", ID, NOW, said.options.get("verification_token", ""))
     if said.opaque:
         bodies = st.binary(max_size=200)

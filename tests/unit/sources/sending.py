@@ -8,10 +8,9 @@ from urllib.parse import urlencode, urlsplit
 from gateway.delivery import Request
 from gateway.sources import find
 from gateway.sources.base import Draft, Signed, Source
-from tests.unit.sources.examples import EXAMPLES, NOW
+from tests.unit.sources.examples import EXAMPLES, NOW, PUBLIC_URL
 
 URL = "https://hooks.example.com/in/one?a=b"
-PUBLIC_URL = "https://hooks.example.com"
 
 
 def sender(scheme: str, **changes: Any) -> Source:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import json
 from dataclasses import replace
 
 import pytest
@@ -23,6 +24,26 @@ def source(**options) -> Source:
     found = find("hmac")
     values = {"scheme": "hmac", "secrets": "key", "header": "X-Signature", **options}
     return found(found.options_class.model_validate(values))
+
+
+@pytest.mark.parametrize(
+    ("options", "body"),
+    [
+        ({}, {"id": "7", "type": "order.paid"}),
+        (
+            {"identity": "json:/event/id", "event": "json:/event/type"},
+            {"id": "7", "type": "order.paid", "event": {"id": "7", "type": "order.paid"}},
+        ),
+        (
+            {"identity": "json:/id/a~1b", "event": "header:X-Event"},
+            {"id": {"a/b": "7"}, "type": "order.paid"},
+        ),
+        ({"identity": "header:X-Id", "event": "json:"}, {"id": "7", "type": "order.paid"}),
+    ],
+)
+def test_a_sample_has_its_identity_and_event_where_they_are_read(options, body):
+    event, sample = source(**options).sample("order.paid", "7", NOW)
+    assert (event, json.loads(sample)) == ("order.paid", body)
 
 
 def problem(**options) -> str:
