@@ -33,6 +33,9 @@ COSTS = ROOT / "gateway" / "cli" / "sizing" / "costs.json"
 #: The reports that have the costs of `gateway capacity`: a later one's replace an earlier one's.
 COSTED = ("slow", "strategies", "openloop", "soak", "waiting")
 
+#: Experiments that run nothing of this project on what they measure, so that no change outdates them.
+FOREIGN = ("pools", "transports")
+
 PICTURE_TITLE = "Requests per second"
 
 #: The rows of the block of peers, and what they are.
@@ -222,7 +225,7 @@ def _source(report: dict[str, Any]) -> str:
 def _cited(report: dict[str, Any], directory: str = "reports") -> str:
     """Name a report with its commit, and say whether a request runs through other code now."""
     text = f"[Report]({directory}/{report['experiment']}.json), commit `{report['commit'][:10]}`"
-    same = report["versions"].get("code") == measured_code()
+    same = report["experiment"] in FOREIGN or report["versions"].get("code") == measured_code()
     return text if same else f"{text} (the measured code has changed since)"
 
 

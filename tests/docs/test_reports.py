@@ -63,6 +63,20 @@ def test_a_report_of_other_code_is_called_so(
     assert shown.count(CHANGED) == 2 * told
 
 
+@pytest.mark.parametrize("name", figures.FOREIGN)
+def test_a_report_of_no_code_of_ours_is_not_outdated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    report = json.loads((figures.REPORTS / f"{name}.json").read_text())
+    report["versions"]["code"] = "0" * 12
+    (tmp_path / f"{name}.json").write_text(json.dumps(report))
+    monkeypatch.setattr(figures, "REPORTS", tmp_path)
+
+    shown = figures.fill(COMMIT.replace("cost", name))
+
+    assert report["commit"][:10] in shown and CHANGED not in shown
+
+
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A copy of what is measured, without git."""
