@@ -33,7 +33,7 @@ COSTS = ROOT / "gateway" / "cli" / "sizing" / "costs.json"
 #: The reports that have the costs of `gateway capacity`: a later one's replace an earlier one's.
 COSTED = ("slow", "strategies", "openloop", "soak", "waiting")
 
-#: Experiments that run nothing of this project on what they measure, so that no change outdates them.
+#: Experiments that measure none of this project's code, so that no change of it outdates them.
 FOREIGN = ("pools", "transports")
 
 PICTURE_TITLE = "Requests per second"
