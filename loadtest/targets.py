@@ -32,6 +32,10 @@ class Target:
     at_least: float | None = None
     aim: float | None = None
 
+    def __post_init__(self) -> None:
+        # As in the file, so that a page that is drawn from it shows the same.
+        object.__setattr__(self, "values", [round(value, 4) for value in self.values])
+
     @property
     def median(self) -> float:
         return median(self.values)
@@ -77,7 +81,6 @@ class Target:
         """Return what goes into the JSON file."""
         return {
             **vars(self),
-            "values": [round(value, 4) for value in self.values],
             "median": round(self.median, 4),
             "reached": self.reached,
         }
