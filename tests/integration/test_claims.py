@@ -415,7 +415,7 @@ def test_a_lease_is_renewed_while_its_message_waits(two, redis_server):
 
     async def work(a: Claims, b: Claims) -> list[str]:
         held, longer, left = [await a.take(name, b"digest", task(name)) for name in "xyz"]
-        assert left.lease == pytest.approx(1.1)
+        assert left.lease == pytest.approx(61)
         # Given two whose messages wait, and another,
         a.hold(held, inf)
         a.hold(longer, inf)
@@ -432,7 +432,8 @@ def test_a_lease_is_renewed_while_its_message_waits(two, redis_server):
         assert lapsed(held)
         return [(await b.take(name, b"digest", task("b"))).state for name in "xyz"]
 
-    assert two(work, confirm_timeout=0.1) == [LAPSED, PUBLISHING, LAPSED]
+    # No lease ends by itself before the test does.
+    assert two(work, confirm_timeout=60) == [LAPSED, PUBLISHING, LAPSED]
 
 
 def test_what_is_written_is_tried_again_until_redis_is_back(start, stack):
