@@ -5,8 +5,9 @@ be measured on this machine, and roughly what comes out. ``python -m loadtest.al
 those whose reports are committed, in full, and writes docs/reports and the documents again; after
 it names of experiments may follow, of which alone that is done.
 
-Exit codes: 0 well; 1 an experiment failed, and the others were run all the same; 2 an option is
-wrong; 130 interrupted, and what went well before is kept.
+Exit codes: 0 well; 1 an experiment failed, or was disturbed by other programs where its report
+would be committed, and the others were run all the same; 2 an option is wrong; 130 interrupted, and
+what went well before is kept.
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ FULL = {
 }
 #: An experiment hangs that takes so many times as long as it should, and so many seconds.
 PATIENCE, START = 3, 60.0
+#: The exit code of an experiment that other programs have disturbed.
+DISTURBED = 3
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,11 @@ class Run:
 
     def file(self, suffix: str) -> Path:
         return DIRECTORY / f"{self.name}.{suffix}"
+
+    def files(self) -> list[Path]:
+        """Return the report, its page and its plots, as far as they are there."""
+        named = [path for suffix in ("json", "html") if (path := self.file(suffix)).exists()]
+        return [*named, *DIRECTORY.glob(f"{self.name}-*.svg")]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -117,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     well: list[Run] = []
     interrupted = False
     try:
-        run_all(runs, well)
+        run_all(runs, well, strict=chosen is not None)
     except KeyboardInterrupt:
         print("loadtest: interrupted, everything is stopped", file=sys.stderr)
         interrupted = True
@@ -126,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 130 if interrupted else int(len(well) < len(runs))
 
 
-def run_all(runs: Sequence[Run], well: list[Run]) -> None:
+def run_all(runs: Sequence[Run], well: list[Run], strict: bool = False) -> None:
     """Run all, with a line for each; append those that go well to `well`."""
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     expected = sum(run.seconds for run in runs)
@@ -135,16 +143,16 @@ def run_all(runs: Sequence[Run], well: list[Run]) -> None:
         for run in runs:
             progress.step(f"{run.name}: {EXPERIMENTS[run.name]}", run.seconds)
             begin = monotonic()
-            succeeded, said = _verdict(run)
+            succeeded, said = _verdict(run, strict)
             if succeeded:
                 well.append(run)
             progress.note(f"{said} ({monotonic() - begin:.0f} s)")
     print(f"{len(well)} well, {len(runs) - len(well)} failed")
 
 
-def _verdict(run: Run) -> tuple[bool, str]:
+def _verdict(run: Run, strict: bool) -> tuple[bool, str]:
     """Run an experiment, with its output in a file; return whether it went well, and what it
-    says."""
+    says. Where `strict`, what other programs have disturbed has not gone well."""
     code = _run(run)
     if code is None:
         return False, f"FAILED: it hung, and was stopped; see {run.file('log')}"
@@ -152,17 +160,25 @@ def _verdict(run: Run) -> tuple[bool, str]:
         last = run.file("log").read_text().splitlines()[-1:] or [f"exit code {code}"]
         return False, f"FAILED: {last[0].removeprefix('loadtest: ')}; see {run.file('log')}"
     report = json.loads(run.file("json").read_text())
-    if problems := report["problems"]:
+    problems = report["problems"]
+    if code not in (0, DISTURBED) and not problems:
+        last = run.file("log").read_text().splitlines()[-1:] or [""]
+        problems = [f"exit code {code}: {last[0]}"]
+    if strict and report["disturbance"]:
+        problems = [*problems, report["disturbance"]]
+    if problems:
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
         return False, f"FAILED: {problems[0]}{more}; see {run.file('log')}"
     judged = [target["reached"] for target in report["targets"] if target["reached"] is not None]
     bounds = f", {sum(judged)} of {len(judged)} bounds reached" if judged else ""
-    return True, f"ok: {len(report['rows'])} measurements{bounds}"
+    noise = "; other programs have disturbed it" if report["disturbance"] else ""
+    return True, f"ok: {len(report['rows'])} measurements{bounds}{noise}"
 
 
 def _run(run: Run) -> int | None:
     """Return the exit code of an experiment; None where it took far too long."""
-    run.file("json").unlink(missing_ok=True)
+    for old in run.files():
+        old.unlink()
     argv = [*COMMAND, run.name, *run.options.split(), "--json", str(run.file("json"))]
     argv += ["--html", str(run.file("html")), "--plots", str(DIRECTORY)]
     path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(machine.ROOT))))
@@ -182,7 +198,7 @@ def _run(run: Run) -> int | None:
 def _publish(runs: Sequence[Run]) -> None:
     """Put new reports in the place of the committed ones, and their figures into the documents."""
     for run in runs:
-        for path in [run.file("json"), run.file("html"), *DIRECTORY.glob(f"{run.name}-*.svg")]:
+        for path in run.files():
             shutil.copy(path, figures.REPORTS / path.name)
     figures.main()
 

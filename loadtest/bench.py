@@ -130,9 +130,9 @@ class Bench:
         options = {"app": app} if app else {}
         if app:
             env["PYTHONPATH"] = _python_path()
-        workers = [
-            measured(
-                self._stack.worker(
+        with ExitStack() as running:
+            for _ in range(count):
+                worker = self._stack.worker(
                     self.broker.url,
                     results or self.redis.url,
                     pool=pool,
@@ -141,10 +141,7 @@ class Bench:
                     env={**env, "GATEWAY_RESULT_BACKEND": results or self.redis.url},
                     **options,
                 )
-            )
-            for _ in range(count)
-        ]
-        with self._beside(workers):
+                running.enter_context(self._beside(measured(worker)))
             yield
 
     def stock_worker(
@@ -159,21 +156,20 @@ class Bench:
         """Run a stand-in for workers that answers every task after `seconds`."""
         options = ["--seconds", str(seconds), "--announce", str(announce)]
         worker = self._python("stand-in", "loadtest.servers.worker", *options, ready="ready")
-        with self._beside([worker]):
+        with self._beside(worker):
             yield worker
 
     @contextmanager
-    def _beside(self, workers: list[Measured]) -> Iterator[None]:
+    def _beside(self, worker: Measured) -> Iterator[None]:
         before = self.servers
         others = before.get("worker")
-        group = _Group([*(others.servers if isinstance(others, _Group) else ()), *workers])
+        group = _Group([*(others.servers if isinstance(others, _Group) else ()), worker])
         self.servers = {**before, "worker": group}
         try:
             yield
         finally:
             self.servers = before
-            for worker in workers:
-                worker.stop()
+            worker.stop()
 
     @contextmanager
     def gateway(self, strategy: str, *options: str, path: str = "/echo") -> Iterator[Front]:

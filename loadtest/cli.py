@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import resource
 import signal
 import sys
@@ -17,12 +18,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from gateway.config.strategies import STRATEGIES
-from gateway.errors import GatewayError
 from loadtest import compare, machine, wrk
 from loadtest.experiments import EXPERIMENTS, find
+from loadtest.options import WrongOption
 from loadtest.report import MOST_OTHERS, Report, dump
 from loadtest.stack import Stack
 from loadtest.tasks import Task
+from loadtest.trials import FAILURES
 
 _T = TypeVar("_T")
 
@@ -63,14 +65,21 @@ def main(argv: list[str] | None = None) -> int:
         print("loadtest: --task: only strategies takes more than one", file=sys.stderr)
         return 2
     if options.html is None:
-        PAGES.mkdir(parents=True, exist_ok=True)
-        options.html = PAGES / f"{options.experiment}.html"
+        try:
+            PAGES.mkdir(parents=True, exist_ok=True)
+            options.html = _file(str(PAGES / f"{options.experiment}.html"))
+        except (OSError, argparse.ArgumentTypeError) as exc:
+            print(f"loadtest: {exc}: name another file with --html", file=sys.stderr)
+            return 2
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     _raise_open_files()
     try:
         with Stack() as stack:
             report = measure(options, stack)
+    except WrongOption as exc:
+        print(f"loadtest: {exc}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("loadtest: interrupted, everything is stopped", file=sys.stderr)
         return 130
@@ -91,14 +100,21 @@ def measure(options: argparse.Namespace, stack: Stack) -> Report:
     chosen = {n: value for n in _DEFAULTS if (value := getattr(options, n, None)) is not None}
     used = {**_DEFAULTS, **experiment.DEFAULTS, **chosen}
     tasks = options.tasks or [used["task"]]
-    given = argparse.Namespace(**{**used, "task": tasks[0], "tasks": tasks})
+    given = argparse.Namespace(
+        **{**used, "task": tasks[0], "tasks": tasks, "others": options.others}
+    )
+    commit, versions = machine.commit(), machine.versions()
     try:
         wrk.program()  # before anything is started
         report: Report = experiment.run(given, stack)
-    except GatewayError as exc:
-        report = Report(options.experiment, failures=[str(exc)])
-    report.versions = {**machine.versions(), **report.versions}
-    report.commit, report.machine = machine.commit(), machine.machine()
+    except WrongOption:
+        raise
+    except FAILURES as exc:
+        report = Report(options.experiment, failures=[str(exc) or type(exc).__name__])
+    if (machine.commit(), machine.versions()) != (commit, versions):
+        report.failures.append("the code was changed while it was measured: measure again")
+    report.versions = {**versions, **report.versions}
+    report.commit, report.machine = commit, machine.machine()
     # Only some have a task, and say so themselves; the checks say how many there were.
     del used["task"], used["checked"]
     for name in {"fair_queues", "fair_prefetch", "prefetch"} - experiment.DEFAULTS.keys():
@@ -111,12 +127,12 @@ def measure(options: argparse.Namespace, stack: Stack) -> Report:
 
 def publish(report: Report, options: argparse.Namespace) -> int:
     """Print `report` and write the files that `options` name; returns the exit code."""
+    if options.json:
+        options.json.write_text(dump(report.document()))
     if report.rows:
         report.show()
     else:
         print("\nnothing was measured")
-    if options.json:
-        options.json.write_text(dump(report.document()))
     # On its first run, matplotlib warns that it looks for fonts; stderr is for problems.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     # Imported after the measurements, as these may be made in this process.
@@ -216,14 +232,15 @@ def _task(text: str) -> Task:
 def _file(text: str) -> Path:
     path = Path(text)
     # Now, not after half an hour of measuring.
-    if path.is_dir() or not path.parent.is_dir():
+    writable = os.access(path if path.exists() else path.parent, os.W_OK)
+    if path.is_dir() or not path.parent.is_dir() or not writable:
         raise argparse.ArgumentTypeError(f"{text!r} cannot be written there")
     return path
 
 
 def _directory(text: str) -> Path:
-    if not Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is no directory")
+    if not Path(text).is_dir() or not os.access(text, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} is no directory that can be written to")
     return Path(text)
 
 

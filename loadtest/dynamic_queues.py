@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
+from gateway.errors import GatewayError
 from gateway.stack.server import poll
 from loadtest.experiments.soak import growth
 from loadtest.machine import ROOT
@@ -113,9 +114,10 @@ class Run:
         poll(lambda: not self.held(), GONE)
         poll(lambda: not self.queues(), GONE)
         held, queues = self.held(), self.queues()
-        print(f"{after}: nothing left after {time.monotonic() - begun:.0f} s", flush=True)
         if held or queues:
             self.problems.append(f"{after}: {held:g} in the gateway, {queues} in the broker")
+        else:
+            print(f"{after}: nothing left after {time.monotonic() - begun:.0f} s", flush=True)
 
     def sample(self, over: Callable[[], bool]) -> list[dict[str, float]]:
         """Return the memory of each process in MB, again and again until it is over."""
@@ -139,18 +141,29 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--names", type=int, default=100_000, help="in a row")
     parser.add_argument("--rate", type=float, default=0, help="names a second; as fast as may be")
     options = parser.parse_args(argv)
-    with Stack() as stack:
-        run = Run(stack)
-        statuses = run.send(iter([f"first-{n}" for n in range(options.queues)]))
-        print(f"{options.queues} queues: {dict(statuses)}", flush=True)
-        if statuses != {200: options.queues}:
-            run.problems.append(f"{options.queues} queues: answers {dict(statuses)}")
-        run.expect_nothing_left(f"{options.queues} queues")
-        _in_a_row(run, options.names, options.rate)
-        run.expect_nothing_left(f"{options.names:,} names")
-    for problem in run.problems:
+    if options.queues < 1 or options.names < 1 or options.rate < 0:
+        parser.error("--queues and --names are 1 or more, and --rate is not negative")
+    try:
+        with Stack() as stack:
+            problems = _run(stack, options)
+    except GatewayError as exc:
+        problems = [str(exc)]
+    for problem in problems:
         print(f"dynamic queues: {problem}", file=sys.stderr)
-    return 1 if run.problems else 0
+    return 1 if problems else 0
+
+
+def _run(stack: Stack, options: argparse.Namespace) -> list[str]:
+    """Do both parts, and return what went wrong."""
+    run = Run(stack)
+    statuses = run.send(iter([f"first-{n}" for n in range(options.queues)]))
+    print(f"{options.queues} queues: {dict(statuses)}", flush=True)
+    if statuses != {200: options.queues}:
+        run.problems.append(f"{options.queues} queues: answers {dict(statuses)}")
+    run.expect_nothing_left(f"{options.queues} queues")
+    _in_a_row(run, options.names, options.rate)
+    run.expect_nothing_left(f"{options.names:,} names")
+    return run.problems
 
 
 def _names(count: int, rate: float) -> Iterator[str]:
@@ -170,7 +183,8 @@ def _in_a_row(run: Run, count: int, rate: float) -> None:
     samples = run.sample(lambda: not sender.is_alive())
     seconds = time.monotonic() - begun
     print(f"{count:,} names in {seconds:.0f} s: {dict(statuses[0])}", flush=True)
-    if not statuses[0][200] or statuses[0].keys() - ({200} if rate else {200, 503}):
+    others = statuses[0].keys() - ({200} if rate else {200, 503})
+    if not statuses[0][200] or others or statuses[0].total() != count:
         run.problems.append(f"{count:,} names: answers {dict(statuses[0])}")
     for process in ("gateway", "worker", "broker"):
         grown = growth(samples, process, SETTLED * seconds)

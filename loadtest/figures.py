@@ -31,7 +31,7 @@ PICTURE = ROOT / "docs" / "images" / "strategies.svg"
 COSTS = ROOT / "gateway" / "cli" / "sizing" / "costs.json"
 
 #: The reports that have the costs of `gateway capacity`: a later one's replace an earlier one's.
-COSTED = ("slow", "strategies", "openloop", "soak", "waiting")
+COSTED = ("capacity", "slow", "strategies", "openloop", "waiting")
 
 #: Experiments that measure none of this project's code, so that no change of it outdates them.
 FOREIGN = ("pools", "transports")
@@ -217,9 +217,15 @@ def _source(report: dict[str, Any]) -> str:
     others = f" {report['disturbance'].partition(',')[0]}." if report["disturbance"] else ""
     return (
         f"{_cited(report)}, {runs}, "
-        f"{machine['cores']} cores, {machine['cpu']}; "
+        f"{machine['cores']} cores, {machine['cpu']}, {_servers(report)}; "
         f"{f'{faults} problems' if faults else 'no answer wrong or missing'}.{others}"
     )
+
+
+def _servers(report: dict[str, Any]) -> str:
+    named = {"RabbitMQ": "RabbitMQ", "Redis": "Redis", "celery": "Celery", "python": "Python"}
+    versions = report["versions"]
+    return ", ".join(f"{name} {versions[key]}" for key, name in named.items() if versions.get(key))
 
 
 def _cited(report: dict[str, Any], directory: str = "reports") -> str:

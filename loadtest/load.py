@@ -121,12 +121,15 @@ def watched(load: Load, front: Front, watch: Callable[[Event], _T]) -> tuple[Row
 def see_that_schedules_were_kept(report: Report) -> None:
     """Add a failure for each row whose client could not send what was due."""
     for row in report.rows:
-        schedule = row.get("schedule")
-        if schedule and schedule["sent"] < KEPT * schedule["rate"]:
-            report.failures.append(
-                f"{row['strategy']}, repeat {row['repeat']}, {case_of(row)}: the client sent "
-                f"{schedule['sent']:,} a second where {schedule['rate']:,} were due"
-            )
+        for what, schedule in (
+            ("the client", row.get("schedule")),
+            ("that of the flood", row.get("flood", {}).get("schedule")),
+        ):
+            if schedule and schedule["sent"] < KEPT * schedule["rate"]:
+                report.failures.append(
+                    f"{row['strategy']}, repeat {row['repeat']}, {case_of(row)}: {what} sent "
+                    f"{schedule['sent']:,} a second where {schedule['rate']:,} were due"
+                )
 
 
 class Usage:

@@ -13,6 +13,7 @@ from pathlib import Path
 from time import monotonic
 
 from gateway.stack import ProgramMissing
+from gateway.stack.programs import find
 from loadtest import wrk
 
 ROOT = Path(__file__).parents[1]
@@ -41,6 +42,11 @@ PACKAGES = {
     "pyzmq": "pyzmq",
     "py-amqp": "amqp",
     "aiohttp": "aiohttp",
+    "granian": "granian",
+    "taskiq": "taskiq",
+    "taskiq-aio-pika": "taskiq-aio-pika",
+    "taskiq-redis": "taskiq-redis",
+    "faststream": "faststream",
 }
 
 
@@ -70,7 +76,7 @@ def measured_code(root: Path = ROOT) -> str:
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of what runs in this Python, and wrk's; None: not installed.
+    """Return the versions of what runs in this Python, wrk's and nginx's; None: not installed.
 
     `code` stands for this project's own: see `measured_code`.
     """
@@ -79,6 +85,7 @@ def versions() -> dict[str, str | None]:
         "python": platform.python_version(),
         **{name: _version(package) for name, package in PACKAGES.items()},
         "wrk": _wrk_version(),
+        "nginx": _nginx_version(),
     }
 
 
@@ -89,6 +96,14 @@ def _wrk_version() -> str | None:
     except ProgramMissing:
         return None
     return shown.split()[1]
+
+
+def _nginx_version() -> str | None:
+    try:
+        shown = subprocess.run([find("nginx", "nginx"), "-v"], capture_output=True, text=True)
+    except ProgramMissing:
+        return None
+    return shown.stderr.rpartition("/")[2].strip()
 
 
 def _version(package: str) -> str | None:
@@ -137,9 +152,11 @@ def own_cpu_seconds() -> float:
 
 
 def _core_seconds() -> tuple[float, float]:
-    """Return the seconds that all cores were busy, and those that were stolen from them."""
-    fields = [int(field) for field in _read("/proc/stat").partition("\n")[0].split()[1:]]
-    user, nice, system, _idle, _waiting, irq, softirq, stolen, *_ = fields or [0] * 8
+    """Return the seconds that our cores were busy, and those that were stolen from them."""
+    lines = dict(line.partition(" ")[::2] for line in _read("/proc/stat").splitlines())
+    cores = [lines.get(f"cpu{core}", "0 " * 8).split() for core in os.sched_getaffinity(0)]
+    fields = [sum(map(int, field)) for field in zip(*cores, strict=False)]
+    user, nice, system, _idle, _waiting, irq, softirq, stolen, *_ = fields
     tick = os.sysconf("SC_CLK_TCK")
     return (user + nice + system + irq + softirq) / tick, stolen / tick
 

@@ -9,9 +9,9 @@
 --
 -- RUN tells this run's bodies from any other's, PERIOD is the nanoseconds from one request to the
 -- next; ENVELOPE is `plain` or `github`, which signs bodies with SECRET: see loadtest/envelope.py.
--- "open" is printed when so many connections are there. A line with BEGIN, seconds of the
+-- "open" is printed when so many connections are there, or have failed, or after a minute. A line with BEGIN, seconds of the
 -- monotonic clock, and the seconds to wait for the last answers then starts the requests. At the
--- end come a line with a JSON object and, as doubles, the seconds that each finished request took
+-- end come a line with a JSON object, in which 504s are apart from other statuses, and, as doubles, the seconds that each finished request took
 -- since it was due, and those after which each request was sent.
 
 local ffi = require("ffi")
@@ -69,7 +69,7 @@ local by_fd = {} -- what each connection is doing
 local idle, first, last = {}, 1, 0 -- used in turn, or the server would close those idle for long
 local open, connecting = 0, 0
 local sent, asked, finished, answered, wrong = 0, 0, 0, 0, 0
-local errors = { connect = 0, read = 0, write = 0, status = 0 }
+local errors = { connect = 0, read = 0, write = 0, status = 0, late = 0 }
 local took, late -- seconds of each request
 local last_sent = 0
 
@@ -214,6 +214,8 @@ local function receive(c)
       return
     elseif status == 0 or not c.body then -- nothing was asked
       return failed(c, "read")
+    elseif status == 504 then
+      errors.late = errors.late + 1
     elseif status < 200 or status > 299 then
       errors.status = errors.status + 1
     elseif body ~= c.body then
@@ -305,10 +307,10 @@ function init(args)
   cpu = clock(CPU) - cpu
   io.write(string.format(
     '{"finished":%d,"answered":%d,"wrong":%d,"sent":%d,"connections":%d,'
-      .. '"errors":{"connect":%d,"read":%d,"write":%d,"status":%d},'
+      .. '"errors":{"connect":%d,"read":%d,"write":%d,"status":%d,"late":%d},'
       .. '"seconds":%.6f,"last_sent":%.6f,"cpu":%.6f}\n',
     finished, answered, wrong, sent, open,
-    errors.connect, errors.read, errors.write, errors.status,
+    errors.connect, errors.read, errors.write, errors.status, errors.late,
     now - begin, last_sent - begin, cpu))
   io.write(ffi.string(took, 8 * finished), ffi.string(late, 8 * sent))
   os.exit(0)

@@ -115,6 +115,8 @@ class Report:
     def problems(self) -> list[str]:
         """List all that was wrong, missing or not 2xx; empty after a clean experiment."""
         found = list(self.failures)
+        if not self.rows and not found:
+            found.append(f"{self.experiment} has nothing to measure with these options")
         for check in self.checks:
             if bad := counted(check, _CHECK_KINDS):
                 found.append(f"{_name(check)}, one to one: {bad} of {check['requests']:,}")

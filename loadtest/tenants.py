@@ -39,6 +39,7 @@ class Beside:
     kind: str
     number: int
     taken: int = 0
+    refused: int = 0
 
     async def run(self, url: str, query: str) -> None:
         if self.kind == NOTHING:
@@ -60,6 +61,7 @@ class Beside:
                 return
             status, _ = await _post(connection, TENTH, b"%d" % number)
             self.taken += status == 202
+            self.refused += status != 202
             if self.kind == HANG:
                 await asyncio.sleep(_AT_ONCE / _HANGING)
 
@@ -69,7 +71,7 @@ def send(url: str, query: str, seconds: float, deadline: float, beside: Beside) 
 
     Returns what `wrk.run` does, about the nine, and `each_ms`: the latency of each request,
     counted from when it was due; `unanswered`: how many got a 504, which is no error here;
-    `beside`: what was taken of the tenth.
+    `beside`: what was taken of the tenth. What was not, whatever the answer, is an error.
     """
     return asyncio.run(_run(url, query, seconds, deadline, beside))
 
@@ -119,7 +121,7 @@ async def _run(
         "requests": answered,
         "seconds": max(monotonic() - begin, seconds),
         "wrong_answers": wrong,
-        "errors": dict.fromkeys(KINDS, 0) | errors,
+        "errors": dict.fromkeys(KINDS, 0) | errors | {"not taken of the tenth": beside.refused},
         "latency_ms": latency(each),
         "each_ms": [second * 1e3 for second in each],
         "unanswered": unanswered,

@@ -7,6 +7,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+from amqp.exceptions import AMQPError
+from kombu.exceptions import OperationalError
+from pika.exceptions import AMQPError as PikaError
+from redis import RedisError
+
 from gateway.errors import GatewayError
 from loadtest import client
 from loadtest.bench import Front
@@ -16,6 +21,9 @@ from loadtest.report import Report, counted
 from loadtest.summary import Row
 
 AT_ONCE = 200
+
+#: What a server raises that cannot be started, or that is gone in the middle of a measurement.
+FAILURES = (GatewayError, OSError, AMQPError, OperationalError, PikaError, RedisError)
 
 _START = 8  # seconds to start a server and to check it, for the estimate only
 
@@ -41,7 +49,7 @@ def alternate(trials: Sequence[Trial], options: argparse.Namespace, report: Repo
     """Fill `report` by all `trials`, `repeats` times; `checked` answers are compared each time.
 
     The order is A B C A B C, so that what changes on the machine meanwhile hits all of them.
-    Returns the strategies of which something beside the measurements themselves went wrong.
+    Returns the strategies of which something went wrong beside single answers.
     """
     a_round = sum(trial.starts + sum(load.seconds for load in trial.loads) for trial in trials)
     faulty: set[str] = set()
@@ -51,11 +59,12 @@ def alternate(trials: Sequence[Trial], options: argparse.Namespace, report: Repo
                 try:
                     if not _run(trial, repeat, options, report, progress):
                         faulty.add(trial.strategy)
-                except GatewayError as exc:
+                except FAILURES as exc:
                     # The others' numbers are worth having.
                     faulty.add(trial.strategy)
-                    report.failures.append(f"{trial.strategy}, repeat {repeat}: {exc}")
-                    progress.note(f"FAILED: {exc}")
+                    why = str(exc) or type(exc).__name__
+                    report.failures.append(f"{trial.strategy}, repeat {repeat}: {why}")
+                    progress.note(f"FAILED: {why}")
     return faulty
 
 

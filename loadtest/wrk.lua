@@ -9,7 +9,7 @@
 -- last line of the output is a JSON object: see loadtest/wrk.py.
 
 local SIZE = 250 -- bytes of a body
-local PATIENCE = 10 -- seconds that no answer takes that is still to come
+local PATIENCE = 3 -- seconds that no answer takes that is still to come
 
 local threads = {}
 

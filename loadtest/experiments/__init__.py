@@ -1,7 +1,8 @@
 """The experiments: a file each, a line in this table, one contract.
 
 A module has `run(options, stack) -> Report`, where `options` are what `loadtest.cli` parses, and
-`DEFAULTS` for the options that it wants other defaults of.
+`DEFAULTS` for the options that it wants other defaults of. It raises `WrongOption` for those that
+it cannot do anything with, before it measures.
 """
 
 from __future__ import annotations

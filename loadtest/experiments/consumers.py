@@ -22,10 +22,11 @@ from loadtest.lab.consumers import bindings, broker_memory, claims, drivers, ori
 from loadtest.lab.consumers.advice import advise
 from loadtest.lab.consumers.bindings import Times
 from loadtest.lab.consumers.broker_memory import Cost
-from loadtest.lab.consumers.consumer import LIMIT, Consumer, ConsumerError, Messages
+from loadtest.lab.consumers.consumer import LIMIT, Consumer, Messages
 from loadtest.lab.consumers.part import QUEUES
 from loadtest.lab.consumers.settings import ACKS, CPU, RATE, case
 from loadtest.load import Load, take
+from loadtest.options import WrongOption
 from loadtest.plot import Plot, Point
 from loadtest.progress import Progress
 from loadtest.report import Report
@@ -62,9 +63,9 @@ _NO_C = (
 def run(options: argparse.Namespace, stack: Stack) -> Report:
     """Have each driver empty the same queues in each setting, in turn."""
     if max(options.connections) > len(QUEUES) or options.requests < len(QUEUES):
-        raise ConsumerError(
-            f"there are {len(QUEUES)} queues: choose at most {len(QUEUES)} --connections, and at "
-            f"least {len(QUEUES)} --requests"
+        raise WrongOption(
+            f"consumers: there are {len(QUEUES)} queues: choose at most {len(QUEUES)} "
+            f"--connections, and at least {len(QUEUES)} --requests"
         )
     bench = Bench(stack)
     packages = {name: version(package) for name, package in _PACKAGES.items()}

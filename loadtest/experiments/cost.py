@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from statistics import median
 
 from gateway.config.strategies import STRATEGIES
 from loadtest import driver
@@ -13,7 +14,7 @@ from loadtest.bench import Bench, Front
 from loadtest.load import closed, constant, see_that_schedules_were_kept
 from loadtest.report import Report
 from loadtest.stack import Stack
-from loadtest.targets import Bounds, Target, ratios
+from loadtest.targets import Bounds, Target, figures, ratios
 from loadtest.trials import Trial, alternate
 
 DEFAULTS = {"strategies": ["pika", "redis"], "connections": [64], "duration": 10}
@@ -23,6 +24,8 @@ RATES = (50, 400, 1_600)  # a second
 #: Of the gateway's CPU for a request, over Tornado's at as many connections; at equal rates.
 AT_ONCE = {"pika": 0.85, "redis": 0.95}
 AT_A_RATE = 1.1
+#: What has answered a smaller share of a rate has had another rate, and is not judged at this one.
+ANSWERED = 0.95
 #: The worker's pools, and how many processes each has.
 POOLS = {"solo": 1, "prefork": 2}
 #: Of the worker's CPU for a task, over that of Celery's own worker for one whose result is ignored.
@@ -44,7 +47,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     bench = Bench(stack)
     report = Report("cost", versions=bench.versions())
     loads = [closed(bench, n, options.duration, options.threads) for n in options.connections]
-    same = [constant(bench, rate, options.duration, f"{rate:,}/s") for rate in RATES]
+    same = [constant(bench, rate, options.duration, _at(rate)) for rate in RATES]
     strategies = options.strategies
     trials = [
         *(Trial(n, partial(_gateway, bench, n), [*loads, *same]) for n in strategies),
@@ -59,8 +62,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         for load in loads:
             _judge_gateway(report, name, load.case, AT_ONCE.get(name, AT_A_RATE))
     for name in [*strategies, *map(_stock, strategies)]:
-        for load in same:
-            _judge_gateway(report, name, load.case, AT_A_RATE)
+        judge_at_rates(report, name)
     for pool in POOLS:
         case = driver.case(options.requests, pool)
         for way, asked in BOUNDS.items():
@@ -71,22 +73,41 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         f"tornado: a RequestHandler that answers {ALONE * 1e3:g} ms later with the body, without "
         "any relay, on the gateway's event loop; tornado-below: the same by an "
         "HTTPMessageDelegate. Gateways have the app server's worker behind them, or, where the "
-        "name says so, Celery's own. reply, store, ignore_result: the worker alone with that many "
+        "name says so, Celery's own, with the app server's event loop and prefetch limit, as "
+        "Celery's loop stands still for up to a second again and again. reply, store, "
+        "ignore_result: the worker alone with that many "
         f"echo tasks waiting for it; {_STOCK}: Celery's own worker with as many whose results are "
         f"ignored. solo has one process, prefork {POOLS['prefork']} and their parent. At least "
-        f"{fewest:,} requests a measurement, after a warm-up. N connections: as many requests as "
-        "each answers; N/s: the same rate for all.",
+        f"{fewest:,} requests a measurement without a rate, after a warm-up. N connections: as "
+        "many requests as each answers; N/s: the same rate for all.",
     ]
     return report
+
+
+def judge_at_rates(report: Report, name: str) -> None:
+    """Compare a gateway with Tornado at each rate; only where it has answered that is it judged."""
+    for rate in RATES:
+        case = _at(rate)
+        answered = figures(report.rows, name, ("rps",), case)
+        if answered:
+            kept = median(answered) >= ANSWERED * rate
+            _judge_gateway(report, name, case, AT_A_RATE if kept else None)
+
+
+def _at(rate: int) -> str:
+    return f"{rate:,}/s"
 
 
 def _stock(strategy: str) -> str:
     return f"{strategy}, stock worker"
 
 
-def _judge_gateway(report: Report, name: str, case: str, at_most: float) -> None:
+def _judge_gateway(report: Report, name: str, case: str, at_most: float | None) -> None:
     values = ratios(report.rows, _GATEWAY, (name, case), ("tornado", case))
     text = f"gateway CPU, {name} / Tornado, {case}"
+    if at_most is None:
+        answered = median(figures(report.rows, name, ("rps",), case))
+        text += f" sent and {answered:,.0f}/s answered"
     report.judge(Target(text, values, at_most=at_most))
 
 

@@ -88,14 +88,16 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         fair = {"GATEWAY_FAIR_QUEUES": f"fair-{number}:{number}"}
         fair["GATEWAY_FAIR_PREFETCH"] = str(prefetch)
         queues = ["celery", "plain", f"fair-{number}"]
-        with (
-            bench.worker("prefork", POOL, queues=queues, env=fair),
-            bench.gateway(strategy) as front,
-        ):
-            yield front
-        # The worker may have held messages of the last measurement.
-        tenants.purge(bench, "plain", 0)
-        tenants.purge(bench, f"fair-{number}", number)
+        try:
+            with (
+                bench.worker("prefork", POOL, queues=queues, env=fair),
+                bench.gateway(strategy) as front,
+            ):
+                yield front
+        finally:
+            # What the worker held comes back when it ends.
+            tenants.purge(bench, "plain", 0)
+            tenants.purge(bench, f"fair-{number}", number)
 
     settings = [(n, k) for n in options.fair_queues for k in options.fair_prefetch]
     trials = [

@@ -63,7 +63,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     report.charts = []
     report.columns = [
         Column("gateway us", _CPU, spread=True),
-        table.REQUESTS,
+        Column("sent/s", ("schedule", "sent"), spread=True),
         *table.LATENCIES[:2],
         Column("late p99", ("schedule", "late_ms", "p99")),
         *table.FAULTS,

@@ -13,12 +13,14 @@ from urllib.parse import urlsplit
 from gateway.stack import StackError
 from loadtest import table
 from loadtest.bench import Bench, Front
+from loadtest.lab.claims import lines
 from loadtest.lab.pools import claims, original, starts
 from loadtest.lab.pools.chords import Producer, Work, producer, split, unique
 from loadtest.lab.pools.starts import Found
 from loadtest.lab.pools.watch import Watch, line, shared_once_mb
 from loadtest.lab.pools.worker import Start, records_of, sleeping_server, spawn, unusable
 from loadtest.load import Load, take
+from loadtest.options import WrongOption
 from loadtest.plot import Plot
 from loadtest.progress import Progress
 from loadtest.report import Report
@@ -43,11 +45,11 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     """Run two chords of calls with each pool at each concurrency, then what was said of starts.
 
     A call sleeps for 0.9 to 1.05 times `task`; there are `requests` calls; `connections` are the
-    concurrencies. Raises StackError where the task does not sleep.
+    concurrencies. Raises WrongOption where the task does not sleep.
     """
     seconds = options.task.seconds
     if not seconds:
-        raise StackError("pools compares tasks that wait: it needs --task sleep:SECONDS, not echo")
+        raise WrongOption("pools: --task: it compares tasks that wait, as sleep:2")
     bench = Bench(stack)
     report = Report("pools", versions=bench.versions())
     chords = split(options.requests)
@@ -201,7 +203,7 @@ def _show(
     ]
     report.plots = list(_plots(report.rows))
     report.tables = {
-        "What was said, and whether it holds": claims.lines(report.rows, found),
+        "What was said, and whether it holds": lines(claims.claims(report.rows, found)),
         "Heartbeats, and workers that a script starts": [
             starts.HEAD,
             *(each.line for each in found),
@@ -224,8 +226,8 @@ def _show(
         "Redis, AMQP: the worker's connections.",
         "Of the workers whose heartbeats are looked at, calls sleep, or block, for about "
         f"{starts.LONG:g} s and are acknowledged late: RabbitMQ closes a connection on which "
-        f"nothing came for three heartbeats of {starts.HEARTBEAT} s, and gives out again what was "
-        "not acknowledged.",
+        f"nothing came for two to three heartbeats of {starts.HEARTBEAT} s, and gives out again "
+        "what was not acknowledged.",
         *claims.reasons(found),
         *(f"{pool} is left out, as it does not work here: {why}" for pool, why in problems.items()),
     ]

@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Event
+from typing import Any
 
 from loadtest import openloop, table, tenants
 from loadtest.bench import Bench, Front
 from loadtest.beside import beside
 from loadtest.load import AROUND, Load, constant, see_that_schedules_were_kept
+from loadtest.options import WrongOption
 from loadtest.report import Report
 from loadtest.stack import Stack
 from loadtest.summary import Row
@@ -54,6 +56,8 @@ queue = "one"
 
 def run(options: argparse.Namespace, stack: Stack) -> Report:
     """Send echoes at a constant rate, while more slow tasks come than can be ended."""
+    if not options.task.seconds:
+        raise WrongOption("separate: --task: the slow route needs one that sleeps, as sleep:5")
     routes = ("quick", "echo"), ("slow", "sleep")
     config = "".join(_ROUTES.format(queue=queue, task=task) for queue, task in routes)
     bench = Bench(stack, deadline=DEADLINE, config=config)
@@ -62,14 +66,17 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
 
     @contextmanager
     def start(name: str) -> Iterator[Front]:
-        with (
-            bench.worker("threads", SIZE, queues=["slow", "one"]),
-            bench.worker(queues=["celery", "quick"]),
-            bench.gateway(name) as front,
-        ):
-            yield front
-        for queue in ("slow", "one"):
-            tenants.purge(bench, queue, 0)
+        try:
+            with (
+                bench.worker("threads", SIZE, queues=["slow", "one"]),
+                bench.worker(queues=["celery", "quick"]),
+                bench.gateway(name) as front,
+            ):
+                yield front
+        finally:
+            # What a worker held comes back when it ends, and would be the next one's.
+            for queue in ("slow", "one"):
+                tenants.purge(bench, queue, 0)
 
     query = f"?seconds={options.task.seconds:g}"
     cases = {
@@ -114,6 +121,29 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     return report
 
 
+def flooded(row: Row, flood: dict[str, Any]) -> Row:
+    """Return the row of echoes that were sent beside a `flood`, which is what `Client.send` found.
+
+    A 504 is what the flood does to an echo and to itself, and no fault of the gateway; whatever
+    else went wrong with either is an error.
+    """
+    kinds = {
+        **row["errors_by_kind"],
+        **{f"{k} of the flood": n for k, n in flood["errors"].items()},
+    }
+    unanswered, its = kinds.pop("late"), kinds.pop("late of the flood")
+    return {
+        **row,
+        "unanswered": unanswered,
+        "errors_by_kind": kinds,
+        "errors": sum(kinds.values()),
+        "wrong_answers": row["wrong_answers"] + flood["wrong_answers"],
+        "flood": {
+            "requests": flood["requests"], "unanswered": its, "schedule": flood["schedule"],
+        },
+    }  # fmt: skip
+
+
 @dataclass
 class _Flood:
     """Slow requests at a constant rate, for so many seconds."""
@@ -122,35 +152,27 @@ class _Flood:
     seconds: float
     begun: Event = field(default_factory=Event)
 
-    def run(self) -> dict[str, int]:
+    def run(self) -> dict[str, Any]:
         with openloop.schedule(self.url, SLOW, self.seconds, round(SLOW * DEADLINE)) as client:
-            found = client.send(DEADLINE + 5, [(_LEAD, self.begun.set)])
-        return {"requests": found["requests"], "unanswered": found["errors"]["status"]}
+            return client.send(DEADLINE + 5, [(_LEAD, self.begun.set)])
 
 
 def _load(bench: Bench, seconds: float, case: str, path: str, slow: str) -> Load:
     load = constant(bench, QUICK, seconds, case, path)
 
-    def alone(front: Front) -> Row:
-        row = load.measure(front)
-        # A 504 is what the flood does to an echo here, and no fault of the gateway.
-        late = row["errors_by_kind"].pop("status")
-        return {**row, "unanswered": late, "errors": row["errors"] - late}
-
     def measure(front: Front) -> Row:
         tenants.wait_until_idle(bench, ("quick", "slow", "one"))
         if not slow:
-            return alone(front)
+            return {**load.measure(front), "unanswered": 0}
         flood = _Flood(front.address + slow, _LEAD + seconds)
         ended = beside(flood.run)
         try:
             flood.begun.wait(_LEAD + AROUND)
-            row = alone(front)
+            row = load.measure(front)
         finally:
             wait([ended])
-        found = ended.result()
-        for queue in ("slow", "one"):
-            tenants.purge(bench, queue, 0)
-        return {**row, "flood": found}
+            for queue in ("slow", "one"):
+                tenants.purge(bench, queue, 0)
+        return flooded(row, ended.result())
 
     return Load(case, load.seconds + (_LEAD + DEADLINE if slow else 0), measure)

@@ -9,6 +9,7 @@ from functools import partial
 from gateway.config.strategies import STRATEGIES
 from loadtest import over_time
 from loadtest.bench import Bench, Front
+from loadtest.lab.claims import Claim, lines
 from loadtest.load import Load, closed
 from loadtest.over_time import OverTime
 from loadtest.plot import Plot
@@ -27,6 +28,10 @@ DEFAULTS = {"duration": 30, "repeats": 3}
 #: What is watched over time, in a measurement.
 SAMPLES = 15
 ACCEPT = "accept"
+#: What was said of the first gateway, which waited in a pool of threads: requests a second without
+#: and with the result, and where it hung: wrk -t4 -c1000 -d30.
+PUBLISHED, POOL = (245, 165), "threadpool"
+HUNG_CONNECTIONS, HUNG_SECONDS = 1_000, 30
 _ACCEPTING = """\
 public_url = "http://127.0.0.1"
 secret_key = "of the load test, and no secret"
@@ -73,11 +78,14 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     with bench.worker(*slowest.pool):
         faulty = alternate(trials, options, report)
     report.advice = conclude(report.summaries(), faulty)
+    said = judge(report.summaries(), options.duration)
+    report.tables = {"What was said, and what is found here": lines(said)}
     report.plots = _plots(report.rows, tasks, connections)
     report.remarks = [
-        "Without a word: the answer is the task's result. accept: a 202 as soon as RabbitMQ has "
-        "confirmed the message, and each delivery that was taken has then run; all strategies "
-        f"publish in the same way for that. Over time: each strategy's first run, {SAMPLES} "
+        "Rows without `accept` wait for the task's result. accept: a 202 as soon as RabbitMQ has "
+        "confirmed the message. As many deliveries as were taken have then run, but for up to one "
+        "for each connection, of which wrk does not know whether it was taken; all strategies "
+        f"publish in the same way for that. Over time: each strategy's first run, up to {SAMPLES} "
         "samples.",
     ]
     return report
@@ -183,10 +191,12 @@ def _use(clean: Sequence[Summary], several: bool) -> str:
     if cheapest is not use:
         text += f" ({cheapest.strategy}: {cheapest.median('cpu_us_per_request', 'gateway'):,.0f})"
     text += ". "
-    if same := [s.strategy for s in [fastest, *equal] if s is not use]:
+    low, high = use.range("rps")
+    near = [s for s in clean if s.range("rps")[0] <= high and s.range("rps")[1] >= low]
+    if same := [s.strategy for s in near if s is not use]:
         text += f"Not to be told from it by this run's spread: {', '.join(same)}. "
     if use.strategy in NEEDS_REPLY_BACKEND:
-        text += "It needs workers with appserver.reply_backend or rpc://"
+        text += "It needs workers with appserver.setup(app), or with rpc:// as their result backend"
         if rest := [s for s in others if s.strategy not in NEEDS_REPLY_BACKEND]:
             text += f"; where workers have any other backend, use {rest[0].strategy} "
             text += f"({rest[0].median('rps'):,.0f} requests/s)"
@@ -195,17 +205,59 @@ def _use(clean: Sequence[Summary], several: bool) -> str:
 
 
 def _accept(taken: Sequence[Summary], waiting: Sequence[Summary]) -> str:
-    """Say what a sender gains that does not need the result, from the rows of one strategy."""
-    rates = []
-    for s in taken:
-        beside = [w for w in waiting if (w.strategy, w.connections) == (s.strategy, s.connections)]
-        if beside:
-            rates.append((s.median("rps"), beside[0].median("rps"), s.strategy))
-    if not rates:
+    """Say what `accept` changes for each strategy, the one that gains the most first."""
+    gains = _gains(taken, waiting)
+    if not gains:
         return ""
-    accept, wait, name = max(rates)
+    times = ", ".join(f"{name} {gain:.1f}" for name, gain in gains.items())
     return (
-        f'Use answer = "accept" where senders need no result: {name} takes {accept:,.0f} '
-        f"requests/s so, {accept / wait:.1f} times what it answers with the result, at "
-        f"{taken[0].connections} connections."
+        'With answer = "accept" senders do not wait for the task, which runs on the same cores all '
+        f"the same: requests/s over those with the result, at {taken[0].connections} connections: "
+        f"{times}."
     )
+
+
+def _gains(taken: Sequence[Summary], waiting: Sequence[Summary]) -> dict[str, float]:
+    """Return how many times as many requests a second each strategy takes with `accept`."""
+    gains = {}
+    for s in taken:
+        for w in waiting:
+            # The route that accepts runs a task that takes no time.
+            same = (w.strategy, w.connections) == (s.strategy, s.connections)
+            if same and not w.rows[0].get("task_seconds"):
+                gains[s.strategy] = s.median("rps") / w.median("rps")
+    return dict(sorted(gains.items(), key=lambda gain: -gain[1]))
+
+
+def judge(summaries: Sequence[Summary], duration: int) -> list[Claim]:
+    """Decide what was said of the first gateway, by the strategy that waits as it did."""
+    return [_publishing(summaries), _hanging(summaries, duration)]
+
+
+def _publishing(summaries: Sequence[Summary]) -> Claim:
+    without, with_ = PUBLISHED
+    text = (
+        f"Publishing without fetching the result is {without / with_:.1f} times as fast "
+        f"({without} requests/s instead of {with_}), or more"
+    )
+    kinds: dict[str, list[Summary]] = {"accept": [], "wait": []}
+    for s in summaries:
+        kinds[s.rows[0].get("answer", "wait")].append(s)
+    gains = _gains(kinds["accept"], kinds["wait"])
+    if POOL not in gains:
+        return Claim(text, None)
+    shown = ", ".join(f"{name} {gain:.1f} times" for name, gain in gains.items())
+    return Claim(f"{text}, with {POOL}", gains[POOL] >= without / with_, shown)
+
+
+def _hanging(summaries: Sequence[Summary], duration: int) -> Claim:
+    text = f"{POOL} hangs with {HUNG_CONNECTIONS:,} connections for {HUNG_SECONDS} s"
+    for s in summaries:
+        if s.strategy == POOL and s.connections == HUNG_CONNECTIONS and duration >= HUNG_SECONDS:
+            faults = s.total("errors") + s.total("wrong_answers")
+            shown = (
+                f"{len(s.rows)} runs of {duration} s: {s.total('requests'):,} answers, {faults:,} "
+                f"errors, the slowest after {s.range('latency_ms', 'max')[1] / 1e3:.1f} s"
+            )
+            return Claim(text, faults > 0, shown)
+    return Claim(text, None)

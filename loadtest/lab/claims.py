@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 HEAD = ["claim", "verdict", "shown by"]
+CONFIRMED, REFUTED, UNMEASURED = "confirmed", "refuted", "not measured"
 
 
 @dataclass(frozen=True)
@@ -16,12 +17,12 @@ class Claim:
     """
 
     text: str
-    holds: bool | None
+    holds: bool | None = None
     shown: str = ""
 
     @property
     def verdict(self) -> str:
-        return {None: "not measured", True: "confirmed", False: "refuted"}[self.holds]
+        return {None: UNMEASURED, True: CONFIRMED, False: REFUTED}[self.holds]
 
     def line(self) -> list[str]:
         """Return the texts of the columns `HEAD`."""

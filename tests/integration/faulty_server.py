@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
-from threading import Condition, Thread
+from threading import Condition, Event, Thread
 
 #: Seconds for which it answers nobody, and requests for which it lets one wait.
 STALL, LATER = 1.0, 15
@@ -16,12 +16,13 @@ STALL, LATER = 1.0, 15
 
 @contextmanager
 def server(fault: str, seen: list[tuple[Message, bytes]] | None = None) -> Iterator[str]:
-    """Answer POSTs with their bodies, but every 50th as `fault` says; give the URL.
+    """Answer POSTs with their bodies, but every 50th as `fault` says, and only one with `hang`;
+    give the URL.
 
     What comes is put into `seen`: headers and body.
     """
     requests, bodies = count(1), [b""]
-    came = Condition()
+    came, ended = Condition(), Event()
 
     class Echo(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -41,11 +42,15 @@ def server(fault: str, seen: list[tuple[Message, bytes]] | None = None) -> Itera
                     time.sleep(STALL)
                 if faulty and fault == "late":
                     came.wait_for(lambda: len(bodies) > number + LATER)
+            if number == 50 and fault == "hang":
+                ended.wait()
             if faulty and fault == "close":
                 self.close_connection = True
                 return
             if faulty and fault == "status":
                 status = 503
+            if faulty and fault == "expired":
+                status = 504
             if faulty and fault == "redirect":
                 status = 302
             if faulty and fault == "other":
@@ -70,5 +75,6 @@ def server(fault: str, seen: list[tuple[Message, bytes]] | None = None) -> Itera
         try:
             yield f"http://127.0.0.1:{http.server_port}/"
         finally:
+            ended.set()
             http.shutdown()
             thread.join()

@@ -21,6 +21,7 @@ from pathlib import Path
 
 name, options = sys.argv[1], sys.argv[2:]
 report = {"rows": [{}, {}], "problems": [], "targets": [{"reached": True}, {"reached": None}]}
+report["disturbance"] = "Others had half of it." if name == "disturbed" else ""
 if name == "hanging":
     signal.sigwait([signal.SIGTERM])
     print("stopped")
@@ -37,9 +38,11 @@ elif name != "silent":
     Path(options[options.index("--json") + 1]).write_text(json.dumps(report))
     Path(options[options.index("--html") + 1]).write_text(" ".join(options))
     (Path(options[options.index("--plots") + 1]) / f"{name}-lines.svg").write_text("<svg/>")
-sys.exit(name != "right")
+if name == "pageless":
+    print("Traceback, at the page")
+sys.exit({"right": 0, "disturbed": 3}.get(name, 1))
 """
-NAMES = ["broken", "silent", "wrong", "right"]
+NAMES = ["broken", "silent", "wrong", "pageless", "disturbed", "right"]
 
 
 @pytest.fixture
@@ -60,13 +63,15 @@ def test_a_failure_is_told_and_the_next_experiment_runs(
 ):
     assert every.main([]) == 1
     said = capsys.readouterr().out
-    assert said.startswith("4 experiments, about 0:00:36; ")
+    assert said.startswith("6 experiments, about 0:00:54; ")
     assert "broken: what is broken" in said
     assert f"FAILED: RabbitMQ is not ready; see {directory}/broken.log (" in said
     assert f"FAILED: exit code 1; see {directory}/silent.log (" in said
+    assert "FAILED: exit code 1: Traceback, at the page; see" in said
+    assert "ok: 2 measurements, 1 of 1 bounds reached; other programs have disturbed it (" in said
     assert f"FAILED: pika, repeat 1: 3 wrong answers, and 1 more; see {directory}/wrong.log" in said
     assert "ok: 2 measurements, 1 of 1 bounds reached (" in said
-    assert said.endswith("1 well, 3 failed\n")
+    assert said.endswith("2 well, 4 failed\n")
     assert (directory / "right.html").read_text().startswith("--repeats 1 ")
 
 
@@ -92,7 +97,13 @@ def test_what_hangs_is_told_to_stop_and_has_failed(
 
 
 @pytest.mark.parametrize(
-    ("chosen", "code"), [("right wrong", 1), ("right", 0), ("right interrupted wrong", 130)]
+    ("chosen", "code"),
+    [
+        ("right wrong", 1),
+        ("right disturbed pageless", 1),
+        ("right", 0),
+        ("right interrupted wrong", 130),
+    ],
 )
 def test_reports_of_what_went_well_replace_the_committed_ones(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str, code: int
@@ -101,6 +112,9 @@ def test_reports_of_what_went_well_replace_the_committed_ones(
     reports, written = tmp_path / "reports", []
     reports.mkdir()
     (reports / "wrong.json").write_text("old")
+    # and what a run before has left,
+    directory.mkdir()
+    (directory / "right-of-a-short-form.svg").write_text("<svg/>")
     monkeypatch.setattr(figures, "REPORTS", reports)
     monkeypatch.setattr(figures, "main", lambda: written.append(True))
     monkeypatch.setattr(machine, "commit", lambda: "1234")

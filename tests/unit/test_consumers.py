@@ -80,9 +80,9 @@ def test_what_was_not_measured_is_not_judged():
 @pytest.mark.parametrize(
     ("queue", "exchange", "expected"),
     [
-        (0.002, 0.003, ["confirmed", "confirmed"]),
-        (0.002, 0.005, ["confirmed", "refuted"]),
-        (0.0005, 0.0005, ["refuted", "confirmed"]),
+        (0.003, 0.002, ["confirmed", "confirmed"]),
+        (0.002, 0.0019, ["confirmed", "refuted"]),
+        (0.0005, 0.0004, ["refuted", "confirmed"]),
     ],
 )
 def test_binds_are_judged_where_most_bindings_are(

@@ -25,10 +25,10 @@ def advise(rows: Sequence[Row]) -> str:
     over = f"over {counted(connections)}"
     cost = f"{rate(chosen):,.0f} messages/s at {chosen.median(*CPU):,.0f} us of CPU each"
     if prefetch == 1:
-        return (
-            f"Consume with {best.strategy} {over} and acknowledge each message: {cost}; no larger "
-            f"prefetch was faster by more than a {1 / (1 - NEAR):.0f}th."
-        )
+        text = f"Consume with {best.strategy} {over} and acknowledge each message: {cost}"
+        if any(not single(s.rows[0]) for s in same):
+            text += f"; no larger prefetch was more than {1 / NEAR - 1:.0%} faster"
+        return f"{text}."
     text = (
         f"Consume with {best.strategy} {over}, with a prefetch of {prefetch} and one multiple "
         f"acknowledgement for every {prefetch} messages: {cost}"

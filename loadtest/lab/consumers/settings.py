@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from loadtest.summary import Row, Summary, summarize
 
-THREADS, LOOP, C_LIBRARY, SCANNER = "py-amqp", "pika", "librabbitmq", "frames"
+THREADS, LOOP, TASKS, C_LIBRARY, SCANNER = "py-amqp", "pika", "aio-pika", "librabbitmq", "frames"
 #: A rate within this share of another one is as good.
 NEAR = 0.9
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from loadtest.lab.claims import Claim
 from loadtest.lab.pools.original import Setting, called, settings
-from loadtest.lab.pools.starts import GREEN, HEARTBEAT, Found
+from loadtest.lab.pools.starts import BLOCKING, GREEN, HEARTBEAT, LONG, Found
 from loadtest.lab.pools.worker import COMMAND, PATCHED, UNPATCHED, Start
 from loadtest.summary import Row, Summary
-
-CONFIRMED, REFUTED, UNMEASURED = "confirmed", "refuted", "not measured"
 
 #: From the pool that asks least of the tasks' code: the last ones patch the standard library.
 POOLS = ("prefork", "threads", "gevent", "eventlet")
@@ -21,27 +20,12 @@ AS_FAST, AS_SMALL = 1.15, 1.1
 STEADY = 1.1
 #: 206 s instead of 1,947 s, and what is the same.
 LESS, AROUND = 0.89, 0.03
+#: Per cent of a core.
+PEAK = 17.5
 
 #: What is compared where memory decides: pages that processes share are counted once.
 _MEMORY = ("shared_once_mb",)
 _ONE, _BEST = ("prefork", 1), ("gevent", 32)
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A sentence of the original, whether it holds, and the rows that show it."""
-
-    text: str
-    verdict: str = UNMEASURED
-    shown: str = "-"
-
-    @property
-    def line(self) -> list[str]:
-        return [self.text, self.verdict, self.shown]
-
-
-def judged(text: str, holds: bool, shown: str) -> Claim:
-    return Claim(text, CONFIRMED if holds else REFUTED, shown)
 
 
 def claims(rows: Sequence[Row], found: Sequence[Found]) -> list[Claim]:
@@ -52,14 +36,11 @@ def claims(rows: Sequence[Row], found: Sequence[Found]) -> list[Claim]:
         _less_time(there),
         _steady(there),
         _the_best(there),
-        *(_heartbeat(pool, found) for pool in GREEN),
+        _peak(there),
+        *(_heartbeat(pool, found, 0) for pool in GREEN),
+        *(_heartbeat(start.pool, found, LONG) for start in BLOCKING if start.heartbeat),
         *(_script(pool, found) for pool in GREEN),
     ]
-
-
-def lines(rows: Sequence[Row], found: Sequence[Found]) -> list[list[str]]:
-    """Return the head and the lines of a table of the claims."""
-    return [["claim", "verdict", "shown by"], *(claim.line for claim in claims(rows, found))]
 
 
 def reasons(found: Sequence[Found]) -> list[str]:
@@ -73,7 +54,7 @@ def reasons(found: Sequence[Found]) -> list[str]:
             "tasks wait."
         )
     for run in found:
-        if run.start.heartbeat and run.start.blocks and not run.kept:
+        if run.start.heartbeat and run.start.blocks and run.missed:
             without = next((each for each in found if each.start == _silent(run.start)), None)
             helps = without is not None and without.kept
             said.append(
@@ -135,6 +116,7 @@ def advice(rows: Sequence[Row]) -> str:
     chosen = best(there)
     if chosen is None:
         return "No setting ran without an error, so this run recommends none."
+    there = {setting: summary for setting, summary in there.items() if summary.clean}
     slowest = max(there, key=lambda setting: there[setting].median("total_seconds"))
     large = max(there, key=lambda setting: there[setting].median(*_MEMORY))
     pool, size = chosen
@@ -143,8 +125,8 @@ def advice(rows: Sequence[Row]) -> str:
         f"For tasks that wait for other services, start the worker with -P {pool} and a "
         f"concurrency of at least as many tasks as wait at once: with -c {size}, "
         f"{mine.median('requests'):.0f} tasks took {_seconds(there, chosen):.1f} s in "
-        f"{mine.median(*_MEMORY):.0f} MB of memory; {called(slowest)} took "
-        f"{_seconds(there, slowest):.1f} s, {called(large)} took "
+        f"{mine.median(*_MEMORY):.0f} MB of memory, shared pages counted once; {called(slowest)} "
+        f"took {_seconds(there, slowest):.1f} s, {called(large)} took "
         f"{there[large].median(*_MEMORY):.0f} MB."
     )
 
@@ -155,7 +137,7 @@ def _less_time(there: dict[Setting, Summary]) -> Claim:
         return Claim(text)
     one, many = _seconds(there, _ONE), _seconds(there, _BEST)
     less = 1 - many / one
-    return judged(
+    return Claim(
         text,
         abs(less - LESS) <= AROUND,
         f"{many:.2f} s instead of {one:.2f} s: {100 * less:.0f} % less",
@@ -169,7 +151,7 @@ def _steady(there: dict[Setting, Summary]) -> Claim:
         return Claim(text)
     low, high = min(sizes.values()), max(sizes.values())
     shown = f"{low:.0f} to {high:.0f} MB, at {min(sizes)} to {max(sizes)}"
-    return judged(text, high <= STEADY * low, shown)
+    return Claim(text, high <= STEADY * low, shown)
 
 
 def _the_best(there: dict[Setting, Summary]) -> Claim:
@@ -182,17 +164,32 @@ def _the_best(there: dict[Setting, Summary]) -> Claim:
     shown = _row(there, _BEST)
     if rival:
         shown += f"; as good or better: {_row(there, rival)}"
-    return judged(text, _BEST in near, shown)
+    return Claim(text, _BEST in near, shown)
 
 
-def _heartbeat(pool: str, found: Sequence[Found]) -> Claim:
+def _peak(there: dict[Setting, Summary]) -> Claim:
+    text = f"eventlet's CPU use rises to {PEAK:g} % of a core, and no further"
+    peaks = {
+        setting: summary.median("most", "cpu_percent")
+        for setting, summary in there.items()
+        if setting[0] == "eventlet"
+    }
+    if not peaks:
+        return Claim(text)
+    most = max(peaks, key=lambda setting: peaks[setting])
+    shown = f"{called(most)}: {peaks[most]:.1f} %"
+    return Claim(text, abs(peaks[most] - PEAK) <= AROUND * 100, shown)
+
+
+def _heartbeat(pool: str, found: Sequence[Found], blocks: float) -> Claim:
     text = (
-        f"With {pool}, broker_heartbeat has to be 0, or heartbeats are missed and tasks run again"
+        f"With {pool}, broker_heartbeat has to be 0, or heartbeats are missed and tasks run again: "
+        f"{'where calls block in C code' if blocks else 'where calls only wait'}"
     )
     runs = {
         run.start.heartbeat: run
         for run in found
-        if (run.start.pool, run.start.by, run.start.blocks) == (pool, COMMAND, 0)
+        if (run.start.pool, run.start.by, run.start.blocks) == (pool, COMMAND, blocks)
         and run.start.acks_late
     }
     if runs.keys() != {HEARTBEAT, 0}:
@@ -200,18 +197,18 @@ def _heartbeat(pool: str, found: Sequence[Found]) -> Claim:
     with_, without = runs[HEARTBEAT], runs[0]
     holds = not with_.kept and without.kept
     shown = f"{HEARTBEAT} s: {with_.says}, {with_.missed} missed; 0: {without.says}"
-    return judged(text, holds, shown)
+    return Claim(text, holds, shown)
 
 
 def _script(pool: str, found: Sequence[Found]) -> Claim:
-    text = f"A worker with {pool} that a script starts takes a couple of tasks and hangs"
+    text = f"A worker with {pool} that a script starts hangs, after a couple of tasks"
     runs = {
         run.start.by: run for run in found if run.start.pool == pool and not run.start.acks_late
     }
     if UNPATCHED not in runs:
         return Claim(text)
     shown = "; ".join(f"{by}: {runs[by].says}" for by in (UNPATCHED, PATCHED) if by in runs)
-    return judged(text, not runs[UNPATCHED].seconds, shown)
+    return Claim(text, not runs[UNPATCHED].seconds, shown)
 
 
 def _seconds(there: dict[Setting, Summary], setting: Setting) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, permutations
 
 from loadtest.summary import Row, Summary, summarize
 
@@ -79,12 +79,14 @@ ORIGINAL: Mapping[Setting, Original] = {
     ),
 }
 
+_TOTAL = ("total_seconds",)
+
 #: A figure: what it is called, the original's, where a row has ours, and why the order may differ.
 _COMPARED: Sequence[tuple[str, Callable[[Original], float], tuple[str, ...], str]] = (
     (
         "total time",
         lambda original: original.seconds,
-        ("total_seconds",),
+        _TOTAL,
         "the sleeps are others, and what a task costs beside its sleep counts more where the sleep "
         "is short",
     ),
@@ -162,6 +164,7 @@ def differences(rows: Sequence[Row]) -> str:
         )
         if not changed:
             said.append(f"By {name}, the pools are in the original's order.")
+            said += _parted(ours) if path == _TOTAL else []
             continue
         pairs = ", ".join(f"{called(a)} before {called(b)}" for a, b in changed[:_NAMED])
         more = f" and {len(changed) - _NAMED} more pairs" if len(changed) > _NAMED else ""
@@ -169,7 +172,24 @@ def differences(rows: Sequence[Row]) -> str:
     return " ".join(said)
 
 
+def _parted(ours: Mapping[Setting, Summary]) -> list[str]:
+    """Name the two pools that were equally fast at a concurrency and differ the most here."""
+    times = {
+        (slow, fast): ours[slow].median(*_TOTAL) / ours[fast].median(*_TOTAL)
+        for slow, fast in permutations(ours, 2)
+        if slow[1] == fast[1]
+        and not _less(ORIGINAL[slow].seconds, ORIGINAL[fast].seconds)
+        and not _less(ORIGINAL[fast].seconds, ORIGINAL[slow].seconds)
+    }
+    widest = max(times, key=lambda pair: times[pair], default=None)
+    if widest is None or times[widest] < _APART:
+        return []
+    slow, fast = map(called, widest)
+    return [f"But {slow} takes {times[widest]:.2f} times as long as {fast}; then they were equal."]
+
+
 _NAMED = 3  # pairs
+_APART = 1.15  # times as long
 _NEAR = 1.5  # times the original's
 
 

@@ -10,11 +10,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import redis
+from amqp.exceptions import ConnectionForced
+from kombu.exceptions import OperationalError
+from pika.exceptions import AMQPConnectionError
 
 from gateway.stack import ProgramMissing, StackError
 from loadtest import cli
 from loadtest.bench import Front
-from loadtest.load import Load
+from loadtest.experiments import separate
+from loadtest.load import Load, see_that_schedules_were_kept
 from loadtest.report import Report
 from loadtest.trials import Trial, alternate
 from loadtest.wrk import WrkError
@@ -57,6 +62,91 @@ def test_a_strategy_that_does_not_start_or_cannot_be_loaded_leaves_the_others_th
             ("broken", "gateway: no module named gevent"),
             ("hung", "wrk was still running 60 s after its time"),
         )
+    ]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ConnectionResetError(104, "Connection reset by peer"),
+        AMQPConnectionError("the broker is gone"),
+        ConnectionForced("CONNECTION_FORCED"),
+        OperationalError("[Errno 111] Connection refused"),
+        redis.ConnectionError("Connection closed by server."),
+        TimeoutError(),
+    ],
+)
+def test_a_server_that_goes_away_in_a_measurement_leaves_the_others_their_figures(fault: Exception):
+    report = Report("mine", options={"repeats": 1})
+    trials = [trial("good"), trial("gone", fault, in_load=True)]
+    assert alternate(trials, argparse.Namespace(repeats=1, checked=1), report) == {"gone"}
+    assert [row["strategy"] for row in report.rows] == ["good"]
+    assert report.problems() == [f"gone, repeat 1: {str(fault) or 'TimeoutError'}"]
+
+
+def test_a_run_without_a_measurement_has_failed():
+    assert Report("capacity").problems() == ["capacity has nothing to measure with these options"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ("capacity --strategies blocking", "capacity: --strategies: it measures pika and redis"),
+        ("separate --task echo", "separate: --task: the slow route needs one that sleeps"),
+        ("pools --task echo", "pools: --task: it compares tasks that wait, as sleep:2"),
+        ("consumers --requests 99", "consumers: there are 100 queues: choose at most 100"),
+    ],
+)
+def test_options_that_an_experiment_cannot_use_are_told_before_anything_is_measured(
+    argv: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    page = tmp_path / "page.html"
+    handlers = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        assert cli.main([*argv.split(), "--html", str(page)]) == 2
+    finally:
+        for number, handler in handlers:
+            signal.signal(number, handler)
+    assert capsys.readouterr().err.startswith(f"loadtest: {said}")
+    assert not page.exists()
+
+
+def test_code_that_changes_while_it_is_measured_fails_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    commits = iter(["1234", "5678"])
+    monkeypatch.setattr(cli.machine, "commit", lambda: next(commits))
+    stack = SimpleNamespace(directory=tmp_path)
+    experiment = SimpleNamespace(
+        DEFAULTS={}, run=lambda options, stack: Report("cost", rows=[row("pika", 100)])
+    )
+    monkeypatch.setattr(cli, "find", lambda name: experiment)
+    report = cli.measure(cli.parse(["cost"]), stack)
+    assert (report.commit, report.problems()) == (
+        "1234", ["the code was changed while it was measured: measure again"],
+    )  # fmt: skip
+
+
+def test_beside_a_flood_504s_are_forgiven_and_nothing_else():
+    errors = dict.fromkeys(("connect", "read", "write", "timeout", "status", "late", "missing"), 0)
+    schedule = {"rate": 40.0, "sent": 40.0}
+    echoes = {**row("pika", 100), "wrong_answers": 1}
+    echoes["errors_by_kind"] = {**errors, "late": 7, "status": 2}
+    flood = {
+        "requests": 90, "wrong_answers": 0, "schedule": schedule,
+        "errors": {**errors, "late": 80, "missing": 3},
+    }  # fmt: skip
+    found = separate.flooded(echoes, flood)
+    assert (found["unanswered"], found["errors"], found["wrong_answers"]) == (7, 5, 1)
+    assert found["flood"] == {"requests": 90, "unanswered": 80, "schedule": schedule}
+    report = Report("separate", rows=[found])
+    assert report.problems() == [
+        "pika, repeat 1, 64 connections: 2 status, 3 missing of the flood, 1 wrong answers"
+    ]
+    found["flood"]["schedule"]["sent"] = 20.0
+    see_that_schedules_were_kept(report)
+    assert report.failures == [
+        "pika, repeat 1, 64 connections: that of the flood sent 20.0 a second where 40.0 were due"
     ]
 
 

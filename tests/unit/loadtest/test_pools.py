@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from loadtest.lab.claims import CONFIRMED, REFUTED, UNMEASURED, Claim
 from loadtest.lab.pools import claims, original, starts
 from loadtest.lab.pools.chords import Outcome, Work, split
-from loadtest.lab.pools.claims import CONFIRMED, REFUTED, UNMEASURED, Claim
 from loadtest.lab.pools.sleeping_server import sleep_of
 from loadtest.lab.pools.starts import HEARTBEAT, Found
 from loadtest.lab.pools.worker import COMMAND, PATCHED, UNPATCHED, Start
@@ -25,7 +25,7 @@ def row(pool: str, size: int, seconds: float, memory: float, **more: Any) -> Row
         "errors": 0,
         "wrong_answers": 0,
         "total_seconds": seconds,
-        "most": {"rss_mb": memory},
+        "most": {"rss_mb": memory, "cpu_percent": 17.0},
         "shared_once_mb": memory,
         "connections_open": {"redis": 4, "broker": 3},
         **more,
@@ -48,7 +48,7 @@ def said(rows: list[Row], part: str, found: tuple[Found, ...] = ()) -> Claim:
     return claim
 
 
-@pytest.mark.parametrize("part", ["89 %", "every concurrency", "the best"])
+@pytest.mark.parametrize("part", ["89 %", "every concurrency", "the best", "17.5 %"])
 def test_figures_as_the_originals_confirm_what_was_said(part: str):
     assert said(AS_SAID, part).verdict == CONFIRMED
 
@@ -63,6 +63,25 @@ def test_memory_that_grows_with_concurrency_refutes_that_it_is_steady():
     claim = said([*AS_SAID, row("gevent", 64, 2.06, 90)], "every concurrency")
     assert claim.verdict == REFUTED
     assert claim.shown == "75 to 90 MB, at 2 to 64"
+
+
+def test_eventlets_peak_is_that_of_the_setting_that_used_the_most():
+    busy = row("eventlet", 16, 2.06, 85, most={"rss_mb": 85, "cpu_percent": 25.0})
+    claim = said([*AS_SAID, busy], "17.5 %")
+    assert (claim.verdict, claim.shown) == (REFUTED, "eventlet at 16: 25.0 %")
+
+
+@pytest.mark.parametrize(("calls", "other"), [("only wait", "block"), ("block", "only wait")])
+def test_heartbeats_are_judged_apart_where_calls_wait_and_where_they_block(calls: str, other: str):
+    on, off = beats(on=replace(KEPT, missed=1, twice=2), off=KEPT)
+    blocks = starts.LONG if calls == "block" else 0.0
+    found = tuple(replace(run, start=replace(run.start, blocks=blocks)) for run in (on, off))
+    claim = said([], f"With gevent, broker_heartbeat has to be 0, or {MISSED}: where calls {calls}",
+                 found)  # fmt: skip
+    assert claim.verdict == CONFIRMED
+    assert claim.shown == "2 s: 3 of 3 calls in 8.1 s, 2 again, 1 missed; 0: 3 of 3 calls in 8.1 s"
+    assert said([], f"With gevent, broker_heartbeat has to be 0, or {MISSED}: where calls {other}",
+                found).verdict == UNMEASURED  # fmt: skip
 
 
 @pytest.mark.parametrize("better", [row("threads", 32, 1.7, 77), row("threads", 32, 2.06, 60)])
@@ -90,6 +109,7 @@ def beats(on: Found, off: Found) -> tuple[Found, ...]:
     )
 
 
+MISSED = "heartbeats are missed and tasks run again"
 KEPT = Found(Start("gevent", 8), calls=3, done=3, seconds=8.1)
 
 
@@ -97,11 +117,12 @@ KEPT = Found(Start("gevent", 8), calls=3, done=3, seconds=8.1)
     "bad", [replace(KEPT, missed=1), replace(KEPT, twice=2), replace(KEPT, seconds=0, done=1)]
 )
 def test_a_heartbeat_has_to_be_0_only_where_that_helps(bad: Found):
-    assert said([], "With gevent", beats(on=bad, off=KEPT)).verdict == CONFIRMED
-    assert said([], "With gevent", beats(on=KEPT, off=KEPT)).verdict == REFUTED
-    assert said([], "With gevent", beats(on=bad, off=bad)).verdict == REFUTED
+    text = f"With gevent, broker_heartbeat has to be 0, or {MISSED}: where calls only wait"
+    assert said([], text, beats(on=bad, off=KEPT)).verdict == CONFIRMED
+    assert said([], text, beats(on=KEPT, off=KEPT)).verdict == REFUTED
+    assert said([], text, beats(on=bad, off=bad)).verdict == REFUTED
     not_started = replace(KEPT, done=0, seconds=0.0, problem="not ready")
-    assert said([], "With gevent", beats(on=not_started, off=KEPT)).verdict == UNMEASURED
+    assert said([], text, beats(on=not_started, off=KEPT)).verdict == UNMEASURED
 
 
 def test_a_worker_hangs_if_a_script_starts_it_and_not_all_tasks_end():
@@ -143,7 +164,10 @@ def test_reasons_are_given_only_for_what_was_seen():
 def test_advice_is_the_smallest_of_the_fastest_and_the_simplest_of_those():
     rows = [*AS_SAID, row("threads", 32, 2.1, 78), row("threads", 16, 2.1, 79)]
     assert "with -P threads " in claims.advice(rows)
-    assert "with -c 16, 12 tasks took 2.1 s in 79 MB of memory; " in claims.advice(rows)
+    assert (
+        "with -c 16, 12 tasks took 2.1 s in 79 MB of memory, shared pages counted once; "
+        in claims.advice(rows)
+    )
     assert "prefork at 1 took 19.5 s, prefork at 32 took 550 MB." in claims.advice(rows)
     assert "with -P gevent " in claims.advice(AS_SAID)
 
@@ -176,6 +200,16 @@ def test_differences_name_the_pairs_and_say_why():
     text = original.differences([row("prefork", 2, 9.9, 50), row("gevent", 2, 9.9, 75)])
     assert "By total time, the pools are in the original's order." in text
     assert "By memory, the order differs: here prefork at 2 before gevent at 2, as Celery" in text
+
+
+def test_pools_that_were_equally_fast_and_differ_here_are_named():
+    fast, slow = row("prefork", 32, 2.0, 550), row("gevent", 32, 3.0, 77)
+    text = original.differences([fast, slow])
+    assert "order. But gevent at 32 takes 1.50 times as long as prefork at 32; then" in text
+    assert "But" not in original.differences([fast, row("gevent", 32, 2.2, 77)])
+    assert "But" not in original.differences(
+        [row("prefork", 32, 2.0, 550), row("gevent", 16, 3.0, 77)]
+    )
 
 
 def test_a_run_that_has_to_be_in_order_fails_the_experiment_where_it_is_not():
