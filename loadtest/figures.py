@@ -4,7 +4,8 @@ README.md has a block for the strategies, with a picture of them, and one for wh
 between HTTP and Celery. In docs/performance.md, docs/scaling.md and docs/reliability.md a block
 begins with ``<!-- NAME targets -->``, ``<!-- NAME table -->``, ``<!-- NAME advice -->`` or
 ``<!-- NAME commit -->``, and docs/reports/NAME.json is the report. All end with the same after a
-slash.
+slash. docs/scaling.md also has the costs of a gateway process over its rate, and what `gateway
+capacity` prints with these costs.
 
 Each block names the commit that was measured, and says so where the measured code has changed
 since: so a change of the code needs no new measurement, and misleads no reader.
@@ -14,11 +15,15 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from gateway.cli import main as gateway
 from gateway.cli.sizing import costs, reports
 from loadtest.machine import ROOT, measured_code
 from loadtest.summary import Summary, summarize
@@ -52,6 +57,8 @@ _LATENCIES = (("latency_ms", "p50"), ("latency_ms", "p99"))
 
 _strategies = re.compile(r"<!-- strategies -->\n.*?<!-- /strategies -->", re.DOTALL)
 _peers = re.compile(r"<!-- peers -->\n.*?<!-- /peers -->", re.DOTALL)
+_per_process = re.compile(r"<!-- costs per process -->\n.*?<!-- /costs per process -->", re.DOTALL)
+_command = re.compile(r"(?<=```\n)\$ gateway (capacity .*?)\n.*?\n(?=```)", re.DOTALL)
 _block = re.compile(
     r"<!-- ([\w-]+) (targets|table|commit|advice) -->\n.*?<!-- /\1 \2 -->", re.DOTALL
 )
@@ -67,8 +74,13 @@ def written() -> dict[Path, str]:
 
 
 def fill(document: str) -> str:
-    """Return `document` with the figures of the committed reports in its blocks."""
-    return _block.sub(lambda found: _filled(found[1], found[2]), document)
+    """Return `document` with the figures of the committed reports in its blocks.
+
+    What a command prints after ``$ gateway capacity`` follows from the costs, so from costs.json.
+    """
+    document = _block.sub(lambda found: _filled(found[1], found[2]), document)
+    document = _per_process.sub(lambda _: _per_process_block(), document)
+    return _command.sub(lambda found: _printed(found[1]), document)
 
 
 def fill_readme(document: str) -> str:
@@ -175,6 +187,30 @@ def _strategies_block() -> str:
     return f"<!-- strategies -->\n{table}\n{text}\n\n{shown}\n<!-- /strategies -->"
 
 
+def _per_process_block() -> str:
+    head = ["requests/s of one gateway process"]
+    lines: dict[str, list[str]] = {}
+    for each in summarize(_report("growth")["rows"]):
+        rate = each.case.removesuffix("/s")
+        if rate != each.case and each.strategy in ("pika", "redis"):
+            us = each.median("cpu_us_per_request", "gateway")
+            use = us * float(rate.replace(",", "")) / 1e6
+            lines.setdefault(rate, [rate]).extend((f"{us:,.0f}", f"{100 * use:.0f} %"))
+            for name in (f"`{each.strategy}`, us a request", f"`{each.strategy}`, of a core"):
+                if name not in head:
+                    head.append(name)
+    table = _markdown([head, *lines.values()], names=0)
+    return f"<!-- costs per process -->\n{table}<!-- /costs per process -->"
+
+
+def _printed(command: str) -> str:
+    """Return the command line of `gateway`, and below it what that prints."""
+    printed = StringIO()
+    with redirect_stdout(printed):
+        gateway(shlex.split(command))
+    return f"$ gateway {command}\n{printed.getvalue()}"
+
+
 def _row(summary: Summary) -> list[str]:
     figures = [
         ("rps",),
@@ -237,6 +273,7 @@ def _cited(report: dict[str, Any], directory: str = "reports") -> str:
 
 def main() -> None:
     PICTURE.write_text(picture_text(), encoding="utf-8")
+    COSTS.write_text(costs_text(), encoding="utf-8")  # before what is calculated with them
     for path, text in written().items():
         path.write_text(text, encoding="utf-8")
 
