@@ -164,6 +164,11 @@ def _verdict(run: Run, strict: bool) -> tuple[bool, str]:
     if code not in (0, DISTURBED) and not problems:
         last = run.file("log").read_text().splitlines()[-1:] or [""]
         problems = [f"exit code {code}: {last[0]}"]
+    if strict and report["commit"] != machine.commit():
+        problems = [
+            *problems,
+            f"it was measured on {report['commit']}, and not on what is there now",
+        ]
     if strict and report["disturbance"]:
         problems = [*problems, report["disturbance"]]
     if problems:

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from gateway.config.strategies import STRATEGIES
+from gateway.errors import GatewayError
 from loadtest import compare, machine, wrk
 from loadtest.experiments import EXPERIMENTS, find
 from loadtest.options import WrongOption
 from loadtest.report import MOST_OTHERS, Report, dump
 from loadtest.stack import Stack
 from loadtest.tasks import Task
-from loadtest.trials import FAILURES
 
 _T = TypeVar("_T")
 
@@ -109,10 +109,10 @@ def measure(options: argparse.Namespace, stack: Stack) -> Report:
         report: Report = experiment.run(given, stack)
     except WrongOption:
         raise
-    except FAILURES as exc:
-        report = Report(options.experiment, failures=[str(exc) or type(exc).__name__])
+    except GatewayError as exc:
+        report = Report(options.experiment, failures=[str(exc)])
     if (machine.commit(), machine.versions()) != (commit, versions):
-        report.failures.append("the code was changed while it was measured: measure again")
+        report.failures.append("a file or a commit was changed meanwhile: measure again")
     report.versions = {**versions, **report.versions}
     report.commit, report.machine = commit, machine.machine()
     # Only some have a task, and say so themselves; the checks say how many there were.

@@ -58,7 +58,7 @@ _LATENCIES = (("latency_ms", "p50"), ("latency_ms", "p99"))
 _strategies = re.compile(r"<!-- strategies -->\n.*?<!-- /strategies -->", re.DOTALL)
 _peers = re.compile(r"<!-- peers -->\n.*?<!-- /peers -->", re.DOTALL)
 _per_process = re.compile(r"<!-- costs per process -->\n.*?<!-- /costs per process -->", re.DOTALL)
-_command = re.compile(r"(?<=```\n)\$ gateway (capacity .*?)\n.*?\n(?=```)", re.DOTALL)
+_command = re.compile(r"(?<=```\n)\$ gateway (capacity .*)\n(?:(?!```).*\n)*")
 _block = re.compile(
     r"<!-- ([\w-]+) (targets|table|commit|advice) -->\n.*?<!-- /\1 \2 -->", re.DOTALL
 )
@@ -207,7 +207,9 @@ def _printed(command: str) -> str:
     """Return the command line of `gateway`, and below it what that prints."""
     printed = StringIO()
     with redirect_stdout(printed):
-        gateway(shlex.split(command))
+        code = gateway(shlex.split(command))
+    if code:
+        raise RuntimeError(f"gateway {command}: exit code {code}")
     return f"$ gateway {command}\n{printed.getvalue()}"
 
 

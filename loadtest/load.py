@@ -123,7 +123,7 @@ def see_that_schedules_were_kept(report: Report) -> None:
     for row in report.rows:
         for what, schedule in (
             ("the client", row.get("schedule")),
-            ("that of the flood", row.get("flood", {}).get("schedule")),
+            ("the flood's client", row.get("flood", {}).get("schedule")),
         ):
             if schedule and schedule["sent"] < KEPT * schedule["rate"]:
                 report.failures.append(

@@ -69,7 +69,7 @@ local by_fd = {} -- what each connection is doing
 local idle, first, last = {}, 1, 0 -- used in turn, or the server would close those idle for long
 local open, connecting = 0, 0
 local sent, asked, finished, answered, wrong = 0, 0, 0, 0, 0
-local errors = { connect = 0, read = 0, write = 0, status = 0, late = 0 }
+local errors = { connect = 0, read = 0, write = 0, status = 0, expired = 0 }
 local took, late -- seconds of each request
 local last_sent = 0
 
@@ -215,7 +215,7 @@ local function receive(c)
     elseif status == 0 or not c.body then -- nothing was asked
       return failed(c, "read")
     elseif status == 504 then
-      errors.late = errors.late + 1
+      errors.expired = errors.expired + 1
     elseif status < 200 or status > 299 then
       errors.status = errors.status + 1
     elseif body ~= c.body then
@@ -307,10 +307,10 @@ function init(args)
   cpu = clock(CPU) - cpu
   io.write(string.format(
     '{"finished":%d,"answered":%d,"wrong":%d,"sent":%d,"connections":%d,'
-      .. '"errors":{"connect":%d,"read":%d,"write":%d,"status":%d,"late":%d},'
+      .. '"errors":{"connect":%d,"read":%d,"write":%d,"status":%d,"expired":%d},'
       .. '"seconds":%.6f,"last_sent":%.6f,"cpu":%.6f}\n',
     finished, answered, wrong, sent, open,
-    errors.connect, errors.read, errors.write, errors.status, errors.late,
+    errors.connect, errors.read, errors.write, errors.status, errors.expired,
     now - begin, last_sent - begin, cpu))
   io.write(ffi.string(took, 8 * finished), ffi.string(late, 8 * sent))
   os.exit(0)

@@ -81,7 +81,7 @@ class Client:
     def send(self, timeout: float, marks: Sequence[Mark] = ()) -> dict[str, Any]:
         """Send, then wait for the rest for as long as `timeout`; what has no answer is missing.
 
-        Among the errors, `late` are 504s, and `status` all others that are not 2xx.
+        Among the errors, `expired` are 504s, and `status` all others that are not 2xx.
 
         `marks` say what to call so many seconds after the first request was due. Returns what
         `wrk.run` does, and `schedule`: the `rate` that was asked for, what was `sent` a second,

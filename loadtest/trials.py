@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from urllib.error import URLError
 
 from amqp.exceptions import AMQPError
 from kombu.exceptions import OperationalError
@@ -23,7 +24,10 @@ from loadtest.summary import Row
 AT_ONCE = 200
 
 #: What a server raises that cannot be started, or that is gone in the middle of a measurement.
-FAILURES = (GatewayError, OSError, AMQPError, OperationalError, PikaError, RedisError)
+FAILURES = (
+    GatewayError, ConnectionError, TimeoutError, URLError, AMQPError, OperationalError, PikaError,
+    RedisError,
+)  # fmt: skip
 
 _START = 8  # seconds to start a server and to check it, for the estimate only
 
@@ -62,7 +66,9 @@ def alternate(trials: Sequence[Trial], options: argparse.Namespace, report: Repo
                 except FAILURES as exc:
                     # The others' numbers are worth having.
                     faulty.add(trial.strategy)
-                    why = str(exc) or type(exc).__name__
+                    # Ours say what was wrong and where, in a line.
+                    kind = "" if isinstance(exc, GatewayError) else f"{type(exc).__name__}: "
+                    why = f"{kind}{exc}".removesuffix(": ")
                     report.failures.append(f"{trial.strategy}, repeat {repeat}: {why}")
                     progress.note(f"FAILED: {why}")
     return faulty

@@ -293,7 +293,7 @@ def advice(rows: Sequence[Row]) -> str:
     seconds = {key: summary.median(*_MS) / 1e3 for key, summary in checkers.items()}
     best, *slower = sorted(seconds, key=lambda key: seconds[key])
     near = [key for key in slower if seconds[key] <= _DIFFERENT * seconds[best]]
-    as_fast = "; ".join(f"{_called(key)}: {seconds[key]:.2f} s" for key in near)
+    as_fast = "; ".join(f"{_called(key)}, {seconds[key]:.2f} s" for key in near)
     saved = {name: f"{name}: {1 - 1 / gain:.0%}" for name, gain in gains.items()}
     helped: list[str] = []
     others: list[str] = []
@@ -307,7 +307,8 @@ def advice(rows: Sequence[Row]) -> str:
     return (
         f"To wait for many, use {_called(best)}: {seconds[best]:.2f} s and "
         f"{checkers[best].median('rss_mb', 'checker'):.0f} MB where one thread takes "
-        f"{seconds[ONE, NO_LOOP]:.2f} s{f' ({as_fast})' if near else ''}; and {uvloop}."
+        f"{seconds[ONE, NO_LOOP]:.2f} s{f' (about as fast: {as_fast})' if near else ''}; and "
+        f"{uvloop}."
     )
 
 

@@ -131,7 +131,7 @@ def flooded(row: Row, flood: dict[str, Any]) -> Row:
         **row["errors_by_kind"],
         **{f"{k} of the flood": n for k, n in flood["errors"].items()},
     }
-    unanswered, its = kinds.pop("late"), kinds.pop("late of the flood")
+    unanswered, its = kinds.pop("expired"), kinds.pop("expired of the flood")
     return {
         **row,
         "unanswered": unanswered,

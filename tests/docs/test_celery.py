@@ -18,7 +18,7 @@ SHOWN = {
         "integration/test_reach.py::test_a_task_gets_the_arguments_that_the_route_names",
         "contract/test_strategies.py::test_bodies_come_back_byte_for_byte",
     ],
-    "fairness between tenants": [
+    "fairness between publishers": [
         "integration/test_fairness.py::test_a_flood_does_not_hold_up_others",
     ],
     "`priority`": [

@@ -258,7 +258,7 @@ def test_the_advice_on_loops_names_the_fastest_way_and_where_uvloop_helps():
     assert "CPU time (echo, streams: 33%; echo, protocols: 64%; gateway, pika: 24%)" in advice
     assert advice.endswith("elsewhere (echo, sockets: 5%).")
     near = loops.advice(lab({**TIMES, (AIOHTTP, ASYNCIO): (500, 510)}))
-    assert "takes 27.50 s (aiohttp on asyncio: 0.51 s); and" in near
+    assert "takes 27.50 s (about as fast: aiohttp on asyncio, 0.51 s); and" in near
     same = dict.fromkeys(CPU, (9.0, 9.0))
     assert loops.advice(lab(cpu=same)).endswith("; and do without uvloop.")
     assert loops.advice(lab(cpu={})) == loops.advice([]) == ""

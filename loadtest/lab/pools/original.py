@@ -185,7 +185,10 @@ def _parted(ours: Mapping[Setting, Summary]) -> list[str]:
     if widest is None or times[widest] < _APART:
         return []
     slow, fast = map(called, widest)
-    return [f"But {slow} takes {times[widest]:.2f} times as long as {fast}; then they were equal."]
+    return [
+        f"But {slow} takes {times[widest]:.2f} times as long as {fast}, where both took the same "
+        "time then."
+    ]
 
 
 _NAMED = 3  # pairs

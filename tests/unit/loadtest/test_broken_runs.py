@@ -81,7 +81,14 @@ def test_a_server_that_goes_away_in_a_measurement_leaves_the_others_their_figure
     trials = [trial("good"), trial("gone", fault, in_load=True)]
     assert alternate(trials, argparse.Namespace(repeats=1, checked=1), report) == {"gone"}
     assert [row["strategy"] for row in report.rows] == ["good"]
-    assert report.problems() == [f"gone, repeat 1: {str(fault) or 'TimeoutError'}"]
+    (problem,) = report.problems()
+    assert problem == f"gone, repeat 1: {type(fault).__name__}: {fault}".removesuffix(": ")
+
+
+def test_a_mistake_in_the_load_test_is_no_server_that_went_away():
+    trials = [trial("wrong", FileNotFoundError(2, "No such file", "x.toml"), in_load=True)]
+    with pytest.raises(FileNotFoundError):
+        alternate(trials, argparse.Namespace(repeats=1, checked=1), Report("mine"))
 
 
 def test_a_run_without_a_measurement_has_failed():
@@ -98,9 +105,15 @@ def test_a_run_without_a_measurement_has_failed():
     ],
 )
 def test_options_that_an_experiment_cannot_use_are_told_before_anything_is_measured(
-    argv: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    argv: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ):
     page = tmp_path / "page.html"
+    monkeypatch.setattr(cli.wrk, "program", lambda: "wrk")
+    monkeypatch.setattr(cli, "Stack", nullcontext)  # which starts nothing
     handlers = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
         assert cli.main([*argv.split(), "--html", str(page)]) == 2
@@ -123,18 +136,20 @@ def test_code_that_changes_while_it_is_measured_fails_the_run(
     monkeypatch.setattr(cli, "find", lambda name: experiment)
     report = cli.measure(cli.parse(["cost"]), stack)
     assert (report.commit, report.problems()) == (
-        "1234", ["the code was changed while it was measured: measure again"],
+        "1234", ["a file or a commit was changed meanwhile: measure again"],
     )  # fmt: skip
 
 
 def test_beside_a_flood_504s_are_forgiven_and_nothing_else():
-    errors = dict.fromkeys(("connect", "read", "write", "timeout", "status", "late", "missing"), 0)
+    errors = dict.fromkeys(
+        ("connect", "read", "write", "timeout", "status", "expired", "missing"), 0
+    )
     schedule = {"rate": 40.0, "sent": 40.0}
     echoes = {**row("pika", 100), "wrong_answers": 1}
-    echoes["errors_by_kind"] = {**errors, "late": 7, "status": 2}
+    echoes["errors_by_kind"] = {**errors, "expired": 7, "status": 2}
     flood = {
         "requests": 90, "wrong_answers": 0, "schedule": schedule,
-        "errors": {**errors, "late": 80, "missing": 3},
+        "errors": {**errors, "expired": 80, "missing": 3},
     }  # fmt: skip
     found = separate.flooded(echoes, flood)
     assert (found["unanswered"], found["errors"], found["wrong_answers"]) == (7, 5, 1)
@@ -146,7 +161,7 @@ def test_beside_a_flood_504s_are_forgiven_and_nothing_else():
     found["flood"]["schedule"]["sent"] = 20.0
     see_that_schedules_were_kept(report)
     assert report.failures == [
-        "pika, repeat 1, 64 connections: that of the flood sent 20.0 a second where 40.0 were due"
+        "pika, repeat 1, 64 connections: the flood's client sent 20.0 a second where 40.0 were due"
     ]
 
 

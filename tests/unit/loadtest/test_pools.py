@@ -205,7 +205,7 @@ def test_differences_name_the_pairs_and_say_why():
 def test_pools_that_were_equally_fast_and_differ_here_are_named():
     fast, slow = row("prefork", 32, 2.0, 550), row("gevent", 32, 3.0, 77)
     text = original.differences([fast, slow])
-    assert "order. But gevent at 32 takes 1.50 times as long as prefork at 32; then" in text
+    assert "order. But gevent at 32 takes 1.50 times as long as prefork at 32, where" in text
     assert "But" not in original.differences([fast, row("gevent", 32, 2.2, 77)])
     assert "But" not in original.differences(
         [row("prefork", 32, 2.0, 550), row("gevent", 16, 3.0, 77)]

@@ -38,11 +38,19 @@ def test_publishing_alone_is_compared_with_waiting_in_the_pool_of_threads(
     assert publishing.shown == f"threadpool {accept / 300:.1f} times, pika 0.9 times"
 
 
-def test_the_pool_of_threads_hangs_only_where_an_answer_is_missing_or_wrong():
+def test_the_pool_of_threads_hangs_only_where_an_answer_is_missing():
     _, hanging = judge(summarize([crowd(), crowd(repeat=2)]), 30)
     assert hanging.verdict == "refuted"
-    assert hanging.shown == "2 runs of 30 s: 2,000 answers, 0 errors, the slowest after 4.7 s"
-    assert judge(summarize([crowd(errors=3)]), 30)[1].verdict == "confirmed"
+    assert hanging.shown == "2 runs of 30 s: 2,000 answers, 0 missing, the slowest after 4.7 s"
+    missing = crowd(errors=3, errors_by_kind={"missing": 3})
+    assert judge(summarize([missing]), 30)[1].verdict == "confirmed"
+    assert judge(summarize([crowd(errors=3)]), 30)[1].verdict == "refuted"  # 503s, say
+
+
+def test_what_answered_nothing_is_compared_with_nothing():
+    rows = [row("threadpool", 0, errors=9, requests=0), accepting("threadpool", 600)]
+    publishing, _ = judge(summarize(rows), 10)
+    assert publishing.verdict == "not measured"
 
 
 def test_what_was_not_measured_is_not_judged():
