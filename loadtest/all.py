@@ -64,7 +64,7 @@ SHORT = {
 #: Experiment whose report is committed, or may be -> minutes that it takes, and its options.
 FULL = {
     "strategies": (32, ""),
-    "cost": (25, ""),
+    "cost": (23, ""),
     "peers": (17, ""),
     "slow": (5, ""),
     "waiting": (11, ""),
@@ -74,7 +74,7 @@ FULL = {
     "soak": (31, "--strategies pika --duration 1800"),
     "capacity": (4, ""),
     "fair": (6, ""),
-    "separate": (13, ""),
+    "separate": (14, ""),
     "paths": (9, ""),
     "worker-pools": (12, ""),
     "replies": (6, ""),

@@ -132,6 +132,7 @@ class _Setting:
                 lab.send.wait(ids, begin + _BOUND * least + _GRACE)
             found["shared_once_mb"] = shared_once_mb(self._worker)
             end = lab.send.outcome(work, ids, records_of(lab.stack, work), front.url)
+            found["begun_within"] = end.begun_within(self._size)
             found.update(
                 requests=end.done + len(end.summaries),
                 seconds=end.seconds or monotonic() - begin,
@@ -150,6 +151,7 @@ class _Setting:
             "shared_once_mb": found["shared_once_mb"],
             "total_seconds": round(found["seconds"], 3),
             "least_seconds": round(least, 3),
+            "begun_within_seconds": round(found["begun_within"], 3),
             "most": {what: max(series[what]) for what in _OVER_TIME},
             "over_time": series,
         }
@@ -185,6 +187,7 @@ def _show(
     report.columns = [
         Column("total s", ("total_seconds",), spread=True),
         Column("sleeps alone s", ("least_seconds",)),
+        Column("begun within s", ("begun_within_seconds",)),
         Column("tasks", ("requests",), total=True),
         Column("call p50 ms", ("latency_ms", "p50")),
         Column("call max ms", ("latency_ms", "max")),
@@ -220,9 +223,10 @@ def _show(
         f"{sum(report.options['chords'])} calls of a server that sleeps for 0.9 to 1.05 times "
         f"{seconds:g} s, the same times for every setting, and a summary of each chord; one worker "
         "with prefetch multiplier 1 on two queues. Total: the latest end minus the earliest start. "
-        "sleeps alone: what the sleeps take at this concurrency. most: of the samples, four a "
-        "second, all processes of the worker together; memory that they share counts in each, and "
-        "once in shared once, which is taken at the end. "
+        "sleeps alone: what the sleeps take at this concurrency. begun within: from the start of "
+        "the first call to that of the last of those that can run at once. most: of the samples, "
+        "four a second, all processes of the worker together; memory that they share counts in "
+        "each, and once in shared once, which is taken at the end. "
         "Redis, AMQP: the worker's connections.",
         "Of the workers whose heartbeats are looked at, calls sleep, or block, for about "
         f"{starts.LONG:g} s and are acknowledged late: RabbitMQ closes a connection on which "

@@ -98,6 +98,12 @@ class Outcome:
         lacking = self.work.calls - self.done + len(self.work.chords) - len(self.summaries)
         return {"failed": self.failed, "missing": lacking - self.failed, "ran_twice": self.twice}
 
+    def begun_within(self, size: int) -> float:
+        """Return the seconds between the first starts of as many calls as `size` lets run at once;
+        0 where none has ended."""
+        starts = sorted(record["start"] for record in self.records)[:size]
+        return starts[-1] - starts[0] if starts else 0.0
+
     @property
     def wrong(self) -> int:
         """How many records and summaries are not what their sleeps say."""

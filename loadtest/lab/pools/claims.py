@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from loadtest.lab.claims import Claim
-from loadtest.lab.pools.original import Setting, called, settings
-from loadtest.lab.pools.starts import BLOCKING, GREEN, HEARTBEAT, LONG, Found
+from loadtest.lab.pools.original import GREEN, Setting, called, settings
+from loadtest.lab.pools.starts import BLOCKING, HEARTBEAT, LONG, Found
 from loadtest.lab.pools.worker import COMMAND, PATCHED, UNPATCHED, Start
 from loadtest.summary import Row, Summary
 

@@ -16,6 +16,7 @@ from gateway.stack import StackError
 from loadtest.bench import Bench
 from loadtest.beside import beside
 from loadtest.lab.pools.chords import Outcome, Producer, Work, producer, unique
+from loadtest.lab.pools.original import GREEN
 from loadtest.lab.pools.worker import (
     COMMAND,
     PATCHED,
@@ -27,7 +28,6 @@ from loadtest.lab.pools.worker import (
 )
 from loadtest.stack import Measured, Stack
 
-GREEN = ("gevent", "eventlet")
 #: Seconds. RabbitMQ closes a connection on which nothing has come for two to three of them.
 HEARTBEAT = 2
 #: Seconds that a call sleeps in the runs with a heartbeat: longer than RabbitMQ waits.

@@ -27,6 +27,7 @@ def row(pool: str, size: int, seconds: float, memory: float, **more: Any) -> Row
         "total_seconds": seconds,
         "most": {"rss_mb": memory, "cpu_percent": 17.0},
         "shared_once_mb": memory,
+        "begun_within_seconds": 0.02,
         "connections_open": {"redis": 4, "broker": 3},
         **more,
     }
@@ -206,6 +207,11 @@ def test_pools_that_were_equally_fast_and_differ_here_are_named():
     fast, slow = row("prefork", 32, 2.0, 550), row("gevent", 32, 3.0, 77)
     text = original.differences([fast, slow])
     assert "order. But gevent at 32 takes 1.50 times as long as prefork at 32, where" in text
+    assert "began" not in text
+    late = row("gevent", 32, 3.0, 77, begun_within_seconds=0.92)
+    assert "both took the same time then. Its calls began within 0.92 s, as " in (
+        original.differences([fast, late])
+    )
     assert "But" not in original.differences([fast, row("gevent", 32, 2.2, 77)])
     assert "But" not in original.differences(
         [row("prefork", 32, 2.0, 550), row("gevent", 16, 3.0, 77)]
@@ -268,6 +274,14 @@ def test_total_time_is_from_the_first_start_to_the_last_end():
     assert end.seconds == 5.0
     assert end.errors == {"failed": 0, "missing": 0, "ran_twice": 0}
     assert end.wrong == 0
+
+
+def test_calls_that_can_run_at_once_begin_within_the_first_and_the_last_of_them():
+    records = [{"id": n, "start": start} for n, start in enumerate((10.2, 10.0, 12.0))]
+    end = replace(clean(), records=records)
+    assert end.begun_within(2) == pytest.approx(0.2)
+    assert end.begun_within(32) == pytest.approx(2.0)
+    assert replace(end, records=[]).begun_within(2) == 0
 
 
 def test_what_is_lost_begun_again_failed_or_wrong_is_counted():
