@@ -49,6 +49,7 @@ _GAP = 0.6  # between the bars of two strategies, in bars
 _NAME, _CASE = 18, 40  # characters in a line of a strategy's name, and of a case's
 #: Bars of which the longest is more than so many times the shortest could not be compared.
 _LOG_ABOVE = 50
+_LEGEND = 0.85  # of the width, as a browser's font may be wider than the one that is measured here
 _COLOURS = 10  # of the style; lines beyond them are dashed
 
 
@@ -130,8 +131,10 @@ def bars(summaries: Sequence[Summary], path: Sequence[str], title: str) -> str:
                 axes.annotate(said, (high, place), (8, 0), textcoords="offset points", va="center")
             else:
                 error = [[median - low], [high - median]]
-                bar = axes.barh(place, median, xerr=error, color=colour, label=label)
-                axes.bar_label(bar, [said], padding=4)
+                axes.barh(place, median, xerr=error, color=colour, label=label)
+                # On the right also of what is below 0, as names are on the left.
+                right = max(high, 0.0), place
+                axes.annotate(said, right, (4, 0), textcoords="offset points", va="center")
     axes.set_yticks([mean(p for p, s in placed if group(s) == name) for name in names], labels)
     axes.invert_yaxis()
     if log:
@@ -171,7 +174,7 @@ def _add_legend(figure: Figure) -> None:
         legend = figure.legend(loc="outside upper left", ncols=columns)
         figure.draw_without_rendering()
         box = legend.get_window_extent()
-        if columns == 1 or box.width <= figure.bbox.width:
+        if columns == 1 or box.width <= _LEGEND * figure.bbox.width:
             break
         legend.remove()
     # Each line of the legend takes from the height of what is drawn.
