@@ -294,4 +294,4 @@ def test_people_get_a_table_and_what_breaks_first(capsys):
     for part in ("gateway processes", "workers, prefork:8", "RabbitMQ nodes", "Redis of claims"):
         assert f"\n{part}" in out
     assert "what breaks first, and at which rate:\n" in out
-    assert out.endswith("costs: openloop.json, slow.json, soak.json, waiting.json\n")
+    assert out.endswith("costs: capacity.json, openloop.json, slow.json, waiting.json\n")
