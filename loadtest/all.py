@@ -101,6 +101,10 @@ class Run:
     def file(self, suffix: str) -> Path:
         return DIRECTORY / f"{self.name}.{suffix}"
 
+    def last_line(self) -> str:
+        """Return the last line of the output, without the program's name."""
+        return "".join(self.file("log").read_text().splitlines()[-1:]).removeprefix("loadtest: ")
+
     def files(self) -> list[Path]:
         """Return the report, its page and its plots, as far as they are there."""
         named = [path for suffix in ("json", "html") if (path := self.file(suffix)).exists()]
@@ -118,14 +122,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         full = {name: FULL[name] for name in chosen or FULL}
         runs = [Run(name, 60 * minutes, options) for name, (minutes, options) in full.items()]
-    if chosen is not None and machine.commit().endswith("-dirty"):
+    commit = machine.commit() if chosen is not None else ""
+    if commit.endswith("-dirty"):
         print("loadtest: a report names its commit: commit what is changed here", file=sys.stderr)
         return 1
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     well: list[Run] = []
     interrupted = False
     try:
-        run_all(runs, well, strict=chosen is not None)
+        run_all(runs, well, commit)
     except KeyboardInterrupt:
         print("loadtest: interrupted, everything is stopped", file=sys.stderr)
         interrupted = True
@@ -134,8 +139,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 130 if interrupted else int(len(well) < len(runs))
 
 
-def run_all(runs: Sequence[Run], well: list[Run], strict: bool = False) -> None:
-    """Run all, with a line for each; append those that go well to `well`."""
+def run_all(runs: Sequence[Run], well: list[Run], commit: str) -> None:
+    """Run all, with a line for each; append those that go well to `well`; see `_verdict`."""
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     expected = sum(run.seconds for run in runs)
     print(f"{len(runs)} experiments, about {timedelta(seconds=expected)}; output: {DIRECTORY}")
@@ -143,33 +148,28 @@ def run_all(runs: Sequence[Run], well: list[Run], strict: bool = False) -> None:
         for run in runs:
             progress.step(f"{run.name}: {EXPERIMENTS[run.name]}", run.seconds)
             begin = monotonic()
-            succeeded, said = _verdict(run, strict)
+            succeeded, said = _verdict(run, commit)
             if succeeded:
                 well.append(run)
             progress.note(f"{said} ({monotonic() - begin:.0f} s)")
     print(f"{len(well)} well, {len(runs) - len(well)} failed")
 
 
-def _verdict(run: Run, strict: bool) -> tuple[bool, str]:
+def _verdict(run: Run, commit: str) -> tuple[bool, str]:
     """Run an experiment, with its output in a file; return whether it went well, and what it
-    says. Where `strict`, what other programs have disturbed has not gone well."""
+    says. Where its report is to be committed, it has to be of `commit` and undisturbed."""
     code = _run(run)
     if code is None:
         return False, f"FAILED: it hung, and was stopped; see {run.file('log')}"
     if not run.file("json").exists():
-        last = run.file("log").read_text().splitlines()[-1:] or [f"exit code {code}"]
-        return False, f"FAILED: {last[0].removeprefix('loadtest: ')}; see {run.file('log')}"
+        return False, f"FAILED: {run.last_line() or f'exit code {code}'}; see {run.file('log')}"
     report = json.loads(run.file("json").read_text())
     problems = report["problems"]
     if code not in (0, DISTURBED) and not problems:
-        last = run.file("log").read_text().splitlines()[-1:] or [""]
-        problems = [f"exit code {code}: {last[0]}"]
-    if strict and report["commit"] != machine.commit():
-        problems = [
-            *problems,
-            f"it was measured on {report['commit']}, and not on what is there now",
-        ]
-    if strict and report["disturbance"]:
+        problems = [f"exit code {code}: {run.last_line()}"]
+    if commit and report["commit"] != commit:
+        problems = [*problems, f"it was measured on {report['commit']}, and not on {commit}"]
+    if commit and report["disturbance"]:
         problems = [*problems, report["disturbance"]]
     if problems:
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""

@@ -107,8 +107,6 @@ def measure(options: argparse.Namespace, stack: Stack) -> Report:
     try:
         wrk.program()  # before anything is started
         report: Report = experiment.run(given, stack)
-    except WrongOption:
-        raise
     except GatewayError as exc:
         report = Report(options.experiment, failures=[str(exc)])
     if (machine.commit(), machine.versions()) != (commit, versions):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from gateway.errors import GatewayError
 
-
-class WrongOption(GatewayError):
+class WrongOption(Exception):
     """An experiment cannot do what the options ask for; one line says what to do instead."""

@@ -9,7 +9,7 @@ from functools import partial
 from gateway.config.strategies import STRATEGIES
 from loadtest import over_time
 from loadtest.bench import Bench, Front
-from loadtest.lab.claims import Claim, lines
+from loadtest.lab import claims, first_gateway
 from loadtest.load import Load, closed
 from loadtest.over_time import OverTime
 from loadtest.plot import Plot
@@ -28,10 +28,6 @@ DEFAULTS = {"duration": 30, "repeats": 3}
 #: What is watched over time, in a measurement.
 SAMPLES = 15
 ACCEPT = "accept"
-#: What was said of the first gateway, which waited in a pool of threads: requests a second without
-#: and with the result, and where it hung: wrk -t4 -c1000 -d30.
-PUBLISHED, POOL = (245, 165), "threadpool"
-HUNG_CONNECTIONS, HUNG_SECONDS = 1_000, 30
 _ACCEPTING = """\
 public_url = "http://127.0.0.1"
 secret_key = "of the load test, and no secret"
@@ -78,8 +74,8 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     with bench.worker(*slowest.pool):
         faulty = alternate(trials, options, report)
     report.advice = conclude(report.summaries(), faulty)
-    said = judge(report.summaries(), options.duration)
-    report.tables = {"What was said, and what is found here": lines(said)}
+    said = first_gateway.judge(report.summaries(), options.duration)
+    report.tables = {"What was said, and what is found here": claims.lines(said)}
     report.plots = _plots(report.rows, tasks, connections)
     report.remarks = [
         "Rows without `accept` wait for the task's result. accept: a 202 as soon as RabbitMQ has "
@@ -167,9 +163,7 @@ def conclude(summaries: list[Summary], faulty: Set[str] = frozenset()) -> str:
     most = max(s.connections for s in waiting)
     cases = dict.fromkeys(s.case for s in waiting if s.connections == most)
     found = [_use([s for s in waiting if s.case == case], len(cases) > 1) for case in cases]
-    if taken := [s for s in clean if s.rows[0].get("answer") == ACCEPT]:
-        found.append(_accept(taken, waiting))
-    return text + " ".join(found)
+    return text + " ".join([*found, *_accept(clean)])
 
 
 def _use(clean: Sequence[Summary], several: bool) -> str:
@@ -204,61 +198,14 @@ def _use(clean: Sequence[Summary], several: bool) -> str:
     return text + "It works with any Celery worker that stores its results in Redis."
 
 
-def _accept(taken: Sequence[Summary], waiting: Sequence[Summary]) -> str:
-    """Say what `accept` changes for each strategy, the one that gains the most first."""
-    gains = _gains(taken, waiting)
+def _accept(clean: Sequence[Summary]) -> list[str]:
+    """Say what `accept` changes for each strategy, if it was measured."""
+    gains = first_gateway.accepting_gains(clean)
     if not gains:
-        return ""
+        return []
     times = ", ".join(f"{name} {gain:.1f}" for name, gain in gains.items())
-    return (
+    (connections,) = {s.connections for s in clean if s.rows[0].get("answer") == ACCEPT}
+    return [
         'With answer = "accept" senders do not wait for the task, which runs on the same cores all '
-        f"the same: requests/s over those with the result, at {taken[0].connections} connections: "
-        f"{times}."
-    )
-
-
-def _gains(taken: Sequence[Summary], waiting: Sequence[Summary]) -> dict[str, float]:
-    """Return how many times as many requests a second each strategy takes with `accept`."""
-    gains = {}
-    for s in taken:
-        for w in waiting:
-            # The route that accepts runs a task that takes no time.
-            same = (w.strategy, w.connections) == (s.strategy, s.connections)
-            if same and s.clean and w.clean and not w.rows[0].get("task_seconds"):
-                gains[s.strategy] = s.median("rps") / w.median("rps")
-    return dict(sorted(gains.items(), key=lambda gain: -gain[1]))
-
-
-def judge(summaries: Sequence[Summary], duration: int) -> list[Claim]:
-    """Decide what was said of the first gateway, by the strategy that waits as it did."""
-    return [_publishing(summaries), _hanging(summaries, duration)]
-
-
-def _publishing(summaries: Sequence[Summary]) -> Claim:
-    without, with_ = PUBLISHED
-    text = (
-        f"Publishing without fetching the result is {without / with_:.1f} times as fast "
-        f"({without} requests/s instead of {with_}), or more"
-    )
-    kinds: dict[str, list[Summary]] = {"accept": [], "wait": []}
-    for s in summaries:
-        kinds[s.rows[0].get("answer", "wait")].append(s)
-    gains = _gains(kinds["accept"], kinds["wait"])
-    if POOL not in gains:
-        return Claim(text, None)
-    shown = ", ".join(f"{name} {gain:.1f} times" for name, gain in gains.items())
-    return Claim(f"{text}, with {POOL}", gains[POOL] >= without / with_, shown)
-
-
-def _hanging(summaries: Sequence[Summary], duration: int) -> Claim:
-    text = f"{POOL} hangs with {HUNG_CONNECTIONS:,} connections for {HUNG_SECONDS} s"
-    for s in summaries:
-        if s.strategy == POOL and s.connections == HUNG_CONNECTIONS and duration >= HUNG_SECONDS:
-            kinds = [row["errors_by_kind"] for row in s.rows]
-            missing = sum(each.get("missing", 0) + each.get("timeout", 0) for each in kinds)
-            shown = (
-                f"{len(s.rows)} runs of {duration} s: {s.total('requests'):,} answers, {missing:,} "
-                f"missing, the slowest after {s.range('latency_ms', 'max')[1] / 1e3:.1f} s"
-            )
-            return Claim(text, missing > 0, shown)
-    return Claim(text, None)
+        f"the same: requests/s over those with the result, at {connections} connections: {times}."
+    ]

@@ -12,8 +12,8 @@ import pytest
 from gateway.stack import StackError
 from loadtest import cli, machine, stack
 from loadtest.experiments import transports
-from loadtest.experiments.transports import BUFFERED, Case
 from loadtest.lab import program
+from loadtest.lab.transport_cases import BUFFERED, Case
 from tests.support.stack import RabbitMQ
 from tests.support.waiting import until
 

@@ -43,10 +43,10 @@ from loadtest.experiments import (
     worker_pools,
 )
 from loadtest.experiments.strategies import conclude
-from loadtest.experiments.transports import CASES
 from loadtest.lab.consumers import bindings, broker_memory, drivers
 from loadtest.lab.consumers.consumer import Consumer, ConsumerError, Messages
 from loadtest.lab.pools import starts
+from loadtest.lab.transport_cases import CASES
 from loadtest.load import see_that_schedules_were_kept
 from loadtest.plot import Plot
 from loadtest.progress import Progress

@@ -6,9 +6,14 @@ from typing import Any
 
 import pytest
 
-from loadtest.experiments import loops, transports
-from loadtest.experiments.loops import AIOHTTP, ASYNCIO, MANY, NO_LOOP, ONE, THREADS, UVLOOP
-from loadtest.experiments.transports import (
+from loadtest.experiments.loops import compared
+from loadtest.lab import loop_verdicts as loops
+from loadtest.lab import loop_ways
+from loadtest.lab import transport_verdicts as transports
+from loadtest.lab.loop_ways import AIOHTTP, ASYNCIO, MANY, NO_LOOP, ONE, THREADS, UVLOOP
+from loadtest.lab.sites import LEAST, MOST, sites, statuses
+from loadtest.lab.transport import END, MESSAGE, Counts, Settings, Transport
+from loadtest.lab.transport_cases import (
     BUFFERED,
     BYTES,
     CONFIRMED,
@@ -18,8 +23,6 @@ from loadtest.experiments.transports import (
     PUSH,
     QUEUE,
 )
-from loadtest.lab.sites import LEAST, MOST, sites, statuses
-from loadtest.lab.transport import END, MESSAGE, Counts, Settings, Transport
 from loadtest.lab.transports import sum_up
 from loadtest.summary import Row
 
@@ -212,8 +215,8 @@ def lab(times: Rates = TIMES, cpu: Rates = CPU) -> list[Row]:
             {},
             {
                 (f"echo, {name}", loop): (9.0, 9.0)
-                for name in loops.INTERFACES
-                for loop in loops.LOOPS
+                for name in loop_ways.INTERFACES
+                for loop in loop_ways.LOOPS
             },
             ["confirmed", "confirmed", "refuted"],
         ),
@@ -284,9 +287,9 @@ def test_the_originals_checkers_are_beside_ours():
 def test_a_checkers_counts_have_to_be_those_of_the_sites():
     expected = statuses(1_000)
     assert sum(expected.values()) == 1_000 and len(expected) == 3
-    assert loops.compared(expected, expected) == {"wrong_answers": 0, "errors": {"missing": 0}}
+    assert compared(expected, expected) == {"wrong_answers": 0, "errors": {"missing": 0}}
     other = {**expected, "200": expected["200"] - 3, "500": 1}
-    assert loops.compared(other, expected) == {"wrong_answers": 1, "errors": {"missing": 3}}
+    assert compared(other, expected) == {"wrong_answers": 1, "errors": {"missing": 3}}
 
 
 def test_sites_are_the_same_in_each_run_and_the_first_ones_whatever_their_number():

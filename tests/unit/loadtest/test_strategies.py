@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.experiments.strategies import judge
+from loadtest.lab.first_gateway import judge
 from loadtest.summary import Row, summarize
 from tests.support.rows import row
 
