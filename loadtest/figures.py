@@ -188,17 +188,18 @@ def _strategies_block() -> str:
 
 
 def _per_process_block() -> str:
-    head = ["requests/s of one gateway process"]
+    strategies = ("pika", "redis")
+    head = [
+        "requests/s of one gateway process",
+        *(f"`{name}`, {what}" for name in strategies for what in ("us a request", "of a core")),
+    ]
     lines: dict[str, list[str]] = {}
     for each in summarize(_report("growth")["rows"]):
         rate = each.case.removesuffix("/s")
-        if rate != each.case and each.strategy in ("pika", "redis"):
+        if rate != each.case and each.strategy in strategies:
             us = each.median("cpu_us_per_request", "gateway")
             use = us * float(rate.replace(",", "")) / 1e6
             lines.setdefault(rate, [rate]).extend((f"{us:,.0f}", f"{100 * use:.0f} %"))
-            for name in (f"`{each.strategy}`, us a request", f"`{each.strategy}`, of a core"):
-                if name not in head:
-                    head.append(name)
     table = _markdown([head, *lines.values()], names=0)
     return f"<!-- costs per process -->\n{table}<!-- /costs per process -->"
 
