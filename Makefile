@@ -4,11 +4,23 @@ PYTHON ?= python3
 EXTRAS := build serve gevent fast otel dev loadtest docs test
 # What the image contains: the extras, and what is needed to build the project without a download.
 IMAGE := --extra serve --extra gevent --extra fast --extra otel --extra build
+# What `make run` installs: a trial needs no more.
+RUN := --extra dev --extra build
 MINUTES := 10
 # One list for every version of Python from 3.11 on, and every platform.
 COMPILE = build/constraints/bin/uv --quiet pip compile setup.cfg --universal --python-version 3.11 \
   --generate-hashes --no-annotate --custom-compile-command 'make constraints'
-PIP := .venv/bin/python -m pip --disable-pip-version-check --quiet
+PIP := .venv/bin/python -m pip --disable-pip-version-check
+# pip says a line for each package; what fails is said on standard error.
+BAR = awk -v all="$$(grep -c == $(1))" '\
+  /^(Collecting|Requirement)/ && n < all { n++; printf "\r%3d of %d packages", n, all > "/dev/stderr" } \
+  /^Installing/ { printf ", and now they are installed" > "/dev/stderr" } \
+  /^failed$$/ { failed = 1 } \
+  END { print "" > "/dev/stderr"; exit failed }'
+define fetch
+	@{ $(PIP) install --require-hashes --only-binary :all: --requirement $(1) || echo failed; } | $(BAR)
+	@$(PIP) --quiet install --no-deps --no-build-isolation --editable .
+endef
 
 .PHONY: help install run test coverage newest wheel matrix check fuzz loadtest reports pages docs faults alerts constraints clean
 
@@ -17,7 +29,7 @@ help: ## list the targets
 
 install: .venv/installed ## make .venv with everything that running, testing and load testing need
 
-run: install ## run broker, worker and gateway on this machine, nothing to install first (ARGS="...")
+run: .venv/run ## run broker, worker and gateway on this machine, nothing to install first (ARGS="...")
 	.venv/bin/gateway dev $(ARGS)
 
 test: install ## install missing servers, then lint and test (ARGS="...")
@@ -99,6 +111,7 @@ constraints: .venv/bin/python ## write constraints.txt again, with the newest ve
 	build/constraints/bin/python -m pip --disable-pip-version-check --quiet install uv
 	$(COMPILE) --upgrade $(EXTRAS:%=--extra %) --output-file constraints.txt
 	$(COMPILE) $(IMAGE) --constraint constraints.txt --output-file constraints-image.txt
+	$(COMPILE) $(RUN) --constraint constraints.txt --output-file constraints-run.txt
 	rm -rf build/constraints
 
 clean: ## remove everything that make has made, .venv included
@@ -110,8 +123,11 @@ clean: ## remove everything that make has made, .venv included
 	  { echo 'Python 3.11 or newer is needed; name one with: make PYTHON=/path/to/python3' >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 
+# Each of the two completes what the other one left.
 .venv/installed: .venv/bin/python setup.cfg constraints.txt
-	@echo 'installing 150 packages (700 MB) into .venv: one minute, or five on a slow line'
-	$(PIP) install --require-hashes --only-binary :all: --requirement constraints.txt
-	$(PIP) install --no-deps --no-build-isolation --editable .
+	$(call fetch,constraints.txt)
+	@touch .venv/run $@
+
+.venv/run: .venv/bin/python setup.cfg constraints-run.txt
+	$(call fetch,constraints-run.txt)
 	@touch $@
