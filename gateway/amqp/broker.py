@@ -24,7 +24,8 @@ from gateway.read_throttling import ReadThrottling
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT = 10  # seconds; the connection ends if the broker is silent for twice that
+#: Seconds, unless the URL has a `heartbeat`; the connection ends if the broker is silent for twice that.
+HEARTBEAT = 10
 CONNECT_TIMEOUT = 5  # seconds for TCP, TLS, AMQP and the queues together
 _AT_ONCE = 16  # queues at the same time: each needs a channel, and some brokers allow only few
 #: Errors of a connection and of opening it; a connector's error is not an AMQPError.
@@ -56,10 +57,10 @@ async def open_connection(
         raise
 
 
-def close(connection: TurnConnection) -> None:
+def close(connection: TurnConnection, why: str = "Normal shutdown") -> None:
     """Begin to close `connection`, unless it is closing or closed already."""
     if not (connection.is_closing or connection.is_closed):
-        connection.close()
+        connection.close(reply_text=why)
 
 
 def _parameters(url: str, tls: TLS) -> pika.ConnectionParameters:
@@ -73,7 +74,7 @@ def _parameters(url: str, tls: TLS) -> pika.ConnectionParameters:
         credentials=pika.PlainCredentials(
             parts["userid"] or "guest", parts["password"] or "guest", erase_on_connect=True
         ),
-        heartbeat=HEARTBEAT,
+        heartbeat=int(parts.get("heartbeat", HEARTBEAT)),
         socket_timeout=CONNECT_TIMEOUT,
         stack_timeout=CONNECT_TIMEOUT,
         ssl_options=pika.SSLOptions(tls.context(), parts["hostname"]) if secure else None,

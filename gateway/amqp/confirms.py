@@ -45,6 +45,11 @@ class Confirms:
     def __len__(self) -> int:
         return len(self._pending) + len(self._returned)
 
+    @property
+    def oldest(self) -> float:
+        """When the oldest message that is not settled was sent (monotonic); 0: there is none."""
+        return next((pending.sent for pending in self._pending.values()), 0.0)
+
     def add(self, pending: PendingTask) -> None:
         """Expect the confirm of a message that has just been published."""
         self._tag += 1

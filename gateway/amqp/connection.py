@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import pika
@@ -48,7 +49,10 @@ class LoopServices(_AsyncioIOServicesAdapter):
 
 
 class TurnConnection(AsyncioConnection):
-    """Joins the writes of one turn of the loop, and passes received bytes to a scanner first."""
+    """Joins the writes of one turn of the loop, and passes received bytes to a scanner first.
+
+    ``heard`` is when the broker last sent something (monotonic seconds).
+    """
 
     # Attributes of pika's base class.
     _frame_buffer: bytes
@@ -61,6 +65,7 @@ class TurnConnection(AsyncioConnection):
         **callbacks: Any,
     ):
         self.writable = True
+        self.heard = monotonic()
         self._turn: list[bytes] = []
         self._throttling = throttling
         self._scanner: Scanner | None = None
@@ -109,10 +114,16 @@ class TurnConnection(AsyncioConnection):
         if self._transport is not None:  # None: the connection is lost already
             self._transport.set_write_buffer_limits(high=size)
 
-    def abort(self) -> None:
+    def abort(self, why: str) -> None:
         """Close the socket without AMQP's handshake; `on_closed` is called soon after."""
         if self._transport is not None:  # None: the connection is lost already
-            self._transport.abort()
+            self._terminate_stream(pika.exceptions.AMQPHeartbeatTimeout(why))
+
+    @property
+    def silent(self) -> bool:
+        """Has nothing come for two intervals of heartbeats? The broker sends two in each."""
+        beat = self.params.heartbeat
+        return bool(beat) and monotonic() - self.heard > 2 * beat
 
     def pause_writing(self) -> None:
         """Called by the transport when too many bytes wait to be sent."""
@@ -136,6 +147,7 @@ class TurnConnection(AsyncioConnection):
             self._transport.write(data)
 
     def _on_data_available(self, data_in: bytes) -> None:
+        self.heard = monotonic()
         if self._scanner is None:
             super()._on_data_available(data_in)
             return

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 BACKOFF = (0.1, 5.0)  # seconds between attempts: the first, the longest
 STEADY = 1.0  # seconds; after a connection that lasted longer there is no pause
-_LOOK_AGAIN = 1.0  # seconds until a missing exchange is looked for again
+_LOOK_AGAIN = 1.0  # seconds until one looks again: for a missing exchange, for heartbeats
 SETTLING = 10.0  # seconds after the end of an outage; see `Publisher._on_rejected`
 
 # RabbitMQ's reason for closing the channel, which is the only message that has its limit.
@@ -108,7 +108,7 @@ class Publisher:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._lost.wait(), broker.CONNECT_TIMEOUT)
             if not self._lost.is_set():
-                self._connection.abort()
+                self._connection.abort("it did not close")
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._lost.wait(), 1)
 
@@ -183,13 +183,30 @@ class Publisher:
             log.info("connected to the broker at %s", maybe_sanitize_url(url))
             self.url = url
             connected = monotonic()
-            await self._lost.wait()
+            await self._until_lost()
             if monotonic() - connected > STEADY:
                 backoff.reset()
                 continue
             # Without a pause a connection that ends as soon as it is used would be opened again
             # and again, at the rate of the requests.
             await asyncio.sleep(backoff.next())
+
+    async def _until_lost(self) -> None:
+        """Wait until the connection is lost; one without heartbeats for too long is aborted."""
+        silent = 0
+        while not self._lost.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._lost.wait(), _LOOK_AGAIN)
+            connection = self._connection
+            # If this process was stopped itself, what has come meanwhile is read before a second look.
+            silent = silent + 1 if connection is not None and connection.silent else 0
+            if connection is not None and silent > 1:
+                _give_up(connection, "no heartbeats have come")
+
+    def _on_silence(self, connection: TurnConnection) -> None:
+        # A broker that takes no messages does not read the question either.
+        if not self.blocked:
+            _give_up(connection, "it neither confirms nor answers")
 
     async def _connect(self, url: str) -> None:
         """Open a connection and a channel, declare missing queues, and allow publishing."""
@@ -222,7 +239,12 @@ class Publisher:
             raise
         self._metrics.connected("broker")
         self._channel = PublishingChannel(
-            channel, confirms, self._metrics, self._config.confirm_timeout, self._largest
+            channel,
+            confirms,
+            self._metrics,
+            self._config.confirm_timeout,
+            self._largest,
+            partial(self._on_silence, connection),
         )
         self._revocations = Revocations(connection)
         self._error = self.blocked = ""
@@ -245,7 +267,7 @@ class Publisher:
         # Only `_connect` opens a channel: close the connection, so that both are opened again.
         if channel.connection.is_open:
             log.warning("the broker closed the channel: %s", describe(exc))
-            channel.connection.close(reply_text="channel closed")
+            broker.close(channel.connection, "channel closed")
 
     def _on_rejected(self, queue: str) -> None:
         """Reconnect where a quorum queue has confirmed nothing since an outage.
@@ -258,7 +280,7 @@ class Publisher:
             self._error = f"the queue {queue} has confirmed nothing since the outage"
             log.warning("%s: reconnecting to the broker", self._error)
             if self._connection is not None:
-                self._connection.close(reply_text="a queue confirms nothing")
+                broker.close(self._connection, "a queue confirms nothing")
 
     def _drop(self, error: str) -> None:
         """Give up the connection, and fail its unconfirmed messages."""
@@ -279,3 +301,8 @@ class Publisher:
     def _on_unblocked(self, _connection: Any, _method: Any) -> None:
         log.info("the broker takes messages again")
         self.blocked = ""
+
+
+def _give_up(connection: TurnConnection, why: str) -> None:
+    log.warning("the connection to the broker is given up: %s", why)
+    connection.abort(why)

@@ -1,4 +1,10 @@
-"""Publish on one open channel, from templates, and time out what is not confirmed."""
+"""Publish on one open channel, from templates, and time out what is not confirmed.
+
+A connection whose other end is gone, without a word, takes everything that is written to it. So where
+a confirm is late and the broker is silent as well, it is asked something that it answers at once.
+A broker that says nothing for `confirm_timeout` after that is given up, long before the
+heartbeats would show it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +17,8 @@ from gateway.errors import BrokerUnavailable
 from gateway.metric_table import RABBITMQ, SENT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pika.channel import Channel
 
     from gateway.amqp.confirms import Confirms
@@ -22,13 +30,14 @@ if TYPE_CHECKING:
 
 PROBE = "gateway.probe"  # a routing key that no queue has
 _SWEEP = 0.1  # seconds between checks for overdue confirms
+_QUIET = 0.5  # seconds without a confirm, or anything else, after which a broker is asked
 
 
 class PublishingChannel:
-    """Publishes to the default exchange: mandatory, confirmed, never twice.
+    """Publishes mandatory messages, each of which is confirmed, and never published twice.
 
     `channel` is in confirm mode and `confirms` has its messages. `confirm_timeout` is in seconds,
-    `largest` in bytes of a body.
+    `largest` in bytes of a body. `on_silence` is called when the broker does not answer any more.
     """
 
     def __init__(
@@ -38,12 +47,17 @@ class PublishingChannel:
         metrics: Metrics,
         confirm_timeout: float,
         largest: float,
+        on_silence: Callable[[], object],
     ):
         self._channel = channel
         self._connection: TurnConnection = channel.connection
         self._confirms = confirms
         self._sent = metrics.counter(SENT, *RABBITMQ)
         self._confirm_timeout = confirm_timeout
+        self._on_silence = on_silence
+        # When the broker was asked whether it answers (monotonic), and how many sweeps ago. Time
+        # alone would not do: this process may have been stopped itself.
+        self._asked, self._sweeps = 0.0, 0
         self._templates = Templates(
             channel.channel_number, self._connection.params.frame_max, largest
         )
@@ -80,9 +94,25 @@ class PublishingChannel:
         self._confirms.fail(error)
 
     def _sweep(self) -> None:
+        now = monotonic()
         try:
-            self._confirms.give_up(monotonic() - self._confirm_timeout)
+            asks = self._ask(now)
+            self._confirms.give_up(now - self._confirm_timeout)
         finally:  # an error of one message must not end the timeouts of the others
             self._sweeper = None
-            if self._confirms:
+            if self._confirms or asks:
                 self._sweeper = asyncio.get_running_loop().call_later(_SWEEP, self._sweep)
+
+    def _ask(self, now: float) -> bool:
+        """Ask a silent broker whether it answers; return whether its answer is awaited."""
+        heard = self._connection.heard
+        if self._asked > heard:
+            self._sweeps += 1
+            if self._sweeps * _SWEEP < self._confirm_timeout:
+                return True
+            self._on_silence()
+        elif self._confirms.oldest and now - max(heard, self._confirms.oldest) > _QUIET:
+            self._asked, self._sweeps = now, 0
+            self.probe()
+            return True
+        return False

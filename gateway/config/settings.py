@@ -10,7 +10,7 @@ from contextlib import suppress
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import quote, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from kombu.utils.url import parse_url
 from pydantic import (
@@ -124,6 +124,9 @@ class Config(Model):
     def _brokers(cls, urls: list[SecretStr]) -> list[SecretStr]:
         for url in urls:
             _check_url(url.get_secret_value(), BROKER_SCHEMES)
+            for beat in parse_qs(urlsplit(url.get_secret_value()).query).get("heartbeat", ()):
+                if not (beat.isascii() and beat.isdecimal() and int(beat) <= 3_600):
+                    raise ValueError("heartbeat= has to be whole seconds; 0: none are sent")
         return urls
 
     @field_validator("public_url")

@@ -8,6 +8,7 @@ from typing import Any
 
 from pika.channel import Channel
 
+from gateway.amqp import broker
 from gateway.amqp.publisher import Publisher
 from gateway.amqp.scanner import Scanner
 from gateway.celery_message import Message, decode_result
@@ -56,7 +57,7 @@ class PikaRPC(Strategy):
 
         # Called if the queue is deleted: reconnect, as every reply would be lost without an error.
         channel.add_on_cancel_callback(
-            lambda _frame: channel.connection.close(reply_text="the reply queue is gone")
+            lambda _frame: broker.close(channel.connection, "the reply queue is gone")
         )
 
         def declared(_frame: Any) -> None:

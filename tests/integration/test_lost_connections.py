@@ -26,7 +26,7 @@ from gateway.stores import result_store
 from gateway.stores.pipeline import Pipeline
 from gateway.stores.result_channel import ResultChannel
 from gateway.stores.result_store import LOST, ResultStore
-from gateway.strategies.pika_rpc import PikaRPC
+from gateway.strategies.pika_rpc import CONSUMER, PikaRPC
 from tests.support.in_memory import LOOPS
 from tests.support.stack import RabbitMQ
 from tests.support.waiting import eventually
@@ -229,6 +229,23 @@ def test_a_reply_queue_that_comes_too_late_is_not_consumed(run, rabbitmq: Rabbit
 
         # then nothing has failed.
         assert errors == []
+
+    run(work)
+
+
+def test_a_reply_queue_that_goes_while_its_connection_closes(run, rabbitmq: RabbitMQ, metrics):
+    async def work() -> None:
+        strategy = PikaRPC(Config(strategy="pika", broker_url=rabbitmq.url), metrics, "prefix")
+        await strategy.start()
+        await eventually(lambda: not strategy.checks()["broker"])
+        connection = strategy._publisher.connection
+        number = strategy._publisher._channel._channel.channel_number
+        gone = pika.frame.Method(number, pika.spec.Basic.Cancel(CONSUMER, True)).marshal()
+        # The broker's last words come after the beginning of the end.
+        connection.close()
+        connection._on_data_available(gone)
+        await eventually(lambda: connection.is_closed)
+        await strategy.stop()
 
     run(work)
 

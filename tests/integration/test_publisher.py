@@ -19,6 +19,8 @@ from gateway.config.settings import Config, Route
 from gateway.errors import BodyTooLarge, BrokerUnavailable, URITooLong
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
+from tests.faults.proxy import Proxy
+from tests.faults.servers import port_of
 from tests.support.stack import RabbitMQ
 from tests.support.waiting import eventually
 
@@ -367,3 +369,64 @@ def test_a_broker_that_does_not_answer_keeps_no_connection_of_a_publisher_that_s
         run(lambda: Publisher(config(broker), metrics), work)
     finally:
         broker.thaw()
+
+
+@pytest.fixture
+def proxy(broker) -> Iterator[Proxy]:
+    proxy = Proxy(port_of(broker))
+    yield proxy
+    proxy.close()
+
+
+def behind(proxy: Proxy, broker: RabbitMQ, query: str = "") -> str:
+    return broker.url.replace(f":{port_of(broker)}/", f":{proxy.port}/") + query
+
+
+def test_a_silently_dead_connection_is_given_up_for_the_next_broker(metrics, broker, proxy, caplog):
+    """Nothing tells of it but the missing confirm; heartbeats would need 20 s to."""
+    urls = [behind(proxy, broker), broker.url]
+
+    async def work(publisher: Publisher) -> None:
+        await eventually(lambda: not publisher.error)
+        proxy.stall()
+        lost = pending()
+        publisher.publish(lost)
+        await eventually(lambda: lost.error is not None)
+        await eventually(lambda: publisher.url == broker.url)
+        again = pending()
+        publisher.publish(again)
+        await eventually(lambda: again.confirmed)
+        # What the new connection does not answer yet was not asked of it.
+        assert caplog.text.count("given up") == 1
+
+    one = Config(broker_url=urls, confirm_timeout=0.6)
+    run(lambda: Publisher(one, metrics), work)
+
+
+def test_a_connection_without_requests_or_heartbeats_is_given_up(metrics, broker, proxy):
+    urls = [behind(proxy, broker, "?heartbeat=1"), broker.url]
+
+    async def work(publisher: Publisher) -> None:
+        await eventually(lambda: not publisher.error)
+        proxy.stall()
+        await eventually(lambda: publisher.url == broker.url)
+
+    run(lambda: Publisher(Config(broker_url=urls), metrics), work)
+
+
+def test_a_broker_that_only_confirms_late_keeps_its_connection(metrics, broker, monkeypatch):
+    """It answers the question, so the messages time out, and the replies of others still come."""
+
+    async def work(publisher: Publisher) -> None:
+        await eventually(lambda: not publisher.error)
+        channel = publisher._channel
+        # Confirms of these messages are never handled, as if a queue had no leader.
+        channel._confirms.confirm = lambda *_: None
+        publisher.connection._scanner._on_confirm = lambda *_: None
+        for _ in range(3):
+            lost = pending()
+            publisher.publish(lost)
+            await eventually(lambda lost=lost: lost.error is not None)
+        assert publisher._channel is channel
+
+    run(lambda: Publisher(Config(broker_url=broker.url, confirm_timeout=0.6), metrics), work)

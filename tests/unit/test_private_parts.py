@@ -48,6 +48,7 @@ USED = {
         "gateway/amqp/connection.py"
     ),
     "pika.connection:Connection._on_data_available": "gateway/amqp/connection.py",
+    "pika.connection:Connection._terminate_stream": "gateway/amqp/connection.py",
     "pika.connection:Connection._frame_buffer": "gateway/amqp/connection.py",
     "pika.connection:Connection._output_marshaled_frames": "gateway/amqp/connection.py",
     "pika.connection:Connection._adapter_emit_data": "gateway/amqp/connection.py",
