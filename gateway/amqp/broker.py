@@ -24,7 +24,7 @@ from gateway.read_throttling import ReadThrottling
 
 log = logging.getLogger(__name__)
 
-#: Seconds, unless the URL has a `heartbeat`; the connection ends if the broker is silent for twice that.
+#: Seconds, unless the URL has a `heartbeat`; a broker that is silent for twice that is given up.
 HEARTBEAT = 10
 CONNECT_TIMEOUT = 5  # seconds for TCP, TLS, AMQP and the queues together
 _AT_ONCE = 16  # queues at the same time: each needs a channel, and some brokers allow only few

@@ -198,7 +198,7 @@ class Publisher:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._lost.wait(), _LOOK_AGAIN)
             connection = self._connection
-            # If this process was stopped itself, what has come meanwhile is read before a second look.
+            # A process that was stopped itself reads what has come before it looks again.
             silent = silent + 1 if connection is not None and connection.silent else 0
             if connection is not None and silent > 1:
                 _give_up(connection, "no heartbeats have come")

@@ -1,9 +1,9 @@
 """Publish on one open channel, from templates, and time out what is not confirmed.
 
-A connection whose other end is gone, without a word, takes everything that is written to it. So where
-a confirm is late and the broker is silent as well, it is asked something that it answers at once.
-A broker that says nothing for `confirm_timeout` after that is given up, long before the
-heartbeats would show it.
+A connection whose other end is gone, without a word, takes everything that is written to it. So
+where a confirm is late and the broker is silent as well, it is asked something that it answers at
+once. If it says nothing for `confirm_timeout` after that, the connection is given up, long before
+heartbeats would show that it is dead.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def serve(arguments: argparse.Namespace) -> int:
     for name, near in unknown_variables(os.environ, arguments.config).items():
         hint = f"; did you mean {near}?" if near else ""
         logger.warning("%s is not read: there is no such variable%s", name, hint)
-    logger.info("listening on %s", ", ".join(map(address, sockets)))
+    logger.info("bound to %s", ", ".join(map(address, sockets)))
     pages = "dashboard, health and metrics"
     if admin:
         logger.info("%s on http://%s/", pages, ", ".join(map(address, admin)))

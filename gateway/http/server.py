@@ -66,7 +66,13 @@ class Server:
         return self._draining
 
     def listen(self, sockets: Sequence[socket.socket]) -> None:
-        """Accept on `sockets`, which are bound, listening and shared with other processes."""
+        """Accept on `sockets`, which are bound and shared with other processes.
+
+        Raises OSError where another program has begun to listen on the same address.
+        """
+        for listener in sockets:
+            if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                listener.listen(self._config.backlog)
         self._sockets = list(sockets)
         for listener in self._sockets:
             listener.setblocking(False)

@@ -76,7 +76,10 @@ class Child:
         gc.collect()
         gc.freeze()
         gc.enable()
-        self._server.listen(self._sockets)
+        try:
+            self._server.listen(self._sockets)
+        except OSError as exc:
+            raise SystemExit(f"cannot listen: {exc.strerror}") from exc
         logger.info("serving with the strategy %s", self._config.strategy)
         await self._stopping.wait()
         logger.info("draining")

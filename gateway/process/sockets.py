@@ -45,7 +45,10 @@ def _inherit(descriptor: int) -> socket.socket:
 
 
 def bind(config: Config) -> list[socket.socket]:
-    """Bind the listening socket; raises OSError."""
+    """Bind the socket, on which the first child listens when it can answer; raises OSError.
+
+    Until then connections are refused, and a proxy tries the next server.
+    """
     if config.uds:
         if config.uds.is_socket():
             _remove_left(config.uds)
@@ -58,7 +61,6 @@ def bind(config: Config) -> list[socket.socket]:
         config.uds.chmod(0o666)
     else:
         listener = bind_tcp(config.host, config.port)
-    listener.listen(config.backlog)
     return [listener]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import re
@@ -258,6 +259,36 @@ def test_dev_does_not_take_another_gateway_for_its_own(flag):
     where = f"gateway: cannot listen on 127.0.0.1:{number}: Address already in use"
     assert (done.returncode, done.stderr) == (1, f"{where}; {flag} chooses another\n")
     assert "Ready" not in done.stdout
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_connections_are_refused_until_a_child_can_answer(tmp_path, kind):
+    """A proxy then sends the request to another gateway, and it does not wait for this one."""
+    config, number, path = tmp_path / "gateway.toml", free_port(), str(tmp_path / "socket")
+    config.write_text("confirm_timeout = 2\n")  # how long a child waits for its broker
+    where = ["--uds", path] if kind == "unix" else ["--port", str(number)]
+    family, address = (
+        (socket.AF_UNIX, path) if kind == "unix" else (socket.AF_INET, ("127.0.0.1", number))
+    )
+
+    def connected() -> int:
+        with socket.socket(family) as client:
+            return client.connect_ex(address)
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        broker = f"amqp://127.0.0.1:{silent.getsockname()[1]}//"
+        command = [*GATEWAY, "serve", *where, "--admin-port", "0", "--broker", broker]
+        starting = subprocess.Popen(
+            [*command, "--config", str(config)], env=inherited(), stderr=subprocess.PIPE, text=True
+        )
+        try:
+            assert any("bound to" in line for line in starting.stderr)
+            assert connected() == errno.ECONNREFUSED
+            assert any("serving with" in line for line in starting.stderr)
+            assert connected() == 0
+        finally:
+            starting.kill()
+            starting.communicate()
 
 
 def test_unix_socket_that_cannot_be_is_told_in_one_line(tmp_path):
@@ -635,7 +666,7 @@ def test_requests_under_way_are_answered_and_new_connections_are_refused(gateway
     for server in stopping:
         assert exit_code(server) == 0
         said = server.output()
-        assert f"listening on {server.url.removeprefix('http://')}\n" in said
+        assert f"bound to {server.url.removeprefix('http://')}\n" in said
         assert f"dashboard, health and metrics on {server.admin_url}/\n" in said
         assert re.search(
             r"draining\n(.*\n)*.*drained: all requests are answered\n.*stopped\n", said

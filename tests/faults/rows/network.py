@@ -15,8 +15,8 @@ from tests.faults.servers import port_of
 from tests.faults.trial import Trial
 from tests.support.stack import RabbitMQ
 
-#: Seconds after which a silent broker must have been given up: where messages are sent, the quiet half
-#: second before it is asked, `confirm_timeout`, and a second until then and from then on.
+#: Seconds after which a silent broker must have been given up: the half second before it is asked,
+#: `confirm_timeout`, and some more for the first message and for the next connection.
 GIVEN_UP = 6
 IN_FLIGHT = 200
 SLOW = (1_000_000, 0.2)  # bit/s, seconds
