@@ -114,7 +114,7 @@ class TurnConnection(AsyncioConnection):
         if self._transport is not None:  # None: the connection is lost already
             self._transport.set_write_buffer_limits(high=size)
 
-    def abort(self, why: str) -> None:
+    def abort(self, why: str = "it did not close") -> None:
         """Close the socket without AMQP's handshake; `on_closed` is called soon after."""
         if self._transport is not None:  # None: the connection is lost already
             self._terminate_stream(pika.exceptions.AMQPHeartbeatTimeout(why))

@@ -108,7 +108,7 @@ class Publisher:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._lost.wait(), broker.CONNECT_TIMEOUT)
             if not self._lost.is_set():
-                self._connection.abort("it did not close")
+                self._connection.abort()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._lost.wait(), 1)
 
