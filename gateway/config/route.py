@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -150,6 +151,10 @@ class Route(TaskSettings):
     def hold(self) -> float:
         """The time from the first try's arrival to the last one's, in seconds."""
         return (self.tries - 1) * self.retry_after
+
+    def takes_event(self, event: str) -> bool:
+        """Tell whether one of `events` is the name or the pattern of `event`, if there are any."""
+        return self.events is None or any(fnmatchcase(event, each) for each in self.events)
 
     @cached_property
     def takes(self) -> Callable[[Delivery], bool]:

@@ -6,17 +6,19 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 
 from gateway.amqp import broker
 from gateway.amqp.publishers import publisher_for
 from gateway.celery_message import TaskIds, decode_result
+from gateway.config.pointers import pointers_in
 from gateway.config.settings import Config
 from gateway.errors import (
     BrokerUnavailable,
     GatewayError,
     NotConfirmed,
+    NotFound,
     Rejected,
     RequestError,
     Unroutable,
@@ -46,9 +48,8 @@ async def publishing(config: Config) -> AsyncIterator[Publish]:
     publisher = publisher_for(config, metrics)
 
     async def publish(entry: Entry, task_id: str) -> None:
-        message = entry.message(task_id)
-        message.queue = _queue(config, entry)
-        pending = PendingTask(message, monotonic() + config.confirm_timeout + 1)
+        deadline = monotonic() + config.confirm_timeout + 1
+        pending = PendingTask(entry.message(task_id), deadline)
         publisher.publish(pending)
         try:
             await pending.until_confirmed()
@@ -70,16 +71,35 @@ async def publishing(config: Config) -> AsyncIterator[Publish]:
         metrics.close()
 
 
-def _queue(config: Config, entry: Entry) -> str:
-    """Return the queue for a delivery that is replayed.
+def aimed(config: Config, entry: Entry) -> Entry:
+    """Return `entry` with the task and the queue that its route has today; the call stays.
 
-    A dynamic queue may be gone, or may expire together with its messages before a worker has them.
+    An accepted message in a queue that no worker consumes any more would be lost in silence. A
+    dynamic queue may be gone, or may expire together with its messages, so the static one is used.
+    Raises `NotFound` where no route, or more than one, could be meant.
     """
-    for route in config.routes:
-        pattern = route.queue_pattern
-        if pattern and route.path == entry.delivery["route"] and re.fullmatch(pattern, entry.queue):
-            return route.static_queue
-    return entry.queue
+    path, event = entry.delivery["route"], entry.delivery["event"]
+    routes = [route for route in config.routes if route.path == path and route.takes_event(event)]
+    same = [route for route in routes if route.task == entry.task]
+    for route in same:
+        if route.dynamic and re.fullmatch(route.queue_pattern or "", entry.queue):
+            return replace(entry, queue=route.static_queue)
+        exchange = entry.options.get("exchange")
+        if entry.queue in route.queue_names or (exchange and exchange == route.exchange):
+            return entry
+    several = same or routes
+    if len(several) != 1:
+        found = "no route has" if not several else f"{len(several)} routes have"
+        raise NotFound(
+            f"its task {entry.task} and its queue {entry.queue} have changed, and {found} the path "
+            f"{path}" + (f" for the event {event}" if event else "")
+        )
+    (route,) = several
+    if pointers_in(route.routing_key):
+        raise NotFound(f"{path} has a new exchange, and a routing key that only a request has")
+    queue = (route.queue_names or [route.routing_key])[0]
+    options = {**entry.options, "exchange": route.exchange or ""}
+    return replace(entry, task=route.task, queue=queue, options=options)
 
 
 async def outcomes(
@@ -168,7 +188,7 @@ class Replays:
             return Replay(entry.id, task_id, "not confirmed, but may run", unavailable=True)
         except RequestError as exc:
             await self._store.end_replay(entry.id, task_id, taken=False)
-            return Replay(entry.id, problem=f"not taken: {exc}", unavailable=True)
+            return Replay(entry.id, problem=f"not taken: {exc}", unavailable=exc.status >= 500)
         try:
             await self._store.end_replay(entry.id, task_id, taken=True)
         except GatewayError as exc:
@@ -199,4 +219,8 @@ class Replays:
 async def replaying(config: Config) -> AsyncIterator[Replays]:
     """Connect to the journal's store and to the broker, and yield what replays deliveries."""
     async with store_for(config).opened(config) as store, publishing(config) as publish:
-        yield Replays(store, publish)
+
+        async def publish_today(entry: Entry, task_id: str) -> None:
+            await publish(aimed(config, entry), task_id)
+
+        yield Replays(store, publish_today)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from urllib.parse import unquote_to_bytes
 
 from gateway.answer import Answer
@@ -76,10 +75,7 @@ class Endpoint:
         return any(True for _ in self._of(event))
 
     def _of(self, event: str) -> Iterator[Route]:
-        for route in self._routes:
-            patterns = route.events
-            if patterns is None or any(fnmatchcase(event, each) for each in patterns):
-                yield route
+        return (route for route in self._routes if route.takes_event(event))
 
     def unrouted(self, verified: Verified) -> Answer:
         """Return the answer for an event that no route takes."""
