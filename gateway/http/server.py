@@ -65,6 +65,11 @@ class Server:
     def draining(self) -> bool:
         return self._draining
 
+    @property
+    def listening(self) -> bool:
+        """Has it begun to accept connections?"""
+        return self._draining or bool(self._sockets)
+
     def listen(self, sockets: Sequence[socket.socket]) -> None:
         """Accept on `sockets`, which are bound and shared with other processes.
 

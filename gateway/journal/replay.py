@@ -91,8 +91,9 @@ def aimed(config: Config, entry: Entry) -> Entry:
     if len(several) != 1:
         found = "no route has" if not several else f"{len(several)} routes have"
         raise NotFound(
-            f"its task {entry.task} and its queue {entry.queue} have changed, and {found} the path "
-            f"{path}" + (f" for the event {event}" if event else "")
+            f"no route leads to its task {entry.task} in the queue {entry.queue} any more, and "
+            f"{found} the path {path}" + (f" for the event {event}" if event else "") + " in this "
+            "configuration: name the gateway's own with --config, or GATEWAY_CONFIG"
         )
     (route,) = several
     if pointers_in(route.routing_key):

@@ -118,6 +118,8 @@ class Child:
         try:
             while number := await reader.readline():
                 health = self._relay.checks()
+                if not self._server.listening:
+                    health["starting"] = "no connections are accepted yet"
                 if self._server.draining:
                     health["draining"] = "shutting down"
                 writer.write(json.dumps([int(number), health]).encode() + b"\n")

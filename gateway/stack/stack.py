@@ -203,14 +203,20 @@ class Stack:
         ready: str = "/readyz",
         wrapper: Sequence[str] = (),
     ) -> Server:
-        """Start `gateway serve` with `args`; it is ready when the admin path `ready` answers 200.
+        """Start `gateway serve` with `args`.
 
+        It is ready when the admin path `ready` answers 200 and connections are accepted.
         `wrapper` is a command before it, which executes the command that follows.
         """
         port, admin_port = port or free_port(), admin_port or free_port()
         argv = [*wrapper, sys.executable, "-m", "gateway", "serve", "--host", "127.0.0.1"]
         argv += ["--port", str(port), "--admin-port", str(admin_port), *args]
-        server = self.spawn("gateway", argv, env=env, ready=lambda: answers_ok(admin_port, ready))
+
+        def serves() -> bool:
+            # Of the pages only `/readyz` says whether connections are accepted.
+            return answers_ok(admin_port, ready) and (ready == "/readyz" or accepts(port))
+
+        server = self.spawn("gateway", argv, env=env, ready=serves)
         server.url = f"http://127.0.0.1:{port}"
         server.admin_url = f"http://127.0.0.1:{admin_port}"
         return server

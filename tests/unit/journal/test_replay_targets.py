@@ -10,7 +10,7 @@ from gateway.journal.entry import Entry
 from gateway.journal.replay import aimed
 
 PATH = {"path": "/orders"}
-CHANGED = "its task shop.take and its queue orders have changed, and "
+CHANGED = "no route leads to its task shop.take in the queue orders any more, and "
 
 
 def entry(event: str = "", **fields) -> Entry:
