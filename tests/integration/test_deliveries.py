@@ -169,7 +169,7 @@ def test_what_had_no_worker_is_run_by_a_replay(servers, gateway, deliveries):
     # when they are replayed,
     entries.sort(key=lambda entry: json.loads(deliveries("show", entry["id"])[1])["body"])
     code, out, err = deliveries("replay", *(entry["id"] for entry in entries))
-    # Which of them have expired is known once the worker has discarded them, and a gateway has looked.
+    # Which of them have expired is known once a worker has discarded them, and a gateway looked.
     assert err.startswith("of 4 to replay, ")
     # then they run in the order in which they were named, as tasks of their own,
     ran = servers.executions("unheard-")
