@@ -90,7 +90,8 @@ class Sample(NamedTuple):
 
     ``body`` has the placeholders ``$id``, ``$time`` (seconds since the epoch), ``$token`` (a secret
     that some senders write into the body), ``$event``, and ``$kind`` and ``$action``: the parts of
-    the event before and after its first dot.
+    the event before and after its first dot. Where the digest of the body identifies a delivery,
+    there is no ``$time``, so that samples with the same id are the same delivery.
     """
 
     event: str
@@ -104,8 +105,8 @@ class Example:
     ``options`` are those of ``[sources.NAME]`` with which the sender signs; ``receiver`` has those
     that differ for the receiver (a public key). ``other_secret`` does not verify the sender's
     signatures. ``proof`` is the header or query parameter with the signature; where it is
-    ``timed``, it expires. ``identity`` is the identity of a sample with the id 123456789; empty:
-    the digest of the body is used instead. ``opaque``: the sender's body may be any bytes, as
+    ``timed``, it expires. ``identity`` is in the identity of a sample with the id 123456789; empty:
+    the digest of the body is the identity. ``opaque``: the sender's body may be any bytes, as
     `verify` does not read it.
     """
 
