@@ -51,8 +51,8 @@ class Options(Model):
 class Verified:
     """The content of a verified request.
 
-    ``body`` is what the task gets, decrypted; ``identity`` is the same in all tries of one delivery
-    (empty: there is none); ``event`` is the event's name (empty: it has none); ``account`` is the
+    ``body`` is what the task gets, decrypted; ``identity`` is the same in all tries of one delivery,
+    and in no other one (empty: there is none); ``event`` is the event's name (empty: it has none); ``account`` is the
     receive id of the message. If there is a ``challenge``, it is the answer, and there is no task.
     ``context`` is data for `Source.reply`.
     """
@@ -127,8 +127,11 @@ class Source(ABC):
     - `verify` works on the raw bytes, compares in constant time, tries every secret, and
       raises nothing but a `RequestError`: `Unverified` (401) for what is missing, malformed,
       wrong or outside its tolerance, `BadRequest` (400) for an envelope that cannot be read.
+    - The identity holds all that tells two deliveries apart (account, sender, topic, hook), and the
+      digest of the decrypted body where tries repeat it (`gateway.sources.fields.identity`).
     - Identity and event are read from signed data; where the scheme does not sign the header
-      that contains them, the scheme's documentation says so.
+      that contains them, the scheme's documentation says so. They are read as tolerantly as
+      possible: what is verified is relayed, though nobody can read it.
     - `reply` gives a successful task's answer the form that the sender expects.
     """
 
