@@ -27,7 +27,7 @@ _MAX_DIGITS = 4_000
 # Characters that XML does not allow (https://www.w3.org/TR/xml/#charsets), and their references.
 NO_XML = r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 _no_xml = re.compile(NO_XML)
-_reference = re.compile("&#(?:x0*([0-9a-fA-F]{1,6})|0*([0-9]{1,7}));")
+_reference = re.compile("&#(?:x([0-9a-fA-F]+)|([0-9]+));")
 
 
 def read_query(text: str, errors: Literal["replace", "strict"] = "replace") -> dict[str, str]:
@@ -137,7 +137,9 @@ def _allowed(body: bytes) -> bytes:
 
 
 def _allowed_reference(found: re.Match[str]) -> str:
-    code = int(found[1], 16) if found[1] else int(found[2])
+    digits, base = (found[1], 16) if found[1] else (found[2], 10)
+    # Eight digits are more than any character has, and fewer than int() refuses.
+    code = int(digits.lstrip("0")[:8] or "0", base)
     return "\ufffd" if code > 0x10FFFF or _no_xml.match(chr(code)) else found[0]
 
 

@@ -10,7 +10,6 @@ from gateway.sources.fields import identity, name, read_if_form, read_if_json
 from gateway.sources.hmac_source import HMACSource
 from gateway.sources.signatures import digest
 
-# Payloads are large, and begin with the action where they have one, so they need not be parsed.
 DELIVERY = "x-github-delivery"
 #: The hook, and the repository, organization or App that it belongs to.
 HOOK = (
@@ -18,6 +17,7 @@ HOOK = (
     "x-github-hook-installation-target-type",
     "x-github-hook-installation-target-id",
 )
+# Payloads are large, and begin with the action where they have one, so they need not be parsed.
 _action = re.compile(rb'\{"action":"([a-z_]{1,100})"').match
 
 

@@ -126,6 +126,12 @@ def test_too_many_parameters_are_refused():
         read_query("&".join(["a=1"] * (MAX_PARAMETERS + 1)))
 
 
+def test_a_query_may_have_to_be_utf_8():
+    assert read_query("a=%C3%A4", "strict") == {"a": "ä"}
+    with pytest.raises(BadRequest):
+        read_query("a=%ff", "strict")
+
+
 def test_the_last_parameter_of_a_name_wins_and_bad_utf_8_is_replaced():
     assert read_query("a=1&b=&a=2%20+&c=%ff&%fe=x") == {
         "a": "2  ", "b": "", "c": "\ufffd", "\ufffd": "x",
