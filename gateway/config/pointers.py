@@ -156,7 +156,7 @@ def chooser(place: str, queues: Sequence[str]) -> Callable[[Delivery], str]:
     salts = {queue: blake2b(queue.encode()).digest() for queue in queues}
 
     def chosen(delivery: Delivery) -> str:
-        key = find(delivery).encode()
+        key = find(delivery).encode(errors="surrogatepass")
         return max(queues, key=lambda queue: blake2b(key, key=salts[queue]).digest())
 
     return chosen

@@ -34,7 +34,7 @@ from gateway.relay.preferences import Terms
 from gateway.relay.reply import Reply, Respond
 from gateway.relay.result_lookup import ResultLookup, check_method
 from gateway.relay.result_urls import ResultURLs
-from gateway.relay.routes import Endpoint, Routes
+from gateway.relay.routes import MAX_EVENT, Endpoint, Routes
 from gateway.sources.base import Verified
 from gateway.sources.envelopes import read_query
 from gateway.stores import result_store
@@ -214,7 +214,7 @@ class Relay:
         if verified.challenge is not None:
             reply.give(verified.challenge)
             return None
-        reply.delivery_id, reply.event = self.delivery_id(), verified.event
+        reply.delivery_id, reply.event = self.delivery_id(), verified.event[:MAX_EVENT]
         delivery = _deliver(reply, endpoint, params, verified)
         route = endpoint.route(delivery)
         if route is None:
@@ -248,8 +248,8 @@ class Relay:
 
     def _unrouted(self, reply: Reply, endpoint: Endpoint, verified: Verified) -> None:
         """Answer a delivery that no route takes, and say whether that is because of `when`."""
-        counter, reason = UNROUTED, f"no route takes the event {verified.event!r}"
-        if endpoint.routed(verified.event):
+        counter, reason = UNROUTED, f"no route takes the event {reply.event!r}"
+        if endpoint.routed(reply.event):
             counter, reason = FILTERED, "the `when` of no route takes it"
         self.context.metrics.add(counter)
         reply.give(endpoint.unrouted(verified), reason)
@@ -300,9 +300,10 @@ def _deliver(
         id=reply.delivery_id,
         source=endpoint.name,
         route=endpoint.path,
-        event=verified.event,
+        event=reply.event,
         params=params,
-        query=read_query(request.query_string, "strict"),
+        # A sender has verified, and would send the same again, if its URL cannot be read.
+        query=read_query(request.query_string, "replace" if endpoint.source else "strict"),
         query_string=request.query_string,
         headers=endpoint.headers(request),
         body=verified.body,

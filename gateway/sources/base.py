@@ -51,10 +51,10 @@ class Options(Model):
 class Verified:
     """The content of a verified request.
 
-    ``body`` is what the task gets, decrypted; ``identity`` is the same in all tries of one delivery
-    (empty: there is none); ``event`` is the event's name (empty: it has none); ``account`` is the
-    receive id of the message. If there is a ``challenge``, it is the answer, and there is no task.
-    ``context`` is data for `Source.reply`.
+    ``body`` is what the task gets, decrypted; ``identity`` is the same in all tries of one
+    delivery, and in no other one (empty: there is none); ``event`` is the event's name (empty: it
+    has none); ``account`` is the receive id of the message. If there is a ``challenge``, it is the
+    answer, and there is no task. ``context`` is data for `Source.reply`.
     """
 
     body: bytes
@@ -90,7 +90,8 @@ class Sample(NamedTuple):
 
     ``body`` has the placeholders ``$id``, ``$time`` (seconds since the epoch), ``$token`` (a secret
     that some senders write into the body), ``$event``, and ``$kind`` and ``$action``: the parts of
-    the event before and after its first dot.
+    the event before and after its first dot. Where the digest of the body identifies a delivery,
+    there is no ``$time``, so that samples with the same id are the same delivery.
     """
 
     event: str
@@ -104,8 +105,8 @@ class Example:
     ``options`` are those of ``[sources.NAME]`` with which the sender signs; ``receiver`` has those
     that differ for the receiver (a public key). ``other_secret`` does not verify the sender's
     signatures. ``proof`` is the header or query parameter with the signature; where it is
-    ``timed``, it expires. ``identity`` is the identity of a sample with the id 123456789; empty:
-    the digest of the body is used instead. ``opaque``: the sender's body may be any bytes, as
+    ``timed``, it expires. ``identity`` is in the identity of a sample with the id 123456789; empty:
+    the digest of the body is the identity. ``opaque``: the sender's body may be any bytes, as
     `verify` does not read it.
     """
 
@@ -126,8 +127,11 @@ class Source(ABC):
     - `verify` works on the raw bytes, compares in constant time, tries every secret, and
       raises nothing but a `RequestError`: `Unverified` (401) for what is missing, malformed,
       wrong or outside its tolerance, `BadRequest` (400) for an envelope that cannot be read.
+    - The identity holds all that tells two deliveries apart (account, sender, topic, hook), and the
+      digest of the decrypted body where tries repeat it (`gateway.sources.fields.identity`).
     - Identity and event are read from signed data; where the scheme does not sign the header
-      that contains them, the scheme's documentation says so.
+      that contains them, the scheme's documentation says so. They are read as tolerantly as
+      possible: what is verified is relayed, though nobody can read it.
     - `reply` gives a successful task's answer the form that the sender expects.
     """
 

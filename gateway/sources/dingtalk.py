@@ -21,7 +21,7 @@ from gateway.errors import NotDecrypted, SignatureMissing
 from gateway.sources import wechat_crypto
 from gateway.sources.base import Draft, Example, Sample, Signed, Source, Verified
 from gateway.sources.envelopes import read_json
-from gateway.sources.fields import name
+from gateway.sources.fields import identity, name, read_if_json
 from gateway.sources.signatures import check, check_time, digest, header, raw, secrets
 from gateway.sources.wechat_crypto import CryptoOptions, MessageCrypto, Opened
 
@@ -47,8 +47,9 @@ class DingTalk(Source):
     """Signs and encrypts events as WeChat does; for a robot's messages it signs only the time.
 
     An event is answered with an encrypted ``success``, whatever the task returns. The event's name
-    is its EventType. Its ``eventId`` identifies it, or else the digest of its body. For a robot's
-    message these are its ``msgtype`` and its ``msgId``, which are not signed.
+    is its EventType. Its ``eventId``, its type and its corp identify it, or else the digest of its
+    body. For a robot's message these are its ``msgtype``, and its ``msgId``, conversation and
+    sender, which are not signed.
     """
 
     samples = {
@@ -101,7 +102,7 @@ class DingTalk(Source):
         for proof in given[1:]:
             self._crypto.signed(proof, query, encrypted)
         opened = self._crypto.open(given[0], query, encrypted)
-        event = read_json(opened.message)
+        event = read_if_json(opened.message)
         kind = name(event.get("EventType"))
         challenge = None
         if kind in _CHECKS:
@@ -109,7 +110,8 @@ class DingTalk(Source):
             challenge = _seal(word, opened, request.received_at)
         return Verified(
             opened.message,
-            identity=name(event.get("eventId")) or digest(opened.message),
+            identity=identity(event.get("eventId"), event.get("EventType"), event.get("CorpId"))
+            or digest(opened.message),
             event=kind,
             account=opened.receive_id,
             challenge=challenge,
@@ -120,10 +122,11 @@ class DingTalk(Source):
         timestamp = header(request, "timestamp")
         check_time(timestamp[:-3], request.received_at, self.options.tolerance)
         check([raw(header(request, "sign"))], (_sign(key, timestamp) for key in self._secrets))
-        message = read_json(request.body)
+        message = read_if_json(request.body)
+        said_by = (message.get("conversationId"), message.get("senderId"))
         return Verified(
             request.body,
-            identity=name(message.get("msgId")) or digest(request.body),
+            identity=identity(message.get("msgId"), *said_by) or digest(request.body),
             event=name(message.get("msgtype")),
             account=name(message.get("robotCode")),
         )

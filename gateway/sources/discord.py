@@ -17,8 +17,7 @@ from gateway.errors import SignatureMismatch, Unverified
 from gateway.sources import base
 from gateway.sources.base import Draft, Example, Sample, Signed, Source, Verified
 from gateway.sources.ed25519 import public_key, sign, verifies
-from gateway.sources.envelopes import read_json
-from gateway.sources.fields import name
+from gateway.sources.fields import identity, name, read_if_json
 from gateway.sources.signatures import check_time, digest, header, raw
 
 SIGNATURE = "x-signature-ed25519"
@@ -51,9 +50,9 @@ class Discord(Source):
     """Signs the time and the body, with Ed25519.
 
     The event is the interaction's type with its name in Discord's documentation, for example
-    ``APPLICATION_COMMAND``, or the webhook event's ``type``. The JSON's ``id`` identifies an
-    interaction. A webhook event has no id; the digest of its body identifies it. Both kinds of PING
-    are answered without a task.
+    ``APPLICATION_COMMAND``, or the webhook event's ``type``. The JSON's ``id`` and the digest of
+    the body identify an interaction. A webhook event has no id; the digest identifies it. Both
+    kinds of PING are answered without a task.
     """
 
     samples = {
@@ -100,13 +99,13 @@ class Discord(Source):
 
 
 def _read(body: bytes) -> Verified:
-    message = read_json(body)
+    message = read_if_json(body)
     kind, inner = message.get("type"), message.get("event")
     if isinstance(inner, dict):
         return Verified(body, digest(body), name(inner.get("type")))
     return Verified(
         body,
-        name(message.get("id")),
+        identity(message.get("id"), digest(body)),
         INTERACTIONS.get(kind, name(kind)) if type(kind) is int else "",
         challenge=_pong(kind),
     )

@@ -1,12 +1,14 @@
-"""Parse the envelopes of messages strictly: query strings, JSON objects, flat XML.
+"""Parse the envelopes of messages, and the messages: query strings, JSON, flat XML.
 
 Some envelopes have to be read to find the signature, before the sender can be trusted. So the
-parsers are strict and bounded, and raise nothing but `BadRequest`.
+parsers are bounded, and raise nothing but `BadRequest`. Senders write messages that are not valid
+(control characters, half of an emoji): `read_loosely` and `read_xml` read these nevertheless.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from math import isinf
 from typing import Any, Literal, NoReturn
 from urllib.parse import parse_qsl
@@ -20,6 +22,12 @@ MAX_PARAMETERS = 256
 #: The most levels of elements, and the most elements in all: far more than any sender uses.
 MAX_DEPTH = 32
 MAX_ELEMENTS = 4_096
+#: Python converts numbers of at most 4,300 digits, unless told otherwise.
+_MAX_DIGITS = 4_000
+# Characters that XML does not allow (https://www.w3.org/TR/xml/#charsets), and their references.
+NO_XML = r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
+_no_xml = re.compile(NO_XML)
+_reference = re.compile("&#(?:x([0-9a-fA-F]+)|([0-9]+));")
 
 
 def read_query(text: str, errors: Literal["replace", "strict"] = "replace") -> dict[str, str]:
@@ -52,22 +60,43 @@ def read_json(body: bytes) -> dict[str, Any]:
 def read_json_value(body: bytes) -> Any:
     """Return the JSON in `body`, which has to be UTF-8.
 
-    Raises `BadRequest` for anything else, also for NaN, for text that is not valid Unicode (lone
-    surrogates), for more than `MAX_LEVELS` levels, and for numbers with too many digits for Python
-    or out of a float's range.
+    Raises `BadRequest` for anything else, also for NaN, for more than `MAX_LEVELS` levels, and for
+    numbers with too many digits for Python or out of a float's range. Half surrogates in escapes
+    stay as they are: senders cut texts within an emoji.
     https://www.rfc-editor.org/rfc/rfc8259
     """
     try:
         text = body.decode()
         value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
         check_levels(value, text)
-        if "\\u" in text:
-            json.dumps(value, ensure_ascii=False).encode()
     except ValueError as exc:
         raise BadRequest("The JSON is malformed.") from exc
     except RecursionError as exc:
         raise BadRequest(f"The JSON has more than {MAX_LEVELS} levels.") from exc
     return value
+
+
+def read_loosely(body: bytes) -> Any:
+    """Return the JSON in a verified `body`, read as tolerantly as possible; None: it is not JSON.
+
+    This is for what a scheme reads: the task gets the body as it is. Bytes that are not UTF-8
+    become half surrogates, and numbers that are too long for Python stay text. JSON of more than
+    `MAX_LEVELS` levels is not read.
+    """
+    text = body.decode(errors="surrogateescape").removeprefix("\ufeff")
+    try:
+        value = _decode_loosely(text)
+        check_levels(value, text)
+    except (ValueError, RecursionError):
+        return None
+    return value
+
+
+def _integer(text: str) -> int | str:
+    return int(text) if len(text) < _MAX_DIGITS else text
+
+
+_decode_loosely = json.JSONDecoder(strict=False, parse_int=_integer).decode
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -86,9 +115,32 @@ def read_xml(body: bytes) -> dict[str, str]:
     """Return the text of each child element of the root in `body`, which has to be UTF-8.
 
     Of several with one name the first is used; of an element with children only its own text.
-    Raises `BadRequest` for anything else, also for a DTD, without which there can be no entities.
+    Characters that XML does not allow, and bytes that are not UTF-8, are replaced by U+FFFD. Raises
+    `BadRequest` for anything else, also for a DTD, without which there can be no entities.
     """
-    return _Fields().read(body)
+    # expat recognizes UTF-16 although it was told UTF-8; markup in UTF-16 has NUL bytes.
+    if b"\0" not in body:
+        try:
+            return _Fields().read(body)
+        except expat.ExpatError:
+            pass  # perhaps only for its characters
+    try:
+        return _Fields().read(_allowed(body))
+    except expat.ExpatError as exc:
+        raise BadRequest("The XML is malformed.") from exc
+
+
+def _allowed(body: bytes) -> bytes:
+    """Return `body` with U+FFFD for all that is not UTF-8, or that XML does not allow."""
+    text = _no_xml.sub("\ufffd", body.decode(errors="replace"))
+    return _reference.sub(_allowed_reference, text).encode()
+
+
+def _allowed_reference(found: re.Match[str]) -> str:
+    digits, base = (found[1], 16) if found[1] else (found[2], 10)
+    # Eight digits are more than any character has, and fewer than int() refuses.
+    code = int(digits.lstrip("0")[:8] or "0", base)
+    return "\ufffd" if code > 0x10FFFF or _no_xml.match(chr(code)) else found[0]
 
 
 class _Fields:
@@ -100,19 +152,14 @@ class _Fields:
         self._text: list[str] = []
 
     def read(self, body: bytes) -> dict[str, str]:
-        # expat recognizes UTF-16 although it was told UTF-8; markup in UTF-16 has NUL bytes.
-        if b"\0" in body:
-            raise BadRequest("The XML is not UTF-8.")
+        """Parse `body`. Raises `BadRequest`, and ExpatError where it is malformed."""
         parser = expat.ParserCreate("utf-8")
         parser.buffer_text = True
         parser.StartDoctypeDeclHandler = self._doctype
         parser.StartElementHandler = self._start
         parser.EndElementHandler = self._end
         parser.CharacterDataHandler = self._characters
-        try:
-            parser.Parse(body, True)
-        except expat.ExpatError as exc:
-            raise BadRequest("The XML is malformed.") from exc
+        parser.Parse(body, True)
         return self._fields
 
     def _doctype(self, *_declaration: Any) -> NoReturn:

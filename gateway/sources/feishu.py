@@ -27,7 +27,7 @@ from gateway.errors import (
 from gateway.sources import base
 from gateway.sources.base import Draft, Example, Sample, Signed, Source, Verified
 from gateway.sources.envelopes import read_json
-from gateway.sources.fields import at, name
+from gateway.sources.fields import at, identity, name, read_if_json
 from gateway.sources.signatures import check, check_time, digest, header, raw, secrets
 
 SIGNATURE = "x-lark-signature"
@@ -46,7 +46,8 @@ class Options(base.Options):
 class Feishu(Source):
     """Signs the body and encrypts the event in it, in schema 2.0 or 1.0.
 
-    ``event_id`` or ``uuid`` identifies an event, or else the digest of its body.
+    ``event_id`` or ``uuid`` with the app, the tenant and the type identify an event, or else the
+    digest of its body.
 
     A `url_verification` may come without a signature. It is answered if one of the encrypt keys
     decrypts it, and if it has the verification token, where that is configured. The answer repeats
@@ -105,7 +106,7 @@ class Feishu(Source):
         raise SignatureMissing(f"The header {SIGNATURE} is missing.")
 
     def _read(self, message: bytes) -> Verified:
-        event = read_json(message)
+        event = read_if_json(message)
         if self.options.verification_token is not None:
             expected = self.options.verification_token.get_secret_value().encode()
             given = at(event, ["header", "token"]) or event.get("token")
@@ -117,12 +118,14 @@ class Feishu(Source):
             challenge = Answer(200, JSON, text.encode())
         else:
             kind = at(event, ["header", "event_type"]) or at(event, ["event", "type"])
-        identity = at(event, ["header", "event_id"]) or event.get("uuid")
+        account = at(event, ["header", "app_id"]) or at(event, ["event", "app_id"])
+        tenant = at(event, ["header", "tenant_key"]) or at(event, ["event", "tenant_key"])
+        event_id = at(event, ["header", "event_id"]) or event.get("uuid")
         return Verified(
             message,
-            identity=name(identity) or digest(message),
+            identity=identity(event_id, account, tenant, kind) or digest(message),
             event=name(kind),
-            account=name(at(event, ["header", "app_id"]) or at(event, ["event", "app_id"])),
+            account=name(account),
             challenge=challenge,
         )
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from gateway.errors import BadRequest
-from gateway.sources.envelopes import read_json
+from gateway.sources.envelopes import read_loosely
 
 #: Stands for a value that is not there, where None may be a value.
 MISSING: Any = object()
-#: The most characters of an identity or an event's name.
-MAX_NAME = 1_000
 #: The most fields of a form: more would be an attack on the parser.
 MAX_FIELDS = 1_000
 #: A list's index (RFC 6901), without leading zeros; nine digits are enough for any list.
@@ -20,11 +19,9 @@ _index = re.compile("0|[1-9][0-9]{0,8}").fullmatch
 
 
 def read_if_json(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in `body`, or an empty one where it is anything else."""
-    try:
-        return read_json(body)
-    except BadRequest:
-        return {}
+    """Return the JSON object in a verified `body`, or an empty one where it is anything else."""
+    value = read_loosely(body)
+    return value if isinstance(value, dict) else {}
 
 
 def read_form(body: bytes) -> list[tuple[str, str]]:
@@ -48,23 +45,38 @@ def read_form(body: bytes) -> list[tuple[str, str]]:
     return [(name, value.replace("\u013d", "=")) for name, _, value in fields]
 
 
+def read_if_form(body: bytes) -> list[tuple[str, str]]:
+    """Return the fields of a verified form, as `read_form` does; none where it cannot be read."""
+    try:
+        return read_form(body)
+    except BadRequest:
+        return []
+
+
 def utf8(text: str) -> str:
     """Decode a form's text as UTF-8; bytes that are not UTF-8 are replaced."""
     return text.encode("latin-1").decode(errors="replace")
 
 
 def name(value: Any) -> str:
-    """Return a string's or an integer's text, for an identity or an event's name.
+    """Return a string's or an integer's text, for an event's name; empty for any other value.
 
-    It is empty for any other value. Raises `BadRequest` where it is too long.
+    Half surrogates, which cannot be encoded, are replaced.
     """
     if type(value) is int:
-        value = str(value)
-    if not isinstance(value, str):
-        return ""
-    if len(value) > MAX_NAME:
-        raise BadRequest(f"An id or a type in the body has more than {MAX_NAME} characters.")
-    return value
+        return str(value)
+    return value.encode(errors="replace").decode() if isinstance(value, str) else ""
+
+
+def identity(key: Any, *apart: Any) -> str:
+    """Return what identifies a delivery: its sender's `key` for it, and what else tells it `apart`.
+
+    Senders do not keep their keys unique. So `apart` has all that every try of a delivery repeats
+    and that two deliveries with one key may not share; values other than texts and integers count
+    as missing ones. The result is ASCII; it is empty where there is no key.
+    """
+    parts = [part if type(part) in (str, int) else "" for part in (key, *apart)]
+    return json.dumps(parts) if parts[0] != "" else ""
 
 
 def pointer(text: str) -> list[str]:

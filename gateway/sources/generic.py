@@ -14,10 +14,10 @@ from gateway.delivery import Request
 from gateway.model import matching
 from gateway.sources import base
 from gateway.sources.base import Draft, Example, Sample, Signed, Verified
-from gateway.sources.envelopes import read_json
-from gateway.sources.fields import at, name, pointer, put
+from gateway.sources.envelopes import read_loosely
+from gateway.sources.fields import at, identity, name, pointer, put
 from gateway.sources.hmac_source import HMACSource
-from gateway.sources.signatures import check_time, header, raw
+from gateway.sources.signatures import check_time, digest, header, raw
 
 _TOKEN = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"  # RFC 9110, 5.1
 _placeholder = re.compile(r"\{(body|timestamp|id)\}")
@@ -66,8 +66,9 @@ class Options(base.Options):
 class GenericHMAC(HMACSource):
     """Signs the text of the option `signed`.
 
-    A header is signed only if `signed` contains it. The event, or an identity that is not ``{id}``,
-    may be in a header that is not signed.
+    A header is signed only if `signed` contains it. The event may be in a header that is not
+    signed. Where the identity is in such a header, the digest of the body belongs to it: otherwise
+    a copy of one delivery could get the answer of another.
     """
 
     samples = {"": Sample("hello", '{"id":"$id","type":"$event"}')}
@@ -107,6 +108,10 @@ class GenericHMAC(HMACSource):
         self._identity_place = options.identity or id_place
         self._read_identity = _reader(self._identity_place)
         self._read_event = _reader(options.event)
+        #: Is the identity in a header that is not signed?
+        place = (self._identity_place or "").lower()
+        signed = "id" in self._parts[1::2] and place == id_place
+        self._unsigned = place.startswith("header:") and not signed
         self._reads_json = any(
             _tokens(place) is not None for place in (options.identity, options.event)
         )
@@ -126,19 +131,18 @@ class GenericHMAC(HMACSource):
         return event, json.dumps(message, separators=(",", ":")).encode()
 
     def verify(self, request: Request) -> Verified:
-        timestamp = identity = ""
+        timestamp = signed_id = ""
         if self._timestamp_header:
             timestamp = header(request, self._timestamp_header)
             check_time(timestamp, request.received_at, self.options.tolerance)
         if "id" in self._parts[1::2]:
-            identity = header(request, self._id_header)
-        self.check(request, *self._signed(request.body, timestamp, identity))
-        message = read_json(request.body) if self._reads_json else None
-        return Verified(
-            request.body,
-            self._read_identity(request.headers, message),
-            self._read_event(request.headers, message),
-        )
+            signed_id = header(request, self._id_header)
+        self.check(request, *self._signed(request.body, timestamp, signed_id))
+        message = read_loosely(request.body) if self._reads_json else None
+        key = self._read_identity(request.headers, message)
+        event = name(self._read_event(request.headers, message))
+        apart = [event, digest(request.body)] if self._unsigned else [event]
+        return Verified(request.body, identity(key, *apart), event)
 
     def sign(self, draft: Draft) -> Signed:
         headers = {}
@@ -168,11 +172,11 @@ def _tokens(place: str | None) -> list[str] | None:
     return pointer(place.removeprefix("json:")) if place and place.startswith("json:") else None
 
 
-def _reader(place: str | None) -> Callable[[dict[str, str], Any], str]:
+def _reader(place: str | None) -> Callable[[dict[str, str], Any], Any]:
     """Return a function that reads the value at `place` from headers and JSON; empty: none."""
     if place is None:
         return lambda _headers, _message: ""
     if (tokens := _tokens(place)) is not None:
-        return lambda _headers, message: name(at(message, tokens))
+        return lambda _headers, message: at(message, tokens)
     where = place.removeprefix("header:").lower()
     return lambda headers, _message: headers.get(where, "")

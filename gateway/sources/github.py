@@ -6,9 +6,17 @@ import re
 
 from gateway.delivery import Request
 from gateway.sources.base import Draft, Example, Sample, Signed, Verified
-from gateway.sources.fields import name, read_form, read_if_json
+from gateway.sources.fields import identity, name, read_if_form, read_if_json
 from gateway.sources.hmac_source import HMACSource
+from gateway.sources.signatures import digest
 
+DELIVERY = "x-github-delivery"
+#: The hook, and the repository, organization or App that it belongs to.
+HOOK = (
+    "x-github-hook-id",
+    "x-github-hook-installation-target-type",
+    "x-github-hook-installation-target-id",
+)
 # Payloads are large, and begin with the action where they have one, so they need not be parsed.
 _action = re.compile(rb'\{"action":"([a-z_]{1,100})"').match
 
@@ -17,7 +25,8 @@ class GitHub(HMACSource):
     """Signs the body.
 
     The headers are not signed. The event is ``X-GitHub-Event`` and, where the body has one, its
-    ``action``, as in ``issues.opened``; ``X-GitHub-Delivery`` identifies the delivery.
+    ``action``, as in ``issues.opened``. ``X-GitHub-Delivery`` identifies what has happened, for all
+    hooks and Apps: with the hook, its owner and the digest of the body it identifies the delivery.
     """
 
     samples = {
@@ -42,21 +51,23 @@ class GitHub(HMACSource):
         event = request.headers.get("x-github-event", "")
         if event and (action := _read_action(request.body)):
             event = f"{event}.{action}"
-        return Verified(request.body, request.headers.get("x-github-delivery", ""), event)
+        said = (request.headers.get(name, "") for name in (DELIVERY, *HOOK))
+        return Verified(request.body, identity(*said, event, digest(request.body)), event)
 
     def sign(self, draft: Draft) -> Signed:
         headers = self.signature(draft.body)
         if draft.event:
             headers["x-github-event"] = draft.event.partition(".")[0]
         if draft.identity:
-            headers["x-github-delivery"] = draft.identity
+            headers[DELIVERY] = draft.identity
         return Signed(draft.body, headers)
 
 
 def _read_action(body: bytes) -> str:
     """Return the action of a payload, which may be JSON or a form; empty where it has none."""
     if body.startswith(b"payload="):
-        body = read_form(body)[0][1].encode("latin-1")
+        fields = read_if_form(body)
+        body = fields[0][1].encode("latin-1") if fields else b""
     if found := _action(body):
         return found[1].decode()
     return name(read_if_json(body).get("action")) if b'"action"' in body else ""

@@ -5,13 +5,17 @@ from __future__ import annotations
 from gateway.delivery import Request
 from gateway.sources.base import Draft, Example, Sample, Signed, Verified
 from gateway.sources.bearer import BearerSource
+from gateway.sources.fields import identity
+from gateway.sources.signatures import digest
 
 
 class GitLab(BearerSource):
     """Signs nothing: ``X-Gitlab-Token`` is the secret. For a signing token use `standard`.
 
     The event is ``X-Gitlab-Event``. ``Idempotency-Key`` (before GitLab 17.4:
-    ``X-Gitlab-Event-UUID``) identifies the delivery.
+    ``X-Gitlab-Event-UUID``, which hooks that trigger each other share) identifies the delivery,
+    with the instance, the event and the digest of the body. ``X-Gitlab-Webhook-UUID`` is not used:
+    it is another one in each try.
     """
 
     samples = {"": Sample("Push Hook", '{"object_kind":"push","ref":"refs/heads/main"}')}
@@ -26,8 +30,9 @@ class GitLab(BearerSource):
     def verify(self, request: Request) -> Verified:
         self.check(request)
         headers = request.headers
-        identity = headers.get("idempotency-key") or headers.get("x-gitlab-event-uuid", "")
-        return Verified(request.body, identity, headers.get("x-gitlab-event", ""))
+        key = headers.get("idempotency-key") or headers.get("x-gitlab-event-uuid", "")
+        instance, event = headers.get("x-gitlab-instance", ""), headers.get("x-gitlab-event", "")
+        return Verified(request.body, identity(key, instance, event, digest(request.body)), event)
 
     def sign(self, draft: Draft) -> Signed:
         headers = self.token()

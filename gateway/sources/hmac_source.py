@@ -21,6 +21,8 @@ class HMACSource(Source):
     """
 
     header: str
+    #: Another name of the header, which is used where the first is missing; "": there is none.
+    other_header: str = ""
     algorithm: str = "sha256"
     prefix: bytes = b""
     #: ``hex`` or ``base64``.
@@ -33,7 +35,10 @@ class HMACSource(Source):
 
     def check(self, request: Request, *signed: bytes) -> None:
         """Raise `Unverified` unless the header's signature was made with one of the secrets."""
-        given = raw(header(request, self.header))
+        name = self.header
+        if self.other_header and name not in request.headers:
+            name = self.other_header
+        given = raw(header(request, name))
         check([given], (self._signature(key, signed) for key in self._keys))
 
     def signature(self, *signed: bytes) -> dict[str, str]:

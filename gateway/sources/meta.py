@@ -37,7 +37,7 @@ class Meta(HMACSource):
     samples = {
         "": Sample(
             "page.feed",
-            '{"object":"$kind","entry":[{"id":"$id","time":$time,'
+            '{"object":"$kind","entry":[{"id":"$id","time":1700000000,'
             '"changes":[{"field":"$action"}]}]}',
         )
     }

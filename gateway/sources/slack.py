@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from gateway.answer import TEXT, Answer
 from gateway.delivery import Request
-from gateway.errors import BadRequest
 from gateway.sources.base import Draft, Example, Sample, Signed, Verified
-from gateway.sources.envelopes import read_json
-from gateway.sources.fields import name, read_form, utf8
+from gateway.sources.fields import identity, name, read_if_form, read_if_json, utf8
 from gateway.sources.hmac_source import HMACSource
 from gateway.sources.signatures import check_time, header, raw
 
@@ -18,8 +16,9 @@ class Slack(HMACSource):
     """Signs the time and the body.
 
     The event is the inner event's ``type``, or else the ``type``; for interactions the payload's
-    ``type``, for slash commands the ``command``. The JSON's ``event_id`` identifies an event.
-    Interactions and commands are forms; they have no id and are not sent again.
+    ``type``, for slash commands the ``command``. The JSON's ``event_id`` identifies an event, with
+    the app, the workspace and the type. Interactions and commands are forms; they have no id and
+    are not sent again.
     """
 
     samples = {
@@ -55,7 +54,7 @@ class Slack(HMACSource):
 
 
 def _of_json(body: bytes) -> Verified:
-    message = read_json(body)
+    message = read_if_json(body)
     kind = message.get("type")
     if kind == "url_verification":
         challenge = name(message.get("challenge"))
@@ -63,16 +62,15 @@ def _of_json(body: bytes) -> Verified:
     inner = message.get("event")
     if isinstance(inner, dict):
         kind = inner.get("type")
-    return Verified(body, name(message.get("event_id")), name(kind))
+    app = (message.get("api_app_id"), message.get("team_id"))
+    return Verified(body, identity(message.get("event_id"), *app, kind), name(kind))
 
 
 def _of_form(body: bytes) -> Verified:
-    fields = dict(read_form(body))
+    fields = dict(read_if_form(body))
     if "payload" in fields:
-        payload = read_json(fields["payload"].encode("latin-1"))
+        payload = read_if_json(fields["payload"].encode("latin-1"))
         return Verified(body, event=name(payload.get("type")))
     if "ssl_check" in fields:  # Slack checks the certificate, and expects a 200
         return Verified(body, event="ssl_check", challenge=Answer(200, "", b""))
-    if "command" not in fields:
-        raise BadRequest("The body is neither an event, nor an interaction, nor a command.")
-    return Verified(body, event=name(utf8(fields["command"])))
+    return Verified(body, event=utf8(fields.get("command", "")))

@@ -17,7 +17,7 @@ from gateway.delivery import Request
 from gateway.errors import SignatureMismatch
 from gateway.sources import base, ed25519
 from gateway.sources.base import Draft, Example, Sample, Signed, Source, Verified
-from gateway.sources.fields import name, read_if_json
+from gateway.sources.fields import identity, name, read_if_json
 from gateway.sources.signatures import check_time, header, mac, raw
 
 PUBLIC = "whpk_"
@@ -92,7 +92,7 @@ class Options(base.Options):
 class Standard(Source):
     """Signs the id, the time and the body.
 
-    The event is the JSON's ``type`` where the body is JSON and has one; ``webhook-id``
+    The event is the JSON's ``type`` where the body is JSON and has one; with it ``webhook-id``
     identifies the delivery.
     """
 
@@ -118,21 +118,22 @@ class Standard(Source):
 
     def verify(self, request: Request) -> Verified:
         prefix = "svix" if "svix-id" in request.headers else "webhook"
-        identity = header(request, f"{prefix}-id")
+        key = header(request, f"{prefix}-id")
         timestamp = header(request, f"{prefix}-timestamp")
         check_time(timestamp, request.received_at, self.options.tolerance)
         given = raw(header(request, f"{prefix}-signature")).split(b" ")[:MAX_SIGNATURES]
-        signed = b"%b.%b.%b" % (raw(identity), raw(timestamp), request.body)
+        signed = b"%b.%b.%b" % (raw(key), raw(timestamp), request.body)
         if not any(key.verifies(given, signed) for key in self._keys):
             raise SignatureMismatch
-        return Verified(request.body, identity, name(read_if_json(request.body).get("type")))
+        event = name(read_if_json(request.body).get("type"))
+        return Verified(request.body, identity(key, event), event)
 
     def sign(self, draft: Draft) -> Signed:
-        identity = draft.identity or f"msg_{uuid4().hex}"
+        key = draft.identity or f"msg_{uuid4().hex}"
         timestamp = str(int(draft.now))
-        signed = b"%b.%b.%b" % (raw(identity), timestamp.encode(), draft.body)
+        signed = b"%b.%b.%b" % (raw(key), timestamp.encode(), draft.body)
         headers = {
-            "webhook-id": identity,
+            "webhook-id": key,
             "webhook-timestamp": timestamp,
             "webhook-signature": self._keys[0].sign(signed).decode(),
         }

@@ -5,8 +5,7 @@ from __future__ import annotations
 from gateway.delivery import Request
 from gateway.errors import Unverified
 from gateway.sources.base import Draft, Example, Sample, Signed, Verified
-from gateway.sources.envelopes import read_json
-from gateway.sources.fields import name
+from gateway.sources.fields import identity, name, read_if_json
 from gateway.sources.hmac_source import HMACSource
 from gateway.sources.signatures import check, check_time, header, mac, raw
 
@@ -14,7 +13,9 @@ from gateway.sources.signatures import check, check_time, header, mac, raw
 class Stripe(HMACSource):
     """Signs the time and the body; while a secret is replaced, with both secrets.
 
-    The event is the JSON's ``type``; its ``id`` identifies the delivery.
+    The event is the JSON's ``type``. Its ``id`` identifies the delivery, with its type, the account
+    or context, the mode and the API's version, which endpoints differ in. Its body is not the same
+    in each try, as it has ``pending_webhooks``.
     """
 
     samples = {
@@ -44,8 +45,12 @@ class Stripe(HMACSource):
         signed = (times[0].encode(), b".", request.body)
         given = [raw(value) for key, _, value in fields if key == "v1"]
         check(given, (self._encode(mac(key, signed)) for key in self._keys))
-        event = read_json(request.body)
-        return Verified(request.body, name(event.get("id")), name(event.get("type")))
+        event = read_if_json(request.body)
+        apart = (event.get(name) for name in ("type", "account", "context", "api_version"))
+        mode = str(event.get("livemode"))
+        return Verified(
+            request.body, identity(event.get("id"), *apart, mode), name(event.get("type"))
+        )
 
     def sign(self, draft: Draft) -> Signed:
         timestamp = str(int(draft.now))

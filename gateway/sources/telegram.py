@@ -10,8 +10,8 @@ from gateway.delivery import Request
 from gateway.sources import base
 from gateway.sources.base import Draft, Example, Sample, Signed, Verified
 from gateway.sources.bearer import BearerSource
-from gateway.sources.envelopes import read_json
-from gateway.sources.fields import name
+from gateway.sources.fields import identity, name, read_if_json
+from gateway.sources.signatures import digest
 
 _token = re.compile(r"[A-Za-z0-9_-]{1,256}").fullmatch
 
@@ -30,13 +30,14 @@ class Options(base.Options):
 class Telegram(BearerSource):
     """Signs nothing: ``X-Telegram-Bot-Api-Secret-Token`` is the secret.
 
-    The event is the update's kind, for example ``message``; the ``update_id`` identifies it.
+    The event is the update's kind, for example ``message``. The ``update_id``, which is unique for
+    one bot only, and the digest of the body identify it.
     """
 
     samples = {
         "": Sample(
             "message",
-            '{"update_id":$id,"$event":{"message_id":1,"date":$time,'
+            '{"update_id":$id,"$event":{"message_id":1,"date":1700000000,'
             '"chat":{"id":1,"type":"private"},"text":"hello"}}',
         )
     }
@@ -54,10 +55,11 @@ class Telegram(BearerSource):
 
     def verify(self, request: Request) -> Verified:
         self.check(request)
-        update = read_json(request.body)
+        update = read_if_json(request.body)
         # An update has its id and at most one other field.
         kind = next((key for key in update if key != "update_id"), "")
-        return Verified(request.body, name(update.get("update_id")), name(kind))
+        key = identity(update.get("update_id"), digest(request.body))
+        return Verified(request.body, key, name(kind))
 
     def sign(self, draft: Draft) -> Signed:
         return Signed(draft.body, self.token())

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 from gateway.delivery import Request
 from gateway.errors import BadRequest, Unverified
 from gateway.sources.base import Draft, Example, Options, Sample, Signed, Source, Verified
-from gateway.sources.fields import name, read_form, utf8
-from gateway.sources.signatures import check, header, mac, raw, secrets
+from gateway.sources.fields import identity, read_form, utf8
+from gateway.sources.signatures import check, digest, header, mac, raw, secrets
 
 SIGNATURE = "x-twilio-signature"
 #: The header with the algorithm, if the secret is a webhook key and not the account's token;
@@ -27,7 +27,8 @@ class Twilio(Source):
     """Signs the public URL and a form's fields; for any other body its digest is in the URL.
 
     The headers and the order of a form's fields are not signed. The event is a form's
-    ``MessageStatus`` or ``CallStatus``; ``I-Twilio-Idempotency-Token`` identifies the delivery.
+    ``MessageStatus`` or ``CallStatus``. ``I-Twilio-Idempotency-Token`` identifies the delivery,
+    with the digest of what is signed: path, query and fields.
     """
 
     samples = {
@@ -53,16 +54,17 @@ class Twilio(Source):
     def verify(self, request: Request) -> Verified:
         given = raw(header(request, SIGNATURE))
         keys = self._keys.get(_algorithm(request.headers.get(SETTINGS)), [])
-        digest = _body_hash(request.query_string)
-        if digest is None:
+        body_hash = _body_hash(request.query_string)
+        if body_hash is None:
             fields = _read_form(request.body)
         else:
             fields = []
-            check([raw(digest)], [sha256(request.body).hexdigest().encode()])
+            check([raw(body_hash)], [sha256(request.body).hexdigest().encode()])
         rest = _signed(request.path, request.query_string, fields)
         check([given], (b64encode(mac(key, [url, rest])) for key in keys for url in self._urls))
         status = next((value for key, value in fields if key in STATUS), "")
-        return Verified(request.body, request.headers.get(IDENTITY, ""), name(utf8(status)))
+        key = identity(request.headers.get(IDENTITY, ""), digest(rest))
+        return Verified(request.body, key, utf8(status))
 
     def sign(self, draft: Draft) -> Signed:
         url = urlsplit(draft.url)

@@ -14,6 +14,8 @@ from gateway.delivery import Request
 from gateway.errors import NotDecrypted
 from gateway.sources import wechat_crypto
 from gateway.sources.base import Draft, Example, Signed, Source, Verified
+from gateway.sources.fields import name
+from gateway.sources.signatures import digest
 from gateway.sources.wechat_crypto import CryptoOptions, MessageCrypto, Opened, Sealed
 from gateway.sources.wechat_message import (
     SAMPLES,
@@ -52,8 +54,9 @@ class WeChat(Source):
     out, the body is read first, to find the cipher text that ``msg_signature`` covers.
 
     The event is the MsgType, or for events ``event.`` and the Event, all in lower case. A message
-    is identified by its MsgId with the account and, in WeCom, the agent; an event by the digest of
-    its body.
+    or an event is identified by the digest of all that it says, decrypted. Its MsgId does not
+    suffice: users who speak at once have got one and the same. Each try repeats the whole message,
+    but encrypts it anew.
     """
 
     samples = SAMPLES
@@ -62,7 +65,7 @@ class WeChat(Source):
         other_secret="AAAAB",
         proof="msg_signature",
         timed=True,
-        identity="gh_gateway::123456789",
+        identity="",
     )
 
     options_class: ClassVar[type[CryptoOptions]] = Options
@@ -103,9 +106,9 @@ class WeChat(Source):
             raise NotDecrypted("The message is not encrypted.")
         return Verified(
             body,
-            identity=message.identity(body),
+            identity=digest(body),
             event=message.event,
-            account=(opened and opened.receive_id) or message.get("tousername"),
+            account=(opened and opened.receive_id) or name(message.get("tousername")),
             context=Context(message, opened),
         )
 

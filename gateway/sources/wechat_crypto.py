@@ -137,7 +137,7 @@ class MessageCrypto:
 
 def signature(*parts: str) -> str:
     """Return the hex SHA-1 of `parts`, sorted and joined."""
-    return sha1("".join(sorted(parts)).encode()).hexdigest()
+    return sha1("".join(sorted(parts)).encode(errors="surrogatepass")).hexdigest()
 
 
 def new_nonce() -> str:

@@ -14,27 +14,28 @@ from typing import Any
 from gateway.answer import JSON, Answer
 from gateway.errors import BadRequest, ResultUnusable
 from gateway.sources.base import Sample
-from gateway.sources.envelopes import read_json, read_xml
+from gateway.sources.envelopes import NO_XML, read_json, read_loosely, read_xml
 from gateway.sources.fields import name
-from gateway.sources.signatures import digest
 
 XML = "text/xml"
 #: The most levels of elements in a reply: the root, `Articles`, `item`, `Title`.
 _MAX_DEPTH = 4
 _tag = re.compile(r"[A-Za-z_][A-Za-z0-9_]*").fullmatch
-# Characters that XML does not allow: https://www.w3.org/TR/xml/#charsets
-_no_xml = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_no_xml = re.compile(NO_XML)
 
 
 _MESSAGE = (
     "<xml><ToUserName><![CDATA[gh_gateway]]></ToUserName>"
     "<FromUserName><![CDATA[o_sender]]></FromUserName>"
-    "<CreateTime>$time</CreateTime><MsgType><![CDATA[$kind]]></MsgType>"
+    "<CreateTime>1700000000</CreateTime><MsgType><![CDATA[$kind]]></MsgType>"
 )
 #: Samples of WeChat and WeCom: a text message, and an event.
 SAMPLES = {
     "": Sample("text", f"{_MESSAGE}<Content><![CDATA[hello]]></Content><MsgId>$id</MsgId></xml>"),
-    "event": Sample("event.subscribe", f"{_MESSAGE}<Event><![CDATA[$action]]></Event></xml>"),
+    "event": Sample(
+        "event.subscribe",
+        f"{_MESSAGE}<Event><![CDATA[$action]]></Event><EventKey>$id</EventKey></xml>",
+    ),
 }
 
 
@@ -49,7 +50,10 @@ class Message:
     def read(cls, body: bytes) -> Message:
         """Read `body`, which is a JSON object or XML. Raises `BadRequest`."""
         if is_json := looks_like_json(body):
-            found = {k: str(v) for k, v in read_json(body).items() if isinstance(v, (str, int))}
+            message = read_loosely(body)
+            if message is None:
+                raise BadRequest("The JSON is malformed.")
+            found = {k: str(v) for k, v in message.items() if isinstance(v, (str, int))}
         else:
             found = read_xml(body)
         return cls({key.lower(): text for key, text in found.items()}, is_json)
@@ -64,21 +68,10 @@ class Message:
         event = name(self.get("event")).lower()
         return f"{kind}.{event}" if kind == "event" and event else kind
 
-    def identity(self, body: bytes) -> str:
-        """Return the identity of the message, which is the same in each try.
-
-        A message has a MsgId. An event has none, and its sender and time are not sufficient: two
-        events of one second may differ only in other fields (two members changed, both by `sys`).
-        Each try repeats the whole event, so its digest is used.
-        """
-        if self.get("msgid") and self.get("msgtype").lower() != "event":
-            return name(":".join(map(self.get, ("tousername", "agentid", "msgid"))))
-        return digest(body)
-
 
 def looks_like_json(body: bytes) -> bool:
-    """Is `body` a JSON object, and not XML?"""
-    return body.lstrip()[:1] == b"{"
+    """Is `body` a JSON object, perhaps behind a byte order mark, and not XML?"""
+    return body.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"{"
 
 
 def passive_reply(answer: Answer, message: Message, now: float) -> bytes:
@@ -113,7 +106,7 @@ def render(fields: dict[str, Any], as_json: bool) -> bytes:
     Raises `ResultUnusable` for fields that cannot be XML.
     """
     if as_json:
-        return json.dumps(fields, ensure_ascii=False).encode()
+        return json.dumps(fields, ensure_ascii=False).encode(errors="replace")
     return _element("xml", fields, _MAX_DEPTH).encode()
 
 

@@ -44,7 +44,7 @@ class WeCom(WeChat):
         other_secret="QDG6eL",
         proof="msg_signature",
         timed=True,
-        identity="gh_gateway::123456789",
+        identity="",
     )
 
     options_class = Options

@@ -138,7 +138,7 @@ def test_a_refused_sample_says_so(send):
 @pytest.mark.parametrize(
     ("source", "data", "body"),
     [
-        ("shopify", ['{"n":1}', '{"n":2}'], '{"n":1}'),
+        ("shopify", ['{"n":1}', '{"n":1}'], '{"n":1}'),
         # Its identity is in the body.
         ("partner", [None, None], '{"id":"7","type":"hello","event":{"id":"7","type":"hello"}}'),
     ],
@@ -236,7 +236,7 @@ def test_a_note_says_which_flag_has_no_effect(send, args, notes):
 
 
 def test_a_note_says_why_the_source_will_refuse_it(send):
-    for args, reason in [(["discord"], "--secret"), (["stripe", "--data", "no JSON"], "JSON")]:
+    for args, reason in [(["discord"], "--secret"), (["wechat", "--data", "<xml>"], "XML")]:
         sent = send(f"/{args[0]}", "--as", *args)
         assert sent.code == 1 and sent.out.startswith("40")
         line, refused = sent.err.splitlines()

@@ -20,6 +20,7 @@ from tests.integration.senders import (
     encrypted,
     feishu,
     proof,
+    shopify,
     times,
 )
 from tests.integration.webhooks import Call, ask, start_worker, toml
@@ -32,6 +33,7 @@ SOURCES: dict[str, dict[str, Any]] = {
     "wecom": {"scheme": "wecom", **ENCRYPTION},
     "dingtalk": {"scheme": "dingtalk", **ENCRYPTION},
     "feishu": {"scheme": "feishu", "secrets": SECRET},
+    "shopify": {"scheme": "shopify", "secrets": SECRET},
 }
 ROUTES = [{"path": f"/{name}", "source": name, "task": "tests.said"} for name in SOURCES]
 ROUTES[list(SOURCES).index("dingtalk")]["events"] = ["org_*"]
@@ -125,6 +127,61 @@ def test_a_message_is_answered_by_a_passive_reply(nginx, mode, form):
     assert (reply["MsgType"], abs(int(reply["CreateTime"]) - time.time()) < 60) == ("text", True)
     kind = {"xml": "text/xml", "json": "application/json"}[form]
     assert answer.headers["content-type"] == kind
+
+
+def sealed(text: str) -> Call:
+    """Return a try of a message in safe mode, encrypted anew, as each try is."""
+    query, sealed = times(), encrypted(text)
+    query |= {"msg_signature": proof(query, sealed), "signature": proof(query)}
+    return Call("/safe", written("xml", {"Encrypt": sealed}).encode(), query=query)
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "safe"])
+def test_two_users_who_speak_at_once_with_one_msg_id_get_their_own_answers(gateway, nginx, plain):
+    # Given voice messages of one moment and with one MsgId, of two users, and their second tries,
+    same = {"MsgType": "voice", "MsgId": secrets.randbelow(2**60), "CreateTime": int(time.time())}
+    texts = [message("xml", FromUserName=user, **same) for user in ("o_user", "o_another_user")]
+    published = metric(gateway, PUBLISHED)
+
+    # when all are sent,
+    answers = []
+    for text in (*texts, *texts):
+        if plain:
+            query = times()
+            query["signature"] = proof(query)
+            answers.append(ask(nginx, Call("/plain", text.encode(), query=query)))
+        else:
+            answers.append(ask(nginx, sealed(text)))
+
+    # then each user's task has run once, and each try was answered with what it has returned.
+    assert {answer.status for answer in answers} == {200}
+    replies = [read("xml", answer.body) for answer in answers]
+    if not plain:
+        replies = [read("xml", decrypted(reply)) for reply in replies]
+    told = [(reply["ToUserName"], reply["Content"]) for reply in replies]
+    users = [("o_user", f"größe {len(texts[0])}"), ("o_another_user", f"größe {len(texts[1])}")]
+    assert told == users * 2
+    assert metric(gateway, PUBLISHED) == published + 2
+
+
+def test_two_topics_of_shopify_with_one_event_id_both_run(gateway, nginx):
+    event, published = secrets.token_hex(8), metric(gateway, PUBLISHED)
+    created = shopify({"id": 1}, "orders/create", event)
+    paid = shopify({"id": 1, "paid": True}, "orders/paid", event, prefix="Shopify-")
+
+    answers = [ask(nginx, call) for call in (created, paid, created, paid)]
+
+    sizes = [len(created.body), len(paid.body)]
+    assert [answer.body.decode() for answer in answers] == [f"größe {n}" for n in sizes * 2]
+    assert metric(gateway, PUBLISHED) == published + 2
+
+
+@pytest.mark.parametrize("odd", ["\x1d", "\x10", "&#x1d;"])
+def test_a_message_with_control_characters_is_answered(nginx, odd):
+    text = message("xml", Content=f"a{odd}b", FromUserName=f"o_{odd}")
+    answer = ask(nginx, sealed(text))
+    assert answer.status == 200, answer.body
+    assert read("xml", decrypted(read("xml", answer.body)))["Content"] == f"größe {len(text)}"
 
 
 def test_a_plain_message_is_refused_where_they_are_encrypted(gateway, nginx):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.pointers import MAX_LENGTH, chooser, finder
+from gateway.config.pointers import MAX_LENGTH, chooser, filler, finder
 from gateway.delivery import Delivery
 from gateway.errors import BadRequest
 
@@ -66,12 +66,18 @@ def test_what_identifies_nothing_is_malformed(pointer):
         finder(f"json:{pointer}")(delivery(json.dumps(DOCUMENT).encode()))
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b"[]", b"no JSON", b'{"id":NaN}', b'{"id":"\\ud800"}', b'{"id":"\xff"}']
-)
+@pytest.mark.parametrize("body", [b"", b"[]", b"no JSON", b'{"id":NaN}', b'{"id":"\xff"}'])
 def test_a_body_that_is_no_json_object_is_malformed(body):
     with pytest.raises(BadRequest):
         finder("json:/id")(delivery(body))
+
+
+def test_half_an_emoji_is_a_key_and_chooses_a_queue():
+    one = delivery(rb'{"id":"\ud83d"}')
+    assert finder("json:/id")(one) == "\ud83d"
+    assert chooser("json:/id", ["a", "b"])(one) in ("a", "b")
+    with pytest.raises(BadRequest, match="printable"):
+        filler("orders.{json:/id}")(one)
 
 
 @given(st.binary(max_size=200))

@@ -153,10 +153,3 @@ def test_get_is_for_the_handshakes_of_sources_that_have_one():
         with pytest.raises(MethodNotAllowed) as error:
             endpoint.verify(request(method))
         assert error.value.headers == {"Allow": allowed}
-
-
-def test_an_event_with_an_endless_name_is_refused():
-    (endpoint, _) = ROUTES.find("/")
-    assert endpoint.route(delivery("x" * 255)) is not None
-    with pytest.raises(BadRequest, match="event"):
-        endpoint.route(delivery("x" * 256))

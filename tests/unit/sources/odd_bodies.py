@@ -1,4 +1,4 @@
-"""Bodies that no envelope may have, and good ones spoilt."""
+"""Bodies that cannot be read, those that sloppy senders write, and good ones spoilt."""
 
 from __future__ import annotations
 
@@ -13,29 +13,15 @@ ODD_JSON = {
     "5,000 lists deep": b'{"a":' + b"[" * 5_000 + b"]" * 5_000 + b"}",
     "5,000 objects deep": b'{"a":' * 5_000 + b"1" + b"}" * 5_000,
     "1 MB deep": b"[" * MEGABYTE,
-    "5,000 digits": b'{"a":' + b"9" * 5_000 + b"}",
-    "NaN": b'{"a":NaN}',
-    "Infinity": b'{"a":[Infinity]}',
-    "-Infinity": b'{"a":-Infinity}',
-    "out of range": b'{"a":[1e999]}',
-    "below range": b'{"a":-1E+400}',
-    "a lone surrogate": rb'{"a":"\ud800"}',
-    "a lone surrogate in capitals": rb'{"a":"\uD800"}',
-    "a lone surrogate as a name": rb'{"a":{"\udfff":1}}',
-    "surrogates the wrong way round": rb'{"a":"\ude00\ud83d"}',
-    "UTF-8 with a BOM": b'\xef\xbb\xbf{"a":1}',
     "UTF-16": '{"a":1}'.encode("utf-16"),
     "UTF-16 without a BOM": '{"a":1}'.encode("utf-16-le"),
     "UTF-32": '{"a":1}'.encode("utf-32-be"),
-    "bad UTF-8": b'{"a":"\xff"}',
-    "surrogates in UTF-8": b'{"a":"\xed\xa0\x80"}',
     "a list": b"[{}]",
     "a number": b"1",
     "null": b"null",
     "cut off": b'{"a":1',
     "more behind it": b'{"a":1}{}',
     "a NUL behind it": b'{"a":1}\0',
-    "a line feed in a string": b'{"a":"\n"}',
 }
 
 ODD_XML = {
@@ -53,6 +39,38 @@ ODD_XML = {
     "UTF-16": "<xml><a>1</a></xml>".encode("utf-16"),
     "UTF-16 without a BOM": "<xml><a>1</a></xml>".encode("utf-16-le"),
     "UTF-32": "<xml><a>1</a></xml>".encode("utf-32"),
+    "cut off": b"<xml><a>1</a>",
+    "closed crosswise": b"<xml><a>1</xml></a>",
+    "two roots": b"<xml/><xml/>",
+    "an attribute twice": b"<xml><a b='1' b='2'/></xml>",
+    "JSON": b'{"a":1}',
+}
+
+
+#: JSON with half surrogates, as senders write that cut texts within an emoji.
+CUT_JSON = {
+    "a lone surrogate": rb'{"a":"\ud800"}',
+    "a lone surrogate in capitals": rb'{"a":"\uD800"}',
+    "a lone surrogate as a name": rb'{"a":{"\udfff":1}}',
+    "surrogates the wrong way round": rb'{"a":"\ude00\ud83d"}',
+}
+
+#: JSON that can be read, and that is refused where a route needs it.
+SLOPPY_JSON = {
+    "5,000 digits": b'{"a":' + b"9" * 5_000 + b"}",
+    "NaN": b'{"a":NaN}',
+    "Infinity": b'{"a":[Infinity]}',
+    "-Infinity": b'{"a":-Infinity}',
+    "out of range": b'{"a":[1e999]}',
+    "below range": b'{"a":-1E+400}',
+    "UTF-8 with a BOM": b'\xef\xbb\xbf{"a":1}',
+    "bad UTF-8": b'{"a":"\xff"}',
+    "surrogates in UTF-8": b'{"a":"\xed\xa0\x80"}',
+    "a line feed in a string": b'{"a":"\n"}',
+}
+
+#: XML with what XML does not allow, which is read nevertheless.
+SLOPPY_XML = {
     "UTF-7, declared": b'<?xml version="1.0" encoding="utf-7"?><x><a>+ADw-\xff</a></x>',
     "GBK, declared": '<?xml version="1.0" encoding="gbk"?><x><a>您</a></x>'.encode("gbk"),
     "bad UTF-8": b"<xml><a>\xff</a></xml>",
@@ -61,11 +79,10 @@ ODD_XML = {
     "NUL": b"<xml><a>\0</a></xml>",
     "NUL by number": b"<xml><a>&#0;</a></xml>",
     "a control character": b"<xml><a>\x08</a></xml>",
-    "cut off": b"<xml><a>1</a>",
-    "closed crosswise": b"<xml><a>1</xml></a>",
-    "two roots": b"<xml/><xml/>",
-    "an attribute twice": b"<xml><a b='1' b='2'/></xml>",
-    "JSON": b'{"a":1}',
+    "control characters in CDATA": b"<xml><a><![CDATA[\x1dx\x10]]></a></xml>",
+    "a control character by number": b"<xml><a>&#x1d;&#%b29;&#%b;&#xfffffffff;</a></xml>"
+    % (b"0" * 9_000, b"9" * 9_000),
+    "half an emoji": b"<xml><a><![CDATA[x\xf0\x9f]]></a></xml>",
 }
 
 

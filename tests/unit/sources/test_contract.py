@@ -49,7 +49,8 @@ def test_what_a_sender_signs_is_verified(scheme):
     example = EXAMPLES[scheme]
     verified = receiver(scheme).verify(send(scheme))
     assert verified.body == example.body
-    assert (verified.event, verified.identity) == (example.event, example.identity)
+    assert verified.event == example.event
+    assert example.identity in verified.identity
     assert verified.challenge is None
 
 

@@ -17,17 +17,41 @@ from gateway.sources.envelopes import (
     MAX_ELEMENTS,
     MAX_PARAMETERS,
     read_json,
+    read_loosely,
     read_query,
     read_xml,
 )
 from tests.unit.sources.messages import texts
-from tests.unit.sources.odd_bodies import ODD_JSON, ODD_XML, spoilt
+from tests.unit.sources.odd_bodies import (
+    CUT_JSON,
+    ODD_JSON,
+    ODD_XML,
+    SLOPPY_JSON,
+    SLOPPY_XML,
+    spoilt,
+)
+
+REFUSED = {**ODD_JSON, **SLOPPY_JSON}
 
 
-@pytest.mark.parametrize("body", ODD_JSON.values(), ids=ODD_JSON)
+@pytest.mark.parametrize("body", REFUSED.values(), ids=REFUSED)
 def test_odd_json_is_refused(body):
     with pytest.raises(BadRequest):
         read_json(body)
+
+
+@pytest.mark.parametrize("body", CUT_JSON.values(), ids=CUT_JSON)
+def test_half_surrogates_stay_as_they_are(body):
+    assert json.dumps(read_json(body), separators=(",", ":")).encode() == body.replace(b"uD", b"ud")
+
+
+READ = {**CUT_JSON, **SLOPPY_JSON}
+
+
+@pytest.mark.parametrize("body", READ.values(), ids=READ)
+def test_a_schemes_json_may_be_sloppy(body):
+    assert read_loosely(body).keys() == {"a"}
+    assert read_loosely(b"[%b]" % body.removeprefix(b"\xef\xbb\xbf"))[0].keys() == {"a"}
 
 
 def test_digits_are_limited_by_python():
@@ -61,6 +85,20 @@ def test_odd_xml_is_refused(body):
         read_xml(body)
 
 
+@pytest.mark.parametrize("body", SLOPPY_XML.values(), ids=SLOPPY_XML)
+def test_what_xml_does_not_allow_is_replaced(body):
+    assert "\ufffd" in read_xml(body)["a"]
+
+
+def test_only_what_xml_does_not_allow_is_replaced():
+    body = "<xml><a>\x1d<![CDATA[&#65;]]>&#65;&#x1F600;\t😀</a><b>\x10</b></xml>".encode()
+    assert read_xml(body) == {"a": "\ufffd&#65;A😀\t😀", "b": "\ufffd"}
+    for odd in (b"\x1d", b"&#0;", b"\xff"):
+        for refused in (b"<!DOCTYPE x [<!ENTITY e '1'>]><x><a>%b&e;</a></x>", b"<x><a>%b</x></a>"):
+            with pytest.raises(BadRequest):
+                read_xml(refused % odd)
+
+
 def test_xml_may_be_as_deep_and_have_as_many_elements_as_allowed():
     deep = b"<a>" * MAX_DEPTH + b"</a>" * MAX_DEPTH
     many = b"<x>" + b"<a/>" * (MAX_ELEMENTS - 1) + b"</x>"
@@ -86,6 +124,12 @@ def test_too_many_parameters_are_refused():
     assert read_query("&".join(["a=1"] * MAX_PARAMETERS)) == {"a": "1"}
     with pytest.raises(BadRequest):
         read_query("&".join(["a=1"] * (MAX_PARAMETERS + 1)))
+
+
+def test_a_query_may_have_to_be_utf_8():
+    assert read_query("a=%C3%A4", "strict") == {"a": "ä"}
+    with pytest.raises(BadRequest):
+        read_query("a=%ff", "strict")
 
 
 def test_the_last_parameter_of_a_name_wins_and_bad_utf_8_is_replaced():
@@ -124,7 +168,7 @@ def test_nothing_but_bad_request_comes_of_json(body):
     except BadRequest:
         return
     assert type(value) is dict
-    json.dumps(value, ensure_ascii=False).encode()
+    json.dumps(value).encode()
 
 
 @given(st.binary(max_size=300) | spoilt(xml_bytes))

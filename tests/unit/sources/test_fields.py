@@ -9,7 +9,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.errors import BadRequest
-from gateway.sources.fields import MAX_FIELDS, MAX_NAME, at, name, pointer, read_form, utf8
+from gateway.sources.fields import (
+    MAX_FIELDS,
+    at,
+    identity,
+    name,
+    pointer,
+    read_form,
+    read_if_form,
+    read_if_json,
+    utf8,
+)
 
 escapes = st.sampled_from(["%26", "%3D", "%3d", "%25", "%5c", "%00", "%C4%A6", "\\", "\\x41", "+"])
 raw = st.binary(max_size=5).filter(lambda text: b"%" not in text).map(lambda b: b.decode("latin-1"))
@@ -51,11 +61,64 @@ def test_texts_and_integers_are_names(value, text):
     assert name(value) == text
 
 
-@pytest.mark.parametrize("value", ["x" * (MAX_NAME + 1), 10**MAX_NAME])
-def test_names_are_not_long(value):
-    assert name("x" * MAX_NAME)
-    with pytest.raises(BadRequest):
-        name(value)
+@pytest.mark.parametrize("text", ["\ud83d", "a\ud800\udfff", "x" * 5_000])
+def test_any_name_can_be_encoded(text):
+    assert name(text).encode() == text.encode(errors="replace")
+
+
+def test_an_identity_is_made_of_texts_and_integers():
+    parts = ["a", 7, "\ud83d", None, 1.5, True, ["b"], {"c": 1}]
+    assert identity(*parts) == r'["a", 7, "\ud83d", "", "", "", "", ""]'
+    for key in ("", None, 1.5, True, ["b"], {"c": 1}):
+        assert identity(key, "a") == ""
+    assert identity(0) == "[0]"
+
+
+def test_parts_of_an_identity_do_not_run_together():
+    identities = [("a", "b"), ("ab", ""), ("a", "", "b"), ('a", "b',), ("a:b",), (7,), ("7",)]
+    assert len({identity(*parts) for parts in identities}) == len(identities)
+
+
+@pytest.mark.parametrize("form", [b"a=%", b"&" * MAX_FIELDS])
+def test_a_verified_form_need_not_be_readable(form):
+    assert read_if_form(form) == []
+    assert read_if_form(b"a=b") == [("a", "b")]
+
+
+LOOSE = {
+    b'{"a":NaN,"b":[Infinity,-Infinity,-0,1e999]}': {"a", "b"},
+    rb'{"a":"\ud83d","\ud800":1}': {"a", "\ud800"},
+    b'{"a":"\x1d\n\0"}': {"a"},
+    b'{"a":"\xff\xed\xa0\x80\xf0\x9f"}': {"a"},
+    b'\xef\xbb\xbf{"a":1}': {"a"},
+    b'{"a":1,"a":2}': {"a"},
+    b'{"a":%b}' % (b"9" * 100_000): {"a"},
+    b'{"a":-%b}' % (b"9" * 5_000): {"a"},
+    b'{"a":%b}' % (b"[" * 199 + b"]" * 199): {"a"},
+}
+
+
+@pytest.mark.parametrize("body", LOOSE)
+def test_a_sloppy_senders_json_is_read(body):
+    assert read_if_json(body).keys() == LOOSE[body]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"1",
+        b"null",
+        b"{",
+        b"{}x",
+        b'{"a":' * 201 + b"1" + b"}" * 201,
+        b'{"a":' * 100_000,
+        "{}".encode("utf-16"),
+    ],
+)
+def test_what_is_no_json_object_has_no_fields(body):
+    assert read_if_json(body) == {}
 
 
 def test_the_pointers_of_the_rfc():

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gateway.errors import BadRequest, Unverified
+from gateway.errors import Unverified
 from gateway.sources import find
 from gateway.sources.base import Draft, Signed, Source
 from tests.unit.sources.examples import NOW
@@ -76,7 +76,7 @@ def test_it_is_what_it_says(algorithm, encoding, prefix, secret, body, identity)
     headers = {"x-time": str(int(NOW)), "x-id": identity, "x-signature": prefix + text}
     assert described.sign(Draft(body, URL, NOW, identity=identity)).headers == headers
     request = received(Signed(body, headers))
-    assert described.verify(request).identity == identity
+    assert json.loads(described.verify(request).identity) == [identity, ""]
     for name, value in headers.items():
         with pytest.raises(Unverified):
             described.verify(replace(request, headers={**headers, name: value + "0"}))
@@ -153,13 +153,22 @@ def test_identity_and_event_stand_where_the_options_say(options, body, expected)
     signed = described.sign(Draft(body, URL, NOW))
     headers = {**signed.headers, "X-Id": "i1", "X-Event": "e1"}
     verified = described.verify(received(Signed(body, headers)))
-    assert (verified.identity, verified.event) == expected
+    key = str(json.loads(verified.identity)[0]) if verified.identity else ""
+    assert (key, verified.event) == expected
 
 
-def test_a_place_in_json_needs_json():
-    described = source(event="json:/type")
-    with pytest.raises(BadRequest):
-        described.verify(received(described.sign(Draft(b"no JSON", URL, NOW))))
+@pytest.mark.parametrize("body", [b"no JSON", b"[1]", b'"text"', b"1", b"null", b"", b"\xff"])
+def test_where_there_is_no_such_place_there_is_no_identity_and_no_event(body):
+    described = source(identity="json:/id", event="json:/type")
+    verified = described.verify(received(described.sign(Draft(body, URL, NOW))))
+    assert (verified.body, verified.identity, verified.event) == (body, "", "")
+
+
+def test_a_place_may_be_in_an_array():
+    described = source(identity="json:/0/id", event="json:/0/type")
+    body = rb'[{"id":7,"type":"a\ud83d","x":NaN}]'
+    verified = described.verify(received(described.sign(Draft(body, URL, NOW))))
+    assert (verified.identity, verified.event) == ('[7, "a?"]', "a?")
 
 
 def test_its_header_is_kept_from_the_task():

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from gateway.errors import BadRequest, Unverified
+from gateway.errors import Unverified
 from gateway.sources.base import Draft, Signed
 from tests.unit.sources.examples import NOW
 from tests.unit.sources.sending import URL, received, receiver, sender
@@ -24,7 +24,12 @@ def verified(scheme: str, body, headers: dict[str, str] | None = None):
 
 def names(scheme: str, body, headers: dict[str, str] | None = None) -> tuple[str, str]:
     found = verified(scheme, body, headers)
-    return found.identity, found.event
+    return key(found.identity), found.event
+
+
+def key(identity: str) -> str:
+    """Return the sender's own id in an identity, or the digest that stands for it."""
+    return str(json.loads(identity)[0]) if identity.startswith("[") else identity
 
 
 def digest(body) -> str:
@@ -45,6 +50,7 @@ def digest(body) -> str:
             "issues.opened",
         ),
         ({"X-GitHub-Event": "push"}, b"payload=", "push"),
+        ({"X-GitHub-Event": "push"}, b"payload=%zz", "push"),
         ({"X-GitHub-Event": "push"}, b"Hello, World!", "push"),
         ({"X-GitHub-Event": "push"}, b'{"action":"a","action":3}', "push.a"),
         ({"X-GitHub-Event": "push"}, b'{"action":["a"]}', "push"),
@@ -105,9 +111,8 @@ def test_slack(body, expected):
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"null", b"text=hi", b"payload=%5B%5D", b"payload=x"])
-def test_slack_sends_objects_and_known_forms_only(body):
-    with pytest.raises(BadRequest):
-        verified("slack", body)
+def test_what_slack_sends_beside_objects_and_known_forms_has_no_event(body):
+    assert names("slack", body) == ("", "")
 
 
 def test_slack_is_read_by_its_body_and_not_by_its_type_which_is_not_signed():
@@ -193,7 +198,7 @@ def _event(kind):
 )
 def test_discord(body, expected):
     found = verified("discord", body)
-    assert (found.identity, found.event) == expected
+    assert (key(found.identity), found.event) == expected
     assert found.challenge is None
 
 
@@ -205,33 +210,13 @@ def test_discord(body, expected):
         (["x"], ""),
         (b"no JSON", ""),
         (b'{"type": NaN}', ""),
+        (b'{"type": "x", "amount": NaN}', "x"),
     ],
 )
 def test_standard(body, event):
     found = verified("standard", body)
     assert found.event == event
-    assert found.identity.startswith("msg_")
-
-
-@pytest.mark.parametrize("scheme", ["discord", "slack", "stripe", "telegram"])
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"[]",
-        b'"text"',
-        b'{"id":NaN}',
-        b"{" + b'"a":{' * 5_000 + b"}" * 5_001,
-        b'{"id":' + b"1" * 5_000 + b"}",
-        rb'{"id":"\ud800"}',
-        b'{"id":"\xff"}',
-        '{"id":"1"}'.encode("utf-16"),
-    ],
-    ids=["empty", "list", "text", "NaN", "deep", "digits", "surrogate", "bad UTF-8", "UTF-16"],
-)
-def test_senders_of_json_send_json_objects(scheme, body):
-    with pytest.raises(BadRequest):
-        verified(scheme, body)
+    assert key(found.identity).startswith("msg_")
 
 
 @pytest.mark.parametrize("scheme", ["discord", "slack", "stripe", "telegram"])

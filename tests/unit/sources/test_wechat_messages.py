@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import BadRequest
 from gateway.sources.base import Draft
+from gateway.sources.wechat_message import Message
 from tests.unit.sources.examples import NOW
 from tests.unit.sources.messages import (
     SAFE,
@@ -22,23 +24,29 @@ from tests.unit.sources.messages import (
     text_message,
     xml,
 )
-from tests.unit.sources.odd_bodies import ODD_JSON, ODD_XML, spoilt
+from tests.unit.sources.odd_bodies import (
+    CUT_JSON,
+    ODD_JSON,
+    ODD_XML,
+    SLOPPY_JSON,
+    SLOPPY_XML,
+    spoilt,
+)
 
 
 def known(**fields):
     return source("wechat", secrets="t").verify(send(source("wechat", secrets="t"), xml(**fields)))
 
 
-def test_a_message_is_known_by_its_msg_id_and_account():
+@pytest.mark.parametrize(
+    "field",
+    [{"MsgId": 1}, {"ToUserName": "gh"}, {"FromUserName": "o"}, {"CreateTime": 2}, {"Content": ""}],
+)
+def test_a_message_is_known_by_all_that_it_says(field):
     verified = known(**text_message())
-    assert verified.identity == "gh_7f083739789a::5993973467416297472"
     assert (verified.event, verified.account) == ("text", "gh_7f083739789a")
-    assert known(**text_message(Content="other")).identity == verified.identity
-    receiver = source("wechat", secrets="t")
-    in_json = receiver.verify(send(receiver, json.dumps(text_message()).encode()))
-    assert in_json.identity == verified.identity
-    for field in ({"MsgId": 1}, {"ToUserName": "gh_other"}):
-        assert known(**text_message(**field)).identity != verified.identity
+    assert known(**text_message()).identity == verified.identity
+    assert known(**text_message(**field)).identity != verified.identity
 
 
 @pytest.mark.parametrize(
@@ -69,15 +77,35 @@ def test_events_are_named_in_lower_case(fields, event):
     assert receiver.verify(send(receiver, body)).event == event
 
 
-def test_an_id_or_a_type_may_not_be_endless():
-    for name in ("MsgId", "MsgType", "Event"):
-        with pytest.raises(BadRequest):
-            known(
-                **{
-                    **text_message(MsgType="event" if name == "Event" else "text"),
-                    name: "9" * 2_000,
-                }
-            )
+SLOPPY = {f"XML: {name}": body for name, body in SLOPPY_XML.items()}
+SLOPPY |= {f"JSON: {name}": body for name, body in {**CUT_JSON, **SLOPPY_JSON}.items()}
+
+
+@pytest.mark.parametrize("options", [{"secrets": "AAAAA"}, SAFE], ids=["plain", "safe"])
+@pytest.mark.parametrize("body", SLOPPY.values(), ids=SLOPPY)
+def test_a_sloppy_message_is_passed_on_as_it_is_and_answered(options, body):
+    receiver = source("wechat", **options)
+    verified = receiver.verify(send(receiver, body))
+    assert verified.body == body
+    assert receiver.reply(said("hi"), verified, NOW).body
+
+
+@pytest.mark.parametrize("user", ["o_\x1d\x10", "o_\ud83d", "o_\ufffe]]>"])
+@pytest.mark.parametrize("form", ["xml", "json"])
+def test_the_reply_to_an_odd_user_can_be_read(form, user):
+    fields = text_message(FromUserName=user)
+    if form == "json":
+        body = json.dumps(fields).encode()
+    else:
+        body = xml(
+            **{**fields, "FromUserName": user.replace("]]>", "").encode(errors="replace").decode()}
+        )
+    receiver = source("wechat", secrets="t")
+    reply = receiver.reply(said("hi"), receiver.verify(send(receiver, body)), NOW)
+    read = Message.read(reply.body)
+    if form == "xml":
+        ElementTree.fromstring(reply.body)
+    assert (read.get("content"), read.get("tousername")[:2]) == ("hi", "o_")
 
 
 ODD = {name: body for name, body in {**ODD_XML, **ODD_JSON}.items() if name != "JSON"}

@@ -1,0 +1,149 @@
+"""What a sender has verified is relayed as it is, whatever nobody has to read in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from time import monotonic
+from typing import Any
+
+import pytest
+from kombu.utils.json import loads
+
+from gateway.answer import Answer
+from gateway.celery_message import Message, TaskIds
+from gateway.config.settings import Config
+from gateway.metrics import Metrics
+from gateway.outcome import SUCCESS, Outcome
+from gateway.relay.relay import Relay
+from gateway.relay.routes import MAX_EVENT
+from gateway.sources import SCHEMES, find
+from gateway.sources.base import Draft, Signed
+from tests.support.in_memory import InMemory
+from tests.unit.sources.examples import EXAMPLES, PUBLIC_URL
+from tests.unit.sources.sending import received, sender
+
+#: The scheme `hmac` with an identity and an event in the body's JSON.
+IN_JSON = {
+    "header": "X-Signature", "signed": "{body}", "identity": "json:/id", "event": "json:/type",
+    "encoding": "hex", "algorithm": "sha256", "prefix": "", "timestamp_header": None,
+    "id_header": None,
+}  # fmt: skip
+CHANGES: dict[str, dict[str, Any]] = {scheme: {} for scheme in SCHEMES} | {
+    "hmac": IN_JSON,
+    "feishu": {"verification_token": None},
+}
+JSON_BODIES = {
+    "half an emoji": rb'{"id":"1\ud83d","type":"a\ud83d","event":{"type":"\ud83d"},"update_id":1}',
+    "half an emoji as a name": rb'{"\ud83d":{"\udfff":1}}',
+    "NaN": b'{"id":1,"type":"a","x":[NaN,Infinity,-0,1e999]}',
+    "5,000 digits": b'{"id":%b,"type":"a"}' % (b"9" * 5_000),
+    "5,000 deep": b'{"id":1,"x":' + b"[" * 5_000 + b"]" * 5_000 + b"}",
+    "a name twice": b'{"id":1,"id":2,"type":"a","type":"b"}',
+    "control characters": b'{"id":"1","type":"a\x1d","text":"\x10\n"}',
+    "bad UTF-8": b'{"id":"\xff","type":"\xf0\x9f"}',
+    "UTF-16": '{"id":"1","type":"a"}'.encode("utf-16"),
+    "a byte order mark": b'\xef\xbb\xbf{"id":"1","type":"a"}',
+    "a long event": b'{"id":"1","type":"%b","event":{"type":"%b"}}' % (b"x" * 5_000, b"x" * 5_000),
+    "a long id": b'{"id":"%b","event_id":"%b","eventId":"%b"}' % ((b"x" * 5_000,) * 3),
+    "odd types": b'{"id":{},"type":[],"event":[],"event_id":true,"update_id":1.5,"object":{}}',
+    "a list": b'[{"id":1}]',
+    "a text": b'"text"',
+    "a number": b"7",
+    "null": b"null",
+    "no JSON": b"\x00\xff{",
+    "nothing": b"",
+}
+FORMS = {
+    "odd percents": b"payload=%zz&command=%",
+    "1,001 fields": b"a=b&" * 1_001 + b"a=b",
+    "no known field": b"text=hi",
+    "a payload that is a list": b"payload=%5B1%5D",
+    "a long command": b"command=%2F" + b"x" * 5_000,
+}
+XML_BODIES = {
+    "control characters": b"<xml><MsgType><![CDATA[text\x10]]></MsgType><A>\x1d</A></xml>",
+    "a control character by number": b"<xml><MsgType>text</MsgType><Content>&#x1d;</Content></xml>",
+    "half an emoji": b"<xml><MsgType>text</MsgType><Content><![CDATA[\xf0\x9f]]></Content></xml>",
+    "a long event": b"<xml><MsgType>event</MsgType><Event>%b</Event></xml>" % (b"x" * 5_000),
+}
+#: Twilio signs a form's fields, which therefore have to be readable. What X signs may not be a
+#: handshake's token.
+BODIES = {scheme: {**JSON_BODIES, **FORMS} for scheme in SCHEMES} | {
+    "wechat": XML_BODIES, "wecom": XML_BODIES,
+    "twilio": {"a long status": b"CallStatus=" + b"x" * 5_000},
+}  # fmt: skip
+BODIES["x"] = {
+    name: body
+    for name, body in BODIES["x"].items()
+    if name not in ("a number", "null", "no known field")
+}
+ROWS = [
+    pytest.param(scheme, body, id=f"{scheme}-{name}")
+    for scheme in sorted(SCHEMES)
+    for name, body in BODIES[scheme].items()
+]
+
+
+class Sender:
+    """Sends to a relay with a route for each scheme, and remembers the messages."""
+
+    def __init__(self) -> None:
+        sources, routes = {}, []
+        for scheme in SCHEMES:
+            example = EXAMPLES[scheme]
+            options = {**example.options, **(example.receiver or {}), **CHANGES[scheme]}
+            sources[scheme] = {"scheme": scheme, **options}
+            routes.append({"path": f"/{scheme}", "source": scheme, "idempotency": "none"})
+        self.metrics = Metrics(routes=[route["path"] for route in routes])
+        self.messages: list[Message] = []
+        config = Config(sources=sources, routes=routes, public_url=PUBLIC_URL)
+        self._relay = Relay(config, InMemory(self._run), self.metrics, TaskIds())
+
+    def _run(self, message: Message) -> Outcome:
+        self.messages.append(message)
+        return Outcome(SUCCESS, "success")
+
+    def send(self, scheme: str, body: bytes, query: str = "") -> Answer:
+        url = f"{PUBLIC_URL}/{scheme}" + (f"?{query}" if query else "")
+        signed = sender(scheme, **CHANGES[scheme]).sign(Draft(body, url, time.time()))
+        request = received(Signed(signed.body, signed.headers, signed.query), url)
+        request.arrived, request.received_at = monotonic(), time.time()
+        given: list[Answer] = []
+        self._relay.relay(request, given.append)
+        return given[0]
+
+
+@pytest.fixture(scope="module")
+def relay() -> Iterator[Sender]:
+    sender = Sender()
+    yield sender
+    sender.metrics.close()
+
+
+@pytest.mark.parametrize(("scheme", "body"), ROWS)
+def test_what_nobody_has_to_read_is_relayed_as_it_is(relay, scheme, body):
+    answer = relay.send(scheme, body)
+
+    assert answer.status == 200, answer.body
+    message = relay.messages.pop()
+    _, _, relayed = loads(message.body)[0]
+    assert (relayed if isinstance(relayed, bytes) else relayed.encode()) == body
+    # The event is part of a header of AMQP, and bounded there.
+    assert len(message.delivery["event"].encode()) <= MAX_EVENT
+
+
+def test_a_long_event_is_cut(relay):
+    assert relay.send("stripe", b'{"type":"%b"}' % (b"x" * 5_000)).status == 200
+    assert relay.messages.pop().delivery["event"] == "x" * MAX_EVENT
+
+
+def test_a_senders_url_need_not_be_utf_8(relay):
+    assert relay.send("github", b"{}", query="a=%ff&b=1").status == 200
+    message = relay.messages.pop()
+    assert loads(message.body)[0][0] == {"a": "\ufffd", "b": "1"}
+    assert message.delivery["query_string"] == "a=%ff&b=1"
+
+
+def test_every_scheme_is_here():
+    assert {find(scheme) for scheme in BODIES} == {find(scheme) for scheme in SCHEMES}
