@@ -49,7 +49,7 @@ class Delivery:
     """A verified request on its route: what the task gets, and what else is known about it.
 
     ``traceparent`` is that of the gateway's own span if requests are traced, else that of the
-    sender, or empty. ``document`` has the body's JSON as its only item, once something has read it.
+    sender, or empty. ``document`` has the body's JSON as its only item, while something reads it.
     """
 
     id: str

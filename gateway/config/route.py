@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -154,7 +153,7 @@ class Route(TaskSettings):
 
     def takes_event(self, event: str) -> bool:
         """Tell whether one of `events` is the name or the pattern of `event`, if there are any."""
-        return self.events is None or any(fnmatchcase(event, each) for each in self.events)
+        return self.events is None or any(pointers.glob(each)(event) for each in self.events)
 
     @cached_property
     def takes(self) -> Callable[[Delivery], bool]:

@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from fnmatch import fnmatchcase
 from typing import Any
 
+from gateway.config.pointers import glob
 from gateway.journal.entry import GONE, STATES, Entry
 
 _STATUS = re.compile(r"[1-5x?][0-9x?]{2}|gone").fullmatch
@@ -41,10 +41,10 @@ class Filter:
         delivery = entry.delivery
         return (
             (not self.states or entry.state in self.states)
-            and (not self.status or fnmatchcase(status(entry), self.status.replace("x", "?")))
-            and (not self.route or fnmatchcase(entry.path, _literal(self.route)))
-            and (not self.source or fnmatchcase(delivery["source"], _literal(self.source)))
-            and (not self.event or fnmatchcase(delivery["event"], _literal(self.event)))
+            and (not self.status or _has_status(entry, self.status))
+            and (not self.route or glob(self.route)(entry.path))
+            and (not self.source or glob(self.source)(delivery["source"]))
+            and (not self.event or glob(self.event)(delivery["event"]))
             and (not self.text or self._has_text(entry))
         )
 
@@ -64,9 +64,9 @@ def status(entry: Entry) -> str:
     return "gone" if entry.status == GONE else str(entry.status)
 
 
-def _literal(text: str) -> str:
-    # Of all that a pattern may have, a filter has only the star.
-    return text.replace("[", "[[]").replace("?", "[?]")
+def _has_status(entry: Entry, wanted: str) -> bool:
+    pairs = zip(status(entry), wanted, strict=False)
+    return len(status(entry)) == len(wanted) and all(a == b or b in "x?" for a, b in pairs)
 
 
 def _strings(value: Any) -> Any:

@@ -28,7 +28,8 @@ _MOST = 1_000  # addresses that are remembered
 
 #: Headers whose names say that they may have a secret; two underscores mean a type to kombu.
 _is_secret = re.compile(
-    r"__.*|proxy-.*|.*(auth|cookie|token|secret|signature|passw|credential|api-?key|hmac|sign$).*"
+    r"__.*|proxy-.*|.*(auth|cookie|token|secret|signature|passw|credential|api-?key|hmac|sign$|"
+    r"(access|private)-?key|session|jwt|assertion|(^|-)otp(-|$)).*"
 ).match
 
 

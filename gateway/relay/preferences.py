@@ -9,7 +9,7 @@ MAX_LENGTH = 1_000  # characters
 
 _wait = re.compile(r'wait\s*=\s*"?([0-9]{1,5})"?').fullmatch
 # The parts between commas; a comma in a quoted string does not separate.
-_parts = re.compile(r'(?:"(?:\\.|[^"\\])*"|[^,"])+').findall
+_parts = re.compile(r'(?:"(?:\\.|[^"\\])*+"?|[^,"])+').findall
 
 
 @dataclass(slots=True, frozen=True)

@@ -216,6 +216,20 @@ class Relay:
             return None
         reply.delivery_id, reply.event = self.delivery_id(), verified.event[:MAX_EVENT]
         delivery = _deliver(reply, endpoint, params, verified)
+        try:
+            in_flight = self._routed(reply, endpoint, verified, delivery)
+        finally:
+            # Parsed JSON takes up to 30 times its text: it lasts only until the messages are made.
+            delivery.document = None
+        if in_flight is not None:
+            self.limits.admit(in_flight.size)
+        return in_flight
+
+    def _routed(
+        self, reply: Reply, endpoint: Endpoint, verified: Verified, delivery: Delivery
+    ) -> DeliveryInFlight | None:
+        """Find the route of a delivery and make its messages; None: no route takes it."""
+        request = reply.request
         route = endpoint.route(delivery)
         if route is None:
             self._unrouted(reply, endpoint, verified)
@@ -225,11 +239,7 @@ class Relay:
         reply.applied = terms.applied
         if terms.deadline <= monotonic():
             raise BodyTooSlow("The body came after the deadline.")
-        in_flight = DeliveryInFlight(
-            self.context, reply, endpoint, route, terms, verified, delivery
-        )
-        self.limits.admit(in_flight.size)
-        return in_flight
+        return DeliveryInFlight(self.context, reply, endpoint, route, terms, verified, delivery)
 
     def _verify(self, reply: Reply, endpoint: Endpoint) -> Verified:
         """Return what is known of the verified request; raises as `Endpoint.verify` does."""

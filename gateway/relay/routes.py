@@ -135,10 +135,21 @@ class Routes:
 
 
 def _pattern(path: str) -> re.Pattern[str]:
-    pieces = PARAM.split(path)
-    return re.compile(
-        "".join(f"(?P<{p}>[^/]+)" if i % 2 else re.escape(p) for i, p in enumerate(pieces))
-    )
+    """Return the expression for a path with parameters.
+
+    A parameter ends where that which follows it in its segment comes first. If it could end at
+    other places, too, all combinations of places would be tried where the path does not fit.
+    """
+    text = ""
+    for segment in path.split("/"):
+        before, *pieces = PARAM.split(segment)
+        text += "/" + re.escape(before)
+        pairs = list(zip(pieces[::2], pieces[1::2], strict=True))
+        for name, after in pairs[:-1]:
+            text += f"(?>(?P<{name}>[^/]+?){re.escape(after)})"
+        for name, after in pairs[-1:]:
+            text += f"(?P<{name}>[^/]+){re.escape(after)}"
+    return re.compile(text.removeprefix("/"))
 
 
 def _decode(path: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import re
 import resource
 import socket
@@ -77,7 +78,7 @@ def gateway(
 ) -> Iterator[Server]:
     """All is as shipped but for the queue, which nobody consumes."""
     config = tmp_path / "gateway.toml"
-    config.write_text('[[routes]]\npath = "/"\nqueue = "memory"\n')
+    config.write_text(ROUTES)
     urls = ("--broker", rabbitmq.url, "--result-backend", redis_server.url)
     gateway = stack.gateway(*urls, "--config", str(config))
     yield gateway
@@ -92,12 +93,37 @@ def begun(length: int, target: str = "/") -> bytes:
 
 SLOW = [b"x" * 50_000] * 20
 FIELDS = [f"X{n}: {'y' * 50}" for n in range(240)]
+#: Parsed it takes 27 times its text, which is a thousandth when it is compressed.
+PARSED = b'{"id":1,"x":[' + b",".join([b'{"":0}'] * (MIB // 7 - 10)) + b"]}"
+ROUTES = """
+[[routes]]
+path = "/"
+queue = "memory"
+
+[[routes]]
+path = "/reads"
+queue = "memory"
+args = ["json:/id"]
+when = { "json:/id" = [1] }
+
+[[routes]]
+path = "/reads-no"
+queue = "memory"
+when = { "json:/id" = [2] }
+"""
 #: On how many connections is sent what, in pieces; and the statuses of those that are answered.
 ATTACKS = {
     "bodies to a path that does not exist": (300, [begun(MIB, "/no"), *SLOW], {404}),
     "bodies that do not end": (1_000, [begun(MIB), *SLOW], {503}),
     "bodies that are escaped": (100, [request(b"\x01" * MIB)], {503}),
     "bodies": (300, [request(b"x" * MIB)], {503}),
+    "bodies whose JSON is read": (110, [request(PARSED, "/reads")], {503}),
+    "the same, compressed": (
+        110,
+        [request(gzip.compress(PARSED), "/reads", "Content-Encoding: gzip")],
+        {503},
+    ),
+    "the same, which no route takes": (110, [request(PARSED, "/reads-no")], {204}),
     "headers": (4_000, [request(b"", "/", *FIELDS)], {503}),
     "requests ahead of the answer": (1_000, [request(), request(b"x" * 200_000) * 2], set()),
     "headers that do not end": (4_000, [request(b"", "/", f"X: {'y' * 15_000}")[:-4]], set()),
