@@ -91,8 +91,11 @@ class PendingTask:
             raise NotConfirmed from exc
         finally:
             self.abandon()
-        if error is not None:
-            raise error
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # its traceback has this frame: end the reference cycle
 
     def _end(self) -> None:
         self._free()

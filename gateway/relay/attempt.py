@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import traceback
 from collections.abc import Callable, Coroutine
 from typing import Protocol, TypeVar
 
@@ -20,17 +21,23 @@ class Steps:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def run(self, answering: Answering, step: Coroutine[None, None, None]) -> None:
-        """Run `step` in a task."""
+    def run(
+        self, answering: InProgress, step: Coroutine[None, None, None]
+    ) -> asyncio.Task[None]:
+        """Run `step` in a task; the request's bytes count until it has ended."""
 
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
-            if not task.cancelled():
-                attempt(answering, task.result)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                attempt(answering, _raise, error)
+                _forget(error)
+            answering.let_go()
 
+        answering.hold()
         task = asyncio.create_task(step)
         self._tasks.add(task)
         task.add_done_callback(ended)
+        return task
 
     async def stop(self) -> None:
         """Cancel the steps that are under way."""
@@ -51,6 +58,29 @@ class Answering(Protocol):
 
     def release(self) -> None:
         """Stop waiting, and free what the wait holds."""
+
+
+class InProgress(Answering, Protocol):
+    """A request whose bytes count while something holds it."""
+
+    def hold(self) -> None: ...
+    def let_go(self) -> None: ...
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _forget(error: BaseException | None) -> None:
+    """Free what the frames of a handled `error` refer to.
+
+    The futures in these frames refer to the error, so all of it is a reference cycle, which would
+    keep the request's body in memory until the garbage collector runs.
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def attempt(answering: Answering, step: Callable[..., T], *arguments: object) -> T | None:

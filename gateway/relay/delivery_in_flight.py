@@ -55,8 +55,8 @@ class DeliveryInFlight(InFlight):
     """
 
     __slots__ = (
-        "claim", "delivery", "further", "identity", "message", "mode", "owner", "pending", "route",
-        "source", "stage", "trace", "verified",
+        "_unconfirmed", "claim", "delivery", "further", "identity", "message", "mode", "owner",
+        "pending", "route", "source", "stage", "trace", "verified",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +76,7 @@ class DeliveryInFlight(InFlight):
         self.mode = terms.answer
         self.verified = verified
         self.delivery = delivery
+        self._unconfirmed = False
         #: The id of this try; in general it is that of its task, too.
         self.owner = context.ids.new()
         reply.kept = route.journal
@@ -211,6 +212,7 @@ class DeliveryInFlight(InFlight):
     def follow(self, pending: PendingTask) -> None:
         """Answer with the confirm or the end of `pending`."""
         self.stage = Stage.CONFIRM
+        self._expects(confirm=True)
         self.pending = self.reply.pending = pending
         self.reply.task_id = pending.message.task_id
         pending.watch(self._on_change)
@@ -243,7 +245,7 @@ class DeliveryInFlight(InFlight):
             return
         if self.stage is Stage.RESULT and self.reply.closed:
             self._waited("client-gone")
-        self.pending.abandon()
+        self._abandon()
         if self.claim.ours:
             self.claim.unattended()
 
@@ -253,7 +255,7 @@ class DeliveryInFlight(InFlight):
         elif self.stage is Stage.FURTHER:
             self.refuse(NotConfirmed())
         elif self.stage is Stage.CONFIRM:
-            self.pending.abandon()
+            self._abandon()
             error = NotConfirmed()
             self.claim.unconfirmed(error)
             self.refuse(error)
@@ -267,11 +269,25 @@ class DeliveryInFlight(InFlight):
             self.context.metrics.count(MISSES, self.route.path, given)
             self._give_up(DeadlinePassed())
 
+    def _abandon(self) -> None:
+        self.pending.abandon()
+        self._expects(confirm=False)
+
+    def _expects(self, confirm: bool) -> None:
+        """Keep the bytes counted while the message may be confirmed or refused, sender or not."""
+        if confirm != self._unconfirmed:
+            self._unconfirmed = confirm
+            if confirm:
+                self.hold()
+            else:
+                self.let_go()
+
     def _on_change(self, pending: PendingTask) -> None:
         """Handle the confirm or the end of `pending`, which calls this."""
         attempt(self, self._advance, pending)
 
     def _advance(self, pending: PendingTask) -> None:
+        self._expects(confirm=False)
         if pending.confirmed:
             self.stage = Stage.RESULT
         if pending.outcome is not None:

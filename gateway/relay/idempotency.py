@@ -34,7 +34,7 @@ from gateway.errors import RequestError, StateUnavailable
 from gateway.failpoints import CLAIMED, PUBLISHED, Failpoint
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
-from gateway.relay.attempt import Answering, Steps
+from gateway.relay.attempt import InProgress, Steps
 from gateway.stores.pipeline import Pipeline
 
 
@@ -47,7 +47,7 @@ class Replied(Protocol):
     def closed(self) -> bool: ...
 
 
-class Try(Answering, Protocol):
+class Try(InProgress, Protocol):
     """One try of a delivery, which is relayed or joins an earlier one."""
 
     claim: ClaimHandle | NoClaim

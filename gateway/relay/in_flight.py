@@ -8,14 +8,18 @@ from gateway.answer import Answer
 from gateway.errors import RequestError
 from gateway.relay.attempt import attempt
 from gateway.relay.context import Context
-from gateway.relay.limits import Held, SourceLimits
+from gateway.relay.limits import SourceLimits
 from gateway.relay.reply import Reply
 
 
 class InFlight(ABC):
-    """A request that waits for its result; `deadline` is in monotonic seconds."""
+    """A request that waits for its result; `deadline` is in monotonic seconds.
 
-    __slots__ = ("_counted", "_held", "_source_limits", "context", "deadline", "reply")
+    Its bytes count until it is answered, or its sender has disconnected, and none of its steps
+    runs or is awaited any more: each of these is a `hold`.
+    """
+
+    __slots__ = ("_counted", "_holds", "_size", "_source_limits", "context", "deadline", "reply")
 
     def __init__(
         self,
@@ -29,7 +33,7 @@ class InFlight(ABC):
         self.deadline = deadline
         self._source_limits = source_limits
         self._counted = False
-        self._held: Held | None = None
+        self._holds = self._size = 0
 
     @property
     def path(self) -> str:
@@ -39,11 +43,24 @@ class InFlight(ABC):
         """Count the request as in flight, with `size` bytes, until its answer or its deadline."""
         context = self.context
         self._counted = True
-        self._held = context.limits.enter(size)
+        self.hold()
+        self._size = size
+        context.limits.bytes += size
+        context.limits.in_flight += 1
         if self._source_limits is not None:
             self._source_limits.in_flight += 1
         context.metrics.add("gateway_in_flight")
         context.deadlines.add(self)
+
+    def hold(self) -> None:
+        """Keep its bytes counted until `let_go` is called as often as this."""
+        self._holds += 1
+
+    def let_go(self) -> None:
+        self._holds -= 1
+        if not self._holds:
+            self.context.limits.bytes -= self._size
+            self._size = 0
 
     def extend(self, deadline: float) -> None:
         """Change the deadline."""
@@ -65,11 +82,13 @@ class InFlight(ABC):
     def cancel(self) -> None:
         """Stop waiting, because the sender has disconnected; a published task still runs."""
         if not self.reply.closed:
+            self.hold()
             self._leave()
             try:
                 self.reply.close()
             finally:
                 self.release()
+                self.let_go()
 
     def expire(self) -> None:
         """End the request; called at its deadline."""
@@ -87,8 +106,9 @@ class InFlight(ABC):
         if self._counted:
             self._counted = False
             context = self.context
-            context.limits.leave()
+            context.limits.in_flight -= 1
             if self._source_limits is not None:
                 self._source_limits.in_flight -= 1
             context.metrics.add("gateway_in_flight", -1)
             context.deadlines.remove(self)
+            self.let_go()

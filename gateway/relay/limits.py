@@ -36,30 +36,6 @@ class Limits:
         if self.in_flight >= self._most or self.bytes + size > self._most_bytes:
             raise Full
 
-    def enter(self, size: int) -> Held:
-        """Count a request until `leave`, and `size` bytes as long as the returned object lives."""
-        self.in_flight += 1
-        return Held(self, size)
-
-    def leave(self) -> None:
-        self.in_flight -= 1
-
-
-class Held:
-    """Bytes that are counted as long as this object lives.
-
-    The object that keeps the bytes refers to it. A request whose sender has disconnected is kept
-    until its message is confirmed and its claim is known; no other event marks that moment.
-    """
-
-    __slots__ = ("_limits", "_size")
-
-    def __init__(self, limits: Limits, size: int):
-        self._limits, self._size = limits, size
-        limits.bytes += size
-
-    def __del__(self) -> None:
-        self._limits.bytes -= self._size
 
 
 class SourceLimits:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.answer import Answer
 from gateway.errors import MethodNotAllowed, ResultsUnavailable
-from gateway.relay.attempt import attempt
 from gateway.relay.context import Context
 from gateway.relay.in_flight import InFlight
 from gateway.relay.reply import Reply
@@ -21,17 +19,15 @@ class ResultLookup(InFlight):
     def __init__(self, context: Context, reply: Reply, deadline: float, ticket: Ticket):
         super().__init__(context, reply, deadline)
         self._ticket = ticket
-        self._task: asyncio.Task[Answer] | None = None
+        self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin to fetch the result from the result store."""
         self.enter(self.reply.request.size)
-        self._task = asyncio.create_task(self.context.result_urls.fetch(self._ticket))
-        self._task.add_done_callback(self._fetched)
+        self._task = self.context.steps.run(self, self._fetch())
 
-    def _fetched(self, task: asyncio.Task[Answer]) -> None:
-        if not task.cancelled():
-            attempt(self, lambda: self.give(task.result()))
+    async def _fetch(self) -> None:
+        self.give(await self.context.result_urls.fetch(self._ticket))
 
     def _expire(self) -> None:
         self.release()
