@@ -21,9 +21,7 @@ class Steps:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def run(
-        self, answering: InProgress, step: Coroutine[None, None, None]
-    ) -> asyncio.Task[None]:
+    def run(self, answering: InProgress, step: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run `step` in a task; the request's bytes count until it has ended."""
 
         def ended(task: asyncio.Task[None]) -> None:

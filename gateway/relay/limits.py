@@ -37,7 +37,6 @@ class Limits:
             raise Full
 
 
-
 class SourceLimits:
     """A token bucket, and a count of deliveries in flight, for one path's source in one process.
 
