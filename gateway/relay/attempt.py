@@ -18,18 +18,18 @@ class Steps:
     """Runs steps of requests that wait for something; an error becomes the request's answer."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
 
     def run(self, answering: Answering, step: Coroutine[None, None, None]) -> None:
         """Run `step` in a task."""
 
         def ended(task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
+            self._tasks.pop(task, None)
             if not task.cancelled():
                 attempt(answering, task.result)
 
         task = asyncio.create_task(step)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(ended)
 
     async def stop(self) -> None:
