@@ -10,6 +10,7 @@ import os
 import random
 import socket
 import time
+from functools import cache
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -65,6 +66,7 @@ def install() -> None:
     import gateway.celery_message
     import gateway.claims.state_watch
     import gateway.process.child
+    import redis.utils
 
     from tests.simulation.network import Socket
 
@@ -74,6 +76,8 @@ def install() -> None:
     gateway.celery_message._ORIGIN = "gateway-1@simulation"
     named = {**vars(socket), "gethostname": lambda: "simulation"}
     gateway.claims.state_watch.socket = SimpleNamespace(**named)  # type: ignore[attr-defined]
+    # redis-py reads its own package's metadata from disk for each connection.
+    redis.utils.get_lib_version = cache(redis.utils.get_lib_version)
     # A collection would take longer than all the rest of a start.
     gateway.process.child.gc = SimpleNamespace(  # type: ignore[attr-defined]
         collect=lambda: None, freeze=lambda: None, enable=lambda: None
