@@ -84,4 +84,4 @@ async def inspect(world: World) -> dict[str, Any]:
     async with RedisStore.opened(world.config) as store:
         entries = [entry async for entry in store.entries(calls=True)]
         size = await store.trim(100)
-    return {"entries": entries, "size": size}
+    return {"entries": entries, "size": size, "bytes": world.stream_bytes("gateway:/::journal:deliveries")}

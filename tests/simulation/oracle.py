@@ -221,7 +221,7 @@ def journal(judge: Judge) -> Iterator[str]:
     deliveries = sum(bool(entry.queue) for entry in entries)
     if size.deliveries != deliveries:
         yield f"it says {size.deliveries} deliveries, and has {deliveries}"
-    total = sum(len(entry.call) for entry in entries)
+    total = judge.world.inspected["bytes"]
     if size.bytes != total:
         yield f"it says {size.bytes} bytes, and has {total}"
     if judge.forgot():

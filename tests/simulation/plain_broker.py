@@ -242,6 +242,14 @@ class Channel:
         self.send(spec.Basic.ConsumeOk(tag))
         self.broker.deliver(queue)
 
+    def on_basic_cancel(self, method: Any) -> None:
+        consumer = self.consumers.pop(method.consumer_tag, None)
+        self.send(spec.Basic.CancelOk(method.consumer_tag))
+        if consumer is not None:
+            consumer.queue.consumers.remove(consumer)
+            if consumer.queue.auto_delete and not consumer.queue.consumers:
+                self.broker.delete(consumer.queue)
+
     def on_basic_cancelok(self, method: Any) -> None: ...
 
     def on_basic_ack(self, method: Any) -> None:

@@ -68,6 +68,7 @@ class Client(asyncio.Protocol):
             future = self._waiting.popleft()
             if not future.done():
                 future.set_exception(ConnectionResetError())
+                future.exception()  # its sender may not wait for it any more
 
 
 class Senders:
@@ -103,6 +104,7 @@ class Senders:
         seconds = round(rng.random() ** 4, 2) if rng.random() < 0.97 else rng.uniform(1, 12)
         fail = 0.3 if rng.random() < 0.1 else 0.0
         name, n = f"d{number}", 0
+        padding = rng.randrange(20_000) if rng.random() < 0.03 else 0
         pause, longest = PAUSE
         hangs_up = rng.random() < 0.12
         again = rng.random() < 0.25
@@ -112,7 +114,7 @@ class Senders:
             patience = DEADLINES[route] + EXTRA
             if hangs_up and rng.random() < 0.6:
                 patience = rng.random() ** 2 * 2
-            await self._try(one, rng, patience, f"seconds={seconds}&fail={fail}")
+            await self._try(one, rng, patience, f"seconds={seconds}&fail={fail}", padding)
             if one.location and rng.random() < 0.5:
                 await self._read(one, rng)
             if one.good and again:
@@ -127,10 +129,10 @@ class Senders:
     def _gateway(self, rng: Random) -> str:
         return rng.choice(list(self.world.gateways))
 
-    async def _try(self, one: Try, rng: Random, patience: float, query: str) -> None:
+    async def _try(self, one: Try, rng: Random, patience: float, query: str, padding: int) -> None:
         loop = asyncio.get_running_loop()
         self.world.evidence.tries.append(one)
-        body = one.delivery.encode() + b" " * (rng.randrange(20_000) if rng.random() < 0.03 else 0)
+        body = one.delivery.encode() + b" " * padding
         head = (
             f"POST {one.route}?{query} HTTP/1.1\r\nHost: x\r\nX-Delivery: {one.delivery}\r\n"
             f"X-Try: {one.id}\r\nContent-Length: {len(body)}\r\n\r\n"

@@ -147,6 +147,11 @@ class World:
     def redis_has(self, key: str) -> bool:
         return self.redis.has(key)
 
+    def stream_bytes(self, key: str) -> int:
+        """Return the sum of the bytes that a stream's entries name."""
+        stream = self.redis.get(key.encode()) or {}
+        return sum(int(fields[3]) for fields in stream.values())
+
     def broker_down(self, lose_unsynced: bool) -> None:
         """Kill the broker."""
         self.broker.crash(lose_unsynced=lose_unsynced)
