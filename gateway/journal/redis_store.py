@@ -88,7 +88,8 @@ class RedisStore(JournalStore):
         if end.attempts:
             fields += ["attempts", str(end.attempts)]
         if ended:
-            fields += ["ended_at", datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")]
+            now = datetime.fromtimestamp(time.time(), UTC)
+            fields += ["ended_at", now.isoformat(timespec="milliseconds")]
         return self._run(
             "EVAL", scripts.SETTLE, 2, keys.of(delivery_id), keys.open,
             delivery_id, task_id, end.state, int(ended and counts), keys.changes, *fields,

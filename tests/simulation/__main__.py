@@ -30,13 +30,17 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--strategies", default="pika,redis")
     parser.add_argument("--seeds", help="the first and the last: 500000-500199; or one")
-    parser.add_argument("--minutes", type=float, help="run for so long, from where the last run stopped")
+    parser.add_argument(
+        "--minutes", type=float, help="run for so long, from where the last run stopped"
+    )
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--json", type=Path, help="write what was found to this file")
     parser.add_argument("--trace", type=int, metavar="SEED", help="write what happens in a seed")
     parser.add_argument("--bytes", action="store_true", help="with --trace: what is sent, too")
     parser.add_argument("--shrink", type=int, metavar="SEED", help="make a failing seed smaller")
-    parser.add_argument("--mutants", action="store_true", help="test the simulator: see docs/simulation.md")
+    parser.add_argument(
+        "--mutants", action="store_true", help="test the simulator: see docs/simulation.md"
+    )
     parser.add_argument("--only", default="", help="with --mutants: those whose name has this")
     return parser.parse_args()
 
@@ -55,10 +59,14 @@ def main() -> int:
     return _seeds(options, strategies)
 
 
+#: Worlds that are not to end in the middle of another one.
+_worlds: list[object] = []
+
+
 def _trace(seed: int, strategy: str, wires: bool) -> int:
     plan, lines = Plan(seed, strategy), list[str]()
     plan.wires = wires
-    result = run(seed, strategy, plan, lines)
+    result = run(seed, strategy, plan, lines, _worlds)
     print("\n".join(lines))
     print(f"digest {result.digest}")
     for problem in result.problems:
@@ -85,7 +93,9 @@ def _seeds(options: argparse.Namespace, strategies: list[str]) -> int:
             yield from ((number, strategy) for strategy in strategies)
 
     began, results = time.monotonic(), []
-    for result in pool.each(jobs(), lambda seed, strategy: run(seed, strategy).plain(), options.jobs):
+    for result in pool.each(
+        jobs(), lambda seed, strategy: run(seed, strategy).plain(), options.jobs
+    ):
         results.append(result)
         for problem in result["problems"]:
             print(f"seed {result['seed']} {result['strategy']}: {problem}", flush=True)
@@ -95,9 +105,8 @@ def _seeds(options: argparse.Namespace, strategies: list[str]) -> int:
     if options.json:
         options.json.write_text(json.dumps(summary, indent=1) + "\n")
     print(f"{summary['means']}")
-    print(
-        f"{len(results)} seeds, {violations} violations, {len(results) / seconds:.2f} seeds a second"
-    )
+    rate = len(results) / seconds
+    print(f"{len(results)} seeds, {violations} violations, {rate:.2f} seeds a second")
     return int(violations > 0)
 
 
@@ -108,7 +117,16 @@ def _summary(results: list[dict[str, Any]], violations: int, seconds: float) -> 
     for result in whole:
         faults.update(result["faults"])
         statuses.update(result["statuses"])
-    keys = ("seconds", "gateways", "deliveries", "identified", "tries", "executions", "callbacks", "cpu")
+    keys = (
+        "seconds",
+        "gateways",
+        "deliveries",
+        "identified",
+        "tries",
+        "executions",
+        "callbacks",
+        "cpu",
+    )
     means = {key: round(sum(r[key] for r in whole) / max(len(whole), 1), 3) for key in keys}
     cpu = sum(result["cpu"] for result in whole)
     return {
@@ -122,7 +140,9 @@ def _summary(results: list[dict[str, Any]], violations: int, seconds: float) -> 
         "faults": dict(sorted(faults.items())),
         "statuses": dict(sorted(statuses.items())),
         "failed": [
-            {key: r[key] for key in ("seed", "strategy", "problems")} for r in results if r["problems"]
+            {key: r[key] for key in ("seed", "strategy", "problems")}
+            for r in results
+            if r["problems"]
         ],
     }
 

@@ -115,6 +115,8 @@ def _fault(rng: Random, gateways: int, at: float) -> Fault:
     elif family == "clock":
         target = rng.choice([gateway, worker, "redis", "broker"])
         detail = f"{rng.choice([-1, 1]) * rng.choice([0.5, 3, 30, 600])}"
+        if target == "redis":  # a longer jump than the window of identities ends these
+            detail = f"{max(-30.0, min(30.0, float(detail)))}"
     else:
         target = {"gateway": gateway, "worker": worker}.get(family, family)
     if kind == "killed at":
@@ -131,9 +133,7 @@ async def inject(world: World, faults: list[Fault]) -> None:
     await asyncio.gather(*(_suffer(world, began, fault, busy) for fault in faults))
 
 
-async def _suffer(
-    world: World, start: float, fault: Fault, busy: dict[str, asyncio.Lock]
-) -> None:
+async def _suffer(world: World, start: float, fault: Fault, busy: dict[str, asyncio.Lock]) -> None:
     loop = asyncio.get_running_loop()
     await asyncio.sleep(start + fault.at - loop.time())
     async with busy.setdefault(fault.target, asyncio.Lock()):
@@ -160,7 +160,7 @@ async def _do(world: World, fault: Fault) -> None:
         await {"broker": _BROKER, "redis": _REDIS}[name][fault.kind](world, fault)
 
 
-# Servers ---------------------------------------------------------------------------------------
+# Servers --------------------------------------------------------------------------------------
 
 
 async def _frozen(world: World, party: Party, seconds: float) -> None:
@@ -219,7 +219,7 @@ def _kill_clients(kind: str) -> _Inject:
     return cut
 
 
-# Links -------------------------------------------------------------------------------------------
+# Links ----------------------------------------------------------------------------------------
 
 
 def _link(fault: Fault) -> tuple[str, str]:
@@ -245,7 +245,7 @@ async def _slow(world: World, fault: Fault) -> None:
     world.network.restore(*_link(fault))
 
 
-# Gateways and workers -------------------------------------------------------------------------------
+# Gateways and workers -------------------------------------------------------------------------
 
 
 async def _kill_gateway(world: World, fault: Fault) -> None:

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 GRACE = 10.0  # seconds
 WINDOW = 120.0  # seconds for which deliveries are recognized
-_ANSWERS = {"/plain": "wait", "/plain-accept": "accept", "/later": "wait-then-accept", "/also": "accept"}
+_ANSWERS = {
+    "/plain": "wait",
+    "/plain-accept": "accept",
+    "/later": "wait-then-accept",
+    "/also": "accept",
+}
 
 
 def configuration(strategy: str, **settings: Any) -> Config:
@@ -65,7 +70,7 @@ class Child:
         self.health: dict[str, str] | None = None
         ours, theirs = pair(world.network, gateway.party, self.party)
         self.task = world.loop.start(self.party, self._run(theirs))
-        world.loop.start(gateway.party, self._ask(ours))
+        self.asking = world.loop.start(gateway.party, self._ask(ours))
 
     async def _run(self, control: Any) -> None:
         child = product.Child(self.world.config, [self.gateway.listener.for_child()], None)  # type: ignore[list-item,arg-type]
@@ -146,7 +151,12 @@ class Gateway:
     @property
     def serving(self) -> bool:
         child = self.child
-        return self.running and child.alive and child.health is not None and not any(child.health.values())
+        return (
+            self.running
+            and child.alive
+            and child.health is not None
+            and not any(child.health.values())
+        )
 
     def kill(self) -> None:
         """Kill parent and children."""

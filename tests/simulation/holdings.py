@@ -84,4 +84,8 @@ async def inspect(world: World) -> dict[str, Any]:
     async with RedisStore.opened(world.config) as store:
         entries = [entry async for entry in store.entries(calls=True)]
         size = await store.trim(100)
-    return {"entries": entries, "size": size, "bytes": world.stream_bytes("gateway:/::journal:deliveries")}
+    return {
+        "entries": entries,
+        "size": size,
+        "bytes": world.stream_bytes("gateway:/::journal:deliveries"),
+    }

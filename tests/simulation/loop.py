@@ -80,12 +80,13 @@ class Loop(asyncio.BaseEventLoop):
         self._soon: deque[Handle] = deque()
         self._heap: list[tuple[float, float, Handle]] = []
         self._count = 0
+        self._dead: list[Party] = []
         self._stop = False
 
     def time(self) -> float:
         return self._now
 
-    # Scheduling ------------------------------------------------------------------------------
+    # Scheduling -------------------------------------------------------------------------------
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
         handle = Handle(callback, args, self.current, self._now)
@@ -128,7 +129,7 @@ class Loop(asyncio.BaseEventLoop):
         finally:
             self.current = before
 
-    # Parties ---------------------------------------------------------------------------------
+    # Parties ----------------------------------------------------------------------------------
 
     def freeze(self, party: Party) -> None:
         if party.state == RUNNING:
@@ -143,12 +144,13 @@ class Loop(asyncio.BaseEventLoop):
     def kill(self, party: Party) -> None:
         """End a process as SIGKILL does; the system closes its connections."""
         party.state = DEAD
+        self._dead.append(party)
         party.grave += [*party.tasks, *party.held]
         party.held.clear()
         for end in list(party.ends):
             end.process_ended()
 
-    # Running ---------------------------------------------------------------------------------
+    # Running ----------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Run until `halt` is called or nothing is left to do; raises `Livelock`."""
@@ -175,7 +177,7 @@ class Loop(asyncio.BaseEventLoop):
                         pass
                     except (KeyboardInterrupt, SystemExit):
                         raise
-                    except BaseException as exc:
+                    except BaseException as exc:  # noqa: BLE001 # as asyncio's loops do
                         self._failed(party, {"message": f"in {callback}", "exception": exc})
                     if self.steps > most:
                         raise Livelock(f"{party.name}: {callback}")
@@ -200,7 +202,7 @@ class Loop(asyncio.BaseEventLoop):
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         self._failed(self.current, context)
 
-    # What asyncio's own loops do -----------------------------------------------------------------
+    # What asyncio's own loops do --------------------------------------------------------------
 
     def add_signal_handler(self, sig: int, callback: Any, *args: Any) -> None:
         self.current.signals[sig] = lambda: callback(*args)

@@ -89,7 +89,12 @@ class Network:
         loop = self.loop
         future: asyncio.Future[End] = loop.create_future()
         self._try(party, address, future)
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                future.result().process_ended()
+            raise
 
     def _try(self, party: Party, address: Address, future: asyncio.Future[End]) -> None:
         listener = self.listeners.get(address)
@@ -122,7 +127,13 @@ class Network:
         party.ends[ours] = None
         listener.party.ends[theirs] = None
         listener.take(theirs)
-        self.loop.soon_in(party, _resolve, future, ours)
+        self.loop.soon_in(party, self._made, future, ours)
+
+    def _made(self, future: asyncio.Future[End], end: End) -> None:
+        if future.done():  # nobody waits any more
+            end.process_ended()
+        else:
+            future.set_result(end)
 
     def serve(self, party: Party, address: Address, server: Server) -> Listener:
         """Let a model serve the connections to `address`."""
@@ -271,7 +282,7 @@ class End(asyncio.Transport):
         self._high = HIGH_WATER
         self._paused_writing = False
 
-    # For servers' models -------------------------------------------------------------------
+    # For servers' models ----------------------------------------------------------------------
 
     def attach(self, protocol: Any) -> None:
         """Begin to read for `protocol`, which is told of the connection before."""
@@ -354,7 +365,7 @@ class End(asyncio.Transport):
     def abort(self) -> None:
         self._force(None)
 
-    # What the process notices --------------------------------------------------------------
+    # What the process notices -----------------------------------------------------------------
 
     def _fatal(self, exc: OSError) -> None:
         self._force(exc)
@@ -409,7 +420,7 @@ class End(asyncio.Transport):
             return
         self._wake()
 
-    # What the systems do -------------------------------------------------------------------
+    # What the systems do ----------------------------------------------------------------------
 
     def process_ended(self) -> None:
         """Close the socket: what is unread is reset, and the rest is delivered."""
@@ -540,9 +551,17 @@ class NetworkLoop(Loop):
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port))]
 
     async def create_connection(  # type: ignore[override]
-        self, protocol_factory: Any, host: Any = None, port: Any = None, *, sock: Any = None, **_: Any
+        self,
+        protocol_factory: Any,
+        host: Any = None,
+        port: Any = None,
+        *,
+        sock: Any = None,
+        **_: Any,
     ) -> Any:
-        end = sock.end if sock is not None else await self.network.connect(self.current, (host, port))
+        end = (
+            sock.end if sock is not None else await self.network.connect(self.current, (host, port))
+        )
         return await self._attach(end, protocol_factory())
 
     async def connect_accepted_socket(self, protocol_factory: Any, sock: Any, **_: Any) -> Any:
@@ -554,7 +573,11 @@ class NetworkLoop(Loop):
         self.call_soon(protocol.connection_made, end)
         self.call_soon(end.resume_reading)
         self.call_soon(_resolve, made, None)
-        await made
+        try:
+            await made
+        except BaseException:
+            end.close()
+            raise
         return end, protocol
 
 

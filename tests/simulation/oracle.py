@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 GRACE = 0.5  # seconds after the deadline
 CALM = 15.0  # seconds after the last fault until everything has to serve
+START = 4.5  # seconds from the end of a process until the next accepts connections, at most
 SLOW = 1.0  # seconds that an answer may take beside its task
 #: Seconds for which a fault has consequences: a broker and its clients part after two heartbeats.
 AFTERMATH = 25.0
@@ -40,6 +41,10 @@ class Judge:
         self.world = world
         self.seen: Evidence = world.evidence
         self.main = [e for e in self.seen.executions if e.name == "simulated.nonce"]
+        #: Deliveries whose task or result is lost: by Redis, or with an early acknowledgement.
+        self.gone = {e.delivery for e in self.seen.executions if e.lost}
+        forgot = [one.ended for one in self.seen.injected if one.kind in FORGETFUL]
+        self.gone |= {t.delivery for t in self.seen.tries if t.at <= max(forgot, default=0.0)}
 
     def show(self, one: Try) -> str:
         what = f"{one.status} {one.type}".rstrip()
@@ -83,7 +88,7 @@ def unacknowledged(judge: Judge) -> Iterator[str]:
     last = {
         one.delivery: one
         for one in judge.seen.tries
-        if one.delivery not in taken and one.route in IDENTIFIED and not one.failing
+        if one.delivery not in taken | judge.gone and one.route in IDENTIFIED and not one.failing
     }
     yield from (judge.show(one) for one in last.values() if one.status != GONE)
 
@@ -158,7 +163,10 @@ def repeated(judge: Judge) -> Iterator[str]:
 def late(judge: Judge) -> Iterator[str]:
     """Find answers after the deadline, where the gateway itself ran and was reached."""
     for one in judge.seen.tries:
-        excused = judge.hit(one.at, one.answered, "frozen", "killed", target=one.gateway)
+        frozen = judge.hit(one.at, one.answered, "frozen", target=one.gateway)
+        # A connection waits in the system's queue until a new process has its own connections.
+        ended = ("killed", "child killed", "killed at", "drained")
+        excused = frozen or judge.hit(one.at - START, one.answered, *ended, target=one.gateway)
         answered = type(one.status) is int or one.status == SILENT
         if answered and one.took > DEADLINES[one.route] + GRACE and not excused:
             yield judge.show(one)
@@ -192,7 +200,7 @@ def unnamed(judge: Judge) -> Iterator[str]:
 def unavailable(judge: Judge) -> Iterator[str]:
     """Find what failed or was slow though everything was there."""
     for one in judge.seen.tries:
-        if one.status == GONE or not judge.served(one):
+        if one.status == GONE or not judge.served(one) or one.delivery in judge.gone:
             continue
         if not one.good:
             failed = one.status == 502 and one.type == "task-failed" and one.failing
@@ -211,7 +219,7 @@ def left(judge: Judge) -> Iterator[str]:
 
 
 def journal(judge: Judge) -> Iterator[str]:
-    """Find entries that are missing or contradict what was seen; counts and bytes that are wrong."""
+    """Find entries that contradict what was seen, and counts and bytes that are wrong."""
     if not judge.world.inspected:
         return
     entries, size = judge.world.inspected["entries"], judge.world.inspected["size"]

@@ -67,7 +67,7 @@ class Broker:
         queue = self.queues.get(name)
         return 0 if queue is None else len(queue.ready) + queue.unacked
 
-    # Faults --------------------------------------------------------------------------------------
+    # Faults -----------------------------------------------------------------------------------
 
     def crash(self, lose_unsynced: bool = False) -> None:
         """Forget what was not on disk: transient messages and what was not confirmed yet."""
@@ -101,7 +101,7 @@ class Broker:
             if peer.publishes:
                 peer.tell_blocked(on)
 
-    # Queues ----------------------------------------------------------------------------------------
+    # Queues -----------------------------------------------------------------------------------
 
     def deliver(self, queue: Queue) -> None:
         """Give messages to consumers in turn, as far as they have room."""
@@ -189,7 +189,7 @@ class Channel:
         self.close()
         self.send(spec.Channel.Close(code, text, method.INDEX >> 16, method.INDEX & 0xFFFF))
 
-    # Methods ---------------------------------------------------------------------------------------
+    # Methods ----------------------------------------------------------------------------------
 
     def on_method(self, method: Any) -> None:
         name = method.NAME.replace(".", "_").lower()
@@ -305,9 +305,8 @@ class Channel:
             properties.delivery_mode == 2,
         )  # fmt: skip
         if method.exchange:
-            if method.exchange == "celery.pidbox":
-                self.refuse(404, f"NOT_FOUND - no exchange '{method.exchange}'", method)
-                return
+            self.refuse(404, f"NOT_FOUND - no exchange '{method.exchange}'", method)
+            return
         queue = self.broker.queues.get(method.routing_key)
         if queue is None and method.mandatory:
             returned = spec.Basic.Return(312, "NO_ROUTE", method.exchange, method.routing_key)

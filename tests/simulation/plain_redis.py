@@ -34,9 +34,27 @@ OK = Status(b"OK")
 _READ_ONLY = b"READONLY You can't write against a read only replica."
 _OOM = b"OOM command not allowed when used memory > 'maxmemory'."
 _WRITES = frozenset(
-    "SET SETEX DEL UNLINK INCRBY DECRBY PEXPIRE EXPIRE HSET HDEL HINCRBY SADD SREM ZADD ZREM XADD XDEL".split()
+    [
+        "SET",
+        "SETEX",
+        "DEL",
+        "UNLINK",
+        "INCRBY",
+        "DECRBY",
+        "PEXPIRE",
+        "EXPIRE",
+        "HSET",
+        "HDEL",
+        "HINCRBY",
+        "SADD",
+        "SREM",
+        "ZADD",
+        "ZREM",
+        "XADD",
+        "XDEL",
+    ]
 )
-_GROWING = frozenset("SET SETEX INCRBY HSET HINCRBY SADD ZADD XADD".split())
+_GROWING = frozenset(["SET", "SETEX", "INCRBY", "HSET", "HINCRBY", "SADD", "ZADD", "XADD"])
 
 
 class Redis:
@@ -53,7 +71,7 @@ class Redis:
         self._undo: deque[tuple[float, bytes, Any, float | None]] = deque()
         self.read_only = self.full = False
 
-    # Faults --------------------------------------------------------------------------------------
+    # Faults -----------------------------------------------------------------------------------
 
     def accept(self, wire: Wire) -> Peer:
         peer = Peer(self, wire)
@@ -102,7 +120,7 @@ class Redis:
     def has(self, key: str) -> bool:
         return self.get(key.encode()) is not None
 
-    # Data ----------------------------------------------------------------------------------------
+    # Data -------------------------------------------------------------------------------------
 
     def now(self) -> float:
         return EPOCH + self.clock.time() + self.skew
@@ -415,7 +433,11 @@ def _place(text: bytes, missing: int) -> tuple[int, int]:
 
 
 def _pattern(word: bytes) -> Callable[[bytes], Any]:
-    text = re.sub(rb"\\\\(.)|(\\\*)|(\\\?)", lambda m: b"\\" + m[1] if m[1] else b".*" if m[2] else b".", re.escape(word))
+    text = re.sub(
+        rb"\\\\(.)|(\\\*)|(\\\?)",
+        lambda m: b"\\" + m[1] if m[1] else b".*" if m[2] else b".",
+        re.escape(word),
+    )
     return re.compile(text + rb"\Z", re.DOTALL).match
 
 

@@ -18,7 +18,9 @@ PATIENCE = 120.0
 Job = tuple[int, str]
 
 
-def each(jobs: Iterator[Job], work: Callable[[int, str], dict[str, Any]], cores: int) -> Iterator[dict[str, Any]]:
+def each(
+    jobs: Iterator[Job], work: Callable[[int, str], dict[str, Any]], cores: int
+) -> Iterator[dict[str, Any]]:
     """Yield what `work` returns for each job, in the order in which they end."""
     gc.collect()
     gc.freeze()
@@ -73,7 +75,7 @@ def _fork(job: Job, work: Callable[[int, str], dict[str, Any]]) -> tuple[int, in
         os.close(reading)
         try:
             text, status = json.dumps(work(*job)), 0
-        except BaseException:
+        except BaseException:  # noqa: BLE001 # the parent is told
             text = traceback.format_exc()
         with os.fdopen(writing, "w") as file:
             file.write(text)

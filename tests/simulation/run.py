@@ -35,11 +35,19 @@ class Result:
         return asdict(self)
 
 
-def run(seed: int, strategy: str, plan: Plan | None = None, lines: list[str] | None = None) -> Result:
-    """Run it; `lines` gets what happens, in words."""
+def run(
+    seed: int,
+    strategy: str,
+    plan: Plan | None = None,
+    lines: list[str] | None = None,
+    worlds: list[object] | None = None,
+) -> Result:
+    """Run it; `lines` gets what happens, in words, and `worlds` the world."""
     plan = plan or Plan(seed, strategy)
     began = time.process_time()
     world = World(seed, strategy, plan, lines)
+    if worlds is not None:
+        worlds.append(world)
     seen = world.run()
     seams.leave()
     result = Result(seed, strategy, oracle.judge(world), world.digest.hexdigest(), plan.calm)

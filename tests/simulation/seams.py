@@ -62,12 +62,11 @@ def install() -> None:
 
     import pika.adapters.utils.connection_workflow as workflow
     import pika.adapters.utils.io_services_utils as services
+    import redis.utils
 
     import gateway.celery_message
     import gateway.claims.state_watch
     import gateway.process.child
-    import redis.utils
-
     from tests.simulation.network import Socket
 
     given = {**vars(socket), "socket": lambda *_: Socket()}

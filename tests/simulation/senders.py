@@ -38,6 +38,10 @@ class Client(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
 
+    @property
+    def idle(self) -> bool:
+        return not (self.closed or self._waiting)
+
     def expect(self) -> asyncio.Future[tuple[int, dict[str, str], bytes]]:
         future = asyncio.get_running_loop().create_future()
         if self.closed:
@@ -164,11 +168,12 @@ class Senders:
             one.status = RESET
         one.answered = loop.time()
         self.world.trace(
-            "sender", f"{one.id} {one.route} {one.gateway}: {one.status} {one.type} {one.body!r}"
-            f" after {one.answered - began:.3f} s {one.task}"
+            "sender",
+            f"{one.id} {one.route} {one.gateway}: {one.status} {one.type} {one.body!r}"
+            f" after {one.answered - began:.3f} s {one.seconds} {one.task}",
         )
         if client is not None:
-            if type(one.status) is int and not client.closed and rng.random() < 0.5:
+            if type(one.status) is int and client.idle and rng.random() < 0.5:
                 self._idle.setdefault(one.gateway, []).append(client)
             elif one.status == GONE and rng.random() < 0.5:
                 client.transport.abort()
@@ -196,8 +201,13 @@ class Senders:
 
         answer.add_done_callback(done)
 
-    async def _slowly(self, client: Client, head: bytes, body: bytes, one: Try, rng: Random) -> None:
-        data, parts = head + body, sorted(rng.randrange(len(head)) for _ in range(rng.randint(1, 3)))
+    async def _slowly(
+        self, client: Client, head: bytes, body: bytes, one: Try, rng: Random
+    ) -> None:
+        data, parts = (
+            head + body,
+            sorted(rng.randrange(len(head)) for _ in range(rng.randint(1, 3))),
+        )
         at = 0
         for part in [*parts, len(head)]:
             client.transport.write(data[at:part])

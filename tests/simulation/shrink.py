@@ -23,13 +23,14 @@ def main(seed: int, strategy: str) -> int:
     print(f"seed {seed} {strategy} breaks: {', '.join(sorted(rules))}")
     plan.senders = set(range(DELIVERIES))
     while True:
-        smaller = next(
-            (s for s in _smaller(plan) if _broken(seed, strategy, s) & rules), None
-        )
+        smaller = next((s for s in _smaller(plan) if _broken(seed, strategy, s) & rules), None)
         if smaller is None:
             break
         plan = smaller
-        print(f"  {len(plan.faults)} faults, {len(plan.senders)} senders, {plan.gateways} gateways", flush=True)
+        print(
+            f"  {len(plan.faults)} faults, {len(plan.senders)} senders, {plan.gateways} gateways",
+            flush=True,
+        )
     lines: list[str] = []
     result = run(seed, strategy, plan, lines)
     print("\n".join(lines))
@@ -64,7 +65,11 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
         smaller = copy.copy(plan)
         smaller.gateways -= 1
         named = {f"gateway{i + 1}" for i in range(smaller.gateways)}
-        smaller.faults = [f for f in plan.faults if not f.target.startswith("gateway") or f.target.partition(">")[0] in named]
+        smaller.faults = [
+            f
+            for f in plan.faults
+            if not f.target.startswith("gateway") or f.target.partition(">")[0] in named
+        ]
         yield smaller
 
 

@@ -162,27 +162,32 @@ class Worker:
         for execution in self.running.values():
             if self.early:
                 execution.lost = True
-                self.world.evidence.executions.append(execution)
+                if not execution.nonce:
+                    self.world.evidence.executions.append(execution)
         self.running = {}
         self.world.loop.kill(self.party)
 
     async def _consume_for_ever(self) -> None:
         while True:
             try:
-                async with asyncio.timeout(5):
-                    connection, lost = await amqp_connection()
-                    channel = await channel_of(connection)
-                    await call(channel, channel.basic_qos, prefetch_count=self.prefetch)
-                    for queue in QUEUES:
-                        await call(channel, channel.queue_declare, queue, durable=True)
-                        await call(channel, channel.basic_consume, queue, self._on_message)
-                channel.add_on_close_callback(lambda c, exc: lost.done() or lost.set_result(exc))
-                await lost
-                if not (connection.is_closing or connection.is_closed):
-                    connection.close()
+                await self._consume()
             except (TimeoutError, *_ERRORS) as exc:
                 self.world.trace(self.name, f"cannot consume: {exc!r}")
             await asyncio.sleep(self.random.uniform(0.2, 1.5))
+
+    async def _consume(self) -> None:
+        """Consume until the connection or the channel is lost."""
+        async with asyncio.timeout(5):
+            connection, lost = await amqp_connection()
+            channel = await channel_of(connection)
+            await call(channel, channel.basic_qos, prefetch_count=self.prefetch)
+            for queue in QUEUES:
+                await call(channel, channel.queue_declare, queue, durable=True)
+                await call(channel, channel.basic_consume, queue, self._on_message)
+        channel.add_on_close_callback(lambda c, exc: lost.done() or lost.set_result(exc))
+        await lost
+        if not (connection.is_closing or connection.is_closed):
+            connection.close()
 
     def _on_message(self, channel: Any, method: Any, properties: Any, body: bytes) -> None:
         asyncio.get_running_loop().create_task(self._handle(channel, method, properties, body))

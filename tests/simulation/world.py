@@ -1,8 +1,9 @@
-"""A simulated world: servers, gateways, workers, senders, faults, and what has to be seen of them."""
+"""A simulated world: servers, gateways, workers, senders, faults, and what is seen of them."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import logging
 import signal
@@ -44,7 +45,9 @@ class World:
         seams.enter(self, f"product {strategy} {seed}")
         self.config = configuration(strategy)
         self._servers()
-        self.gateways = {f"gateway{i + 1}": Gateway(self, f"gateway{i + 1}") for i in range(plan.gateways)}
+        self.gateways = {
+            f"gateway{i + 1}": Gateway(self, f"gateway{i + 1}") for i in range(plan.gateways)
+        }
         self.workers = {}
         for i in range(2):
             order = STOCK if strategy == "redis" and self.random.random() < 0.5 else APP
@@ -65,13 +68,16 @@ class World:
         share = self.random.choice([0.0, 0.02, 0.3])
         self.network.default = Conditions(default.least, most, share, share)
 
-    # What happens ------------------------------------------------------------------------------
+    # What happens -----------------------------------------------------------------------------
 
     def run(self) -> Evidence:
         """Run it to its end, and return what was seen."""
         root = logging.getLogger()
         handler = _Logged(self)
-        root.handlers, root.level = [handler], logging.WARNING if self.lines is None else logging.INFO
+        root.handlers, root.level = (
+            [handler],
+            logging.WARNING if self.lines is None else logging.INFO,
+        )
         main = self.loop.start(self.party, self._main())
         main.add_done_callback(lambda _: self.loop.halt())
         self.later(LONGEST, self.loop.halt)
@@ -100,13 +106,19 @@ class World:
         sending = loop.start(self.senders.party, self.senders.run())
         if not self.plan.calm:
             await faults.inject(self, self.plan.faults)
-        self.senders.until = max(self.evidence.last_fault + CALM, loop.time()) + 30
-        await asyncio.wait([sending])
+        self.senders.until = loop.time() + self.plan.seconds + 30
+        while not sending.done():  # a callback of it would be its party's
+            await asyncio.sleep(0.1)
         sending.result()
         await self._settle()
         self.senders.close()
         await asyncio.sleep(QUIET)
-        self.evidence.left += holdings.held(self)
+        gc.collect()  # as each process does from time to time
+        first = holdings.held(self)
+        if first:  # perhaps only what is done periodically
+            await asyncio.sleep(0.3)
+            again = holdings.held(self)
+            self.evidence.left += [line for line in first if line in again]
         await self._stop()
         self.inspected = await holdings.inspect(self)
 
@@ -179,7 +191,7 @@ class World:
         loop = self.loop
         loop.at_in(self.party, loop.time() + seconds, callback, *args)
 
-    # What processes tell -----------------------------------------------------------------------
+    # What processes tell ----------------------------------------------------------------------
 
     def signal(self, number: int) -> None:
         """Take a signal that the running process sends itself."""
@@ -212,11 +224,10 @@ class World:
 
     def executed(self, execution: Execution) -> None:
         self.evidence.executions.append(execution)
-        self.trace(
-            execution.worker,
-            f"ran {execution.attempt} {execution.name} as {execution.task_id}"
-            f"{' again' if execution.redelivered else ''}: {'failed' if execution.failed else execution.nonce}",
-        )
+        again = " again" if execution.redelivered else ""
+        end = "failed" if execution.failed else execution.nonce
+        what = f"ran {execution.attempt} {execution.name} as {execution.task_id}{again}: {end}"
+        self.trace(execution.worker, what)
 
     def worker_died(self, worker: Worker, step: str) -> None:
         now = self.loop.time()
@@ -229,7 +240,8 @@ class World:
 
     def _failed(self, party: Party, context: dict[str, Any]) -> None:
         exc = context.get("exception")
-        text = f"{party.name}: {context['message']}: {exc!r}"
+        about = exc if exc is not None else context.get("task")
+        text = f"{party.name}: {context['message']}: {about!r}"
         if party.state != DEAD and not (exc is not None and _of_worker(party)):
             self.evidence.logged.append(text)
             if self.lines is not None and exc is not None:
