@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 GRACE = 10.0  # seconds
+START_TIMEOUT = 10.0  # seconds that a new child has until it serves
 WINDOW = 120.0  # seconds for which deliveries are recognized
 _ANSWERS = {
     "/plain": "wait",
@@ -93,7 +94,7 @@ class Child:
                 if not line:
                     break
                 self.health = json.loads(line)[1]
-                await asyncio.sleep(2)
+                await asyncio.sleep(2 if self.health and not any(self.health.values()) else 0.2)
         except OSError:
             pass
         writer.close()
@@ -184,7 +185,13 @@ class Gateway:
         self.world.loop.start(self.party, self._take_over(old, new))
 
     async def _take_over(self, old: Child, new: Child) -> None:
-        while new.health is None and new.alive:
+        end = self.world.loop.time() + START_TIMEOUT
+        while new.alive and (new.health is None or any(new.health.values())):
+            if self.world.loop.time() > end:  # the old one stays
+                self.children.remove(new)
+                self.children.insert(0, new)
+                old, new = new, old
+                break
             await asyncio.sleep(0.1)
         old.terminate()
 

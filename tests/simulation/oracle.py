@@ -194,7 +194,11 @@ def dropped(judge: Judge) -> Iterator[str]:
 
 def unnamed(judge: Judge) -> Iterator[str]:
     """Find statuses that no outage explains."""
-    yield from (judge.show(one) for one in judge.seen.tries if one.status not in STATUSES)
+    for one in judge.seen.tries:
+        # The body waits while the process that has read the header is frozen.
+        frozen = one.status == 408 and judge.hit(one.at, one.answered, "frozen", target=one.gateway)
+        if one.status not in STATUSES and not frozen:
+            yield judge.show(one)
 
 
 def unavailable(judge: Judge) -> Iterator[str]:

@@ -9,7 +9,7 @@ import pytest
 
 #: The seeds of defects that were mended: strategy, seed, what was wrong.
 FOUND = {
-    ("pika", 307): "an acceptance that the journal delays was answered after deadline and half second",
+    ("pika", 307): "an acceptance that the journal delays came after deadline and half second",
 }
 
 
