@@ -24,6 +24,8 @@ from tests.simulation.world import Plan  # noqa: E402
 #: Where it is kept which seed `--minutes` goes on with.
 NEXT = Path("build/simulation-next")
 FIRST = 1_000_000
+#: A seed that is run before all others.
+WARM_UP = 0
 
 
 def _options() -> argparse.Namespace:
@@ -34,6 +36,7 @@ def _options() -> argparse.Namespace:
         "--minutes", type=float, help="run for so long, from where the last run stopped"
     )
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--first", action="store_true", help="end at the first violation")
     parser.add_argument("--json", type=Path, help="write what was found to this file")
     parser.add_argument("--trace", type=int, metavar="SEED", help="write what happens in a seed")
     parser.add_argument("--bytes", action="store_true", help="with --trace: what is sent, too")
@@ -93,12 +96,16 @@ def _seeds(options: argparse.Namespace, strategies: list[str]) -> int:
             yield from ((number, strategy) for strategy in strategies)
 
     began, results = time.monotonic(), []
+    for strategy in strategies:  # what is cached and compiled once, all forked processes have then
+        _worlds.append(run(WARM_UP, strategy, worlds=_worlds))
     for result in pool.each(
         jobs(), lambda seed, strategy: run(seed, strategy).plain(), options.jobs
     ):
         results.append(result)
         for problem in result["problems"]:
             print(f"seed {result['seed']} {result['strategy']}: {problem}", flush=True)
+        if options.first and result["problems"]:
+            break
     seconds = time.monotonic() - began
     violations = sum(bool(result["problems"]) for result in results)
     summary = _summary(results, violations, seconds)

@@ -113,10 +113,10 @@ class World:
         await self._settle()
         self.senders.close()
         await asyncio.sleep(QUIET)
-        gc.collect()  # as each process does from time to time
-        first = holdings.held(self)
-        if first:  # perhaps only what is done periodically
-            await asyncio.sleep(0.3)
+        if holdings.held(self):
+            gc.collect()  # as each process does from time to time
+            first = holdings.held(self)
+            await asyncio.sleep(0.3)  # perhaps it is what is done periodically
             again = holdings.held(self)
             self.evidence.left += [line for line in first if line in again]
         await self._stop()
