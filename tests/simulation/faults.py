@@ -45,6 +45,7 @@ KINDS: dict[str, dict[str, tuple[float, float, float]]] = {
         "stalled": (0.5, 6.0, 3),
         "reset": (0.0, 0.0, 3),
         "black hole": (2.0, 25.0, 2),
+        "forgotten": (0.0, 0.0, 2),
         "slow": (2.0, 10.0, 2),
     },
     "gateway": {
@@ -110,7 +111,8 @@ def _fault(rng: Random, gateways: int, at: float) -> Fault:
     gateway, worker = f"gateway{rng.randint(1, gateways)}", f"worker{rng.randint(1, 2)}"
     detail = ""
     if family == "link":
-        client = rng.choice([gateway, gateway, worker])
+        # A broker gives messages to a lost worker for two heartbeats more.
+        client = rng.choice([gateway, gateway, gateway if kind == "forgotten" else worker])
         target = f"{client}>{rng.choice(['broker', 'redis'])}"
     elif family == "clock":
         target = rng.choice([gateway, worker, "redis", "broker"])
@@ -238,6 +240,10 @@ async def _reset(world: World, fault: Fault) -> None:
     world.network.reset(*_link(fault))
 
 
+async def _forget(world: World, fault: Fault) -> None:
+    world.network.forget(*_link(fault))
+
+
 async def _slow(world: World, fault: Fault) -> None:
     conditions = Conditions(0.03, 0.25, 0.1, 0.1, rate=125_000)
     world.network.change(*_link(fault), conditions)
@@ -358,6 +364,7 @@ _LINK: dict[str, _Inject] = {
     "stalled": _hold,
     "black hole": _hold,
     "reset": _reset,
+    "forgotten": _forget,
     "slow": _slow,
 }
 _GATEWAY: dict[str, _Inject] = {

@@ -77,6 +77,14 @@ class Network:
             for one in (end, end.peer):
                 one.arrived(_RST)
 
+    def forget(self, client: str, server: str) -> None:
+        """Reset the connections of two parties for the client; the server hears nothing."""
+        for end in self._ends(client, server):
+            end.conditions = end.peer.conditions = Conditions(held=True)
+            end.go_on()
+            end.peer.go_on()
+            end.arrived(_RST)
+
     def _ends(self, client: str, server: str) -> list[End]:
         return [
             end

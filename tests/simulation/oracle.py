@@ -31,6 +31,9 @@ LOST = "connection to the broker was lost"
 FORGETFUL = {"killed, losing a second", "promoted"}
 #: After these, no task need run twice.
 HARMLESS = {"reloaded", "clients cut", "subscribers cut", "jumps", "read-only", "out of memory"}
+#: Faults that end connections, and the seconds until what was missed has to be fetched.
+CUTS = {"connections closed", "reset", "subscribers cut", "clients cut"}
+CUT = 1.0
 STATUSES = {200, 202, 502, 503, 504, GONE, 500, RESET, REFUSED, SILENT}
 
 
@@ -217,6 +220,28 @@ def unavailable(judge: Judge) -> Iterator[str]:
             yield f"{judge.show(one)}: slow"
 
 
+def forgotten(judge: Judge) -> Iterator[str]:
+    """Find tries that were answered without their result though it was there for long.
+
+    Only where nothing but connections was lost, which is noticed at once.
+    """
+    ended: dict[str, float] = {}
+    for e in judge.main:
+        if not e.failed and not e.lost:
+            ended.setdefault(e.delivery, e.at)
+    for one in judge.seen.tries:
+        since = ended.get(one.delivery, one.answered)
+        others = [
+            each
+            for each in judge.seen.injected
+            if each.kind not in CUTS and each.began <= one.answered and one.at - CALM <= each.ended
+        ]
+        late = one.type == "deadline-passed" or (one.status == 202 and one.route == "/later")
+        known = one.route in IDENTIFIED and one.at > judge.seen.ready
+        if late and known and since < one.answered - CUT and not others:
+            yield judge.show(one)
+
+
 def left(judge: Judge) -> Iterator[str]:
     """Find what was not given back, or not ended."""
     yield from judge.seen.left
@@ -261,6 +286,7 @@ RULES: dict[str, Callable[[Judge], Iterable[str]]] = {
     "dropped by a gateway that was not killed": dropped,
     "a status that no fault explains": unnamed,
     "unavailable though nothing is broken": unavailable,
+    "answered without a result that was there": forgotten,
     "left behind": left,
     "journal": journal,
 }
