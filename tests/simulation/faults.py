@@ -29,6 +29,7 @@ KINDS: dict[str, dict[str, tuple[float, float, float]]] = {
         "killed": (0.0, 4.0, 3),
         "frozen": (1.0, 9.0, 2),
         "connections closed": (0.0, 0.0, 2),
+        "channels closed": (0.0, 0.0, 1),
         "alarm": (1.0, 8.0, 2),
     },
     "redis": {
@@ -179,6 +180,10 @@ async def _kill_broker(world: World, fault: Fault) -> None:
 
 async def _close_connections(world: World, fault: Fault) -> None:
     world.broker.close_connections()
+
+
+async def _close_channels(world: World, fault: Fault) -> None:
+    world.broker.close_channels()
 
 
 async def _alarm(world: World, fault: Fault) -> None:
@@ -348,6 +353,7 @@ _BROKER: dict[str, _Inject] = {
     "killed": _kill_broker,
     "frozen": lambda world, fault: _frozen(world, world.broker_party, fault.length),
     "connections closed": _close_connections,
+    "channels closed": _close_channels,
     "alarm": _alarm,
 }
 _REDIS: dict[str, _Inject] = {

@@ -68,8 +68,8 @@ MUTANTS = [
     _m(
         "a dead channel kept",
         "amqp/publisher",
-        "channel, self._channel = self._channel, None",
-        "channel = self._channel",
+        "if channel.connection.is_open:",
+        "if False:",
     ),
     _m(
         "no reconnection",

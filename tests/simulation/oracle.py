@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 GRACE = 0.5  # seconds after the deadline
 CALM = 15.0  # seconds after the last fault until everything has to serve
 START = 4.5  # seconds from the end of a process until the next accepts connections, at most
+CONFIRM = 3.0  # seconds that a gateway waits for a confirm
 SLOW = 1.0  # seconds that an answer may take beside its task
 #: Seconds for which a fault has consequences: a broker and its clients part after two heartbeats.
 AFTERMATH = 25.0
@@ -237,8 +238,28 @@ def forgotten(judge: Judge) -> Iterator[str]:
             if each.kind not in CUTS and each.began <= one.answered and one.at - CALM <= each.ended
         ]
         late = one.type == "deadline-passed" or (one.status == 202 and one.route == "/later")
-        known = one.route in IDENTIFIED and one.at > judge.seen.ready
+        known = one.route in IDENTIFIED and one.delivery not in judge.gone
         if late and known and since < one.answered - CUT and not others:
+            yield judge.show(one)
+
+
+def slow_refusals(judge: Judge) -> Iterator[str]:
+    """Find refusals that came late though the gateway could know that the broker takes nothing."""
+    for one in judge.seen.tries:
+        since = one.at - AFTERMATH
+        if one.type != "not-confirmed" or one.number != 1 or one.route == "/also":
+            continue
+        others = [
+            each
+            for each in judge.seen.injected
+            if each.began <= one.answered and since <= each.ended and each.target != "broker"
+        ]
+        blocked = any(
+            each.kind == "alarm" and each.began < one.at - SLOW and one.answered < each.ended
+            for each in judge.seen.injected
+        )
+        alone = not judge.hit(since, one.answered, "killed", "frozen", "jumps", target="broker")
+        if not others and (one.took > CONFIRM + SLOW or (blocked and alone)):
             yield judge.show(one)
 
 
@@ -287,6 +308,7 @@ RULES: dict[str, Callable[[Judge], Iterable[str]]] = {
     "a status that no fault explains": unnamed,
     "unavailable though nothing is broken": unavailable,
     "answered without a result that was there": forgotten,
+    "refused late": slow_refusals,
     "left behind": left,
     "journal": journal,
 }

@@ -95,6 +95,13 @@ class Broker:
         for peer in list(self.peers):
             peer.close(320, "CONNECTION_FORCED - as asked")
 
+    def close_channels(self) -> None:
+        """Close the channels on which anything was published, as after an internal error."""
+        for peer in list(self.peers):
+            for channel in list(peer.channels.values()):
+                if channel.published:
+                    channel.refuse(541, "INTERNAL_ERROR", spec.Basic.Publish)
+
     def alarm(self, on: bool, kind: str = "low on memory") -> None:
         self.blocked = on
         for peer in self.peers:
