@@ -123,7 +123,8 @@ class Senders:
                 await self._read(one, rng)
             if one.good and again:
                 again = False
-                await asyncio.sleep(rng.uniform(0, 3))
+                calm = self.world.plan.calm and rng.random() < 0.3
+                await asyncio.sleep(rng.uniform(30, 45) if calm else rng.uniform(0, 3))
             elif one.good or not identified or loop.time() > self.until:
                 return
             else:

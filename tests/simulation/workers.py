@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 QUEUES = ("main", "further")
-EXPIRES = 300  # seconds that results are kept
 STOCK, APP = "stock", "app"
 _SHA = sha1(_STORE.encode()).hexdigest()
 _ERRORS = (OSError, pika.exceptions.AMQPError)
@@ -289,17 +288,20 @@ class Worker:
                 redis = self._redis
                 if self.order == APP:
                     try:
-                        await redis.run(("EVALSHA", _SHA, 1, key, result, EXPIRES))
+                        await redis.run(("EVALSHA", _SHA, 1, key, result, self.world.expires))
                     except RedisRefused as exc:
                         if not str(exc).startswith("NOSCRIPT"):
                             raise
-                        await redis.run(("EVAL", _STORE, 1, key, result, EXPIRES))
+                        await redis.run(("EVAL", _STORE, 1, key, result, self.world.expires))
                     return
                 there = await redis.run(("GET", key))
                 if there is not None and json.loads(there)["status"] == "SUCCESS":
                     return
                 await redis.run(
-                    ("MULTI",), ("SETEX", key, EXPIRES, result), ("PUBLISH", key, result), ("EXEC",)
+                    ("MULTI",),
+                    ("SETEX", key, self.world.expires, result),
+                    ("PUBLISH", key, result),
+                    ("EXEC",),
                 )
                 return
             except (TimeoutError, OSError, RedisRefused) as exc:

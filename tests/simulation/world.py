@@ -43,7 +43,9 @@ class World:
         self.network = Network(self.loop, self._observe)
         self.loop.network = self.network
         seams.enter(self, f"product {strategy} {seed}")
-        self.config = configuration(strategy)
+        #: Seconds that results are kept. In calm seeds some senders try again when these are gone.
+        self.expires = 25 if plan.calm else 300
+        self.config = configuration(strategy, result_expires=self.expires)
         self._servers()
         self.gateways = {
             f"gateway{i + 1}": Gateway(self, f"gateway{i + 1}") for i in range(plan.gateways)
