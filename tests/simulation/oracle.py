@@ -9,7 +9,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.records import GONE, REFUSED, RESET, SILENT, Evidence, Execution, Try
+from tests.simulation.records import (
+    GONE,
+    REFUSED,
+    RESET,
+    SILENT,
+    Evidence,
+    Execution,
+    Injected,
+    Try,
+)
 from tests.simulation.senders import DEADLINES, IDENTIFIED
 
 if TYPE_CHECKING:
@@ -34,7 +43,7 @@ FORGETFUL = {"killed, losing a second", "promoted"}
 HARMLESS = {"reloaded", "clients cut", "subscribers cut", "jumps", "read-only", "out of memory"}
 #: Faults that end connections, and the seconds until what was missed has to be fetched.
 CUTS = {"connections closed", "reset", "subscribers cut", "clients cut"}
-CUT = 1.0
+CUT, CUT_AFTER = 1.0, 6.0
 STATUSES = {200, 202, 502, 503, 504, GONE, 500, RESET, REFUSED, SILENT}
 
 
@@ -235,12 +244,22 @@ def forgotten(judge: Judge) -> Iterator[str]:
         others = [
             each
             for each in judge.seen.injected
-            if each.kind not in CUTS and each.began <= one.answered and one.at - CALM <= each.ended
+            if each.began <= one.answered and one.at - CUT_AFTER <= each.ended and _hides(each, one)
         ]
         late = one.type == "deadline-passed" or (one.status == 202 and one.route == "/later")
         known = one.route in IDENTIFIED and one.delivery not in judge.gone
         if late and known and since < one.answered - CUT and not others:
             yield judge.show(one)
+
+
+def _hides(fault: Injected, one: Try) -> bool:
+    """Tell whether a fault may hide from a try that a result is there, or delays its storing."""
+    target = fault.target
+    if fault.kind in CUTS or (target == "broker" and fault.kind == "killed"):
+        return False
+    if target.startswith("gateway"):
+        return target.partition(">")[0] == one.gateway
+    return True
 
 
 def slow_refusals(judge: Judge) -> Iterator[str]:
