@@ -22,7 +22,7 @@ define fetch
 	@$(PIP) --quiet install --no-deps --no-build-isolation --editable .
 endef
 
-.PHONY: help install run test coverage newest wheel matrix check fuzz loadtest reports pages docs faults alerts constraints clean
+.PHONY: help install run test coverage newest wheel matrix check fuzz loadtest reports pages docs faults simulate alerts constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -100,6 +100,9 @@ docs: install ## make a site of the documents in build/site, which needs no othe
 faults: install ## break the servers under load, half an hour (ARGS="--rows 1,3 --resume", ARGS=--random)
 	tests/install-servers.sh
 	.venv/bin/python -m tests.faults $(ARGS)
+
+simulate: install ## run the gateway in virtual time (ARGS="--seeds 1-200", --minutes N, --trace SEED)
+	.venv/bin/python -m tests.simulation $(ARGS)
 
 alerts: install ## does each alert fire in its fault only? a quarter of an hour (ARGS="--rows 1,3-5")
 	tests/install-servers.sh

@@ -64,7 +64,7 @@ class LateResults:
         self._window = config.idempotency_window
         self._pause = min(max(config.result_expires / 3, _PAUSES[0]), _PAUSES[1])
         self._waiting: dict[str, _Task] = {}
-        self._begun: set[asyncio.Task[None]] = set()
+        self._begun: dict[asyncio.Task[None], None] = {}
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -89,8 +89,8 @@ class LateResults:
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
-        self._begun.add(task)
-        task.add_done_callback(self._begun.discard)
+        self._begun[task] = None
+        task.add_done_callback(self._begun.pop)
 
     async def _subscribe(self, task_id: str, on_message: Callable[[bytes | None], object]) -> None:
         await self._subscription.add(self._prefix + task_id, on_message)

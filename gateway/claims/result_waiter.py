@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from time import monotonic
 
 from redis.exceptions import RedisError
@@ -42,12 +43,16 @@ class ResultWaiter:
             )
 
     async def start(self) -> None:
-        for subscription in {self.results_subscription, self._claims_subscription}:
+        for subscription in self._subscriptions():
             await subscription.start()
 
     async def stop(self) -> None:
-        for subscription in {self.results_subscription, self._claims_subscription}:
+        for subscription in self._subscriptions():
             await subscription.stop()
+
+    def _subscriptions(self) -> Iterable[Subscription]:
+        """Return one or two: the results may be in the Redis of the claims."""
+        return dict.fromkeys((self.results_subscription, self._claims_subscription))
 
     @property
     def error(self) -> str:

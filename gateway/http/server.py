@@ -47,7 +47,7 @@ class Server:
         self._streams: dict[Stream, asyncio.Task[None]] = {}
         # The streams by the tick of their next check: a check of thousands in one turn of the loop
         # would delay all requests.
-        self._checks: dict[int, set[Stream]] = {}
+        self._checks: dict[int, dict[Stream, None]] = {}
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most = max(1, min(config.max_connections, files - OTHER_FILES))
         # Seconds; no deadline is set nearer than this.
@@ -138,7 +138,7 @@ class Server:
 
     def _lost(self, stream: Stream) -> None:
         del self._streams[stream]
-        self._checks.get(stream.check_tick, set()).discard(stream)
+        self._checks.get(stream.check_tick, {}).pop(stream, None)
         self._metrics.add("gateway_connections_open", -1)
         if not self._streams:
             self._quiet.set()
@@ -167,7 +167,7 @@ class Server:
     def _schedule_check(self, stream: Stream, now: float) -> None:
         """Schedule the next check of the stream's deadline, which may be moved before that."""
         stream.check_tick = int(min(stream.deadline, now + self._nearest) / SWEEP) + 1
-        self._checks.setdefault(stream.check_tick, set()).add(stream)
+        self._checks.setdefault(stream.check_tick, {})[stream] = None
 
     def _sweep(self) -> None:
         now = monotonic()

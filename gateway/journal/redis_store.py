@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -87,7 +88,8 @@ class RedisStore(JournalStore):
         if end.attempts:
             fields += ["attempts", str(end.attempts)]
         if ended:
-            fields += ["ended_at", datetime.now(UTC).isoformat(timespec="milliseconds")]
+            now = datetime.fromtimestamp(time.time(), UTC)
+            fields += ["ended_at", now.isoformat(timespec="milliseconds")]
         return self._run(
             "EVAL", scripts.SETTLE, 2, keys.of(delivery_id), keys.open,
             delivery_id, task_id, end.state, int(ended and counts), keys.changes, *fields,

@@ -25,8 +25,9 @@ from gateway.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-#: Seconds after the confirm by which an acceptance is answered, whether it is written or not.
-LATEST = 0.5
+#: Seconds after the confirm by which an acceptance is answered, whether it is written or not. With
+#: the time until the sweep notices a deadline, it is less than the half second that is promised.
+LATEST = 0.4
 
 #: Seconds for which answered deliveries gather.
 GATHER = 0.005

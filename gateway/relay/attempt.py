@@ -19,13 +19,13 @@ class Steps:
     """Runs steps of requests that wait for something; an error becomes the request's answer."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
 
     def run(self, answering: InProgress, step: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run `step` in a task; the request's bytes count until it has ended."""
 
         def ended(task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
+            self._tasks.pop(task, None)
             if not task.cancelled() and (error := task.exception()) is not None:
                 attempt(answering, _raise, error)
                 _forget(error)
@@ -33,7 +33,7 @@ class Steps:
 
         answering.hold()
         task = asyncio.create_task(step)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(ended)
         return task
 

@@ -24,12 +24,13 @@ class Expiring(Protocol):
 class Deadlines:
     """Calls `expire` of each entry that was not removed before its deadline.
 
-    Each tick has one set of entries, so adding and removing cost the same for any number of
+    Each tick has its own entries, so adding and removing cost the same for any number of
     entries. The sweep runs only when an entry may be due.
     """
 
     def __init__(self) -> None:
-        self._ticks: dict[int, set[Expiring]] = {}
+        # The entries are the keys of a dict, which has an order, as all runs of a simulation need.
+        self._ticks: dict[int, dict[Expiring, None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._next = math.inf
 
@@ -37,15 +38,15 @@ class Deadlines:
         tick = int(entry.deadline / TICK) + 1
         waiting = self._ticks.get(tick)
         if waiting is None:
-            waiting = self._ticks[tick] = set()
+            waiting = self._ticks[tick] = {}
             if tick < self._next:
                 self._arm(tick)
-        waiting.add(entry)
+        waiting[entry] = None
 
     def remove(self, entry: Expiring) -> None:
         waiting = self._ticks.get(int(entry.deadline / TICK) + 1)
         if waiting is not None:
-            waiting.discard(entry)
+            waiting.pop(entry, None)
 
     def _sweep(self) -> None:
         now = int(monotonic() / TICK)
@@ -55,7 +56,7 @@ class Deadlines:
             for tick in sorted(tick for tick in self._ticks if tick <= now):
                 entries = self._ticks[tick]
                 while entries:
-                    entries.pop().expire()
+                    entries.popitem()[0].expire()
                 del self._ticks[tick]
         finally:  # an error of one entry must not end the deadlines of the others
             self._next = math.inf

@@ -115,7 +115,7 @@ class Subscription:
             await pubsub.execute_command("SUBSCRIBE", _ALWAYS)
             await pubsub.parse_response()
         self._pubsub = pubsub
-        again = set(self._callbacks)
+        again = dict.fromkeys(self._callbacks)
         self._subscribed = {channel: asyncio.Event() for channel in again}
         if again:
             await pubsub.execute_command("SUBSCRIBE", *again)
@@ -133,7 +133,7 @@ class Subscription:
                 asked = True
                 await pubsub.ping()
 
-    def _dispatch(self, kind: bytes, rest: list[bytes], again: set[str]) -> None:
+    def _dispatch(self, kind: bytes, rest: list[bytes], again: dict[str, None]) -> None:
         if kind == b"message":
             self._notify(rest[0].decode(), rest[1])
         elif kind == b"subscribe":
@@ -141,7 +141,7 @@ class Subscription:
             if event := self._subscribed.get(channel):
                 event.set()
             if channel in again:
-                again.discard(channel)
+                again.pop(channel)
                 self._notify(channel, None)
 
     def _notify(self, channel: str, message: bytes | None) -> None:

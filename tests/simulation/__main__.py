@@ -1,0 +1,161 @@
+"""``python -m tests.simulation``: run seeds, show one, make one smaller, try the mutants."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from tests.simulation import seams
+
+seams.install()
+
+from tests.simulation import pool, shrink  # noqa: E402
+from tests.simulation.run import run  # noqa: E402
+from tests.simulation.world import Plan  # noqa: E402
+
+#: Where it is kept which seed `--minutes` goes on with.
+NEXT = Path("build/simulation-next")
+FIRST = 1_000_000
+#: A seed that is run before all others.
+WARM_UP = 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--strategies", default="pika,redis")
+    parser.add_argument("--seeds", help="the first and the last: 500000-500199; or one")
+    parser.add_argument(
+        "--minutes", type=float, help="run for so long, from where the last run stopped"
+    )
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--first", action="store_true", help="end at the first violation")
+    parser.add_argument("--json", type=Path, help="write what was found to this file")
+    parser.add_argument("--trace", type=int, metavar="SEED", help="write what happens in a seed")
+    parser.add_argument("--bytes", action="store_true", help="with --trace: what is sent, too")
+    parser.add_argument("--shrink", type=int, metavar="SEED", help="make a failing seed smaller")
+    parser.add_argument(
+        "--mutants", action="store_true", help="test the simulator: see docs/simulation.md"
+    )
+    parser.add_argument("--only", default="", help="with --mutants: those whose name has this")
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = _options()
+    strategies = options.strategies.split(",")
+    if options.mutants:
+        from tests.simulation import mutants
+
+        return mutants.main(options.only, options.jobs, options.json)
+    if options.trace is not None:
+        return max(_trace(options.trace, strategy, options.bytes) for strategy in strategies)
+    if options.shrink is not None:
+        return max(shrink.main(options.shrink, strategy) for strategy in strategies)
+    return _seeds(options, strategies)
+
+
+#: Worlds that are not to end in the middle of another one.
+_worlds: list[object] = []
+
+
+def _trace(seed: int, strategy: str, wires: bool) -> int:
+    plan, lines = Plan(seed, strategy), list[str]()
+    plan.wires = wires
+    result = run(seed, strategy, plan, lines, _worlds)
+    print("\n".join(lines))
+    print(f"digest {result.digest}")
+    for problem in result.problems:
+        print(f"seed {seed} {strategy}: {problem}")
+    return int(bool(result.problems))
+
+
+def _seeds(options: argparse.Namespace, strategies: list[str]) -> int:
+    if options.seeds:
+        first, _, last = options.seeds.partition("-")
+        numbers: Iterator[int] = iter(range(int(first), int(last or first) + 1))
+    elif NEXT.exists():
+        numbers = count(int(NEXT.read_text()))
+    else:
+        numbers = count(FIRST)
+    end = time.monotonic() + (options.minutes or 1e9) * 60
+
+    def jobs() -> Iterator[pool.Job]:
+        for number in numbers:
+            if time.monotonic() > end:
+                NEXT.parent.mkdir(exist_ok=True)
+                NEXT.write_text(str(number))
+                return
+            yield from ((number, strategy) for strategy in strategies)
+
+    began, results = time.monotonic(), []
+    for strategy in strategies:  # what is cached and compiled once, all forked processes have then
+        _worlds.append(run(WARM_UP, strategy, worlds=_worlds))
+    for result in pool.each(
+        jobs(), lambda seed, strategy: run(seed, strategy).plain(), options.jobs
+    ):
+        results.append(result)
+        for problem in result["problems"]:
+            print(f"seed {result['seed']} {result['strategy']}: {problem}", flush=True)
+        if options.first and result["problems"]:
+            break
+    seconds = time.monotonic() - began
+    violations = sum(bool(result["problems"]) for result in results)
+    summary = _summary(results, violations, seconds)
+    if options.json:
+        options.json.write_text(json.dumps(summary, indent=1) + "\n")
+    print(f"{summary['means']}")
+    rate = len(results) / seconds
+    print(f"{len(results)} seeds, {violations} violations, {rate:.2f} seeds a second")
+    return int(violations > 0)
+
+
+def _summary(results: list[dict[str, Any]], violations: int, seconds: float) -> dict[str, Any]:
+    whole = [result for result in results if "digest" in result]
+    faults: Counter[str] = Counter()
+    statuses: Counter[str] = Counter()
+    for result in whole:
+        faults.update(result["faults"])
+        statuses.update(result["statuses"])
+    keys = (
+        "seconds",
+        "gateways",
+        "deliveries",
+        "identified",
+        "tries",
+        "executions",
+        "callbacks",
+        "cpu",
+    )
+    means = {key: round(sum(r[key] for r in whole) / max(len(whole), 1), 3) for key in keys}
+    cpu = sum(result["cpu"] for result in whole)
+    return {
+        "seeds": len(results),
+        "violations": violations,
+        "seconds": round(seconds, 1),
+        "virtual_hours": round(sum(r["seconds"] for r in whole) / 3600, 2),
+        "calm": sum(r["calm"] for r in whole),
+        "means": means,
+        "callbacks_per_cpu_second": round(sum(r["callbacks"] for r in whole) / max(cpu, 1e-9)),
+        "faults": dict(sorted(faults.items())),
+        "statuses": dict(sorted(statuses.items())),
+        "failed": [
+            {key: r[key] for key in ("seed", "strategy", "problems")}
+            for r in results
+            if r["problems"]
+        ],
+    }
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    # Without an orderly end: what simulated processes have left is no concern of this one.
+    os._exit(status)

@@ -1,0 +1,91 @@
+"""What processes hold, what they leave behind, and what the servers and the journal have."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from gateway.journal.redis_store import RedisStore
+
+if TYPE_CHECKING:
+    from tests.simulation.gateways import Child
+    from tests.simulation.world import World
+
+
+def held(world: World) -> list[str]:
+    """Say what the gateways hold though no request is under way."""
+    found = []
+    for gateway in world.gateways.values():
+        for child in gateway.children:
+            if child.alive:
+                holds = {what: n for what, n in _holds(world, child).items() if n}
+                if holds:
+                    found.append(f"{gateway.name} holds {holds}")
+        if gateway.running and not gateway.serving:
+            found.append(f"{gateway.name} does not serve: {gateway.child.health}")
+    return found
+
+
+def _holds(world: World, child: Child) -> dict[str, float]:
+    relay, server = child.relay, child.server
+    context = relay.context
+    idempotency, strategy, journal = context.idempotency, context.strategy, context.journal
+    holds: dict[str, Any] = {
+        "requests in flight": relay.in_flight,
+        "bytes": relay.limits.bytes,
+        "requests counted": context.metrics.get("gateway_in_flight"),
+        "steps": len(context.steps._tasks),
+        "deadlines": sum(map(len, context.deadlines._ticks.values())),
+        "results awaited": len(getattr(strategy, "_waiting", ())),
+        "connections": len(server._streams),
+    }
+    publisher = strategy.publisher
+    if publisher._channel is not None:
+        holds["confirms awaited"] = bool(publisher._channel._confirms)
+    if idempotency is not None:
+        holds["claims leased"] = len(idempotency._claims._leased)
+        late = idempotency._late
+        holds["late results"] = sum(
+            world.redis_has(f"celery-task-meta-{task}") for task in late._waiting
+        )
+        channels = list(idempotency._waiter.results_subscription._callbacks)
+        waited = [c for c in channels if c.removeprefix("celery-task-meta-") not in late._waiting]
+        holds["subscriptions"] = len(waited)
+        holds["claims' commands"] = len(idempotency._claims.redis._sent)
+    if journal is not None:
+        holds["bytes of the journal"] = journal._bytes
+    return holds
+
+
+def stopped(child: Child) -> list[str]:
+    """Say what a process has left though it was told to stop."""
+    name = child.gateway.name
+    if not child.ended:
+        return [f"{name} did not stop"]
+    found = []
+    if child.task.done() and not child.task.cancelled() and child.task.exception() is not None:
+        found.append(f"{name} stopped with {child.task.exception()!r}")
+    pending = sorted(_name(task) for task in child.party.tasks if not task.done())
+    if pending:
+        found.append(f"{name} has left tasks: {dict(Counter(pending))}")
+    if child.party.ends:
+        peers = sorted(end.peer.party.name for end in child.party.ends)
+        found.append(f"{name} has left connections: {peers}")
+    return found
+
+
+def _name(task: Any) -> str:
+    coroutine = task.get_coro()
+    return str(getattr(coroutine, "__qualname__", coroutine))
+
+
+async def inspect(world: World) -> dict[str, Any]:
+    """Return what the journal has: its entries, and the sizes that it says."""
+    async with RedisStore.opened(world.config) as store:
+        entries = [entry async for entry in store.entries(calls=True)]
+        size = await store.trim(100)
+    return {
+        "entries": entries,
+        "size": size,
+        "bytes": world.stream_bytes("gateway:/::journal:deliveries"),
+    }

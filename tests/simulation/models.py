@@ -1,0 +1,6 @@
+"""The models of the servers."""
+
+from tests.simulation.plain_broker import Broker
+from tests.simulation.plain_redis import Redis
+
+__all__ = ["Broker", "Redis"]

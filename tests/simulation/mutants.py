@@ -1,0 +1,289 @@
+"""Changes of the product, each of which the simulator has to find: they test the simulator.
+
+A further mutant is a line in `MUTANTS`: its name, a file, a text that is in it once, and the text
+that takes its place. One whose text is gone fails, as it tests nothing any more.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+#: Within so many seeds of both strategies each mutant has to be found.
+SEEDS = 2_000
+_ROOT = Path(__file__).parents[2]
+
+
+class Mutant(NamedTuple):
+    """A change of one file."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+def _m(name: str, file: str, old: str, new: str) -> Mutant:
+    return Mutant(name, f"gateway/{file}.py", old, new)
+
+
+_CLAIMS, _RELAY = "claims/store", "relay/delivery_in_flight"
+MUTANTS = [
+    _m(
+        "an old reply queue kept",
+        "strategies/pika_rpc",
+        'self._reply_to = f"{REPLY_PREFIX}',
+        'self._reply_to = self._reply_to or f"{REPLY_PREFIX}',
+    ),
+    _m(
+        "lost replies not told",
+        "strategies/pika_rpc",
+        "pending.fail(ResultsLost())",
+        "pass",
+    ),
+    _m(
+        "an ended wait kept (pika)",
+        "strategies/pika_rpc",
+        "self._waiting.pop(pending.message.task_id, None)",
+        "pass",
+    ),
+    _m(
+        "an ended wait kept (redis)",
+        "strategies/redis_push",
+        "self._waiting.pop(pending.message.task_id, None)",
+        "pass",
+    ),
+    _m(
+        "no fetch after a new subscription",
+        "strategies/redis_push",
+        "await self._fetch(list(self._waiting))",
+        "pass",
+    ),
+    _m(
+        "a dead channel kept",
+        "amqp/publisher",
+        "if channel.connection.is_open:",
+        "if False:",
+    ),
+    _m(
+        "no reconnection",
+        "amqp/publisher",
+        "            self._lost.set()\n            self._drop(",
+        "            self._drop(",
+    ),
+    _m(
+        "a block that is not noticed",
+        "amqp/publisher",
+        'self.blocked = f"blocked: {reason}"',
+        "pass",
+    ),
+    _m(
+        "a block that does not end",
+        "amqp/publisher",
+        'again")\n        self.blocked = ""',
+        'again")',
+    ),
+    _m(
+        "no confirm timeout",
+        "amqp/publishing_channel",
+        "self._confirms.give_up(monotonic() - self._confirm_timeout)",
+        "self._confirms.give_up(-1.0)",
+    ),
+    _m("multiple acks ignored", "amqp/confirms", "        if multiple:", "        if False:"),
+    _m("no heartbeats", "amqp/broker", "HEARTBEAT = 10 ", "HEARTBEAT = 0 "),
+    _m(
+        "a failed claim restored",
+        "claims/scripts",
+        "state == 'R' and redis.call('EXISTS', KEYS[2]) == 0",
+        "state == 'R'",
+    ),
+    _m(
+        "a lapsed claim gets another task",
+        "claims/scripts",
+        "    found = 'lapsed'",
+        "    found, task = 'lapsed', ARGV[2]",
+    ),
+    _m(
+        "a lease not renewed",
+        "claims/scripts",
+        'till = now + ARGV[2]\n    write()\nend\n"""\n)\n\n# Arguments: task, time (ms)\nPROLONG',
+        'till = till\n    write()\nend\n"""\n)\n\n# Arguments: task, time (ms)\nPROLONG',
+    ),
+    _m(
+        "a claim's confirm not written",
+        "claims/handle",
+        "self._claims.confirm(self.claim)",
+        "pass",
+    ),
+    _m(
+        "an unknown confirm taken for none",
+        "claims/handle",
+        "certain=isinstance(error, Unroutable)",
+        "certain=True",
+    ),
+    _m(
+        "what is unconfirmed not listened for",
+        "claims/handle",
+        "if not isinstance(error, (Rejected, Unroutable)):",
+        "if False:",
+    ),
+    _m(
+        "late results not listened for",
+        "claims/handle",
+        "self._late.listen(self.claim, self._read)",
+        "pass",
+    ),
+    _m("an answer not written to its claim", _CLAIMS, "self.finish(claim, given)", "pass"),
+    _m(
+        "a failure not written to its claim",
+        _CLAIMS,
+        'self.fail(claim, outcome.error or "", given)',
+        "pass",
+    ),
+    _m("claims' writes not repeated", _CLAIMS, "if monotonic() - since < _RETRY_FOR:", "if False:"),
+    _m(
+        "a subscription to a late result kept",
+        "claims/late_results",
+        "self._begin(self._subscription.remove(self._prefix + task_id, task.on_message))",
+        "pass",
+    ),
+    _m(
+        "a subscription of a joined try kept",
+        "claims/result_waiter",
+        "await subscription.remove(channel, on_message)",
+        "pass",
+    ),
+    _m("no rejoin", _RELAY, "            isinstance(error, ResultsLost)\n", "            False\n"),
+    _m("a transient message", _RELAY, "persistent=later or route.durable", "persistent=False"),
+    _m("a result that is not stored", _RELAY, "store=later,", "store=False,"),
+    _m(
+        "an accepted message not confirmed",
+        _RELAY,
+        'send = strategy.publish if self.mode == "accept"',
+        'self.mode == "accept" and self.accept()\n'
+        '        send = strategy.publish if self.mode == "accept"',
+    ),
+    _m(
+        "further tasks not published",
+        "relay/idempotency",
+        "        try:\n            await delivery.publish_further()\n",
+        "        try:\n",
+    ),
+    _m(
+        "a kept answer not used",
+        "relay/idempotency",
+        "if handle.claim.state == DONE:",
+        "if False:",
+    ),
+    _m(
+        "deadlines that end with the first",
+        "relay/deadlines",
+        "self._arm(min(self._ticks))",
+        "pass",
+    ),
+    _m(
+        "services not stopped",
+        "relay/relay",
+        "for service in reversed(self._services()):",
+        "for service in ():",
+    ),
+    _m(
+        "a drain that cuts requests off",
+        "http/server",
+        "while any(stream.busy",
+        "while False and any(stream.busy",
+    ),
+    _m(
+        "a drain that forgets the backlog",
+        "http/server",
+        "for _ in range(self._config.backlog):",
+        "for _ in range(0):",
+    ),
+    _m(
+        "no limit for a command's reply",
+        "stores/pipeline",
+        "if end <= now and self._transport",
+        "if False and self._transport",
+    ),
+    _m("another connection's replies", "stores/pipeline", "        self._sent.clear()\n", ""),
+    _m(
+        "a script that Redis has forgotten",
+        "stores/pipeline",
+        "self._scripts.discard(command.words[1])\n            return True",
+        "return False",
+    ),
+    _m(
+        "no re-subscription",
+        "stores/subscription",
+        "if again:\n            await",
+        "if False:\n            await",
+    ),
+    _m(
+        "silence not noticed (claims)",
+        "stores/subscription",
+        "                if asked:\n",
+        "                if False:\n",
+    ),
+    _m(
+        "silence not noticed (results)",
+        "stores/result_channel",
+        'raise TimeoutError("the result store is silent")',
+        "pass",
+    ),
+    _m(
+        "bytes of the journal not counted",
+        "journal/scripts",
+        "count + 1, added + size",
+        "count + 1, added",
+    ),
+    _m("an entry that is not written whole", "journal/writing", "whole=not there", "whole=False"),
+    _m(
+        "an acceptance that waits for the journal",
+        "journal/writing",
+        "LATEST = 0.4",
+        "LATEST = 4.0",
+    ),
+]
+
+
+def main(only: str, jobs: int, report: Path | None, seeds: int = SEEDS) -> int:
+    """Try each mutant; return 1 where one is not found or its text is gone."""
+    results = []
+    for mutant in MUTANTS:
+        if only in mutant.name:
+            result = _try(mutant, jobs, seeds)
+            results.append(result)
+            print(f"{result['found'] or 'NOT FOUND'}: {mutant.name}: {result['by']}", flush=True)
+    missed = [result["name"] for result in results if not result["found"]]
+    if report is not None:
+        report.write_text(json.dumps(results, indent=1) + "\n")
+    print(f"{len(results)} mutants, {len(missed)} not found: {', '.join(missed)}")
+    return int(bool(missed))
+
+
+def _try(mutant: Mutant, jobs: int, seeds: int) -> dict[str, Any]:
+    result = {"name": mutant.name, "file": mutant.file, "found": "", "by": ""}
+    text = (_ROOT / mutant.file).read_text()
+    if text.count(mutant.old) != 1:
+        return result | {"by": f"its text is {text.count(mutant.old)} times in {mutant.file}"}
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory)
+        for name in ("gateway", "appserver", "tests/simulation"):
+            shutil.copytree(_ROOT / name, place / name)
+        (place / "tests/__init__.py").touch()
+        (place / mutant.file).write_text(text.replace(mutant.old, mutant.new))
+        command = [
+            sys.executable, "-m", "tests.simulation", "--seeds", f"1-{seeds}", "--first",
+            "--jobs", str(jobs),
+        ]  # fmt: skip
+        done = subprocess.run(command, cwd=place, capture_output=True, text=True)
+    found = re.search(r"^seed (\d+ \w+): (.*)", done.stdout, re.MULTILINE)
+    if found is None:
+        return result | {"by": done.stderr[-300:]}
+    return result | {"found": f"seed {found[1]}", "by": found[2][:200]}

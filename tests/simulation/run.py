@@ -1,0 +1,67 @@
+"""Run one seed with one strategy, and judge it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tests.simulation import oracle, seams
+from tests.simulation.world import Plan, World
+
+
+@dataclass
+class Result:
+    """What a seed has shown; ``problems`` has a line for each promise that was broken."""
+
+    seed: int
+    strategy: str
+    problems: list[str] = field(default_factory=list)
+    digest: str = ""
+    calm: bool = False
+    callbacks: int = 0
+    seconds: float = 0.0  # virtual
+    cpu: float = 0.0  # seconds
+    gateways: int = 0
+    deliveries: int = 0
+    identified: int = 0
+    tries: int = 0
+    executions: int = 0
+    statuses: dict[str, int] = field(default_factory=dict)
+    faults: dict[str, int] = field(default_factory=dict)
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run(
+    seed: int,
+    strategy: str,
+    plan: Plan | None = None,
+    lines: list[str] | None = None,
+    worlds: list[object] | None = None,
+) -> Result:
+    """Run it; `lines` gets what happens, in words, and `worlds` the world."""
+    plan = plan or Plan(seed, strategy)
+    began = time.process_time()
+    world = World(seed, strategy, plan, lines)
+    if worlds is not None:
+        worlds.append(world)
+    seen = world.run()
+    seams.leave()
+    result = Result(seed, strategy, oracle.judge(world), world.digest.hexdigest(), plan.calm)
+    result.callbacks, result.seconds = world.loop.steps, world.loop.time() - world.began
+    result.cpu = time.process_time() - began
+    result.gateways = plan.gateways
+    routes = {one.delivery: one.route for one in seen.tries}
+    result.deliveries = len(routes)
+    result.identified = sum(route in oracle.IDENTIFIED for route in routes.values())
+    result.tries, result.executions = len(seen.tries), len(seen.executions)
+    result.statuses = dict(Counter(f"{one.status} {one.type}".strip() for one in seen.tries))
+    result.faults = dict(Counter(f"{_kind(one.target)} {one.kind}" for one in seen.injected))
+    return result
+
+
+def _kind(target: str) -> str:
+    return "link" if ">" in target else target.rstrip("0123456789")

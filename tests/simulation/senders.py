@@ -1,0 +1,270 @@
+"""Senders: each has one delivery, and tries until it is taken."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import deque
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.loop import Party
+from tests.simulation.records import GONE, REFUSED, RESET, SILENT, Try
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+#: The routes with an identity, and those without: deadline in seconds.
+IDENTIFIED = {"/wait": 5.0, "/accept": 5.0, "/later": 2.0, "/also": 5.0}
+PLAIN = {"/plain": 5.0, "/plain-accept": 5.0}
+DEADLINES = IDENTIFIED | PLAIN
+EXTRA = 8.0  # seconds after the deadline for which a sender waits
+PAUSE = (0.5, 3.0)  # seconds between tries: the first, the longest
+
+_length = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: (\d+)").search
+_field = re.compile(rb"\r\n([A-Za-z-]+): ([^\r]*)").findall
+
+
+class Client(asyncio.Protocol):
+    """An HTTP client's connection; its answers come in order."""
+
+    def __init__(self) -> None:
+        self.transport: Any = None
+        self.used = self.closed = False
+        self._buffer = b""
+        self._waiting: deque[asyncio.Future[tuple[int, dict[str, str], bytes]]] = deque()
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    @property
+    def idle(self) -> bool:
+        return not (self.closed or self._waiting)
+
+    def expect(self) -> asyncio.Future[tuple[int, dict[str, str], bytes]]:
+        future = asyncio.get_running_loop().create_future()
+        if self.closed:
+            future.set_exception(ConnectionResetError())
+        else:
+            self._waiting.append(future)
+        return future
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
+            head = self._buffer[: end + 2]
+            found = _length(head)
+            size = end + 4 + (int(found[1]) if found else 0)
+            if len(self._buffer) < size:
+                return
+            body, self._buffer = self._buffer[end + 4 : size], self._buffer[size:]
+            fields = {name.decode().lower(): value.decode() for name, value in _field(head)}
+            if fields.get("connection") == "close":
+                self.closed = True
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_result((int(head[9:12]), fields, body))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_exception(ConnectionResetError())
+                future.exception()  # its sender may not wait for it any more
+
+
+class Senders:
+    """Sends `number` deliveries within `seconds`; `only` names those that are not left out."""
+
+    def __init__(self, world: World, number: int, seconds: float, only: set[int] | None = None):
+        self.world = world
+        self.party = Party("senders")
+        self.number, self.seconds = number, seconds
+        self.only = only
+        self.until = float("inf")
+        self._idle: dict[str, list[Client]] = {}
+
+    async def run(self) -> None:
+        """Send everything, and return when every sender has ended."""
+        started = asyncio.get_running_loop().time()
+        tasks = []
+        for number in range(self.number):
+            rng = Random(f"{self.world.seed} sender {number}")
+            # Some come together.
+            at = self.seconds * rng.random()
+            if rng.random() < 0.5:
+                at = round(at / 4) * 4 + rng.random() * 0.05
+            if self.only is None or number in self.only:
+                tasks.append(asyncio.create_task(self._deliver(number, started + at, rng)))
+        await asyncio.gather(*tasks)
+
+    async def _deliver(self, number: int, at: float, rng: Random) -> None:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(at - loop.time())
+        identified = rng.random() < 0.6
+        route = rng.choice(list(IDENTIFIED if identified else PLAIN))
+        seconds = round(rng.random() ** 4, 2) if rng.random() < 0.97 else rng.uniform(1, 12)
+        fail = 0.3 if rng.random() < 0.1 else 0.0
+        name, n = f"d{number}", 0
+        padding = rng.randrange(20_000) if rng.random() < 0.03 else 0
+        pause, longest = PAUSE
+        hangs_up = rng.random() < 0.12
+        again = rng.random() < 0.25
+        while True:
+            n += 1
+            one = Try(name, n, route, self._gateway(rng), loop.time(), seconds, failing=fail > 0)
+            patience = DEADLINES[route] + EXTRA
+            if hangs_up and rng.random() < 0.6:
+                patience = rng.random() ** 2 * 2
+            await self._try(one, rng, patience, f"seconds={seconds}&fail={fail}", padding)
+            if one.location and rng.random() < 0.5:
+                await self._read(one, rng)
+            if one.good and again:
+                again = False
+                calm = self.world.plan.calm and rng.random() < 0.3
+                await asyncio.sleep(rng.uniform(30, 45) if calm else rng.uniform(0, 3))
+            elif one.good or not identified or loop.time() > self.until:
+                return
+            else:
+                await asyncio.sleep(pause * rng.uniform(0.5, 1.0))
+                pause = min(2 * pause, longest)
+
+    def _gateway(self, rng: Random) -> str:
+        return rng.choice(list(self.world.gateways))
+
+    async def _try(self, one: Try, rng: Random, patience: float, query: str, padding: int) -> None:
+        loop = asyncio.get_running_loop()
+        self.world.evidence.tries.append(one)
+        body = one.delivery.encode() + b" " * padding
+        head = (
+            f"POST {one.route}?{query} HTTP/1.1\r\nHost: x\r\nX-Delivery: {one.delivery}\r\n"
+            f"X-Try: {one.id}\r\nContent-Length: {len(body)}\r\n\r\n"
+        ).encode()
+        slow = rng.random() < 0.1
+        twin = rng.random() < 0.05  # the same request twice on one connection
+        client = None
+        began = loop.time()
+        try:
+            async with asyncio.timeout(patience):
+                client = await self._connection(one.gateway, rng)
+                one.reused = client.used
+                one.at = loop.time()
+                answer = client.expect()
+                client.used = True
+                if slow:
+                    await self._slowly(client, head, body, one, rng)
+                else:
+                    client.transport.write(head + body)
+                    if twin and one.route in IDENTIFIED:
+                        self._twin(client, one, head + body)
+                status, fields, content = await answer
+            self._note(one, status, fields, content)
+        except ConnectionRefusedError:
+            one.status = REFUSED
+        except TimeoutError:
+            one.status = GONE if patience < DEADLINES[one.route] + EXTRA else SILENT
+        except OSError:
+            one.status = RESET
+        one.answered = loop.time()
+        self.world.trace(
+            "sender",
+            f"{one.id} {one.route} {one.gateway}: {one.status} {one.type} {one.body!r}"
+            f" after {one.answered - began:.3f} s {one.seconds} {one.task}",
+        )
+        if client is not None:
+            if type(one.status) is int and client.idle and rng.random() < 0.5:
+                self._idle.setdefault(one.gateway, []).append(client)
+            elif one.status == GONE and rng.random() < 0.5:
+                client.transport.abort()
+            else:
+                client.transport.close()
+
+    def _twin(self, client: Client, one: Try, data: bytes) -> None:
+        """Send the same request again, without waiting for the first one's answer."""
+        loop, first = asyncio.get_running_loop(), one
+        twin = Try(
+            one.delivery, one.number + 1000, one.route, one.gateway, loop.time(), one.seconds,
+            failing=one.failing, reused=True,
+        )  # fmt: skip
+        answer = client.expect()
+        data = data.replace(f"X-Try: {one.id}".encode(), f"X-Try: {twin.id}".encode())
+        client.transport.write(data)
+
+        def done(future: asyncio.Future[Any]) -> None:
+            if future.cancelled() or future.exception() is not None:
+                return
+            twin.answered = loop.time()
+            twin.at = max(twin.at, first.answered or loop.time())
+            self._note(twin, *future.result())
+            self.world.evidence.tries.append(twin)
+
+        answer.add_done_callback(done)
+
+    async def _slowly(
+        self, client: Client, head: bytes, body: bytes, one: Try, rng: Random
+    ) -> None:
+        data, parts = (
+            head + body,
+            sorted(rng.randrange(len(head)) for _ in range(rng.randint(1, 3))),
+        )
+        at = 0
+        for part in [*parts, len(head)]:
+            client.transport.write(data[at:part])
+            at = part
+            await asyncio.sleep(rng.uniform(0, 0.4))
+        one.at = asyncio.get_running_loop().time()
+        client.transport.write(data[at:])
+
+    async def _connection(self, gateway: str, rng: Random) -> Client:
+        idle = self._idle.get(gateway, [])
+        while idle and rng.random() < 0.6:
+            client = idle.pop()
+            if not client.closed:
+                return client
+            client.transport.close()
+        loop = asyncio.get_running_loop()
+        _, made = await loop.create_connection(Client, gateway, 8000)
+        return made
+
+    async def _read(self, one: Try, rng: Random) -> None:
+        """Ask for the result where a 202 says that it will be."""
+        path = "/results/" + one.location.rpartition("/results/")[2]
+        for _ in range(6):
+            await asyncio.sleep(rng.uniform(0.1, 2))
+            client = None
+            try:
+                async with asyncio.timeout(20):
+                    client = await self._connection(self._gateway(rng), rng)
+                    client.used = True
+                    answer = client.expect()
+                    client.transport.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+                    status, _, body = await answer
+            except (OSError, TimeoutError):
+                continue
+            finally:
+                if client is not None:
+                    client.transport.close()
+            if status == 200:
+                self.world.evidence.read.append((one.delivery, body.decode()))
+            if status == 500:
+                self.world.evidence.logged.append(f"a 500 for the result of {one.id}")
+            if status in (200, 404, 410, 502):
+                return
+
+    def _note(self, one: Try, status: int, fields: dict[str, str], body: bytes) -> None:
+        one.status, one.location = status, fields.get("location", "")
+        if status == 200:
+            one.body = body.decode()
+        elif status == 202:
+            one.task = json.loads(body)["task_id"]
+        elif fields.get("content-type") == "application/problem+json":
+            problem = json.loads(body)
+            one.type, one.detail = problem["type"].rpartition(":")[2], problem["detail"]
+            one.task = problem.get("task_id", "")
+
+    def close(self) -> None:
+        for clients in self._idle.values():
+            for client in clients:
+                client.transport.close()
