@@ -33,14 +33,27 @@ class SettledTasks(bootsteps.Step):
     def create(self, worker: Any) -> None:
         pool = worker.pool
         if POOLS.intersection(cls.__module__ for cls in type(pool).__mro__):
-            # In a thread of the pool it would be dropped.
-            ends_worker = isinstance(pool, solo.TaskPool)
-            pool.on_apply = partial(_apply, pool.on_apply, ends_worker)
+            pool.on_apply = partial(_apply, pool.on_apply, partial(_passed, pool))
+
+
+def _passed(pool: Any, timeout: float | None) -> tuple[type[BaseException], ...]:
+    """Return what `pool` itself makes something of, where a task runs; `timeout`: the task's."""
+    if isinstance(pool, solo.TaskPool):
+        return WorkerShutdown, WorkerTerminate  # it is the worker's own thread
+    if not pool.is_green:
+        return ()
+    from greenlet import GreenletExit  # of a task that is terminated
+
+    if not (timeout or getattr(pool, "timeout", None)):
+        return (GreenletExit,)
+    from gevent import Timeout
+
+    return GreenletExit, Timeout
 
 
 def _apply(
     on_apply: Callable[..., Any],
-    ends_worker: bool,
+    passed: Callable[[float | None], tuple[type[BaseException], ...]],
     target: Callable[..., Any],
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
@@ -50,7 +63,7 @@ def _apply(
     """Begin a task by the pool's own `on_apply`."""
     if error_callback is None:  # it is no task
         return on_apply(target, args, kwargs, **options)
-    begun = _Begun(target, options["callback"], error_callback, ends_worker)
+    begun = _Begun(target, options["callback"], error_callback, passed(options.get("timeout")))
     options["callback"] = begun.end
     options["accept_callback"] = partial(begun.accept, options["accept_callback"])
     return on_apply(begun.run, args, kwargs, **options)
@@ -64,10 +77,10 @@ class _Begun:
         target: Callable[..., Any],
         callback: Callable[[Any], object],
         error_callback: Callable[[ExceptionInfo], object],
-        ends_worker: bool,
+        passed: tuple[type[BaseException], ...],
     ):
         self._target, self._callback, self._error_callback = target, callback, error_callback
-        self._ends_worker = ends_worker
+        self._passed = passed
         self._killed = False
 
     def accept(self, callback: Callable[..., object], *args: Any) -> None:
@@ -85,8 +98,8 @@ class _Begun:
             if self._killed:
                 raise Terminated("before it was begun")
             return self._target(*args, **kwargs)
-        except (Exception, WorkerShutdown, WorkerTerminate) as exc:
-            if self._ends_worker and not isinstance(exc, Exception):
+        except BaseException as exc:
+            if isinstance(exc, self._passed):
                 raise
             return ExceptionInfo()
 

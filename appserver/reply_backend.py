@@ -94,7 +94,7 @@ class ReplyMixin(_Backend):
         `held`: Celery has been told already that it was written.
         """
         final = state in states.READY_STATES
-        if final and replied is False and not self.persistent:
+        if final and replied is False and isinstance(self, DisabledBackend):
             lost_results(self.app).add(task_id, "it could not be replied, and nothing is stored")
             return result
         try:
