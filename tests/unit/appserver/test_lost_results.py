@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 
 import pytest
 from celery import Celery, states
 from celery.app.task import Context
 
-from appserver.lost_results import STATS, CountLostResults, LostResults, lost_results
+from appserver.lost_results import (
+    STATS,
+    CountLostResults,
+    LostResults,
+    lost_results,
+    store_or_count,
+)
 
 
 @pytest.mark.parametrize("memory", [True, False], ids=["memory", "file"])
@@ -78,6 +85,17 @@ def test_without_a_store_a_reply_that_is_not_written_is_lost(app):
     app.backend.store_result("1", "x", states.SUCCESS, request=request(**REPLIED))
     app.backend.store_result("2", "x", states.SUCCESS, request=request())
     assert lost_results(app).number == 1
+
+
+def test_one_that_was_held_is_stored_at_last_or_counted(app):
+    stored = []
+
+    def fails():
+        raise OSError("no room")
+
+    store_or_count(app, "1", partial(stored.append, 1))
+    store_or_count(app, "2", fails)
+    assert (stored, lost_results(app).number) == ([1], 1)
 
 
 def test_a_worker_tells_the_number(app):

@@ -229,6 +229,15 @@ def test_what_precedes_a_task_does_not_end_it(end, monkeypatch):
     assert end("threads", returning(1))[0] == [ACK]
 
 
+def test_what_ends_the_worker_is_passed_on(end, monkeypatch):
+    def ends(self, *_):
+        raise WorkerShutdown
+
+    monkeypatch.setattr(PoisonAwareRequest, "on_accepted", ends)
+    with pytest.raises(WorkerShutdown):
+        end("solo", returning(1))
+
+
 def test_a_timeout_of_greenlets_is_one(end):
     import gevent
 
