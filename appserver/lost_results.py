@@ -80,8 +80,11 @@ def store_or_count(app: Any, task_id: str, store: Callable[[], object]) -> None:
         lost_results(app).add(task_id, repr(exc))
 
 
-class CountLostResults(bootsteps.Step):
-    """Count from the worker's start, before its pool is, and tell the number in its ``stats``."""
+class CountLostResults(bootsteps.StartStopStep):
+    """Count from the worker's start, before its pool is, and tell the number in its ``stats``.
+
+    Only steps that could be started are asked for that.
+    """
 
     def create(self, worker: Any) -> None:
         lost_results(worker.app)
