@@ -13,6 +13,8 @@ from appserver.attempts import TakeBack
 from appserver.bootsteps import PromptHub
 from appserver.dead_letters import DeadLetters
 from appserver.fair import consume_fairly
+from appserver.lost_results import CountLostResults
+from appserver.pools import SettledTasks
 from appserver.processes import PromptProcesses
 from appserver.queues import named_queues
 from appserver.replacements import carry_over
@@ -62,8 +64,16 @@ def setup(app: Celery, fair: Mapping[str, int] | None = None) -> None:
             " after the app is created"
         )
     app.loader.override_backends = {**app.loader.override_backends, **_BACKENDS}
-    steps = (ReplyingBackend, PoisonAwareTasks, PromptHub, PromptProcesses)
-    app.steps["worker"].update(steps)
+    app.steps["worker"].update(
+        (
+            ReplyingBackend,
+            CountLostResults,
+            PoisonAwareTasks,
+            PromptHub,
+            PromptProcesses,
+            SettledTasks,
+        )
+    )
     app.steps["consumer"].update((DeadLetters, TakeBack, Stream))
     consume_fairly(app, fair)
     if app.configured:

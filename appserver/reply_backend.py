@@ -14,6 +14,7 @@ https://www.rabbitmq.com/docs/direct-reply-to
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -21,16 +22,19 @@ from typing import Any
 from celery import states
 from celery.backends.base import DisabledBackend
 from celery.backends.redis import RedisBackend, SentinelBackend
-from celery.exceptions import BackendError
 from celery.utils.serialization import ensure_serializable
 from kombu.exceptions import EncodeError
 from kombu.utils.json import JSONEncoder
-from redis.exceptions import RedisError
 
+from appserver.lost_results import lost_results
 from appserver.reply_connection import Reply, reply_connection
 from appserver.result_script import ResultScript, with_retries
 
 REPLY_PREFIXES = ("gateway.reply.", "amq.rabbitmq.reply-to.")
+
+#: What Celery's worker stores after everything else, or before the task; if it gets an error, it
+#: neither acknowledges the message nor runs the task, and may end.
+LAST = frozenset((states.FAILURE, states.REVOKED, states.RETRY, states.STARTED))
 
 log = logging.getLogger(__name__)
 
@@ -53,30 +57,58 @@ class ReplyMixin(_Backend):
     ) -> Any:
         """Publish a final state to the gateway, store any state, or both; return the result.
 
-        Raises EncodeError where a reply's result cannot be JSON; Celery then records a failure.
+        Raises an error only where that may change something: a success that cannot be written is
+        recorded as a failure by Celery, and a task's own states are the task's affair. `LAST` are
+        not.
         """
         reply_to = getattr(request, "reply_to", None)
-        if not reply_to or not reply_to.startswith(REPLY_PREFIXES):
-            return super().store_result(task_id, result, state, traceback, request, **kwargs)
-        # The reply is sent before the result is stored, because the sender waits for the reply.
         store = partial(super().store_result, task_id, result, state, traceback, request, **kwargs)
+        if not reply_to or not reply_to.startswith(REPLY_PREFIXES):
+            return self._store(store, task_id, result, state)
+        # The reply is sent before the result is stored, because the sender waits for the reply.
         must = must_store(request)
         final = state in states.READY_STATES
         if final:
             reply = Reply(reply_to, task_id, self._meta(task_id, result, state, traceback, request))
             connection = reply_connection(self.app)
-            if connection.held and not must and connection.held.hold_reply(reply, otherwise=store):
-                return result
+            if connection.held and not must:
+                otherwise = partial(self._store, store, task_id, result, state, False, held=True)
+                if connection.held.hold_reply(reply, otherwise):
+                    return result
         replied = final and connection.publish_all([reply])
         if (replied or not final) and not must:
             return result
+        return self._store(store, task_id, result, state, replied)
+
+    def _store(
+        self,
+        store: Callable[[], Any],
+        task_id: str,
+        result: Any,
+        state: str,
+        replied: bool | None = None,
+        held: bool = False,
+    ) -> Any:
+        """Store a state by `store`; `replied`: whether it was; None: nobody has asked for that.
+
+        `held`: Celery has been told already that it was written.
+        """
+        final = state in states.READY_STATES
+        if final and replied is False and isinstance(self, DisabledBackend):
+            lost_results(self.app).add(task_id, "it could not be replied, and nothing is stored")
+            return result
         try:
             return store()
-        except (RedisError, OSError, BackendError):
-            if not replied:
+        except Exception as exc:
+            if replied:
+                # Celery would record a failure, which contradicts the answer that the sender has.
+                log.exception("The result of task %s was replied, but could not be stored", task_id)
+            elif not held and state not in LAST:
                 raise
-            # Celery would record a failure, which contradicts the answer that the sender has got.
-            log.exception("The result of task %s was replied, but could not be stored", task_id)
+            elif final:
+                lost_results(self.app).add(task_id, repr(exc))
+            else:
+                log.warning("The state %s of task %s could not be stored: %r", state, task_id, exc)
             return result
 
     def _meta(

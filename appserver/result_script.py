@@ -21,6 +21,7 @@ from kombu.utils.objects import cached_property
 from redis.exceptions import RedisError
 
 from appserver.held_results import Stored
+from appserver.lost_results import store_or_count
 from appserver.reply_connection import reply_connection
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ class ResultScript(_RedisBackend):
         if held and state in states.READY_STATES and not getattr(request, "chord", None):
             # With Celery's retries; what is held no more is not held again.
             store = partial(super().store_result, task_id, result, state, traceback, request)
-            if held.hold_stored(Stored(key, value, self.expires or 0), otherwise=store):
+            otherwise = partial(store_or_count, self.app, task_id, store)
+            if held.hold_stored(Stored(key, value, self.expires or 0), otherwise):
                 return result
         try:
             self._set_with_state(key, value, state)

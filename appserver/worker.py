@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -80,7 +81,40 @@ class PoisonAwareRequest(Request):
         if isinstance(exc, ExceptionWithTraceback):
             exc = exc.exc
         self._worker_lost = isinstance(exc, (SystemExit, KeyboardInterrupt, WorkerLostError))
-        super().on_failure(exc_info, send_failed_event, return_ok)
+        if isinstance(exc, MemoryError):
+            # Celery would raise it again, which ends a worker whose pool has processes.
+            exc_info.exception = RuntimeError(repr(exc))
+        with self._settled("failure"):
+            super().on_failure(exc_info, send_failed_event, return_ok)
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        with nullcontext() if soft else self._settled("timeout"):
+            super().on_timeout(soft, timeout)
+
+    def revoked(self) -> bool:
+        with self._settled("revocation"):
+            return bool(super().revoked())
+        return True
+
+    @contextmanager
+    def _settled(self, end: str) -> Iterator[None]:
+        """Acknowledge or reject the message where Celery fails before it has done so.
+
+        Celery publishes, and calls an app's own code, before that as well as after it.
+        """
+        try:
+            yield
+        except Exception:
+            log.exception("What follows the %s of task %s has failed", end, self.id)
+            if self._acknowledged_after(end):
+                self.acknowledge()
+            else:
+                self.reject(requeue=end == "timeout")
+
+    def _acknowledged_after(self, end: str) -> bool:
+        # Celery before 5.7 has one setting for both.
+        both: bool = self.task.acks_on_failure_or_timeout
+        return end == "revocation" or getattr(self.task, f"acks_on_{end}", both)
 
     def acknowledge(self) -> None:
         super().acknowledge()

@@ -131,6 +131,12 @@ METRICS = {
     QUEUES: Metric(
         GAUGE, "Dynamic queues that exist, as far as this process knows.", ("http_route",)
     ),
+    "gateway_worker_results_lost": Metric(
+        GAUGE,
+        "Results that workers could neither reply nor store, of those of `appserver.setup` that"
+        " answer, since each was started. They are asked once a minute.",
+        alike=True,
+    ),
     "gateway_broker_connections_total": Metric(
         COUNTER, "Connections to the broker that were opened."
     ),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.cli.checks.finding import fail, listed, ok
+from gateway.cli.checks.finding import WARN, fail, listed, ok
 from gateway.cli.checks.remote import Answers
 from gateway.cli.checks.worker_settings import expires
+from gateway.cli.checks.workers import LOST, judge_unseen
+from gateway.config.settings import Config
 
 QUESTIONS = ("active_queues", "registered", "conf", "stats", "query_task")
 
@@ -31,6 +33,28 @@ def test_a_worker_is_complete_with_all_answers():
     worker = answers.workers["w"]
     assert worker.complete and worker.solo and worker.tasks == {"shop.order"}
     assert answers.consuming("celery") == {"w"}
+
+
+@pytest.mark.parametrize("pool", ["thread", "gevent", "eventlet", "prefork"])
+@pytest.mark.parametrize("said", [None, {}, {"number": "1"}, {"number": 1, "last": "now"},
+    {"number": 1, "last": 1e300}, {"number": -1}])  # fmt: skip
+def test_a_worker_that_counts_no_lost_results_is_named_where_its_pool_drops_them(pool, said):
+    answers = Answers()
+    stats = {"pool": {"implementation": f"celery.concurrency.{pool}:TaskPool"}}
+    answers.take("stats", {"w": {**stats, "lost_results": said}})
+    found = [one for one in judge_unseen(Config(), answers) if one.check == LOST]
+    assert [one.status for one in found] == ([] if pool == "prefork" else [WARN])
+
+
+def test_lost_results_are_told_with_their_number():
+    answers = Answers()
+    answers.take("stats", {"a": {"lost_results": {"number": 36, "last": 1e9}}})
+    answers.take("stats", {"b": {"lost_results": {"number": 0, "last": None}}})
+    (found,) = (one for one in judge_unseen(Config(), answers) if one.check == LOST)
+    assert str(found).startswith(
+        "warn  lost results: a: 36 results since it was started,"
+        " the last at 2001-09-09 01:46:40 UTC; their tasks have run; "
+    )
 
 
 @pytest.mark.parametrize(

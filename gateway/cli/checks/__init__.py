@@ -27,7 +27,8 @@ _MARGIN = 0.4  # seconds for closing connections after the limit
 #: The order of the lines by their first words; lines with other first words come last.
 #: A missing worker explains what the lines after it report.
 _ORDER = (
-    "broker", "results", "state", "workers", "queue", "exchange", "replies", "stored", "task",
+    "broker", "results", "state", "workers", "queue", "exchange", "replies", "stored", "lost",
+    "task",
 )  # fmt: skip
 
 

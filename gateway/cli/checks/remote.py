@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from kombu.exceptions import KombuError, OperationalError
 from pika.exceptions import ChannelClosedByBroker
@@ -28,6 +28,7 @@ from gateway.strategies.celery_client import CeleryClient
 #: The exchange for questions to workers, unless they have another `control_exchange` than `celery`.
 CONTROL = "celery.pidbox"
 QUICK = 1.0  # seconds in which workers usually answer
+_FAR = 1e11  # seconds since the epoch; a time that can be written
 _TOO_LATE = 60  # seconds after which a question expires
 _QUESTIONS: dict[str, dict[str, Any]] = {
     "active_queues": {},
@@ -35,6 +36,13 @@ _QUESTIONS: dict[str, dict[str, Any]] = {
     "conf": {"with_defaults": True},
     "stats": {},
 }
+
+
+class Lost(NamedTuple):
+    """The results that a worker has lost since its start; `last`: seconds since the epoch."""
+
+    number: int
+    last: float
 
 
 @dataclass(slots=True)
@@ -46,6 +54,10 @@ class Worker:
     settings: dict[str, Any] | None = None
     #: Does it run tasks in its main process?
     solo: bool | None = None
+    #: The name of its pool's module in Celery, as ``thread``.
+    pool: str = ""
+    #: How many results it has lost, and when it lost the last; None: it does not count them.
+    lost: Lost | None = None
     #: Of the task ids in the question, those of tasks that it has and that have not ended.
     held: set[str] | None = None
 
@@ -55,7 +67,11 @@ class Worker:
         if question == "conf":
             self.settings = known if "result_backend" in known else {}
         elif question == "stats":
-            self.solo = "pool" not in known or "solo" in str(known["pool"])
+            pool, lost = known.get("pool"), known.get("lost_results")
+            name = str(pool.get("implementation")) if isinstance(pool, dict) else ""
+            self.pool = name.partition(":")[0].rpartition(".")[2]
+            self.solo = "pool" not in known or "solo" in str(pool)
+            self.lost = _counted(lost) if isinstance(lost, dict) else None
         elif question == "query_task":
             self.held = set(known)
         elif not isinstance(answer, list):
@@ -176,6 +192,14 @@ def _decoded(body: bytes) -> Any:
         return json.loads(body)
     except (ValueError, RecursionError):
         return None
+
+
+def _counted(lost: dict[str, Any]) -> Lost | None:
+    """Read what a worker says; None: it is not in the expected form."""
+    number, last = lost.get("number"), lost.get("last") or 0
+    if not isinstance(number, int) or not isinstance(last, int | float):
+        return None
+    return Lost(number, last) if number >= 0 and 0 <= last < _FAR else None
 
 
 async def ask_over_redis(config: Config) -> Answers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 
@@ -22,6 +23,16 @@ from gateway.config.settings import Config
 _START = "start one: celery -A APP worker -n NAME@%h -Q {} (APP: yours, or appserver)"
 _SILENT = "frozen, busy in the pool `solo`, without remote control, or with a node name used twice"
 _RESTART = "see their logs, and restart those that hang"
+#: The check of results that workers could neither reply nor store.
+LOST = "lost results"
+_WRITABLE = "their logs say why: the Redis of the results may be full, read-only, or away"
+#: The pools that drop what Celery raises when a result cannot be stored: their modules and names.
+_DROPPING = {"thread": "threads", "gevent": "gevent", "eventlet": "eventlet"}
+_KEEPS = (
+    "keeps each task whose result cannot be stored as one that runs, with task_acks_late its "
+    "message too, and counts none"
+)
+_SET_UP = "call appserver.setup(app) in their app, or use the pool prefork"
 _ENABLE = "set worker_enable_remote_control = True and control_exchange = 'celery' in their app"
 
 
@@ -68,7 +79,8 @@ def judge(config: Config, seen: Mapping[str, Seen], answers: Answers) -> list[Fi
             problem = f"{silent} of {consumers} of {ranged(some)} did not answer"
             found.append(warn("workers", f"{problem}: {_SILENT}, or no Celery workers", _RESTART))
     consumed = {queue for queue, it in seen.items() if it.consumers}
-    return [*(found or [_well(answers)]), *judge_tasks(config, answers, consumed)]
+    found = found or [_well(answers)]
+    return [*found, *judge_tasks(config, answers, consumed), *_losses(answers)]
 
 
 def judge_tasks(
@@ -94,9 +106,30 @@ def judge_tasks(
 def judge_unseen(config: Config, answers: Answers) -> list[Finding]:
     """Return findings about workers, where the number of consumers is not known."""
     if answers.workers:
-        return [_well(answers), *judge_tasks(config, answers)]
+        return [_well(answers), *judge_tasks(config, answers), *_losses(answers)]
     start = _start(config)
     return [fail("workers", "none answers", start), *judge_tasks(config, answers)]
+
+
+def _losses(answers: Answers) -> list[Finding]:
+    """Return findings about results that were lost, and about workers that would not tell."""
+    found = []
+    for name, worker in sorted(answers.workers.items()):
+        if worker.lost and worker.lost.number:
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(worker.lost.last))
+            many = counted(worker.lost.number, "result")
+            problem = f"{name}: {many} since it was started, the last at {when} UTC"
+            found.append(warn(LOST, f"{problem}; their tasks have run", _WRITABLE))
+    dropping = {
+        name: worker.pool
+        for name, worker in sorted(answers.workers.items())
+        if worker.lost is None and worker.pool in _DROPPING
+    }
+    if dropping:
+        pools = listed(sorted({_DROPPING[pool] for pool in dropping.values()}))
+        problem = f"{listed(dropping)}: without appserver.setup, a worker of the pool {pools}"
+        found.append(warn(LOST, f"{problem} {_KEEPS}", _SET_UP))
+    return found
 
 
 def _start(config: Config) -> str:

@@ -99,6 +99,13 @@ ROWS = {
         Row(30, "log pipe blocked", machine.log_blocked),
         Row(31, "one delivery 100 times at once", senders.repeated, (), SIX),
         Row(32, "forged replies", replies.forged),
+        Row(
+            35,
+            "Redis full under `threads` and `gevent`",
+            results.full_in_pools,
+            (502, 503, 504),
+            ("redis",),
+        ),
     )  # fmt: skip
 }
 

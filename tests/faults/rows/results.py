@@ -1,4 +1,4 @@
-"""Rows 18-21: what the result store may do."""
+"""Rows 18-21 and 35: what the result store may do."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from time import monotonic
 from redis import Redis
 
 from gateway.stack.server import poll
-from tests.faults.lane import ask
+from tests.faults.lane import Lane, ask
 from tests.faults.rows.brokers import BOTH
+from tests.faults.servers import port_of, together
 from tests.faults.trial import Trial
 
 SUBSCRIBED = "gateway_results_connections_total"
@@ -64,16 +65,48 @@ def subscriptions_cut(trial: Trial) -> None:
 def full(trial: Trial) -> None:
     """maxmemory 1mb, noeviction: no result can be stored."""
     trial.open(targets=("/echo",), rate=50)
-    with trial.load(), trial.fault(), Redis.from_url(trial.results.url) as redis:
-        redis.config_set("maxmemory-policy", "noeviction")
-        redis.config_set("maxmemory", "1mb")
-        time.sleep(10)
-        redis.config_set("maxmemory", "0")
+    with trial.load(), trial.fault():
+        _fill(trial)
     _expect_unnoticed(trial, "pika")
     for lane in trial.lanes:
         if lane.strategy != "pika":
             seen = "OutOfMemoryError" in lane.worker.output()
             lane.expect(seen, "the worker does not say what is wrong")
+
+
+def full_in_pools(trial: Trial) -> None:
+    """The same under workers whose pool has threads, or greenlets."""
+    for strategy in trial.strategies:
+        for pool in ("threads", "gevent"):
+            trial.lane(strategy, label=pool)
+
+    def start(lane: Lane) -> None:
+        together(lambda: lane.start_worker(pool=lane.label), lane.start_gateway)
+        trial.send_to(lane, port_of(lane.gateway), targets=BOTH, rate=50)
+
+    trial.each(start)
+    with trial.load(), trial.fault():
+        _fill(trial)
+    for lane in trial.lanes:
+        lost = lane.worker.output().count("is lost, and")
+        lane.notes["results_lost"] = lost
+        lane.expect(lost > 1, "the worker does not say how many results are lost")
+        settled = poll(lambda lane=lane: _unacknowledged(trial, lane) == 0, 10)
+        lane.expect(settled, "the worker keeps messages whose tasks have ended")
+
+
+def _fill(trial: Trial) -> None:
+    """Let the store take nothing for 10 s."""
+    with Redis.from_url(trial.results.url) as redis:
+        redis.config_set("maxmemory-policy", "noeviction")
+        redis.config_set("maxmemory", "1mb")
+        trial.pause(10, short=4)
+        redis.config_set("maxmemory", "0")
+
+
+def _unacknowledged(trial: Trial, lane: Lane) -> int:
+    rows = trial.broker.ctl("list_queues", "name", "messages_unacknowledged").splitlines()
+    return int(dict(row.split("\t") for row in rows)[lane.queue])
 
 
 def _expect_unnoticed(trial: Trial, strategy: str) -> None:

@@ -1,0 +1,114 @@
+"""Settle the message of each task that was begun, in the pools that would drop an exception.
+
+Celery's tracing raises what it cannot record, for example a result. A pool of processes catches
+that, and passes it to the request's `on_failure`, which acknowledges the message. The pools of
+threads and of greenlets drop it: the message would stay unacknowledged, and keep its place in the
+prefetch limit, until the worker ends. With `solo` the worker would end.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from billiard.einfo import ExceptionInfo
+from billiard.exceptions import Terminated
+from celery import bootsteps
+from celery.concurrency import solo
+from celery.exceptions import WorkerShutdown, WorkerTerminate
+
+#: The modules of the pools whose tasks run in the worker's main process.
+POOLS = frozenset(f"celery.concurrency.{name}" for name in ("eventlet", "gevent", "solo", "thread"))
+
+log = logging.getLogger(__name__)
+
+
+class SettledTasks(bootsteps.Step):
+    """Let the pool end each task as a pool of processes does, whatever is raised."""
+
+    requires = {"celery.worker.components:Pool"}
+
+    def create(self, worker: Any) -> None:
+        pool = worker.pool
+        if POOLS.intersection(cls.__module__ for cls in type(pool).__mro__):
+            pool.on_apply = partial(_apply, pool.on_apply, partial(_passed, pool))
+
+
+def _passed(pool: Any, timeout: float | None) -> tuple[type[BaseException], ...]:
+    """Return what `pool` itself makes something of, where a task runs; `timeout`: the task's."""
+    if isinstance(pool, solo.TaskPool):
+        return WorkerShutdown, WorkerTerminate  # it is the worker's own thread
+    if not pool.is_green:
+        return ()
+    from greenlet import GreenletExit  # of a task that is terminated
+
+    if not (timeout or getattr(pool, "timeout", None)):
+        return (GreenletExit,)
+    from gevent import Timeout
+
+    return GreenletExit, Timeout
+
+
+def _apply(
+    on_apply: Callable[..., Any],
+    passed: Callable[[float | None], tuple[type[BaseException], ...]],
+    target: Callable[..., Any],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    error_callback: Callable[[ExceptionInfo], object] | None = None,
+    **options: Any,
+) -> Any:
+    """Begin a task by the pool's own `on_apply`."""
+    if error_callback is None:  # it is no task
+        return on_apply(target, args, kwargs, **options)
+    begun = _Begun(target, options["callback"], error_callback, passed(options.get("timeout")))
+    options["callback"] = begun.end
+    options["accept_callback"] = partial(begun.accept, options["accept_callback"])
+    return on_apply(begun.run, args, kwargs, **options)
+
+
+class _Begun:
+    """A task that the pool has begun; the pool calls `accept`, `run`, and `end` with the result."""
+
+    def __init__(
+        self,
+        target: Callable[..., Any],
+        callback: Callable[[Any], object],
+        error_callback: Callable[[ExceptionInfo], object],
+        passed: tuple[type[BaseException], ...],
+    ):
+        self._target, self._callback, self._error_callback = target, callback, error_callback
+        self._passed = passed
+        self._killed = False
+
+    def accept(self, callback: Callable[..., object], *args: Any) -> None:
+        try:
+            callback(*args)
+        except Exception:
+            log.exception("What precedes a task has failed; the task is begun")
+        except BaseException as exc:
+            if type(exc).__name__ != "GreenletExit":  # of a task that is to be terminated
+                raise
+            self._killed = True
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            if self._killed:
+                raise Terminated("before it was begun")
+            return self._target(*args, **kwargs)
+        except BaseException as exc:
+            if isinstance(exc, self._passed):
+                raise
+            return ExceptionInfo()
+
+    def end(self, result: Any) -> None:
+        """Pass on what `run` has returned, or the pool has made of an exception."""
+        try:
+            if isinstance(result, ExceptionInfo):
+                self._error_callback(result)
+            else:
+                self._callback(result)
+        except Exception:
+            log.exception("What follows a task has failed")

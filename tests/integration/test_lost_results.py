@@ -1,0 +1,124 @@
+"""Where results cannot be stored, each pool's worker goes on, and no task runs twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import redis
+
+from gateway.amqp import worker_watch
+from gateway.amqp.publisher import Publisher
+from gateway.amqp.worker_watch import WorkerWatch
+from gateway.config.settings import Config
+from gateway.metrics import Metrics
+from gateway.stack import free_port
+from tests.faults.oracle import executions
+from tests.faults.tasks import EXECUTED
+from tests.integration.checking import Line, check, urls
+from tests.integration.losses import Servers
+from tests.support.requests import post_all
+from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.waiting import eventually, until
+
+LOST, ASKED = 100, 16  # deliveries of each outage, and requests after it
+
+
+@contextmanager
+def full(store: redis.Redis) -> Iterator[None]:
+    store.config_set("maxmemory-policy", "noeviction")
+    store.config_set("maxmemory", "1mb")
+    yield
+    store.config_set("maxmemory", "0")
+
+
+@contextmanager
+def read_only(store: redis.Redis) -> Iterator[None]:
+    store.replicaof("127.0.0.1", free_port())
+    yield
+    store.replicaof("NO", "ONE")
+
+
+@contextmanager
+def forbidden(store: redis.Redis) -> Iterator[None]:
+    store.execute_command("ACL SETUSER", "default", "-evalsha")
+    yield
+    store.execute_command("ACL SETUSER", "default", "+evalsha")
+
+
+@pytest.fixture
+def results(stack: Stack, start) -> Iterator[Server]:
+    results = start(stack.redis)
+    yield results
+    results.kill()
+
+
+@pytest.fixture
+def servers(stack: Stack, rabbitmq: RabbitMQ, results: Server, tmp_path_factory):
+    servers = Servers(stack, rabbitmq, results.url, tmp_path_factory.mktemp("lost"))
+    yield servers
+    servers.stop()
+
+
+def told(servers: Servers) -> Line:
+    """Return what `gateway check` says of lost results."""
+    config = ["--config", str(servers.directory / "gateway.toml")]
+    return check(*config, *urls(servers.broker.url, servers.results)).of("lost results")
+
+
+async def watched(servers: Servers) -> float:
+    """Return what a gateway learns when it asks the workers."""
+    metrics = Metrics()
+    config = Config(broker_url=servers.broker.url)
+    publisher = Publisher(config, metrics)
+    await publisher.start()
+    await eventually(lambda: publisher.connection is not None)
+    await WorkerWatch(publisher, metrics).look()
+    await publisher.stop()
+    return metrics.get(worker_watch.LOST)
+
+
+@pytest.mark.parametrize(
+    ("pool", "ways"),
+    [
+        ("threads", [full, read_only, forbidden]),
+        ("gevent", [full, read_only, forbidden]),
+        ("eventlet", [read_only]),
+        ("solo", [full]),
+        ("prefork", [full]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_worker_goes_on(servers: Servers, pool: str, ways):
+    size = 1 if pool == "solo" else 4
+    worker, gateway = servers.worker(pool, size), servers.gateway("--strategy=redis")
+    sent: list[str] = []
+
+    def ran() -> Counter[str]:
+        return Counter(one.id for one in executions(servers.directory / EXECUTED))
+
+    def post(path: str, number: int) -> list[int]:
+        bodies = [f"{path}-{len(sent) + n}" for n in range(number)]
+        sent.extend(bodies)
+        answers = post_all(gateway.url + path, [body.encode() for body in bodies])
+        return [answer.code for answer in answers]
+
+    with redis.Redis.from_url(servers.results) as store:
+        for way in ways:
+            with way(store):
+                assert post("/accept", LOST) == [202] * LOST
+                until(lambda: len(ran()) == len(sent), 30, ran().total)
+                until(lambda: servers.messages() == (0, 0), 30, servers.messages)
+            assert post("/wait", ASKED) == [200] * ASKED
+    number = LOST * len(ways)
+    assert worker.output().count("is lost, and") == number
+    line = told(servers)
+    assert line.status == "warn" and f": {number} results since it was started" in line.text
+    assert asyncio.run(watched(servers)) == number
+    worker.stop()
+    worker.restart()
+    assert post("/wait", ASKED) == [200] * ASKED
+    assert set(ran().values()) == {1} and len(ran()) == len(sent)
