@@ -212,7 +212,7 @@ class DeliveryInFlight(InFlight):
     def follow(self, pending: PendingTask) -> None:
         """Answer with the confirm or the end of `pending`."""
         self.stage = Stage.CONFIRM
-        self._expects(confirm=True)
+        self._expects(confirm=not self.reply.joined)  # else it is the earlier try's message
         self.pending = self.reply.pending = pending
         self.reply.task_id = pending.message.task_id
         pending.watch(self._on_change)
