@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 import redis
+from celery import Celery
 
 from gateway.amqp import worker_watch
 from gateway.amqp.publisher import Publisher
@@ -63,6 +64,10 @@ def servers(stack: Stack, rabbitmq: RabbitMQ, results: Server, tmp_path_factory)
     servers.stop()
 
 
+def client_of(servers: Servers) -> Celery:
+    return Celery(broker=servers.broker.url, set_as_current=False)
+
+
 def told(servers: Servers) -> Line:
     """Return what `gateway check` says of lost results."""
     config = ["--config", str(servers.directory / "gateway.toml")]
@@ -106,14 +111,15 @@ def test_a_worker_goes_on(servers: Servers, pool: str, ways):
         answers = post_all(gateway.url + path, [body.encode() for body in bodies])
         return [answer.code for answer in answers]
 
-    with redis.Redis.from_url(servers.results) as store:
+    with redis.Redis.from_url(servers.results) as store, client_of(servers) as client:
         for way in ways:
             with way(store):
+                client.send_task("nobody.has.it", queue=servers.queue)
                 assert post("/accept", LOST) == [202] * LOST
                 until(lambda: len(ran()) == len(sent), 30, ran().total)
                 until(lambda: servers.messages() == (0, 0), 30, servers.messages)
             assert post("/wait", ASKED) == [200] * ASKED
-    number = LOST * len(ways)
+    number = (LOST + 1) * len(ways)
     assert worker.output().count("is lost, and") == number
     line = told(servers)
     assert line.status == "warn" and f": {number} results since it was started" in line.text
