@@ -58,8 +58,8 @@ def results(stack: Stack, start) -> Iterator[Server]:
 
 
 @pytest.fixture
-def servers(stack: Stack, rabbitmq: RabbitMQ, results: Server, tmp_path_factory):
-    servers = Servers(stack, rabbitmq, results.url, tmp_path_factory.mktemp("lost"))
+def servers(stack: Stack, own_rabbitmq: RabbitMQ, results: Server, tmp_path_factory):
+    servers = Servers(stack, own_rabbitmq, results.url, tmp_path_factory.mktemp("lost"))
     yield servers
     servers.stop()
 
@@ -74,16 +74,20 @@ def told(servers: Servers) -> Line:
     return check(*config, *urls(servers.broker.url, servers.results)).of("lost results")
 
 
-async def watched(servers: Servers) -> float:
+async def watched(broker: str) -> float:
     """Return what a gateway learns when it asks the workers."""
     metrics = Metrics()
-    config = Config(broker_url=servers.broker.url)
+    config = Config(broker_url=broker)
     publisher = Publisher(config, metrics)
     await publisher.start()
     await eventually(lambda: publisher.connection is not None)
     await WorkerWatch(publisher, metrics).look()
     await publisher.stop()
     return metrics.get(worker_watch.LOST)
+
+
+def test_a_broker_that_has_seen_no_worker_is_no_error(own_rabbitmq: RabbitMQ):
+    assert asyncio.run(watched(own_rabbitmq.url)) == 0
 
 
 @pytest.mark.parametrize(
@@ -123,7 +127,7 @@ def test_a_worker_goes_on(servers: Servers, pool: str, ways):
     assert worker.output().count("is lost, and") == number
     line = told(servers)
     assert line.status == "warn" and f": {number} results since it was started" in line.text
-    assert asyncio.run(watched(servers)) == number
+    assert asyncio.run(watched(servers.broker.url)) == number
     worker.stop()
     worker.restart()
     assert post("/wait", ASKED) == [200] * ASKED
