@@ -29,6 +29,8 @@ from time import monotonic
 from typing import Any
 
 from gateway import log
+from gateway.amqp.publisher import Publisher
+from gateway.amqp.worker_watch import WorkerWatch
 from gateway.celery_message import TaskIds
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
@@ -61,6 +63,10 @@ class Child:
         self._relay = Relay(config, strategy, metrics, ids, failpoint)
         self._server = Server(config, self._relay, metrics)
         self._lag = LoopLag(metrics)
+        publisher = strategy.publisher
+        self._workers = (
+            WorkerWatch(publisher, metrics) if isinstance(publisher, Publisher) else None
+        )
 
     async def run(self, control: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -70,6 +76,8 @@ class Child:
         answering = asyncio.create_task(self._answer_parent(reader, writer))
         await self._relay.start()
         self._lag.start()
+        if self._workers is not None:
+            await self._workers.start()
         await self._connected(self._config.confirm_timeout)
         # A full collection looks at every object that there is: with the modules and the settings,
         # which remain to the end, it would delay requests for 40 ms again and again.
@@ -92,6 +100,8 @@ class Child:
             logger.info("drained: all requests are answered")
         answering.cancel()
         self._lag.stop()
+        if self._workers is not None:
+            await self._workers.stop()
         await self._relay.stop()
         writer.close()
 

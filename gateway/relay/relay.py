@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Protocol
 from gateway.amqp.dynamic_queues import DynamicQueues
 from gateway.amqp.publisher import Publisher
 from gateway.amqp.queue_lengths import QueueLengths
-from gateway.amqp.worker_watch import WorkerWatch
 from gateway.celery_message import TaskIds
 from gateway.config.route import RESULTS, Route
 from gateway.config.settings import Config
@@ -106,10 +105,6 @@ class Relay:
             strategy_name=config.strategy,
             tracer=_tracer(config),
         )
-        publisher = strategy.publisher
-        self._workers = (
-            WorkerWatch(publisher, metrics) if isinstance(publisher, Publisher) else None
-        )
 
     async def start(self) -> None:
         """Begin to connect to the broker and the stores."""
@@ -124,7 +119,7 @@ class Relay:
     def _services(self) -> list[Service]:
         """Return the services in the order in which they are started."""
         context = self.context
-        own = (self._results, context.idempotency, context.journal, self._workers)
+        own = (self._results, context.idempotency, context.journal)
         some: Sequence[Service | None]
         some = (context.tracer, context.strategy, context.queues, context.fairness, *own)
         return [service for service in some if service is not None]

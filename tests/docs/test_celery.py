@@ -109,6 +109,11 @@ SHOWN = {
         "integration/test_poison.py::test_a_prefetched_message_runs_again_after_a_lost_connection",
         "integration/test_poison.py::test_poison_on_the_queue_celery_lies_among_the_dead_letters",
     ],
+    "the pools `prefork`, `threads`, `gevent`, `eventlet`, `solo`": [
+        "integration/test_lost_results.py::test_a_worker_goes_on",
+        "unit/test_remote_answers.py::"
+        "test_a_worker_that_counts_no_lost_results_is_named_where_its_pool_drops_them",
+    ],
     "`beat`, periodic tasks": [f"{FEATURES}::test_periodic_tasks_run_beside_the_gateway"],
     "stamping headers": [
         f"{FEATURES}::test_the_gateway_stamps_nothing_and_workers_keep_stamps",

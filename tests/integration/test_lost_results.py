@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 import redis
+from celery import Celery
 
 from gateway.amqp import worker_watch
 from gateway.amqp.publisher import Publisher
@@ -57,10 +58,14 @@ def results(stack: Stack, start) -> Iterator[Server]:
 
 
 @pytest.fixture
-def servers(stack: Stack, rabbitmq: RabbitMQ, results: Server, tmp_path_factory):
-    servers = Servers(stack, rabbitmq, results.url, tmp_path_factory.mktemp("lost"))
+def servers(stack: Stack, own_rabbitmq: RabbitMQ, results: Server, tmp_path_factory):
+    servers = Servers(stack, own_rabbitmq, results.url, tmp_path_factory.mktemp("lost"))
     yield servers
     servers.stop()
+
+
+def client_of(servers: Servers) -> Celery:
+    return Celery(broker=servers.broker.url, set_as_current=False)
 
 
 def told(servers: Servers) -> Line:
@@ -69,16 +74,20 @@ def told(servers: Servers) -> Line:
     return check(*config, *urls(servers.broker.url, servers.results)).of("lost results")
 
 
-async def watched(servers: Servers) -> float:
+async def watched(broker: str) -> float:
     """Return what a gateway learns when it asks the workers."""
     metrics = Metrics()
-    config = Config(broker_url=servers.broker.url)
+    config = Config(broker_url=broker)
     publisher = Publisher(config, metrics)
     await publisher.start()
     await eventually(lambda: publisher.connection is not None)
     await WorkerWatch(publisher, metrics).look()
     await publisher.stop()
     return metrics.get(worker_watch.LOST)
+
+
+def test_a_broker_that_has_seen_no_worker_is_no_error(own_rabbitmq: RabbitMQ):
+    assert asyncio.run(watched(own_rabbitmq.url)) == 0
 
 
 @pytest.mark.parametrize(
@@ -106,18 +115,19 @@ def test_a_worker_goes_on(servers: Servers, pool: str, ways):
         answers = post_all(gateway.url + path, [body.encode() for body in bodies])
         return [answer.code for answer in answers]
 
-    with redis.Redis.from_url(servers.results) as store:
+    with redis.Redis.from_url(servers.results) as store, client_of(servers) as client:
         for way in ways:
             with way(store):
+                client.send_task("nobody.has.it", queue=servers.queue)
                 assert post("/accept", LOST) == [202] * LOST
                 until(lambda: len(ran()) == len(sent), 30, ran().total)
                 until(lambda: servers.messages() == (0, 0), 30, servers.messages)
             assert post("/wait", ASKED) == [200] * ASKED
-    number = LOST * len(ways)
+    number = (LOST + 1) * len(ways)
     assert worker.output().count("is lost, and") == number
     line = told(servers)
     assert line.status == "warn" and f": {number} results since it was started" in line.text
-    assert asyncio.run(watched(servers)) == number
+    assert asyncio.run(watched(servers.broker.url)) == number
     worker.stop()
     worker.restart()
     assert post("/wait", ASKED) == [200] * ASKED
