@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 #: The seeds of defects that were mended: strategy, seed, what was wrong.
 FOUND = {
     (
