@@ -45,13 +45,15 @@ FEW = {22, 23}
 def test_the_committed_report_is_of_a_whole_run_in_which_all_holds():
     report = json.loads((DOCS / "reports" / "faults.json").read_text())
 
-    # A strategy that was added since is not in it until the rows have been run again.
+    # A strategy or a row that was added since is not in it until the rows have been run again.
     measured = {row["strategy"] for row in report["rows"]}
+    numbers = {row["row"] for row in report["rows"]}
     assert measured <= STRATEGIES.keys()
     assert {(row["row"], row["strategy"]) for row in report["rows"]} == {
         (row.number, strategy)
         for row in ROWS.values()
         for strategy in measured.intersection(row.strategies)
+        if row.number in numbers
     }
     assert [row for row in report["rows"] if row["problems"] or row["lost"]] == []
     loaded = [row for row in report["rows"] if row["row"] not in FEW]

@@ -308,13 +308,16 @@ def test_check_names_a_missing_exchange(servers, tmp_path):
     assert "it exists" in checked.of("exchange events").text
 
 
-def test_a_replay_sends_what_was_sent(servers, gateway):
+def test_a_replay_sends_what_was_sent(servers, gateway, tmp_path):
     """The journal has a message's exchange, routing key, headers and priority."""
     sent = post(gateway, "/kept", {"kind": "paid", "urgency": 7}, "X-Region: eu")
     arguments = ["--json", *urls(servers.broker.url, servers.results.url)]
     listed = cli("list", "--route", "/kept", *arguments)
     delivery = json.loads(listed.splitlines()[0])["id"]
 
+    config = tmp_path / "gateway.toml"
+    config.write_text(CONFIG)
+    arguments += ["--config", str(config)]
     replayed = cli("replay", delivery, "--wait", "30", *arguments[1:])
 
     assert "taken" in replayed
