@@ -119,10 +119,12 @@ class Claims:
         try:
             async with asyncio.timeout(patience):
                 reply = await self.redis.run("EVAL", scripts.TAKE, 1, key, *args)
-        except (RedisError, OSError) as exc:
-            log.warning("a claim could not be taken: %s", exc)
+        except (RedisError, OSError, asyncio.CancelledError) as exc:
             # Redis may have executed the command nevertheless: then the claim is released.
             self.release(self._claim(key, owner, span, MINE, task_id, digest), certain=True)
+            if isinstance(exc, asyncio.CancelledError):  # the sender has got an error
+                raise
+            log.warning("a claim could not be taken: %s", exc)
             raise StateUnavailable from exc
         found, task, known, age, tries, lease, answer = reply
         if found == b"conflict":

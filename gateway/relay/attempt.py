@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from asyncio import Task
 from collections.abc import Callable, Coroutine
 from typing import Protocol, TypeVar
 
-from gateway.errors import RequestError
+from gateway.errors import RequestError, cut_off
 
 log = logging.getLogger(__name__)
 
@@ -15,22 +16,20 @@ T = TypeVar("T")
 
 
 class Steps:
-    """Runs steps of requests that wait for something; an error becomes the request's answer."""
+    """Runs steps of requests that wait for something."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[Task[None]] = set()
 
-    def run(self, answering: Answering, step: Coroutine[None, None, None]) -> None:
-        """Run `step` in a task."""
-
-        def ended(task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
-            if not task.cancelled():
-                attempt(answering, task.result)
-
+    def run(
+        self, step: Coroutine[None, None, None], ended: Callable[[Task[None]], None]
+    ) -> Task[None]:
+        """Run `step` in a task, with which `ended` is called when it has ended."""
         task = asyncio.create_task(step)
         self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         task.add_done_callback(ended)
+        return task
 
     async def stop(self) -> None:
         """Cancel the steps that are under way."""
@@ -56,15 +55,29 @@ class Answering(Protocol):
 def attempt(answering: Answering, step: Callable[..., T], *arguments: object) -> T | None:
     """Run `step` and return its result; an error becomes the answer, and None is returned."""
     try:
-        try:
-            return step(*arguments)
-        except RequestError as error:
-            answering.refuse(error)
+        return step(*arguments)
     # Steps are called by connections and sweeps that all requests share. An unexpected error in one
     # request must not end those, because that would end all other requests.
-    except Exception:
-        log.exception("a request could not be answered (route %s)", answering.path or "none")
-        answering.release()
-        # Called later by the loop, because this answer may fail in the same way.
-        asyncio.get_running_loop().call_soon(answering.refuse, RequestError())
+    except Exception as error:  # noqa: BLE001 - `fail` logs it
+        fail(answering, error)
     return None
+
+
+def fail(answering: Answering, error: BaseException) -> None:
+    """Answer with `error`; one that is not a `RequestError` is logged."""
+    if not isinstance(error, RequestError):
+        _fail_unexpectedly(answering, error)
+    else:
+        try:
+            answering.refuse(error)
+        except Exception as failure:  # noqa: BLE001 - it is logged
+            _fail_unexpectedly(answering, failure)
+    cut_off(error)
+
+
+def _fail_unexpectedly(answering: Answering, error: BaseException) -> None:
+    route = answering.path or "none"
+    log.error("a request could not be answered (route %s)", route, exc_info=error)
+    answering.release()
+    # Called later by the loop, because this answer may fail in the same way.
+    asyncio.get_running_loop().call_soon(answering.refuse, RequestError())

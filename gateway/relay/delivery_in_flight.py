@@ -153,7 +153,7 @@ class DeliveryInFlight(InFlight):
                 self.trace.begin(CLAIM)
             context.idempotency.relay(self)
         elif self.further:
-            context.steps.run(self, self._publish_all())
+            self.run(self._publish_all())
         else:
             self.follow(self.publish())
         if not self.reply.closed:  # `blocking` has answered already
@@ -248,6 +248,9 @@ class DeliveryInFlight(InFlight):
             self.claim.unattended()
 
     def _expire(self) -> None:
+        if self.stage is not Stage.FURTHER:
+            # That one has the same deadline, and then writes what the broker has taken.
+            self._cancel_step()
         if self.stage is Stage.CLAIM:
             self.refuse(StateUnavailable())
         elif self.stage is Stage.FURTHER:
@@ -287,6 +290,7 @@ class DeliveryInFlight(InFlight):
         if self.reply.closed:
             pending.abandon()
             self.claim.unattended()
+            self._finish_if_idle()
         elif self.mode == "accept":
             pending.abandon()
             self.accept()

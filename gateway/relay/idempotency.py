@@ -12,7 +12,7 @@ If a claim is released while joined tries wait, one of them takes it again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from time import monotonic
@@ -34,7 +34,6 @@ from gateway.errors import RequestError, StateUnavailable
 from gateway.failpoints import CLAIMED, PUBLISHED, Failpoint
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
-from gateway.relay.attempt import Answering, Steps
 from gateway.stores.pipeline import Pipeline
 
 
@@ -47,7 +46,7 @@ class Replied(Protocol):
     def closed(self) -> bool: ...
 
 
-class Try(Answering, Protocol):
+class Try(Protocol):
     """One try of a delivery, which is relayed or joins an earlier one."""
 
     claim: ClaimHandle | NoClaim
@@ -62,6 +61,9 @@ class Try(Answering, Protocol):
     @property
     def reply(self) -> Replied:
         """Whether its sender has an answer."""
+
+    def run(self, step: Coroutine[None, None, None]) -> None:
+        """Run `step` in a task; its error becomes the answer."""
 
     async def publish_further(self, recorded: bool = True) -> None:
         """Publish the further tasks, and wait until the broker has confirmed all."""
@@ -94,7 +96,6 @@ class Idempotency:
         results: Pipeline,
         metrics: Metrics,
         failpoint: Failpoint,
-        steps: Steps,
     ):
         self._claims = Claims(config)
         self._watch = StateWatch(config, metrics, self._claims.redis)
@@ -102,7 +103,6 @@ class Idempotency:
         self._late = LateResults(config, self._claims, results, self._waiter.results_subscription)
         self._failpoint = failpoint
         self._refuse = config.without_state == "refuse"
-        self._steps = steps
         #: Which further tasks of a delivery the broker has taken.
         self.taken = TakenTasks(config, self._claims.redis)
 
@@ -125,7 +125,7 @@ class Idempotency:
 
     def relay(self, delivery: Try) -> None:
         """Begin to take the claim of `delivery`, and to publish or join its task."""
-        self._steps.run(delivery, self._relay(delivery))
+        delivery.run(self._relay(delivery))
 
     def rejoin(self, delivery: Try, handle: ClaimHandle) -> None:
         """Let `delivery` wait for the stored result, as joined tries do.
@@ -136,7 +136,7 @@ class Idempotency:
         pending = PendingTask(message, delivery.deadline)
         pending.confirm()
         delivery.follow(pending)
-        self._steps.run(delivery, self._rejoin(delivery, handle, pending))
+        delivery.run(self._rejoin(delivery, handle, pending))
 
     async def _relay(self, delivery: Try, again: bool = False) -> None:
         while not await self._try(delivery, again):
@@ -219,7 +219,11 @@ class Idempotency:
             return pending
         expired = claim.state == CONFIRMED and claim.lease < 0
         # The task may have ended while no process waited for it, or just now.
-        outcome = await self._waiter.stored(claim)
+        try:
+            outcome = await self._waiter.stored(claim)
+        except asyncio.CancelledError:  # the sender has got an error
+            handle.not_published()
+            raise
         if outcome is not None:
             given, final = delivery.route.read(outcome)
             if not final:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from asyncio import Task
+from collections.abc import Coroutine
 
 from gateway.answer import Answer
 from gateway.errors import RequestError
-from gateway.relay.attempt import attempt
+from gateway.relay.attempt import attempt, fail
 from gateway.relay.context import Context
-from gateway.relay.limits import Held, SourceLimits
+from gateway.relay.limits import SourceLimits
 from gateway.relay.reply import Reply
 
 
 class InFlight(ABC):
-    """A request that waits for its result; `deadline` is in monotonic seconds."""
+    """A request that waits for its result; `deadline` is in monotonic seconds.
 
-    __slots__ = ("_counted", "_held", "_source_limits", "context", "deadline", "reply")
+    It ends with its answer. If its sender has disconnected, it ends when nothing is under way for
+    it, neither a step nor a message that waits for its confirm, and at its deadline at the latest.
+    """
+
+    __slots__ = ("_counted", "_size", "_source_limits", "_step", "context", "deadline", "reply")
 
     def __init__(
         self,
@@ -29,17 +35,19 @@ class InFlight(ABC):
         self.deadline = deadline
         self._source_limits = source_limits
         self._counted = False
-        self._held: Held | None = None
+        self._size = 0  # bytes that are counted for it
+        self._step: Task[None] | None = None
 
     @property
     def path(self) -> str:
         return self.reply.path
 
     def enter(self, size: int) -> None:
-        """Count the request as in flight, with `size` bytes, until its answer or its deadline."""
+        """Count the request and its `size` bytes, and let it end at its deadline."""
         context = self.context
-        self._counted = True
-        self._held = context.limits.enter(size)
+        self._counted, self._size = True, size
+        context.limits.in_flight += 1
+        context.limits.bytes += size
         if self._source_limits is not None:
             self._source_limits.in_flight += 1
         context.metrics.add("gateway_in_flight")
@@ -52,14 +60,18 @@ class InFlight(ABC):
             self.deadline = deadline
             self.context.deadlines.add(self)
 
+    def run(self, step: Coroutine[None, None, None]) -> None:
+        """Run `step` in a task; its error becomes the answer."""
+        self._step = self.context.steps.run(step, self._stepped)
+
     def give(self, given: Answer) -> None:
         """Answer, unless the sender has disconnected."""
-        self._leave()
+        self._finish()
         self.reply.give(given)
 
     def refuse(self, error: RequestError) -> None:
         """Answer with `error`, unless the sender has disconnected."""
-        self._leave()
+        self._finish()
         self.reply.refuse(error)
 
     def cancel(self) -> None:
@@ -70,6 +82,7 @@ class InFlight(ABC):
                 self.reply.close()
             finally:
                 self.release()
+                self._finish_if_idle()
 
     def expire(self) -> None:
         """End the request; called at its deadline."""
@@ -83,12 +96,38 @@ class InFlight(ABC):
     def release(self) -> None:
         """Stop waiting, and free what the wait holds."""
 
+    def _stepped(self, step: Task[None]) -> None:
+        """Handle the end of `step`."""
+        if self._step is step:
+            self._step = None
+        if not step.cancelled() and (error := step.exception()) is not None:
+            fail(self, error)
+        self._finish_if_idle()
+
+    def _cancel_step(self) -> None:
+        """Cancel the step that is under way, as the request ends without it."""
+        if self._step is not None:
+            self._step.cancel()
+
+    def _finish_if_idle(self) -> None:
+        """End the request if its sender has disconnected and nothing is under way for it."""
+        pending = self.reply.pending
+        if self.reply.closed and self._step is None and (pending is None or pending.ended):
+            self._finish()
+
+    def _finish(self) -> None:
+        """Stop counting the request and its bytes."""
+        self._leave()
+        self.context.limits.bytes -= self._size
+        self._size = 0
+        self.context.deadlines.remove(self)
+
     def _leave(self) -> None:
+        """Stop counting the request as in flight."""
         if self._counted:
             self._counted = False
             context = self.context
-            context.limits.leave()
+            context.limits.in_flight -= 1
             if self._source_limits is not None:
                 self._source_limits.in_flight -= 1
             context.metrics.add("gateway_in_flight", -1)
-            context.deadlines.remove(self)

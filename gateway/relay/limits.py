@@ -17,7 +17,8 @@ class Limits:
     """Counts the requests in flight in this process, and the bytes that it holds.
 
     `bytes` are those that connections have received and not handed on, and those of requests in
-    flight. Code that adds to it has to subtract the same number later.
+    flight. Their owner, the connection or then the request in flight, adds to both numbers, and
+    subtracts the same later.
     """
 
     def __init__(self, config: Config):
@@ -35,31 +36,6 @@ class Limits:
         """Raise `Full` where a request with `size` more bytes would exceed a limit."""
         if self.in_flight >= self._most or self.bytes + size > self._most_bytes:
             raise Full
-
-    def enter(self, size: int) -> Held:
-        """Count a request until `leave`, and `size` bytes as long as the returned object lives."""
-        self.in_flight += 1
-        return Held(self, size)
-
-    def leave(self) -> None:
-        self.in_flight -= 1
-
-
-class Held:
-    """Bytes that are counted as long as this object lives.
-
-    The object that keeps the bytes refers to it. A request whose sender has disconnected is kept
-    until its message is confirmed and its claim is known; no other event marks that moment.
-    """
-
-    __slots__ = ("_limits", "_size")
-
-    def __init__(self, limits: Limits, size: int):
-        self._limits, self._size = limits, size
-        limits.bytes += size
-
-    def __del__(self) -> None:
-        self._limits.bytes -= self._size
 
 
 class SourceLimits:

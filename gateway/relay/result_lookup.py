@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-
-from gateway.answer import Answer
 from gateway.errors import MethodNotAllowed, ResultsUnavailable
-from gateway.relay.attempt import attempt
 from gateway.relay.context import Context
 from gateway.relay.in_flight import InFlight
 from gateway.relay.reply import Reply
@@ -16,30 +12,26 @@ from gateway.relay.result_urls import Ticket
 class ResultLookup(InFlight):
     """Looks up the result that `ticket` names, and answers with it."""
 
-    __slots__ = ("_task", "_ticket")
+    __slots__ = ("_ticket",)
 
     def __init__(self, context: Context, reply: Reply, deadline: float, ticket: Ticket):
         super().__init__(context, reply, deadline)
         self._ticket = ticket
-        self._task: asyncio.Task[Answer] | None = None
 
     def start(self) -> None:
         """Begin to fetch the result from the result store."""
         self.enter(self.reply.request.size)
-        self._task = asyncio.create_task(self.context.result_urls.fetch(self._ticket))
-        self._task.add_done_callback(self._fetched)
+        self.run(self._answer())
 
-    def _fetched(self, task: asyncio.Task[Answer]) -> None:
-        if not task.cancelled():
-            attempt(self, lambda: self.give(task.result()))
+    async def _answer(self) -> None:
+        self.give(await self.context.result_urls.fetch(self._ticket))
 
     def _expire(self) -> None:
         self.release()
         self.refuse(ResultsUnavailable())
 
     def release(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        self._cancel_step()
 
 
 def check_method(method: str) -> None:
