@@ -28,9 +28,11 @@ from gateway.claims.claim import (
     read,
 )
 from gateway.claims.store import Claims
+from gateway.claims.taken_tasks import TakenTasks
 from gateway.config.settings import Config
 from gateway.errors import KeyConflict, StateUnavailable
 from gateway.outcome import FAILURE, Outcome
+from gateway.stores.pipeline import Arg
 from tests.support.stack import Server
 from tests.support.waiting import eventually
 
@@ -482,3 +484,53 @@ def test_those_who_wait_are_told_a_refusal_in_the_task_s_own_words(two, given):
         return outcome
 
     assert of_outcome(two(work)) == given
+
+
+@pytest.mark.parametrize("how", ["reply lost", "cancelled"])
+def test_a_claim_whose_try_does_not_hear_of_it_is_free(two, how):
+    async def work(a: Claims, b: Claims) -> Claim:
+        execute = a.redis.run
+
+        def lose(*command: Arg) -> asyncio.Future[Any]:
+            """Let Redis execute the command, and its reply be lost."""
+            lost = asyncio.get_running_loop().create_future()
+            execute(*command).add_done_callback(lambda _: lost.set_exception(OSError("lost")))
+            return lost
+
+        await execute("PING")  # it is connected
+        taking = asyncio.create_task(a.take("x", b"digest", task("a"), span=60))
+        if how == "cancelled":  # when it was sent
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            taking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await taking
+        else:
+            a.redis.run = lose
+            await asyncio.sleep(0)
+            a.redis.run = execute
+            with pytest.raises(StateUnavailable):
+                await taking
+        await a.redis.run("PING")  # the commands before it are executed
+        return await b.take("x", b"digest", task("b"), span=60)
+
+    claim = two(work)
+
+    # Redis has counted the first try, and no task of it is waited for.
+    assert (claim.state, claim.task_id, claim.tries) == (MINE, task("b"), 2)
+
+
+def test_what_is_known_of_further_tasks_expires_with_their_delivery(two, redis_server):
+    async def work(a: Claims, _: Claims) -> tuple[int, int]:
+        taken = TakenTasks(Config(idempotency_window=100), a.redis)
+        await taken.add("x", [task("first")])
+        with redis.Redis.from_url(redis_server.url) as client:
+            (key,) = client.keys("*also:*")
+            client.pexpire(key, 1_000)
+            await taken.add("x", [task("second")])  # of a later try
+            return client.pttl(key), client.scard(key)
+
+    lives, number = two(work)
+
+    assert 90_000 < lives <= 100_000
+    assert number == 2

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from gateway.answer import Answer, of_outcome
-from gateway.claims.claim import Claim
+from gateway.claims.claim import CONFIRMED, LAPSED, Claim
 from gateway.claims.late_results import LateResults
 from gateway.claims.store import Claims
 from gateway.config.settings import Config
@@ -196,3 +196,21 @@ def test_a_process_ends_while_it_asks_a_store_that_does_not_answer(process, redi
         assert asyncio.all_tasks() < before  # its own are ended, the one that sweeps included
 
     process(work)
+
+
+def test_a_claim_lasts_while_its_task_runs_and_is_listened_for(process, client):
+    async def until(one: Process, name: str) -> float:
+        return (await one.claims.take(name, BODY, str(uuid4()), rerun=False)).lease
+
+    async def work(one: Process) -> None:
+        # Given a task that takes longer than its result would be kept,
+        await one.listened_for("x")
+        await one.publish("nobody")
+        async with asyncio.timeout(30):
+            while await until(one, "nobody") >= 0:
+                await asyncio.sleep(0.01)
+        # the next try does not run it again, unless nobody listens for its result.
+        assert (await one.claims.take("x", BODY, str(uuid4()))).state == CONFIRMED
+        assert (await one.claims.take("nobody", BODY, str(uuid4()))).state == LAPSED
+
+    process(work, result_expires=OFTEN, routes=[{"path": "/", "deadline": 0.2}])

@@ -84,10 +84,12 @@ class Redis:
         self.result: bytes | None = None
         self.error: Exception | None = None
         self._claim = b""
+        self.scripts: list[Any] = []
         self._asked: list[tuple[asyncio.Future[Any], Any]] = []
 
     def run(self, *command: Any) -> asyncio.Future[Any]:
         reply = asyncio.get_running_loop().create_future()
+        self.scripts += command[1:2]
         self._asked.append((reply, self._reply(command)))
         if not self.silent:
             self.answer()
@@ -264,8 +266,9 @@ async def gone_and_confirmed(h: Harness) -> list[int]:
     sent = h.post("/once")
     await turns()
     sent.cancel()
-    assert h.counted()[1]  # its message may have to be confirmed, so it is kept
+    assert h.counted()[1]  # its confirm has to be written to its claim
     h.tasks.confirm()
+    assert scripts.CONFIRM in h.redis.scripts
     return []
 
 
@@ -274,6 +277,7 @@ async def gone_and_never_confirmed(h: Harness) -> list[int]:
     await turns()
     sent.cancel()
     h.expire()
+    assert scripts.RELEASE in h.redis.scripts
     return []
 
 
@@ -282,6 +286,7 @@ async def gone_and_not_taken(h: Harness) -> list[int]:
     await turns()
     sent.cancel()
     h.tasks.sent.get_nowait().fail(BrokerUnavailable())
+    assert scripts.RELEASE in h.redis.scripts
     return []
 
 
@@ -292,6 +297,7 @@ async def gone_before_its_claim(h: Harness) -> list[int]:
     h.redis.answer()
     await turns()
     h.tasks.confirm()
+    assert scripts.CONFIRM in h.redis.scripts
     return []
 
 

@@ -36,7 +36,7 @@ class Harness:
 
     def __init__(self, metrics: Metrics):
         self.strategy = InMemory(echo)
-        routes = [{"path": "/", "deadline": DEADLINE}]
+        routes = [{"path": "/", "deadline": DEADLINE, "prefer": True}]
         self.relay = Relay(Config(routes=routes), self.strategy, metrics, TaskIds())
         self.given: list[Answer] = []
 
@@ -98,6 +98,20 @@ def test_earlier_tries_are_held_unless_the_sender_says_how_long_it_waits(harness
         return delivery.deadline - delivery.reply.request.arrived
 
     assert asyncio.run(join()) == pytest.approx(DEADLINE + 10 * held)
+
+
+@pytest.mark.parametrize(("wait", "seconds"), [(1, 1), (4, 4), (5, 5), (6, 5), (99_999, 5)])
+def test_no_sender_waits_longer_than_the_route_allows(harness, wait, seconds):
+    async def wait_for_it() -> float:
+        harness.strategy.task = None
+        request = harness.request()
+        request.headers["prefer"] = f"wait={wait}"
+        in_flight = harness.relay.relay(request, harness.given.append)
+        assert harness.strategy.sent.get_nowait().deadline == in_flight.deadline
+        in_flight.cancel()
+        return in_flight.deadline - request.arrived
+
+    assert asyncio.run(wait_for_it()) == pytest.approx(seconds)
 
 
 def test_the_message_of_a_lapsed_claim_is_published_in_steps_of_its_trace(harness):
