@@ -34,6 +34,10 @@ from tests.support.in_memory import InMemory
 #: What has a request's body, or leads to it.
 KEPT = (Delivery, InFlight, Message, PendingTask, Reply, Request)
 
+CLAIM = {
+    scripts.TAKE, scripts.CONFIRM, scripts.FINISH, scripts.FAIL, scripts.RELEASE, scripts.PROLONG,
+}  # fmt: skip
+
 ONCE = {"idempotency": "header:key", "durable": True}
 ALSO = {"also": [{"task": "a"}, {"task": "b"}]}
 ROUTES = [
@@ -106,6 +110,8 @@ class Redis:
                 reply.set_result(what)
 
     def _reply(self, command: tuple[Any, ...]) -> Any:
+        if command[1] is scripts.FAIL:
+            self.state, self.result = b"mine", None
         if command[1] is scripts.TAKE:
             task, digest = command[5], command[6]
             until = bytes([255] * 6)
@@ -157,6 +163,11 @@ class Harness:
             self.context.deadlines.remove(entries[0])
             entries[0].expire()
 
+    def written(self) -> tuple[list[str], bool]:
+        """Return the claim's scripts that were run, and whether its result is listened for."""
+        late = self.context.idempotency._late
+        return [each for each in self.redis.scripts if each in CLAIM], bool(late._waiting)
+
     def counted(self) -> tuple[int, ...]:
         """Return what is counted of requests."""
         context = self.context
@@ -176,6 +187,83 @@ async def turns(number: int = 10) -> None:
 
 async def answered(h: Harness) -> list[int]:
     h.post()
+    h.tasks.confirm().settle(Outcome(SUCCESS, "done"))
+    return [200]
+
+
+async def answered_once(h: Harness) -> list[int]:
+    h.post("/once")
+    await turns()
+    h.tasks.confirm().settle(Outcome(SUCCESS, "done"))
+    return [200]
+
+
+async def failed_once(h: Harness) -> list[int]:
+    h.post("/once")
+    await turns()
+    h.tasks.confirm().settle(Outcome(FAILURE, error="no"))
+    return [502]
+
+
+async def answered_once_with_what_is_no_answer(h: Harness) -> list[int]:
+    h.post("/once")
+    await turns()
+    h.tasks.confirm().settle(Outcome(SUCCESS, {"status": 99, "headers": {}, "body": ""}))
+    return [502]
+
+
+async def too_late_once(h: Harness) -> list[int]:
+    h.post("/once")
+    await turns()
+    h.tasks.confirm()
+    h.expire()
+    await turns()
+    return [504]
+
+
+async def too_late_for_its_confirm_once(h: Harness) -> list[int]:
+    h.post("/once")
+    await turns()
+    h.expire()
+    return [503]
+
+
+async def refused_once(h: Harness) -> list[int]:
+    h.tasks.error = Unroutable("There is no queue.")
+    h.post("/once")
+    await turns()
+    return [503]
+
+
+async def broker_gone_once(h: Harness) -> list[int]:
+    h.post("/once")
+    await turns()
+    h.tasks.sent.get_nowait().fail(BrokerUnavailable())
+    return [503]
+
+
+async def gone_once(h: Harness) -> list[int]:
+    sent = h.post("/once")
+    await turns()
+    h.tasks.confirm()
+    sent.cancel()
+    return []
+
+
+async def taken_over_too_late(h: Harness) -> list[int]:
+    h.redis.state = b"lapsed"
+    h.post("/once")
+    h.redis.silent = True  # it is asked for the result, which may be there
+    await turns()
+    h.expire()
+    await turns()
+    return [503]
+
+
+async def failed_before_it_was_joined(h: Harness) -> list[int]:
+    h.redis.state, h.redis.result = b"C", b'{"status": "FAILURE", "result": {}}'
+    h.post("/once")
+    await turns()
     h.tasks.confirm().settle(Outcome(SUCCESS, "done"))
     return [200]
 
@@ -268,7 +356,6 @@ async def gone_and_confirmed(h: Harness) -> list[int]:
     sent.cancel()
     assert h.counted()[1]  # its confirm has to be written to its claim
     h.tasks.confirm()
-    assert scripts.CONFIRM in h.redis.scripts
     return []
 
 
@@ -277,7 +364,6 @@ async def gone_and_never_confirmed(h: Harness) -> list[int]:
     await turns()
     sent.cancel()
     h.expire()
-    assert scripts.RELEASE in h.redis.scripts
     return []
 
 
@@ -286,7 +372,6 @@ async def gone_and_not_taken(h: Harness) -> list[int]:
     await turns()
     sent.cancel()
     h.tasks.sent.get_nowait().fail(BrokerUnavailable())
-    assert scripts.RELEASE in h.redis.scripts
     return []
 
 
@@ -297,7 +382,6 @@ async def gone_before_its_claim(h: Harness) -> list[int]:
     h.redis.answer()
     await turns()
     h.tasks.confirm()
-    assert scripts.CONFIRM in h.redis.scripts
     return []
 
 
@@ -528,8 +612,33 @@ async def looked_up(h: Harness) -> list[int]:
     return [202, 202, 200, 503, 503]
 
 
+#: What is written to the claim, in order, and whether the result is listened for.
+TAKE, CONFIRM, RELEASE = scripts.TAKE, scripts.CONFIRM, scripts.RELEASE
+WRITTEN = {
+    answered_once: ([TAKE, CONFIRM, scripts.FINISH], False),
+    failed_once: ([TAKE, CONFIRM, scripts.FAIL], False),
+    answered_once_with_what_is_no_answer: ([TAKE, CONFIRM, CONFIRM], False),
+    too_late_once: ([TAKE, CONFIRM], True),
+    too_late_for_its_confirm_once: ([TAKE, RELEASE], True),
+    refused_once: ([TAKE, RELEASE], False),
+    broker_gone_once: ([TAKE, RELEASE], True),
+    gone_once: ([TAKE, CONFIRM], True),
+    gone_and_confirmed: ([TAKE, CONFIRM], True),
+    gone_and_never_confirmed: ([TAKE, RELEASE], True),
+    gone_before_its_claim: ([TAKE, CONFIRM], True),
+    gone_while_redis_is_silent: ([TAKE, RELEASE], False),
+    redis_silent: ([TAKE, RELEASE], False),
+    without_a_claim: ([TAKE, RELEASE], False),
+    taken_over: ([TAKE, CONFIRM], True),
+    taken_over_too_late: ([TAKE, RELEASE], False),
+    failed_before_it_was_joined: ([TAKE, scripts.FAIL, TAKE, CONFIRM, scripts.FINISH], False),
+}
+
 ENDS = (
-    answered, answered_before_its_confirm, failed, answered_with_what_is_no_answer, accepted,
+    answered, answered_once, failed_once, answered_once_with_what_is_no_answer, too_late_once,
+    too_late_for_its_confirm_once, refused_once, broker_gone_once, gone_once, taken_over_too_late,
+    failed_before_it_was_joined, answered_before_its_confirm, failed, accepted,
+    answered_with_what_is_no_answer,
     accepted_while_the_journal_is_away, gone_while_the_journal_is_away, too_late_for_its_confirm,
     too_late_for_its_result, gone, gone_and_confirmed, gone_and_never_confirmed, gone_and_not_taken,
     gone_before_its_claim, gone_before_another_try_s_claim, gone_and_no_claim,
@@ -577,6 +686,7 @@ def test_nothing_of_a_request_is_left(uncollected, monkeypatch, end, journal):
         await turns()
         assert sorted(h.answers) == sorted(expected)
         assert h.counted() == (0,) * len(h.counted())
+        assert h.written() == WRITTEN.get(end, h.written())
         redis.answer()  # what is written has a limit of its own
         await asyncio.sleep(writing.GATHER * 2 if journal else 0)
         redis.answer()
