@@ -151,16 +151,12 @@ class Idempotency:
         try:
             handle = await self._take_claim(delivery, again)
         except StateUnavailable:
-            if delivery.reply.answered:
-                return True
             if self._refuse:
                 raise
             delivery.claim = NO_CLAIM
             await delivery.publish_further(recorded=False)
             if not delivery.reply.answered:
                 delivery.follow(delivery.publish())
-            return True
-        if self._too_late(delivery, handle):
             return True
         delivery.join(handle, again)
         if handle.claim.state == DONE:
@@ -194,12 +190,6 @@ class Idempotency:
         )
         return ClaimHandle(claim, self._claims, self._late, route.read)
 
-    def _too_late(self, delivery: Try, handle: ClaimHandle) -> bool:
-        """Tell whether the sender has got an error already; then nothing may be published."""
-        if delivery.reply.answered:
-            handle.not_published()
-        return delivery.reply.answered
-
     async def _repeat_answer(self, handle: ClaimHandle, delivery: Try) -> None:
         """Give the answer that an earlier try got."""
         given = handle.claim.answer
@@ -229,9 +219,6 @@ class Idempotency:
             if not final:
                 handle.ended(outcome, given, final)
                 return None
-        if self._too_late(delivery, handle):
-            pending.abandon()
-            return pending
         if outcome is not None:
             pending.settle(outcome)
         elif handle.ours:
@@ -260,7 +247,8 @@ class Idempotency:
         handle.publishing(delivery.deadline)
         try:
             await delivery.publish_further()
-            if self._too_late(delivery, handle):
+            if delivery.reply.answered:  # then nothing may be published any more
+                handle.not_published()
                 return None
             pending = publish()
         except RequestError:  # it was not sent

@@ -17,7 +17,7 @@ import pytest
 
 from gateway.answer import Answer
 from gateway.celery_message import Message, TaskIds
-from gateway.claims import scripts
+from gateway.claims import scripts, taken_tasks
 from gateway.config.settings import Config
 from gateway.delivery import Delivery, Request
 from gateway.errors import BrokerUnavailable, RequestError, ResultsLost, Unroutable
@@ -38,7 +38,7 @@ CLAIM = {
     scripts.TAKE, scripts.CONFIRM, scripts.FINISH, scripts.FAIL, scripts.RELEASE, scripts.PROLONG,
 }  # fmt: skip
 
-ONCE = {"idempotency": "header:key", "durable": True}
+ONCE = {"idempotency": "header:key"}
 ALSO = {"also": [{"task": "a"}, {"task": "b"}]}
 ROUTES = [
     {"path": "/"},
@@ -80,22 +80,27 @@ class Tasks(InMemory):
 
 
 class Redis:
-    """Answers what the test says; `silent`: it answers when the test says so."""
+    """Answers what the test says; `silent`: it answers when the test says so.
+
+    So it does only the command ``unanswered``.
+    """
 
     def __init__(self) -> None:
         self.silent = False
+        self.unanswered = ""
         self.state = b"mine"
         self.result: bytes | None = None
         self.error: Exception | None = None
         self._claim = b""
         self.scripts: list[Any] = []
+        self.taken: list[bytes] = []
         self._asked: list[tuple[asyncio.Future[Any], Any]] = []
 
     def run(self, *command: Any) -> asyncio.Future[Any]:
         reply = asyncio.get_running_loop().create_future()
         self.scripts += command[1:2]
         self._asked.append((reply, self._reply(command)))
-        if not self.silent:
+        if not self.silent and command[0] != self.unanswered:
             self.answer()
         return reply
 
@@ -119,7 +124,7 @@ class Redis:
             return [self.state, task, digest, 0, 1, 5_000, b""]
         results = [self.result] * (len(command) - 1)
         claims = [self._claim, None] if b":failed" in b"".join(map(_bytes, command)) else results
-        replies = {"GET": self.result, "MGET": claims, "SMEMBERS": []}
+        replies = {"GET": self.result, "MGET": claims, "SMEMBERS": self.taken}
         return replies.get(command[0])
 
 
@@ -192,9 +197,15 @@ async def answered(h: Harness) -> list[int]:
 
 
 async def answered_once(h: Harness) -> list[int]:
+    leased = h.context.idempotency._claims._leased
     h.post("/once")
     await turns()
-    h.tasks.confirm().settle(Outcome(SUCCESS, "done"))
+    assert len(leased) == 1  # until its confirm
+    pending = h.tasks.confirm()
+    assert not leased
+    # A later try may have to read the result, also after a restart of the broker.
+    assert pending.message.persistent and pending.message.delivery["store"]
+    pending.settle(Outcome(SUCCESS, "done"))
     return [200]
 
 
@@ -252,8 +263,8 @@ async def gone_once(h: Harness) -> list[int]:
 
 async def taken_over_too_late(h: Harness) -> list[int]:
     h.redis.state = b"lapsed"
-    h.post("/once")
-    h.redis.silent = True  # it is asked for the result, which may be there
+    h.redis.unanswered = "GET"
+    h.post("/once")  # it is asked for the result, which may be there
     await turns()
     h.expire()
     await turns()
@@ -536,11 +547,33 @@ async def further_task_refused(h: Harness) -> list[int]:
 async def further_task_refused_while_redis_fails(h: Harness) -> list[int]:
     h.post("/also-once")
     await turns()
-    h.redis.error = OSError("no answer in time")
+    h.redis.silent = True
     h.tasks.confirm()
     h.tasks.sent.get_nowait().fail(Unroutable())
     await turns()
+    # Its next try has to know which tasks the broker has taken.
+    assert not h.answers and taken_tasks._ADD in h.redis.scripts
+    h.redis.error = OSError("no answer in time")
+    h.redis.answer()
+    await turns()
     return [503]
+
+
+async def further_tasks_taken_by_another_try(h: Harness) -> list[int]:
+    h.post("/also-once")
+    await turns()
+    first = h.tasks.sent.get_nowait()
+    h.redis.taken = [first.message.task_id.encode()]
+    h.post("/also-once")
+    await turns()
+    assert h.tasks.sent.qsize() == 2  # the second task of both
+    first.confirm()
+    h.tasks.confirm()
+    h.tasks.confirm()
+    await turns()
+    for _ in range(2):
+        h.tasks.confirm().settle(Outcome(SUCCESS, "done"))
+    return [200, 200]
 
 
 async def further_task_never_confirmed(h: Harness) -> list[int]:
@@ -645,7 +678,8 @@ ENDS = (
     gone_while_redis_is_silent, gone_before_its_further_tasks, without_a_claim, redis_silent,
     of_another_body, refused_by_the_broker, broker_gone, result_lost, result_lost_and_found, joined,
     joined_in_vain, joined_and_gone, repeated, taken_over, further_task_refused,
-    further_task_refused_while_redis_fails, further_task_never_confirmed, broken,
+    further_task_refused_while_redis_fails, further_tasks_taken_by_another_try,
+    further_task_never_confirmed, broken,
     broken_at_its_answer, refused_before_it_is_counted, handshake, looked_up,
 )  # fmt: skip
 
