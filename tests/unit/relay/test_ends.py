@@ -145,6 +145,7 @@ class Harness:
         self.context = self.relay.context
         self.answers: list[int] = []
         self.location = ""
+        self.faulty = False  # its next answer cannot be written
 
     def post(self, path: str = "/", late: float = 0.0, method: str = "POST") -> InFlight | None:
         """Send a request whose header came `late` seconds ago."""
@@ -158,6 +159,9 @@ class Harness:
         return self.relay.relay(sent, self._answered)
 
     def _answered(self, answer: Answer) -> None:
+        if self.faulty:
+            self.faulty = False
+            raise RuntimeError("a fault of the gateway")
         self.answers.append(answer.status)
         self.location = answer.headers.get("Location", "")
 
@@ -576,6 +580,19 @@ async def further_tasks_taken_by_another_try(h: Harness) -> list[int]:
     return [200, 200]
 
 
+async def further_tasks_confirmed_too_late(h: Harness) -> list[int]:
+    for path in ("/also", "/also-once"):
+        h.post(path)
+        await turns()
+        h.expire()
+        h.tasks.confirm()
+        h.tasks.confirm()
+        await turns()
+        assert h.tasks.sent.empty()  # the route's own task is not published
+    assert scripts.RELEASE in h.redis.scripts
+    return [503, 503]
+
+
 async def further_task_never_confirmed(h: Harness) -> list[int]:
     # A tenth of a second is left, as the loop's clock cannot be set forward.
     h.post("/also-once", late=9.9)
@@ -600,6 +617,15 @@ async def broken_at_its_answer(h: Harness) -> list[int]:
     h.tasks.confirm().settle(Outcome("ODD", object()))
     await turns()
     return [502]
+
+
+async def broken_while_it_is_refused(h: Harness) -> list[int]:
+    for path in ("/", "/once"):
+        h.faulty = True
+        h.tasks.error = Unroutable("There is no queue.")
+        h.post(path)
+        await turns()
+    return [500, 500]
 
 
 async def refused_before_it_is_counted(h: Harness) -> list[int]:
@@ -671,16 +697,16 @@ ENDS = (
     answered, answered_once, failed_once, answered_once_with_what_is_no_answer, too_late_once,
     too_late_for_its_confirm_once, refused_once, broker_gone_once, gone_once, taken_over_too_late,
     failed_before_it_was_joined, answered_before_its_confirm, failed, accepted,
-    answered_with_what_is_no_answer,
-    accepted_while_the_journal_is_away, gone_while_the_journal_is_away, too_late_for_its_confirm,
-    too_late_for_its_result, gone, gone_and_confirmed, gone_and_never_confirmed, gone_and_not_taken,
-    gone_before_its_claim, gone_before_another_try_s_claim, gone_and_no_claim,
-    gone_while_redis_is_silent, gone_before_its_further_tasks, without_a_claim, redis_silent,
-    of_another_body, refused_by_the_broker, broker_gone, result_lost, result_lost_and_found, joined,
-    joined_in_vain, joined_and_gone, repeated, taken_over, further_task_refused,
+    answered_with_what_is_no_answer, accepted_while_the_journal_is_away,
+    gone_while_the_journal_is_away, too_late_for_its_confirm, too_late_for_its_result, gone,
+    gone_and_confirmed, gone_and_never_confirmed, gone_and_not_taken, gone_before_its_claim,
+    gone_before_another_try_s_claim, gone_and_no_claim, gone_while_redis_is_silent,
+    gone_before_its_further_tasks, without_a_claim, redis_silent, of_another_body,
+    refused_by_the_broker, broker_gone, result_lost, result_lost_and_found, joined, joined_in_vain,
+    joined_and_gone, repeated, taken_over, further_task_refused,
     further_task_refused_while_redis_fails, further_tasks_taken_by_another_try,
-    further_task_never_confirmed, broken,
-    broken_at_its_answer, refused_before_it_is_counted, handshake, looked_up,
+    further_tasks_confirmed_too_late, further_task_never_confirmed, broken, broken_at_its_answer,
+    broken_while_it_is_refused, refused_before_it_is_counted, handshake, looked_up,
 )  # fmt: skip
 
 
