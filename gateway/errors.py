@@ -220,3 +220,13 @@ class ResultsLost(RequestError):
     """The connection for the task's result was lost; the task may still run."""
 
     status, type = 504, "results-lost"
+
+
+def cut_off(error: BaseException) -> None:
+    """Drop the traceback of an error that was handled, and the errors that it came from.
+
+    They lead to the frames that it has passed. Where one of these refers to the error again, as the
+    owner of what has failed does, such a cycle keeps the request in memory until the garbage
+    collector runs.
+    """
+    error.__traceback__ = error.__cause__ = error.__context__ = None

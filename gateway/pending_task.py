@@ -7,7 +7,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from gateway.celery_message import Message
-from gateway.errors import NotConfirmed, RequestError
+from gateway.errors import NotConfirmed, RequestError, cut_off
 from gateway.outcome import Outcome
 
 
@@ -64,6 +64,7 @@ class PendingTask:
 
     def fail(self, error: RequestError) -> None:
         if not self.ended:
+            cut_off(error)
             self.error = error
             self._end()
 
@@ -72,10 +73,10 @@ class PendingTask:
         self._changed = None
         self._free()
 
-    async def until_confirmed(self) -> None:
+    async def until_confirmed(self) -> RequestError | None:
         """Wait for the confirm, until the deadline at the latest; for a message without a reader.
 
-        Raises the `RequestError` with which it ended, or `NotConfirmed`.
+        Returns the error with which it ended, or `NotConfirmed`; None: it is confirmed.
         """
         ended: asyncio.Future[RequestError | None] = asyncio.get_running_loop().create_future()
 
@@ -86,16 +87,11 @@ class PendingTask:
         self.watch(changed)
         try:
             async with asyncio.timeout(self.deadline - monotonic()):
-                error = await ended
-        except TimeoutError as exc:
-            raise NotConfirmed from exc
+                return await ended
+        except TimeoutError:
+            return NotConfirmed()
         finally:
             self.abandon()
-        try:
-            if error is not None:
-                raise error
-        finally:
-            del error  # its traceback has this frame: end the reference cycle
 
     def _end(self) -> None:
         self._free()

@@ -14,6 +14,7 @@ from tornado.http1connection import HTTP1ConnectionParameters
 from tornado.iostream import StreamClosedError
 
 from gateway.config.settings import Config
+from gateway.errors import cut_off
 from gateway.http.connection import Connection
 from gateway.http.exchange import Exchange, Exchanges
 from gateway.http.stream import Stream
@@ -127,8 +128,8 @@ class Server:
                 finally:
                     exchange.ended()
                 await stream.flushed()
-        except StreamClosedError:
-            pass
+        except StreamClosedError as closed:
+            cut_off(closed)  # Tornado's frames refer to the read that failed with it
         finally:
             stream.close()
             stream.receiver = None  # it refers to the stream: end the reference cycle

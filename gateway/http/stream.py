@@ -15,7 +15,7 @@ from typing import Protocol
 
 from tornado.iostream import StreamClosedError
 
-from gateway.errors import BadRequest, RequestError
+from gateway.errors import BadRequest, RequestError, cut_off
 from gateway.http.read_buffer import END_OF_HEADER, ReadBuffer, Refused
 from gateway.relay.limits import Limits
 
@@ -107,7 +107,10 @@ class Stream(ReadBuffer, asyncio.Protocol):
         if data.startswith(b"HTTP/1.1 100"):
             self.send(data)
         else:
-            self.refuse(sys.exception())
+            reason = sys.exception()
+            assert reason is not None  # Tornado writes it while it handles one
+            self.refuse(reason)
+            cut_off(reason)  # as in `Server._serve`
         written = asyncio.get_running_loop().create_future()
         written.set_result(None)
         return written
@@ -169,7 +172,7 @@ class Stream(ReadBuffer, asyncio.Protocol):
                 data, self._probed = data[self._probed :], 0
             self._transport.write(data)
 
-    def refuse(self, reason: BaseException | None) -> None:
+    def refuse(self, reason: BaseException) -> None:
         """Answer that the request cannot be read."""
         error = reason.error if isinstance(reason, Refused) else BadRequest(f"{reason}."[:200])
         self._refused = True

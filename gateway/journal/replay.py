@@ -51,12 +51,14 @@ async def publishing(config: Config) -> AsyncIterator[Publish]:
         deadline = monotonic() + config.confirm_timeout + 1
         pending = PendingTask(entry.message(task_id), deadline)
         publisher.publish(pending)
+        error = await pending.until_confirmed()
         try:
-            await pending.until_confirmed()
-        except (Rejected, Unroutable):
-            raise
-        except RequestError as error:
-            raise NotConfirmed from error
+            if isinstance(error, (Rejected, Unroutable)):
+                raise error
+            if error is not None:
+                raise NotConfirmed from error
+        finally:
+            del error, pending  # its traceback refers to this frame: end the reference cycle
 
     await publisher.start()
     try:

@@ -102,14 +102,13 @@ class Journal:
         if self._error or written.done():
             then()
             return
-        waiting = True
+        # Emptied at the end: `written` may end later, and would keep the request until then.
+        waiting = [then]
 
         def end(*_: object) -> None:
-            nonlocal waiting
             if waiting:
-                waiting = False
                 timer.cancel()
-                then()
+                waiting.pop()()
 
         timer = asyncio.get_running_loop().call_later(LATEST, end)
         written.add_done_callback(end)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import traceback
+from asyncio import Task
 from collections.abc import Callable, Coroutine
 from typing import Protocol, TypeVar
 
-from gateway.errors import RequestError
+from gateway.errors import RequestError, cut_off
 
 log = logging.getLogger(__name__)
 
@@ -16,24 +16,18 @@ T = TypeVar("T")
 
 
 class Steps:
-    """Runs steps of requests that wait for something; an error becomes the request's answer."""
+    """Runs steps of requests that wait for something."""
 
     def __init__(self) -> None:
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._tasks: dict[Task[None], None] = {}
 
-    def run(self, answering: InProgress, step: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Run `step` in a task; the request's bytes count until it has ended."""
-
-        def ended(task: asyncio.Task[None]) -> None:
-            self._tasks.pop(task, None)
-            if not task.cancelled() and (error := task.exception()) is not None:
-                attempt(answering, _raise, error)
-                _forget(error)
-            answering.let_go()
-
-        answering.hold()
+    def run(
+        self, step: Coroutine[None, None, None], ended: Callable[[Task[None]], None]
+    ) -> Task[None]:
+        """Run `step` in a task, with which `ended` is called when it has ended."""
         task = asyncio.create_task(step)
         self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
         task.add_done_callback(ended)
         return task
 
@@ -58,41 +52,32 @@ class Answering(Protocol):
         """Stop waiting, and free what the wait holds."""
 
 
-class InProgress(Answering, Protocol):
-    """A request whose bytes count while something holds it."""
-
-    def hold(self) -> None: ...
-    def let_go(self) -> None: ...
-
-
-def _raise(error: BaseException) -> None:
-    raise error
-
-
-def _forget(error: BaseException | None) -> None:
-    """Free what the frames of a handled `error` refer to.
-
-    The futures in these frames refer to the error, so all of it is a reference cycle, which would
-    keep the request's body in memory until the garbage collector runs.
-    """
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error.__traceback__ = None
-        error = error.__cause__ or error.__context__
-
-
 def attempt(answering: Answering, step: Callable[..., T], *arguments: object) -> T | None:
     """Run `step` and return its result; an error becomes the answer, and None is returned."""
     try:
-        try:
-            return step(*arguments)
-        except RequestError as error:
-            answering.refuse(error)
+        return step(*arguments)
     # Steps are called by connections and sweeps that all requests share. An unexpected error in one
     # request must not end those, because that would end all other requests.
-    except Exception:
-        log.exception("a request could not be answered (route %s)", answering.path or "none")
-        answering.release()
-        # Called later by the loop, because this answer may fail in the same way.
-        asyncio.get_running_loop().call_soon(answering.refuse, RequestError())
+    except Exception as error:  # noqa: BLE001 - `fail` logs it
+        fail(answering, error)
     return None
+
+
+def fail(answering: Answering, error: BaseException) -> None:
+    """Answer with `error`; one that is not a `RequestError` is logged."""
+    if not isinstance(error, RequestError):
+        _fail_unexpectedly(answering, error)
+    else:
+        try:
+            answering.refuse(error)
+        except Exception as failure:  # noqa: BLE001 - it is logged
+            _fail_unexpectedly(answering, failure)
+    cut_off(error)
+
+
+def _fail_unexpectedly(answering: Answering, error: BaseException) -> None:
+    route = answering.path or "none"
+    log.error("a request could not be answered (route %s)", route, exc_info=error)
+    answering.release()
+    # Called later by the loop, because this answer may fail in the same way.
+    asyncio.get_running_loop().call_soon(answering.refuse, RequestError())

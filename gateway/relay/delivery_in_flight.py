@@ -55,8 +55,8 @@ class DeliveryInFlight(InFlight):
     """
 
     __slots__ = (
-        "_unconfirmed", "claim", "delivery", "further", "identity", "message", "mode", "owner",
-        "pending", "route", "source", "stage", "trace", "verified",
+        "claim", "delivery", "further", "identity", "message", "mode", "owner", "pending", "route",
+        "source", "stage", "trace", "verified",
     )  # fmt: skip
 
     def __init__(
@@ -76,7 +76,6 @@ class DeliveryInFlight(InFlight):
         self.mode = terms.answer
         self.verified = verified
         self.delivery = delivery
-        self._unconfirmed = False
         #: The id of this try; in general it is that of its task, too.
         self.owner = context.ids.new()
         reply.kept = route.journal
@@ -154,7 +153,7 @@ class DeliveryInFlight(InFlight):
                 self.trace.begin(CLAIM)
             context.idempotency.relay(self)
         elif self.further:
-            context.steps.run(self, self._publish_all())
+            self.run(self._publish_all())
         else:
             self.follow(self.publish())
         if not self.reply.closed:  # `blocking` has answered already
@@ -212,7 +211,6 @@ class DeliveryInFlight(InFlight):
     def follow(self, pending: PendingTask) -> None:
         """Answer with the confirm or the end of `pending`."""
         self.stage = Stage.CONFIRM
-        self._expects(confirm=not self.reply.joined)  # else it is the earlier try's message
         self.pending = self.reply.pending = pending
         self.reply.task_id = pending.message.task_id
         pending.watch(self._on_change)
@@ -245,17 +243,20 @@ class DeliveryInFlight(InFlight):
             return
         if self.stage is Stage.RESULT and self.reply.closed:
             self._waited("client-gone")
-        self._abandon()
+        self.pending.abandon()
         if self.claim.ours:
             self.claim.unattended()
 
     def _expire(self) -> None:
+        if self.stage is not Stage.FURTHER:
+            # That one has the same deadline, and then writes what the broker has taken.
+            self._cancel_step()
         if self.stage is Stage.CLAIM:
             self.refuse(StateUnavailable())
         elif self.stage is Stage.FURTHER:
             self.refuse(NotConfirmed())
         elif self.stage is Stage.CONFIRM:
-            self._abandon()
+            self.pending.abandon()
             error = NotConfirmed()
             self.claim.unconfirmed(error)
             self.refuse(error)
@@ -269,25 +270,11 @@ class DeliveryInFlight(InFlight):
             self.context.metrics.count(MISSES, self.route.path, given)
             self._give_up(DeadlinePassed())
 
-    def _abandon(self) -> None:
-        self.pending.abandon()
-        self._expects(confirm=False)
-
-    def _expects(self, confirm: bool) -> None:
-        """Keep the bytes counted while the message may be confirmed or refused, sender or not."""
-        if confirm != self._unconfirmed:
-            self._unconfirmed = confirm
-            if confirm:
-                self.hold()
-            else:
-                self.let_go()
-
     def _on_change(self, pending: PendingTask) -> None:
         """Handle the confirm or the end of `pending`, which calls this."""
         attempt(self, self._advance, pending)
 
     def _advance(self, pending: PendingTask) -> None:
-        self._expects(confirm=False)
         if pending.confirmed:
             self.stage = Stage.RESULT
         if pending.outcome is not None:
@@ -303,6 +290,7 @@ class DeliveryInFlight(InFlight):
         if self.reply.closed:
             pending.abandon()
             self.claim.unattended()
+            self._finish_if_idle()
         elif self.mode == "accept":
             pending.abandon()
             self.accept()

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
-
-from redis.exceptions import RedisError
 
 from gateway.celery_message import Message, TaskIds, derived_id
 from gateway.claims.taken_tasks import TakenTasks
@@ -64,14 +61,13 @@ class FurtherTasks:
         if taken is not None and confirmed:
             written = taken.add(identity, confirmed)
             if error is not None:  # the sender's next try may come as soon as it has its answer
-                with suppress(RedisError, OSError):
-                    await written
+                await asyncio.wait((written,))
         if error is not None:
             raise error
 
     async def _publish(self, message: Message, deadline: float) -> RequestError | None:
         try:
-            await self._strategy.publish(message, deadline).until_confirmed()
+            pending = self._strategy.publish(message, deadline)
         except RequestError as error:
             return error
-        return None
+        return await pending.until_confirmed()

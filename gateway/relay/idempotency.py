@@ -12,7 +12,7 @@ If a claim is released while joined tries wait, one of them takes it again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from time import monotonic
@@ -34,7 +34,6 @@ from gateway.errors import RequestError, StateUnavailable
 from gateway.failpoints import CLAIMED, PUBLISHED, Failpoint
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
-from gateway.relay.attempt import InProgress, Steps
 from gateway.stores.pipeline import Pipeline
 
 
@@ -47,7 +46,7 @@ class Replied(Protocol):
     def closed(self) -> bool: ...
 
 
-class Try(InProgress, Protocol):
+class Try(Protocol):
     """One try of a delivery, which is relayed or joins an earlier one."""
 
     claim: ClaimHandle | NoClaim
@@ -62,6 +61,9 @@ class Try(InProgress, Protocol):
     @property
     def reply(self) -> Replied:
         """Whether its sender has an answer."""
+
+    def run(self, step: Coroutine[None, None, None]) -> None:
+        """Run `step` in a task; its error becomes the answer."""
 
     async def publish_further(self, recorded: bool = True) -> None:
         """Publish the further tasks, and wait until the broker has confirmed all."""
@@ -94,7 +96,6 @@ class Idempotency:
         results: Pipeline,
         metrics: Metrics,
         failpoint: Failpoint,
-        steps: Steps,
     ):
         self._claims = Claims(config)
         self._watch = StateWatch(config, metrics, self._claims.redis)
@@ -102,7 +103,6 @@ class Idempotency:
         self._late = LateResults(config, self._claims, results, self._waiter.results_subscription)
         self._failpoint = failpoint
         self._refuse = config.without_state == "refuse"
-        self._steps = steps
         #: Which further tasks of a delivery the broker has taken.
         self.taken = TakenTasks(config, self._claims.redis)
 
@@ -125,7 +125,7 @@ class Idempotency:
 
     def relay(self, delivery: Try) -> None:
         """Begin to take the claim of `delivery`, and to publish or join its task."""
-        self._steps.run(delivery, self._relay(delivery))
+        delivery.run(self._relay(delivery))
 
     def rejoin(self, delivery: Try, handle: ClaimHandle) -> None:
         """Let `delivery` wait for the stored result, as joined tries do.
@@ -136,7 +136,7 @@ class Idempotency:
         pending = PendingTask(message, delivery.deadline)
         pending.confirm()
         delivery.follow(pending)
-        self._steps.run(delivery, self._rejoin(delivery, handle, pending))
+        delivery.run(self._rejoin(delivery, handle, pending))
 
     async def _relay(self, delivery: Try, again: bool = False) -> None:
         while not await self._try(delivery, again):
@@ -151,16 +151,12 @@ class Idempotency:
         try:
             handle = await self._take_claim(delivery, again)
         except StateUnavailable:
-            if delivery.reply.answered:
-                return True
             if self._refuse:
                 raise
             delivery.claim = NO_CLAIM
             await delivery.publish_further(recorded=False)
             if not delivery.reply.answered:
                 delivery.follow(delivery.publish())
-            return True
-        if self._too_late(delivery, handle):
             return True
         delivery.join(handle, again)
         if handle.claim.state == DONE:
@@ -194,12 +190,6 @@ class Idempotency:
         )
         return ClaimHandle(claim, self._claims, self._late, route.read)
 
-    def _too_late(self, delivery: Try, handle: ClaimHandle) -> bool:
-        """Tell whether the sender has got an error already; then nothing may be published."""
-        if delivery.reply.answered:
-            handle.not_published()
-        return delivery.reply.answered
-
     async def _repeat_answer(self, handle: ClaimHandle, delivery: Try) -> None:
         """Give the answer that an earlier try got."""
         given = handle.claim.answer
@@ -219,15 +209,16 @@ class Idempotency:
             return pending
         expired = claim.state == CONFIRMED and claim.lease < 0
         # The task may have ended while no process waited for it, or just now.
-        outcome = await self._waiter.stored(claim)
+        try:
+            outcome = await self._waiter.stored(claim)
+        except asyncio.CancelledError:  # the sender has got an error
+            handle.not_published()
+            raise
         if outcome is not None:
             given, final = delivery.route.read(outcome)
             if not final:
                 handle.ended(outcome, given, final)
                 return None
-        if self._too_late(delivery, handle):
-            pending.abandon()
-            return pending
         if outcome is not None:
             pending.settle(outcome)
         elif handle.ours:
@@ -256,7 +247,8 @@ class Idempotency:
         handle.publishing(delivery.deadline)
         try:
             await delivery.publish_further()
-            if self._too_late(delivery, handle):
+            if delivery.reply.answered:  # then nothing may be published any more
+                handle.not_published()
                 return None
             pending = publish()
         except RequestError:  # it was not sent

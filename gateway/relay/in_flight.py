@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from asyncio import Task
+from collections.abc import Coroutine
 
 from gateway.answer import Answer
 from gateway.errors import RequestError
-from gateway.relay.attempt import attempt
+from gateway.relay.attempt import attempt, fail
 from gateway.relay.context import Context
 from gateway.relay.limits import SourceLimits
 from gateway.relay.reply import Reply
@@ -15,11 +17,11 @@ from gateway.relay.reply import Reply
 class InFlight(ABC):
     """A request that waits for its result; `deadline` is in monotonic seconds.
 
-    Its bytes count until it is answered, or its sender has disconnected, and none of its steps
-    runs or is awaited any more: each of these is a `hold`.
+    It ends with its answer. If its sender has disconnected, it ends when nothing is under way for
+    it, neither a step nor a message that waits for its confirm, and at its deadline at the latest.
     """
 
-    __slots__ = ("_counted", "_holds", "_size", "_source_limits", "context", "deadline", "reply")
+    __slots__ = ("_counted", "_size", "_source_limits", "_step", "context", "deadline", "reply")
 
     def __init__(
         self,
@@ -33,34 +35,23 @@ class InFlight(ABC):
         self.deadline = deadline
         self._source_limits = source_limits
         self._counted = False
-        self._holds = self._size = 0
+        self._size = 0  # bytes that are counted for it
+        self._step: Task[None] | None = None
 
     @property
     def path(self) -> str:
         return self.reply.path
 
     def enter(self, size: int) -> None:
-        """Count the request as in flight, with `size` bytes, until its answer or its deadline."""
+        """Count the request and its `size` bytes, and let it end at its deadline."""
         context = self.context
-        self._counted = True
-        self.hold()
-        self._size = size
-        context.limits.bytes += size
+        self._counted, self._size = True, size
         context.limits.in_flight += 1
+        context.limits.bytes += size
         if self._source_limits is not None:
             self._source_limits.in_flight += 1
         context.metrics.add("gateway_in_flight")
         context.deadlines.add(self)
-
-    def hold(self) -> None:
-        """Keep its bytes counted until `let_go` is called as often as this."""
-        self._holds += 1
-
-    def let_go(self) -> None:
-        self._holds -= 1
-        if not self._holds:
-            self.context.limits.bytes -= self._size
-            self._size = 0
 
     def extend(self, deadline: float) -> None:
         """Change the deadline."""
@@ -69,26 +60,29 @@ class InFlight(ABC):
             self.deadline = deadline
             self.context.deadlines.add(self)
 
+    def run(self, step: Coroutine[None, None, None]) -> None:
+        """Run `step` in a task; its error becomes the answer."""
+        self._step = self.context.steps.run(step, self._stepped)
+
     def give(self, given: Answer) -> None:
         """Answer, unless the sender has disconnected."""
-        self._leave()
+        self._finish()
         self.reply.give(given)
 
     def refuse(self, error: RequestError) -> None:
         """Answer with `error`, unless the sender has disconnected."""
-        self._leave()
+        self._finish()
         self.reply.refuse(error)
 
     def cancel(self) -> None:
         """Stop waiting, because the sender has disconnected; a published task still runs."""
         if not self.reply.closed:
-            self.hold()
             self._leave()
             try:
                 self.reply.close()
             finally:
                 self.release()
-                self.let_go()
+                self._finish_if_idle()
 
     def expire(self) -> None:
         """End the request; called at its deadline."""
@@ -102,7 +96,34 @@ class InFlight(ABC):
     def release(self) -> None:
         """Stop waiting, and free what the wait holds."""
 
+    def _stepped(self, step: Task[None]) -> None:
+        """Handle the end of `step`."""
+        if self._step is step:
+            self._step = None
+        if not step.cancelled() and (error := step.exception()) is not None:
+            fail(self, error)
+        self._finish_if_idle()
+
+    def _cancel_step(self) -> None:
+        """Cancel the step that is under way, as the request ends without it."""
+        if self._step is not None:
+            self._step.cancel()
+
+    def _finish_if_idle(self) -> None:
+        """End the request if its sender has disconnected and nothing is under way for it."""
+        pending = self.reply.pending
+        if self.reply.closed and self._step is None and (pending is None or pending.ended):
+            self._finish()
+
+    def _finish(self) -> None:
+        """Stop counting the request and its bytes."""
+        self._leave()
+        self.context.limits.bytes -= self._size
+        self._size = 0
+        self.context.deadlines.remove(self)
+
     def _leave(self) -> None:
+        """Stop counting the request as in flight."""
         if self._counted:
             self._counted = False
             context = self.context
@@ -110,5 +131,3 @@ class InFlight(ABC):
             if self._source_limits is not None:
                 self._source_limits.in_flight -= 1
             context.metrics.add("gateway_in_flight", -1)
-            context.deadlines.remove(self)
-            self.let_go()

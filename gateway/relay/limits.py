@@ -17,7 +17,8 @@ class Limits:
     """Counts the requests in flight in this process, and the bytes that it holds.
 
     `bytes` are those that connections have received and not handed on, and those of requests in
-    flight. Code that adds to it has to subtract the same number later.
+    flight. Their owner, the connection or then the request in flight, adds to both numbers, and
+    subtracts the same later.
     """
 
     def __init__(self, config: Config):

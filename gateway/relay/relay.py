@@ -79,9 +79,8 @@ class Relay:
             if config.results and (joined or config.secret_key)
             else None
         )
-        steps = Steps()
         idempotency = (
-            Idempotency(config, self._results, metrics, failpoint, steps)
+            Idempotency(config, self._results, metrics, failpoint)
             if joined and self._results is not None
             else None
         )
@@ -93,7 +92,7 @@ class Relay:
             deadlines=Deadlines(),
             result_urls=ResultURLs(config, self._results),
             failpoint=failpoint,
-            steps=steps,
+            steps=Steps(),
             further=FurtherTasks(
                 config.prefix, strategy, ids, idempotency.taken if idempotency else None
             ),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from gateway.errors import MethodNotAllowed, ResultsUnavailable
 from gateway.relay.context import Context
 from gateway.relay.in_flight import InFlight
@@ -14,19 +12,18 @@ from gateway.relay.result_urls import Ticket
 class ResultLookup(InFlight):
     """Looks up the result that `ticket` names, and answers with it."""
 
-    __slots__ = ("_task", "_ticket")
+    __slots__ = ("_ticket",)
 
     def __init__(self, context: Context, reply: Reply, deadline: float, ticket: Ticket):
         super().__init__(context, reply, deadline)
         self._ticket = ticket
-        self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin to fetch the result from the result store."""
         self.enter(self.reply.request.size)
-        self._task = self.context.steps.run(self, self._fetch())
+        self.run(self._answer())
 
-    async def _fetch(self) -> None:
+    async def _answer(self) -> None:
         self.give(await self.context.result_urls.fetch(self._ticket))
 
     def _expire(self) -> None:
@@ -34,8 +31,7 @@ class ResultLookup(InFlight):
         self.refuse(ResultsUnavailable())
 
     def release(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        self._cancel_step()
 
 
 def check_method(method: str) -> None:

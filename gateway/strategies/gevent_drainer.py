@@ -59,22 +59,25 @@ class GeventDrainer(CeleryStrategy):
     # In the publishing greenlets ----------------------------------------------------------
 
     def _run(self) -> None:
-        assert self._loop is not None
         while True:
-            work, pending = self._work.get()
-            error: RequestError | None = None
-            try:
-                if monotonic() < pending.deadline and not pending.ended:
-                    work(pending)
-            except RequestError as exc:
-                # After the confirm the task runs in any case, so the error is not a 503.
-                lost = pending.confirmed and exc.status == Unavailable.status
-                error = ResultsLost() if lost else exc
-            except Exception:
-                log.exception("a task could not be relayed")
-                error = RequestError()
-            if error is not None:
-                self._loop.call_soon_threadsafe(pending.fail, error)
+            # Not in names of this frame, which waits here: they would keep the last message.
+            self._handle(*self._work.get())
+
+    def _handle(self, work: Callable[[PendingTask], None], pending: PendingTask) -> None:
+        assert self._loop is not None
+        error: RequestError | None = None
+        try:
+            if monotonic() < pending.deadline and not pending.ended:
+                work(pending)
+        except RequestError as exc:
+            # After the confirm the task runs in any case, so the error is not a 503.
+            lost = pending.confirmed and exc.status == Unavailable.status
+            error = ResultsLost() if lost else exc
+        except Exception:
+            log.exception("a task could not be relayed")
+            error = RequestError()
+        if error is not None:
+            self._loop.call_soon_threadsafe(pending.fail, error)
 
     def _publish(self, pending: PendingTask) -> None:
         assert self._loop is not None

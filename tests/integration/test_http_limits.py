@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import gzip
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from tornado.ioloop import IOLoop
 
+from gateway.celery_message import Message
+from gateway.delivery import Request
 from gateway.http import server
+from gateway.http.exchange import Exchange
 from gateway.http.stream import AHEAD, Stream
 from gateway.outcome import SUCCESS, Outcome
 from tests.support.http_client import Answer, Connection, request
@@ -339,3 +343,109 @@ async def test_who_connects_and_sends_at_once_is_told_that_there_is_no_room(serv
     assert answers == ["full"] * 20
     gateway.relay.limits.bytes -= 50_001
     assert held(gateway) == 0
+
+
+# Connections that end ------------------------------------------------------------------------
+
+
+async def reset(connection: Connection) -> None:
+    connection.writer.transport.abort()
+
+
+async def in_its_header(gateway: Gateway, connection: Connection) -> None:
+    connection.send(head(length=10_000)[:-2])
+    await until_it_holds(gateway, 1, 1_000)
+    await reset(connection)
+
+
+async def in_its_body(gateway: Gateway, connection: Connection) -> None:
+    connection.send(head(length=90_000) + b"x" * 50_000)
+    await until_it_holds(gateway, 50_000, 51_000)
+    await reset(connection)
+
+
+async def in_a_chunk(gateway: Gateway, connection: Connection) -> None:
+    connection.send(head("/", *CHUNKED, length=None) + b"15F90\r\n" + b"x" * 50_000)
+    await until_it_holds(gateway, 50_000, 60_000)
+    await reset(connection)
+
+
+async def in_its_wait(gateway: Gateway, connection: Connection) -> None:
+    connection.send(request(b"x" * 50_000))
+    pending = await gateway.strategy.sent.get()
+    await reset(connection)
+    await until_it_holds(gateway, 0, 0)
+    pending.settle(Outcome(SUCCESS, "late"))
+
+
+async def answered_and_closed(gateway: Gateway, connection: Connection) -> None:
+    connection.send(request(b"x" * 50_000))
+    (await gateway.strategy.sent.get()).settle(Outcome(SUCCESS, "done"))
+    assert (await connection.answer()).status == 200
+    connection.writer.close()
+
+
+async def answered_and_kept(gateway: Gateway, connection: Connection) -> None:
+    connection.send(request(b"x" * 50_000))
+    (await gateway.strategy.sent.get()).settle(Outcome(SUCCESS, "done"))
+    assert (await connection.answer()).status == 200
+
+
+async def malformed(gateway: Gateway, connection: Connection) -> None:
+    assert (await connection.ask(b"no HTTP\r\n\r\n")).status == 400
+    connection.writer.close()
+
+
+async def malformed_chunk(gateway: Gateway, connection: Connection) -> None:
+    connection.send(head("/", *CHUNKED, length=None) + b"4E20\r\n" + b"x" * 20_000 + b"\r\n")
+    await until_it_holds(gateway, 20_000, 30_000)
+    assert (await connection.ask(b"odd\r\n")).status == 400
+    connection.writer.close()
+
+
+async def endless_chunk_size(gateway: Gateway, connection: Connection) -> None:
+    connection.send(head("/", *CHUNKED, length=None) + b"4E20\r\n" + b"x" * 20_000 + b"\r\n")
+    await until_it_holds(gateway, 20_000, 30_000)
+    assert (await connection.ask(b"1" * 100)).status == 400
+    connection.writer.close()
+
+
+async def refused_body(gateway: Gateway, connection: Connection) -> None:
+    odd = request(b"x" * 50_000, "/", "Content-Encoding: gzip")
+    assert (await connection.ask(odd)).status == 400
+    assert (await connection.ask(request(b"x" * 50_000, "/none"))).status == 404
+    connection.writer.close()
+
+
+CUT = (
+    in_its_header, in_its_body, in_a_chunk, in_its_wait, answered_and_closed, answered_and_kept,
+    malformed, malformed_chunk, endless_chunk_size, refused_body,
+)  # fmt: skip
+
+
+def bodies() -> int:
+    """Return how many bytes of bodies are in memory: those of exchanges, requests, messages."""
+    kinds = (Exchange, Request, Message)
+    found = [each for each in gc.get_objects() if isinstance(each, kinds)]
+    exchanges = [each for each in found if isinstance(each, Exchange)]
+    pieces = sum(len(piece) for each in exchanges for piece in each._pieces)
+    return pieces + sum(len(each.body) for each in found if not isinstance(each, Exchange))
+
+
+@pytest.mark.parametrize("cut", CUT, ids=lambda cut: cut.__name__)
+async def test_no_cycle_keeps_a_body_whose_connection_or_request_has_ended(serve, cut):
+    gateway = serve(None)
+    gc.collect()
+    gc.disable()
+    before = bodies()
+    try:
+        async with await gateway.open() as connection:
+            await cut(gateway, connection)
+            await until_it_holds(gateway, 0, 0)
+        for queue in (gateway.strategy.sent, gateway.strategy.freed):
+            while not queue.empty():
+                queue.get_nowait()
+        while bodies() > before:
+            await asyncio.sleep(0.01)
+    finally:
+        gc.enable()

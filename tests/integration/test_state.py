@@ -152,6 +152,32 @@ def test_without_claims_deliveries_are_refused_or_relayed(servers, gateways, sta
     run(eventually(lambda: channels(state) + channels(servers.results) == []))
 
 
+def test_refused_deliveries_leave_room_for_others(servers, state):
+    room = "max_body = 40000\nmax_in_flight_bytes = 250000\n"
+    config = f'state_url = "{state.url}"\n{room}' + KEYED + OPEN
+    with ThreadPoolExecutor() as threads:
+        gateways = list(threads.map(lambda s: servers.gateway(s, config), ["redis", "pika"]))
+    large = "x" * 30_000
+
+    async def away(gateway: Server) -> list[Answer]:
+        some = []
+        for turn in range(3):
+            keys = [f"Idempotency-Key: {turn}-{n}" for n in range(3)]
+            some += await gather(*(send(gateway, "/keyed", large, key) for key in keys))
+        return [*some, *await gather(*(send(gateway, "/open", large) for _ in range(2)))]
+
+    run(gather(*(deliver(gateway, "before", path="/open") for gateway in gateways)))
+    state.freeze()
+    try:
+        answers = run(gather(*map(away, gateways)))
+    finally:
+        state.thaw()
+
+    for of_one in answers:
+        assert [a.type for a in of_one[:9]] == ["state-unavailable"] * 9
+        assert [a.status for a in of_one[9:]] == [200, 200]
+
+
 def test_claims_that_were_lost_are_written_again(servers, gateways, state):
     async def lose() -> None:
         await use(gateways, state)
