@@ -348,7 +348,7 @@ def test_further_tasks_are_in_the_trace(gateway, collector, worker):
 
 
 def test_a_replay_is_in_the_trace_of_the_first_task(
-    gateway, collector, worker, rabbitmq, redis_server
+    gateway, collector, worker, rabbitmq, redis_server, tmp_path
 ):
     answer = ask(gateway, "/accept", "replayed")
     trace, span = ids(answer)
@@ -356,7 +356,9 @@ def test_a_replay_is_in_the_trace_of_the_first_task(
     spans = collector.of(trace, "POST /accept", "run/traced.run")
     assert "wait" not in spans
     delivery = spans["POST /accept"].attributes["gateway.delivery.id"]
-    urls = ["--broker", rabbitmq.url, "--result-backend", redis_server.url]
+    config = tmp_path / "gateway.toml"
+    config.write_text(ROUTES)
+    urls = ["--broker", rabbitmq.url, "--result-backend", redis_server.url, "--config", str(config)]
 
     def replayed() -> bool:
         return main(["deliveries", "replay", delivery, *urls]) == 0
