@@ -27,6 +27,7 @@ from kombu.exceptions import EncodeError
 from kombu.utils.json import JSONEncoder
 
 from appserver.lost_results import lost_results
+from appserver.primary_connection import PrimaryOnly
 from appserver.reply_connection import Reply, reply_connection
 from appserver.result_script import ResultScript, with_retries
 
@@ -125,11 +126,11 @@ class ReplyMixin(_Backend):
         return encode(with_retries(meta, state, request))
 
 
-class ReplyBackend(ReplyMixin, ResultScript, RedisBackend):
+class ReplyBackend(ReplyMixin, ResultScript, PrimaryOnly, RedisBackend):
     """Replies, or stores in Redis: ``appserver.reply_backend:ReplyBackend+redis://host/0``."""
 
 
-class SentinelReplyBackend(ReplyMixin, ResultScript, SentinelBackend):
+class SentinelReplyBackend(ReplyMixin, ResultScript, PrimaryOnly, SentinelBackend):
     """Replies, or stores in the Redis that Sentinel names; the URL is Celery's ``sentinel://``."""
 
 

@@ -41,6 +41,8 @@ class ResultWaiter:
             self._claims_subscription = Subscription(
                 lambda: result_store.connect(config, config.state), "joined claims"
             )
+        results.on_left.append(self.results_subscription.renew)
+        claims.redis.on_left.append(self._claims_subscription.renew)
 
     async def start(self) -> None:
         for subscription in self._subscriptions():
@@ -57,7 +59,7 @@ class ResultWaiter:
     @property
     def error(self) -> str:
         """What is wrong with the Redis of the claims, in words; empty when it answers."""
-        return self._claims_subscription.error
+        return self._claims.redis.error or self._claims_subscription.error
 
     async def stored(self, claim: Claim) -> Outcome | None:
         """Return the stored outcome of the claim's task; None where it is not known."""

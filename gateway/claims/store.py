@@ -65,7 +65,12 @@ class Claims:
 
     def __init__(self, config: Config):
         #: Commands to the Redis of the claims.
-        self.redis = Pipeline(lambda: result_store.connect(config, config.state), "claims")
+        self.redis = Pipeline(
+            lambda: result_store.connect(config, config.state),
+            "claims",
+            # A write that changes nothing.
+            probe=("DEL", f"{config.prefix}nothing"),
+        )
         self._prefix = config.prefix
         longest = _longest(config)
         # A strategy that blocks can write neither a confirm nor a renewal while it waits.

@@ -8,12 +8,14 @@ CPU time as all the rest of a command.
 from __future__ import annotations
 
 import asyncio
+import logging
 from asyncio import Future
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from hashlib import sha1
+from math import inf
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -22,11 +24,19 @@ import redis.asyncio
 from redis.exceptions import ConnectionError, InvalidResponse, ResponseError
 
 from gateway import background
+from gateway.config.settings import Config
+from gateway.metrics import Metrics
 from gateway.stores import result_store
+from gateway.stores.primary import HELLO, elsewhere, unusable
 from gateway.stores.result_store import LOST
+
+log = logging.getLogger(__name__)
 
 #: Seconds that a command may wait for its reply, the connection included.
 PATIENCE = 1.0
+#: Seconds between two checks of the server, and between two attempts to connect without a command.
+PING = 1.0
+_MGET = 500  # keys in one command: a longer one would delay the store's other clients
 
 #: An argument of a command.
 Arg = bytes | str | int
@@ -47,8 +57,10 @@ def _digest(script: str) -> str:
 class Pipeline(asyncio.Protocol):
     """Sends commands in the order in which they were given; those of one turn of the loop together.
 
-    It connects when there is a command. Where one has no reply in time, the connection is aborted,
-    so all that were sent on it fail. `translated` converts an error into the one of the futures.
+    It stays connected. Where a command has no reply after `patience` seconds, the connection is
+    aborted, so all that were sent on it fail. So it is where the server says that it is not, or no
+    more, the one to use: see `gateway.stores.primary`. `probe` is the command that finds that out.
+    `translated` converts an error into the one of the futures.
     """
 
     def __init__(
@@ -56,10 +68,22 @@ class Pipeline(asyncio.Protocol):
         connect: Callable[[], redis.asyncio.Redis],
         name: str,
         translated: Callable[[Exception], Exception] = lambda exc: exc,
+        *,
+        probe: tuple[Arg, ...] = (HELLO,),
+        patience: float = PATIENCE,
     ):
         self._connect = connect
         self._name = name
         self._translated = translated
+        self._probe = probe
+        self._patience = patience
+        #: What is wrong with the server, in words; empty while it answers.
+        self.error = "not connected yet"
+        #: Called each time the server answers again.
+        self.on_connected: list[Callable[[], object]] = []
+        #: Called when the server has become one that is not to be used, as other connections to it
+        #: live on.
+        self.on_left: list[Callable[[], object]] = []
         self._waiting: list[_Command] = []
         self._sent: deque[_Command] = deque()
         self._flushes = False  # in this turn
@@ -69,13 +93,13 @@ class Pipeline(asyncio.Protocol):
         self._idle = asyncio.Event()
         self._idle.set()
         self._lost = asyncio.Event()
-        self._error = ""
+        self._reason = ""  # why the connection is lost
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._task = background.start(self._keep_sending(), self._name)
+        self._task = background.start(self._keep_connected(), self._name)
 
     async def stop(self) -> None:
         """Stop when all commands are executed, or after `PATIENCE`."""
@@ -83,6 +107,13 @@ class Pipeline(asyncio.Protocol):
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), PATIENCE)
             await background.stop(self._task)
+
+    async def values(self, keys: Sequence[Arg]) -> list[bytes | None]:
+        """Return the values of `keys`; fails as `run` does."""
+        found: list[bytes | None] = []
+        for i in range(0, len(keys), _MGET):
+            found += await self.run("MGET", *keys[i : i + _MGET])
+        return found
 
     def run(self, *command: Arg) -> Future[Any]:
         """Send `command`; return a future of the reply, in the form that Redis gives it.
@@ -94,7 +125,7 @@ class Pipeline(asyncio.Protocol):
         the command was executed.
         """
         reply = self._loop.create_future()
-        self._waiting.append(_Command(reply, monotonic() + PATIENCE, command))
+        self._waiting.append(_Command(reply, monotonic() + self._patience, command))
         self._idle.clear()
         if self._transport is None:
             self._some.set()
@@ -107,23 +138,33 @@ class Pipeline(asyncio.Protocol):
             self._flushes = True
             self._loop.call_soon(self._flush)
 
-    async def _keep_sending(self) -> None:
+    async def _keep_connected(self) -> None:
         while True:
-            await self._some.wait()
-            client = self._connect()
+            client, since = self._connect(), inf
             try:
                 async with asyncio.timeout(PATIENCE):
                     await self._open(client)
+                since = monotonic()
                 await self._until_lost()
             except LOST as exc:
-                self._error = f"{type(exc).__name__}: {exc}"
+                self._reason = f"{type(exc).__name__}: {str(exc) or 'no answer in time'}"
                 self._fail(self._waiting)
                 self._waiting = []
+                self._miss(self._reason)
             finally:
                 if self._transport is not None:
                     self._transport.abort()
                 await client.aclose()
                 self._settle()
+            # A connection that has lasted is opened again immediately.
+            if monotonic() - since < PING:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._some.wait(), PING)
+
+    def _miss(self, error: str) -> None:
+        if error != self.error:
+            log.warning("%s: Redis cannot be used: %s", self._name, error)
+        self.error = error
 
     async def _open(self, client: redis.asyncio.Redis) -> None:
         connection = await client.connection_pool.get_connection()
@@ -136,17 +177,50 @@ class Pipeline(asyncio.Protocol):
         transport.set_protocol(self)
         if transport.is_closing():
             raise ConnectionError("the connection is lost already")
-        self._transport, self._error = transport, "no answer in time"
+        self._transport, self._reason = transport, "no answer in time"
         self._flush()
 
     async def _until_lost(self) -> None:
+        probe = 0.0  # when the next one is sent
         while not self._lost.is_set():
             now = monotonic()
-            end = self._sent[0].end if self._sent else now + PATIENCE
+            if probe <= now:
+                probe = now + PING
+                self.run(*self._probe).add_done_callback(self._probed)
+            end = self._sent[0].end if self._sent else inf
             if end <= now and self._transport is not None:
                 self._transport.abort()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._lost.wait(), max(end - now, 0.001))
+                await asyncio.wait_for(self._lost.wait(), max(min(end, probe) - now, 0.001))
+
+    def _probed(self, reply: Future[Any]) -> None:
+        if reply.cancelled():
+            return
+        error, exc = "", reply.exception()
+        if exc is None:
+            error = unusable(reply.result()) if self._probe == (HELLO,) else ""
+            if error:
+                self._leave(error)
+                return
+        # An older Redis, a proxy or an account may not know the command.
+        elif not str(exc).startswith(("NOPERM", "ERR unknown command")):
+            error = str(exc)
+        if error:
+            self._miss(error)
+        elif self.error:
+            log.info("%s: connected to Redis", self._name)
+            self.error = ""
+            for call in self.on_connected:
+                call()
+
+    def _leave(self, error: str) -> None:
+        """Leave a server that is not to be used; the next connection may lead to another one."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._reason = error
+            self._miss(error)
+            self._transport.abort()
+            for call in self.on_left:
+                call()
 
     def _flush(self) -> None:
         self._flushes = False
@@ -190,10 +264,13 @@ class Pipeline(asyncio.Protocol):
                 elif command.words[0] == "EVAL" and self._needs_script(str(answer), command):
                     self._waiting.append(command)
                     self._flush_soon()
+                elif elsewhere(error := str(answer)):
+                    self._leave(error)
+                    self._reject(command, OSError(error))
                 else:
-                    self._reject(command, ResponseError(str(answer)))
+                    self._reject(command, ResponseError(error))
         except (InvalidResponse, IndexError) as exc:  # nothing that was asked for
-            self._error = f"an invalid reply of Redis: {exc}"
+            self._reason = f"an invalid reply of Redis: {exc}"
             assert self._transport is not None
             self._transport.abort()
         self._settle()
@@ -213,7 +290,7 @@ class Pipeline(asyncio.Protocol):
         self._before.connection_lost(exc)
         self._transport = None
         if exc is not None:
-            self._error = f"{type(exc).__name__}: {exc}"
+            self._reason = f"{type(exc).__name__}: {exc}"
         self._fail(self._sent)
         self._sent.clear()
         self._lost.set()
@@ -221,7 +298,7 @@ class Pipeline(asyncio.Protocol):
     def _fail(self, commands: list[_Command] | deque[_Command]) -> None:
         for command in commands:
             if not command.reply.done():
-                self._reject(command, OSError(self._error))
+                self._reject(command, OSError(self._reason))
 
     def _reject(self, command: _Command, exc: Exception) -> None:
         command.reply.set_exception(self._translated(exc))
@@ -234,3 +311,14 @@ class Pipeline(asyncio.Protocol):
             self._some.clear()
             if not self._sent:
                 self._idle.set()
+
+
+def results_of(config: Config, metrics: Metrics) -> Pipeline:
+    """Return a pipeline to the result store, whose connections are counted."""
+    made = Pipeline(
+        lambda: result_store.connect(config),
+        "result store",
+        patience=result_store.CONNECT_TIMEOUT,
+    )
+    made.on_connected.append(lambda: metrics.connected("results"))
+    return made

@@ -94,7 +94,7 @@ class ResultChannel(asyncio.Protocol):
             if type(reply) is list and reply[0] == b"pmessage":
                 self._on_message(reply[2], reply[3])
             elif isinstance(reply, Exception):
-                self._lose(ResponseError(str(reply)))
+                self.lose(ResponseError(str(reply)))
             elif not self._subscribed.done():
                 self._subscribed.set_result(None)
         self._throttling.rest(self._transport)
@@ -102,8 +102,9 @@ class ResultChannel(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         # redis-py's own protocol has to be told, too: its `close` waits for this.
         self._before.connection_lost(exc)
-        self._lose(exc or ConnectionError("the result store closed the connection"))
+        self.lose(exc or ConnectionError("the result store closed the connection"))
 
-    def _lose(self, exc: Exception) -> None:
+    def lose(self, exc: Exception) -> None:
+        """End the subscription with `exc`."""
         if not self._lost.done():
             self._lost.set_result(exc)

@@ -1,9 +1,8 @@
-"""Read the Redis where Celery's workers store results, without blocking the loop."""
+"""Connect to the Redis where Celery's workers store results, or to that of the claims."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -15,12 +14,10 @@ from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, RedisError
 
-from gateway import background
 from gateway.celery_message import RESULT_KEY
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-
-log = logging.getLogger(__name__)
+from gateway.stores.primary import only_primary
 
 Ask = Callable[..., Awaitable[Any]]
 
@@ -29,9 +26,7 @@ Ask = Callable[..., Awaitable[Any]]
 LOST = (RedisError, OSError, RuntimeError, TypeError)
 
 CONNECT_TIMEOUT = 3.0  # seconds
-PING = 1.0  # seconds between checks of the store's health
 PATIENCE = 3.0  # seconds that `asking` waits for a reply
-_MGET = 500  # keys in one command: a longer one would delay the store's other clients
 
 
 def key_prefix(config: Config) -> str:
@@ -45,7 +40,8 @@ def key_prefix(config: Config) -> str:
 def connect(config: Config, url: str = "") -> redis.asyncio.Redis:
     """Make a client for the Redis at `url` (default: the result store); it connects when used.
 
-    It does not retry, and commands have no timeout: the caller sets a deadline.
+    It does not retry, and commands have no timeout: the caller sets a deadline. A replica and a
+    node of a cluster are refused: see `gateway.stores.primary`.
     """
     options: dict[str, Any] = {
         "socket_connect_timeout": CONNECT_TIMEOUT,
@@ -53,6 +49,7 @@ def connect(config: Config, url: str = "") -> redis.asyncio.Redis:
         "socket_keepalive": True,
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,
+        "redis_connect_func": only_primary,
     }
     url = url or config.results
     if url.startswith("sentinel:"):
@@ -136,64 +133,3 @@ async def asking(config: Config, url: str) -> AsyncIterator[Ask]:
         yield ask
     finally:
         await client.aclose()
-
-
-class ResultStore:
-    """Fetches results by task id and knows whether the store answers.
-
-    `on_connected` is called each time it answers again.
-    """
-
-    def __init__(self, config: Config, on_connected: Callable[[], None] = lambda: None):
-        self._config = config
-        self._on_connected = on_connected
-        self._prefix = key_prefix(config)
-        self._client: redis.asyncio.Redis | None = None
-        self._task: asyncio.Task[None] | None = None
-        #: What is wrong with the store, in words; empty when it answers.
-        self.error = "not connected yet"
-
-    async def start(self) -> None:
-        self._client = connect(self._config)
-        self._task = background.start(self._watch(), "result store")
-
-    async def stop(self) -> None:
-        await background.stop(self._task)
-        if self._client is not None:
-            await self._client.aclose()
-
-    async def fetch(self, task_ids: Sequence[str]) -> list[tuple[str, bytes]]:
-        """Return pairs of task id and stored result, for those of `task_ids` that have one.
-
-        Raises one of `LOST` where the store does not answer.
-        """
-        assert self._client is not None
-        found: list[tuple[str, bytes]] = []
-        for i in range(0, len(task_ids), _MGET):
-            some = task_ids[i : i + _MGET]
-            values: list[Any] = await self._client.mget(
-                [self._prefix + task_id for task_id in some]
-            )
-            found += [
-                (task_id, value)
-                for task_id, value in zip(some, values, strict=True)
-                if value is not None
-            ]
-        return found
-
-    async def _watch(self) -> None:
-        assert self._client is not None
-        url = without_password(self._config.results)
-        while True:
-            try:
-                async with asyncio.timeout(CONNECT_TIMEOUT):
-                    await self._client.ping()
-                if self.error:
-                    log.info("connected to the result store %s", url)
-                    self._on_connected()
-                self.error = ""
-            except LOST as exc:
-                if (error := f"{type(exc).__name__}: {exc}") != self.error:
-                    log.warning("cannot connect to the result store %s: %s", url, error)
-                self.error = error
-            await asyncio.sleep(PING)

@@ -38,6 +38,7 @@ class Subscription:
         # The channels that this connection was asked to subscribe, set when it has subscribed.
         self._subscribed: dict[str, asyncio.Event] = {}
         self._task: asyncio.Task[None] | None = None
+        self._lasts = asyncio.timeout(None)
         self._last = "not connected yet"
 
     @property
@@ -50,6 +51,11 @@ class Subscription:
 
     async def stop(self) -> None:
         await background.stop(self._task)
+
+    def renew(self) -> None:
+        """Give the connection up, as its server has become one that is not to be used."""
+        if self._pubsub is not None and not self._lasts.expired():
+            self._lasts.reschedule(0)
 
     async def add(self, channel: str, on_message: OnMessage) -> None:
         """Call `on_message` with each message on `channel`; returns once that is subscribed.
@@ -91,11 +97,12 @@ class Subscription:
             client = self._connect()
             pubsub = client.pubsub()
             try:
-                await self._read_messages(pubsub)
+                async with asyncio.timeout(None) as self._lasts:
+                    await self._read_messages(pubsub)
             except LOST as exc:
-                self._last = f"{type(exc).__name__}: {exc}"
+                self._last = f"{type(exc).__name__}: {str(exc) or 'no answer in time'}"
                 if self._pubsub is not None:
-                    log.warning("%s lost: %s", self._name, exc)
+                    log.warning("%s lost: %s", self._name, self._last)
             finally:
                 self._pubsub = None
                 self._wake_waiters()

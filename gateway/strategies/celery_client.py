@@ -153,6 +153,10 @@ class CeleryClient:
         # the garbage collector runs.
         result.on_ready.value = None
 
+    def leave_store(self) -> None:
+        """Give up the connections to a result store that is not to be used any more."""
+        self.app.backend.client.connection_pool.disconnect()
+
     def _wire(self) -> _Wire:
         url = self._broker()
         while True:

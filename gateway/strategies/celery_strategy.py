@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from time import monotonic
 
 from gateway.amqp.publisher import Publisher
@@ -13,7 +12,7 @@ from gateway.errors import BrokerBlocked, BrokerUnavailable, RequestError, Resul
 from gateway.metric_table import RABBITMQ
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
-from gateway.stores.result_store import ResultStore
+from gateway.stores.pipeline import results_of
 from gateway.strategies.base import Strategy
 from gateway.strategies.celery_client import CeleryClient
 
@@ -31,7 +30,8 @@ class CeleryStrategy(Strategy):
         self._config = config
         self._metrics = metrics
         self._publisher = Publisher(config, metrics)
-        self._store = ResultStore(config, partial(metrics.connected, "results"))
+        self._store = results_of(config, metrics)
+        self._store.on_left.append(lambda: self._client.leave_store())
         self._loop: asyncio.AbstractEventLoop | None = None
         self._client = self._new_client()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
+
+from redis.exceptions import RedisError
 
 from gateway import background
 from gateway.amqp.publishers import publisher_for
@@ -13,7 +14,8 @@ from gateway.config.settings import Config
 from gateway.errors import ResultsUnavailable
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
-from gateway.stores.result_store import CONNECT_TIMEOUT, LOST, ResultStore
+from gateway.stores import result_store
+from gateway.stores.pipeline import results_of
 from gateway.strategies.base import Strategy
 
 log = logging.getLogger(__name__)
@@ -27,23 +29,24 @@ class IOLoop(Strategy):
 
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         self._publisher = publisher_for(config, metrics)
-        self._store = ResultStore(config, partial(metrics.connected, "results"))
+        self._results = results_of(config, metrics)
+        self._prefix = result_store.key_prefix(config)
         self._waiting: dict[str, PendingTask] = {}
         self._some = asyncio.Event()
         self._poller: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         await self._publisher.start()
-        await self._store.start()
+        await self._results.start()
         self._poller = background.start(self._poll(), "result poller")
 
     async def stop(self) -> None:
         await background.stop(self._poller)
-        await self._store.stop()
+        await self._results.stop()
         await self._publisher.stop()
 
     def send(self, message: Message, deadline: float) -> PendingTask:
-        if self._store.error:
+        if self._results.error:
             raise ResultsUnavailable
         pending = PendingTask(message, deadline, self._release)
         self._publisher.publish(pending)
@@ -52,7 +55,7 @@ class IOLoop(Strategy):
         return pending
 
     def checks(self) -> dict[str, str]:
-        return {"broker": self._publisher.error, "results": self._store.error}
+        return {"broker": self._publisher.error, "results": self._results.error}
 
     def _release(self, pending: PendingTask) -> None:
         self._waiting.pop(pending.message.task_id, None)
@@ -64,16 +67,16 @@ class IOLoop(Strategy):
                 self._some.clear()
                 await self._some.wait()
                 pause = PAUSE[0]
+            task_ids, payloads = list(self._waiting), []
             try:
-                async with asyncio.timeout(CONNECT_TIMEOUT):
-                    found = await self._store.fetch(list(self._waiting))
-            except LOST as exc:
+                payloads = await self._results.values([self._prefix + each for each in task_ids])
+            except (RedisError, OSError) as exc:
                 log.warning("cannot fetch results from the result store: %s", exc)
-                found, pause = [], PAUSE[1]
+                pause = PAUSE[1]
                 await asyncio.sleep(1)
             waiting = len(self._waiting)
-            for task_id, payload in found:
-                if pending := self._waiting.get(task_id):
+            for task_id, payload in zip(task_ids, payloads, strict=False):
+                if payload is not None and (pending := self._waiting.get(task_id)):
                     pending.settle(decode_result(payload))
             if len(self._waiting) < waiting:
                 pause = PAUSE[0]

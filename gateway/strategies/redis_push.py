@@ -11,6 +11,8 @@ import logging
 from math import inf
 from time import monotonic
 
+from redis.exceptions import RedisError
+
 from gateway import background
 from gateway.amqp.publishers import publisher_for
 from gateway.celery_message import Message, decode_result
@@ -20,7 +22,9 @@ from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
 from gateway.read_throttling import ReadThrottling
 from gateway.stores import result_store
-from gateway.stores.result_channel import SILENCE, ResultChannel
+from gateway.stores.pipeline import Pipeline
+from gateway.stores.result_channel import ResultChannel
+from gateway.stores.result_store import CONNECT_TIMEOUT
 from gateway.strategies.base import Strategy
 
 log = logging.getLogger(__name__)
@@ -38,10 +42,14 @@ class RedisPush(Strategy):
         self._waiting: dict[str, PendingTask] = {}
         self._throttling = ReadThrottling(metrics)
         self._publisher = publisher_for(config, metrics, self._throttling)
-        self._store = result_store.ResultStore(config)
-        channels = result_store.key_prefix(config)
-        self._skip = len(channels.encode())
-        self._channels = channels + prefix
+        self._results = Pipeline(
+            lambda: result_store.connect(config), "missed results", patience=CONNECT_TIMEOUT
+        )
+        self._results.on_left.append(self._leave)
+        self._channel: ResultChannel | None = None
+        self._prefix = result_store.key_prefix(config)
+        self._skip = len(self._prefix.encode())
+        self._channels = self._prefix + prefix
         # The ids sent since the last sweep, and those of the sweep before it.
         self._young: list[str] = []
         self._older: list[str] = []
@@ -50,7 +58,7 @@ class RedisPush(Strategy):
 
     async def start(self) -> None:
         await self._publisher.start()
-        await self._store.start()
+        await self._results.start()
         self._tasks = [
             background.start(self._listen(), "result subscription"),
             background.start(self._sweep(), "result sweep"),
@@ -59,7 +67,7 @@ class RedisPush(Strategy):
     async def stop(self) -> None:
         for task in self._tasks:
             await background.stop(task)
-        await self._store.stop()
+        await self._results.stop()
         await self._publisher.stop()
 
     def send(self, message: Message, deadline: float) -> PendingTask:
@@ -91,14 +99,14 @@ class RedisPush(Strategy):
             try:
                 async with ResultChannel(
                     client, self._channels, self._on_result, self._throttling
-                ) as channel:
+                ) as self._channel:
                     if self._waiting:
                         await self._fetch(list(self._waiting))
                     log.info("subscribed to %s*", self._channels)
                     self._metrics.connected("results")
                     self._error = ""
                     since = monotonic()
-                    await channel.watch()
+                    await self._channel.watch()
             except result_store.LOST as exc:
                 if not self._error:
                     log.warning("result subscription lost: %s", exc)
@@ -109,6 +117,10 @@ class RedisPush(Strategy):
                     continue
                 self._error = f"{type(exc).__name__}: {exc}"
             await asyncio.sleep(PAUSE)
+
+    def _leave(self) -> None:
+        if self._channel is not None:
+            self._channel.lose(ConnectionError(self._results.error))
 
     def _on_result(self, channel: bytes, payload: bytes) -> None:
         # Any client of Redis may publish here, also on channels whose names are not UTF-8.
@@ -122,11 +134,11 @@ class RedisPush(Strategy):
             if stragglers:
                 try:
                     await self._fetch(stragglers)
-                except result_store.LOST as exc:
+                except (RedisError, OSError) as exc:
                     log.warning("cannot fetch results from the result store: %s", exc)
 
     async def _fetch(self, task_ids: list[str]) -> None:
-        async with asyncio.timeout(SILENCE):
-            for task_id, payload in await self._store.fetch(task_ids):
-                if task_id in self._waiting:
-                    self._receive(task_id, payload)
+        payloads = await self._results.values([self._prefix + each for each in task_ids])
+        for task_id, payload in zip(task_ids, payloads, strict=True):
+            if payload is not None and task_id in self._waiting:
+                self._receive(task_id, payload)

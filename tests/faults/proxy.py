@@ -1,4 +1,4 @@
-"""A TCP proxy that stalls, resets, and slows down what passes through it."""
+"""A TCP proxy that stalls, resets, slows down and leads elsewhere what passes through it."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ class Proxy:
         self._links = (Link(), Link())
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
-        self._flowing = asyncio.Event()
-        self._flowing.set()
+        # The last one is that of connections to come.
+        self._flows = [asyncio.Event()]
+        self._flows[-1].set()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._listening = socket.create_server(("127.0.0.1", self.port))
@@ -51,10 +52,23 @@ class Proxy:
 
     def stall(self) -> None:
         """Let nothing pass, in either direction, and tell nobody."""
-        self._loop.call_soon_threadsafe(self._flowing.clear)
+        self._loop.call_soon_threadsafe(self._flows[-1].clear)
 
     def resume(self) -> None:
-        self._loop.call_soon_threadsafe(self._flowing.set)
+        self._loop.call_soon_threadsafe(self._flows[-1].set)
+
+    def silence(self) -> None:
+        """Let nothing pass on the connections that live; those to come are not touched."""
+        self._loop.call_soon_threadsafe(self._silence)
+
+    def _silence(self) -> None:
+        self._flows[-1].clear()
+        self._flows.append(asyncio.Event())
+        self._flows[-1].set()
+
+    def lead(self, target: int) -> None:
+        """Lead new connections to another port; those that live go on."""
+        self._target = target
 
     def slow(self, bits_per_second: float, delay: float) -> None:
         """Limit both directions, and have everything arrive `delay` seconds later."""
@@ -105,7 +119,7 @@ class Proxy:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, link: Link
     ) -> None:
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_QUEUED)
-        delivering = asyncio.create_task(self._deliver(queue, writer))
+        delivering = asyncio.create_task(self._deliver(queue, writer, self._flows[-1]))
         with suppress(OSError):
             while data := await reader.read(_CHUNK):
                 await queue.put((link.arrival(len(data)), data))
@@ -113,7 +127,10 @@ class Proxy:
         await delivering
 
     async def _deliver(
-        self, queue: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter
+        self,
+        queue: asyncio.Queue[tuple[float, bytes]],
+        writer: asyncio.StreamWriter,
+        flowing: asyncio.Event,
     ) -> None:
         broken = False
         while True:
@@ -121,7 +138,7 @@ class Proxy:
             if not data:
                 break
             await asyncio.sleep(arrival - monotonic())
-            await self._flowing.wait()
+            await flowing.wait()
             if not broken:
                 writer.write(data)
                 try:
@@ -139,7 +156,8 @@ class Proxy:
 
     async def _end(self) -> None:
         self._listening.shutdown(socket.SHUT_RDWR)
-        self._flowing.set()
+        for flowing in self._flows:
+            flowing.set()
         end = monotonic() + 5
         while (left := asyncio.all_tasks() - {asyncio.current_task()}) and monotonic() < end:
             self._reset()

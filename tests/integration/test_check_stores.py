@@ -147,7 +147,7 @@ def test_claims_cannot_be_taken_from_a_replica_or_a_full_redis(
     client.config_set("maxmemory", 0)
     client.replicaof("127.0.0.1", urlsplit(redis_server.url).port)
     line = check(*args).of("state")
-    assert line.status == "FAIL" and "name the master" in line.text
+    assert line.status == "FAIL" and "name the primary" in line.text
 
 
 @pytest.mark.parametrize(

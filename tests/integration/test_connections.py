@@ -26,7 +26,7 @@ from gateway.errors import BrokerUnavailable, Unroutable
 from gateway.metrics import Metrics
 from gateway.stack.programs import find
 from gateway.stores import result_store
-from gateway.stores.result_store import ResultStore
+from gateway.stores.pipeline import results_of
 from gateway.strategies.celery_client import CeleryClient
 from tests.faults.proxy import Proxy
 from tests.support.certificates import Certificates
@@ -217,7 +217,7 @@ def connected(tls: TLS, broker: str, results: str) -> dict[str, bool]:
 
 
 async def connected_on_the_loop(config: Config) -> dict[str, bool]:
-    clients = {"publisher": Publisher(config, Metrics()), "store": ResultStore(config)}
+    clients = {"publisher": Publisher(config, Metrics()), "store": results_of(config, Metrics())}
     for client in clients.values():
         await client.start()
     while "not connected yet" in [client.error for client in clients.values()]:

@@ -22,10 +22,10 @@ from gateway.http.stream import Stream
 from gateway.metrics import Metrics
 from gateway.read_throttling import ReadThrottling
 from gateway.relay.limits import Limits
-from gateway.stores import result_store
-from gateway.stores.pipeline import Pipeline
+from gateway.stores import pipeline, result_store
+from gateway.stores.pipeline import Pipeline, results_of
 from gateway.stores.result_channel import ResultChannel
-from gateway.stores.result_store import LOST, ResultStore
+from gateway.stores.result_store import LOST
 from gateway.strategies.pika_rpc import CONSUMER, PikaRPC
 from tests.support.in_memory import LOOPS
 from tests.support.stack import RabbitMQ
@@ -156,21 +156,19 @@ def test_what_is_no_text_ends_nobody_elses_command(run, redis_server):
     run(work)
 
 
-def test_a_store_is_missed_and_found_again(run, losing, redis_server, monkeypatch):
-    monkeypatch.setattr(result_store, "PING", 0.01)
+def test_a_store_is_missed_and_found_again(run, losing, redis_server, metrics, monkeypatch):
+    monkeypatch.setattr(pipeline, "PING", 0.01)
     config = Config(result_backend=redis_server.url)
 
     async def work() -> None:
-        store = ResultStore(config)
+        store = results_of(config, metrics)
+        found = asyncio.Event()
+        store.on_connected.append(found.set)
+        losing.more = 2
         await store.start()
-        await eventually(lambda: not store.error)
-        losing.more = 1
-        await eventually(lambda: store.error)
-        await eventually(lambda: not store.error)
-        losing.more = 2  # that it is lost for one who watches, too
-        with pytest.raises(LOST):
-            while True:
-                await store.fetch(["a", "b"])
+        await found.wait()
+        assert losing.lost == 2 and not store.error
+        assert await store.values(["a", "b"]) == [None, None]
         await store.stop()
 
     run(work)

@@ -13,7 +13,7 @@ import redis
 from redis.exceptions import ResponseError
 
 from gateway.config.settings import Config
-from gateway.stores import pipeline, result_store
+from gateway.stores import result_store
 from gateway.stores.pipeline import Pipeline
 from tests.support.in_memory import LOOPS
 from tests.support.stack import Server, Stack
@@ -103,10 +103,13 @@ def test_what_was_sent_on_a_lost_connection_fails_and_the_next_does_not(piped, a
 
 def test_a_connection_that_is_lost_while_nothing_is_sent_fails_nothing(piped, asked):
     async def work(some: Pipeline) -> None:
+        before = 0
         for _ in range(3):
-            me = await some.run("CLIENT", "ID")
+            while (me := await some.run("CLIENT", "ID")) == before:
+                await asyncio.sleep(0.01)
+            before = me
             await asyncio.to_thread(asked.client_kill_filter, me)
-            while connections(asked) > 1:
+            while me in [int(each["id"]) for each in asked.client_list()]:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.01)
 
@@ -124,9 +127,8 @@ def test_what_nobody_waits_for_any_more_is_not_sent(piped, asked):
 
 
 def test_a_redis_that_hangs_is_given_up_and_asked_again(piped, store, monkeypatch):
-    monkeypatch.setattr(pipeline, "PATIENCE", 0.3)
-
     async def work(some: Pipeline) -> None:
+        monkeypatch.setattr(some, "_patience", 0.3)
         await some.run("PING")
         store.freeze()
         try:
@@ -138,7 +140,7 @@ def test_a_redis_that_hangs_is_given_up_and_asked_again(piped, store, monkeypatc
                 await some.run("GET", "c")
         finally:
             store.thaw()
-        monkeypatch.setattr(pipeline, "PATIENCE", 30)
+        monkeypatch.setattr(some, "_patience", 30)
         assert await some.run("PING") == b"PONG"
 
     piped(work)
@@ -232,3 +234,50 @@ def test_an_answer_of_something_else_fails_what_was_sent(monkeypatch):
         thread.join(60)
     assert [type(one) for one in found] == [OSError, OSError]
     assert "an invalid reply of Redis" in str(found[0])
+
+
+ELSEWHERE = [
+    "READONLY You can't write against a read only replica.",
+    "READONLY You can't write against a read only replica. script: 1, on @user_script:1.",
+    "ERR Error running script (call to f_1): @user_script:1: -READONLY You can't write",
+    "NOREPLICAS Not enough good replicas to write.",
+    "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+    "LOADING Redis is loading the dataset in memory",
+    "UNBLOCKED force unblock from blocking operation, instance state changed",
+    "CLUSTERDOWN Hash slot not served",
+    "CROSSSLOT Keys in request don't hash to the same slot",
+    "MOVED 3999 127.0.0.1:6381",
+    "ASK 3999 127.0.0.1:6381",
+    "TRYAGAIN Multiple keys request during rehashing of slot",
+]
+
+
+@pytest.mark.parametrize("error", ELSEWHERE)
+def test_a_server_that_is_not_the_one_to_ask_is_left(piped, asked, error):
+    """As it answers a script, the error is one of this server."""
+
+    async def work(some: Pipeline) -> None:
+        left = asyncio.Event()
+        some.on_left.append(left.set)
+        me = await some.run("CLIENT", "ID")
+        sent = [
+            some.run("EVAL", "return redis.error_reply(ARGV[1])", 0, error),
+            some.run("BLPOP", "nothing", 30),
+        ]
+        for reply in await asyncio.gather(*sent, return_exceptions=True):
+            assert isinstance(reply, OSError) and error in str(reply)
+        assert left.is_set()
+        assert await some.run("CLIENT", "ID") != me
+
+    piped(work)
+
+
+@pytest.mark.parametrize("error", ["OOM command not allowed", "ERR no READONLY in it", "WRONGTYPE"])
+def test_an_error_of_one_command_is_its_own(piped, error):
+    async def work(some: Pipeline) -> None:
+        me = await some.run("CLIENT", "ID")
+        with pytest.raises(ResponseError, match=error):
+            await some.run("EVAL", "return redis.error_reply(ARGV[1])", 0, error)
+        assert await some.run("CLIENT", "ID") == me
+
+    piped(work)

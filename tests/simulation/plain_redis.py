@@ -89,7 +89,6 @@ class Redis:
 
     def become_replica(self) -> None:
         self.read_only = True
-        self.kill_clients("pubsub")
 
     def promote(self, lost_seconds: float = 0.0) -> None:
         self.read_only = False
@@ -161,6 +160,10 @@ class Redis:
 
     def do_ping(self, *text: bytes) -> Any:
         return text[0] if text else Status(b"PONG")
+
+    def do_hello(self) -> Any:
+        role = b"replica" if self.read_only else b"master"
+        return [b"server", b"redis", b"mode", b"standalone", b"role", role, b"modules", []]
 
     def do_client(self, *_: bytes) -> Any:
         return OK

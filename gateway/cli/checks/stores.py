@@ -27,7 +27,8 @@ _STATE = "state_url (GATEWAY_STATE_URL)"
 _REMEDIES = {
     "NOAUTH|Authentication|WRONGPASS|invalid password": "correct user and password in {}",
     "OOM|OutOfMemory": "give it more memory: CONFIG SET maxmemory, and the same in redis.conf",
-    "READONLY|ReadOnly": "name the master, and not a replica, in {}",
+    "READONLY|ReadOnly|a replica": "name the primary, and not a replica, in {}",
+    "cluster mode": "name a Redis that is not in cluster mode in {}",
     "MISCONF": "its log says why it cannot save to disk; it takes no writes until it can",
     "NOPERM|NoPermission|ACL|can't (run|publish)": (
         "ACL SETUSER NAME ~* &* +@read +@write +@pubsub +@scripting +@connection +info, or more "

@@ -106,6 +106,16 @@ ROWS = {
             (502, 503, 504),
             ("redis",),
         ),
+        Row(
+            36,
+            "Redis' name leads to a new primary",
+            results.led_elsewhere,
+            (502, 503, 504),
+            SIX,
+            again=True,
+        ),
+        Row(37, "Redis is a replica", results.replica, (502, 503, 504)),
+        Row(38, "broker connection silently dead", network.silent, (503, 504), again=True),
     )  # fmt: skip
 }
 

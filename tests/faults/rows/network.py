@@ -1,4 +1,4 @@
-"""Rows 9-11: what a network and a cluster may do."""
+"""Rows 9-11 and 38: what a network and a cluster may do."""
 
 from __future__ import annotations
 
@@ -47,6 +47,21 @@ def cut(trial: Trial) -> None:
     for lane in trial.lanes:
         expect_prompt(lane, stalled + GIVEN_UP, resumed)
         expect_unconfirmed(lane)
+
+
+def silent(trial: Trial) -> None:
+    """The gateways' connections carry nothing any more, and nobody is told; new ones are well."""
+    proxy, url = _proxied(trial)
+    trial.open(broker=url, worker_broker=trial.broker.url, targets=BOTH)
+    with trial.load(), trial.fault():
+        proxy.silence()
+        silenced = monotonic()
+        trial.pause(15, short=8)
+        ended = monotonic()
+    for lane in trial.lanes:
+        after = [one for one in lane.sender.sent if silenced + GIVEN_UP < one.at < ended]
+        bad = [one for one in after if not one.good]
+        lane.expect(bool(after) and not bad, f"{len(bad)} of {len(after)} after {GIVEN_UP} s")
 
 
 def slow(trial: Trial) -> None:

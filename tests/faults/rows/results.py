@@ -1,4 +1,4 @@
-"""Rows 18-21 and 35: what the result store may do."""
+"""Rows 18-21 and 35-37: what the result store may do."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from time import monotonic
 
 from redis import Redis
 
+from gateway.stack import free_port
 from gateway.stack.server import poll
 from tests.faults.lane import Lane, ask
+from tests.faults.proxy import Proxy
 from tests.faults.rows.brokers import BOTH
 from tests.faults.servers import port_of, together
 from tests.faults.trial import Trial
@@ -102,6 +104,44 @@ def _fill(trial: Trial) -> None:
         redis.config_set("maxmemory", "1mb")
         trial.pause(10, short=4)
         redis.config_set("maxmemory", "0")
+
+
+def led_elsewhere(trial: Trial) -> None:
+    """Its name leads to a new primary; connections to the old one, now a replica, live on."""
+    old, new = trial.results, trial.stack.redis()
+    proxy = Proxy(port_of(old))
+    trial.at_exit(new.kill)
+    trial.at_exit(proxy.close)
+    trial.open(results=f"redis://127.0.0.1:{proxy.port}/0", targets=BOTH)
+    with Redis.from_url(old.url) as before, Redis.from_url(new.url) as after:
+        trial.at_exit(lambda: before.replicaof("NO", "ONE"))
+        after.replicaof("127.0.0.1", port_of(old))
+        with trial.load(), trial.fault():
+            poll(lambda: after.info("replication")["master_link_status"] == "up", 10)
+            after.replicaof("NO", "ONE")
+            proxy.lead(port_of(new))
+            before.replicaof("127.0.0.1", port_of(new))
+            trial.pause(10, short=4)
+    # The old one still is a replica, and everything has recovered nevertheless.
+    for lane in trial.lanes:
+        lane.expect(_ready(lane), "it is not ready with the new primary")
+
+
+def replica(trial: Trial) -> None:
+    """It is a replica for 10 s, and a primary again."""
+    trial.open(targets=BOTH, rate=50)
+    ready = []
+    with trial.load(), trial.fault(), Redis.from_url(trial.results.url) as redis:
+        redis.replicaof("127.0.0.1", free_port())
+        trial.pause(10, short=4)
+        ready = [lane for lane in trial.lanes if _ready(lane)]
+        redis.replicaof("NO", "ONE")
+    for lane in ready:
+        lane.expect(False, "it was ready with a replica")
+
+
+def _ready(lane: Lane) -> bool:
+    return '"ready": true' in ask(f"{lane.gateway.admin_url}/readyz")
 
 
 def _unacknowledged(trial: Trial, lane: Lane) -> int:
