@@ -38,7 +38,7 @@ class Subscription:
         # The channels that this connection was asked to subscribe, set when it has subscribed.
         self._subscribed: dict[str, asyncio.Event] = {}
         self._task: asyncio.Task[None] | None = None
-        self._lasts = asyncio.timeout(None)
+        self._lasts: asyncio.Timeout | None = None
         self._last = "not connected yet"
 
     @property
@@ -54,7 +54,7 @@ class Subscription:
 
     def renew(self) -> None:
         """Give the connection up, as its server has become one that is not to be used."""
-        if self._pubsub is not None and not self._lasts.expired():
+        if self._pubsub is not None and self._lasts is not None and not self._lasts.expired():
             self._lasts.reschedule(0)
 
     async def add(self, channel: str, on_message: OnMessage) -> None:

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
 from redis.exceptions import ResponseError
+from redis.retry import Retry
 
+from appserver.primary_connection import leaving
 from gateway.config.settings import Config
 from gateway.stores import result_store
 from gateway.stores.pipeline import Pipeline
@@ -281,3 +284,36 @@ def test_an_error_of_one_command_is_its_own(piped, error):
         assert await some.run("CLIENT", "ID") == me
 
     piped(work)
+
+
+def test_an_account_that_may_not_greet_is_served(piped, asked):
+    """What the server is cannot be known then, as with an older Redis, or behind a proxy."""
+    asked.execute_command("ACL", "SETUSER", "default", "-hello")
+    try:
+
+        async def work(some: Pipeline) -> None:
+            known = asyncio.Event()
+            some.on_connected.append(known.set)
+            assert await some.run("PING") == b"PONG"
+            await known.wait()
+            assert some.error == ""
+
+        piped(work)
+    finally:
+        asked.execute_command("ACL", "SETUSER", "default", "+hello")
+
+
+# redis-py cannot read a redirection that a script has made.
+@pytest.mark.parametrize("error", [e for e in ELSEWHERE if not e.startswith(("ASK", "MOVED"))])
+def test_a_worker_s_connection_leaves_such_a_server(store, error):
+    kind = leaving(redis.Connection)
+    assert leaving(kind) is kind
+    options = {"connection_class": kind, "retry": Retry(NoBackoff(), 0)}
+    with redis.Redis.from_url(store.url, **options) as client:
+        me = client.client_id()
+        with pytest.raises(redis.ConnectionError, match="not the one to write to"):
+            client.eval("return redis.error_reply(ARGV[1])", 0, error)
+        then = client.client_id()
+        with pytest.raises(ResponseError, match="of its own"):
+            client.eval("return redis.error_reply('ERR of its own')", 0)
+        assert me != then == client.client_id()

@@ -184,7 +184,7 @@ def test_what_cannot_become_a_dead_letter_stays_in_its_queue(servers, gateway, b
         )
         assert sum(servers.messages()) == 1
         connections = broker.ctl("list_connections", "-q", "state")
-        assert connections.count("blocked") == 1
+        assert "blocked" in connections.split()
     finally:
         broker.ctl("set_vm_memory_high_watermark", "0.4")
 

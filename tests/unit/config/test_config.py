@@ -659,3 +659,14 @@ def test_what_several_routes_have_in_common_is_told_once(toml):
     )
     (problem,) = problems(path=toml(routes))
     assert "the queue q has different values of declare" in problem
+
+
+@pytest.mark.parametrize("beat", ["soon", "-1", "1.5", "3601", "²"])
+def test_a_heartbeat_is_whole_seconds(toml, beat):
+    with pytest.raises(ConfigError, match="heartbeat= has to be whole seconds"):
+        load({}, {}, toml(f'broker_url = "amqp://h?heartbeat={beat}"'))
+
+
+def test_a_heartbeat_in_the_url_is_taken(toml):
+    config = load({}, {}, toml('broker_url = "amqp://h?heartbeat=7"'))
+    assert config.brokers == ["amqp://h?heartbeat=7"]
