@@ -109,6 +109,10 @@ class _Page(RequestHandler):
     def initialize(self, supervisor: Supervisor) -> None:
         self.supervisor = supervisor
 
+    async def head(self) -> None:
+        if (answered := self.get()) is not None:
+            await answered
+
     def ready(self, answers: health.Answers) -> bool:
         """Does any child serve, as far as these `answers` tell?"""
         return not self.supervisor.draining and health.ready(answers)

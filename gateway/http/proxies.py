@@ -26,7 +26,7 @@ class Proxies:
         """
         if forwarded_for and self._trusted(peer):
             for address in reversed(forwarded_for.split(",")):
-                if (address := address.strip()[:_LONGEST]) and not self._trusted(address):
+                if (address := _without_port(address)) and not self._trusted(address):
                     return address
         return peer
 
@@ -46,3 +46,11 @@ class Proxies:
         # A dual-stack socket reports IPv4 peers as mapped IPv6 addresses.
         address = getattr(address, "ipv4_mapped", None) or address
         return any(address in network for network in self._networks)
+
+
+def _without_port(text: str) -> str:
+    """Return an address as some proxies write it, ``192.0.2.1:80`` or ``[2001:db8::1]:80``."""
+    text = text.strip()[:_LONGEST]
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    return text.partition(":")[0] if text.count(":") == 1 else text

@@ -390,5 +390,5 @@ class DeliveryInFlight(InFlight):
         ids = reply.delivery_id, reply.task_id
         location = ""
         if not route.ignore_result:
-            location = self.context.result_urls.location(*ids, reply.path, self.claim.age)
+            location = self.context.result_urls.location(*ids, route, self.claim.age)
         self.give(answer.of_acceptance(*ids, location))

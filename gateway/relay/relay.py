@@ -118,9 +118,10 @@ class Relay:
     def _services(self) -> list[Service]:
         """Return the services in the order in which they are started."""
         context = self.context
-        own = (self._results, context.idempotency, context.journal)
+        # While it stops, the strategy still ends tasks, whose claims and entries are to be written.
+        own = (context.tracer, self._results, context.idempotency, context.journal)
         some: Sequence[Service | None]
-        some = (context.tracer, context.strategy, context.queues, context.fairness, *own)
+        some = (*own, context.strategy, context.queues, context.fairness)
         return [service for service in some if service is not None]
 
     def checks(self) -> dict[str, str]:

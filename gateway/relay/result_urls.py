@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 from gateway import answer
 from gateway.answer import Answer
 from gateway.celery_message import decode_result
-from gateway.config.route import RESULTS
+from gateway.config.route import RESULTS, Route
 from gateway.config.settings import Config
 from gateway.errors import NotFound, ResultExpired, ResultsUnavailable
 from gateway.stores import result_store
@@ -49,18 +49,19 @@ class Ticket:
 
 
 class Tokens:
-    """Makes and reads the tokens of result URLs; `content_types` are pairs of path and type.
+    """Makes and reads the tokens of result URLs.
 
+    `routes` are pairs of path and content type: the routes of one path may differ in that.
     Deployments with the same `key` and different prefixes cannot read each other's tokens.
     """
 
-    def __init__(self, key: bytes, prefix: str, content_types: Iterable[tuple[str, str]]):
+    def __init__(self, key: bytes, prefix: str, routes: Iterable[tuple[str, str]]):
         self._key = hmac.digest(key, b"results\0" + prefix.encode(), "sha256")
-        self._routes = {_digest(path): content_type for path, content_type in content_types}
+        self._routes = {_digest(*route): route[1] for route in routes}
 
-    def make(self, delivery_id: str, task_id: str, path: str, expires: float) -> str:
+    def make(self, delivery_id: str, task_id: str, route: tuple[str, str], expires: float) -> str:
         ids = UUID(delivery_id).bytes, UUID(task_id).bytes
-        fields = _FIELDS.pack(*ids, int(expires), _digest(path))
+        fields = _FIELDS.pack(*ids, int(expires), _digest(*route))
         return _encode(fields + self._mac(fields))
 
     def read(self, token: str) -> Ticket:
@@ -92,8 +93,8 @@ def _encode(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-def _digest(path: str) -> bytes:
-    return hashlib.sha256(path.encode()).digest()[:8]
+def _digest(path: str, content_type: str) -> bytes:
+    return hashlib.sha256(f"{path}\0{content_type}".encode()).digest()[:8]
 
 
 class ResultURLs:
@@ -104,8 +105,8 @@ class ResultURLs:
 
     def __init__(self, config: Config, store: Pipeline | None):
         key = config.secret_key.get_secret_value().encode() if config.secret_key else b""
-        types = ((route.path, route.content_type) for route in config.routes)
-        self._tokens = Tokens(key, config.prefix, types)
+        routes = ((route.path, route.content_type) for route in config.routes)
+        self._tokens = Tokens(key, config.prefix, routes)
         # Without a key there are no URLs: anybody can make a token with an empty key.
         self._served = bool(key) and store is not None
         self._store = store
@@ -113,15 +114,17 @@ class ResultURLs:
         self._base = (config.public_url or "") + RESULTS
         self._life = config.result_expires
 
-    def location(self, delivery_id: str, task_id: str, path: str, age: float = 0.0) -> str:
-        """Return the URL of the result of a task that was taken `age` seconds ago.
+    def location(self, delivery_id: str, task_id: str, route: Route, age: float = 0.0) -> str:
+        """Return the URL of the result of a task of `route` that was taken `age` seconds ago.
 
         It is empty without a key.
         """
         if not self._served:
             return ""
         expires = time.time() - age + self._life
-        return self._base + self._tokens.make(delivery_id, task_id, path, expires)
+        return self._base + self._tokens.make(
+            delivery_id, task_id, (route.path, route.content_type), expires
+        )
 
     def ticket(self, path: str) -> Ticket:
         """Return the content of the token in `path`; raises `NotFound`."""

@@ -78,7 +78,11 @@ class Subscription:
         if callbacks:
             return
         del self._callbacks[channel]
-        if self._subscribed.pop(channel, None) is not None and self._pubsub is not None:
+        event = self._subscribed.pop(channel, None)
+        if event is None:
+            return
+        event.set()  # whoever adds what is removed meanwhile need not wait any more
+        if self._pubsub is not None:
             await self._ask(self._pubsub, "UNSUBSCRIBE", channel)
 
     async def _ask(self, pubsub: redis.asyncio.client.PubSub, *command: str) -> None:

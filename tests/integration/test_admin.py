@@ -50,6 +50,18 @@ def test_bodies_and_large_headers_are_not_read(gateway, data):
     assert get(f"{gateway.admin_url}/healthz").code == 200
 
 
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
+def test_a_probe_may_ask_for_the_header_only(gateway, path):
+    async def ask() -> int:
+        async with await Connection.open(gateway.admin) as connection:
+            connection.send(request(b"", path, method="HEAD"))
+            answer = await connection.answer(head=True)
+            assert await connection.at_end()
+            return answer.status
+
+    assert asyncio.run(ask()) == get(f"{gateway.admin_url}{path}").code
+
+
 def test_connections_end_with_their_answer_or_when_none_is_asked_for(gateway):
     async def send() -> None:
         async with (

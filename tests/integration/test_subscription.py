@@ -71,6 +71,23 @@ def test_add_waits_until_redis_has_heard_of_it(heard, redis_server):
     heard(work)
 
 
+def test_what_is_removed_before_redis_has_heard_of_it_is_not_waited_for(heard, redis_server):
+    async def work(subscription: Subscription) -> None:
+        await eventually(lambda: not subscription.error)
+        redis_server.freeze()
+        try:
+            on_message = [].append
+            adding = asyncio.create_task(subscription.add("slow", on_message))
+            await asyncio.sleep(0)
+            assert not adding.done()
+            await subscription.remove("slow", on_message)
+            await adding
+        finally:
+            redis_server.thaw()
+
+    heard(work)
+
+
 @pytest.mark.parametrize("steps", range(0, STEPS, 3))
 def test_a_channel_added_at_any_moment_of_connecting_is_heard(heard, client, steps):
     async def work(subscription: Subscription) -> None:

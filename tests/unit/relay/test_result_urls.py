@@ -15,22 +15,25 @@ from gateway.config.settings import Config
 from gateway.errors import NotFound, ResultExpired
 from gateway.relay.result_urls import ResultURLs, Ticket, Tokens
 
-PATHS = [("/", "text/plain"), ("/xml", "text/xml")]
-TOKENS = Tokens(b"a key of sixteen bytes", "gateway:/::", PATHS)
+PLAIN, XML = ("/", "text/plain"), ("/xml", "text/xml")
+GONE = ("/gone", "text/plain")
+#: The last has the path of another one.
+ROUTES = [PLAIN, XML, ("/xml", "text/plain")]
+TOKENS = Tokens(b"a key of sixteen bytes", "gateway:/::", ROUTES)
 DELIVERY, TASK = str(uuid4()), str(uuid4())
 
 
 def test_what_was_made_is_read():
-    ticket = TOKENS.read(TOKENS.make(DELIVERY, TASK, "/xml", 1_000))
+    ticket = TOKENS.read(TOKENS.make(DELIVERY, TASK, XML, 1_000))
 
     assert (ticket.delivery_id, ticket.task_id) == (DELIVERY, TASK)
     assert (ticket.expires, ticket.content_type) == (1_000, "text/xml")
 
 
 def test_a_token_is_safe_in_a_path_and_tells_nothing_of_the_route():
-    token = TOKENS.make(DELIVERY, TASK, "/xml", 1_000)
+    token = TOKENS.make(DELIVERY, TASK, XML, 1_000)
     assert set(token) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
-    assert token[64:] != TOKENS.make(DELIVERY, TASK, "/", 1_000)[64:]
+    assert token[64:] != TOKENS.make(DELIVERY, TASK, PLAIN, 1_000)[64:]
 
 
 @given(st.binary(max_size=64))
@@ -47,7 +50,7 @@ def test_random_text_finds_nothing(text):
 
 @given(st.integers(0, 8 * 60 - 1))
 def test_no_bit_can_be_changed(bit):
-    data = bytearray(base64.urlsafe_b64decode(TOKENS.make(DELIVERY, TASK, "/", 1_000)))
+    data = bytearray(base64.urlsafe_b64decode(TOKENS.make(DELIVERY, TASK, PLAIN, 1_000)))
     data[bit // 8] ^= 1 << bit % 8
     with pytest.raises(NotFound):
         TOKENS.read(base64.urlsafe_b64encode(data).rstrip(b"=").decode())
@@ -56,26 +59,26 @@ def test_no_bit_can_be_changed(bit):
 @pytest.mark.parametrize("change", ["{}=", "{}A", " {}", "{}\n", "{}%3D", "/{}", "é{}", "{}/"])
 def test_a_token_has_one_spelling(change):
     with pytest.raises(NotFound):
-        TOKENS.read(change.format(TOKENS.make(DELIVERY, TASK, "/", 1_000)))
+        TOKENS.read(change.format(TOKENS.make(DELIVERY, TASK, PLAIN, 1_000)))
 
 
 @pytest.mark.parametrize(
     "foreign",
     [
-        Tokens(b"another key of 16 bytes", "gateway:/::", PATHS),
-        Tokens(b"a key of sixteen bytes", "gateway:/other::", PATHS),
-        Tokens(b"a key of sixteen bytes", "gateway:/::", [("/gone", "text/plain")]),
+        Tokens(b"another key of 16 bytes", "gateway:/::", ROUTES),
+        Tokens(b"a key of sixteen bytes", "gateway:/other::", ROUTES),
+        Tokens(b"a key of sixteen bytes", "gateway:/::", [GONE]),
     ],
 )
 def test_another_key_s_and_a_removed_route_s_are_not_found(foreign):
-    path = "/gone" if foreign._routes.keys() != TOKENS._routes.keys() else "/"
+    route = GONE if foreign._routes.keys() != TOKENS._routes.keys() else PLAIN
     with pytest.raises(NotFound):
-        TOKENS.read(foreign.make(DELIVERY, TASK, path, 1_000))
+        TOKENS.read(foreign.make(DELIVERY, TASK, route, 1_000))
 
 
 def test_without_a_key_there_is_no_location():
     config = Config(routes=[Route(path="/")])
-    assert ResultURLs(config, None).location(DELIVERY, TASK, "/") == ""
+    assert ResultURLs(config, None).location(DELIVERY, TASK, config.routes[0]) == ""
 
 
 def test_the_location_of_an_old_delivery_ends_when_the_first_one_s_does(monkeypatch):
@@ -85,8 +88,8 @@ def test_the_location_of_an_old_delivery_ends_when_the_first_one_s_does(monkeypa
     monkeypatch.setattr("gateway.relay.result_urls.time.time", lambda: 1_000)
     results = ResultURLs(config, object())
 
-    first = results.location(DELIVERY, TASK, "/")
-    second = results.location(DELIVERY, TASK, "/", age=40)
+    first = results.location(DELIVERY, TASK, config.routes[0])
+    second = results.location(DELIVERY, TASK, config.routes[0], age=40)
 
     assert first.startswith("https://x/results/")
     assert results.ticket(first.removeprefix("https://x")).expires == 1_100
