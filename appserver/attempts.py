@@ -134,6 +134,8 @@ class Attempts:
                 commands(pipe, partial(_key, backend))
                 return pipe.execute()
         except (RedisError, OSError) as exc:
+            # A connection to a Redis that has become a replica would live on.
+            self._client.connection_pool.disconnect(inuse_connections=False)
             self._not_before = time.monotonic() + RETRY_AFTER
             log.warning("Beginnings of tasks are not written for %g s: %s", RETRY_AFTER, exc)
             return []

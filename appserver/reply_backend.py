@@ -126,11 +126,11 @@ class ReplyMixin(_Backend):
         return encode(with_retries(meta, state, request))
 
 
-class ReplyBackend(ReplyMixin, ResultScript, PrimaryOnly, RedisBackend):
+class ReplyBackend(ReplyMixin, PrimaryOnly, ResultScript, RedisBackend):
     """Replies, or stores in Redis: ``appserver.reply_backend:ReplyBackend+redis://host/0``."""
 
 
-class SentinelReplyBackend(ReplyMixin, ResultScript, PrimaryOnly, SentinelBackend):
+class SentinelReplyBackend(ReplyMixin, PrimaryOnly, ResultScript, SentinelBackend):
     """Replies, or stores in the Redis that Sentinel names; the URL is Celery's ``sentinel://``."""
 
 

@@ -20,7 +20,7 @@ from gateway.stack import free_port
 from tests.faults.oracle import executions
 from tests.faults.tasks import EXECUTED
 from tests.integration.checking import Line, check, urls
-from tests.integration.losses import Servers
+from tests.integration.losses import Servers, ask
 from tests.support.requests import post_all
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import eventually, until
@@ -122,6 +122,8 @@ def test_a_worker_goes_on(servers: Servers, pool: str, ways):
                 assert post("/accept", LOST) == [202] * LOST
                 until(lambda: len(ran()) == len(sent), 30, ran().total)
                 until(lambda: servers.messages() == (0, 0), 30, servers.messages)
+            # A gateway does not use a replica.
+            until(lambda: ask(gateway, "/readyz", admin=True)[0] == 200, 30)
             assert post("/wait", ASKED) == [200] * ASKED
     number = (LOST + 1) * len(ways)
     assert worker.output().count("is lost, and") == number
