@@ -57,11 +57,16 @@ class Tokens:
 
     def __init__(self, key: bytes, prefix: str, routes: Iterable[tuple[str, str]]):
         self._key = hmac.digest(key, b"results\0" + prefix.encode(), "sha256")
-        self._routes = {_digest(*route): route[1] for route in routes}
+        self._routes: dict[bytes, str] = {}
+        # The last route of a path is known by the path alone: URLs outlive a new content type.
+        for path, content_type in routes:
+            self._routes |= {_digest(path): content_type, _digest(path, content_type): content_type}
 
     def make(self, delivery_id: str, task_id: str, route: tuple[str, str], expires: float) -> str:
         ids = UUID(delivery_id).bytes, UUID(task_id).bytes
-        fields = _FIELDS.pack(*ids, int(expires), _digest(*route))
+        last = self._routes.get(_digest(route[0])) == route[1]
+        digest = _digest(route[0]) if last else _digest(*route)
+        fields = _FIELDS.pack(*ids, int(expires), digest)
         return _encode(fields + self._mac(fields))
 
     def read(self, token: str) -> Ticket:
@@ -93,8 +98,8 @@ def _encode(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-def _digest(path: str, content_type: str) -> bytes:
-    return hashlib.sha256(f"{path}\0{content_type}".encode()).digest()[:8]
+def _digest(*parts: str) -> bytes:
+    return hashlib.sha256("\0".join(parts).encode()).digest()[:8]
 
 
 class ResultURLs:

@@ -30,6 +30,17 @@ def test_what_was_made_is_read():
     assert (ticket.expires, ticket.content_type) == (1_000, "text/xml")
 
 
+def test_the_routes_of_one_path_have_their_own_types():
+    for route in ROUTES:
+        assert TOKENS.read(TOKENS.make(DELIVERY, TASK, route, 1_000)).content_type == route[1]
+
+
+def test_a_token_outlives_a_new_content_type():
+    changed = Tokens(b"a key of sixteen bytes", "gateway:/::", [("/", "text/html")])
+    token = TOKENS.make(DELIVERY, TASK, PLAIN, 1_000)
+    assert changed.read(token).content_type == "text/html"
+
+
 def test_a_token_is_safe_in_a_path_and_tells_nothing_of_the_route():
     token = TOKENS.make(DELIVERY, TASK, XML, 1_000)
     assert set(token) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
