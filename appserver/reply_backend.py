@@ -27,7 +27,6 @@ from kombu.exceptions import EncodeError
 from kombu.utils.json import JSONEncoder
 
 from appserver.lost_results import lost_results
-from appserver.primary_connection import PrimaryOnly
 from appserver.reply_connection import Reply, reply_connection
 from appserver.result_script import ResultScript, with_retries
 
@@ -126,11 +125,11 @@ class ReplyMixin(_Backend):
         return encode(with_retries(meta, state, request))
 
 
-class ReplyBackend(ReplyMixin, PrimaryOnly, ResultScript, RedisBackend):
+class ReplyBackend(ReplyMixin, ResultScript, RedisBackend):
     """Replies, or stores in Redis: ``appserver.reply_backend:ReplyBackend+redis://host/0``."""
 
 
-class SentinelReplyBackend(ReplyMixin, PrimaryOnly, ResultScript, SentinelBackend):
+class SentinelReplyBackend(ReplyMixin, ResultScript, SentinelBackend):
     """Replies, or stores in the Redis that Sentinel names; the URL is Celery's ``sentinel://``."""
 
 

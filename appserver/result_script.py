@@ -2,6 +2,9 @@
 
 Celery reads what is stored already, then stores and publishes in a transaction. These are two round
 trips, and a result that another worker stores between them is overwritten. One script does it all.
+Where a server refuses it that has become a replica, or is no more the one to write to, it is sent
+once more on a new connection: a name may lead to a new primary while connections to the old one
+live on.
 docs/decisions/0015-results-in-one-round-trip.md has the figures.
 https://redis.io/docs/latest/develop/programmability/eval-intro/
 """
@@ -9,6 +12,7 @@ https://redis.io/docs/latest/develop/programmability/eval-intro/
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from functools import partial
 from hashlib import sha1
@@ -18,7 +22,14 @@ from celery import states
 from celery.exceptions import BackendStoreError
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.objects import cached_property
-from redis.exceptions import RedisError
+from redis.exceptions import (
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    MovedError,
+    ReadOnlyError,
+    RedisError,
+)
 
 from appserver.held_results import Stored
 from appserver.lost_results import store_or_count
@@ -40,6 +51,13 @@ else
 end
 return redis.call('PUBLISH', KEYS[1], ARGV[1])
 """
+
+_ELSEWHERE = (BusyLoadingError, ClusterDownError, MasterDownError, MovedError, ReadOnlyError)
+# redis-py has no class for the first two. Scripts of Redis 6 have the error of their command behind
+# their own.
+_elsewhere = re.compile(
+    r"^(?:NOREPLICAS|UNBLOCKED)\b|: -(?:READONLY|NOREPLICAS|MASTERDOWN|LOADING|CLUSTERDOWN)\b"
+).search
 
 _SHA = sha1(_STORE.encode()).hexdigest()
 
@@ -83,7 +101,17 @@ class ResultScript(_RedisBackend):
 
     def _set(self, key: bytes, value: str | bytes, expires: int | None = None) -> None:
         seconds = self.expires if expires is None else expires
-        self._script(keys=[key], args=[value, seconds or 0], client=self.client)
+        try:
+            self._run_script(key, value, seconds or 0)
+        except RedisError as exc:
+            if not (isinstance(exc, _ELSEWHERE) or _elsewhere(str(exc))):
+                raise
+            # Other threads find out by themselves on the connections that they use.
+            self.client.connection_pool.disconnect(inuse_connections=False)
+            self._run_script(key, value, seconds or 0)
+
+    def _run_script(self, key: bytes, value: str | bytes, seconds: int) -> None:
+        self._script(keys=[key], args=[value, seconds], client=self.client)
 
     def store_all(self, results: Sequence[Stored]) -> list[bool]:
         """Store results in one round trip; tell for each whether that was done."""

@@ -159,6 +159,9 @@ class Exposition(_Page):
 class File(RequestHandler):
     """A file of the page."""
 
+    def head(self, name: str) -> None:
+        self.get(name)
+
     def get(self, name: str) -> None:
         file = _PAGE / (name or "index.html")
         if not file.is_file():

@@ -50,7 +50,7 @@ def test_bodies_and_large_headers_are_not_read(gateway, data):
     assert get(f"{gateway.admin_url}/healthz").code == 200
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
+@pytest.mark.parametrize("path", ["/", "/healthz", "/readyz", "/metrics"])
 def test_a_probe_may_ask_for_the_header_only(gateway, path):
     async def ask() -> int:
         async with await Connection.open(gateway.admin) as connection:

@@ -12,7 +12,7 @@ import pytest
 import redis
 from redis.exceptions import ResponseError
 
-from appserver.primary_connection import PrimaryOnly
+from appserver.result_script import ResultScript
 from gateway.config.settings import Config
 from gateway.stores import result_store
 from gateway.stores.pipeline import Pipeline
@@ -312,23 +312,21 @@ def test_a_server_that_cannot_be_greeted_is_used(stack):
 def test_a_worker_writes_once_more_on_a_new_connection(store, error):
     met: list[int] = []
 
-    class Refusing:
-        """A backend that such a server refuses, and a new connection does not."""
+    class Backend(ResultScript):
+        """What such a server refuses, and a new connection does not."""
 
+        expires = 60
         client = redis.Redis.from_url(store.url)
 
-        def _set(self, answer: str) -> None:
+        def _run_script(self, key: bytes, value: str, seconds: int) -> None:
             met.append(self.client.client_id())
             if len(set(met)) < 2:
-                self.client.eval("return redis.error_reply(ARGV[1])", 0, answer)
+                self.client.eval("return redis.error_reply(ARGV[1])", 0, value)
 
-    class Backend(PrimaryOnly, Refusing):
-        pass
-
-    with Refusing.client:
-        Backend()._set(error)
+    with Backend.client:
+        Backend()._set(b"key", error)
         assert len(met) == 2
         met.clear()
         with pytest.raises(ResponseError, match="of its own"):
-            Backend()._set("ERR of its own")
+            Backend()._set(b"key", "ERR of its own")
         assert len(met) == 1
