@@ -7,7 +7,9 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from celery import bootsteps
@@ -69,6 +71,36 @@ def _signal_socket() -> socket.socket:
 def _empty(signals: socket.socket) -> None:
     with suppress(BlockingIOError):
         signals.recv(4096)
+
+
+class PromptEvents(bootsteps.Step):
+    """Let the worker wait for nothing on the connection of its events.
+
+    Where the loop is not kombu's, as with gevent and eventlet, Celery 5.7 reads this connection
+    after each message of a task, because the broker sends heartbeats, and waits 0.1 s for them.
+
+    Events are not confirmed. A greenlet that waits for a confirm would not get one that the loop
+    has read; it would keep the lock for events, for which the end of the worker waits. And a loop
+    that waits for a confirm stands still as long as the broker blocks publishers.
+    """
+
+    def create(self, parent: Any) -> None:
+        # A consumer connects by this method for its events only.
+        parent.connection_for_write = partial(_connect_for_events, parent)
+
+
+def _connect_for_events(consumer: Any, url: str | None = None, heartbeat: Any = None) -> Any:
+    connection = consumer.app.connection_for_write(
+        url=url, heartbeat=heartbeat, transport_options={"confirm_publish": False}
+    )
+    if consumer.hub is None:
+        connection.drain_events = partial(_drain_without_waiting, connection.drain_events)
+    return consumer.ensure_connected(connection)
+
+
+def _drain_without_waiting(drain_events: Callable[..., Any], timeout: float | None = None) -> Any:
+    """Read what has come, whatever the `timeout`. Raises TimeoutError when that was all."""
+    return drain_events(timeout=0)
 
 
 class QuietTasks(bootsteps.Step):

@@ -10,7 +10,7 @@ from celery import Celery, bootsteps, signals
 from celery.exceptions import ImproperlyConfigured
 
 from appserver.attempts import TakeBack
-from appserver.bootsteps import PromptHub
+from appserver.bootsteps import PromptEvents, PromptHub
 from appserver.dead_letters import DeadLetters
 from appserver.fair import consume_fairly
 from appserver.lost_results import CountLostResults
@@ -63,7 +63,7 @@ def setup(app: Celery, fair: Mapping[str, int] | None = None) -> None:
             "appserver.setup(app) has to be called before the app's tasks are used: call it right"
             " after the app is created"
         )
-    app.loader.override_backends = {**app.loader.override_backends, **_BACKENDS}
+    override_backends(app)
     app.steps["worker"].update(
         (
             ReplyingBackend,
@@ -74,12 +74,17 @@ def setup(app: Celery, fair: Mapping[str, int] | None = None) -> None:
             SettledTasks,
         )
     )
-    app.steps["consumer"].update((DeadLetters, TakeBack, Stream))
+    app.steps["consumer"].update((DeadLetters, PromptEvents, Stream, TakeBack))
     consume_fairly(app, fair)
     if app.configured:
         _set_defaults(app, app.conf)
     else:
         app.on_after_configure.connect(_set_defaults, weak=False)
+
+
+def override_backends(app: Celery) -> None:
+    """Let the backends of `app` reply, whatever URL its setting has; the setting stays as it is."""
+    app.loader.override_backends = {**app.loader.override_backends, **_BACKENDS}
 
 
 def _set_defaults(sender: Celery, source: Any, **_signal: object) -> None:
@@ -102,26 +107,18 @@ def _insert(defaults: Mapping[str, Any], source: Any) -> None:
 
 
 class ReplyingBackend(bootsteps.Step):
-    """Refuse to start a worker that would not answer; show in its settings how it replies.
-
-    Tasks that replace others answer in their place.
-    """
+    """Refuse to start a worker that would not answer; tasks that replace others do it for them."""
 
     def create(self, worker: Any) -> None:
         app = worker.app
         backend = app.backend
-        kind = f"{type(backend).__module__}:{type(backend).__qualname__}"
         if not isinstance(backend, ReplyMixin):
+            kind = f"{type(backend).__module__}:{type(backend).__qualname__}"
             raise ImproperlyConfigured(
                 f"the result backend of the app {app.main!r} is {kind}, and its workers would not"
                 f" answer the gateway: set result_backend to a URL that begins with"
                 f" {', '.join(f'{scheme}://' for scheme in STORES)}, or to None"
             )
-        # `gateway check` reads the setting, and so can everyone who may ask workers for their
-        # settings. Not every version of Celery hides a password in it, so the URL is written
-        # without. The backend itself is made from another attribute, `backend_cls`.
-        app.backend_cls = app.backend_cls or app.conf.result_backend
-        app.conf.result_backend = f"{kind}+{backend.as_uri()}" if backend.url else kind
         if getattr(worker.pool_cls, "is_green", False) and not _limited(backend):
             # Celery makes a backend for each thread, here for each greenlet, which is a task: with
             # a client and a connection of its own, it costs more than the task.

@@ -21,6 +21,8 @@ from appserver.reply_connection import reply_connection
 
 DECLARE_TIMEOUT = 10.0  # seconds by which a worker's start may be delayed
 
+LONGEST_ERROR = 500  # characters of an error in a dead letter's header
+
 #: Errors of the broker and of its connection, and a rejected message.
 ERRORS = (*CONNECTION_ERRORS, amqp.exceptions.MessageNacked)
 
@@ -96,3 +98,28 @@ def publish(
             mandatory=True,
             timeout=timeout,
         )
+
+
+def keep(app: Any, message: Any, exc: Exception, timeout: float) -> bool:
+    """Publish a `message` that cannot be begun because of `exc`; tell whether that is confirmed.
+
+    `timeout` is in seconds.
+    """
+    why = {
+        "reason": "unusable",
+        "error": repr(exc)[:LONGEST_ERROR],
+        "exchange": message.delivery_info["exchange"],
+        "routing_key": message.delivery_info["routing_key"],
+    }
+    task_id = message.headers.get("id")
+    try:
+        publish(app, message.properties, message.body, why, timeout)
+    except ERRORS as error:
+        log.error(
+            "The message of task %s cannot be begun, nor published as a dead letter: %s",
+            task_id,
+            error,
+        )
+        return False
+    log.error("The message of task %s cannot be begun, and is a dead letter: %r", task_id, exc)
+    return True

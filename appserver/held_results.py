@@ -4,6 +4,9 @@ Only the pool `solo` holds results: there tasks run in the turn of the worker's 
 results are written when the turn ends, before the messages are acknowledged. A slow task must not
 delay the results of the tasks before it, so a thread looks every `HELD` seconds, and writes what it
 finds the second time.
+
+Only a success is held, and only where no code of the app runs between the result and the end of the
+turn that may look for it: what follows a task, such as a signal or a link, finds its result stored.
 """
 
 from __future__ import annotations
@@ -14,7 +17,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from celery import Task, signals
+from celery.app.task import Context
 
 from appserver.reply_connection import Reply, ReplyConnection
 
@@ -24,6 +31,8 @@ LONG = 8_192  # bytes; a longer result is not held
 IDLE = 25
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Stored(NamedTuple):
@@ -46,7 +55,7 @@ class HeldResults:
     """The results of one turn of the loop."""
 
     _held: list[tuple[Reply | Stored, Callable[[], object]]]
-    _lock: threading.Lock
+    _lock: Any  # an RLock: what is stored by itself may look for what is held
     _thread: threading.Thread | None
 
     def __init__(self, connection: ReplyConnection, store: Store | None):
@@ -59,7 +68,15 @@ class HeldResults:
 
     def begin(self, more: bool) -> None:
         """Begin a task; its result may be held where `more` tasks follow or others are held."""
-        self._may_hold = more or bool(self._held)
+        self._more = more or bool(self._held)
+
+    def end(self, store: Callable[[], T]) -> T:
+        """End a task whose result nothing follows: `store` may hold it, in this thread."""
+        self._ends = threading.get_ident() if self._more else 0
+        try:
+            return store()
+        finally:
+            self._ends = 0
 
     def hold_reply(self, reply: Reply, otherwise: Callable[[], object]) -> bool:
         """Hold a reply until `flush`; False: it is to be written now.
@@ -73,8 +90,7 @@ class HeldResults:
         return len(result.value) <= LONG and self._hold(result, otherwise)
 
     def _hold(self, result: Reply | Stored, otherwise: Callable[[], object]) -> bool:
-        # What `flush` itself stores is not held again.
-        if not self._may_hold or self._flushing == threading.get_ident():
+        if self._ends != threading.get_ident():
             return False
         with self._lock:
             self._held.append((result, otherwise))
@@ -84,16 +100,12 @@ class HeldResults:
 
     def flush(self) -> None:
         """Write what is held; it is written when this returns, also if the thread writes it."""
-        self._may_hold = False
+        self._more = False
         with self._lock:
             held, self._held = self._held, []
             self._turn += 1
             if held:
-                self._flushing = threading.get_ident()
-                try:
-                    self._write(held)
-                finally:
-                    self._flushing = 0
+                self._write(held)
 
     def _write(self, held: list[tuple[Reply | Stored, Callable[[], object]]]) -> None:
         replies = [(one, otherwise) for one, otherwise in held if isinstance(one, Reply)]
@@ -129,9 +141,9 @@ class HeldResults:
     def _forget(self) -> None:
         # In a child after a fork, the results are the parent's, and there is no thread.
         self._held = []
-        self._flushing = 0  # the thread that writes
-        self._may_hold = False
-        self._lock = threading.Lock()
+        self._more = False
+        self._ends = 0  # the thread in which a task ends
+        self._lock = threading.RLock()
         self._watching = threading.Event()
         self._thread = None
 
@@ -141,3 +153,29 @@ def _try(otherwise: Callable[[], object], name: str) -> None:
         otherwise()
     except Exception:
         log.exception("The result of task %s is lost", name)
+
+
+def is_followed(app: Any, request: Any) -> bool:
+    """Tell whether code that may look for the result of `request` runs after its task.
+
+    It is the app's own, or a further task.
+    """
+    if not isinstance(request, Context):
+        return True
+    cls: Any = type(app.tasks.get(getattr(request, "task", None)))
+    return bool(
+        request.callbacks
+        or request.chain
+        or request.chord
+        or signals.task_success.receivers
+        or signals.task_postrun.receivers
+        or not issubclass(cls, Task)
+        or _has_own(cls)
+    )
+
+
+@lru_cache(maxsize=1024)
+def _has_own(cls: Any) -> bool:
+    """Tell whether a task's class has methods of its own that are called after the result."""
+    methods = (getattr(cls, name) for name in ("on_success", "after_return"))
+    return any(getattr(method, "__module__", "") != Task.__module__ for method in methods)

@@ -26,6 +26,7 @@ from celery.utils.serialization import ensure_serializable
 from kombu.exceptions import EncodeError
 from kombu.utils.json import JSONEncoder
 
+from appserver.held_results import is_followed
 from appserver.lost_results import lost_results
 from appserver.reply_connection import Reply, reply_connection
 from appserver.result_script import ResultScript, with_retries
@@ -79,6 +80,22 @@ class ReplyMixin(_Backend):
         if (replied or not final) and not must:
             return result
         return self._store(store, task_id, result, state, replied)
+
+    def mark_as_done(
+        self,
+        task_id: str,
+        result: Any,
+        request: Any = None,
+        store_result: bool = True,
+        state: str = states.SUCCESS,
+    ) -> None:
+        """Record a task's success, which may be held until the end of the loop's turn."""
+        store = partial(super().mark_as_done, task_id, result, request, store_result, state)
+        held = reply_connection(self.app).held
+        if held is None or is_followed(self.app, request):
+            store()
+        else:
+            held.end(store)
 
     def _store(
         self,

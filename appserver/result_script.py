@@ -85,9 +85,7 @@ class ResultScript(_RedisBackend):
         meta["task_id"] = bytes_to_str(task_id)
         with_retries(meta, state, request)
         key, value = self.get_key_for_task(task_id), self.encode(meta)
-        held = reply_connection(self.app).held
-        # The next task of a chord looks for the results of its members.
-        if held and state in states.READY_STATES and not getattr(request, "chord", None):
+        if held := reply_connection(self.app).held:
             # With Celery's retries; what is held no more is not held again.
             store = partial(super().store_result, task_id, result, state, traceback, request)
             otherwise = partial(store_or_count, self.app, task_id, store)
@@ -98,6 +96,23 @@ class ResultScript(_RedisBackend):
         except BackendStoreError as exc:
             raise BackendStoreError(str(exc), state=state, task_id=task_id) from exc
         return result
+
+    def get(self, key: bytes) -> Any:
+        self._write_held()
+        return super().get(key)
+
+    def mget(self, keys: Sequence[bytes]) -> Any:
+        self._write_held()
+        return super().mget(keys)
+
+    def delete(self, key: bytes) -> None:
+        self._write_held()
+        super().delete(key)
+
+    def _write_held(self) -> None:
+        # A task may look for the result of a task before it, or forget it.
+        if held := reply_connection(self.app).held:
+            held.flush()
 
     def _set(self, key: bytes, value: str | bytes, expires: int | None = None) -> None:
         seconds = self.expires if expires is None else expires

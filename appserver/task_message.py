@@ -15,7 +15,7 @@ from appserver.properties import decode_properties
 if TYPE_CHECKING:
     from appserver.task_stream import TaskStream
 
-_JSON = "application/json"
+_JSON, _UTF_8 = "application/json", "utf-8"
 _decode_json = JSONDecoder(object_hook=object_hook).decode
 
 
@@ -42,7 +42,7 @@ class TaskMessage(_Message):
         body = unpack_from(">Q", data, at + 11)[0]
         begin = at + 8 + size + 7
         super().__init__(
-            body=data[begin : begin + body],
+            body=_text(data[begin : begin + body], properties.get("content_encoding", _UTF_8)),
             delivery_tag=info["delivery_tag"],
             content_type=properties.get("content_type"),
             content_encoding=properties.get("content_encoding"),
@@ -62,7 +62,7 @@ class TaskMessage(_Message):
 
     def decode(self) -> Any:
         """Decode the body. Raises DecodeError, ContentDisallowed."""
-        ours = self.content_type == _JSON and self.content_encoding == "utf-8"
+        ours = self.content_type == _JSON and self.content_encoding == _UTF_8
         if not ours or not (self.accept is None or _JSON in self.accept):
             return super().decode()
         try:
@@ -77,3 +77,13 @@ class TaskMessage(_Message):
     def refuse(self, logger: Any, errors: Any, requeue: bool) -> None:
         """Reject the message; any thread may."""
         self._stream.refuse(self, logger, errors, requeue)
+
+
+def _text(body: bytes, encoding: str) -> str | bytes:
+    """Return `body` as py-amqp does; what decodes it later takes bytes as UTF-8."""
+    if encoding == _UTF_8:
+        return body
+    try:
+        return body.decode(encoding)
+    except (LookupError, ValueError):  # no text, as "binary"
+        return body

@@ -186,7 +186,8 @@ class TaskStream:
             self._flush()
             self._flush_follows = True
         if self._results:
-            self._results.begin(more=bool(self._transport._read_buffer))
+            more = bool(self._transport._read_buffer)
+            self._results.begin(more and not _tells(consumer.event_dispatcher))
         begin = monotonic()
         try:
             strategy(message, None, message.acknowledge, message.refuse, consumer.on_task_message)
@@ -228,6 +229,12 @@ def _held_results(consumer: Any) -> HeldResults | None:
         store = backend if isinstance(backend, ResultScript) else None
         connection.held = HeldResults(connection, store)
     return connection.held
+
+
+def _tells(dispatcher: Any) -> bool:
+    """Tell whether events of tasks are sent: whoever gets one may look for the result."""
+    sends: bool = dispatcher is not None and dispatcher.enabled
+    return sends and not (dispatcher.groups and "task" not in dispatcher.groups)
 
 
 def _length(data: bytes, at: int) -> int:

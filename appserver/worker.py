@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import partial, partialmethod
+from pickle import PicklingError
 from typing import Any
 from uuid import uuid4
 
@@ -14,10 +15,18 @@ import amqp
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from celery import Task, bootsteps, signals
 from celery.app.task import Context
-from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded, WorkerLostError
+from celery.exceptions import (
+    Ignore,
+    InvalidTaskError,
+    Reject,
+    SoftTimeLimitExceeded,
+    TaskRevokedError,
+    WorkerLostError,
+)
 from celery.worker import state
 from celery.worker.consumer import Consumer
 from celery.worker.request import Request
+from celery.worker.strategy import default
 
 from appserver import dead_letters
 from appserver.attempts import attempts
@@ -32,6 +41,12 @@ PATIENCE = 5.0  # seconds for publishing a dead letter, with the pause before th
 CELERY_HEADERS = frozenset(vars(Context)) | {
     *("lang", "task", "argsrepr", "kwargsrepr", "compression"),
 }
+#: What is raised where a message cannot be begun: it is no task's, or cannot be pickled for a pool.
+#: Connections, and pools that end, raise other errors.
+UNUSABLE = (
+    *(AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError),
+    PicklingError,
+)
 REDELIVERY = "redelivery"  # the property that is added to a redelivered message
 
 log = logging.getLogger(__name__)
@@ -47,6 +62,12 @@ class PoisonAwareRequest(Request):
 
     attempt: str | None = None
     _worker_lost = False
+
+    def __init_subclass__(cls, **options: Any):
+        """Guard the subclass that Celery makes for each task, with its own `execute_using_pool`."""
+        super().__init_subclass__(**options)
+        if execute := vars(cls).get("execute_using_pool"):
+            cls.execute_using_pool = partialmethod(_execute_or_keep, execute)
 
     def __init__(self, message: Any, **options: Any):
         super().__init__(message, **options)
@@ -133,10 +154,70 @@ class PoisonAwareRequest(Request):
             attempts(self.app).take_back(self)
 
 
+def _execute_or_keep(
+    request: PoisonAwareRequest, execute: Callable[..., Any], pool: Any, **options: Any
+) -> Any:
+    """Give a task to the pool by `execute`, or make its message a dead letter.
+
+    Raises TaskRevokedError where it was not given to the pool, whose place is free again.
+    """
+    try:
+        return execute(request, pool, **options)
+    except UNUSABLE as exc:
+        if not isinstance(request.message.channel, amqp.Channel) or not request.task.call_after:
+            raise
+        if dead_letters.keep(request.app, request.message, exc, PATIENCE / 2):
+            request.on_failure(ExceptionInfo())
+            request.acknowledge()
+        else:
+            request.task.call_after(PATIENCE, request.reject, (True,))
+        raise TaskRevokedError(request.id) from exc
+
+
+def begin_or_keep(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[..., Any]:
+    """Return Celery's strategy for `task`; a message that cannot be begun becomes a dead letter.
+
+    A worker would end because of it, and so would the next one that gets it.
+    """
+    begin = default(task, app, consumer, **options)
+    task.call_after = consumer.timer.call_after
+
+    def strategy(message: Any, body: Any, ack: Any, reject: Any, *others: Any) -> Any:
+        try:
+            return begin(message, body, ack, reject, *others)
+        except UNUSABLE as exc:
+            if not isinstance(message.channel, amqp.Channel):
+                raise
+            errors = consumer.connection_errors
+            if dead_letters.keep(app, message, exc, PATIENCE / 2):
+                _record_failure(app, message, InvalidTaskError(repr(exc)))
+                return ack(log, errors)
+            return task.call_after(PATIENCE, reject, (log, errors, True))
+
+    return strategy
+
+
+def _record_failure(app: Any, message: Any, error: Exception) -> None:
+    """Record the failure of a message of which no request could be made, if it has an id."""
+    headers = message.headers
+    if isinstance(task_id := headers.get("id"), str):
+        own = {name: value for name, value in headers.items() if name not in CELERY_HEADERS}
+        reply_to = message.properties.get("reply_to")
+        request = Context({"id": task_id, "reply_to": reply_to, "headers": own})
+        app.backend.mark_as_failure(task_id, error, request=request)
+
+
 class PoisonAware(_Task):
-    """Mixin for a task's class. Makes a message with which workers are lost a dead letter."""
+    """Mixin for a task's class. Makes a message with which workers are lost a dead letter.
+
+    So it does with a message that cannot be begun.
+    """
 
     Request = f"{__name__}:{PoisonAwareRequest.__qualname__}"
+    Strategy = f"{__name__}:{begin_or_keep.__qualname__}"
+
+    #: Calls a function in the worker's main process after some seconds; our strategy sets it.
+    call_after: Callable[..., Any] | None = None
 
     def before_start(self, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Begin the task, unless its message has to become a dead letter.
@@ -211,7 +292,7 @@ class PoisonAware(_Task):
 class PoisonAwareTasks(bootsteps.Step):
     """Adds the mixin `PoisonAware` to the class of each task, whatever its base class is.
 
-    A task with a request class of its own is not changed.
+    A task with a request class of its own is not changed, and one with a strategy keeps that.
     """
 
     def create(self, worker: Any) -> None:
@@ -219,6 +300,8 @@ class PoisonAwareTasks(bootsteps.Step):
             cls = type(task)
             if cls.Request == Task.Request:
                 own = {"__module__": cls.__module__}
+                if cls.Strategy != Task.Strategy:
+                    own["Strategy"] = cls.Strategy
                 task.__class__ = type(cls.__name__, (PoisonAware, cls), own)
 
 

@@ -23,7 +23,8 @@ from celery.app.utils import find_app
 from celery.exceptions import ImproperlyConfigured
 from kombu import Connection, Queue
 
-from appserver.celery_setup import STORES, ReplyingBackend
+from appserver.celery_setup import ReplyingBackend, override_backends
+from appserver.lost_results import CountLostResults
 from appserver.settings import settings
 from gateway.stack.stack import DESCRIBE
 
@@ -44,9 +45,6 @@ class Attachment:
     def __init__(self, environ: Mapping[str, str]):
         named = settings(environ)
         self._broker = named["broker_url"]
-        results = named["result_backend"]
-        # The app may not call `appserver.setup`, which would make its backend reply.
-        named["result_backend"] = f"{STORES[results.partition(':')[0]]}+{results}"
         self._variables = {
             **dict.fromkeys(_BROKER, self._broker),
             _RESULTS: named["result_backend"],
@@ -66,6 +64,8 @@ class Attachment:
         """
         self.prepare()
         app.backend_cls = None
+        # The app may not call `appserver.setup`.
+        override_backends(app)
         _ = app.conf["task_default_queue"]  # this loads a configuration that is not loaded yet
         app.conf.update(self._settings)
         wanted = _addresses(Connection(self._broker))
@@ -97,7 +97,8 @@ def attach(app: Celery, attachment: Attachment, own_queue: str = "") -> None:
         return {"tasks": names, "replies": replies}
 
     attachment.apply(app)
-    app.steps["worker"].add(Attach)
+    # What it tells shows `gateway check` that the worker replies.
+    app.steps["worker"].update((Attach, CountLostResults))
     app.task(describe, name=DESCRIBE, base=Task, ignore_result=False, shared=False)
 
 

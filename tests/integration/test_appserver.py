@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import signal
 import sys
 import time
 import uuid
@@ -239,6 +240,44 @@ def test_replies_in_every_pool(worker, store, pool):
         assert meta["task_id"] == task_id
         assert store.now(task_id) is None
     assert "Traceback" not in server.output()
+
+
+@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
+def test_a_worker_of_greenlets_that_sends_events_ends_at_once(
+    stack, rabbitmq, redis_server, tmp_path, pool
+):
+    """Its heartbeats and tasks send events at the same time as its loop reads their connection."""
+    (tmp_path / "shop.py").write_text(SHOP)
+    queue = f"test-{uuid.uuid4()}"
+    argv = [
+        sys.executable,
+        "-m",
+        "celery",
+        "-A",
+        "shop",
+        "worker",
+        "-n",
+        f"{queue}@localhost",
+        "-E",
+    ]
+    env = {"GATEWAY_BROKER_URL": rabbitmq.url, "GATEWAY_RESULT_BACKEND": redis_server.url}
+    server = stack.spawn(
+        "worker",
+        [*argv, "-P", pool, "-c", "10", "-Q", queue, "-l", "INFO"],
+        env={**env, "PYTHONPATH": ROOT},
+        cwd=tmp_path,
+        ready="ready.",
+    )
+    requester = Requester(rabbitmq.url, queue)
+    ids = [requester.send("shop.echo", f"body {n}") for n in range(100)]
+    assert [requester.reply(task_id)[1]["status"] for task_id in ids] == ["SUCCESS"] * 100
+    requester.close()
+
+    server.signal(signal.SIGTERM)
+
+    ended = poll(lambda: not server.alive(), TIMEOUT)
+    server.kill()
+    assert ended and "Traceback" not in server.output()
 
 
 @pytest.mark.parametrize("app", ["appserver", "shop"])

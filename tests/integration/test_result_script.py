@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import redis
@@ -69,6 +70,12 @@ def held(app, store, monkeypatch) -> HeldResults:
     return connection.held
 
 
+def succeed(app: Celery, task_id: str, result: str) -> None:
+    """Store a success as at the end of a task that nothing follows."""
+    store = partial(app.backend.mark_as_done, task_id, result)
+    reply_connection(app).held.end(store)
+
+
 def test_results_that_are_held_are_stored_together(app, store, held):
     app.backend.store_result("0", "loads the script", states.STARTED)
     before = store.info("commandstats")["cmdstat_evalsha"]["calls"]
@@ -76,7 +83,7 @@ def test_results_that_are_held_are_stored_together(app, store, held):
         pubsub.psubscribe(f"{KEY}*")
         pubsub.get_message(timeout=10)
         for number in map(str, range(1, 6)):
-            app.backend.store_result(number, number, states.SUCCESS)
+            succeed(app, number, number)
         assert store.keys(f"{KEY}[1-9]") == []
         held.flush()
         messages = [pubsub.get_message(timeout=10)["channel"] for _ in range(5)]
@@ -89,16 +96,16 @@ def test_results_that_are_held_are_stored_together(app, store, held):
 
 def test_held_results_are_stored_though_the_script_is_not_there(app, store, held):
     store.script_flush()
-    app.backend.store_result("1", "x", states.SUCCESS)
-    app.backend.store_result("2", ValueError("x"), states.FAILURE)
+    succeed(app, "1", "x")
+    succeed(app, "2", "y")
     held.flush()
     assert json.loads(store.get(f"{KEY}1"))["result"] == "x"
-    assert json.loads(store.get(f"{KEY}2"))["status"] == "FAILURE"
+    assert json.loads(store.get(f"{KEY}2"))["result"] == "y"
 
 
 def test_held_results_are_stored_though_the_connection_was_lost(app, store, held):
     app.backend.store_result("0", "connected", states.STARTED)
-    app.backend.store_result("1", "x", states.SUCCESS)
+    succeed(app, "1", "x")
     store.client_kill_filter(_type="normal", skipme=True)
     held.flush()
     assert json.loads(store.get(f"{KEY}1"))["result"] == "x"
@@ -112,10 +119,25 @@ def test_without_redis_each_held_result_is_tried_by_itself(caplog):
     assert "2 results are stored one by one" in caplog.text
 
 
-def test_the_result_of_a_chords_member_is_not_held(app, store, held):
-    request = Context({"id": "1", "chord": {"task": "x"}})
-    app.backend.store_result("1", "x", states.SUCCESS, request=request)
-    assert json.loads(store.get(f"{KEY}1"))["result"] == "x"
+def test_held_results_are_stored_before_any_is_read_or_forgotten(app, store, held):
+    succeed(app, "1", "x")
+    assert store.keys(f"{KEY}*") == []
+    assert app.AsyncResult("1").result == "x"
+    succeed(app, "2", "y")
+    assert None not in app.backend.mget([f"{KEY}1", f"{KEY}2"])
+    succeed(app, "3", "z")
+    app.AsyncResult("3").forget()
+    held.flush()
+    assert sorted(store.keys(f"{KEY}*")) == [f"{KEY}1".encode(), f"{KEY}2".encode()]
+
+
+def test_the_result_of_a_chords_member_is_not_held(app):
+    @app.task(name="member", shared=False)
+    def member(): ...
+
+    named = {"id": "1", "task": "member"}
+    assert not held_results.is_followed(app, Context(named))
+    assert held_results.is_followed(app, Context({**named, "chord": {"task": "x"}}))
 
 
 def test_a_success_is_final(app, store):

@@ -10,6 +10,8 @@ from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
 import appserver
+from appserver.lost_results import CountLostResults
+from appserver.reply_backend import ReplyMixin
 from gateway.stack.attached import Attachment, attach, load
 
 STAGING, STORE = "amqp://staging.example.com//", "redis://staging.example.com/0"
@@ -173,6 +175,16 @@ def test_a_task_says_what_the_app_has_and_whether_it_replies_by_itself(backend, 
     assert not described.ignore_result
 
 
+def test_its_backend_replies_and_the_setting_is_a_url_that_libraries_can_read():
+    app = constructor()
+    attach(app, Attachment(OURS))
+    assert app.conf.result_backend == OURS["GATEWAY_RESULT_BACKEND"]
+    assert app.conf.get("result_backend") == OURS["GATEWAY_RESULT_BACKEND"]
+    assert isinstance(app.backend, ReplyMixin)
+    # `gateway check` reads what this tells.
+    assert CountLostResults in app.steps["worker"]
+
+
 def test_an_app_that_was_set_up_replies_by_itself():
     app = Celery("shop", backend=STORE, set_as_current=False)
     appserver.setup(app)
@@ -180,7 +192,6 @@ def test_an_app_that_was_set_up_replies_by_itself():
     attach(app, Attachment(OURS))
 
     assert app.tasks["gateway.describe"]()["replies"] is True
-    assert app.conf.result_backend.startswith("appserver.reply_backend:ReplyBackend+")
 
 
 @pytest.mark.parametrize(

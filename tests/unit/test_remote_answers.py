@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from celery.app.defaults import DEFAULTS
 
 from gateway.cli.checks.finding import WARN, fail, listed, ok
 from gateway.cli.checks.remote import Answers
-from gateway.cli.checks.worker_settings import expires
-from gateway.cli.checks.workers import LOST, judge_unseen
+from gateway.cli.checks.worker_settings import expires, untold
+from gateway.cli.checks.workers import _SINCE_5_7, LOST, THROUGHPUT, judge, judge_unseen
 from gateway.config.settings import Config
 
 QUESTIONS = ("active_queues", "registered", "conf", "stats", "query_task")
@@ -46,6 +47,38 @@ def test_a_worker_that_counts_no_lost_results_is_named_where_its_pool_drops_them
     assert [one.status for one in found] == ([] if pool == "prefork" else [WARN])
 
 
+@pytest.mark.parametrize(
+    ("pool", "conf", "lost", "warned"),
+    [
+        ("gevent", {}, None, True),
+        ("eventlet", {}, None, True),
+        ("gevent", {}, {"number": 0, "last": None}, False),  # after `appserver.setup`
+        ("prefork", {}, None, False),
+        ("solo", {}, None, False),
+        ("gevent", {"broker_heartbeat": 0}, None, False),
+        ("gevent", {"broker_heartbeat": None}, None, False),
+        ("gevent", "before 5.7", None, False),
+        ("gevent", None, None, False),
+    ],
+)
+def test_a_worker_that_waits_after_each_message_is_named(pool, conf, lost, warned):
+    answers = Answers()
+    settings = {"result_backend": None, "worker_pool_start_method": None, "broker_heartbeat": 120}
+    if conf == "before 5.7":
+        settings, conf = {"result_backend": None, "broker_heartbeat": 120}, {}
+    if conf is not None:
+        answers.take("conf", {"w": settings | conf})
+    stats = {"pool": {"implementation": f"celery.concurrency.{pool}:TaskPool"}}
+    answers.take("stats", {"w": {**stats, "lost_results": lost}})
+    found = [one for one in judge(Config(), {}, answers) if one.check == THROUGHPUT]
+    assert [one.status for one in found] == [WARN] * warned
+    assert all("appserver.setup(app)" in str(one) for one in found)
+
+
+def test_the_setting_that_tells_celery_5_7_is_among_its_defaults():
+    assert _SINCE_5_7 in DEFAULTS
+
+
 def test_lost_results_are_told_with_their_number():
     answers = Answers()
     answers.take("stats", {"a": {"lost_results": {"number": 36, "last": 1e9}}})
@@ -55,6 +88,32 @@ def test_lost_results_are_told_with_their_number():
         "warn  lost results: a: 36 results since it was started,"
         " the last at 2001-09-09 01:46:40 UTC; their tasks have run; "
     )
+
+
+@pytest.mark.parametrize("said", [{"error": "ValueError()"}, {}, [], None])
+def test_a_worker_that_answers_an_error_in_the_place_of_its_settings_is_named(said):
+    answers = Answers()
+    answers.take("conf", {"a": {"result_backend": None}, "b": said})
+    (found,) = untold(answers)
+    assert str(found).startswith("warn  stored results: b: the settings are answered with an error")
+    assert untold(Answers()) == []
+
+
+@pytest.mark.parametrize(
+    ("backend", "lost", "replies"),
+    [
+        ("redis://127.0.0.1/0", {"number": 0, "last": None}, True),  # after `appserver.setup`
+        ("redis://127.0.0.1/0", None, False),
+        ("appserver.reply_backend:ReplyBackend+redis://127.0.0.1/0", None, True),
+        (None, {"number": 0, "last": None}, True),
+        (None, None, False),
+    ],
+)
+def test_what_shows_that_a_worker_replies(backend, lost, replies):
+    answers = Answers()
+    answers.take("conf", {"w": {"result_backend": backend}})
+    answers.take("stats", {"w": {"lost_results": lost}})
+    assert answers.workers["w"].only_replies is replies
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import pytest
 from gateway.config.strategies import STRATEGIES
 from gateway.stack.stack import answers_ok
 from tests.integration.test_package import ROOT, build
+from tests.support.environment import inherited
 from tests.support.otlp import Collector
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
 
@@ -177,6 +178,11 @@ def test_a_worker_with_any_celery_serves(
         answer = post(server.url, f"hello {number}")
         assert answer == (201, {"celery": beside.celery, "body": f"hello {number}"})
     server.stop()
+    argv = [str(beside.bin / "celery"), "-A", "shop", "inspect", "conf", "--json"]
+    env = inherited() | {"BROKER": rabbitmq.url, "BACKEND": redis_server.url}
+    told = subprocess.run(argv, cwd=shop, env=env, capture_output=True, text=True, timeout=60)
+    (settings,) = json.loads(told.stdout).values()
+    assert settings["result_backend"].startswith("redis://")
     assert "Traceback" not in worker.output()
 
 

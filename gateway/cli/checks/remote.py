@@ -51,6 +51,7 @@ class Worker:
 
     queues: set[str] | None = None
     tasks: set[str] | None = None
+    #: Empty: they are no settings of Celery's, for example an error in their place.
     settings: dict[str, Any] | None = None
     #: Does it run tasks in its main process?
     solo: bool | None = None
@@ -80,6 +81,20 @@ class Worker:
             self.queues = {str(q.get("name")) for q in answer if isinstance(q, dict)}
         else:  # Celery adds options after a task's name
             self.tasks = {str(task).partition(" ")[0] for task in answer}
+
+    @property
+    def backend(self) -> str:
+        """The setting `result_backend`; empty: it is not known."""
+        return str((self.settings or {}).get("result_backend", ""))
+
+    @property
+    def only_replies(self) -> bool:
+        """Does it reply, and store only results that it is asked to store?
+
+        `appserver.setup` does both, counting and replying. Without it, the setting may name the
+        backend.
+        """
+        return self.lost is not None or "reply_backend" in self.backend
 
     @property
     def complete(self) -> bool:

@@ -37,13 +37,14 @@ async def check(
         return []
     reads, settings = _reads(config), worker_settings.of(answers)
     found = worker_settings.forms(config, settings) if reads else []
+    found += worker_settings.untold(answers)
     replies_expected = config.strategy_info.replies
     others = worker_settings.other_servers(config, settings)
     same = await same_redis.compare(config, others.values()) if config.results else {}
     unsafe = [
         name
         for name, server in others.items()
-        if not same.get(server) and (reads or not _only_replies(settings[name]))
+        if not same.get(server) and (reads or not answers.workers[name].only_replies)
     ]
     numbers, untried = trial.ready(seen, answers, unsafe)
     tried = Trial(config, exchange, reads, replies_expected)
@@ -52,7 +53,7 @@ async def check(
     elif numbers and (reads or replies_expected):
         await tried.run(numbers, answers, deadline)
     if replies_expected:
-        found += _judge_replies(tried, settings, untried)
+        found += _judge_replies(tried, answers, untried)
     if reads:
         found += _judge_stored(config, tried, settings, same, untried)
     return found
@@ -64,6 +65,7 @@ async def judge(config: Config, answers: Answers) -> list[Finding]:
     others = worker_settings.other_servers(config, settings)
     same = await same_redis.compare(config, others.values())
     return [
+        *worker_settings.untold(answers),
         *worker_settings.forms(config, settings),
         *worker_settings.elsewhere(config, settings, same),
     ]
@@ -78,19 +80,14 @@ def _reads(config: Config) -> bool:
     )
 
 
-def _only_replies(settings: Settings) -> bool:
-    """Does a worker reply, and store only results that it is asked to store?"""
-    return "reply_backend" in str(settings.get("result_backend"))
-
-
-def _judge_replies(tried: Trial, settings: Mapping[str, Settings], untried: str) -> list[Finding]:
+def _judge_replies(tried: Trial, answers: Answers, untried: str) -> list[Finding]:
     missing, sent = len(tried.sent - tried.replied), len(tried.sent)
     if sent and not missing:
         return [ok(_REPLIES, f"{sent} of {sent} came{_but(untried)}")]
     silent = [
         name
-        for name, conf in settings.items()
-        if not (_only_replies(conf) or str(conf.get("result_backend")).startswith("rpc"))
+        for name, worker in sorted(answers.workers.items())
+        if worker.settings and not (worker.only_replies or worker.backend.startswith("rpc"))
     ]
     if silent:
         return [fail(_REPLIES, f"{listed(silent)} would not reply over AMQP", _REPLYING)]

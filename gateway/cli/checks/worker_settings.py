@@ -22,6 +22,7 @@ SAME = (
     "set the same result_backend in the workers' app and for the gateway (GATEWAY_RESULT_BACKEND "
     "is the app server's and the gateway's), and restart them"
 )
+_ASK = "`celery -A APP inspect conf` says why; set result_backend to a URL that Celery can read"
 _URL = re.compile(r"(?<![a-z])(?:redis|rediss|sentinel)://.*", re.S).search
 _PASSWORD = re.compile(r"(?<=:)[^:@/]+(?=@)")
 #: The text form of a `timedelta`.
@@ -34,6 +35,18 @@ Settings = Mapping[str, Any]
 def of(answers: Answers) -> dict[str, Settings]:
     """Return the settings of the workers that have sent them, by the worker's name."""
     return {name: worker.settings for name, worker in answers.workers.items() if worker.settings}
+
+
+def untold(answers: Answers) -> list[Finding]:
+    """Return a finding about workers that answer the question for their settings with an error.
+
+    Celery before 5.7 raises one where it cannot hide the password of a URL.
+    """
+    names = [name for name, worker in sorted(answers.workers.items()) if worker.settings == {}]
+    if not names:
+        return []
+    problem = f"{listed(names)}: the settings are answered with an error, and not checked"
+    return [warn(STORED, problem, _ASK)]
 
 
 def forms(config: Config, settings: Mapping[str, Settings]) -> list[Finding]:

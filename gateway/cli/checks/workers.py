@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
+from typing import Any
 
 from gateway.cli.checks.finding import (
     Finding,
@@ -33,6 +34,17 @@ _KEEPS = (
     "message too, and counts none"
 )
 _SET_UP = "call appserver.setup(app) in their app, or use the pool prefork"
+#: The check of workers that wait after each message.
+THROUGHPUT = "throughput"
+_GREEN = frozenset(("gevent", "eventlet"))
+#: A setting that Celery has since 5.7, whose loop for greenlets waits 0.1 s on its events'
+#: connection after each message. With Redis as the broker that has no heartbeats, and it does not.
+_SINCE_5_7 = "worker_pool_start_method"
+_TEN = (
+    "in this pool Celery 5.7 takes only ten messages a second, unless the worker was started with "
+    "--without-gossip --without-heartbeat, and without -E"
+)
+_NO_WAIT = "call appserver.setup(app) in their app, or set broker_heartbeat = 0"
 _ENABLE = "set worker_enable_remote_control = True and control_exchange = 'celery' in their app"
 
 
@@ -80,7 +92,7 @@ def judge(config: Config, seen: Mapping[str, Seen], answers: Answers) -> list[Fi
             found.append(warn("workers", f"{problem}: {_SILENT}, or no Celery workers", _RESTART))
     consumed = {queue for queue, it in seen.items() if it.consumers}
     found = found or [_well(answers)]
-    return [*found, *judge_tasks(config, answers, consumed), *_losses(answers)]
+    return [*found, *judge_tasks(config, answers, consumed), *_losses(answers), *_waits(answers)]
 
 
 def judge_tasks(
@@ -130,6 +142,20 @@ def _losses(answers: Answers) -> list[Finding]:
         problem = f"{listed(dropping)}: without appserver.setup, a worker of the pool {pools}"
         found.append(warn(LOST, f"{problem} {_KEEPS}", _SET_UP))
     return found
+
+
+def _waits(answers: Answers) -> list[Finding]:
+    """Return a finding about workers whose loop waits after each message."""
+    waiting = [
+        name
+        for name, worker in sorted(answers.workers.items())
+        if worker.lost is None and worker.pool in _GREEN and _has_heartbeats(worker.settings or {})
+    ]
+    return [warn(THROUGHPUT, f"{listed(waiting)}: {_TEN}", _NO_WAIT)] if waiting else []
+
+
+def _has_heartbeats(settings: Mapping[str, Any]) -> bool:
+    return _SINCE_5_7 in settings and bool(settings.get("broker_heartbeat"))
 
 
 def _start(config: Config) -> str:

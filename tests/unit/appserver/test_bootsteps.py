@@ -7,9 +7,11 @@ import signal
 from types import SimpleNamespace
 
 import pytest
+from celery import Celery
+from kombu import Connection
 from kombu.asynchronous.hub import Hub
 
-from appserver.bootsteps import PromptHub
+from appserver.bootsteps import PromptEvents, PromptHub
 
 SECONDS = 60  # for which the loop polls where nothing wakes it
 
@@ -62,3 +64,44 @@ def test_a_worker_without_a_loop_has_nothing_to_wake():
     step.stop(worker)
 
     assert signal.set_wakeup_fd(-1) == -1
+
+
+@pytest.fixture
+def consumer():
+    """A consumer that connects, and what its connection is asked to drain."""
+    options = {"confirm_publish": True, "max_retries": 3}
+    app = Celery(broker="amqp://h//", set_as_current=False)
+    app.conf.broker_transport_options = options
+    consumer = SimpleNamespace(app=app, hub=None, steps=[], ensure_connected=lambda found: found)
+    yield consumer
+    app.close()
+
+
+@pytest.mark.parametrize("hub", [None, "kombu's"])
+def test_events_are_not_confirmed_and_all_other_messages_are(consumer, hub):
+    consumer.hub = hub
+    PromptEvents(consumer).create(consumer)
+
+    connection = consumer.connection_for_write(heartbeat=30)
+
+    assert connection.transport_options == {"confirm_publish": False, "max_retries": 3}
+    assert connection.heartbeat == 30
+    assert consumer.app.connection_for_write().transport_options["confirm_publish"] is True
+
+
+@pytest.mark.parametrize(("hub", "timeouts"), [(None, [0, 0]), ("kombu's", [0.1, None])])
+def test_only_a_loop_without_a_hub_reads_its_events_connection_and_never_waits(
+    consumer, hub, timeouts, monkeypatch
+):
+    drained = []
+    monkeypatch.setattr(
+        Connection, "drain_events", lambda self, timeout=None: drained.append(timeout)
+    )
+    consumer.hub = hub
+    PromptEvents(consumer).create(consumer)
+
+    connection = consumer.connection_for_write()
+    connection.drain_events(timeout=0.1)
+    connection.drain_events()
+
+    assert drained == timeouts

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
-from celery import Celery, states
+from celery import Celery, signals, states
 from celery.app.task import Context
 
 from appserver import held_results
@@ -34,6 +36,11 @@ class Connection:
         return self.up
 
 
+def hold(how, *args):
+    """Hold what a task returns, by one of the methods, as its end does."""
+    return how.__self__.end(partial(how, *args))
+
+
 def forbidden():
     raise AssertionError("it was written, and is to be stored")
 
@@ -41,9 +48,9 @@ def forbidden():
 def test_those_of_a_turn_are_one_write():
     held = HeldResults(connection := Connection(), None)
     held.begin(more=True)
-    assert held.hold_reply(REPLY, forbidden)
+    assert hold(held.hold_reply, REPLY, forbidden)
     held.begin(more=False)  # the last task of the turn
-    assert held.hold_reply(REPLY._replace(correlation_id="2"), forbidden)
+    assert hold(held.hold_reply, REPLY._replace(correlation_id="2"), forbidden)
     held.flush()
     held.flush()
     assert connection.writes == [["1", "2"]]
@@ -51,11 +58,11 @@ def test_those_of_a_turn_are_one_write():
 
 def test_a_single_one_a_long_one_and_one_outside_a_turn_are_not_held():
     held = HeldResults(connection := Connection(), None)
-    assert not held.hold_reply(REPLY, forbidden)
+    assert not hold(held.hold_reply, REPLY, forbidden)
     held.begin(more=False)
-    assert not held.hold_reply(REPLY, forbidden)
+    assert not hold(held.hold_reply, REPLY, forbidden)
     held.begin(more=True)
-    assert not held.hold_reply(REPLY._replace(body=b"x" * (LONG + 1)), forbidden)
+    assert not hold(held.hold_reply, REPLY._replace(body=b"x" * (LONG + 1)), forbidden)
     held.flush()
     assert connection.writes == []
 
@@ -66,7 +73,7 @@ def test_a_turn_that_lasts_does_not_hold_them(monkeypatch):
     held = HeldResults(connection := Connection(), None)
     for _ in range(3):
         held.begin(more=True)
-        held.hold_reply(REPLY, forbidden)
+        hold(held.hold_reply, REPLY, forbidden)
         # Nothing ends the turn.
         assert connection.written.wait(60)
         connection.written.clear()
@@ -80,8 +87,8 @@ def test_what_cannot_be_written_is_stored(caplog):
         raise OSError("no store either")
 
     held.begin(more=True)
-    held.hold_reply(REPLY, fails)
-    held.hold_reply(REPLY._replace(correlation_id="2"), lambda: stored.append("2"))
+    hold(held.hold_reply, REPLY, fails)
+    hold(held.hold_reply, REPLY._replace(correlation_id="2"), lambda: stored.append("2"))
     held.flush()
     assert stored == ["2"]
     assert [record.message for record in caplog.records] == ["The result of task 1 is lost"]
@@ -105,12 +112,12 @@ def test_stored_results_of_a_turn_are_one_write_after_the_replies():
 
     def itself():
         # What stores it by itself comes here again, and is not held in the middle of a write.
-        again.append(held.hold_stored(Stored(b"2", "no", 0), forbidden))
+        again.append(hold(held.hold_stored, Stored(b"2", "no", 0), forbidden))
 
-    assert held.hold_stored(Stored(b"1", "yes", 0), forbidden)
-    assert held.hold_reply(REPLY, forbidden)
-    assert held.hold_stored(Stored(b"2", "no", 0), itself)
-    assert not held.hold_stored(Stored(b"3", "x" * (LONG + 1), 0), forbidden)
+    assert hold(held.hold_stored, Stored(b"1", "yes", 0), forbidden)
+    assert hold(held.hold_reply, REPLY, forbidden)
+    assert hold(held.hold_stored, Stored(b"2", "no", 0), itself)
+    assert not hold(held.hold_stored, Stored(b"3", "x" * (LONG + 1), 0), forbidden)
     held.flush()
     assert (store.writes, connection.writes, again) == ([[b"1", b"2"]], [["1"]], [False])
 
@@ -118,28 +125,108 @@ def test_stored_results_of_a_turn_are_one_write_after_the_replies():
 def test_a_fork_holds_nothing_of_its_parents():
     held = HeldResults(connection := Connection(), None)
     held.begin(more=True)
-    held.hold_reply(REPLY, forbidden)
+    hold(held.hold_reply, REPLY, forbidden)
     child = os.fork()
     if not child:
         held.flush()
-        os._exit(len(connection.writes) + held.hold_reply(REPLY, forbidden))
+        os._exit(len(connection.writes) + hold(held.hold_reply, REPLY, forbidden))
     assert os.waitpid(child, 0)[1] == 0
     held.flush()
     assert connection.writes == [["1"]]
 
 
-@pytest.mark.parametrize(("store", "is_held"), [(False, True), (True, False)])
-def test_a_result_that_is_stored_too_is_replied_at_once(store, is_held):
+@pytest.fixture
+def app():
+    """An app whose backend replies, and writes what it holds to `app.written`."""
     with Celery(
         broker="amqp://127.0.0.1:1//",
         backend="appserver.reply_backend:StorelessReplyBackend",
         set_as_current=False,
     ) as app:
+
+        @app.task(name="plain", shared=False)
+        def plain(): ...
+
         connection = reply_connection(app)
-        connection.held = HeldResults(taken := Connection(), None)
-        connection.held.begin(more=True)
-        delivery = {"store": store}
-        request = Context({"id": "1", "reply_to": "gateway.reply.1", "delivery": delivery})
-        app.backend.store_result("1", "x", states.SUCCESS, request=request)
-        connection.held.flush()
-        assert taken.writes == ([["1"]] if is_held else [])
+        taken = Connection()
+        app.written, app.held = taken.writes, HeldResults(taken, None)
+        connection.held = app.held
+        connection.publish_all = lambda replies: app.written.append("at once") or True
+        app.held.begin(more=True)
+        yield app
+
+
+def request(**others) -> Context:
+    common = {"id": "1", "task": "plain", "reply_to": "gateway.reply.1", "headers": {"x": "1"}}
+    return Context({**common, **others})
+
+
+HELD, AT_ONCE = [["1"]], ["at once"]
+
+
+@pytest.mark.parametrize(("store", "written"), [(False, HELD), (True, AT_ONCE)])
+def test_a_result_that_is_stored_too_is_replied_at_once(app, store, written):
+    app.backend.mark_as_done("1", "x", request(headers={"delivery": {"store": store}}))
+    app.held.flush()
+    assert app.written == written
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"callbacks": [{"task": "plain"}]},
+        {"chain": [{"task": "plain"}]},
+        {"task": "unknown"},
+        {"task": "with on_success"},
+        {"task": "with after_return"},
+        {"task": None},
+    ],
+)
+def test_what_is_followed_by_the_apps_code_is_written_at_once(app, others):
+    class Success(app.Task):
+        name = "with on_success"
+
+        def on_success(self, *args): ...
+
+    class Returned(app.Task):
+        name = "with after_return"
+
+        def after_return(self, *args): ...
+
+    for task in (Success(), Returned()):
+        app.register_task(task)
+    app.backend.mark_as_done("1", "x", request(**others))
+    assert app.written == AT_ONCE
+
+
+@pytest.mark.parametrize("signal", [signals.task_success, signals.task_postrun])
+def test_where_a_signal_follows_a_task_its_result_is_written_at_once(app, signal):
+    def receiver(**_): ...
+
+    signal.connect(receiver)
+    try:
+        app.backend.mark_as_done("1", "x", request())
+    finally:
+        signal.disconnect(receiver)
+    assert app.written == AT_ONCE
+
+
+def test_only_a_success_at_the_end_of_its_task_is_held(app):
+    app.backend.mark_as_failure("1", ValueError(), request=request())
+    app.backend.store_result("1", "x", states.SUCCESS, request=request())  # as update_state does
+    app.backend.mark_as_done("1", "x")  # without a request
+    assert app.written == AT_ONCE * 2
+    del app.written[:]
+    app.backend.mark_as_done("1", "x", request())
+    assert app.written == []
+
+
+def test_what_another_thread_stores_is_not_held(app):
+    def end():
+        with ThreadPoolExecutor(1) as other:
+            other.submit(
+                app.backend.store_result, "2", "x", states.SUCCESS, None, request()
+            ).result()
+
+    app.held.end(end)
+    assert app.written == AT_ONCE

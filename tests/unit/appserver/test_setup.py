@@ -11,6 +11,7 @@ import pytest
 from celery import Celery, Task
 from celery.exceptions import ImproperlyConfigured
 from celery.worker.request import Request
+from kombu import Connection
 
 import appserver
 from appserver.celery_setup import DEFAULTS, ReplyingBackend
@@ -181,14 +182,28 @@ def test_a_worker_whose_results_go_elsewhere_does_not_start(shop, url):
         create(app)
 
 
-def test_a_workers_settings_say_how_it_replies(shop):
-    app = shop(backend=REDIS)
+@pytest.mark.parametrize("greenlets", [False, True])
+@pytest.mark.parametrize("when", ["constructor", "after", "object"])
+@pytest.mark.parametrize(
+    ("url", "backend"),
+    [(REDIS, ReplyBackend), (SENTINELS, SentinelReplyBackend), (None, StorelessReplyBackend)],
+)
+def test_a_workers_app_keeps_the_setting_of_its_result_backend(shop, url, backend, when, greenlets):
+    app = shop(backend=url) if when == "constructor" else shop()
     appserver.setup(app)
-    create(app)
-    shown = "appserver.reply_backend:ReplyBackend+redis://:**@127.0.0.1:1/3"
-    assert app.conf.result_backend == shown
+    if when == "after":
+        app.conf.result_backend = url
+    if when == "object":
+        app.config_from_object({"result_backend": url})
+    create(app, greenlets)
+
+    assert app.conf.result_backend == app.conf.get("result_backend") == url
+    assert app.backend_cls is None
+    # Celery before 5.7 reads it like this where a worker is asked for its settings.
+    assert "secret" not in Connection(app.conf.result_backend or "memory://").as_uri()
+    assert "secret" not in str(app.conf.table(with_defaults=True)["result_backend"])
     other = app._get_backend()  # as each thread has its own
-    assert (type(other), other.url) == (ReplyBackend, REDIS)
+    assert (type(other), other.url) == (backend, url)
 
 
 @pytest.mark.parametrize(

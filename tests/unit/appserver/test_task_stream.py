@@ -240,6 +240,38 @@ def test_an_invalid_task_is_told(worker):
     assert [type(exc) for exc in worker.invalid] == [InvalidTaskError]
 
 
+@pytest.mark.parametrize(
+    ("enabled", "groups", "tells"),
+    [
+        (True, (), True),
+        (True, {"task", "worker"}, True),
+        (True, {"worker"}, False),
+        (False, (), False),
+        (None, (), False),
+    ],
+)
+def test_whether_events_of_tasks_are_sent(enabled, groups, tells):
+    dispatcher = None if enabled is None else SimpleNamespace(enabled=enabled, groups=groups)
+    assert task_stream._tells(dispatcher) is tells
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "decoded"),
+    [
+        ("iso-8859-1", '["é"]'.encode("iso-8859-1"), ["é"]),
+        ("UTF-16", '["é"]'.encode("utf-16"), ["é"]),
+        ("UTF8", '["é"]'.encode(), ["é"]),
+        ("binary", b'["a"]', ["a"]),
+        ("unknown", b'["a"]', ["a"]),
+        ("ascii", '["é"]'.encode(), ["é"]),  # left as bytes, as by py-amqp
+    ],
+)
+def test_a_body_is_read_in_its_own_encoding(worker, encoding, body, decoded):
+    worker.broker.sendall(deliver(1, body, content_encoding=encoding))
+    worker.turn()
+    assert worker.handled == [(1, decoded)]
+
+
 @pytest.mark.parametrize("reason", ["unknown", "reduced prefetch"])
 def test_celerys_own_way_gets_what_only_it_knows(worker, reason):
     if reason == "unknown":

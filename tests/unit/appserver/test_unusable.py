@@ -1,0 +1,144 @@
+"""What becomes of a message that cannot be begun, by what the broker says of its dead letter."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import amqp
+import pytest
+from celery import Celery
+from celery.exceptions import TaskRevokedError
+from kombu.exceptions import OperationalError
+from kombu.message import Message
+
+import appserver
+from appserver import dead_letters, worker
+from appserver.worker import PATIENCE, PoisonAwareTasks
+
+HEADERS = {"task": "echo", "id": "1"}
+
+
+class Broken:
+    """A pool that cannot pickle a task, or is broken in itself."""
+
+    def __init__(self, error: Exception):
+        self.error = error
+
+    def apply_async(self, *args, **options):
+        raise self.error
+
+
+class World:
+    """A worker's strategy for one task; `later`, `settled` and `letters` have what it has done."""
+
+    def __init__(self, monkeypatch, pool):
+        self.app = Celery("shop", backend="disabled://", broker="memory://", set_as_current=False)
+        appserver.setup(self.app)
+
+        @self.app.task(name="echo", shared=False)
+        def echo(): ...
+
+        self.letters, self.later, self.settled, self.confirms = [], [], [], True
+        self.channel = amqp.Channel.__new__(amqp.Channel)
+        monkeypatch.setattr(dead_letters, "publish", self._publish)
+        PoisonAwareTasks(None).create(SimpleNamespace(app=self.app))
+        self.pool = pool
+        self.task = self.app.tasks["echo"]
+
+    def _publish(self, app, properties, body, why, timeout):
+        if not self.confirms:
+            raise OperationalError("not now")
+        self.letters.append(why["reason"])
+
+    def execute(self, request):
+        try:
+            request.execute_using_pool(self.pool)
+        except TaskRevokedError:
+            self.settled.append("place")
+
+    def begin(self, body, **headers):
+        consumer = SimpleNamespace(
+            hostname="w",
+            connection_errors=(),
+            event_dispatcher=None,
+            timer=SimpleNamespace(call_at=None, call_after=lambda *call: self.later.append(call)),
+            apply_eta_task=None,
+            disable_rate_limits=True,
+            task_buckets={},
+            on_task_request=self.execute,
+            _limit_task=None,
+            _limit_post_eta=None,
+            pool=self.pool,
+            controller=SimpleNamespace(state=SimpleNamespace(revoked=set())),
+        )
+        strategy = self.task.start_strategy(self.app, consumer)
+        message = Message(
+            body=body,
+            channel=self.channel,
+            content_type="application/json",
+            content_encoding="utf-8",
+            delivery_info={"exchange": "", "routing_key": "q"},
+            headers={**HEADERS, **headers},
+            properties={},
+        )
+
+        def settle(how):
+            return lambda log, errors, requeue=False: self.settled.append((how, requeue))
+
+        strategy(message, None, settle("acknowledged"), settle("rejected"), ())
+
+
+@pytest.fixture
+def world(monkeypatch):
+    world = World(monkeypatch, Broken(TypeError("cannot pickle")))
+    yield world
+    world.app.close()
+
+
+@pytest.mark.parametrize("body", ["[1]", "[[], {}, {}]"])
+@pytest.mark.parametrize("acks_late", [True, False])
+def test_it_is_acknowledged_after_its_dead_letter_is_confirmed(world, body, acks_late):
+    world.task.acks_late = acks_late
+    world.begin(body)
+    assert world.letters == ["unusable"] and world.later == []
+    assert [how for how in world.settled if how != "place"] == [("acknowledged", False)]
+
+
+@pytest.mark.parametrize("body", ["[1]", "[[], {}, {}]"])
+def test_it_returns_to_its_queue_after_a_while_where_it_is_not_confirmed(world, body):
+    world.confirms = False
+    world.begin(body)
+    assert ("acknowledged", False) not in world.settled
+    ((seconds, reject, args),) = world.later
+    reject(*args)
+    assert seconds == PATIENCE and world.settled[-1] == ("rejected", True)
+
+
+@pytest.mark.parametrize("body", ["[1]", "[[], {}, {}]"])
+def test_of_another_broker_than_amqps_it_is_celerys(world, body):
+    world.channel = None
+    with pytest.raises((TypeError, ValueError)):
+        world.begin(body)
+    assert (world.letters, world.settled) == ([], [])
+
+
+def test_an_error_of_the_pool_is_not_one_of_the_message(world):
+    world.pool = Broken(OSError("broken pipe"))
+    with pytest.raises(OSError, match="broken pipe"):
+        world.begin("[[], {}, {}]")
+    assert (world.letters, world.settled) == ([], [])
+
+
+def test_a_task_keeps_a_strategy_of_its_own(monkeypatch):
+    app = Celery("shop", set_as_current=False)
+    appserver.setup(app)
+
+    class Batch(app.Task):
+        name = "batch"
+        Strategy = f"{__name__}:own"
+
+    app.register_task(Batch())
+    PoisonAwareTasks(None).create(SimpleNamespace(app=app))
+    task = app.tasks["batch"]
+    assert isinstance(task, worker.PoisonAware) and task.Strategy == f"{__name__}:own"
+    app.close()
