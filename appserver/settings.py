@@ -6,6 +6,7 @@ docs/appserver.md has the reason for each default.
 from __future__ import annotations
 
 import math
+import random
 import ssl
 from collections.abc import Mapping
 from typing import Any
@@ -75,8 +76,11 @@ def _broker(url: str, environ: Mapping[str, str]) -> dict[str, Any]:
         raise ImproperlyConfigured(
             f"GATEWAY_BROKER_URL mixes {', '.join(sorted(schemes))}: use one scheme for all URLs"
         )
+    # Each worker begins with another node, or all connections of a cluster would be on one.
+    urls = url.split(";")
+    first = random.randrange(len(urls))
     settings: dict[str, Any] = {
-        "broker_url": url,
+        "broker_url": ";".join(urls[first:] + urls[:first]),
         "broker_heartbeat": BROKER_HEARTBEAT,
     }
     scheme = schemes.pop()
@@ -105,8 +109,9 @@ def _results(url: str, environ: Mapping[str, str]) -> dict[str, Any]:
     if prefix := environ.get("GATEWAY_RESULT_KEY_PREFIX"):
         options["global_keyprefix"] = prefix
     if scheme == "sentinel":
-        query = parse_qs(urlsplit(url.split(";")[-1]).query)
-        options["master_name"] = query.get("master_name", ["mymaster"])[-1]
+        queries = [parse_qs(urlsplit(part).query) for part in url.split(";")]
+        names = [name for query in queries for name in query.get("master_name", ())]
+        options["master_name"] = names[-1] if names else "mymaster"
         # A Sentinel that does not answer is skipped without retries.
         options["sentinel_kwargs"] = {"socket_timeout": 2.0, "retry": Retry(NoBackoff(), 0)}
     settings = {

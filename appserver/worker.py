@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -47,7 +48,11 @@ UNUSABLE = (
     *(AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError),
     PicklingError,
 )
+LOCKED_PAUSE = 1.0  # seconds until a worker asks again for a queue that another connection has
 REDELIVERY = "redelivery"  # the property that is added to a redelivered message
+
+#: The refusal of a limit for all queues of a channel, by a quorum queue.
+_global_qos = re.compile(r"\bglobal[ _]qos\b", re.I).search
 
 log = logging.getLogger(__name__)
 
@@ -312,12 +317,44 @@ class PromptConsumer(Consumer):
     """
 
     _maximum_prefetch_restored: bool
+    _limit_of_each_queue = False
 
     class Blueprint(Consumer.Blueprint):
         default_steps = [
             "appserver.delayed_delivery:DelayedDelivery" if "delayed_delivery" in step else step
             for step in Consumer.Blueprint.default_steps
         ]
+
+    def connect(self) -> Any:
+        """Connect; where a queue has asked for it, the prefetch limit is one of each queue.
+
+        Celery asks that of the transport. It finds by itself only quorum queues that its app
+        declares as such, and not those that are by the default of a virtual host or a node.
+        """
+        conn = super().connect()
+        if self._limit_of_each_queue:
+            conn.transport.qos_semantics_matches_spec = lambda _connection: True
+        return conn
+
+    def on_connection_error_after_connected(self, exc: Exception) -> None:
+        super().on_connection_error_after_connected(exc)
+        if isinstance(exc, amqp.AMQPNotImplementedError) and _global_qos(str(exc)):
+            self._limit_of_each_queue = True
+            log.warning(
+                "A queue is a quorum queue by the default of its virtual host or node: the prefetch"
+                " limit holds for each queue from now on, and tasks with a countdown count in it"
+                " (%s)",
+                exc.reply_text,
+            )
+        elif isinstance(exc, amqp.ResourceLocked):
+            log.error(
+                "%s: if another worker is called %s, give this one a name of its own (-n NAME@%%h);"
+                " otherwise the broker still knows a connection that was lost",
+                exc.reply_text,
+                self.hostname,
+            )
+            # It may be another node of the cluster that has not noticed the loss yet.
+            time.sleep(LOCKED_PAUSE)
 
     def ensure_connected(self, conn: Any) -> Any:
         """Connect, with pauses of 1 to 5 s between attempts; Celery's grow to 30 s."""

@@ -16,6 +16,7 @@ from kombu.exceptions import OperationalError
 
 from gateway import celery_message
 from gateway.config.settings import Config
+from gateway.config.urls import redis_tls, without_options
 from gateway.errors import BrokerUnavailable, RequestError
 from gateway.metric_table import REDIS
 from gateway.metrics import Metrics
@@ -28,7 +29,8 @@ class KombuPublisher:
     """Has the methods of `publisher.Publisher`, but not its guarantees."""
 
     def __init__(self, config: Config, metrics: Metrics):
-        self._url = config.brokers[0]
+        self._url = without_options(config.brokers[0])
+        self._tls = redis_tls(config.brokers[0], config.tls)
         self._metrics = metrics
         self._thread = ThreadPoolExecutor(1, "publisher")
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -55,7 +57,7 @@ class KombuPublisher:
     def _connect(self) -> None:
         assert self._loop is not None
         try:
-            connection = Connection(self._url, connect_timeout=3)
+            connection = Connection(self._url, ssl=self._tls, connect_timeout=3)
             connection.ensure_connection(max_retries=1, reraise_as_library_errors=True)
         except OperationalError as exc:
             self.error = str(exc)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import random
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -69,9 +70,12 @@ class Publisher:
         self._on_channel = on_channel
         self._on_lost = on_lost
         self._throttling = throttling or ReadThrottling(metrics)
-        self._brokers = cycle(config.brokers)
+        # Each process begins with another node, or all connections of a cluster would be on one.
+        first = random.randrange(len(config.brokers))
+        urls = config.brokers[first:] + config.brokers[:first]
+        self._brokers = cycle(urls)
         #: The broker that it is connected to, or was last.
-        self.url = config.brokers[0]
+        self.url = urls[0]
         self._connection: TurnConnection | None = None
         self._channel: PublishingChannel | None = None
         self._revocations: Revocations | None = None

@@ -6,10 +6,10 @@ import argparse
 import os
 import sys
 from collections.abc import Collection
-from difflib import get_close_matches
 from importlib import import_module
 
 from gateway.errors import ConfigError, GatewayError
+from gateway.similar import similar
 
 #: Each command is a module of this package, with the first line of its docstring. Only the module
 #: of the command that runs is imported.
@@ -67,8 +67,8 @@ def main(argv: list[str] | None = None) -> int:
 def _refuse(command: argparse.ArgumentParser, unknown: list[str]) -> None:
     """End the process, as no option of the `command` has these names; exit code 2."""
     options = [option for action in command._actions for option in action.option_strings]
-    near = get_close_matches(unknown[0].partition("=")[0], options, 1)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    near = similar(unknown[0].partition("=")[0], options)
+    hint = f"; did you mean {near}?" if near else ""
     command.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 

@@ -22,6 +22,7 @@ from gateway.cli.local.plan import (
     RABBITMQ,
     RESULTS,
     STATE,
+    STRATEGY,
     Plan,
     make,
 )
@@ -112,6 +113,10 @@ def _start(stack: Stack, arguments: argparse.Namespace) -> tuple[list[Server], l
         for name in (BROKER, RESULTS, STATE)
         if (url := env[name]) in ours or (name in os.environ and "@" not in url)
     }
+    # What was made up for the routes here. Nobody else's secret is printed.
+    exports |= {name: env[name] for name in plan.made_up if name in env}
+    if arguments.strategy:
+        exports[STRATEGY] = arguments.strategy
     if plan.path:
         exports[CONFIG] = str(plan.path.absolute())
     # On a broker that was running before, other workers may have the missing tasks.

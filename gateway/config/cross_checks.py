@@ -7,15 +7,15 @@ needs the whole configuration, or the defaults that it gives to a route.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from ipaddress import ip_address
-from typing import Any
 from urllib.parse import urlsplit
 
 from gateway.config.dynamic import RENEWED
 from gateway.config.route import PARAM, Route
 from gateway.config.settings import REFUSED, Config
 from gateway.config.strategies import STRATEGIES
+from gateway.config.task import TaskSettings
 from gateway.sources import find
 
 #: Hosts that mean all addresses of the machine.
@@ -132,41 +132,59 @@ def _of_paths(routes: Sequence[Route]) -> Iterator[str]:
 
 def _of_queues(config: Config) -> Iterator[str]:
     """Yield the queues that several tasks declare differently."""
-    declared: dict[str, tuple[bool, dict[str, Any]]] = {}
-    for task in config.tasks:
-        for queue in task.queue_names if not task.dynamic else ():
-            kind = (task.declare, task.arguments())
-            if declared.setdefault(queue, kind) != kind:
-                yield (
-                    f"routes: the queue {queue} has different values of declare, queue_type or "
-                    "queue_arguments; make them the same"
-                )
+    kinds = [
+        (queue, path, place, (task.declare, task.arguments()))
+        for path, place, task in _tasks(config.routes)
+        for queue in (task.queue_names if not task.dynamic else ())
+    ]
+    yield from _different(kinds, "declare, queue_type or queue_arguments")
+
+
+def _tasks(routes: Sequence[Route]) -> Iterator[tuple[str, str, TaskSettings]]:
+    """Yield each task with its route's path and the place of its settings."""
+    for i, route in enumerate(routes):
+        yield route.path, f"routes[{i}]", route
+        for j, task in enumerate(route.also):
+            yield route.path, f"routes[{i}].also[{j}]", task
+
+
+def _different(kinds: Iterable[tuple[str, str, str, object]], names: str) -> Iterator[str]:
+    """Yield the queues that have several kinds; each is there with a path, a place and a kind."""
+    declared: dict[str, tuple[str, str, object]] = {}
+    told: set[str] = set()
+    for queue, path, place, kind in kinds:
+        first_path, first, other = declared.setdefault(queue, (path, place, kind))
+        if other != kind and queue not in told:
+            told.add(queue)
+            yield (
+                f"{place}: the queue {queue} has other values of {names} than in {first} "
+                f"(path {first_path}); make them the same"
+            )
 
 
 def _of_dynamic_queues(routes: Sequence[Route]) -> Iterator[str]:
     """Yield the dynamic queues that several routes declare differently."""
-    declared: dict[str, tuple[Any, ...]] = {}
-    for route in routes:
+    kinds = []
+    for i, route in enumerate(routes):
         own = route.queue_pattern, route.queue_limit, route.queue_expires, route.static_queue
-        kind = *own, route.queue_arguments
-        if route.dynamic and declared.setdefault(route.queue, kind) != kind:
-            yield (
-                f"routes: the queue {route.queue} has different values of queue_pattern, "
-                "queue_limit, queue_expires, static_queue or queue_arguments; make them the same"
-            )
+        if route.dynamic:
+            kind = *own, route.queue_arguments
+            kinds.append((route.queue, route.path, f"routes[{i}]", kind))
+    names = "queue_pattern, queue_limit, queue_expires, static_queue or queue_arguments"
+    yield from _different(kinds, names)
 
 
 def _of_fairness(routes: Sequence[Route]) -> Iterator[str]:
     """Yield the problems of fair queues that several routes share, or of which each needs some."""
     fair = [(i, route) for i, route in enumerate(routes) if route.fair_by is not None]
+    kinds = [
+        (",".join(route.queues or [route.queue]), route.path, f"routes[{i}]", route.fair_queues)
+        for i, route in fair
+    ]
+    yield from _different(kinds, "fair_queues")
     for i, route in fair:
         own = route.queues or route.queue
         sharing = [other for _, other in fair if (other.queues or other.queue) == own]
-        if len({other.fair_queues for other in sharing}) > 1:
-            yield (
-                f"routes: the queue {route.queue} has different values of fair_queues; make them "
-                "the same"
-            )
         if route.fair_by == "source" and len({other.source for other in sharing}) < 2:
             yield (
                 f"routes[{i}].fair_by: all deliveries on the queue {route.queue} have one source, "

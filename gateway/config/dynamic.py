@@ -92,6 +92,8 @@ def arguments(task: TaskSettings) -> dict[str, str | int | bool]:
     """Return the arguments with which the dynamic queues of `task` are declared."""
     return {
         **task.queue_arguments,
+        # The default of a virtual host may be another type, whose expiry is not renewed.
+        "x-queue-type": "classic",
         "x-expires": int(1000 * task.queue_expires),
         "x-message-ttl": int(1000 * WAITING * task.queue_expires),
         "x-dead-letter-exchange": "",

@@ -11,7 +11,6 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from gateway.config.problems import explain, member
 from gateway.config.settings import Config
 from gateway.config.tls import TLS
 from gateway.errors import ConfigError
+from gateway.similar import similar
 from gateway.sources import SCHEMES
 
 _NAME = "GATEWAY_"
@@ -163,8 +163,8 @@ def unknown_variables(environ: Mapping[str, str], path: Path | None) -> dict[str
             continue
         if _SERVICE(name) or text.startswith(_ADDRESS):
             continue
-        near = get_close_matches(own.upper(), known, 1)
-        found[name] = _NAME + near[0] if near else ""
+        near = similar(own.upper(), known)
+        found[name] = _NAME + near if near else ""
     return found
 
 

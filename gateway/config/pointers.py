@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Annotated, Any
@@ -19,6 +18,7 @@ from pydantic import AfterValidator
 
 from gateway.delivery import Delivery
 from gateway.errors import BadRequest
+from gateway.similar import similar
 from gateway.sources.envelopes import read_json_value
 from gateway.sources.fields import MISSING, at, pointer
 
@@ -59,8 +59,8 @@ def _nearest(text: str, sentence: str) -> str:
     """Return a hint: the form in `sentence` whose kind is most similar to that of `text`."""
     forms = {form.partition(":")[0]: form for form in _forms(sentence)}
     kind = re.split("[^a-z]", text.lower(), maxsplit=1)[0]
-    near = get_close_matches(kind, forms, 1)
-    return f"; did you mean {forms[near[0]]}?" if near else ""
+    near = similar(kind, forms)
+    return f"; did you mean {forms[near]}?" if near else ""
 
 
 Pointer = Annotated[str, pointing(_POINTER, _SENTENCE)]

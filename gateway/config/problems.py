@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,6 +13,7 @@ from pydantic_core import ErrorDetails
 from gateway.config.route import Route
 from gateway.config.tls import TLS
 from gateway.model import Model
+from gateway.similar import similar
 
 _NUMBER, _WHOLE = "has to be a number", "has to be a whole number"
 _BOOL, _TEXT, _TABLE = "has to be true or false", "has to be a text", "has to be a table"
@@ -49,6 +49,8 @@ _SENTENCES = {
 _TYPES = {"str", "int", "bool"}
 #: How such parts begin where the type has a validator; they are pydantic's.
 _CHECKED_TYPES = ("constrained-", "function-")
+#: pydantic's types of errors that say that a value is of another type.
+_OTHER_TYPES = {"bool_type", "int_type", "string_type"}
 #: The last part of a place where a table's key is invalid, and not its value.
 _KEY = "[key]"
 #: A key that TOML lets stand without quotation marks.
@@ -59,11 +61,11 @@ _TYPED = "has to be a text, a whole number, true or false"
 def explain(error: ValidationError, model: type[Model], place: str = "") -> list[str]:
     """Return a line for each problem with a `model`: where it is, and what would be valid."""
     lines: dict[str, None] = {}
-    for detail in error.errors(include_input=False, include_url=False):
+    for detail in _meant_types(error.errors(include_input=False, include_url=False)):
         loc, text = detail["loc"], _sentence(detail, model)
         if loc and loc[-1] in _TYPES:
             loc, text = loc[:-1], _TYPED
-        elif loc and (loc[-1] == _KEY or str(loc[-1]).startswith(_CHECKED_TYPES)):
+        elif loc and (loc[-1] == _KEY or _is_type(detail)):
             loc = loc[:-1]
         where = "".join(map(member, loc)).lstrip(".")
         for line in text.split("\n"):
@@ -72,6 +74,24 @@ def explain(error: ValidationError, model: type[Model], place: str = "") -> list
             between = "" if not where else "." if named else ": "
             lines[f"{place}{where}{between}{line}"] = None
     return list(lines)
+
+
+def _meant_types(details: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Leave out that a value is not of one type, where it is of another and has its own problem."""
+    places = [detail["loc"][:-1] for detail in details if not detail["type"].endswith("_type")]
+    return [
+        detail
+        for detail in details
+        if not (
+            detail["type"] in _OTHER_TYPES and _is_type(detail) and detail["loc"][:-1] in places
+        )
+    ]
+
+
+def _is_type(detail: ErrorDetails) -> bool:
+    """Does the last part of the place name a type of a union?"""
+    last = str(detail["loc"][-1]) if detail["loc"] else ""
+    return last in _TYPES or last.startswith(_CHECKED_TYPES)
 
 
 def member(name: str | int) -> str:
@@ -83,8 +103,8 @@ def member(name: str | int) -> str:
 
 def meant(given: Any, known: Iterable[str]) -> str:
     """Return a hint: the `known` name that is most similar to `given`, or all known names."""
-    near = get_close_matches(given, known, 1) if isinstance(given, str) else []
-    return f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
+    near = similar(given, known) if isinstance(given, str) else ""
+    return f"; did you mean {near}?" if near else f"; there are {', '.join(known)}"
 
 
 def _sentence(detail: ErrorDetails, model: type[Model]) -> str:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import quote, urlsplit
 
 from kombu.utils.url import parse_url
 from pydantic import (
@@ -24,6 +24,7 @@ from pydantic import (
     field_validator,
 )
 
+from gateway.config import urls
 from gateway.config.problems import explain, meant
 from gateway.config.route import RESULTS, Route
 from gateway.config.strategies import STRATEGIES, StrategyInfo
@@ -33,8 +34,6 @@ from gateway.model import Model, Seconds
 from gateway.sources import SCHEMES, find
 from gateway.sources.base import Options
 
-BROKER_SCHEMES = ("amqp", "amqps", "redis", "rediss")
-STORE_SCHEMES = ("redis", "rediss", "sentinel")
 #: The most bytes of a refused request in the journal.
 REFUSED = 64 * 1024
 
@@ -121,13 +120,10 @@ class Config(Model):
 
     @field_validator("broker_url")
     @classmethod
-    def _brokers(cls, urls: list[SecretStr]) -> list[SecretStr]:
-        for url in urls:
-            _check_url(url.get_secret_value(), BROKER_SCHEMES)
-            for beat in parse_qs(urlsplit(url.get_secret_value()).query).get("heartbeat", ()):
-                if not (beat.isascii() and beat.isdecimal() and int(beat) <= 3_600):
-                    raise ValueError("heartbeat= has to be whole seconds; 0: none are sent")
-        return urls
+    def _brokers(cls, brokers: list[SecretStr]) -> list[SecretStr]:
+        for url in brokers:
+            urls.check_broker(url.get_secret_value())
+        return brokers
 
     @field_validator("public_url")
     @classmethod
@@ -146,7 +142,7 @@ class Config(Model):
         """Add the path of OTLP where the URL has none."""
         if url is None:
             return None
-        _check_url(url, ("http", "https"))
+        urls.check(url, ("http", "https"))
         kind = "traces" if info.field_name == "trace_endpoint" else "metrics"
         return url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1/{kind}"
 
@@ -167,7 +163,7 @@ class Config(Model):
     @classmethod
     def _store(cls, url: SecretStr | None) -> SecretStr | None:
         if url is not None:
-            _check_url(url.get_secret_value(), STORE_SCHEMES)
+            urls.check_store(url.get_secret_value())
         return url
 
     @field_validator("sources", mode="before")
@@ -286,27 +282,3 @@ class Config(Model):
 
 def _is_amqp(url: SecretStr) -> bool:
     return urlsplit(url.get_secret_value()).scheme.startswith("amqp")
-
-
-def _check_url(url: str, schemes: tuple[str, ...]) -> None:
-    """Raise ValueError, without quoting the URL, unless it has a known scheme and a host."""
-    needed = f"has to be a URL with a host that begins with {':// or '.join(schemes)}://"
-    if url.startswith(tuple(f"{scheme}://" for scheme in schemes)):
-        needed = (
-            "has to have a host, and a port of 1 to 65535, if any; in a password write # / ? @ : "
-            "as %23 %2F %3F %40 %3A"
-        )
-    if url.startswith(("rpc://", "rpc+")):
-        needed = (
-            "rpc:// is a setting of the workers; leave this empty with the strategy pika, or give "
-            f"the URL of a Redis ({'://, '.join(schemes)}://)"
-        )
-    try:
-        parts = urlsplit(url)
-        # A sentinel URL lists several hosts, which urlsplit reads as one host with a bad port.
-        several = parts.scheme == "sentinel"
-        if parts.scheme in schemes and parts.hostname and (several or parts.port != 0):
-            return
-    except ValueError as exc:
-        raise ValueError(needed) from exc
-    raise ValueError(needed)

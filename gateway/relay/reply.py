@@ -110,7 +110,8 @@ class Reply:
         # there are only a few.
         text = f"%d {error.type}: %s (route %s, delivery %s, task %s, source %s, %s %s from %s)"
         known = (self.path, self.delivery_id, self.task_id, self.source)
-        said, request = request_log.printable(str(error)), self.request
+        # A task's error by its text, which the sender does not get.
+        said, request = request_log.printable(self.failure or str(error)), self.request
         asked = (request.method, request_log.shown_path(request.path), request.remote)
         log.log(level, text, error.status, said, *(each or "none" for each in known), *asked)
         if not self.closed:

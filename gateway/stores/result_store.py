@@ -16,6 +16,7 @@ from redis.exceptions import ConnectionError, RedisError
 
 from gateway.celery_message import RESULT_KEY
 from gateway.config.settings import Config
+from gateway.config.urls import database, master_name, redis_tls, without_options
 from gateway.errors import GatewayError
 from gateway.stores.primary import only_primary
 
@@ -54,16 +55,8 @@ def connect(config: Config, url: str = "") -> redis.asyncio.Redis:
     url = url or config.results
     if url.startswith("sentinel:"):
         return _master(url, options)
-    if url.startswith("rediss:"):
-        tls = config.tls
-        options |= {
-            "ssl_ca_certs": str(tls.ca) if tls.ca else None,
-            "ssl_certfile": str(tls.cert) if tls.cert else None,
-            "ssl_keyfile": str(tls.key) if tls.key else None,
-            "ssl_cert_reqs": "required" if tls.verify else "none",
-            "ssl_check_hostname": tls.verify,
-        }
-    return redis.asyncio.Redis.from_url(url, **options)
+    options |= redis_tls(url, config.tls)
+    return redis.asyncio.Redis.from_url(without_options(url), **options)
 
 
 def encoded(command: Sequence[bytes | str | int]) -> tuple[bytes | str | int, ...]:
@@ -90,19 +83,13 @@ def _master(url: str, options: dict[str, Any]) -> redis.asyncio.Redis:
     """Make a client for ``sentinel://host:26379/0;sentinel://...?master_name=NAME``."""
     parts = [url_to_parts(part) for part in url.split(";")]
     watchers = [(part.hostname, part.port or 26379) for part in parts]
-    database = (parts[0].path or "").strip("/") or "0"
     # A Sentinel that does not answer is skipped without a retry. The timeouts of all of them
     # together must not be longer than the caller waits.
     patience = {"socket_timeout": CONNECT_TIMEOUT / len(parts), "retry": options["retry"]}
     account: dict[str, Any] = {"username": parts[0].username, "password": parts[0].password}
     sentinel = Sentinel(watchers, sentinel_kwargs=patience)
-    master = master_name(url)
-    return sentinel.master_for(master, _Master, db=int(database), **account, **options)
-
-
-def master_name(url: str) -> str:
-    """Return the name of the master that a sentinel URL asks for."""
-    return url_to_parts(url.split(";")[-1]).query.get("master_name", "mymaster")
+    account["db"] = int(database(url.split(";")[0]))
+    return sentinel.master_for(master_name(url), _Master, **account, **options)
 
 
 def without_password(url: str) -> str:

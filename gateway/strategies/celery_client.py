@@ -21,6 +21,7 @@ from redis.exceptions import RedisError
 from gateway import celery_message
 from gateway.celery_message import Message
 from gateway.config.settings import Config
+from gateway.config.urls import redis_tls, without_options
 from gateway.errors import (
     BrokerBlocked,
     BrokerUnavailable,
@@ -31,7 +32,7 @@ from gateway.errors import (
     Unroutable,
 )
 from gateway.outcome import Outcome
-from gateway.strategies.celery_options import RESULT_TIMEOUT, broker_tls, sentinel, store_tls
+from gateway.strategies.celery_options import RESULT_TIMEOUT, broker_tls, sentinel
 from gateway.strategies.celery_results import result_backend
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ class CeleryClient:
             broker_heartbeat=0,
             broker_transport_options={"confirm_publish": True, "max_retries": 0},
             broker_use_ssl=broker_tls(config),
-            result_backend=result_backend(config.results),
+            result_backend=result_backend(without_options(config.results)),
             # One backend for all threads: creating one in each costs more time than a request.
             result_backend_thread_safe=True,
             result_backend_transport_options={
@@ -84,7 +85,7 @@ class CeleryClient:
                 "retry_policy": {"timeout": RESULT_TIMEOUT, "max_retries": 2},
                 **sentinel(config),
             },
-            redis_backend_use_ssl=store_tls(config),
+            redis_backend_use_ssl=redis_tls(config.results, config.tls) or None,
             redis_socket_connect_timeout=RESULT_TIMEOUT,
             redis_socket_timeout=RESULT_TIMEOUT,
             redis_max_connections=max(256, 2 * config.threads),

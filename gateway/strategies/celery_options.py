@@ -9,8 +9,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from gateway.config.settings import Config
-from gateway.config.tls import TLS
-from gateway.stores.result_store import master_name
+from gateway.config.urls import master_name
 
 RESULT_TIMEOUT = 3  # seconds for one command to the result store
 
@@ -19,16 +18,15 @@ def broker_tls(config: Config) -> dict[str, Any] | None:
     """Return `broker_use_ssl`."""
     if not config.brokers[0].startswith("amqps:"):
         return None
-    # py-amqp verifies a certificate's name only if it gets one; kombu replaces None by the host.
-    return {**_files(config.tls), **({"server_hostname": None} if config.tls.verify else {})}
-
-
-def store_tls(config: Config) -> dict[str, Any] | None:
-    """Return `redis_backend_use_ssl`."""
-    if not config.results.startswith("rediss:"):
-        return None
-    options = {f"ssl_{name}": value for name, value in _files(config.tls).items()}
-    return {**options, "ssl_check_hostname": config.tls.verify}
+    tls = config.tls
+    return {
+        "ca_certs": tls.ca and str(tls.ca),
+        "certfile": tls.cert and str(tls.cert),
+        "keyfile": tls.key and str(tls.key),
+        "cert_reqs": ssl.CERT_REQUIRED if tls.verify else ssl.CERT_NONE,
+        # py-amqp verifies a name only if it gets one; kombu replaces None by the host.
+        **({"server_hostname": None} if tls.verify else {}),
+    }
 
 
 def sentinel(config: Config) -> dict[str, Any]:
@@ -38,12 +36,3 @@ def sentinel(config: Config) -> dict[str, Any]:
     # A Sentinel that does not answer is skipped without retries.
     patience = {"socket_timeout": RESULT_TIMEOUT, "retry": Retry(NoBackoff(), 0)}
     return {"master_name": master_name(config.results), "sentinel_kwargs": patience}
-
-
-def _files(tls: TLS) -> dict[str, Any]:
-    return {
-        "ca_certs": tls.ca and str(tls.ca),
-        "certfile": tls.cert and str(tls.cert),
-        "keyfile": tls.key and str(tls.key),
-        "cert_reqs": ssl.CERT_REQUIRED if tls.verify else ssl.CERT_NONE,
-    }

@@ -147,7 +147,8 @@ def test_another_expiry(servers, redis_server, worker, lines, seconds):
         checked = check(*servers)
         mended = check(*servers, GATEWAY_RESULT_EXPIRES=str(seconds or 300))
     line = checked.worst("stored results")
-    assert checked.code == 1 and line.status == "FAIL"
+    fails = 0 < seconds < 300
+    assert (checked.code, line.status) == ((1, "FAIL") if fails else (0, "warn"))
     assert f"for {seconds or 'ev'}" in line.text and "result_expires = 300" in line.text
     assert mended.well == bool(seconds)
 

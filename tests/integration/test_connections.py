@@ -136,6 +136,26 @@ def test_every_strategy_answers_over_tls_with_a_client_certificate(
     stop(worker, *gateways.values())
 
 
+def test_one_url_with_the_options_of_celerys_workers_serves_every_strategy(
+    stack: Stack, broker, results, certificates
+):
+    tls = certificates.client
+    files = f"ssl_ca_certs={tls.ca}&ssl_certfile={tls.cert}&ssl_keyfile={tls.key}"
+    url = (
+        f"{results.tls_url}?ssl_cert_reqs=CERT_REQUIRED&{files}&protocol=3&decode_responses=true"
+        "&socket_timeout=0.5&max_connections=20&health_check_interval=1"
+    )
+    worker = stack.worker(broker.url, url)
+    urls = "--broker", broker.url, "--result-backend", url
+    gateways = together(lambda s: stack.gateway("--strategy", s, *urls), STRATEGIES)
+
+    # The second time nothing is new: clients have read what they subscribed to for a while.
+    for _ in range(2):
+        assert answers(gateways) == dict.fromkeys(STRATEGIES, b"hello")
+
+    stop(worker, *gateways.values())
+
+
 def test_a_foreign_authority_is_named_by_the_log_and_by_readiness(
     stack: Stack, broker, results, certificates
 ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -120,6 +121,15 @@ def test_a_ready_block_gets_rabbitmq_and_a_stock_app_may_use_pika(stack, start, 
 
     with dev(tmp_path, "--app", "shop", "--config", "gateway.toml", "--strategy", "pika") as tried:
         status, _, body = post(f"{tried.url}/orders/berlin?tag=a&tag=b", b"one")
+        # The line for other commands has all that they need, whatever was made up.
+        (exported,) = re.findall(r"^    export (.*)", tried.said, re.M)
+        env = {**os.environ, **dict(each.split("=", 1) for each in shlex.split(exported))}
+        command = [sys.executable, "-m", "gateway"]
+        checked = subprocess.run([*command, "check"], env=env, capture_output=True, text=True)
+        listed = subprocess.run([*command, "deliveries", "list"], env=env, capture_output=True)
+        assert "\nok    stored results: " in checked.stdout or "ok    replies" in checked.stdout
+        assert "strategy pika" in checked.stdout.splitlines()[0], checked.stdout
+        assert listed.returncode == 0 and b"/orders/{shop}" in listed.stdout, listed
 
     assert (status, body) == (200, b"berlin takes one ['a', 'b'] from 127.0.0.1")
     said = tried.said

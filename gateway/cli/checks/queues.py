@@ -6,7 +6,6 @@ import asyncio
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from pika.exceptions import ChannelClosedByBroker
 
@@ -17,6 +16,7 @@ from gateway.cli.checks.finding import Finding, counted, fail, ok, ranged, skipp
 from gateway.config.fair_names import fair_name_of
 from gateway.config.settings import Config
 from gateway.config.task import TaskSettings
+from gateway.similar import similar
 
 _AT_ONCE = 16  # channels at the same time; some brokers allow only few
 #: RabbitMQ's refusal of a declaration: the queue's present value is `none`, or a text with a type.
@@ -24,6 +24,18 @@ _INEQUIVALENT = re.compile(
     r"inequivalent arg '([^']+)' for queue .*: received .* but current is "
     r"(?:the value )?(.*?)(?: of type '(\w+)')?$"
 )
+
+#: The remedy for workers that do not know that a queue is a quorum queue.
+_STOCK = (
+    "; it is a quorum queue by the default of its virtual host or node, and a stock worker cannot "
+    "begin to consume it (540, global qos): call appserver.setup(app) in its app, or set "
+    "task_default_queue_type and task_create_missing_queue_type to 'quorum' there (from Celery 5.6)"
+)
+_COUNTDOWN = (
+    "it is a quorum queue by the default of its virtual host or node: a worker that holds as many "
+    "messages with a countdown as its prefetch limit takes no more"
+)
+_CLASSIC = "leave countdown out of the route, or use a virtual host whose default type is classic"
 
 
 @dataclass(slots=True, frozen=True)
@@ -39,10 +51,12 @@ class Inspected:
     """What the broker has told of a queue.
 
     ``refusal``: why it has not told of the queue, or why it refuses the route's declaration.
+    ``quorum``: whether it is a quorum queue although the route does not say so.
     """
 
     seen: Seen | None
     refusal: ChannelClosedByBroker | None = None
+    quorum: bool = False
 
 
 async def inspect(connection: TurnConnection, config: Config) -> dict[str, Inspected]:
@@ -138,7 +152,21 @@ async def _inspect(connection: TurnConnection, queue: str, task: TaskSettings) -
         await amqp.declare(connection, queue, durable=True, arguments=task.arguments())
     except ChannelClosedByBroker as exc:
         return Inspected(seen, exc)
-    return Inspected(seen)
+    return Inspected(seen, quorum=await _is_quorum(connection, queue, task))
+
+
+async def _is_quorum(connection: TurnConnection, queue: str, task: TaskSettings) -> bool:
+    """Tell whether a queue is one by default: only a declaration with another type shows that."""
+    classic = {"x-queue-type": "classic"}
+    if "x-queue-type" in task.arguments():
+        return False
+    try:
+        arguments = {**task.arguments(), **classic}
+        await amqp.declare(connection, queue, durable=True, arguments=arguments)
+    except ChannelClosedByBroker as exc:
+        differs = _INEQUIVALENT.search(exc.reply_text)
+        return differs is not None and differs[2].strip("'") == "quorum"
+    return False
 
 
 def _judge(task: TaskSettings, inspected: dict[str, Inspected], known: set[str]) -> list[Finding]:
@@ -160,8 +188,11 @@ def _judge(task: TaskSettings, inspected: dict[str, Inspected], known: set[str])
         waiting = _waiting(idle)
         problem = f"no worker consumes {'them' if len(idle) > 1 else 'it'}"
         problem += f", with {waiting}" if any(it.messages for it in idle.values()) else ""
-        found.insert(0, fail(f"queue {ranged(idle)}", problem, start))
+        quorum = any(inspected[queue].quorum for queue in idle)
+        found.insert(0, fail(f"queue {ranged(idle)}", problem, start + _STOCK * quorum))
     well = {queue: it for queue, it in seen.items() if queue not in idle}
+    if task.countdown and (by_default := [queue for queue in well if inspected[queue].quorum]):
+        found.append(fail(f"queue {ranged(by_default)}", _COUNTDOWN, _CLASSIC))
     if well and not found:
         consumers = counted(sum(it.consumers for it in well.values()), "consumer")
         found.append(ok(f"queue {ranged(well)}", f"{consumers}, {_waiting(well)}"))
@@ -194,8 +225,8 @@ def _start(task: TaskSettings, names: list[str], known: set[str]) -> str:
         if not task.queues:
             text += f" or appserver.setup(app, fair={{{task.queue!r}: {task.fair_queues}}})"
     others = {fair_name_of(name) for name in known - set(task.queue_names)} - set(own)
-    near = get_close_matches(own[0], sorted(others), 1)
-    hint = f"did you mean {near[0]}? Otherwise " if near else ""
+    near = similar(own[0], sorted(others))
+    hint = f"did you mean {near}? Otherwise " if near else ""
     return f"{hint}start a worker: {text}"
 
 

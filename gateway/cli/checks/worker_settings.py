@@ -16,6 +16,7 @@ from gateway.cli.checks.finding import Finding, fail, listed, warn
 from gateway.cli.checks.remote import Answers
 from gateway.cli.checks.same_redis import Server
 from gateway.config.settings import Config
+from gateway.config.urls import database
 
 STORED = "stored results"
 SAME = (
@@ -57,7 +58,8 @@ def forms(config: Config, settings: Mapping[str, Settings]) -> list[Finding]:
         if seconds is not None and abs(seconds - expected) >= 1:
             kept = f"for {seconds:g} s" if seconds else "for ever"
             problem = f"{listed(names)}: keep results {kept}; the gateway's are kept {expected:g} s"
-            found.append(fail(STORED, problem, _same_expiry(expected, seconds)))
+            judged = fail if 0 < seconds < expected else warn  # kept longer, they only need memory
+            found.append(judged(STORED, problem, _same_expiry(expected, seconds)))
     for form, names in _grouped(settings, _form).items():
         if form:
             problem = f"{listed(names)}: {form}; the gateway reads plain JSON"
@@ -174,10 +176,10 @@ def _has_prefix(settings: Settings) -> bool:
 def place(url: str) -> tuple[Server, str]:
     """Return the server and the database of a Redis' URL; for a list those of the first URL."""
     found = _URL(url)
-    parts = url_to_parts((found[0] if found else url).split(";")[0])
+    first = (found[0] if found else url).split(";")[0]
+    parts = url_to_parts(first)
     default = 26379 if parts.scheme == "sentinel" else 6379
-    database = (parts.path or "").strip("/") or "0"
-    return (parts.hostname or "localhost", parts.port or default), database
+    return (parts.hostname or "localhost", parts.port or default), database(first)
 
 
 def _grouped(settings: Mapping[str, Settings], of: Any) -> dict[Any, list[str]]:

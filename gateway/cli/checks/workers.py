@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from gateway.cli.checks.finding import (
@@ -20,6 +19,7 @@ from gateway.cli.checks.finding import (
 from gateway.cli.checks.queues import Seen, consumed_as, fair_setting, grouped
 from gateway.cli.checks.remote import Answers, Sufficient
 from gateway.config.settings import Config
+from gateway.similar import similar
 
 _START = "start one: celery -A APP worker -n NAME@%h -Q {} (APP: yours, or appserver)"
 _SILENT = "frozen, busy in the pool `solo`, without remote control, or with a node name used twice"
@@ -212,8 +212,8 @@ def _elsewhere(task: str, queues: list[str], answers: Answers) -> Finding:
 
 def _correction(task: str, answers: Answers) -> str:
     known = set().union(*(worker.tasks or set() for worker in answers.workers.values()))
-    near = [] if task in known else get_close_matches(task, sorted(known), 1)
-    hint = f"did you mean {near[0]}? Otherwise " if near else ""
+    near = "" if task in known else similar(task, sorted(known))
+    hint = f"did you mean {near}? Otherwise " if near else ""
     return (
         f"{hint}import its module in their app (include=[...]), or correct `task` or `queue` in "
         "the route"

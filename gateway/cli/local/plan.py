@@ -20,7 +20,8 @@ from gateway.stack import ProgramMissing
 from gateway.stack.programs import find_rabbitmq
 
 BROKER, RESULTS, STATE = "GATEWAY_BROKER_URL", "GATEWAY_RESULT_BACKEND", "GATEWAY_STATE_URL"
-CONFIG, PUBLIC = "GATEWAY_CONFIG", "GATEWAY_PUBLIC_URL"
+CONFIG, PUBLIC, STRATEGY = "GATEWAY_CONFIG", "GATEWAY_PUBLIC_URL", "GATEWAY_STRATEGY"
+_LOG = "GATEWAY_LOG_REQUESTS"
 EMBEDDED, RABBITMQ = "embedded", "rabbitmq"
 HERE = "http://127.0.0.1"
 APP = "appserver"
@@ -51,7 +52,8 @@ class Plan:
     ``broker`` is EMBEDDED, RABBITMQ or the URL of a running broker; ``results`` is the URL of a
     running store, or empty for the embedded server. ``why`` is the reason for RABBITMQ where the
     user has not asked for it: the places of the settings that need it. ``config`` has placeholder
-    URLs for servers that do not run yet.
+    URLs for servers that do not run yet. ``made_up`` names the variables in ``env`` that are not
+    the user's, and without which other commands would refuse the same file.
     """
 
     broker: str
@@ -62,6 +64,7 @@ class Plan:
     env: dict[str, str]
     config: Config = field(default_factory=Config)
     why: str = ""
+    made_up: list[str] = field(default_factory=list)
 
     def load(self, broker: str, results: str = _REDIS) -> Config:
         """Load the configuration with these URLs in place of the file's; raises `ConfigError`."""
@@ -80,7 +83,9 @@ def make(arguments: argparse.Namespace, environ: Mapping[str, str], directory: P
     asked = arguments.broker or environ.get(BROKER) or ""
     results = environ.get(RESULTS, "")
     flags = {name: getattr(arguments, name) for name in ("port", "admin_port", "strategy")}
-    plan = Plan(asked or EMBEDDED, results, path, demo, flags, {**_made_up(path), **environ})
+    made_up = _made_up(path)
+    plan = Plan(asked or EMBEDDED, results, path, demo, flags, {**made_up, **environ})
+    plan.made_up = [name for name in made_up if name not in environ and name != _LOG]
     if asked == RABBITMQ or urlsplit(asked).scheme.startswith("amqp"):
         plan.config = plan.load(_AMQP if asked == RABBITMQ else asked)
         return plan

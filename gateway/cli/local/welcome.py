@@ -6,7 +6,6 @@ import secrets
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 
 from gateway.cli.local.first_task import Described
@@ -15,6 +14,7 @@ from gateway.cli.outgoing import curl_line, signed_request
 from gateway.config.loading import named_variables
 from gateway.config.route import Route
 from gateway.config.settings import Config
+from gateway.similar import similar
 from gateway.sources import find
 from gateway.sources.base import Draft
 from gateway.stack import Server
@@ -56,8 +56,8 @@ def warnings(config: Config, app: str, worker: Described, path: Path | None) -> 
     """
     lines, tasks = [], worker.tasks
     for task in sorted(config.queues_by_task.keys() - set(tasks)):
-        near = get_close_matches(task, tasks, 1)
-        hint = f"did you mean {near[0]}?" if near else f"it has {_listed(tasks)}"
+        near = similar(task, tasks)
+        hint = f"did you mean {near}?" if near else f"it has {_listed(tasks)}"
         lines.append(
             f"warning: the app {app} has no task {task}, so {_without(task, config)}; {hint}"
         )

@@ -46,6 +46,10 @@ class CPU:
         tasks = share * rate * load.task_time * load.task_cpu
         return self.worker.cores(rate / count) + (self._share("worker", rate) + tasks) / count
 
+    def of_broker(self, rate: float, count: int) -> float:
+        """Return the cores that one of `count` queues uses at `rate` requests a second in all."""
+        return self.broker.cores(rate / count) + self._share("broker", rate) / count
+
     def _share(self, part: str, rate: float) -> float:
         """Return what claims add to `part` at another rate than the load's."""
         return self.of_claims(part) * rate / self._load.rate

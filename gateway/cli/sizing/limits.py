@@ -45,7 +45,7 @@ def limits(load: Load, plan: Plan, cpu: CPU, tasks: float) -> list[Limit]:
         ),
         Limit(
             "queues",
-            plan.queues * cpu.broker.full(1),
+            _rate(lambda rate: cpu.of_broker(rate, plan.queues)),
             "more queues, on several nodes: `queues` with `ordering_key`, or a queue a route",
         ),
         Limit(

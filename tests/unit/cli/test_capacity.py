@@ -40,6 +40,19 @@ def test_cpu_lies_between_what_was_measured_and_is_proportional_beyond():
     assert rates == pytest.approx([50, 100, 200, 800])
 
 
+def test_claims_count_in_the_limit_of_the_queues():
+    def most(identified: float) -> float:
+        found = plan(replace(WAITS, rate=5_000, identified=identified), SHIPPED)
+        (limit,) = (limit for limit in found.limits if limit.what == "queues")
+        return limit.rate / found.queues
+
+    broker, claims = SHIPPED["broker pika"], SHIPPED["broker claims"]
+    assert most(0) == pytest.approx(broker.full(1), rel=1e-6)
+    of_claims = claims.cores(5_000) / 5_000  # for one request
+    assert broker.cores(most(1)) + of_claims * most(1) == pytest.approx(1, rel=1e-6)
+    assert most(1) < most(0)
+
+
 def test_more_requests_never_use_less():
     for name, cost in SHIPPED.items():
         rates, cores = zip(*cost.points, strict=True)

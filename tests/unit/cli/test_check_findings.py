@@ -38,6 +38,20 @@ def test_names_with_successive_numbers_are_a_range(names, text):
     assert ranged(names) == text
 
 
+def test_a_quorum_queue_by_default_is_told_where_that_matters():
+    by_default = {"q": Inspected(Seen(1, 0), quorum=True)}
+    route = {"path": "/", "queue": "q"}
+    assert [told(it) for it in judge(by_default, route)] == [
+        ("ok", "queue q", "1 consumer, 0 messages waiting")
+    ]
+    (countdown,) = judge(by_default, {**route, "countdown": 5, "answer": "wait"})
+    assert countdown.status == "fail" and "it is a quorum queue by the default" in countdown.problem
+    (idle,) = judge({"q": Inspected(Seen(0, 0), quorum=True)}, route)
+    assert "task_default_queue_type" in idle.remedy
+    (classic,) = judge({"q": Inspected(Seen(0, 0))}, route)
+    assert "quorum" not in classic.remedy
+
+
 # Fair queues ----------------------------------------------------------------------------
 
 

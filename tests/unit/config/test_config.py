@@ -210,7 +210,7 @@ def test_what_was_meant_is_told(toml):
         (
             '[[routes]]\npath = "/a"\nqueue = "q"\n'
             '[[routes]]\npath = "/b"\nqueue = "q"\nqueue_type = "quorum"',
-            "routes: the queue q has different values of declare",
+            "(path /b): the queue q has other values of declare",
         ),
         ('[[routes]]\npath = "/"\nqueue_type = "quorum"', "`celery` cannot have a queue_type"),
         (
@@ -277,7 +277,7 @@ def test_what_was_meant_is_told(toml):
         (
             '[[routes]]\npath = "/a"\nfair_by = "remote"\n'
             '[[routes]]\npath = "/b"\nfair_by = "remote"\nfair_queues = 8',
-            "routes: the queue celery has different values of fair_queues",
+            "the queue celery has other values of fair_queues than in routes[0] (path /",
         ),
         ('[[routes]]\npath = "/"\nidempotency = "header:"', "(path /): is auto, none, header:NAME"),
         (
@@ -658,7 +658,30 @@ def test_what_several_routes_have_in_common_is_told_once(toml):
         for n in range(3)
     )
     (problem,) = problems(path=toml(routes))
-    assert "the queue q has different values of declare" in problem
+    assert problem.endswith(
+        "routes[1] (path /1): the queue q has other values of declare, queue_type or "
+        "queue_arguments than in routes[0] (path /0); make them the same"
+    )
+
+
+def test_a_further_task_that_declares_a_queue_otherwise_is_told_with_its_place(toml):
+    also = '[[routes.also]]\ntask = "t"\nqueue = "q"\nqueue_type = "quorum"\n'
+    found = problems(path=toml(f'[[routes]]\npath = "/"\nqueue = "q"\n{also}'))
+    assert any("routes[0].also[0] (path /): the queue q has other" in each for each in found)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("999", ["has to be 255 or less"]),
+        ("-1", ["has to be 0 or more"]),
+        ("1.5", ["has to be a whole number"]),
+        ("[1]", ["has to be a whole number", "has to be a text"]),
+    ],
+)
+def test_a_number_out_of_its_limits_is_not_told_to_be_a_text(toml, value, told):
+    found = problems(path=toml(f'[[routes]]\npath = "/"\npriority = {value}\n'))
+    assert [each.partition("(path /): ")[2] for each in found] == told
 
 
 @pytest.mark.parametrize("beat", ["soon", "-1", "1.5", "3601", "²"])

@@ -47,6 +47,7 @@ def test_a_message_leaves_the_queue_before_that_expires():
     found = dynamic.arguments(route(**OWN, queue_expires=60, queue_arguments={"x-max-length": 9}))
     assert found == {
         "x-max-length": 9,
+        "x-queue-type": "classic",
         "x-expires": 60_000,
         "x-message-ttl": 30_000,
         "x-dead-letter-exchange": "",
@@ -103,8 +104,9 @@ def test_settings_that_cannot_be(settings, problem):
         (
             {},
             [route(**OWN), Route(path="/b/{session}", **OWN, queue_limit=7)],
-            "routes: the queue session-{param:session} has different values of queue_pattern, "
-            "queue_limit, queue_expires, static_queue or queue_arguments; make them the same",
+            "routes[1]: the queue session-{param:session} has other values of queue_pattern, "
+            "queue_limit, queue_expires, static_queue or queue_arguments than in routes[0] "
+            "(path /{session}); make them the same",
         ),
     ],
 )

@@ -16,6 +16,7 @@ from gateway.claims.handle import ClaimHandle
 from gateway.config.route import Route
 from gateway.config.settings import Config
 from gateway.delivery import Delivery, Request
+from gateway.errors import TaskFailed
 from gateway.metrics import Metrics
 from gateway.relay.delivery_in_flight import DeliveryInFlight
 from gateway.relay.limits import SourceLimits
@@ -71,6 +72,15 @@ def harness() -> Iterator[Harness]:
     metrics = Metrics(routes=["/"])
     yield Harness(metrics)
     metrics.close()
+
+
+def test_the_log_has_the_text_of_a_tasks_error_and_the_sender_its_type(harness, caplog):
+    reply = harness.reply()
+    reply.failure = "TypeError: take_order() missing 1 required positional argument: 'shop'"
+    reply.refuse(TaskFailed("The task failed: TypeError."))
+    assert "take_order() missing 1 required" in caplog.text
+    (given,) = harness.given
+    assert b"The task failed: TypeError." in given.body and b"take_order" not in given.body
 
 
 @pytest.mark.parametrize("ago", [0.0, DEADLINE - 1])

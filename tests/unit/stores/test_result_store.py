@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.config.settings import Config
-from gateway.stores.result_store import connect, key_prefix, master_name, without_password
+from gateway.config.urls import master_name
+from gateway.stores.result_store import connect, key_prefix, without_password
 
 SENTINELS = "sentinel://user:p%40ss@a:1/3;sentinel://:p%40ss@b;sentinel://c:2?master_name=main"
 

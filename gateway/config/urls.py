@@ -1,0 +1,209 @@
+"""The URLs of brokers and stores, as Celery's workers read them: one URL serves all.
+
+Options in a URL are read here. redis-py would let them take precedence over what the gateway's own
+connections need, and knows other words than Celery. An option that workers cannot use is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from kombu.utils.url import url_to_parts
+
+from gateway.config.tls import TLS
+from gateway.similar import similar
+
+#: In words what a value has to be, and what tells whether it is.
+_Value = tuple[str, Callable[[str], object]]
+_Options = Mapping[str, _Value]
+
+_ESCAPED = "in a password write # / ? @ : as %23 %2F %3F %40 %3A"
+_NUMBER: _Value = ("a number", re.compile(r"\d+(\.\d+)?").fullmatch)
+_WHOLE: _Value = ("a whole number", re.compile(r"\d+").fullmatch)
+_BOOL: _Value = ("true or false", re.compile(r"true|false", re.I).fullmatch)
+_TEXT: _Value = ("a text", bool)
+_FILE: _Value = ("the path of a file that there is", lambda text: Path(text).is_file())
+_REQUIRED: _Value = (
+    "CERT_REQUIRED, CERT_OPTIONAL or CERT_NONE",
+    re.compile(r"CERT_(REQUIRED|OPTIONAL|NONE)|required|optional|none").fullmatch,
+)
+_HEARTBEAT: _Value = (
+    "whole seconds, at most 3600; 0: none are sent",
+    lambda text: text.isascii() and text.isdecimal() and int(text) <= 3_600,
+)
+_LOGIN: _Value = ("PLAIN or AMQPLAIN", re.compile("PLAIN|AMQPLAIN").fullmatch)
+
+_SECURE: dict[str, _Value] = {
+    "ssl_cert_reqs": _REQUIRED,
+    "ssl_ca_certs": _FILE,
+    "ssl_certfile": _FILE,
+    "ssl_keyfile": _FILE,
+    "ssl_check_hostname": _BOOL,
+}
+#: What a worker's client may do in its own way. The gateway's connections do not take part in it.
+_CLIENT: dict[str, _Value] = {
+    "client_name": _TEXT,
+    "decode_responses": _BOOL,
+    "health_check_interval": _WHOLE,
+    "max_connections": _WHOLE,
+    "protocol": ("2 or 3", re.compile("[23]").fullmatch),
+    "retry_on_timeout": _BOOL,
+    "socket_connect_timeout": _NUMBER,
+    "socket_keepalive": _BOOL,
+    "socket_timeout": _NUMBER,
+}
+_STORE: dict[str, _Value] = {"db": _WHOLE, **_CLIENT}
+#: The options of a store's URL, by its scheme.
+_OF_STORES: dict[str, _Options] = {
+    "redis": _STORE,
+    "rediss": {**_STORE, **_SECURE},
+    "sentinel": {"master_name": _TEXT, **_STORE},
+}
+#: The options of a broker's URL, by its scheme: kombu has no others that work.
+_OF_BROKERS: dict[str, _Options] = {
+    "amqp": {"heartbeat": _HEARTBEAT, "login_method": _LOGIN},
+    "amqps": {"heartbeat": _HEARTBEAT, "login_method": _LOGIN},
+    "redis": {"heartbeat": _HEARTBEAT},
+    "rediss": {"heartbeat": _HEARTBEAT, **_SECURE},
+}
+BROKER_SCHEMES, STORE_SCHEMES = tuple(_OF_BROKERS), tuple(_OF_STORES)
+#: Parts of a URL that redis-py would also take from its options.
+_BEFORE = ("host", "hostname", "password", "path", "port", "userid", "username", "virtual_host")
+#: What does have an effect, by the URL's scheme.
+_INSTEAD = {
+    "amqp": "use amqps://, and [tls] (the workers: broker_use_ssl, the app server: GATEWAY_TLS_CA)",
+    "amqps": "use [tls] (the workers: broker_use_ssl, the app server: GATEWAY_TLS_CA)",
+    "redis": "use rediss://",
+    "sentinel": "leave it out, as there is no TLS with Sentinel",
+}
+
+_database = re.compile(r"/*\d*/*").fullmatch
+_several = re.compile(r"[;,]\s*[a-z]+://").search
+_is_host = re.compile(r"[^\s;,]+").fullmatch
+
+
+def check(url: str, schemes: Collection[str]) -> None:
+    """Raise ValueError, without quoting the URL, unless it has a known scheme and one host."""
+    needed = f"has to be a URL with a host that begins with {':// or '.join(schemes)}://"
+    if url.startswith(tuple(f"{scheme}://" for scheme in schemes)):
+        needed = f"has to have a host, and a port of 1 to 65535, if any; {_ESCAPED}"
+    if url.startswith(("rpc://", "rpc+")):
+        needed = (
+            "rpc:// is a setting of the workers; leave this empty with the strategy pika, or give "
+            f"the URL of a Redis ({'://, '.join(schemes)}://)"
+        )
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in schemes and _is_host(parts.hostname or "") and parts.port != 0:
+            return
+    except ValueError as exc:
+        raise ValueError(needed) from exc
+    raise ValueError(needed)
+
+
+def check_broker(url: str) -> None:
+    """Raise ValueError, without quoting the URL, unless workers can use it as their broker."""
+    _check_part(url, _OF_BROKERS)
+
+
+def check_store(url: str) -> None:
+    """Raise ValueError, without quoting the URL, unless workers can use it for their results."""
+    sentinel = url.startswith("sentinel:")
+    if not sentinel and _several(url):
+        raise ValueError(
+            "Celery knows no list of such servers; give one URL, or a list of Sentinels with "
+            "sentinel://"
+        )
+    parts = _parts(url)
+    known = {"sentinel": _OF_STORES["sentinel"]} if sentinel else _OF_STORES
+    for part in parts:
+        _check_part(part, known)
+    if len({name for part in parts if (name := options(part).get("master_name"))}) > 1:
+        raise ValueError("has several values of master_name=; give one")
+
+
+def _check_part(url: str, known: Mapping[str, _Options]) -> None:
+    check(url, known)
+    parts, given = urlsplit(url), _given(url)
+    # What follows may be the rest of a password, so it is not quoted.
+    if parts.fragment or "@" in parts.query:
+        raise ValueError(f"has a character that has to be escaped; {_ESCAPED}")
+    if not parts.scheme.startswith("amqp") and not _database(parts.path):
+        raise ValueError(f"the database after the host has to be a number; {_ESCAPED}")
+    names = [name for name, _ in given]
+    for name, value in given:
+        problem = _problem(name, value, parts.scheme, known[parts.scheme])
+        if names.count(name) > 1:
+            problem = problem or f"has several values of {name}=; give one"
+        if problem:
+            raise ValueError(problem)
+
+
+def _problem(name: str, value: str, scheme: str, known: _Options) -> str:
+    """Return why an option cannot be used, with the remedy; empty: it can."""
+    if name in known:
+        meant, valid = known[name]
+        return "" if valid(value) else f"{name}= has to be {meant}"
+    if not name.isprintable():
+        return f"has an option that is no text; {_ESCAPED}"
+    if name in _BEFORE:
+        return f"{name}= is not read: write {scheme}://USER:PASSWORD@HOST:PORT/..."
+    if name in _SECURE:
+        return f"{name}= has no effect on workers in a URL with {scheme}://; {_INSTEAD[scheme]}"
+    near = similar(name, known)
+    hint = f"did you mean {near}?" if near else f"there are {', '.join(known)}"
+    return f"gateway and workers do not both know the option {name}=; {hint}"
+
+
+def options(url: str) -> dict[str, str]:
+    """Return the options of a valid URL; of a list of Sentinels those of all its parts."""
+    return {name: value for part in _parts(url) for name, value in _given(part)}
+
+
+def _parts(url: str) -> list[str]:
+    return url.split(";") if url.startswith("sentinel:") else [url]
+
+
+def _given(url: str) -> list[tuple[str, str]]:
+    return parse_qsl(urlsplit(url).query)
+
+
+def database(url: str) -> str:
+    """Return the database of a Redis' URL, as Celery finds it."""
+    parts = url_to_parts(url)
+    return str(parts.query.get("db") or (parts.path or "").strip("/") or "0")
+
+
+def without_options(url: str) -> str:
+    """Return a store's URL without options, for a client that has its own."""
+    return ";".join(
+        urlsplit(part)._replace(path=f"/{database(part)}", query="").geturl()
+        for part in _parts(url)
+    )
+
+
+def master_name(url: str) -> str:
+    """Return the name of the master that a sentinel URL asks for."""
+    return options(url).get("master_name", "mymaster")
+
+
+def redis_tls(url: str, tls: TLS) -> dict[str, Any]:
+    """Return redis-py's options for TLS: those of a rediss:// URL, and otherwise those of `tls`."""
+    if not url.startswith("rediss:"):
+        return {}
+    own = options(url)
+    needed = own.get("ssl_cert_reqs", "required" if tls.verify else "none")
+    needed = needed.removeprefix("CERT_").lower()
+    named = own.get("ssl_check_hostname", "true").lower() == "true"
+    # A certificate in the URL does not belong to the key in `tls`.
+    cert, key = (None, None) if "ssl_certfile" in own else (tls.cert, tls.key)
+    files = {"ssl_ca_certs": tls.ca, "ssl_certfile": cert, "ssl_keyfile": key}
+    return {
+        **{name: own.get(name) or (path and str(path)) for name, path in files.items()},
+        "ssl_cert_reqs": needed,
+        "ssl_check_hostname": named and needed != "none",
+    }

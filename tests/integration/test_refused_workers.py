@@ -1,0 +1,70 @@
+"""Workers that the broker refuses at first: quorum queues by default, a name that is taken."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.checking import ROUTE, check, urls, worker_of, write
+from tests.support.requests import post
+from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.waiting import until
+
+
+@pytest.fixture
+def quorum_url(rabbitmq: RabbitMQ) -> Iterator[str]:
+    """A virtual host where a queue that names no type is a quorum queue."""
+    name = f"quorum-{uuid.uuid4().hex}"
+    rabbitmq.ctl("add_vhost", name, "--default-queue-type", "quorum")
+    rabbitmq.ctl("set_permissions", "-p", name, "guest", ".*", ".*", ".*")
+    yield f"{rabbitmq.url.removesuffix('/')}{name}"
+    rabbitmq.ctl("delete_vhost", name)
+
+
+@pytest.mark.parametrize("lines", [None, "import appserver; appserver.setup(app)"])
+def test_workers_consume_queues_that_are_quorum_queues_by_default(
+    stack: Stack, quorum_url, redis_server: Server, tmp_path, lines
+):
+    servers = urls(quorum_url, redis_server.url)
+    gateway = stack.gateway("--broker", quorum_url, "--result-backend", redis_server.url)
+    with worker_of(stack, quorum_url, tmp_path, redis_server.url, lines) as worker:
+        until(lambda: "the prefetch limit holds for each queue" in worker.output(), 30)
+        until(lambda: check(*servers).well, 30, said=worker.output)
+        countdown = check(*write(tmp_path, ROUTE + "countdown = 1\n"), *servers)
+        assert countdown.code == 1
+        assert "it is a quorum queue by the default" in countdown.of("queue celery").text
+        if lines is None:
+            assert post(f"{gateway.url}/", b"hello").body == b"hello"
+        assert worker.output().count("does not support global qos") <= 2  # Celery's line, and ours
+    gateway.stop()
+
+
+def test_a_stock_worker_that_cannot_consume_such_a_queue_is_told_what_to_set(
+    stack: Stack, quorum_url, redis_server: Server
+):
+    gateway = stack.gateway("--broker", quorum_url, "--result-backend", redis_server.url)
+    checked = check(*urls(quorum_url, redis_server.url))
+    gateway.stop()
+    assert checked.code == 1
+    text = checked.of("queue celery").text
+    assert "no worker consumes it" in text and "task_default_queue_type" in text
+    assert "appserver.setup(app)" in text
+
+
+def test_a_second_worker_of_a_name_says_so_and_does_not_spin(
+    stack: Stack, rabbitmq: RabbitMQ, redis_server: Server
+):
+    env = {"GATEWAY_BROKER_URL": rabbitmq.url, "GATEWAY_RESULT_BACKEND": redis_server.url}
+    name = f"twin-{uuid.uuid4().hex}@localhost"
+    command = [sys.executable, "-m", "celery", "-A", "appserver", "worker", "-n", name]
+    command += ["-P", "solo", "-Q", "celery", "-l", "INFO"]
+    first = stack.spawn("worker", command, env=env, ready=f"{name} ready.")
+    told = f"if another worker is called {name}, give this one a name of its own (-n NAME@%h)"
+    second = stack.spawn("worker", command, env=env, ready=told)
+    first.stop()
+    until(lambda: f"{name} ready." in second.output(), 30, said=second.output)
+    assert "Frequent restarts" not in second.output()
+    second.stop()
