@@ -49,7 +49,8 @@ class Delivery:
     """A verified request on its route: what the task gets, and what else is known about it.
 
     ``traceparent`` is that of the gateway's own span if requests are traced, else that of the
-    sender, or empty. ``document`` has the body's JSON as its only item, while something reads it.
+    sender, or empty. ``document`` has the body's JSON as its only item, or says why it
+    cannot be read, while something reads it.
     """
 
     id: str
@@ -64,7 +65,7 @@ class Delivery:
     source: str = ""
     event: str = ""
     traceparent: str = ""
-    document: tuple[Any] | None = None
+    document: tuple[Any] | str | None = None
 
     def table(self, store: bool) -> dict[str, Any]:
         """Return the ``delivery`` message header; `store` asks the worker to store its result.

@@ -34,6 +34,8 @@ UNVERIFIED = "gateway_verification_failures_total"
 WAITS = "gateway_result_wait_seconds"
 MISSES = "gateway_deadline_misses_total"
 RECONNECTS = "gateway_reconnects_total"
+UNROUTED = "gateway_events_unrouted_total"
+FILTERED = "gateway_deliveries_filtered_total"
 LATE = "gateway_late_tasks_total"
 LAG = "gateway_event_loop_lag_seconds"
 QUEUES = "gateway_dynamic_queues"
@@ -94,11 +96,15 @@ METRICS = {
         COUNTER, "Deliveries that have joined the task of an earlier try."
     ),
     "gateway_clients_gone_total": Metric(COUNTER, "Requests whose client left before the answer."),
-    "gateway_events_unrouted_total": Metric(
-        COUNTER, "Verified deliveries whose event no route takes."
+    UNROUTED: Metric(
+        COUNTER,
+        "Verified deliveries that were ignored, as no route takes their event.",
+        ("http_route",),
     ),
-    "gateway_deliveries_filtered_total": Metric(
-        COUNTER, "Verified deliveries whose `when` no route fulfils."
+    FILTERED: Metric(
+        COUNTER,
+        "Verified deliveries that were ignored, as they fulfil the `when` of no route.",
+        ("http_route",),
     ),
     "gateway_results_unclaimed_total": Metric(
         COUNTER, "Results that no request waits for: late, or foreign."

@@ -201,7 +201,10 @@ class Forwarder:
         delivery = await self._api.get(f"deliveries/{quote(delivery_id, safe='')}")
         about = f"{delivery['received_at'][:23]} {delivery_id} {delivery['route']}"
         if delivery["request"]:
-            print(shown(f"{about} not sent: it was refused: {delivery['error']}"), flush=True)
+            print(
+                shown(f"{about} not sent: it was {delivery['state']}: {delivery['error']}"),
+                flush=True,
+            )
             return False
         request = original(delivery)
         if request is None:

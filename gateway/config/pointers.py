@@ -103,9 +103,16 @@ _WHOLE: dict[str, Extractor] = {
 
 def _document(delivery: Delivery) -> Any:
     """Return the body's JSON, which is read once. Raises `BadRequest` where it is not JSON."""
-    if delivery.document is None:
-        delivery.document = (read_json_value(delivery.body),)
-    return delivery.document[0]
+    document = delivery.document
+    if document is None:
+        try:
+            document = (read_json_value(delivery.body),)
+        except BadRequest as exc:
+            document = str(exc)
+        delivery.document = document
+    if isinstance(document, str):
+        raise BadRequest(document)
+    return document[0]
 
 
 def finder(place: str) -> Callable[[Delivery], str]:
@@ -257,14 +264,28 @@ def glob(pattern: str) -> Callable[[str], bool]:
     return fits
 
 
+def overlap(pattern: str, other: str) -> bool:
+    """Tell whether there is a text that fits both patterns, as those of `glob`."""
+    if "*" not in pattern:
+        return glob(other)(pattern)
+    if "*" not in other:
+        return glob(pattern)(other)
+    # Between its ends, such a text may have what is between those of both, one after the other.
+    (first, *_, last), (begin, *_, end) = pattern.split("*"), other.split("*")
+    begins = first.startswith(begin) or begin.startswith(first)
+    return begins and (last.endswith(end) or end.endswith(last))
+
+
 def matcher(conditions: Mapping[str, Sequence[str | int | bool]]) -> Callable[[Delivery], bool]:
     """Return the function that tells whether each pointer's value is one of those given.
 
     A `*` in a text stands for any characters. What is missing, has over `MAX_LENGTH` characters, or
-    would be in the JSON of a body that is none, matches nothing.
+    would be in the JSON of a body that is none, matches nothing. The body is only read where all
+    else matches.
     """
     checks = [
-        (extractor(place), [_test(each) for each in some]) for place, some in conditions.items()
+        (extractor(place), [_test(each) for each in conditions[place]])
+        for place in sorted(conditions, key=lambda place: place.startswith("json:"))
     ]
 
     def matches(delivery: Delivery) -> bool:

@@ -222,13 +222,17 @@ class Config(Model):
         return self.state_url.get_secret_value() if self.state_url else self.results
 
     @property
-    def most_refused(self) -> int:
-        """How many refused requests the journal keeps; 0: none.
+    def most_apart(self) -> int:
+        """How many requests without a message the journal keeps; 0: none.
 
         They are in addition to `journal`, and at most a tenth of it and of `journal_bytes`.
         """
-        most = min(self.journal // 10, self.journal_bytes // 10 // REFUSED)
-        return most if self.journal_refused else 0
+        return min(self.journal // 10, self.journal_bytes // 10 // REFUSED)
+
+    @property
+    def most_refused(self) -> int:
+        """How many of them may be refused requests, and not deliveries that no route takes."""
+        return self.most_apart if self.journal_refused else 0
 
     @property
     def prefix(self) -> str:

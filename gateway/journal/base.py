@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import NamedTuple, Self
 
 from gateway.config.settings import Config
-from gateway.journal.entry import End, Entry
+from gateway.journal.entry import REFUSED, End, Entry
 
 #: What an entry's position matches; it may be empty. Positions are compared as two numbers.
 POSITION = r"^([0-9]{1,15}-[0-9]{1,15})?$"
@@ -30,7 +30,7 @@ Row = tuple[str, str, int, str, str, str, str, str, str, str, bytes]
 
 
 class Refusal(NamedTuple):
-    """A request that was refused before it had a message; ``about`` and ``call`` as in a `Row`."""
+    """A request without a message, *refused* or *ignored*; ``about`` and ``call`` as in a `Row`."""
 
     id: str
     about: str
@@ -38,10 +38,11 @@ class Refusal(NamedTuple):
     status: int
     seconds: float
     error: str
+    state: str = REFUSED
 
 
 class Size(NamedTuple):
-    """What `JournalStore.trim` has ``removed``, and what is left, without refused requests."""
+    """What `JournalStore.trim` has ``removed``, and which deliveries with a message are left."""
 
     removed: int
     deliveries: int
@@ -57,7 +58,8 @@ class JournalStore(ABC):
 
     - It keeps the last deliveries: at most `Config.journal`, with at most `Config.journal_bytes`
       together, but at least one, and each for `Config.journal_age`. It also keeps the last
-      `Config.most_refused` refused requests, for the same time; these never displace deliveries.
+      `Config.most_apart` requests without a message, for the same time; these never displace
+      deliveries.
     - Each method is atomic, also beside the other processes of the deployment. Other deployments,
       which have another `Config.prefix`, see nothing of it.
     - A state is only replaced by one further on: *received*, then *refused*, *accepted* or
@@ -101,7 +103,7 @@ class JournalStore(ABC):
 
     @abstractmethod
     def refuse(self, refusal: Refusal) -> Awaitable[None]:
-        """Write a refused request in the state *refused*; keep their bound."""
+        """Write a request without a message; keep their bound."""
 
     @abstractmethod
     async def due(self, number: int, first: int, longest: int) -> list[tuple[str, str]]:
@@ -153,8 +155,8 @@ class JournalStore(ABC):
         """Yield all entries, the newest first, with their positions; `calls`: with their calls.
 
         Only those that were received from `since` to `until`; with `before`, instead of `until`,
-        those that are older than the one with this position. Refused requests have their place
-        among deliveries. What is removed meanwhile is left out.
+        those that are older than the one with this position. Requests without a message have
+        their place among deliveries. What is removed meanwhile is left out.
         """
 
     @abstractmethod

@@ -5,6 +5,8 @@
         |          +-> replayed -> running -> ... <-------+
         +-> refused
 
+    ignored
+
 A delivery whose result was the answer goes from *received* to its end at once.
 """
 
@@ -23,6 +25,8 @@ from gateway.outcome import FAILURE, SUCCESS, Outcome
 RECEIVED = "received"
 #: Answered with an error, and no task of it is known to be there: its sender tries again.
 REFUSED = "refused"
+#: No route takes it, because of its event or of `when`, so there was no task.
+IGNORED = "ignored"
 #: Answered, while the end of its task was not known.
 ACCEPTED = "accepted"
 #: A worker has begun its task.
@@ -38,7 +42,8 @@ EXPIRED = "expired"
 REPLAYED = "replayed"
 #: All states, in the order in which they are shown.
 STATES = (
-    RECEIVED, REFUSED, ACCEPTED, RUNNING, SUCCEEDED, FAILED, DEAD_LETTERED, EXPIRED, REPLAYED,
+    RECEIVED, REFUSED, IGNORED, ACCEPTED, RUNNING, SUCCEEDED, FAILED, DEAD_LETTERED, EXPIRED,
+    REPLAYED,
 )  # fmt: skip
 #: States in which a task may still run.
 OPEN = frozenset((RECEIVED, ACCEPTED, RUNNING, REPLAYED))
@@ -56,17 +61,17 @@ class Entry:
     ``delivery`` is the message's header of that name, ``call`` the message's body. ``seconds`` is
     the time from the request to the answer with ``status`` (None: not answered yet), ``published``
     that until its message was handed over for publishing (None: it was not, or the task is an
-    earlier try's); ``error`` says why the answer was an error, or how the task has failed;
-    ``attempts`` as in `Outcome`. If the delivery joined an earlier try,
-    ``task_id`` is the task of that try, and after a replay it is the replay's. The message may
-    never have been published. If the delivery lacked a value for it, there was no message:
-    ``queue`` is empty, and ``call`` is what a route without `args` gives. It is the same for a
-    request that was refused before; only then ``request`` has something: its ``method``, its
-    ``path``, and whether its body is ``truncated`` in the call. ``replays`` is how often the
-    delivery was published again; ``replaying`` the task id of a replay of which it is not known
-    whether the broker has taken it, or "". ``identity`` is the same for all tries of a delivery
-    that its sender repeats, and "" where they cannot be recognized. ``position`` is that in the
-    journal, where it was read in order.
+    earlier try's); ``error`` says why the answer was an error, how the task has failed, or why no
+    route took it; ``attempts`` as in `Outcome`. If the delivery joined an earlier try, ``task_id``
+    is the task of that try, and after a replay it is the replay's. The message may never have been
+    published. If the delivery lacked a value for it, there was no message: ``queue`` is empty, and
+    ``call`` is what a route without `args` gives. It is the same for a request that was refused
+    before, or ignored; only then ``request`` has something: its ``method``, its ``path``, and
+    whether its body is ``truncated`` in the call. ``replays`` is how often the delivery was
+    published again; ``replaying`` the task id of a replay of which it is not known whether the
+    broker has taken it, or "". ``identity`` is the same for all tries of a delivery that its sender
+    repeats, and "" where they cannot be recognized. ``position`` is that in the journal, where it
+    was read in order.
     """
 
     delivery: dict[str, Any]

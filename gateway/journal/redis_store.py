@@ -68,9 +68,9 @@ class RedisStore(JournalStore):
         keys = self._keys
         return self._run(
             "EVAL", scripts.REFUSE, 2, keys.of(refusal.id), keys.refused,
-            refusal.id, self._config.most_refused, self._age, keys.prefix, keys.changes,
-            "about", refusal.about, "call", refusal.call, "task_id", "", "status", refusal.status,
-            "seconds", f"{refusal.seconds:.6f}", "error", refusal.error,
+            refusal.id, self._config.most_apart, self._age, keys.prefix, keys.changes,
+            refusal.state, "about", refusal.about, "call", refusal.call, "task_id", "",
+            "status", refusal.status, "seconds", f"{refusal.seconds:.6f}", "error", refusal.error,
         )  # fmt: skip
 
     async def due(self, number: int, first: int, longest: int) -> list[tuple[str, str]]:

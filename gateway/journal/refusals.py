@@ -1,6 +1,7 @@
-"""Keep requests that were refused before they had a message, as far as `journal_refused` says.
+"""Keep requests without a message: deliveries that no route takes, and refused requests.
 
-Anyone can cause such requests. So only a limited number is kept, apart from deliveries, without
+The latter are kept only with `journal_refused`. Anyone can cause such requests, and senders send
+many events that nobody wants. So only a limited number is kept, apart from deliveries, without
 secrets, and shortened.
 """
 
@@ -11,11 +12,13 @@ import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from time import monotonic
+from typing import NamedTuple
 
 from gateway.celery_message import encode_body
 from gateway.config.settings import Config
-from gateway.delivery import PRIVATE_HEADERS, Request, traceparent_of
+from gateway.delivery import Request, traceparent_of
 from gateway.journal.base import Refusal
+from gateway.journal.entry import IGNORED, REFUSED
 from gateway.request_log import shown_path
 from gateway.sources import find
 
@@ -26,20 +29,36 @@ BODY, VALUE, HEADERS = 4_096, 500, 4_096
 KIND, SENDER = (20, 10.0), (5, 60.0)
 _MOST = 1_000  # addresses that are remembered
 
-#: Headers whose names say that they may have a secret; two underscores mean a type to kombu.
-_is_secret = re.compile(
-    r"__.*|proxy-.*|.*(auth|cookie|token|secret|signature|passw|credential|api-?key|hmac|sign$|"
-    r"(access|private)-?key|session|jwt|assertion|(^|-)otp(-|$)).*"
-).match
+# Headers that have no secret: those of HTTP and of proxies, and what a sender says of a delivery.
+# It cannot be known which of all others have one.
+_is_public = re.compile(
+    r"accept(-.+)?|content-.+|date|expect|host|origin|user-agent|via|(x-)?forwarded|"
+    r"x-forwarded-(by|for|host|port|proto|server)|x-real-ip|cf-(connecting-ip|ipcountry|ray)|"
+    r"traceparent|tracestate|idempotency-key|"
+    r"([a-z0-9]+-)*(attempt|delivery|domain|event|hook|instance|message|request|retry|topic|webhook)"
+    r"(-(count|id|name|num|number|reason|time|timestamp|type|uuid|version))?|"
+    r"([a-z0-9]+-)*(timestamp|type|version)"
+).fullmatch
+
+
+class Kept(NamedTuple):
+    """What is known of a request beside what was sent; ``state`` is *refused* or *ignored*."""
+
+    id: str
+    state: str
+    route: str
+    source: str
+    event: str = ""
 
 
 class Refusals:
-    """Gives refused requests to `keep`, which writes them."""
+    """Gives requests without a message to `keep`, which writes them."""
 
     def __init__(self, config: Config, keep: Callable[[Refusal], None]):
         self._keep = keep
+        self._states = (IGNORED, REFUSED) if config.journal_refused else (IGNORED,)
         self._kinds, self._senders = Allowance(*KIND), Allowance(*SENDER)
-        self._secret = PRIVATE_HEADERS.union(
+        self._secret = frozenset[str]().union(
             *(
                 find(options.scheme)(options, config.public_url or "").secret_headers
                 for options in config.sources.values()
@@ -49,15 +68,20 @@ class Refusals:
     def write(
         self,
         request: Request,
-        delivery_id: str,
-        route: str,
-        source: str,
+        about: Kept,
         status: int,
         seconds: float,
         reason: str,
     ) -> None:
-        """Write a request that was answered with `status`, unless there were many like it."""
-        kind, now = (route, reason.partition(":")[0]), monotonic()
+        """Write a request that was answered with `status`, unless there were many like it.
+
+        Of ignored ones those with the same event are alike, of refused ones those with the same
+        type of error.
+        """
+        if about.state not in self._states:
+            return
+        alike = about.event if about.state == IGNORED else reason.partition(":")[0]
+        kind, now = (about.route, about.state, alike), monotonic()
         sender = (*kind, request.remote)
         if not (self._kinds.has(kind, now) and self._senders.has(sender, now)):
             return
@@ -65,14 +89,14 @@ class Refusals:
         self._senders.take(sender)
         body = _cut(request.body)
         call = encode_body({}, self._public(request.headers), body)
-        about = _described(request, delivery_id, route, source, len(body))
-        self._keep(Refusal(delivery_id, about, call, status, seconds, reason))
+        described = _described(request, about, len(body))
+        self._keep(Refusal(about.id, described, call, status, seconds, reason, about.state))
 
     def _public(self, headers: dict[str, str]) -> dict[str, str]:
-        """Return the headers without secret ones, cut."""
+        """Return the headers that are known to have no secret, cut."""
         found, left = {}, HEADERS
         for name, value in headers.items():
-            if name not in self._secret and not _is_secret(name):
+            if name not in self._secret and _is_public(name):
                 value = value[:VALUE]
                 left -= len(name) + len(value)
                 if left < 0:
@@ -109,13 +133,13 @@ def _cut(body: bytes) -> bytes:
     return whole if len(cut) < len(body) and len(cut) - len(whole) < 4 else cut
 
 
-def _described(request: Request, delivery_id: str, route: str, source: str, kept: int) -> str:
+def _described(request: Request, about: Kept, kept: int) -> str:
     """Return as JSON what never changes in the entry of `request`, but for its call."""
-    about = {
-        "id": delivery_id,
-        "source": source,
-        "route": route,
-        "event": "",
+    delivery = {
+        "id": about.id,
+        "source": about.source,
+        "route": about.route,
+        "event": about.event,
         "params": {},
         "query_string": "",
         "remote": request.remote,
@@ -129,4 +153,4 @@ def _described(request: Request, delivery_id: str, route: str, source: str, kept
         "path": shown_path(request.path[:VALUE]),
         "truncated": truncated,
     }
-    return json.dumps({"delivery": about, "task": "", "queue": "", "request": own})
+    return json.dumps({"delivery": delivery, "task": "", "queue": "", "request": own})

@@ -3,8 +3,8 @@
 Its keys begin with the deployment's prefix: the stream *deliveries* has the ids in the order of
 their arrival, with the bytes of each; *delivery:ID* is a hash with what is known of one; the sorted
 set *open* has those whose end is not known, by the time (ms) of the next look at their results;
-*bytes* is the sum of all. The stream *refused* has the ids of requests that were refused before
-they had a message, so that these never displace deliveries. Every change is published on the
+*bytes* is the sum of all. The stream *refused* has the ids of requests without a message, which
+were refused or ignored, so that these never displace deliveries. Every change is published on the
 channel *changes*. Where the account may not publish, it is written all the same, and only `WRITE`
 says so. Only Redis' own clock is used.
 """
@@ -107,10 +107,10 @@ end
 """
 )
 
-# Writes a request that was refused before it had a message. Its place in the stream is one that no
+# Writes a request without a message. Its place in the stream is one that no
 # delivery has, so that both streams can be read as one. KEYS: the hash, refused. Arguments: id,
-# most requests, life (ms), what keys of deliveries begin with, channel, then fields and their
-# values
+# most requests, life (ms), what keys of deliveries begin with, channel, state, then fields and
+# their values
 REFUSE = """
 local time = redis.call('TIME')
 local now, number = time[1] * 1000 + math.floor(time[2] / 1000), 1e9
@@ -121,7 +121,7 @@ if last then
         now, number = tonumber(ms), seq + 1
     end
 end
-redis.call('HSET', KEYS[1], 'state', 'refused', unpack(ARGV, 6))
+redis.call('HSET', KEYS[1], 'state', ARGV[6], unpack(ARGV, 7))
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 redis.call('XADD', KEYS[2], string.format('%.0f-%.0f', now, number), 'id', ARGV[1])
 while redis.call('XLEN', KEYS[2]) > tonumber(ARGV[2]) do
@@ -129,7 +129,7 @@ while redis.call('XLEN', KEYS[2]) > tonumber(ARGV[2]) do
     redis.call('XDEL', KEYS[2], oldest[1])
     redis.call('UNLINK', ARGV[4] .. oldest[2][2])
 end
-redis.pcall('PUBLISH', ARGV[5], ARGV[1] .. ' refused')
+redis.pcall('PUBLISH', ARGV[5], ARGV[1] .. ' ' .. ARGV[6])
 """
 
 # Returns id and task id of those whose time for a look has come, and postpones the next one: each

@@ -65,8 +65,8 @@ class Journal:
         self._soon = False
         self._error = ""
         self._silent = False
-        #: Not None if refused requests are kept.
-        self.refusals = Refusals(config, self._keep) if config.most_refused else None
+        #: Not None if the journal has room for requests without a message.
+        self.refusals = Refusals(config, self._keep) if config.most_apart else None
 
     async def start(self) -> None:
         await self._store.start()
@@ -172,7 +172,7 @@ class Journal:
         reply.add_done_callback(partial(self._written, batch))
 
     def _keep(self, refusal: Refusal) -> None:
-        """Write a refused request, unless too many bytes wait for the store."""
+        """Write a request without a message, unless too many bytes wait for the store."""
         self._flush()  # first, so that the journal is in order
         size = len(refusal.call)
         if self._reserve(size, 1):

@@ -16,9 +16,10 @@ from gateway.config.settings import Config
 from gateway.delivery import Delivery, Request, traceparent_of
 from gateway.errors import BadRequest, BodyTooSlow, RequestError, Unverified
 from gateway.failpoints import Failpoint
-from gateway.journal.refusals import Refusals
+from gateway.journal.entry import IGNORED, REFUSED
+from gateway.journal.refusals import Kept, Refusals
 from gateway.journal.writing import Journal
-from gateway.metric_table import UNVERIFIED
+from gateway.metric_table import FILTERED, UNROUTED, UNVERIFIED
 from gateway.metrics import Metrics
 from gateway.relay import preferences
 from gateway.relay.attempt import Steps, attempt
@@ -45,9 +46,6 @@ from gateway.tracing.trace import NOTHING, VERIFY
 if TYPE_CHECKING:
     from gateway.tracing.tracer import Tracer
 
-#: The counters of deliveries that no route takes: because of their event, or of `when`.
-UNROUTED, FILTERED = "gateway_events_unrouted_total", "gateway_deliveries_filtered_total"
-
 
 class Service(Protocol):
     """What runs as long as the relay."""
@@ -73,6 +71,12 @@ class Relay:
         failpoint = failpoint or Failpoint()
         self._timeout = config.timeout
         self._routes = Routes(config)
+        # From the beginning, as an alert has to see how each of them has come to its first value.
+        self._ignored = {
+            (route.path, name): metrics.counter(name, route.path)
+            for route in config.routes
+            for name in (UNROUTED, FILTERED)
+        }
         joined = any(route.identified for route in config.routes)
         self._results = (
             Pipeline(lambda: result_store.connect(config), "results that are asked for")
@@ -167,7 +171,7 @@ class Relay:
 
     @property
     def refusals(self) -> Refusals | None:
-        """What keeps refused requests, if the journal is to have them."""
+        """What keeps requests without a message, if the journal has room for them."""
         journal = self.context.journal
         return None if journal is None else journal.refusals
 
@@ -180,8 +184,8 @@ class Relay:
                 return
             route, source = endpoint.path, endpoint.name
         if self.refusals is not None and not request.path.startswith(RESULTS):
-            about = (delivery_id, route, source, error.status, seconds)
-            self.refusals.write(request, *about, f"{error.type}: {error}")
+            about = Kept(delivery_id, REFUSED, route, source)
+            self.refusals.write(request, about, error.status, seconds, f"{error.type}: {error}")
 
     def _begin(self, reply: Reply) -> InFlight | None:
         """Start the request of `reply`; None: it is answered already."""
@@ -261,7 +265,8 @@ class Relay:
         counter, reason = UNROUTED, f"no route takes the event {reply.event!r}"
         if endpoint.routed(reply.event):
             counter, reason = FILTERED, "the `when` of no route takes it"
-        self.context.metrics.add(counter)
+        self._ignored[endpoint.path, counter].add()
+        reply.state = IGNORED
         reply.give(endpoint.unrouted(verified), reason)
 
 

@@ -14,7 +14,8 @@ from gateway.answer import Answer
 from gateway.celery_message import Message
 from gateway.delivery import Request, recorded_trace, traceparent_of
 from gateway.errors import RequestError, Unverified
-from gateway.journal.entry import ACCEPTED, FAILED, GONE, REFUSED
+from gateway.journal.entry import ACCEPTED, FAILED, GONE, IGNORED, REFUSED
+from gateway.journal.refusals import Kept
 from gateway.journal.writing import Journal
 from gateway.metric_table import ERRORS
 from gateway.pending_task import PendingTask
@@ -155,10 +156,14 @@ class Reply:
         return self.pending.sent - self.request.arrived
 
     def _keep(self, journal: Journal, status: int, seconds: float, reason: str) -> None:
-        """Keep the request, which was refused before it had a message, if such ones are kept."""
+        """Keep the request, which has no message, if such ones are kept."""
         if journal.refusals is not None:
-            about = (self.delivery_id, self.path, self.source, status, seconds, reason)
-            journal.refusals.write(self.request, *about)
+            state = IGNORED if self.state == IGNORED else REFUSED
+            about = Kept(self.delivery_id, state, self.path, self.source, self.event)
+            journal.refusals.write(self.request, about, status, seconds, reason)
+
+    def _untaken(self, status: int) -> bool:
+        return status >= 400 or self.state == IGNORED
 
     def release(self) -> None:
         """Do nothing, as nothing is waited for yet."""
@@ -186,7 +191,7 @@ class Reply:
                 str(self.attempts or ""),
             )
             context.journal.write(message, *ids, self.state, answered, self.begun)
-        elif status >= 400 and reason and self.kept and context.journal is not None:
+        elif reason and self.kept and context.journal is not None and self._untaken(status):
             self._keep(context.journal, status, seconds, reason)
         share = context.log_requests
         if share and (not 100 <= status < 400 or random() < share):

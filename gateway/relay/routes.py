@@ -60,10 +60,16 @@ class Endpoint:
         raise MethodNotAllowed(f"Send a POST, not a {method[:20]}.", headers={"Allow": "POST"})
 
     def route(self, delivery: Delivery) -> Route | None:
-        """Return the first route that takes `delivery`; None: there is none."""
+        """Return the first route that takes `delivery`; None: there is none.
+
+        Raises `BadRequest` where there is none, and what a `when` asks for cannot be read.
+        """
         if self._only is not None:
             return self._only
-        return next((route for route in self._of(delivery.event) if route.takes(delivery)), None)
+        route = next((each for each in self._of(delivery.event) if each.takes(delivery)), None)
+        if route is None and isinstance(delivery.document, str):
+            raise BadRequest(delivery.document)
+        return route
 
     def routed(self, event: str) -> bool:
         """Tell whether a route takes deliveries of `event`, if `when` allows it."""

@@ -149,6 +149,9 @@ class Source(ABC):
     fallback: ClassVar[str | None] = None
     #: The content type of an answer whose task returned a str.
     content_type: ClassVar[str] = TEXT
+    #: The names of the sender's events, in which `*` stands for any texts; () if they have none,
+    #: None if they are not known. `gateway check` compares routes with them.
+    events: tuple[str, ...] | None = None
     #: Request headers, in lower case, that the task does not get.
     secret_headers: frozenset[str] = frozenset()
     #: Do deliveries have an identity, by which later tries are recognized?

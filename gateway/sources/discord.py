@@ -30,6 +30,14 @@ INTERACTIONS = {
     5: "MODAL_SUBMIT",
 }
 
+#: Interactions, and https://docs.discord.com/developers/events/webhook-events#event-types
+EVENTS = (
+    *INTERACTIONS.values(),
+    "APPLICATION_AUTHORIZED", "APPLICATION_DEAUTHORIZED", "ENTITLEMENT_CREATE",
+    "ENTITLEMENT_DELETE", "ENTITLEMENT_UPDATE", "GAME_DIRECT_MESSAGE_*", "LOBBY_MESSAGE_*",
+    "QUEST_USER_ENROLLMENT",
+)  # fmt: skip
+
 _public_key = re.compile(r"[0-9a-fA-F]{64}").fullmatch
 # Lower case only, so that each signature has only one valid spelling.
 _signature = re.compile(r"[0-9a-f]{128}").fullmatch
@@ -71,6 +79,7 @@ class Discord(Source):
 
     options_class = Options
     options: Options
+    events = EVENTS
     deadline = 2.5
     secret_headers = frozenset([SIGNATURE])
 

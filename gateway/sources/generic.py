@@ -108,6 +108,7 @@ class GenericHMAC(HMACSource):
         self._identity_place = options.identity or id_place
         self._read_identity = _reader(self._identity_place)
         self._read_event = _reader(options.event)
+        self.events = () if options.event is None else None
         #: Is the identity in a header that is not signed?
         place = (self._identity_place or "").lower()
         signed = "id" in self._parts[1::2] and place == id_place

@@ -17,6 +17,50 @@ HOOK = (
     "x-github-hook-installation-target-type",
     "x-github-hook-installation-target-id",
 )
+# https://docs.github.com/en/webhooks/webhook-events-and-payloads
+#: Events without an action, at least in older versions.
+PLAIN = (
+    "create", "delete", "deployment", "deployment_status", "fork", "gollum", "page_build", "ping",
+    "public", "push", "repository_import", "security_and_analysis", "status", "team_add",
+    "workflow_dispatch",
+)  # fmt: skip
+#: Events with an action.
+KINDS = (
+    "branch_protection_configuration", "branch_protection_rule", "check_run", "check_suite",
+    "code_scanning_alert", "commit_comment", "content_reference", "custom_property",
+    "custom_property_values", "dependabot_alert", "deploy_key", "deployment",
+    "deployment_protection_rule", "deployment_review", "deployment_status", "discussion",
+    "discussion_comment", "github_app_authorization", "installation", "installation_repositories",
+    "installation_target", "issue_comment", "issue_dependencies", "issues", "label",
+    "marketplace_purchase", "member", "membership", "merge_group", "meta", "milestone", "org_block",
+    "organization", "package", "personal_access_token_request", "project", "project_card",
+    "project_column", "projects_v2", "projects_v2_item", "projects_v2_status_update",
+    "pull_request", "pull_request_review", "pull_request_review_comment",
+    "pull_request_review_thread", "registry_package", "release", "repository",
+    "repository_advisory", "repository_dispatch", "repository_ruleset",
+    "repository_vulnerability_alert", "secret_scanning_alert", "secret_scanning_alert_location",
+    "secret_scanning_scan", "security_advisory", "sponsorship", "star", "sub_issues", "team",
+    "watch", "workflow_job", "workflow_run",
+)  # fmt: skip
+#: The actions of the events that are used most.
+ACTIONS = {
+    "issues": (
+        "assigned", "closed", "deleted", "demilestoned", "edited", "labeled", "locked",
+        "milestoned", "opened", "pinned", "reopened", "transferred", "typed", "unassigned",
+        "unlabeled", "unlocked", "unpinned", "untyped",
+    ),
+    "issue_comment": ("created", "deleted", "edited", "pinned", "unpinned"),
+    "pull_request": (
+        "assigned", "auto_merge_disabled", "auto_merge_enabled", "closed", "converted_to_draft",
+        "demilestoned", "dequeued", "edited", "enqueued", "labeled", "locked", "milestoned",
+        "opened", "ready_for_review", "reopened", "review_request_removed", "review_requested",
+        "synchronize", "unassigned", "unlabeled", "unlocked",
+    ),
+    "release": (
+        "created", "deleted", "edited", "prereleased", "published", "released", "unpublished",
+    ),
+    "workflow_run": ("completed", "in_progress", "requested"),
+}  # fmt: skip
 # Payloads are large, and begin with the action where they have one, so they need not be parsed.
 _action = re.compile(rb'\{"action":"([a-z_]{1,100})"').match
 
@@ -41,6 +85,7 @@ class GitHub(HMACSource):
         opaque=True,
     )
 
+    events = (*PLAIN, *(f"{kind}.{action}" for kind in KINDS for action in ACTIONS.get(kind, "*")))
     header = "x-hub-signature-256"
     prefix = b"sha256="
     deadline = 9.0

@@ -8,6 +8,16 @@ from gateway.sources.bearer import BearerSource
 from gateway.sources.fields import identity
 from gateway.sources.signatures import digest
 
+#: https://docs.gitlab.com/user/project/integrations/webhook_events/
+EVENTS = (
+    "Push Hook", "Tag Push Hook", "Issue Hook", "Confidential Issue Hook", "Work Item Hook",
+    "Confidential Work Item Hook", "Note Hook", "Confidential Note Hook", "Merge Request Hook",
+    "Wiki Page Hook", "Pipeline Hook", "Job Hook", "Build Hook", "Deployment Hook", "Member Hook",
+    "Subgroup Hook", "Project Hook", "Feature Flag Hook", "Release Hook", "Milestone Hook",
+    "Emoji Hook", "Resource Access Token Hook", "Resource Deploy Token Hook", "Vulnerability Hook",
+    "System Hook",
+)  # fmt: skip
+
 
 class GitLab(BearerSource):
     """Signs nothing: ``X-Gitlab-Token`` is the secret. For a signing token use `standard`.
@@ -23,6 +33,7 @@ class GitLab(BearerSource):
         {"secrets": "glwt-größe"}, other_secret="glwt-größer", proof="x-gitlab-token", opaque=True
     )
 
+    events = EVENTS
     header = "x-gitlab-token"
     deadline = 9.0
     secret_headers = frozenset([header])

@@ -19,6 +19,15 @@ from gateway.sources.fields import name, read_if_json
 from gateway.sources.hmac_source import HMACSource
 from gateway.sources.signatures import check, digest
 
+#: https://developers.facebook.com/docs/graph-api/webhooks/reference: objects, with their fields.
+EVENTS = (
+    "ad_account", "ad_account.*", "application", "application.*", "certificate_transparency",
+    "certificate_transparency.*", "commerce_merchant_settings", "commerce_merchant_settings.*",
+    "instagram", "instagram.*", "page", "page.*", "payments", "payments.*", "permissions",
+    "permissions.*", "threads", "threads.*", "user", "user.*", "whatsapp_business_account",
+    "whatsapp_business_account.*",
+)  # fmt: skip
+
 
 class Options(base.Options):
     """The secrets are app secrets."""
@@ -51,6 +60,7 @@ class Meta(HMACSource):
 
     options_class = Options
     options: Options
+    events = EVENTS
     header = "x-hub-signature-256"
     prefix = b"sha256="
     deadline = 4.5

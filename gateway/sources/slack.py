@@ -12,6 +12,21 @@ from gateway.sources.signatures import check_time, header, raw
 TIMESTAMP = "x-slack-request-timestamp"
 
 
+#: https://docs.slack.dev/reference/events, interactions, and commands, which begin with a slash.
+EVENTS = (
+    "app_*", "assistant_*", "bot_*", "call_rejected", "channel_*", "dnd_updated",
+    "dnd_updated_user", "email_domain_changed", "emoji_changed", "entity_details_requested",
+    "event_callback", "external_org_*", "file_*", "function_executed", "grid_migration_*",
+    "group_*", "im_*", "invite_requested", "link_shared", "member_joined_channel",
+    "member_left_channel", "message", "message_metadata_*", "pin_added", "pin_removed",
+    "reaction_added", "reaction_removed", "resources_added", "resources_removed", "scope_denied",
+    "scope_granted", "shared_channel_invite_*", "star_added", "star_removed", "subteam_*", "team_*",
+    "tokens_revoked", "url_verification", "user_*", "workflow_*", "block_actions",
+    "block_suggestion", "dialog_*", "interactive_message", "message_action", "shortcut",
+    "view_closed", "view_submission", "ssl_check", "/*",
+)  # fmt: skip
+
+
 class Slack(HMACSource):
     """Signs the time and the body.
 
@@ -34,6 +49,7 @@ class Slack(HMACSource):
         timed=True,
     )
 
+    events = EVENTS
     header = "x-slack-signature"
     prefix = b"v0="
     deadline = 2.5

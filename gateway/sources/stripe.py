@@ -9,6 +9,22 @@ from gateway.sources.fields import identity, name, read_if_json
 from gateway.sources.hmac_source import HMACSource
 from gateway.sources.signatures import check, check_time, header, mac, raw
 
+#: https://docs.stripe.com/api/events/types, by what they are about.
+EVENTS = (
+    "account.*", "application_fee.*", "balance.*", "balance_settings.*", "billing.*",
+    "billing_portal.*", "capability.*", "cash_balance.*", "charge.*", "checkout.*", "climate.*",
+    "coupon.*", "credit_note.*", "customer.*", "customer_cash_balance_transaction.*",
+    "entitlements.*", "file.*", "financial_connections.*", "identity.*", "invoice.*",
+    "invoice_payment.*", "invoiceitem.*", "issuing_authorization.*", "issuing_card.*",
+    "issuing_cardholder.*", "issuing_dispute.*", "issuing_personalization_design.*",
+    "issuing_settlement.*", "issuing_token.*", "issuing_transaction.*", "mandate.*", "order.*",
+    "payment_intent.*", "payment_link.*", "payment_method.*", "payment_record.*", "payout.*",
+    "person.*", "plan.*", "price.*", "product.*", "promotion_code.*", "quote.*", "radar.*",
+    "recipient.*", "refund.*", "reporting.*", "reserve.*", "review.*", "setup_intent.*", "sigma.*",
+    "sku.*", "source.*", "subscription_schedule.*", "tax.*", "tax_rate.*", "terminal.*",
+    "test_helpers.*", "topup.*", "transfer.*", "treasury.*", "v1.*", "v2.*",
+)  # fmt: skip
+
 
 class Stripe(HMACSource):
     """Signs the time and the body; while a secret is replaced, with both secrets.
@@ -31,6 +47,7 @@ class Stripe(HMACSource):
         timed=True,
     )
 
+    events = EVENTS
     header = "stripe-signature"
     deadline = 9.0
     secret_headers = frozenset([header])

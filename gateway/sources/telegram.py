@@ -27,6 +27,16 @@ class Options(base.Options):
         return secrets
 
 
+#: https://core.telegram.org/bots/api#update
+EVENTS = (
+    "message", "edited_message", "channel_post", "edited_channel_post", "business_connection",
+    "business_message", "edited_business_message", "deleted_business_messages", "message_reaction",
+    "message_reaction_count", "inline_query", "chosen_inline_result", "callback_query",
+    "shipping_query", "pre_checkout_query", "purchased_paid_media", "poll", "poll_answer",
+    "my_chat_member", "chat_member", "chat_join_request", "chat_boost", "removed_chat_boost",
+)  # fmt: skip
+
+
 class Telegram(BearerSource):
     """Signs nothing: ``X-Telegram-Bot-Api-Secret-Token`` is the secret.
 
@@ -49,6 +59,7 @@ class Telegram(BearerSource):
 
     options_class = Options
     options: Options
+    events = EVENTS
     header = "x-telegram-bot-api-secret-token"
     deadline = 55.0
     secret_headers = frozenset([header])

@@ -23,6 +23,15 @@ ALGORITHMS = {"HMAC_SHA1": "sha1", "HMAC_SHA256": "sha256"}
 STATUS = ("MessageStatus", "CallStatus")
 
 
+#: https://www.twilio.com/docs/messaging/guides/outbound-message-status-in-status-callbacks, and
+#: https://www.twilio.com/docs/voice/api/call-resource#call-status-values
+EVENTS = (
+    "accepted", "scheduled", "queued", "sending", "sent", "failed", "delivered", "undelivered",
+    "partially_delivered", "receiving", "received", "read", "canceled", "initiated", "ringing",
+    "in-progress", "completed", "busy", "no-answer",
+)  # fmt: skip
+
+
 class Twilio(Source):
     """Signs the public URL and a form's fields; for any other body its digest is in the URL.
 
@@ -36,6 +45,7 @@ class Twilio(Source):
     }
     example = Example({"secrets": "12345"}, other_secret="12346", proof="x-twilio-signature")
 
+    events = EVENTS
     deadline = 14.0
     #: Twilio's markup without any instruction.
     fallback = "<Response/>"

@@ -26,6 +26,14 @@ from gateway.sources.wechat_message import (
     render,
 )
 
+#: The MsgTypes, and the InfoTypes of what third parties get, of WeChat and WeCom.
+EVENTS = (
+    "text", "image", "voice", "video", "shortvideo", "location", "link", "miniprogrampage", "file",
+    "mixed", "stream", "music", "event", "event.*", "authorized", "cancel_auth", "change_auth",
+    "change_contact", "component_verify_ticket", "create_auth", "notify_third_*",
+    "reset_permanent_code", "share_*", "suite_ticket", "unauthorized", "updateauthorized",
+)  # fmt: skip
+
 
 class Options(CryptoOptions):
     """The secrets are tokens, and `receive_id` is the app id."""
@@ -70,6 +78,7 @@ class WeChat(Source):
 
     options_class: ClassVar[type[CryptoOptions]] = Options
     options: CryptoOptions
+    events = EVENTS
     deadline = 4.5
     tries = 3
     retry_after = 5.0

@@ -36,6 +36,7 @@ class X(HMACSource):
         identity="",
     )
 
+    events = ()
     header = "x-twitter-webhooks-signature"
     prefix = b"sha256="
     encoding = "base64"

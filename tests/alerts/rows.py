@@ -209,6 +209,7 @@ ROWS = (
     Row("tasks fail", requests_to("/echo?seconds=no-number"), names("Errors")),
     Row("accepted tasks fail", requests_to("/accept?seconds=no-number"), names("TasksFailed")),
     Row("wrong signatures", requests_to("/signed"), names("Unverified"), signed=True),
+    Row("no route takes the deliveries", requests_to("/choosy"), names("DeliveriesIgnored")),
     # The journal is in the same Redis.
     Row("claims' Redis full", state_full, names("StateFull"), names("JournalLost"), signed=True),
     Row("journal's Redis frozen", state_frozen, names("JournalLost")),

@@ -37,6 +37,12 @@ path = "/accept"
 task = "faults.run"
 queue = "{QUEUE}"
 answer = "accept"
+
+[[routes]]
+path = "/choosy"
+task = "faults.run"
+queue = "{QUEUE}"
+when = {{"header:x-never" = "sent"}}
 """
 #: A route whose deliveries are taken once, so that there are claims.
 SIGNED = f"""

@@ -22,6 +22,7 @@ from gateway.journal.entry import (
     DEAD_LETTERED,
     EXPIRED,
     FAILED,
+    IGNORED,
     RECEIVED,
     REFUSED,
     REPLAYED,
@@ -177,6 +178,23 @@ async def test_a_refused_request_is_an_entry(use: Use):
         one = await got(store, "one")
         assert (one.state, one.task_id, one.status, one.seconds) == (REFUSED, "", 401, 0.25)
         assert (one.error, one.call) == ("unverified: no signature", call())
+
+
+@awaited
+async def test_an_ignored_delivery_is_kept_as_such_also_without_refused_ones(use: Use):
+    async with use(journal=10) as store, aclosing(store.changes()) as changes:
+        await anext(changes)
+        await store.refuse(refusal("one")._replace(state=IGNORED, status=204))
+        await store.refuse(refusal("two")._replace(state=IGNORED, status=204))
+
+        assert [await anext(changes) for _ in range(2)] == ["one", "two"]
+        assert await ids(store) == ["two"]
+        two = await got(store, "two")
+        assert (two.state, two.status) == (IGNORED, 204)
+        # It has no task whose end is looked for.
+        assert (await store.trim(1)).open == 0
+        await store.settle("two", "", End(SUCCEEDED))
+        assert (await got(store, "two")).state == IGNORED
 
 
 @awaited

@@ -58,6 +58,19 @@ task = "faults.run"
 journal = false
 args = ["json:/id"]
 """
+#: Routes that take only some of the deliveries on their path.
+CHOOSY = """
+[[routes]]
+path = "/typo"
+source = "shop"
+task = "faults.run"
+events = ["order/*"]
+
+[[routes]]
+path = "/choosy"
+task = "faults.run"
+when = { "json:/kind" = "paid" }
+"""
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 TRACEPARENT = f"Traceparent: 00-{TRACE}-00f067aa0ba902b7-01"
 #: Headers with secrets, none of which may be told.
@@ -67,7 +80,8 @@ SECRETS = [
     "Proxy-Authorization: hidden-3",
     "X-Gitlab-Token: hidden-4",
     "X-Hub-Signature-256: sha256=hidden-5",
-    "X-Api-Key: hidden-6",
+    *(f"{name}: hidden-6" for name in ("X-Api-Key", "X-TOTP", "X-Passcode", "X-Pin", "Client")),
+    *(f"{name}: hidden-7" for name in ("X-Forwarded-Access-Token", "X-Session-Id", "X-Client-Key")),
 ]
 
 
@@ -167,8 +181,8 @@ def test_each_refused_request_is_found_by_its_id_with_its_reason(gateway, delive
 
 def test_what_was_sent_is_kept_without_secrets_and_cut(gateway, deliveries):
     body = "ü" * 4_000
-    headers = ["X-Sender: shop", f"X-Long: {'z' * 2_000}", TRACEPARENT]
-    many = [f"X-N{n}: {'z' * 400}" for n in range(20)]
+    headers = ["X-Shop-Event: paid", f"X-Long-Topic: {'z' * 2_000}", TRACEPARENT]
+    many = [f"X-N{n}-Event: {'z' * 400}" for n in range(20)]
     run(send(gateway, "/shop?token=hidden", body, *headers, *SECRETS))
     run(send(gateway, "/lost", "short", *many))
 
@@ -178,7 +192,8 @@ def test_what_was_sent_is_kept_without_secrets_and_cut(gateway, deliveries):
     assert cut["traceparent"].split("-")[1] == TRACE
     shown = json.loads(deliveries("show", cut["id"])[1])
     assert shown["body"] == "ü" * 2_048
-    assert shown["headers"]["x-sender"] == "shop" and len(shown["headers"]["x-long"]) == 500
+    assert shown["headers"]["x-shop-event"] == "paid"
+    assert len(shown["headers"]["x-long-topic"]) == 500
     assert not {line.split(":")[0].lower() for line in SECRETS} & shown["headers"].keys()
     assert lost["request"] == {"method": "POST", "path": "/lost", "truncated": False}
     shown = json.loads(deliveries("show", lost["id"])[1])
@@ -271,3 +286,37 @@ def test_what_does_not_arrive_in_time_is_kept_with_its_route(gateway, deliveries
     assert (late.status, entry["id"]) == (408, late.problem["delivery_id"])
     assert (entry["route"], entry["source"]) == ("/shop", "shop")
     assert entry["request"] == {"method": "POST", "path": "/shop", "truncated": True}
+
+
+def test_what_no_route_takes_is_ignored_and_found_with_its_reason(servers, deliveries, capsys):
+    # Given a gateway that keeps no refused requests,
+    gateway = servers.gateway("redis", CONFIG.replace("journal_refused = true", "") + CHOOSY)
+
+    # when no route takes what is sent,
+    typo = run(send(gateway, "/typo", "created", *signed("created"), *SECRETS[:4]))
+    filtered = run(send(gateway, "/choosy", '{"kind": "free"}'))
+    unread = run(send(gateway, "/choosy", '{"kind": "pa'))
+
+    # then it is told what cannot be read, and the others are in the journal.
+    assert [each.status for each in (typo, filtered, unread)] == [204, 204, 400]
+    assert unread.type == "bad-request"
+    other, first = listed(deliveries, 2, "--state", "ignored")
+    assert [each["id"] for each in (first, other)] == [
+        each.headers["x-delivery-id"] for each in (typo, filtered)
+    ]
+    assert first["error"] == "no route takes the event 'push'" and first["event"] == "push"
+    assert other["error"] == "the `when` of no route takes it" and other["status"] == 204
+    line = deliveries("list", "--event", "push")[1].splitlines()[-1]
+    assert " ignored " in line and "no route takes the event 'push'" in line
+    shown = json.loads(deliveries("show", first["id"])[1])
+    assert shown["body"] == "created" and "hidden" not in json.dumps(shown)
+    # There is no message that could be published again.
+    code, out, _ = deliveries("replay", first["id"])
+    assert code == 1 and "as it had no message: no route takes the event" in out
+    api = f"{gateway.admin_url}/api/deliveries"
+    found = json.loads(get(f"{api}?state=ignored&event=push").body)["deliveries"]
+    assert [(each["state"], each["request"]["path"]) for each in found] == [("ignored", "/typo")]
+    assert main(["forward", "--to", "http://127.0.0.1:9", "--admin", gateway.admin_url,
+                 "--id", first["id"]]) == 1  # fmt: skip
+    assert "not sent: it was ignored: no route takes" in capsys.readouterr().out
+    gateway.stop()

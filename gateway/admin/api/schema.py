@@ -14,8 +14,8 @@ from gateway.journal.filter import Filter, read_route, read_states, read_status,
 from gateway.journal.replay import Replay
 
 State = Literal[
-    "received", "refused", "accepted", "running", "succeeded", "failed", "dead-lettered", "expired",
-    "replayed",
+    "received", "refused", "ignored", "accepted", "running", "succeeded", "failed", "dead-lettered",
+    "expired", "replayed",
 ]  # fmt: skip
 #: The most deliveries of a page, and of one request to replay.
 PAGE = 500
@@ -111,7 +111,7 @@ class ReplayWanted(One):
 
 
 class RefusedRequest(BaseModel):
-    """A request that was refused before a task could be called."""
+    """A request that was refused before a task could be called, or that no route took."""
 
     method: str
     path: str
@@ -132,7 +132,9 @@ class Delivery(BaseModel):
     gone: bool = Field(description="had the sender left before the answer?")
     seconds: float = Field(description="from the request to the answer")
     published: float | None = Field(description="seconds until its message was published")
-    error: str = Field(description="why the answer was an error, or how the task has failed")
+    error: str = Field(
+        description="why the answer was an error, how the task has failed, or why no route took it"
+    )
     attempts: int | None = Field(description="of its task: Celery's retries and one; null: unknown")
     ended_at: str = Field(description="when the end of its task was noticed, in ISO 8601; or empty")
     task: str
@@ -142,7 +144,7 @@ class Delivery(BaseModel):
     replaying: str = Field(description="the task id of a replay that may have been interrupted")
     identity: str = Field(description="the same for all tries of a delivery; or empty")
     traceparent: str
-    request: RefusedRequest | None = Field(description="null: it was not refused before its task")
+    request: RefusedRequest | None = Field(description="null: it had a task to be called")
 
     @classmethod
     def of(cls, entry: Entry, **more: Any) -> Self:

@@ -65,14 +65,14 @@ function time(text) {
   return text ? text.replace("T", " ").slice(0, 23) : "";
 }
 
-// A request that no route has taken has only its own path.
+// A request to a path that no route has has only its own.
 function path(delivery) {
   return delivery.route || (delivery.request ? delivery.request.path : "");
 }
 
 function stateClass(state) {
   if (state === "succeeded") return "good";
-  return ["failed", "dead-lettered", "expired", "refused"].includes(state) ? "bad" : "";
+  return ["failed", "dead-lettered", "expired", "refused", "ignored"].includes(state) ? "bad" : "";
 }
 
 function row(delivery) {

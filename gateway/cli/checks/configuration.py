@@ -1,12 +1,16 @@
-"""Check the configuration: the file, misspelt variables, and weak signatures of sources."""
+"""Check the configuration: the file, misspelt variables, weak signatures, unknown events."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 
-from gateway.cli.checks.finding import Finding, fail, ok, warn
+from gateway.cli.checks.finding import Finding, fail, listed, ok, warn
 from gateway.config.loading import unknown_variables
+from gateway.config.pointers import overlap
+from gateway.config.route import Route
 from gateway.config.settings import Config
 from gateway.sources import find
 
@@ -16,6 +20,10 @@ _EXPOSED_REMEDY = (
     "use TLS on the whole way, or what docs/sources.md has for the scheme: an aes_key, {body} in "
     "signed, a signing token"
 )
+
+_HMAC = ", or set event in the source"
+_kind = re.compile(r"[^./*]+[./]").match
+_NEAR = 0.7  # how similar a name is that may be meant
 
 
 def problems(found: list[str]) -> list[Finding]:
@@ -60,3 +68,50 @@ def sources(config: Config) -> list[Finding]:
         name = f"source {', '.join(exposed)}"
         found.append(warn(name, _EXPOSED, _EXPOSED_REMEDY))
     return found
+
+
+def events(config: Config) -> list[Finding]:
+    """Return a warning for each route that waits for events that its sender does not have.
+
+    Such a route takes nothing, and no request fails: what no route takes is ignored.
+    """
+    found = []
+    for route in config.routes:
+        if route.source is None:
+            continue
+        options = config.sources[route.source]
+        known = find(options.scheme)(options, config.public_url or "").events
+        if known is None:
+            continue
+        # A delivery whose event cannot be read has none.
+        unknown = [
+            each for each in _events(route) if not any(overlap(each, e) for e in ("", *known))
+        ]
+        if unknown:
+            found.append(_unknown_events(route, options.scheme, unknown, known))
+    return found
+
+
+def _events(route: Route) -> Iterator[str]:
+    """Yield the names and patterns of events that a route takes."""
+    yield from route.events or ()
+    yield from (str(each) for each in route.when.get("event", ()))
+
+
+def _unknown_events(
+    route: Route, scheme: str, unknown: list[str], known: tuple[str, ...]
+) -> Finding:
+    check = f"route {route.path}"
+    if not known:
+        problem = f"deliveries of {route.source} ({scheme}) have no event: it takes none"
+        return warn(check, problem, f"leave out events{_HMAC if scheme == 'hmac' else ''}")
+    problem = f"{scheme} has no events {listed(unknown)} that the gateway knows of"
+    near = [each for text in unknown for each in get_close_matches(text, _forms(known), 1, _NEAR)]
+    hint = f"did you mean {listed(near)}? " if near else ""
+    remedy = f"{hint}docs/sources.md#{scheme} says what an event is; others are ignored"
+    return warn(check, problem, remedy)
+
+
+def _forms(known: tuple[str, ...]) -> list[str]:
+    """Return the names of events, and the pattern of each kind of events, as in `orders/*`."""
+    return [*known, *{f"{kind[0]}*" for each in known if (kind := _kind(each))}]

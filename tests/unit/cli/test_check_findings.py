@@ -9,7 +9,9 @@ from gateway.cli.checks import configuration, queues, workers
 from gateway.cli.checks.finding import Finding, ranged
 from gateway.cli.checks.queues import Inspected, Seen
 from gateway.cli.checks.remote import Answers, Worker
+from gateway.config.pointers import overlap
 from gateway.config.settings import Config
+from gateway.sources import SCHEMES, find
 
 FAIR = {"path": "/", "queue": "orders", "fair_by": "remote"}
 NAMES = [f"orders.fair.{number}" for number in range(16)]
@@ -205,3 +207,70 @@ def test_sources_whose_body_is_not_signed_are_one_warning():
     ]
     assert "the body is not signed" in found[-1].problem and "use TLS" in found[-1].remedy
     assert "sesame" not in str(found)
+
+
+EVENTS = {
+    "shop": {"scheme": "shopify", "secrets": "s"},
+    "forge": {"scheme": "github", "secrets": "s"},
+    "till": {"scheme": "stripe", "secrets": "s"},
+    "chat": {"scheme": "slack", "secrets": "s"},
+    "feed": {"scheme": "x", "secrets": "s"},
+    "own": {"scheme": "hmac", "secrets": "s", "header": "X-S"},
+    "named": {"scheme": "hmac", "secrets": "s", "header": "X-S", "event": "header:X-E"},
+}
+
+
+@pytest.mark.parametrize(
+    ("source", "route", "said"),
+    [
+        ("shop", {"events": ["orders/create", "order/*"]}, "events order/* that"),
+        ("shop", {"events": ["order/*"]}, "did you mean orders/*?"),
+        ("shop", {"when": {"event": ["orders/creat"]}}, "did you mean orders/create?"),
+        ("shop", {"events": ["Orders/Create"]}, "events Orders/Create that"),
+        ("forge", {"events": ["issues"]}, "did you mean issues.*?"),
+        ("forge", {"events": ["issues.open"]}, "did you mean issues.opened?"),
+        ("till", {"events": ["invoices.paid"]}, "did you mean invoice.*?"),
+        ("chat", {"events": ["message.channels"]}, "docs/sources.md#slack"),
+        ("feed", {"events": ["tweet_create_events"]}, "deliveries of feed (x) have no event"),
+        ("own", {"events": ["paid"]}, "or set event in the source"),
+        ("named", {"events": ["anything"]}, ""),
+        ("forge", {"events": ["push", "issues.*", "*.opened", "pull_request*", "*", ""]}, ""),
+        ("shop", {"events": ["orders/*", "*/create", "customers/redact"]}, ""),
+        ("feed", {"events": ["*"]}, ""),
+        (None, {"when": {"event": "x"}}, ""),
+    ],
+)
+def test_a_route_that_waits_for_events_that_its_sender_does_not_have_is_warned_of(
+    source, route, said
+):
+    config = Config(sources=EVENTS, routes=[{"path": "/a", "source": source, **route}])
+    found = configuration.events(config)
+    assert [told(finding)[:2] for finding in found] == [("warn", "route /a")] * bool(said)
+    assert all(said in str(finding) for finding in found)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_known_events_of_a_scheme_have_those_of_its_samples(scheme):
+    known = find(scheme).events
+    if known:
+        assert all(
+            any(overlap(sample.event, each) for each in known)
+            for sample in find(scheme).samples.values()
+        )
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "meet"),
+    [
+        ("a", "a", True),
+        ("a", "b", False),
+        ("a*", "ab", True),
+        ("a*", "*b", True),
+        ("a*b", "a*c", False),
+        ("a*x*b", "ab*c*yb", True),
+        ("order/*", "orders/*", False),
+        ("*", "", True),
+    ],
+)
+def test_patterns_overlap_where_a_text_fits_both(one, other, meet):
+    assert overlap(one, other) is overlap(other, one) is meet

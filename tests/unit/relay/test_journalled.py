@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hmac
+import json
 from collections.abc import Iterator
 from time import monotonic
 from typing import Any
@@ -12,7 +14,9 @@ from gateway.answer import Answer
 from gateway.celery_message import Message, TaskIds
 from gateway.config.settings import Config
 from gateway.delivery import Request
-from gateway.journal.entry import Entry
+from gateway.journal.base import Refusal
+from gateway.journal.entry import IGNORED, REFUSED, Entry
+from gateway.journal.refusals import SENDER, Kept
 from gateway.journal.writing import Journal
 from gateway.metrics import Metrics
 from gateway.relay.relay import Relay
@@ -96,3 +100,90 @@ def test_without_a_journal_nothing_is_kept(metrics, entries):
     harness.send({})
     assert [answer.status for answer in harness.answers] == [400]
     assert entries == []
+
+
+IGNORED_BY: dict[str, dict[str, Any]] = {
+    "event": {"source": "forge", "events": ["order/*"]},
+    "when": {"source": "forge", "when": {"json:/kind": "x"}},
+    "unsigned": {"when": {"header:x-env": "live"}},
+    "status": {"source": "strict", "events": ["order/*"]},
+    "fallback": {"source": "phone", "events": ["order/*"]},
+}
+SOURCES = {
+    "forge": {"scheme": "github", "secrets": "s"},
+    "strict": {"scheme": "github", "secrets": "s", "unrouted": 410},
+    "phone": {"scheme": "meta", "secrets": "s"},
+}
+BODY = b'{"object":"page","note":"gr\xc3\xb6\xc3\x9fe"}'
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> list[Refusal]:
+    found: list[Refusal] = []
+    monkeypatch.setattr(Journal, "_keep", lambda _, refusal: found.append(refusal))
+    return found
+
+
+def ignore(metrics: Metrics, route: dict[str, Any], body: bytes = BODY, **settings: Any) -> Answer:
+    config = Config(routes=[{"path": "/{shop}", **route}], sources=SOURCES, **settings)
+    relay = Relay(config, InMemory(echo), metrics, TaskIds())
+    proof = hmac.digest(b"s", body, "sha256").hex()
+    headers = {"x-hub-signature-256": f"sha256={proof}", "x-github-event": "push", "x-api-key": "k"}
+    given: list[Answer] = []
+    request = Request("POST", "/a", "b=1", headers, body, "192.0.2.1", monotonic(), 0.0)
+    relay.relay(request, given.append)
+    return given[0]
+
+
+@pytest.mark.parametrize("refused", [True, False])
+@pytest.mark.parametrize("kind", IGNORED_BY)
+def test_what_no_route_takes_is_kept_as_ignored_with_the_reason(metrics, kept, kind, refused):
+    route = IGNORED_BY[kind]
+    answer = ignore(metrics, route, journal=10, journal_refused=refused)
+
+    (entry,) = kept
+    assert entry.state == IGNORED and entry.status == answer.status
+    assert answer.status == {"status": 410, "fallback": 200}.get(kind, 204)
+    assert answer.headers["X-Delivery-ID"] == entry.id
+    event = {"fallback": "page"}.get(kind, "push" if "source" in route else "")
+    why = "no route takes the event" if "events" in route else "the `when` of no route takes it"
+    assert entry.error.startswith(why)
+    about = json.loads(entry.about)
+    assert (about["delivery"]["event"], about["delivery"]["route"]) == (event, "/{shop}")
+    assert (about["queue"], about["request"]["path"]) == ("", "/a")
+    assert b"gr\xc3\xb6\xc3\x9fe" in entry.call or b"gr\\u00f6" in entry.call
+    assert b"x-api-key" not in entry.call and b"x-hub-signature" not in entry.call
+
+
+def test_what_cannot_be_read_is_refused_and_not_ignored(metrics, kept):
+    asked = {"when": {"json:/kind": "x"}}
+    answers = [
+        ignore(metrics, asked, BODY[:-1], journal=10, journal_refused=refused)
+        for refused in (True, False)
+    ]
+    assert [answer.status for answer in answers] == [400, 400]
+    assert [(each.state, each.status) for each in kept] == [(REFUSED, 400)]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"journal": 0}, {"journal": 9}, {"journal": 10, "route": {"journal": False}}],
+    ids=["no journal", "no room", "not this route"],
+)
+def test_what_no_route_takes_is_not_kept_where_there_is_no_room(metrics, kept, settings):
+    settings = dict(settings)
+    route = {**IGNORED_BY["event"], **settings.pop("route", {})}
+    assert ignore(metrics, route, **settings).status == 204
+    assert kept == []
+
+
+def test_of_one_event_only_some_are_kept_and_none_of_another_is_lost(metrics, kept):
+    config = Config(routes=[{"path": "/{shop}", "when": {"header:x": "y"}}], journal=1_000)
+    relay = Relay(config, InMemory(echo), metrics, TaskIds())
+    refusals = relay.refusals
+    assert refusals is not None
+    request = Request("POST", "/a", "", {}, b"", "192.0.2.1", monotonic(), 0.0)
+    for event in ["often"] * 100 + ["seldom"]:
+        refusals.write(request, Kept("id", IGNORED, "/{shop}", "", event), 204, 0.0, "no route")
+    events = [json.loads(each.about)["delivery"]["event"] for each in kept]
+    assert events == ["often"] * SENDER[0] + ["seldom"]

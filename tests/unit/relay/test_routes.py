@@ -129,6 +129,42 @@ def test_event_that_no_route_takes_has_no_target():
     assert endpoint.unrouted(Verified(b"{}")).status == 204
 
 
+WHEN = {"json:/id": "*", "header:x-env": "live"}
+
+
+@pytest.mark.parametrize("when", [WHEN, dict(reversed(WHEN.items()))], ids=["json", "header"])
+@pytest.mark.parametrize(
+    "body", [b'{"id": "1', b"", b"\xff", b"id=1", b'{"id": NaN}', b"[" * 2_000]
+)
+def test_a_body_that_when_cannot_read_is_malformed_unless_a_route_takes_it(when, body):
+    asked, rest = Route(path="/", when=when, task="asked"), Route(path="/", task="rest")
+    alone, _ = routes(asked).find("/")
+    others, _ = routes(asked, Route(path="/", when=when), rest).find("/")
+    live = {"x-env": "live"}
+
+    with pytest.raises(BadRequest):
+        alone.route(delivery(body=body, **live))
+    # What is no matter of the body decides without it.
+    assert alone.route(delivery(body=body)) is None
+    assert alone.route(delivery(body=b'{"id": 1}', **live)).task == "asked"
+    assert alone.route(delivery(body=b"{}", **live)) is None
+    assert others.route(delivery(body=body, **live)).task == "rest"
+
+
+def test_a_body_that_cannot_be_read_is_read_once(monkeypatch):
+    some = [Route(path="/", when={"json:/id": n, "json:/at": n}) for n in range(9)]
+    read: list[bytes] = []
+
+    def refuse(body: bytes) -> None:
+        read.append(body)
+        raise BadRequest
+
+    monkeypatch.setattr("gateway.config.pointers.read_json_value", refuse)
+    with pytest.raises(BadRequest):
+        routes(*some).find("/")[0].route(delivery(body=b"{"))
+    assert read == [b"{"]
+
+
 def test_task_gets_no_secrets_but_those_it_asks_for():
     endpoint, _ = routes(Route(path="/", source="forge"), sources=SOURCES).find("/")
     given = {
