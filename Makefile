@@ -22,7 +22,7 @@ define fetch
 	@$(PIP) --quiet install --no-deps --no-build-isolation --editable .
 endef
 
-.PHONY: help install run test coverage newest wheel matrix check fuzz loadtest reports pages docs faults simulate alerts constraints clean
+.PHONY: help install run test coverage newest wheel matrix check fuzz loadtest reports pages docs faults simulate alerts celery-suite constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -107,6 +107,10 @@ simulate: install ## run the gateway in virtual time (ARGS="--seeds 1-200", --mi
 alerts: install ## does each alert fire in its fault only? a quarter of an hour (ARGS="--rows 1,3-5")
 	tests/install-servers.sh
 	.venv/bin/python -m tests.alerts $(ARGS)
+
+celery-suite: install ## run Celery's own integration tests, for hours (ARGS="--times 1 --only tasks")
+	tests/install-servers.sh
+	.venv/bin/python -m tests.celery_suite $(ARGS)
 
 constraints: .venv/bin/python ## write constraints.txt again, with the newest versions
 	rm -rf build/constraints

@@ -8,6 +8,10 @@ connection or is told to end: what happens after that is not the task's fault, a
 be begun by another worker while it still runs. The entries that remain are the lost workers. They
 are removed when the task has ended in any way.
 
+A task that takes longer than RabbitMQ's ``consumer_timeout`` makes RabbitMQ close the channel and
+deliver its message again. That is the task's fault: the beginnings of what runs then remain, and
+its end, whose acknowledgement reaches nobody, removes none.
+
 A message that is delivered for the first time is not counted, and costs nothing.
 """
 
@@ -23,6 +27,7 @@ from weakref import WeakSet
 
 from celery import bootsteps, states
 from celery.backends.redis import RedisBackend
+from celery.worker import state
 from redis.backoff import NoBackoff
 from redis.client import Pipeline, Redis
 from redis.exceptions import RedisError
@@ -31,6 +36,8 @@ from redis.retry import Retry
 TIMEOUT = 1.0  # seconds for Redis, for which the worker's own loop waits
 RETRY_AFTER = 10.0  # seconds until the next attempt after Redis could not be reached
 EXPIRES = 86_400  # seconds after the last beginning
+#: The name in the answer to ``stats``, which `gateway check` reads.
+TIMEOUTS = "consumer_timeouts"
 REMEMBERED = 1_000  # tasks whose losses a worker's main process keeps in memory
 
 log = logging.getLogger(__name__)
@@ -61,6 +68,8 @@ class Attempts:
         self._not_before = 0.0
         self._requests: WeakSet[Any] = WeakSet()
         self._lost: dict[str, int] = {}
+        #: How often RabbitMQ has taken back this process's messages because of its time limit.
+        self.timeouts = 0
 
     # In the worker's main process ------------------------------------------------------------
 
@@ -93,6 +102,18 @@ class Attempts:
     def take_all_back(self) -> None:
         """Remove the beginnings of all requests of this process."""
         self.take_back(*self._requests)
+
+    def keep_all(self) -> list[str]:
+        """Keep all beginnings, and count a loss of what runs; return its tasks and their ids."""
+        self.timeouts += 1
+        running = [request for request in state.active_requests if request.acknowledged is False]
+        for request in running:
+            if getattr(request, "attempt", None):
+                self.lose(request)
+        for request in self._requests:
+            request.attempt = None
+        self._requests.clear()
+        return [f"{request.name} {request.id}" for request in running]
 
     # Where the task runs ---------------------------------------------------------------------
 
@@ -168,6 +189,10 @@ class TakeBack(bootsteps.StartStopStep):
     """Remove all beginnings when the connection is lost, and when the worker is told to end."""
 
     requires = ("celery.worker.consumer.connection:Connection",)
+
+    def info(self, parent: Any) -> dict[str, int]:
+        """Return what the answer to Celery's command ``stats`` says."""
+        return {TIMEOUTS: attempts(parent.app).timeouts}
 
     def stop(self, parent: Any) -> None:
         attempts(parent.app).take_all_back()

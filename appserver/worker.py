@@ -54,6 +54,9 @@ REDELIVERY = "redelivery"  # the property that is added to a redelivered message
 #: The refusal of a limit for all queues of a channel, by a quorum queue.
 _global_qos = re.compile(r"\bglobal[ _]qos\b", re.I).search
 
+#: https://www.rabbitmq.com/docs/consumers#acknowledgement-timeout
+_took_too_long = re.compile(r"delivery acknowledgement on channel \d+ timed out").search
+
 log = logging.getLogger(__name__)
 
 _Task: Any = object  # for mypy: the class of the task with which the mixin is combined
@@ -269,8 +272,8 @@ class PoisonAware(_Task):
 
     def _record_loss(self, task_id: str, store: bool, lost: int) -> None:
         error = WorkerLostError(
-            f"The worker was lost {lost} times with this message after it had been redelivered;"
-            f" it lies in {DEAD_LETTER_EXCHANGE!r} now."
+            f"The worker was lost {lost} times with this message after it had been redelivered, or"
+            f" the task took longer than RabbitMQ waits; it lies in {DEAD_LETTER_EXCHANGE!r} now."
         )
         log.error("The message of task %s is a dead letter now: %s", task_id, error)
         self.backend.mark_as_failure(task_id, error, request=self.request, store_result=store)
@@ -355,6 +358,13 @@ class PromptConsumer(Consumer):
             )
             # It may be another node of the cluster that has not noticed the loss yet.
             time.sleep(LOCKED_PAUSE)
+        elif isinstance(exc, amqp.PreconditionFailed) and _took_too_long(str(exc)):
+            log.error(
+                "RabbitMQ delivers the messages of this worker again, as a task takes longer than"
+                " its consumer_timeout (%s): %s",
+                exc.reply_text,
+                ", ".join(attempts(self.app).keep_all()) or "it has ended meanwhile",
+            )
 
     def ensure_connected(self, conn: Any) -> Any:
         """Connect, with pauses of 1 to 5 s between attempts; Celery's grow to 30 s."""

@@ -11,7 +11,7 @@ from gateway.cli.checks.worker_settings import expires, untold
 from gateway.cli.checks.workers import _SINCE_5_7, LOST, THROUGHPUT, judge, judge_unseen
 from gateway.config.settings import Config
 
-QUESTIONS = ("active_queues", "registered", "conf", "stats", "query_task")
+QUESTIONS = ("active_queues", "registered", "active", "conf", "stats", "query_task")
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ _MARGIN = 0.4  # seconds for closing connections after the limit
 #: A missing worker explains what the lines after it report.
 _ORDER = (
     "broker", "results", "state", "workers", "queue", "exchange", "replies", "stored", "lost",
-    "task",
+    "long", "task",
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 
 from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
-from gateway.cli.checks import amqp, queues, remote, results, stores, workers
+from gateway.cli.checks import amqp, long_tasks, queues, remote, results, stores, workers
 from gateway.cli.checks.finding import LIMIT, Finding, fail, ok, skipped, warn
 from gateway.config.settings import Config
 from gateway.stores import result_store
@@ -130,6 +130,7 @@ async def _inspect(
     # Once more, as the workers have told which queues they consume.
     lines[about_queues] = [*queues.judge(config, inspected, answers.consumed), *others]
     lines += workers.judge(config, seen, answers)
+    lines += long_tasks.judge(config, answers)
     lines += await results.check(config, exchange, seen, answers, deadline)
 
 

@@ -33,9 +33,19 @@ _TOO_LATE = 60  # seconds after which a question expires
 _QUESTIONS: dict[str, dict[str, Any]] = {
     "active_queues": {},
     "registered": {},
+    "active": {"safe": True},  # without the arguments
     "conf": {"with_defaults": True},
     "stats": {},
 }
+
+
+class Running(NamedTuple):
+    """A task that runs; `began`: seconds since the epoch, by the worker's clock."""
+
+    id: str
+    task: str
+    began: float
+    acknowledged: bool
 
 
 class Lost(NamedTuple):
@@ -59,6 +69,9 @@ class Worker:
     pool: str = ""
     #: How many results it has lost, and when it lost the last; None: it does not count them.
     lost: Lost | None = None
+    #: How often RabbitMQ has taken its messages from it, because a task took too long.
+    consumer_timeouts: int = 0
+    running: list[Running] | None = None
     #: Of the task ids in the question, those of tasks that it has and that have not ended.
     held: set[str] | None = None
 
@@ -73,12 +86,16 @@ class Worker:
             self.pool = name.partition(":")[0].rpartition(".")[2]
             self.solo = "pool" not in known or "solo" in str(pool)
             self.lost = _counted(lost) if isinstance(lost, dict) else None
+            timeouts = known.get("consumer_timeouts")
+            self.consumer_timeouts = timeouts if isinstance(timeouts, int) else 0
         elif question == "query_task":
             self.held = set(known)
         elif not isinstance(answer, list):
             return
         elif question == "active_queues":
             self.queues = {str(q.get("name")) for q in answer if isinstance(q, dict)}
+        elif question == "active":
+            self.running = [one for each in answer if (one := _running(each))]
         else:  # Celery adds options after a task's name
             self.tasks = {str(task).partition(" ")[0] for task in answer}
 
@@ -207,6 +224,14 @@ def _decoded(body: bytes) -> Any:
         return json.loads(body)
     except (ValueError, RecursionError):
         return None
+
+
+def _running(said: Any) -> Running | None:
+    """Read what a worker says of a task that runs; None: it is not in the expected form."""
+    if not isinstance(said, dict) or not isinstance(began := said.get("time_start"), int | float):
+        return None
+    task_id, task = str(said.get("id")), str(said.get("name"))
+    return Running(task_id, task, began, said.get("acknowledged") is not False)
 
 
 def _counted(lost: dict[str, Any]) -> Lost | None:
