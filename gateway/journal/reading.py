@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
@@ -31,16 +32,15 @@ class Reader:
         return [entry for entry in found.values() if entry is not None]
 
     async def find(self, wanted: Filter, before: str = "") -> AsyncGenerator[Entry, None]:
-        """Yield the deliveries that `wanted` takes, the newest first.
+        """Yield the deliveries that `wanted` takes, the newest first, without their calls.
 
-        They have their calls only if `wanted` has a text. `before`: only those that are older than
-        the one with this ``position``.
+        `before`: only those that are older than the one with this ``position``.
         """
         entries = self._store.entries(bool(wanted.text), wanted.since, wanted.until, before)
         async with aclosing(entries):
             async for entry in entries:
                 if wanted.takes(entry):
-                    yield entry
+                    yield replace(entry, call=b"")
 
     def changes(self) -> AsyncGenerator[str, None]:
         """Yield the id of each delivery that is written or changed from now on, until closed.

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from redis.exceptions import ResponseError
 
-from gateway.config.settings import Config
+from gateway.config.settings import REFUSED, Config
 from gateway.errors import GatewayError
 from gateway.journal import scripts
 from gateway.journal.base import FIRST_LOOK, NOT_ANSWERED, JournalStore, Refusal, Row, Size
@@ -25,7 +25,8 @@ from gateway.stores.pipeline import Pipeline
 from gateway.stores.result_store import Ask
 
 _SILENCE = 15.0  # seconds without a change after which Redis is asked whether it is there
-_PAGE = 20  # deliveries a query: with large bodies more would delay the other clients of Redis
+#: Deliveries a query, and bytes of their calls: with more, the other clients of Redis would wait.
+_PAGE, _CALLS = 20, 262_144
 
 
 class RedisStore(JournalStore):
@@ -123,7 +124,7 @@ class RedisStore(JournalStore):
         oldest = str(_ms(since)) if since else "-"
         while page := await self._run(
             "EVAL", scripts.PAGE, 2, keys.deliveries, keys.refused,
-            newest, oldest, _PAGE, keys.prefix, int(calls),
+            newest, oldest, _PAGE, keys.prefix, _CALLS if calls else 0, REFUSED,
         ):  # fmt: skip
             for position, flat in page:
                 fields = _fields(flat)

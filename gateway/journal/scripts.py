@@ -234,8 +234,10 @@ end
 """
 
 # Returns a page of deliveries, the newest first: the stream's id of each, and its fields (none: it
-# is gone). KEYS: deliveries, refused. Arguments: newest, oldest, number, what keys of
-# deliveries begin with, 1 for calls, too
+# is gone). With calls it ends before those that would be too many bytes, but has one at least, as
+# other clients of Redis wait meanwhile. KEYS: deliveries, refused. Arguments: newest, oldest,
+# number, what keys of deliveries begin with, most bytes of calls (0: without them), bytes that a
+# request without a message counts
 PAGE = """
 local page = redis.call('XREVRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
 local refused = redis.call('XREVRANGE', KEYS[2], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
@@ -255,9 +257,17 @@ if #refused > 0 then
         page[i] = nil
     end
 end
+local left = tonumber(ARGV[5])
 for i, entry in ipairs(page) do
     local key = ARGV[4] .. entry[2][2]
-    if ARGV[5] == '1' then
+    if ARGV[5] ~= '0' then
+        left = left - (entry[2][4] or ARGV[6])
+        if i > 1 and left < 0 then
+            for j = #page, i, -1 do
+                page[j] = nil
+            end
+            break
+        end
         page[i] = {entry[1], redis.call('HGETALL', key)}
     else
         local fields, names = {}, {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import replace
 
 from gateway.journal.entry import OPEN, SUCCEEDED, Entry
 from gateway.journal.filter import Filter
@@ -23,7 +22,7 @@ async def choose(
     """
     if isinstance(wanted, Filter):
         async with aclosing(reader.find(wanted)) as found:
-            chosen = [replace(each, call=b"") async for each in found if not each.request][::-1]
+            chosen = [each async for each in found if not each.request][::-1]
     else:
         chosen = await reader.get_all(wanted)
     others = {} if again else await superseded(reader, chosen)

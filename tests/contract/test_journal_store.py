@@ -31,7 +31,9 @@ from gateway.journal.entry import (
     End,
     Entry,
 )
+from gateway.journal.redis_store import RedisStore
 from gateway.journal.stores import STORES
+from gateway.stores import result_store
 from tests.support.stack import Server, Stack, free_port
 
 #: For each store its server, and the setting that has a server's URL.
@@ -561,3 +563,28 @@ async def test_a_store_that_is_away_is_an_error_of_the_gateway(use: Use, server:
         ):
             with pytest.raises(GatewayError):
                 await attempt()
+
+
+@awaited
+async def test_entries_with_long_calls_come_in_small_pages(server: Server, name: str):
+    """The other clients of the server wait while it reads a page."""
+    config = Config(journal=100, strategy="pika", **{SERVERS[name][1]: server.url})
+    sizes = []
+
+    async with result_store.asking(config, config.state) as ask:
+
+        async def run(*command: Any) -> Any:
+            reply = await ask(*command)
+            sizes.append(len(repr(reply)))
+            return reply
+
+        store = RedisStore(config, run, "long:")
+        for n in range(12):
+            await store.write([answered(f"d{n}", size=100_000 if n % 4 else 1_000_000)])
+        del sizes[:]
+        found = await listed(store, calls=True)
+
+    assert [entry.id for entry in found] == [f"d{n}" for n in reversed(range(12))]
+    assert all(len(entry.call) > 100_000 for entry in found)
+    assert max(sizes) < 1_010_000
+    assert len(sizes) == 10  # three long ones alone, the others in twos and ones, and the end
