@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -382,7 +383,9 @@ def behind(proxy: Proxy, broker: RabbitMQ, query: str = "") -> str:
     return broker.url.replace(f":{port_of(broker)}/", f":{proxy.port}/") + query
 
 
-def test_a_silently_dead_connection_is_given_up_for_the_next_broker(metrics, broker, proxy, caplog):
+def test_a_silently_dead_connection_is_given_up_for_the_next_broker(
+    metrics, broker, proxy, caplog, monkeypatch
+):
     """Nothing tells of it but the missing confirm; heartbeats would need 20 s to."""
     urls = [behind(proxy, broker), broker.url]
 
@@ -399,11 +402,15 @@ def test_a_silently_dead_connection_is_given_up_for_the_next_broker(metrics, bro
         # What the new connection does not answer yet was not asked of it.
         assert caplog.text.count("given up") == 1
 
+    monkeypatch.setattr(random, "randrange", lambda _: 0)  # the first broker is the first
     one = Config(broker_url=urls, confirm_timeout=0.6)
     run(lambda: Publisher(one, metrics), work)
 
 
-def test_a_connection_without_requests_or_heartbeats_is_given_up(metrics, broker, proxy):
+def test_a_connection_without_requests_or_heartbeats_is_given_up(
+    metrics, broker, proxy, monkeypatch
+):
+    monkeypatch.setattr(random, "randrange", lambda _: 0)
     urls = [behind(proxy, broker, "?heartbeat=1"), broker.url]
 
     async def work(publisher: Publisher) -> None:
