@@ -10,12 +10,14 @@ GET /metrics: the sums of all processes, in Prometheus' text format or in OpenMe
 GET /: a page that shows readiness, metrics and the journal's deliveries.
 /api/: the deliveries of the journal, as `gateway.admin.api` describes them.
 
-No request needs a body, and no client needs a second request on its connection.
+No request needs a body, and no client needs a second request on its connection. What comes to a
+loopback address has to name an address, or localhost, in its Host.
 """
 
 from __future__ import annotations
 
 import socket
+from ipaddress import ip_address
 from pathlib import Path
 from time import time
 from typing import Any
@@ -105,7 +107,16 @@ class _API(Router):
         return self._application.find_handler(request, **kwargs)
 
 
-class _Page(RequestHandler):
+class _Local(RequestHandler):
+    """Refuses another web page of the same machine, whose name leads to this address."""
+
+    def prepare(self) -> None:
+        local: str = self.request.connection.stream.socket.getsockname()[0]  # type: ignore
+        if ip_address(local).is_loopback and not is_plain(self.request.host_name):
+            raise HTTPError(403)
+
+
+class _Page(_Local):
     def initialize(self, supervisor: Supervisor) -> None:
         self.supervisor = supervisor
 
@@ -119,6 +130,9 @@ class _Page(RequestHandler):
 
 
 class Health(_Page):
+    def prepare(self) -> None:
+        """Answer a probe whatever it calls this address; it learns nothing else."""
+
     async def get(self) -> None:
         answers = await health.ask(self.supervisor.children)
         alive = health.alive(answers)
@@ -156,7 +170,7 @@ class Exposition(_Page):
         self.write(data)
 
 
-class File(RequestHandler):
+class File(_Local):
     """A file of the page."""
 
     def head(self, name: str) -> None:
@@ -176,3 +190,12 @@ class File(RequestHandler):
         self.set_header("Cache-Control", "no-cache")
         self.set_header("X-Content-Type-Options", "nosniff")
         self.write(file.read_bytes())
+
+
+def is_plain(host: str) -> bool:
+    """Tell whether a host is an address, or localhost: no name that somebody else may own."""
+    try:
+        ip_address(host.strip("[]"))
+    except ValueError:
+        return host == "localhost"
+    return True

@@ -38,11 +38,15 @@ end
 """
 
 # Arguments: owner, task, digest, lease (ms), life (ms), 1 to count this try, 1 to refuse another
-# body, 1 to run again where the result of a confirmed task has expired, time of all tries (ms)
+# body, 1 to run again where the result of a confirmed task has expired, time of all tries (ms), the
+# longest lease there is (ms), which counts where Redis' clock was set back
 TAKE = (
     _READ
     + """
 local count = tonumber(ARGV[6])
+if state == 'P' then
+    till = math.min(till, now + ARGV[10])
+end
 if state ~= 'R' and ARGV[7] == '1' and digest ~= ARGV[3] then
     return {'conflict', '', '', 0, 0, 0, ''}
 end

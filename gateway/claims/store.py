@@ -76,6 +76,8 @@ class Claims:
         # A strategy that blocks can write neither a confirm nor a renewal while it waits.
         standstill = longest if config.strategy_info.blocks else 0.0
         self._lease = config.confirm_timeout + 1 + standstill
+        # One of another gateway whose strategy blocks.
+        self._longest_lease = _ms(config.confirm_timeout + 1 + longest)
         self._window = _ms(config.idempotency_window)
         # A claim lasts for as long as a request may wait, even where results expire earlier.
         self._kept = _ms(max(config.result_expires, longest))
@@ -120,7 +122,7 @@ class Claims:
         flags = [1 - again, int(strict), int(rerun)]
         lease = _ms(self._lease)
         who: list[Arg] = [_raw(owner), _raw(task_id)]
-        args = [*who, digest, lease, self._life, *flags, _ms(span)]
+        args = [*who, digest, lease, self._life, *flags, _ms(span), self._longest_lease]
         try:
             async with asyncio.timeout(patience):
                 reply = await self.redis.run("EVAL", scripts.TAKE, 1, key, *args)

@@ -6,11 +6,12 @@ else is left to Tornado. https://www.rfc-editor.org/rfc/rfc9112
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable
 
-from tornado.http1connection import HTTP1Connection, HTTP1ConnectionParameters
-from tornado.httputil import HTTPMessageDelegate
+from tornado.http1connection import HTTP1Connection, HTTP1ConnectionParameters, parse_hex_int
+from tornado.httputil import HTTPInputError, HTTPMessageDelegate
 
 from gateway.errors import BadRequest, HeaderTooLarge
 from gateway.http.read_buffer import Refused, bare_line_end
@@ -18,6 +19,10 @@ from gateway.http.stream import Stream
 
 #: The most header lines that a request may have.
 MAX_HEADERS = 256
+#: Bytes of a chunk's size with its extensions, and of all extensions and trailers.
+CHUNK_SIZE, BESIDE = 256, 8 * 1024
+#: Chunks that are read in one turn of the loop at the most.
+TOGETHER = 1_000
 
 # RFC 9110, 5.1 and 5.5: a token, a colon, and neither control characters nor line ends. The
 # possessive quantifiers do not backtrack.
@@ -89,6 +94,8 @@ class Connection(HTTP1Connection):
             first, headers = super()._parse_headers(data)
             start, text = len(first), first
             fields = [(name.lower(), value) for name, value in headers.get_all()]
+        if text.endswith("HTTP/1.0", 0, start):  # RFC 9110, 10.1.1: it expects nothing
+            fields = [field for field in fields if field[0] != "expect"]
         if len(fields) > MAX_HEADERS:
             raise Refused(HeaderTooLarge(f"There are more than {MAX_HEADERS} header lines."))
         return text[:start], Headers.of(fields)
@@ -103,3 +110,50 @@ class Connection(HTTP1Connection):
                 delegate.data_received(body)
                 return None
         return super()._read_body(code, headers, delegate)  # type: ignore[arg-type]
+
+    async def _read_chunked_body(self, delegate: HTTPMessageDelegate) -> None:
+        """Read chunks; what is said beside them, in extensions and trailers, is discarded.
+
+        Small chunks are handed on together. RFC 9112, 7.1
+        """
+        read, most = self._bytes, self.params.chunk_size
+        some, beside, total, number = bytearray(), BESIDE, 0, 0
+        while True:
+            if some and not read.size:  # what is too long is refused as soon as it has come
+                await self._deliver_body(delegate, bytes(some))
+                some.clear()
+            line = await read.read_until(b"\r\n", min(beside, CHUNK_SIZE))
+            text, semicolon, extension = line[:-2].partition(b";")
+            beside -= len(extension)
+            size = _size(text.rstrip(b" \t") if semicolon else text)
+            if not size:
+                break
+            total += size
+            if total > self._max_body_size:
+                raise HTTPInputError("chunked body too large")
+            while size:
+                piece = await read.read_bytes(min(size, most), partial=True)
+                size -= len(piece)
+                some += piece
+                if len(some) >= most:
+                    await self._deliver_body(delegate, bytes(some))
+                    some.clear()
+            if await read.read_bytes(2) != b"\r\n":
+                raise HTTPInputError("improperly terminated chunk")
+            number += 1
+            if number % TOGETHER == 0:  # they may all have come already
+                await asyncio.sleep(0)
+        if some:
+            await self._deliver_body(delegate, bytes(some))
+        while (trailer := await read.read_until(b"\r\n", beside)) != b"\r\n":
+            beside -= len(trailer)
+            if not _field_lines("\n" + trailer.decode("latin1")):
+                raise HTTPInputError("malformed trailer")
+
+
+def _size(text: bytes) -> int:
+    """Return a chunk's size; raises HTTPInputError for anything but hexadecimal digits."""
+    try:
+        return parse_hex_int(text.decode())
+    except ValueError as exc:
+        raise HTTPInputError("invalid chunk size") from exc

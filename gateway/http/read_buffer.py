@@ -94,19 +94,23 @@ class ReadBuffer:
 
     def _try_complete(self) -> None:
         """Complete the pending read if its bytes are here; fail it if they can never come."""
+        if self._until is END_OF_HEADER:
+            # Some clients send one after a body. RFC 9112, 2.2
+            while self._buffer.startswith(b"\r\n", self._at):
+                self._at += 2
         buffer, at, until = self._buffer, self._at, self._until
         if not until:
             if len(buffer) - at >= self._least:
                 self._end(min(at + self._most, len(buffer)))
             return
-        found = buffer.find(until, self._seen)
+        found = buffer.find(until, max(at, self._seen))
         end = len(buffer) if found < 0 else found + len(until)
         if end - at > self._most:
             self.fail(Refused(self._too_long()))
         elif found >= 0:
             self._end(end)
         else:
-            if until is END_OF_HEADER:
+            if until is END_OF_HEADER and at < len(buffer):
                 self._check_beginning()
             self._seen = max(at, end - len(until) + 1)
 

@@ -11,6 +11,7 @@ from asyncio import Future, TimerHandle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from gateway.celery_message import Message
@@ -25,8 +26,8 @@ from gateway.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-#: Seconds after the confirm by which an acceptance is answered, whether it is written or not. With
-#: the time until the sweep notices a deadline, it is less than the half second that is promised.
+#: Seconds after the confirm, or after the deadline, by which an acceptance is answered, whether it
+#: is written or not: less than the half second that is promised.
 LATEST = 0.4
 
 #: Seconds for which answered deliveries gather.
@@ -94,10 +95,13 @@ class Journal:
             asyncio.get_running_loop().call_soon(self._flush)
         return written
 
-    def when_written(self, written: Future[bool], then: Callable[[], None]) -> None:
+    def when_written(
+        self, written: Future[bool], then: Callable[[], None], deadline: float
+    ) -> None:
         """Call `then` when `written`, which is from `begin`, has ended, or after `LATEST`.
 
-        Immediately where the journal has failed lately.
+        That is from now on, or from `deadline` (monotonic) on where it has passed. Immediately
+        where the journal has failed lately.
         """
         if self._error or written.done():
             then()
@@ -110,7 +114,8 @@ class Journal:
                 timer.cancel()
                 waiting.pop()()
 
-        timer = asyncio.get_running_loop().call_later(LATEST, end)
+        late = max(monotonic() - deadline, 0.0)
+        timer = asyncio.get_running_loop().call_later(LATEST - late, end)
         written.add_done_callback(end)
 
     def write(

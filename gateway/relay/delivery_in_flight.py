@@ -377,7 +377,7 @@ class DeliveryInFlight(InFlight):
         reply = self.reply
         if reply.begun is None:  # the task is an earlier try's
             reply.begun = journal.begin(self.message, reply.task_id, self.identity)
-        journal.when_written(reply.begun, partial(attempt, self, self._accept))
+        journal.when_written(reply.begun, partial(attempt, self, self._accept), self.deadline)
 
     def _accept(self) -> None:
         """Answer that the message is taken, and that there is no result yet."""

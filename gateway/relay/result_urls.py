@@ -2,7 +2,7 @@
 
 A token consists of the ids of a delivery and its task, the time at which it expires and its route,
 with an HMAC-SHA256 over them. Nothing is stored, and any process with the same `secret_key` can
-read a token.
+read a token. Machines' clocks may differ, so the time is that of Redis.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import base64
 import hashlib
 import hmac
 import time
+from asyncio import Future
 from collections.abc import Iterable
 from dataclasses import dataclass
 from struct import Struct
+from typing import Any
 from uuid import UUID
 
 from redis.exceptions import RedisError
@@ -118,6 +120,9 @@ class ResultURLs:
         self._prefix = result_store.key_prefix(config)
         self._base = (config.public_url or "") + RESULTS
         self._life = config.result_expires
+        self._ahead = 0.0  # seconds by which Redis' clock is ahead of ours
+        if store is not None:
+            store.on_connected.append(self._ask_time)
 
     def location(self, delivery_id: str, task_id: str, route: Route, age: float = 0.0) -> str:
         """Return the URL of the result of a task of `route` that was taken `age` seconds ago.
@@ -126,7 +131,7 @@ class ResultURLs:
         """
         if not self._served:
             return ""
-        expires = time.time() - age + self._life
+        expires = self._now() - age + self._life
         return self._base + self._tokens.make(
             delivery_id, task_id, (route.path, route.content_type), expires
         )
@@ -142,15 +147,29 @@ class ResultURLs:
 
         Raises `ResultExpired`, `ResultsUnavailable` and what `gateway.answer.of_outcome` raises.
         """
-        if time.time() >= ticket.expires:
-            raise ResultExpired
         if self._store is None:
             raise ResultsUnavailable
+        self._ask_time()
         try:
             payload = await self._store.run("GET", self._prefix + ticket.task_id)
         except (RedisError, OSError) as exc:
             raise ResultsUnavailable from exc
+        if self._now() >= ticket.expires:
+            raise ResultExpired
         outcome = decode_result(payload) if payload is not None else None
         if outcome is None:
             return Answer(202, "", b"", {"Retry-After": str(RETRY_AFTER)})
         return answer.of_outcome(outcome, ticket.content_type)
+
+    def _now(self) -> float:
+        return time.time() + self._ahead
+
+    def _ask_time(self) -> None:
+        assert self._store is not None
+        # It is answered before what is asked after it.
+        self._store.run("TIME").add_done_callback(self._take_time)
+
+    def _take_time(self, reply: Future[Any]) -> None:
+        if not reply.cancelled() and reply.exception() is None:
+            seconds, microseconds = reply.result()
+            self._ahead = int(seconds) + int(microseconds) / 1e6 - time.time()

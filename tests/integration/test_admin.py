@@ -54,7 +54,7 @@ def test_bodies_and_large_headers_are_not_read(gateway, data):
 def test_a_probe_may_ask_for_the_header_only(gateway, path):
     async def ask() -> int:
         async with await Connection.open(gateway.admin) as connection:
-            connection.send(request(b"", path, method="HEAD"))
+            connection.send(request(b"", path, method="HEAD", host="localhost"))
             answer = await connection.answer(head=True)
             assert await connection.at_end()
             return answer.status
@@ -89,3 +89,16 @@ def test_probes_are_answered_while_others_keep_their_connections(gateway):
             assert gateway.descriptors() - before <= admin.CONNECTIONS
 
     asyncio.run(fill())
+
+
+@pytest.mark.parametrize("path", ["/", "/page/style.css", "/readyz", "/metrics"])
+@pytest.mark.parametrize(
+    ("host", "refused"),
+    [("evil.example", True), ("127.0.0.1.evil.example:80", True), ("[::1]:1", False)],
+)
+def test_another_web_page_reads_nothing_by_a_name_that_leads_here(gateway, path, host, refused):
+    async def ask() -> int:
+        async with await Connection.open(gateway.admin) as connection:
+            return (await connection.ask(request(b"", path, method="GET", host=host))).status
+
+    assert (asyncio.run(ask()) == 403) == refused

@@ -60,11 +60,11 @@ async def with_claims(url: str, work: Work, settings: dict[str, Any]) -> Any:
             await claims.stop()
 
 
-def lapse(server: Server, claim: Claim) -> None:
-    """Have the claim's lease, or the time that its result is kept, end now."""
+def lapse(server: Server, claim: Claim, until: int = 1) -> None:
+    """Have the claim's lease, or the time that its result is kept, end at `until` (ms)."""
     with redis.Redis.from_url(server.url) as client:
-        until = read(client.get(claim.key)).until.to_bytes(6)
-        value = client.get(claim.key).replace(until, (1).to_bytes(6))
+        before = read(client.get(claim.key)).until.to_bytes(6)
+        value = client.get(claim.key).replace(before, until.to_bytes(6))
         client.set(claim.key, value, keepttl=True)
 
 
@@ -310,6 +310,17 @@ def test_a_clock_that_was_set_back_makes_no_delivery_younger_than_new(two, redis
     later = two(work)
 
     assert (later.state, later.age) == (PUBLISHING, 0.0)
+
+
+def test_a_clock_that_was_set_back_lengthens_no_lease(two, redis_server):
+    async def work(a: Claims, b: Claims) -> list[Claim]:
+        first = await a.take("x", b"digest", task("a"))
+        lapse(redis_server, first, read_claim(redis_server, first).until + 3_600_000)
+        return [await b.take("x", b"digest", task("b")) for _ in range(2)]
+
+    for claim in two(work, confirm_timeout=2.0, timeout=5.0):
+        # Of a gateway whose strategy blocks: its confirm, its deadline, a second.
+        assert claim.state == PUBLISHING and 7 < claim.lease <= 8
 
 
 def test_another_look_is_no_other_try(two):

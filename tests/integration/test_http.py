@@ -74,9 +74,11 @@ async def test_chunked_body_is_put_together(serve, client):
     [
         request(b"hello", "/", "X-One: 1"),
         CHUNKED + b"3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n",
+        CHUNKED + b'3;a=b;c\r\nhel\r\n02 ; d="e;f"\r\nlo\r\n000\r\nX: 1\r\nDigest: abc\r\n\r\n',
         b"\r\n" + request(b"hello"),
+        b"\r\n\r\n" + request(b"hello"),
     ],
-    ids=["length", "chunked", "empty line before"],
+    ids=["length", "chunked", "extensions and trailers", "empty line before", "empty lines before"],
 )
 async def test_request_may_come_byte_by_byte(serve, data):
     async with await serve().open() as connection:
@@ -306,9 +308,12 @@ async def test_request_that_cannot_be_taken_is_told_why_and_never_published(
                 b"1\r\nab\r\n0\r\n\r\n",
                 b"x\r\n",
                 b"1\na\r\n0\r\n\r\n",
-                b"1" * 100,
+                b"1" * 300,
                 b"f" * 16 + b"\r\n",
-                b"0\r\nX: 1\r\n\r\n",
+                b"0\r\nX 1\r\n\r\n",
+                b"1;" + b"x" * 9_000 + b"\r\na\r\n0\r\n\r\n",
+                b"1;x\r\na\r\n" * 4_500 + b"0\r\n" + b"X: 1\r\n" * 1_000 + b"\r\n",
+                b";x\r\n0\r\n\r\n",
             )  # fmt: skip
         ),
     ],
@@ -345,6 +350,12 @@ async def test_length_at_the_limit_is_taken_and_expect_is_continued(serve):
         assert (await connection.answer()).status == 100
         answer = await connection.ask(b"x" * 1000)
     assert (answer.status, answer.body) == (200, b"x" * 1000)
+
+
+async def test_an_expectation_of_an_older_client_is_ignored(serve):
+    async with await serve().open() as connection:
+        data = request(b"hello", "/", "Expect: 100-continue").replace(b"HTTP/1.1", b"HTTP/1.0")
+        assert (await connection.ask(data)).status == 200
 
 
 async def test_chunks_over_the_limit_are_413(serve):

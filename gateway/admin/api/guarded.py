@@ -6,13 +6,13 @@ import hmac
 import logging
 from collections.abc import Awaitable
 from http import HTTPStatus
-from ipaddress import ip_address
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 from tornado.web import HTTPError, RequestHandler
 
+from gateway.admin import is_plain
 from gateway.admin.api.operations import Refused
 from gateway.admin.api.schema import Parameters, Problem
 from gateway.config.settings import Config
@@ -48,7 +48,7 @@ class Guarded(RequestHandler):
                 why = "send Authorization: Bearer and `admin_token`"
                 raise Refused(401, "unauthorized", why, WWW_Authenticate="Bearer")
             return
-        if not _is_plain(self.request.host_name):
+        if not is_plain(self.request.host_name):
             # Otherwise another web page could have its own name lead to this address.
             raise Refused(403, "forbidden", "without admin_token, ask by an address or localhost")
         headers = self.request.headers
@@ -106,15 +106,6 @@ class Guarded(RequestHandler):
             detail=detail,
         )
         self.finish(problem.model_dump_json())
-
-
-def _is_plain(host: str) -> bool:
-    """Tell whether a host is an address, or localhost: no name that somebody else may own."""
-    try:
-        ip_address(host.strip("[]"))
-    except ValueError:
-        return host == "localhost"
-    return True
 
 
 def _text(message: str) -> str:

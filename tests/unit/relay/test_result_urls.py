@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from uuid import uuid4
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from redis.exceptions import ResponseError
 
 from gateway.config.route import Route
 from gateway.config.settings import Config
@@ -21,6 +23,24 @@ GONE = ("/gone", "text/plain")
 ROUTES = [PLAIN, XML, ("/xml", "text/plain")]
 TOKENS = Tokens(b"a key of sixteen bytes", "gateway:/::", ROUTES)
 DELIVERY, TASK = str(uuid4()), str(uuid4())
+
+
+class Store:
+    """Has the time `now`, which it does not tell if it is None, and no results."""
+
+    def __init__(self, now: float | None = 0):
+        self.now, self.on_connected = now, []
+
+    def run(self, command: str, *_: str) -> asyncio.Future:
+        loop = asyncio.get_running_loop()
+        reply = loop.create_future()
+        if command == "GET":
+            loop.call_soon(reply.set_result, None)
+        elif self.now is None:
+            loop.call_soon(reply.set_exception, ResponseError("NOPERM"))
+        else:
+            loop.call_soon(reply.set_result, [b"%d" % self.now, b"0"])
+        return reply
 
 
 def test_what_was_made_is_read():
@@ -97,7 +117,7 @@ def test_the_location_of_an_old_delivery_ends_when_the_first_one_s_does(monkeypa
         routes=[Route(path="/")], secret_key="k" * 16, public_url="https://x", result_expires=100
     )
     monkeypatch.setattr("gateway.relay.result_urls.time.time", lambda: 1_000)
-    results = ResultURLs(config, object())
+    results = ResultURLs(config, Store())
 
     first = results.location(DELIVERY, TASK, config.routes[0])
     second = results.location(DELIVERY, TASK, config.routes[0], age=40)
@@ -111,4 +131,37 @@ def test_an_expired_ticket_is_gone():
     config = Config(routes=[Route(path="/")], secret_key="k" * 16, public_url="https://x")
     ticket = Ticket(DELIVERY, TASK, 1_000, "text/plain")
     with pytest.raises(ResultExpired):
-        asyncio.run(ResultURLs(config, object()).fetch(ticket))
+        asyncio.run(ResultURLs(config, Store(1_000)).fetch(ticket))
+
+
+@pytest.mark.parametrize("clocks", [(1_000, 10_000), (10_000, 1_000)])
+def test_the_time_is_that_of_redis_whatever_the_clocks_of_the_machines_say(monkeypatch, clocks):
+    settings = {"secret_key": "k" * 16, "public_url": "https://x", "result_expires": 300}
+    config = Config(routes=[Route(path="/")], **settings)
+    clock = iter(clocks)
+    store = Store(5_000)
+
+    async def on_a_machine() -> ResultURLs:
+        now = next(clock)
+        monkeypatch.setattr("gateway.relay.result_urls.time.time", lambda: now)
+        made = ResultURLs(config, store)
+        store.on_connected.pop()()
+        await asyncio.sleep(0.01)
+        return made
+
+    async def both() -> None:
+        location = (await on_a_machine()).location(DELIVERY, TASK, config.routes[0])
+        other = await on_a_machine()
+        ticket = other.ticket(location.removeprefix("https://x"))
+        assert (await other.fetch(ticket)).status == 202
+        store.now += 301
+        with pytest.raises(ResultExpired):
+            await other.fetch(ticket)
+
+    asyncio.run(both())
+
+
+def test_where_redis_does_not_tell_the_time_it_is_the_machine_s():
+    config = Config(routes=[Route(path="/")], secret_key="k" * 16, public_url="https://x")
+    ticket = Ticket(DELIVERY, TASK, time.time() + 100, "text/plain")
+    assert asyncio.run(ResultURLs(config, Store(None)).fetch(ticket)).status == 202
