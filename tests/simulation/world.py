@@ -242,6 +242,8 @@ class World:
 
     def _failed(self, party: Party, context: dict[str, Any]) -> None:
         exc = context.get("exception")
+        if isinstance(exc, Killed):  # in a task, which is collected when its party is dead
+            return
         about = exc if exc is not None else context.get("task")
         text = f"{party.name}: {context['message']}: {about!r}"
         if party.state != DEAD and not (exc is not None and _of_worker(party)):
