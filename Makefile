@@ -22,7 +22,7 @@ define fetch
 	@$(PIP) --quiet install --no-deps --no-build-isolation --editable .
 endef
 
-.PHONY: help install run test coverage newest wheel matrix check fuzz loadtest reports pages docs faults simulate alerts celery-suite constraints clean
+.PHONY: help install run test coverage newest wheel matrix check fuzz loadtest reports draw pages docs faults simulate alerts celery-suite constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -89,7 +89,11 @@ reports: install ## measure what docs/performance.md shows again, four hours (AR
 	tests/install-servers.sh
 	PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python -m loadtest.all --reports $(ARGS)
 
-pages: install ## open our pages in chromium: is everything readable? (ARGS="REPORT.html ...")
+draw: install ## draw the pages of the committed reports into build/reports
+	.venv/bin/python -m loadtest.render --plots --to build/reports \
+	  $(filter-out %faults.json,$(wildcard docs/reports/*.json))
+
+pages: draw ## open our pages in chromium: is everything readable? (ARGS="REPORT.html ...")
 	.venv/bin/python -m tests.pages $(ARGS)
 	npm install --silent --no-save --prefix build/axe axe-core@4
 	.venv/bin/python -m tests.admin_page --axe build/axe/node_modules/axe-core/axe.min.js

@@ -26,6 +26,7 @@ from typing import Any
 from gateway.cli import main as gateway
 from gateway.cli.sizing import costs, reports
 from loadtest.machine import ROOT, measured_code
+from loadtest.report import Report
 from loadtest.summary import Summary, summarize
 from loadtest.table import PROCESSES
 
@@ -40,6 +41,9 @@ COSTED = ("capacity", "slow", "strategies", "openloop", "waiting")
 
 #: Experiments that measure none of this project's code, so that no change of it outdates them.
 FOREIGN = ("pools", "transports")
+
+#: Experiments whose plots documents show.
+PLOTTED = ("growth", "soak")
 
 PICTURE_TITLE = "Requests per second"
 
@@ -275,6 +279,11 @@ def _cited(report: dict[str, Any], directory: str = "reports") -> str:
 
 
 def main() -> None:
+    # Imported when it is needed, as matplotlib takes a second to load.
+    from loadtest import page
+
+    for name in PLOTTED:
+        page.write(Report.read(_report(name)), None, PICTURE.parent)
     PICTURE.write_text(picture_text(), encoding="utf-8")
     COSTS.write_text(costs_text(), encoding="utf-8")  # before what is calculated with them
     for path, text in written().items():

@@ -1,7 +1,7 @@
 """Draw the pages of reports again, from their JSON files: ``python -m loadtest.render FILE...``.
 
-Each FILE.json gets its FILE.html beside it, with ``--plots`` also an SVG file for each plot. All
-figures stay as they are.
+Each FILE.json gets its FILE.html, beside it or in a directory, with ``--plots`` also an SVG file for
+each plot. All figures stay as they are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="loadtest.render", description=__doc__.split("\n\n")[0])
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE.json")
     parser.add_argument("--plots", action="store_true", help="write each plot to an SVG file, too")
+    parser.add_argument("--to", type=Path, metavar="DIRECTORY", help="write there, not beside FILE")
     options = parser.parse_args(argv)
+    if options.to:
+        options.to.mkdir(parents=True, exist_ok=True)
     failed = False
     for file in options.files:
         try:
@@ -36,8 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except (KeyError, TypeError, ValueError) as exc:
             print(f"{file}: not a report of loadtest/run.sh ({exc!r})", file=sys.stderr)
         else:
-            html = file.with_suffix(".html")
-            page.write(report, html, file.parent if options.plots else None)
+            html = (options.to or file.parent) / file.with_suffix(".html").name
+            page.write(report, html, html.parent if options.plots else None)
             print(html)
             continue
         failed = True

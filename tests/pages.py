@@ -3,7 +3,7 @@
 Each page is laid out on a screen and on a phone, in light and in dark. No text may be smaller than
 `SMALLEST`, overlap another or be cut off, the errors have to be visible without scrolling on the
 screen, text has to stand out from what is behind it, and nothing may be requested but the page.
-Without files all pages in docs/reports are opened. ``--pictures DIRECTORY`` keeps what was seen.
+Without files all pages in build/reports are opened. ``--pictures DIRECTORY`` keeps what was seen.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-REPORTS = Path(__file__).parents[1] / "docs" / "reports"
+REPORTS = Path(__file__).parents[1] / "build" / "reports"
 SMALLEST = 11  # pixels
 #: Width and height in pixels.
 SCREENS = {"screen": (1280, 800), "phone": (390, 844)}
