@@ -1,7 +1,7 @@
 """Draw the pages of reports again, from their JSON files: ``python -m loadtest.render FILE...``.
 
-Each FILE.json gets its FILE.html, beside it or in a directory, with ``--plots`` also an SVG file for
-each plot. All figures stay as they are.
+Each FILE.json gets its FILE.html, beside it or in a directory, with ``--plots`` also an SVG file
+for each plot. All figures stay as they are.
 """
 
 from __future__ import annotations

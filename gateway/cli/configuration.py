@@ -32,9 +32,8 @@ def configure(arguments: argparse.Namespace) -> Config:
         problems.append(f"strategy: no {extra}: install celery-gateway[{extra}]")
     if config.loop == "uvloop" and importlib.util.find_spec("uvloop") is None:
         problems.append("loop: no uvloop: install celery-gateway[fast]")
-    for name in ("trace_sample", "metrics_endpoint"):
-        if getattr(config, name) is not None and not _exporter_is_installed():
-            problems.append(f"{name}: no opentelemetry: install celery-gateway[otel]")
+    if config.trace_sample is not None and not _exporter_is_installed():
+        problems.append("trace_sample: no opentelemetry: install celery-gateway[otel]")
     if problems:
         raise ConfigError(problems)
     return config

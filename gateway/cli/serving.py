@@ -59,16 +59,13 @@ async def _supervise(
     await supervisor.start()
     # The children load their code while this process loads that of the admin port.
     from gateway.admin import admin_server
-    from gateway.admin.push import Push
 
     server = admin_server(supervisor, admin)
-    push = Push(supervisor)
     reports = None
     if manager.address:
         reports = background.start(report(supervisor, manager), "reports to the service manager")
     await supervisor.run()
     await background.stop(reports)
-    await push.stop()
     server.stop()
 
 

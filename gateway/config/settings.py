@@ -88,8 +88,6 @@ class Config(Model):
     trace_follow: bool = False
     trace_endpoint: str | None = None
     trace_service: str | None = Field(None, min_length=1)
-    metrics_endpoint: str | None = None
-    metrics_interval: float = Field(60.0, ge=1, le=3_600)
     public_url: str | None = None
     secret_key: SecretStr | None = Field(None, min_length=16)
     host: str = "127.0.0.1"
@@ -136,15 +134,14 @@ class Config(Model):
             )
         return url
 
-    @field_validator("trace_endpoint", "metrics_endpoint")
+    @field_validator("trace_endpoint")
     @classmethod
-    def _collector(cls, url: str | None, info: ValidationInfo) -> str | None:
+    def _collector(cls, url: str | None) -> str | None:
         """Add the path of OTLP where the URL has none."""
         if url is None:
             return None
         urls.check(url, ("http", "https"))
-        kind = "traces" if info.field_name == "trace_endpoint" else "metrics"
-        return url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1/{kind}"
+        return url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1/traces"
 
     @field_validator("trusted_proxies")
     @classmethod

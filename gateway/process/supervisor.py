@@ -1,6 +1,6 @@
 """The parent process: starts children, restarts and replaces them.
 
-It opens nothing but its sockets, and what a request of the API or a push of metrics needs. Children
+It opens nothing but its sockets, and what a request of the API needs. Children
 are new Python processes and not forks of a process with loops, clients or threads, so each loads
 its code again and gevent can patch before any import.
 """

@@ -7,6 +7,7 @@ import logging
 from random import getrandbits, random
 from time import monotonic_ns, time_ns
 
+from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
@@ -14,13 +15,14 @@ from gateway import background
 from gateway.config.settings import Config
 from gateway.delivery import Request, traceparent_of
 from gateway.tracing.collector import Collector
-from gateway.tracing.service import resource
 from gateway.tracing.spans import Spans, Traced
 from gateway.tracing.trace import Trace
 
 log = logging.getLogger(__name__)
 
 LAST = 2.0  # seconds for exporting the last spans when the process ends
+#: The name of the service, unless `trace_service` or OTEL_SERVICE_NAME is set.
+SERVICE = "celery-gateway"
 _SAMPLED = 1  # the flag in a traceparent
 
 
@@ -35,7 +37,7 @@ class Tracer:
         self._share = config.trace_sample or 0.0
         self._follow = config.trace_follow
         self._collector = Collector(config.trace_endpoint)
-        self._spans = Spans(resource(config), "rabbitmq" if config.amqp else "redis")
+        self._spans = Spans(_resource(config), "rabbitmq" if config.amqp else "redis")
         self._processor: SpanProcessor = BatchSpanProcessor(self._collector)
 
     async def start(self) -> None:
@@ -74,3 +76,10 @@ class Tracer:
             epoch = time_ns() - now
             for span in self._spans.make(traced, trace, status, now, epoch):
                 self._processor.on_end(span)
+
+
+def _resource(config: Config) -> Resource:
+    """Return the service's attributes: OpenTelemetry's variables go before the name of ours."""
+    named = OTELResourceDetector().detect().attributes
+    own = {SERVICE_NAME: config.trace_service} if config.trace_service else {}
+    return Resource.create({SERVICE_NAME: SERVICE, **named, **own})

@@ -1,4 +1,4 @@
-"""A collector of spans and metrics, as OTLP over HTTP sends them."""
+"""A collector of spans, as OTLP over HTTP sends them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceRequest,
-)
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.support.waiting import until
@@ -33,19 +30,8 @@ class Span:
     error: bool
 
 
-@dataclass(frozen=True)
-class Pushed:
-    """One push of metrics: the attributes of the resource, and the metrics by their names.
-
-    A metric is the message of the protocol.
-    """
-
-    resource: dict[str, Any]
-    metrics: dict[str, Any]
-
-
 class Collector:
-    """Receives spans and metrics on `port` (0: a free one).
+    """Receives spans on `port` (0: a free one).
 
     ``asked`` is set as soon as an export has come.
     """
@@ -60,7 +46,6 @@ class Collector:
             def log_message(self, *_: object) -> None: ...
 
         self.spans: list[Span] = []
-        self.pushes: list[Pushed] = []
         #: Path and headers of each export.
         self.exports: list[tuple[str, dict[str, str]]] = []
         self.asked = threading.Event()
@@ -100,19 +85,10 @@ class Collector:
         self.exports.append((request.path, dict(request.headers)))
         self.asked.set()
         self._released.wait()
-        if request.path == "/v1/metrics":
-            self._take_metrics(body)
-        else:
-            self._take_spans(body)
+        self._take_spans(body)
         request.send_response(200)
         request.send_header("content-length", "0")
         request.end_headers()
-
-    def _take_metrics(self, body: bytes) -> None:
-        for of_resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
-            scopes = of_resource.scope_metrics
-            metrics = {metric.name: metric for scope in scopes for metric in scope.metrics}
-            self.pushes.append(Pushed(attributes(of_resource.resource), metrics))
 
     def _take_spans(self, body: bytes) -> None:
         for of_resource in ExportTraceServiceRequest.FromString(body).resource_spans:

@@ -19,12 +19,10 @@ def test_without_its_extra_a_gateway_does_not_start(missing, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
     configure(Namespace(config=None))
     monkeypatch.setenv("GATEWAY_TRACE_SAMPLE", "0.01")
-    monkeypatch.setenv("GATEWAY_METRICS_ENDPOINT", "http://127.0.0.1:4318")
     with pytest.raises(ConfigError) as error:
         configure(Namespace(config=None))
     assert error.value.problems == [
         "trace_sample: no opentelemetry: install celery-gateway[otel]",
-        "metrics_endpoint: no opentelemetry: install celery-gateway[otel]",
     ]
 
 
@@ -39,8 +37,3 @@ def test_without_its_extra_a_gateway_does_not_start(missing, monkeypatch):
 )
 def test_the_path_of_otlp_is_added_where_there_is_none(given, used):
     assert Config(trace_endpoint=given).trace_endpoint == used
-
-
-def test_the_path_of_metrics_is_another_one():
-    assert Config(metrics_endpoint="http://a:4318").metrics_endpoint == "http://a:4318/v1/metrics"
-    assert Config(metrics_endpoint="http://a/otlp").metrics_endpoint == "http://a/otlp"
