@@ -22,7 +22,7 @@ define fetch
 	@$(PIP) --quiet install --no-deps --no-build-isolation --editable .
 endef
 
-.PHONY: help install run test coverage newest wheel matrix check fuzz loadtest reports draw pages docs faults simulate alerts celery-suite constraints clean
+.PHONY: help install run test coverage newest wheel matrix check fuzz loadtest reports draw pages docs faults simulate nightly alerts celery-suite constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -107,6 +107,11 @@ faults: install ## break the servers under load, half an hour (ARGS="--rows 1,3 
 
 simulate: install ## run the gateway in virtual time (ARGS="--seeds 1-200", --minutes N, --trace SEED)
 	.venv/bin/python -m tests.simulation $(ARGS)
+
+nightly: install ## simulator, random faults and fuzz: two hours, or MINUTES=10 of the first and last
+	$(MAKE) simulate ARGS="--minutes $(MINUTES)"
+	$(MAKE) faults ARGS=--random
+	$(MAKE) fuzz
 
 alerts: install ## does each alert fire in its fault only? a quarter of an hour (ARGS="--rows 1,3-5")
 	tests/install-servers.sh

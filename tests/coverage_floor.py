@@ -39,7 +39,8 @@ log = logging.getLogger("coverage")
 def measure(arguments: list[str]) -> None:
     """Run the tests, and add what they take to what was measured before."""
     processes = ["-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"]
-    coverage("run", "-m", "pytest", *processes, *arguments)
+    # The simulator is not measured: it would be as slow as all other tests.
+    coverage("run", "-m", "pytest", *processes, "--ignore=tests/simulation", *arguments)
     coverage("combine", "--quiet", "--append")
 
 
