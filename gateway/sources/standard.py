@@ -21,8 +21,10 @@ from gateway.sources.fields import identity, name, read_if_json
 from gateway.sources.signatures import check_time, header, mac, raw
 
 PUBLIC = "whpk_"
+#: Polar's secret is the key itself, all of it. https://github.com/polarsource/polar-python
+POLAR = "polar_whs_"
 VALID = (
-    "a Standard Webhooks secret is base64, with or without `whsec_` before it, "
+    "a Standard Webhooks secret is base64, with or without `whsec_` or `v1,whsec_` before it, "
     "or `whpk_` and the base64 of an Ed25519 key's 32 bytes"
 )
 #: Signatures that are checked: there are two while keys are replaced, and each costs CPU time.
@@ -144,7 +146,10 @@ def _key(secret: str) -> Key:
     """Decode the key in `secret`. Raises ValueError."""
     if secret.startswith(PUBLIC):
         return PublicKey(_base64(secret.removeprefix(PUBLIC)))
-    return SharedKey(_base64(secret.removeprefix("whsec_")))
+    if secret.startswith(POLAR):
+        return SharedKey(secret.encode())
+    # Supabase shows the version before it.
+    return SharedKey(_base64(secret.removeprefix("v1,").removeprefix("whsec_")))
 
 
 def _base64(text: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from dataclasses import replace
 
@@ -10,8 +11,10 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.answer import Answer
+from gateway.delivery import Request
 from gateway.errors import Unverified
-from gateway.sources.feishu import SIGNATURE
+from gateway.sources.feishu import NONCE, SIGNATURE, TIMESTAMP
+from tests.unit.sources.examples import NOW
 from tests.unit.sources.feishu_requests import (
     CHALLENGE,
     EVENT,
@@ -52,7 +55,8 @@ def test_nothing_but_a_challenge_may_come_without_a_signature_and_all_else_looks
         encrypted(dump(CHALLENGE), "other"),
         encrypted(b"hello world"),
         encrypted(b""),
-        dump(CHALLENGE),
+        dump({**CHALLENGE, "token": "xxxxxy"}),
+        dump({**CHALLENGE, "type": "event_callback"}),
         b'{"encrypt":"AAAA"}',
         b"{",
     ]
@@ -84,3 +88,52 @@ def test_an_empty_verification_token_is_a_configuration_error():
     with pytest.raises(ValidationError):
         feishu(verification_token="")
     assert "s3cret" not in repr(feishu(verification_token="s3cret").options)
+
+
+# A card's callback of the old form ----------------------------------------------------------
+
+CARD = {"open_id": "ou_1", "tenant_key": "t1", "token": "c-1", "action": {"value": {"k": "größe"}}}
+
+
+def card(body: bytes, token: str = "xxxxxx", when: float = NOW) -> Request:
+    timestamp = str(int(when))
+    proof = hashlib.sha1(f"{timestamp}n1{token}".encode() + body).hexdigest()
+    return post("", body, headers={TIMESTAMP: timestamp, NONCE: "n1", SIGNATURE: proof})
+
+
+def test_a_card_s_callback_is_signed_with_the_token():
+    body = dump(CARD)
+    verified = feishu(verification_token="xxxxxx").verify(card(body))
+    assert (verified.body, verified.event) == (body, "card.action.trigger_v1")
+    assert hashlib.sha256(body).hexdigest() in verified.identity
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        card(dump(CARD), "xxxxxy"),
+        card(dump(CARD), when=NOW - 1_000),
+        replace(card(dump(CARD)), body=dump({**CARD, "open_id": "ou_2"})),
+        post("", dump(CARD)),
+    ],
+    ids=["token", "time", "body", "none"],
+)
+def test_any_other_card_s_callback_is_unverified(request_):
+    with pytest.raises(Unverified):
+        feishu(verification_token="xxxxxx").verify(request_)
+
+
+def test_without_a_token_no_card_s_callback_is_verified():
+    for token in ("", "xxxxxx"):
+        with pytest.raises(Unverified):
+            feishu().verify(card(dump(CARD), token))
+
+
+def test_a_card_s_challenge_is_answered_if_it_has_the_token():
+    request = post("", dump(CHALLENGE))
+    assert feishu(verification_token="xxxxxx").verify(request).challenge == challenge(
+        "ajls384kdjx98XX"
+    )
+    for options in ({}, {"verification_token": "xxxxxy"}):
+        with pytest.raises(Unverified):
+            feishu(**options).verify(request)

@@ -17,6 +17,7 @@ from gateway.errors import Unverified
 from gateway.sources import find
 from gateway.sources.base import Draft, Signed, Source
 from tests.unit.sources.examples import NOW
+from tests.unit.sources.messages import post
 from tests.unit.sources.sending import URL, received
 
 
@@ -98,6 +99,16 @@ def test_templates(signed, more, message):
     assert described.sign(draft).headers["x-signature"] == expected
     assert described.covers_body == ("{body}" in signed)
     assert described.verify(received(described.sign(draft))).body == b"BODY"
+
+
+@pytest.mark.parametrize("when", ["1800000000123", "2027-01-15T08:00:00Z", "-"])
+def test_without_a_tolerance_the_time_may_be_in_any_form(when):
+    options = {"signed": "{timestamp}.{body}", "timestamp_header": "X-Time"}
+    proof = hmac.new(b"key", f"{when}.BODY".encode(), hashlib.sha256).hexdigest()
+    request = post("", b"BODY", headers={"x-time": when, "x-signature": proof})
+    assert source(tolerance=0, **options).verify(request).body == b"BODY"
+    with pytest.raises(Unverified):
+        source(**options).verify(request)
 
 
 @pytest.mark.parametrize(

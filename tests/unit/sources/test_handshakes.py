@@ -16,6 +16,7 @@ from gateway.delivery import Request
 from gateway.errors import MethodNotAllowed, Unverified
 from gateway.sources.base import Draft, Source
 from tests.unit.sources.examples import NOW
+from tests.unit.sources.messages import post
 from tests.unit.sources.sending import URL, received, receiver, send, sender
 
 
@@ -44,6 +45,14 @@ def test_slack_gets_no_challenge_back_that_it_did_not_sign():
 
 def test_slack_may_look_at_the_certificate():
     assert challenge("slack", b"ssl_check=1&token=t") == Answer(200, "", b"")
+    unsigned = post("", b"ssl_check=1&token=t")
+    assert receiver("slack").verify(unsigned).challenge == Answer(200, "", b"")
+
+
+@pytest.mark.parametrize("body", [b"ssl_check=0", b"ssl_check=1&payload={}", b"command=/x", b"{}"])
+def test_nothing_else_comes_from_slack_without_a_signature(body):
+    with pytest.raises(Unverified):
+        receiver("slack").verify(post("", body))
 
 
 # Discord ------------------------------------------------------------------------------------

@@ -56,12 +56,19 @@ def test_meta_has_no_empty_verify_token():
 
 
 @pytest.mark.parametrize(
-    "secret", ["whsec_MfKQ9r8G", "MfKQ9r8G", "whsec_MfKQ9r8GKQ==", "MfKQ9r8GKQ"]
+    "secret",
+    ["whsec_MfKQ9r8G", "MfKQ9r8G", "whsec_MfKQ9r8GKQ==", "MfKQ9r8GKQ", "v1,whsec_MfKQ9r8G"],
 )
 def test_standard_secrets_with_and_without_prefix_and_padding(secret):
-    text = secret.removeprefix("whsec_").rstrip("=")
+    text = secret.removeprefix("v1,").removeprefix("whsec_").rstrip("=")
     padded = "whsec_" + text + "=" * (-len(text) % 4)
     assert receiver("standard", secrets=padded).verify(send("standard", secrets=secret))
+
+
+def test_a_secret_of_polar_is_the_key_itself():
+    secret = "polar_whs_MfKQ9r8G"
+    text = "whsec_" + base64.b64encode(secret.encode()).decode()
+    assert receiver("standard", secrets=secret).verify(send("standard", secrets=text))
 
 
 def test_standard_takes_shared_and_public_keys_side_by_side():
