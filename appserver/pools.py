@@ -9,8 +9,10 @@ prefetch limit, until the worker ends. With `solo` the worker would end.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
@@ -19,8 +21,11 @@ from celery import bootsteps
 from celery.concurrency import solo
 from celery.exceptions import WorkerShutdown, WorkerTerminate
 
-#: The modules of the pools whose tasks run in the worker's main process.
-POOLS = frozenset(f"celery.concurrency.{name}" for name in ("eventlet", "gevent", "solo", "thread"))
+#: The modules of the pools whose tasks run in the worker's main process, beside its loop.
+POOLS = frozenset(f"celery.concurrency.{name}" for name in ("eventlet", "gevent", "thread"))
+
+_PRECEDES = "What precedes a task has failed; the task is begun"
+_FOLLOWS = "What follows a task has failed"
 
 log = logging.getLogger(__name__)
 
@@ -32,14 +37,42 @@ class SettledTasks(bootsteps.Step):
 
     def create(self, worker: Any) -> None:
         pool = worker.pool
-        if POOLS.intersection(cls.__module__ for cls in type(pool).__mro__):
+        if isinstance(pool, solo.TaskPool):
+            pool.on_apply = partial(_apply_here, pool.on_apply)
+        elif POOLS.intersection(cls.__module__ for cls in type(pool).__mro__):
             pool.on_apply = partial(_apply, pool.on_apply, partial(_passed, pool))
+
+
+def _apply_here(
+    on_apply: Callable[..., Any],
+    target: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    error_callback: Callable[[ExceptionInfo], object] | None = None,
+    **options: Any,
+) -> Any:
+    """Run a task in the worker's own thread, which the pool `solo` does."""
+    if error_callback is None:  # it is no task
+        return on_apply(target, args, kwargs, **options)
+    try:
+        options["accept_callback"](os.getpid(), monotonic())
+    except Exception:
+        log.exception(_PRECEDES)
+    callback = options["callback"]
+    try:
+        result = target(*args, **(kwargs or {}))
+    except (WorkerShutdown, WorkerTerminate):
+        raise
+    except BaseException:  # noqa: BLE001 - it is passed on
+        result, callback = ExceptionInfo(), error_callback
+    try:
+        callback(result)
+    except Exception:
+        log.exception(_FOLLOWS)
 
 
 def _passed(pool: Any, timeout: float | None) -> tuple[type[BaseException], ...]:
     """Return what `pool` itself makes something of, where a task runs; `timeout`: the task's."""
-    if isinstance(pool, solo.TaskPool):
-        return WorkerShutdown, WorkerTerminate  # it is the worker's own thread
     if not pool.is_green:
         return ()
     from greenlet import GreenletExit  # of a task that is terminated
@@ -87,7 +120,7 @@ class _Begun:
         try:
             callback(*args)
         except Exception:
-            log.exception("What precedes a task has failed; the task is begun")
+            log.exception(_PRECEDES)
         except BaseException as exc:
             if type(exc).__name__ != "GreenletExit":  # of a task that is to be terminated
                 raise
@@ -111,4 +144,4 @@ class _Begun:
             else:
                 self._callback(result)
         except Exception:
-            log.exception("What follows a task has failed")
+            log.exception(_FOLLOWS)

@@ -6,8 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import partial, partialmethod
+from functools import partial
 from pickle import PicklingError
 from typing import Any
 from uuid import uuid4
@@ -75,7 +74,7 @@ class PoisonAwareRequest(Request):
         """Guard the subclass that Celery makes for each task, with its own `execute_using_pool`."""
         super().__init_subclass__(**options)
         if execute := vars(cls).get("execute_using_pool"):
-            cls.execute_using_pool = partialmethod(_execute_or_keep, execute)
+            cls.execute_using_pool = _guarded(execute)
 
     def __init__(self, message: Any, **options: Any):
         super().__init__(message, **options)
@@ -113,32 +112,36 @@ class PoisonAwareRequest(Request):
         if isinstance(exc, MemoryError):
             # Celery would raise it again, which ends a worker whose pool has processes.
             exc_info.exception = RuntimeError(repr(exc))
-        with self._settled("failure"):
+        try:
             super().on_failure(exc_info, send_failed_event, return_ok)
+        except Exception as exc:  # noqa: BLE001 - it is logged
+            self._settle("failure", exc)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
-        with nullcontext() if soft else self._settled("timeout"):
+        try:
             super().on_timeout(soft, timeout)
+        except Exception as exc:
+            if soft:
+                raise
+            self._settle("timeout", exc)
 
     def revoked(self) -> bool:
-        with self._settled("revocation"):
+        try:
             return bool(super().revoked())
+        except Exception as exc:  # noqa: BLE001 - it is logged
+            self._settle("revocation", exc)
         return True
 
-    @contextmanager
-    def _settled(self, end: str) -> Iterator[None]:
-        """Acknowledge or reject the message where Celery fails before it has done so.
+    def _settle(self, end: str, exc: Exception) -> None:
+        """Acknowledge or reject the message, as Celery has failed before it has done so.
 
         Celery publishes, and calls an app's own code, before that as well as after it.
         """
-        try:
-            yield
-        except Exception:
-            log.exception("What follows the %s of task %s has failed", end, self.id)
-            if self._acknowledged_after(end):
-                self.acknowledge()
-            else:
-                self.reject(requeue=end == "timeout")
+        log.error("What follows the %s of task %s has failed", end, self.id, exc_info=exc)
+        if self._acknowledged_after(end):
+            self.acknowledge()
+        else:
+            self.reject(requeue=end == "timeout")
 
     def _acknowledged_after(self, end: str) -> bool:
         # Celery before 5.7 has one setting for both.
@@ -162,24 +165,26 @@ class PoisonAwareRequest(Request):
             attempts(self.app).take_back(self)
 
 
-def _execute_or_keep(
-    request: PoisonAwareRequest, execute: Callable[..., Any], pool: Any, **options: Any
-) -> Any:
-    """Give a task to the pool by `execute`, or make its message a dead letter.
+def _guarded(execute: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that gives a task to the pool by `execute`, or makes it a dead letter.
 
-    Raises TaskRevokedError where it was not given to the pool, whose place is free again.
+    It raises TaskRevokedError where it was not given to the pool, whose place is free again.
     """
-    try:
-        return execute(request, pool, **options)
-    except UNUSABLE as exc:
-        if not isinstance(request.message.channel, amqp.Channel) or not request.task.call_after:
-            raise
-        if dead_letters.keep(request.app, request.message, exc, PATIENCE / 2):
-            request.on_failure(ExceptionInfo())
-            request.acknowledge()
-        else:
-            request.task.call_after(PATIENCE, request.reject, (True,))
-        raise TaskRevokedError(request.id) from exc
+
+    def execute_using_pool(request: PoisonAwareRequest, pool: Any, **options: Any) -> Any:
+        try:
+            return execute(request, pool, **options)
+        except UNUSABLE as exc:
+            if not isinstance(request.message.channel, amqp.Channel) or not request.task.call_after:
+                raise
+            if dead_letters.keep(request.app, request.message, exc, PATIENCE / 2):
+                request.on_failure(ExceptionInfo())
+                request.acknowledge()
+            else:
+                request.task.call_after(PATIENCE, request.reject, (True,))
+            raise TaskRevokedError(request.id) from exc
+
+    return execute_using_pool
 
 
 def begin_or_keep(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[..., Any]:

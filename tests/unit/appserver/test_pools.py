@@ -218,7 +218,6 @@ def test_a_greenlet_that_is_killed_ends_its_task(end, monkeypatch):
 
     monkeypatch.setattr(PoisonAwareRequest, "on_accepted", killed)
     assert end("gevent", never)[0] == [ACK]
-    assert end("solo", never)[0] == [ACK]
 
 
 def test_what_precedes_a_task_does_not_end_it(end, monkeypatch):
