@@ -111,10 +111,12 @@ def main() -> int:
                 done += 1
                 for test, outcome in found.items():
                     outcomes[run.pool, run.way, test][outcome] += 1
-                ", ".join(f"{n} {kind}" for kind, n in Counter(found.values()).items())
+                counts = ", ".join(f"{n} {kind}" for kind, n in Counter(found.values()).items())
+                print(f"{run.number + 1} {run.file} {run.pool} {run.way}: {counts}", flush=True)
                 text, worse = report(outcomes, chosen.times)
                 text += f"\n{done} of {len(runs)} runs were done.\n"
                 (HOME / "report.md").write_text(text)
+    print(text)
     return int(bool(worse or done < len(runs)))
 
 
