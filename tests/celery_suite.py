@@ -95,7 +95,7 @@ def main() -> int:
     runs = [Run(*each) for each in product(range(chosen.times), files, chosen.pools, chosen.ways)]
     end = monotonic() + chosen.minutes * 60
     outcomes: Outcomes = defaultdict(Counter)
-    done = 0
+    done, text, worse = 0, "", list[str]()
     with Stack() as stack, _servers(stack, chosen.lanes) as lend:
 
         def one(run: Run) -> dict[str, str] | None:
