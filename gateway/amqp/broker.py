@@ -104,7 +104,11 @@ async def rpc(channel: Channel, call: Callable[[Callable[..., None]], object]) -
     """
     done = asyncio.get_running_loop().create_future()
     channel.add_on_close_callback(lambda c, exc: _reject(done, exc))
-    call(lambda *frames: _resolve(done, frames[0] if frames else None))
+    try:
+        call(lambda *frames: _resolve(done, frames[0] if frames else None))
+    except pika.exceptions.AMQPError:
+        done.cancel()  # nobody awaits it when the channel closes
+        raise
     return await done
 
 

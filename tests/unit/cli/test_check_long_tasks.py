@@ -71,15 +71,15 @@ def test_a_worker_s_limit_is_below_the_timeout_where_it_acknowledges_late(
 @pytest.mark.parametrize(
     ("task", "number"),
     [
-        (running(seconds=890), 0),
-        (running(seconds=910), 1),
-        (running(seconds=9_000, acknowledged=True), 0),
-        ({"id": "1"}, 0),
-        (None, 0),
+        (lambda: running(seconds=800), 0),
+        (lambda: running(seconds=910), 1),
+        (lambda: running(seconds=9_000, acknowledged=True), 0),
+        (lambda: {"id": "1"}, 0),
+        (lambda: None, 0),
     ],
 )
 def test_a_task_that_runs_for_long_without_an_acknowledgement_is_named(task, number):
-    found = problems(told("active", [task]))
+    found = problems(told("active", [task()]))
     assert [one.rpartition(" for ")[0] for one in found] == ["w has run shop.report 1"] * number
 
 
