@@ -106,7 +106,9 @@ class Attempts:
     def keep_all(self) -> list[str]:
         """Keep all beginnings, and count a loss of what runs; return its tasks and their ids."""
         self.timeouts += 1
-        running = [request for request in state.active_requests if request.acknowledged is False]
+        # Threads of a pool add to it meanwhile, so its own iterator cannot be used.
+        active = [reference() for reference in tuple(state.active_requests.data)]
+        running = [one for one in active if one is not None and not one.acknowledged]
         for request in running:
             if getattr(request, "attempt", None):
                 self.lose(request)

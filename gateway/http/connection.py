@@ -126,6 +126,8 @@ class Connection(HTTP1Connection):
             text, semicolon, extension = line[:-2].partition(b";")
             beside -= len(extension)
             size = _size(text.rstrip(b" \t") if semicolon else text)
+            if bare_line_end(line):  # which others may take for the end of the line
+                raise HTTPInputError("malformed chunk extension")
             if not size:
                 break
             total += size
@@ -147,7 +149,7 @@ class Connection(HTTP1Connection):
             await self._deliver_body(delegate, bytes(some))
         while (trailer := await read.read_until(b"\r\n", beside)) != b"\r\n":
             beside -= len(trailer)
-            if not _field_lines("\n" + trailer.decode("latin1")):
+            if bare_line_end(trailer) or not _field_lines("\n" + trailer.decode("latin1")):
                 raise HTTPInputError("malformed trailer")
 
 

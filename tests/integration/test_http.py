@@ -314,6 +314,10 @@ async def test_request_that_cannot_be_taken_is_told_why_and_never_published(
                 b"1;" + b"x" * 9_000 + b"\r\na\r\n0\r\n\r\n",
                 b"1;x\r\na\r\n" * 4_500 + b"0\r\n" + b"X: 1\r\n" * 1_000 + b"\r\n",
                 b";x\r\n0\r\n\r\n",
+                b"1;x\na\r\na\r\n0\r\n\r\n",
+                b"1;x\ra\r\na\r\n0\r\n\r\n",
+                b"1;x\n\r\na\r\n0\r\n\r\n",
+                b"0\r\nX: 1\nY: 2\r\n\r\n",
             )  # fmt: skip
         ),
     ],
