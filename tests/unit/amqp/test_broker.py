@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from types import SimpleNamespace
 
+import pika.exceptions
 import pytest
 
 from gateway.amqp import broker
@@ -31,3 +34,22 @@ def test_some_queues_are_checked_at_the_same_time(monkeypatch, count):
 
     assert sorted(checked) == sorted(queues)
     assert most == min(count, broker._AT_ONCE)
+
+
+def test_a_call_that_fails_at_once_leaves_nothing_that_nobody_awaits():
+    closing = []
+    channel = SimpleNamespace(add_on_close_callback=closing.append)
+
+    def call(_callback: object) -> None:
+        raise pika.exceptions.ChannelWrongStateError("it is closing")
+
+    async def work() -> list[dict]:
+        errors = []
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, about: errors.append(about))
+        with pytest.raises(pika.exceptions.ChannelWrongStateError):
+            await broker.rpc(channel, call)
+        closing.pop()(channel, pika.exceptions.ChannelClosedByClient(200, "closed"))
+        gc.collect()
+        return errors
+
+    assert asyncio.run(work()) == []

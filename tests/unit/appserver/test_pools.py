@@ -302,3 +302,25 @@ def test_a_task_that_has_expired_is_settled(request_, app):
     assert request.revoked()
     assert ended == [ACK]
     assert lost_results(app).number == 1
+
+
+def test_what_precedes_or_follows_a_task_may_fail_in_the_worker_s_own_thread(
+    end, monkeypatch, caplog
+):
+    def failing(self, *_, **__):
+        raise RuntimeError("not that")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PoisonAwareRequest, "on_accepted", failing)
+        assert end("solo", returning(1))[0] == [ACK]
+    assert "What precedes a task has failed; the task is begun" in caplog.text
+    monkeypatch.setattr(PoisonAwareRequest, "on_failure", failing)
+    assert end("solo", returning(1))[0] == []
+    assert "What follows a task has failed" in caplog.text
+
+
+def test_what_is_no_task_runs_as_before():
+    pool, results = get_implementation("solo")(1), []
+    SettledTasks(None).create(SimpleNamespace(pool=pool))
+    pool.on_apply(lambda: 7, callback=results.append)
+    assert results == [7]

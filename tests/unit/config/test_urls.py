@@ -149,6 +149,7 @@ NEITHER = "do not both know the option"
         ("rediss://h?ssl_ca_certs=/none", "ssl_ca_certs= has to be the path of a file that there"),
         ("rediss://h?ssl_cert_req=none", f"{NEITHER} ssl_cert_req=; did you mean ssl_cert_reqs?"),
         ("rediss://h?ssl_check_hostname=0", "ssl_check_hostname= has to be true or false"),
+        ("rpc://", "rpc:// is a setting of the workers; leave this empty with the strategy pika"),
     ],
 )
 def test_a_stores_url_that_workers_read_otherwise_is_refused(url: str, why: str):
