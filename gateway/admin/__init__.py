@@ -111,7 +111,7 @@ class _Local(RequestHandler):
     """Refuses another web page of the same machine, whose name leads to this address."""
 
     def prepare(self) -> None:
-        local: str = self.request.connection.stream.socket.getsockname()[0]  # type: ignore
+        local: str = self.request.connection.stream.socket.getsockname()[0]  # type: ignore[union-attr]
         if ip_address(local).is_loopback and not is_plain(self.request.host_name):
             raise HTTPError(403)
 

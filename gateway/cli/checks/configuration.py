@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 
 from gateway.cli.checks.finding import Finding, fail, listed, ok, warn
@@ -12,6 +11,7 @@ from gateway.config.loading import unknown_variables
 from gateway.config.pointers import overlap
 from gateway.config.route import Route
 from gateway.config.settings import Config
+from gateway.similar import similar
 from gateway.sources import find
 
 _DOCUMENT = "docs/configuration.md says what each setting may be"
@@ -23,7 +23,6 @@ _EXPOSED_REMEDY = (
 
 _HMAC = ", or set event in the source"
 _kind = re.compile(r"[^./*]+[./]").match
-_NEAR = 0.7  # how similar a name is that may be meant
 
 
 def problems(found: list[str]) -> list[Finding]:
@@ -106,7 +105,7 @@ def _unknown_events(
         problem = f"deliveries of {route.source} ({scheme}) have no event: it takes none"
         return warn(check, problem, f"leave out events{_HMAC if scheme == 'hmac' else ''}")
     problem = f"{scheme} has no events {listed(unknown)} that the gateway knows of"
-    near = [each for text in unknown for each in get_close_matches(text, _forms(known), 1, _NEAR)]
+    near = [each for text in unknown if (each := similar(text, _forms(known)))]
     hint = f"did you mean {listed(near)}? " if near else ""
     remedy = f"{hint}docs/sources.md#{scheme} says what an event is; others are ignored"
     return warn(check, problem, remedy)
