@@ -22,7 +22,7 @@ define fetch
 	@$(PIP) --quiet install --no-deps --no-build-isolation --editable .
 endef
 
-.PHONY: help install run test coverage newest wheel matrix check fuzz loadtest reports draw pages docs faults simulate nightly alerts celery-suite constraints clean
+.PHONY: help install run test test-all newest wheel matrix check fuzz loadtest reports draw pages docs faults simulate nightly alerts celery-suite constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -32,14 +32,14 @@ install: .venv/installed ## make .venv with everything that running, testing and
 run: .venv/run ## run broker, worker and gateway on this machine, nothing to install first (ARGS="...")
 	.venv/bin/gateway dev $(ARGS)
 
-test: install ## install missing servers, then lint and test (ARGS="...")
+test: install ## install missing servers, then lint and run the quick tests (ARGS="-k redis")
 	tests/install-servers.sh
 	$(MAKE) check
 	# Each process loads all tests: half the time where compiled ones may be kept.
 	REQUIRE_SERVERS=1 PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n 4 --dist loadfile \
-	  --no-loadscope-reorder $(ARGS)
+	  --no-loadscope-reorder -m "not long" $(ARGS)
 
-coverage: install ## test, and fail where gateway/ or appserver/ has branches that no test takes
+test-all: install ## all tests; fails where gateway/ or appserver/ has branches that no test takes
 	tests/install-servers.sh
 	.venv/bin/python -m tests.coverage_floor $(ARGS)
 

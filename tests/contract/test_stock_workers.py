@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.strategies import STRATEGIES
 from tests.support.requests import post, post_all
 from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.strategies import EACH
 
 APP = """
 import os
@@ -75,7 +75,7 @@ def workers(
         worker.kill()
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", EACH)
 def test_a_stock_worker_serves(
     strategy: str, stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, home: Path, workers
 ):

@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
-from gateway.config.strategies import STRATEGIES
 from tests.integration.deliveries import (
     KEYED,
     URLS,
@@ -33,6 +32,7 @@ from tests.integration.deliveries import (
 from tests.support.http_client import Answer
 from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.strategies import EACH
 from tests.support.waiting import eventually, until
 
 CONFIG = (
@@ -111,7 +111,7 @@ def pair(servers: Servers) -> Pair:
     return cache(lambda strategy: servers.gateways(strategy, CONFIG, 2, 1))
 
 
-@pytest.fixture(scope="module", params=list(STRATEGIES))
+@pytest.fixture(scope="module", params=EACH)
 def each_pair(request: pytest.FixtureRequest, pair: Pair) -> Iterator[list[Server]]:
     gateways = pair(request.param)
     yield gateways
