@@ -23,8 +23,6 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from celery import Task, signals
 from celery.app.task import Context
 
-from appserver.reply_connection import Reply, ReplyConnection
-
 HELD = 0.002  # seconds
 LONG = 8_192  # bytes; a longer result is not held
 #: How often the thread finds nothing before it waits to be woken up, which costs more than looking.
@@ -35,12 +33,28 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+class Reply(NamedTuple):
+    """A message to the queue `reply_to`."""
+
+    reply_to: str
+    correlation_id: str
+    body: bytes
+
+
 class Stored(NamedTuple):
     """A result to store under `key` for `seconds`; 0: without an end."""
 
     key: bytes
     value: str
     seconds: int
+
+
+class Connection(Protocol):
+    """What writes replies."""
+
+    def publish_all(self, replies: Sequence[Reply]) -> bool:
+        """Write all of them or none; tell which."""
+        ...
 
 
 class Store(Protocol):
@@ -58,7 +72,7 @@ class HeldResults:
     _lock: Any  # an RLock: what is stored by itself may look for what is held
     _thread: threading.Thread | None
 
-    def __init__(self, connection: ReplyConnection, store: Store | None):
+    def __init__(self, connection: Connection, store: Store | None):
         self._connection = connection
         self._store = store
         self._turn = 0  # how often they were written

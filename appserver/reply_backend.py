@@ -26,9 +26,9 @@ from celery.utils.serialization import ensure_serializable
 from kombu.exceptions import EncodeError
 from kombu.utils.json import JSONEncoder
 
-from appserver.held_results import is_followed
+from appserver.held_results import Reply, is_followed
 from appserver.lost_results import lost_results
-from appserver.reply_connection import Reply, reply_connection
+from appserver.reply_connection import reply_connection
 from appserver.result_script import ResultScript, with_retries
 
 REPLY_PREFIXES = ("gateway.reply.", "amq.rabbitmq.reply-to.")

@@ -18,11 +18,13 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from socket import TCP_USER_TIMEOUT
 from struct import pack
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import amqp
 from celery import signals
 from kombu.exceptions import OperationalError
+
+from appserver.held_results import HeldResults, Reply
 
 WRITE_TIMEOUT = 2.0  # seconds; a reply that takes longer is stored instead
 RETRY_AFTER = 1.0  # seconds until the next attempt after the broker could not be reached
@@ -37,17 +39,6 @@ ERRORS = (amqp.AMQPError, OperationalError, OSError)
 _HEADER = b"\0\x3c\0\0%s\xd4\0\x10application/json\x05utf-8\x01%c%s"
 
 log = logging.getLogger(__name__)
-
-if TYPE_CHECKING:
-    from appserver.held_results import HeldResults
-
-
-class Reply(NamedTuple):
-    """A message to the queue `reply_to`."""
-
-    reply_to: str
-    correlation_id: str
-    body: bytes
 
 
 def reply_connection(app: Any) -> ReplyConnection:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from json import JSONDecoder
 from struct import unpack_from
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from kombu.exceptions import DecodeError
 from kombu.message import Message
@@ -12,11 +12,15 @@ from kombu.utils.json import object_hook
 
 from appserver.properties import decode_properties
 
-if TYPE_CHECKING:
-    from appserver.task_stream import TaskStream
-
 _JSON, _UTF_8 = "application/json", "utf-8"
 _decode_json = JSONDecoder(object_hook=object_hook).decode
+
+
+class Settling(Protocol):
+    """Settles messages, from any thread."""
+
+    def acknowledge(self, tag: int) -> None: ...
+    def refuse(self, message: TaskMessage, logger: Any, errors: Any, requeue: bool) -> None: ...
 
 
 _Message: Any = Message  # for mypy: kombu has no types
@@ -27,7 +31,7 @@ class TaskMessage(_Message):
 
     def __init__(
         self,
-        stream: TaskStream,
+        stream: Settling,
         channel: Any,
         accept: Any,
         info: dict[str, Any],

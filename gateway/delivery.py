@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -17,9 +16,9 @@ _traceparent = re.compile(f"00{_IDS}|(?!00|ff)[0-9a-f]{{2}}{_IDS}(-[!-~]{{0,200}
 PRIVATE_HEADERS = frozenset(["authorization", "cookie"])
 
 
-def traceparent_of(headers: Mapping[str, str]) -> str:
+def traceparent_of(headers: dict[str, str]) -> str:
     """Return the sender's trace context, a valid traceparent; "" where there is none."""
-    text = headers.get("traceparent", "")
+    text = dict.get(headers, "traceparent")
     return text if text and _traceparent(text) else ""
 
 

@@ -31,6 +31,7 @@ from tornado.web import Application, HTTPError, RequestHandler
 from gateway import __version__
 from gateway.admin.exposition import expose
 from gateway.admin.families import STARTED, About, families
+from gateway.http.head import is_plain
 from gateway.process import health
 from gateway.process.supervisor import Supervisor
 
@@ -190,12 +191,3 @@ class File(_Local):
         self.set_header("Cache-Control", "no-cache")
         self.set_header("X-Content-Type-Options", "nosniff")
         self.write(file.read_bytes())
-
-
-def is_plain(host: str) -> bool:
-    """Tell whether a host is an address, or localhost: no name that somebody else may own."""
-    try:
-        ip_address(host.strip("[]"))
-    except ValueError:
-        return host == "localhost"
-    return True

@@ -26,7 +26,6 @@ from gateway.amqp.known_queues import KnownQueues
 from gateway.amqp.publisher import Publisher
 from gateway.amqp.queue_consumers import QueueConsumers
 from gateway.celery_message import Message
-from gateway.config import dynamic
 from gateway.config.route import Route
 from gateway.config.settings import Config
 from gateway.errors import (
@@ -164,7 +163,7 @@ class DynamicQueues:
         begun = monotonic()
         channel = await broker.open_channel(connection)
         try:
-            arguments = dynamic.arguments(queue.route)
+            arguments = queue.route.dynamic_arguments()
             queue.messages, queue.consumers = await broker.declare(channel, queue.name, arguments)
         finally:
             if channel.is_open:

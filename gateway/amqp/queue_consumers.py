@@ -22,7 +22,6 @@ from gateway.amqp.dynamic_queue import DynamicQueue
 from gateway.amqp.known_queues import KnownQueues
 from gateway.amqp.publisher import Publisher
 from gateway.amqp.remote_control import DYNAMIC, Consumed, RemoteControl
-from gateway.config import dynamic
 from gateway.config.dynamic import IDLE
 from gateway.config.route import Route
 from gateway.errors import BrokerUnavailable
@@ -185,5 +184,5 @@ def _consumer(queue: DynamicQueue) -> dict[str, object]:
         "exchange_type": "direct",
         "routing_key": queue.name,
         "durable": True,
-        "queue_arguments": dynamic.arguments(queue.route),
+        "queue_arguments": queue.route.dynamic_arguments(),
     }

@@ -85,15 +85,17 @@ class LateResults:
         on_message = partial(self._on_message, claim.task_id)
         until = monotonic() + self._window - claim.age
         self._waiting[claim.task_id] = _Task(claim, read, until, on_message)
-        self._begin(self._subscribe(claim.task_id, on_message))
+        self._subscription.add(self._prefix + claim.task_id, on_message)
+        self._begin(self._look(claim.task_id))
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._begun[task] = None
         task.add_done_callback(self._begun.pop)
 
-    async def _subscribe(self, task_id: str, on_message: Callable[[bytes | None], object]) -> None:
-        await self._subscription.add(self._prefix + task_id, on_message)
+    async def _look(self, task_id: str) -> None:
+        """Fetch a result that was published before its channel is subscribed."""
+        await self._subscription.ready(self._prefix + task_id)
         await self._fetch([task_id])
 
     def _on_message(self, task_id: str, payload: bytes | None) -> None:
@@ -110,7 +112,7 @@ class LateResults:
 
     def _forget(self, task_id: str) -> _Task:
         task = self._waiting.pop(task_id)
-        self._begin(self._subscription.remove(self._prefix + task_id, task.on_message))
+        self._subscription.remove(self._prefix + task_id, task.on_message)
         return task
 
     async def _fetch(self, task_ids: list[str]) -> None:

@@ -99,11 +99,12 @@ class ResultWaiter:
         try:
             for subscription, channel, on_message in listeners:
                 added.append((subscription, channel, on_message))
-                await subscription.add(channel, on_message)
+                subscription.add(channel, on_message)
+                await subscription.ready(channel)
             return await self._watch(claim, pending, woken)
         finally:
             for subscription, channel, on_message in added:
-                await subscription.remove(channel, on_message)
+                subscription.remove(channel, on_message)
 
     async def _watch(self, claim: Claim, pending: PendingTask, woken: asyncio.Event) -> bool:
         lapse = monotonic() + claim.lease

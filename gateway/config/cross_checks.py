@@ -1,6 +1,6 @@
 """Find settings that are valid by themselves and cannot work together.
 
-What follows from one task or one route alone is in `task_checks.py` and `route.py`. Here is what
+What follows from one task or one route alone is in `task.py` and `route.py`. Here is what
 needs the whole configuration, or the defaults that it gives to a route.
 """
 

@@ -6,13 +6,14 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
+from math import inf
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
 from gateway.celery_message import Message, Options
 from gateway.config import dynamic as dynamic_queues
-from gateway.config import pointers, task_checks
+from gateway.config import pointers
 from gateway.config.arguments import ArgumentSetting, call_encoder
 from gateway.config.fair_names import FEWEST, MOST, fair_names
 from gateway.config.pointers import KEY, Pointer, pointing
@@ -29,6 +30,10 @@ _fair_by = pointing(
 )
 #: The largest priority that AMQP can carry.
 _HIGHEST = 255
+#: The headers of Celery's protocol, which `message_headers` must not replace.
+_CELERYS = frozenset(Message("", "", "", b"", {}).headers()) | {"stamps", "stamped_headers"}
+#: Arguments of a dynamic queue that follow `queue_expires`.
+_OWN = ("x-expires", "x-message-ttl", "x-dead-letter-exchange", "x-dead-letter-routing-key")
 
 Queue = Annotated[str, Field(min_length=1), AfterValidator(pointers.check_name)]
 
@@ -69,7 +74,7 @@ class TaskSettings(Model):
 
     @model_validator(mode="after")
     def _task_consistent(self) -> TaskSettings:
-        task_checks.check(self)
+        _check(self)
         return self
 
     def places(self) -> Iterator[tuple[str, str]]:
@@ -115,6 +120,18 @@ class TaskSettings(Model):
             return {}
         kind = {} if self.queue_type == "classic" else {"x-queue-type": self.queue_type}
         return {**kind, **self.queue_arguments}
+
+    def dynamic_arguments(self) -> dict[str, str | int | bool]:
+        """Return the arguments with which its dynamic queues are declared."""
+        return {
+            **self.queue_arguments,
+            # The default of a virtual host may be another type, whose expiry is not renewed.
+            "x-queue-type": "classic",
+            "x-expires": int(1000 * self.queue_expires),
+            "x-message-ttl": int(1000 * dynamic_queues.WAITING * self.queue_expires),
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": self.static_queue,
+        }
 
     def message(
         self,
@@ -227,7 +244,10 @@ class FurtherTask(TaskSettings):
 
     @model_validator(mode="after")
     def _static(self) -> FurtherTask:
-        task_checks.check_further(self)
+        if self.dynamic:
+            raise ValueError("queue: only the route's own task may have a dynamic queue")
+        if self.fair_by is not None:
+            raise ValueError("fair_by: only the route's own task may have fair queues")
         return self
 
 
@@ -243,3 +263,104 @@ def _allowed(template: str, pattern: str) -> Callable[[Delivery], str]:
         return name
 
     return filled
+
+
+def _check(task: TaskSettings) -> None:
+    """Raise ValueError where the settings of `task` do not fit together."""
+    _check_dynamic(task)
+    _check_fairness(task)
+    _check_queues(task)
+    _check_times(task)
+    for name in task.message_headers:
+        if name in _CELERYS:
+            raise ValueError(f"message_headers: {name} is one of Celery's own")
+    for name in task.kwargs or ():
+        if not name.isidentifier():
+            raise ValueError(f"kwargs: {name!r} is no name of an argument")
+
+
+def _check_queues(task: TaskSettings) -> None:
+    own = not task.dynamic and (task.queue_type != "classic" or task.queue_arguments)
+    if own and "celery" in task.queue_names:
+        raise ValueError(
+            "queue: `celery` cannot have a queue_type or queue_arguments, because Celery "
+            "declares it without; give the queue another name"
+        )
+    if task.ordering_key is not None and task.queues is None and task.fair_by is None:
+        raise ValueError("ordering_key: set it together with queues, a list of two or more")
+    if task.queues is not None and task.ordering_key is None and task.fair_by is None:
+        raise ValueError(
+            "queues: ordering_key or fair_by says which of them a delivery goes to; set one, or "
+            "name a single one in queue"
+        )
+    if task.queues and len(set(task.queues)) != len(task.queues):
+        raise ValueError("queues: name each queue only once")
+    if task.exchange is None and task.routing_key:
+        raise ValueError("routing_key: set it together with exchange; `queue` names a queue")
+    if task.exchange is not None and ("queue" in task.model_fields_set or task.queues):
+        raise ValueError("exchange: its bindings name the queues; leave out queue and queues")
+
+
+def _check_fairness(task: TaskSettings) -> None:
+    if task.fair_by is None:
+        if "fair_queues" in task.model_fields_set:
+            raise ValueError("fair_queues: set it together with fair_by")
+        return
+    if task.ordering_key is not None:
+        raise ValueError(
+            "fair_by: it spreads a publisher's deliveries over two queues, and ordering_key "
+            "keeps them in one; leave out one of the two"
+        )
+    if task.queues is not None and "fair_queues" in task.model_fields_set:
+        raise ValueError("fair_queues: `queues` says how many there are; leave out one of them")
+    if task.exchange is not None:
+        raise ValueError("fair_by: an exchange chooses the queues itself; leave out one of them")
+    if "{" in task.queue:
+        raise ValueError("fair_by: the name of its queue cannot have pointers; leave out one")
+    pointers.check_name(task.queue_names[-1])
+
+
+def _check_times(task: TaskSettings) -> None:
+    if task.countdown is not None and task.queue_type == "quorum":
+        raise ValueError(
+            "countdown: a worker would hold the message back beside its prefetch limit, which "
+            "quorum queues do not allow; use a classic queue"
+        )
+    if (task.expires or inf) <= (task.countdown or 0):
+        raise ValueError("expires: has to be above countdown, or the task would never run")
+    if (task.soft_time_limit or 0) >= (task.time_limit or inf):
+        raise ValueError("soft_time_limit: has to be below time_limit")
+
+
+def _check_dynamic(task: TaskSettings) -> None:
+    """Raise ValueError where the settings of a dynamic queue do not fit together."""
+    places = pointers.pointers_in(task.queue)
+    own = {"queue_limit", "queue_expires", "static_queue"} & task.model_fields_set
+    if task.queue_pattern is None:
+        if places:
+            raise ValueError(
+                "queue_pattern: is needed with pointers in queue, or senders could make queues of "
+                'any name; set it to what a name may be, as in "session-[a-z0-9]{1,32}"'
+            )
+        if own:
+            raise ValueError(f"{min(own)}: is for a queue with pointers in its name; leave it out")
+        return
+    if not places:
+        raise ValueError("queue_pattern: is for a queue with pointers in its name; leave it out")
+    if task.queues is not None:
+        raise ValueError("queues: `queue` has pointers and names all queues; leave out one of both")
+    if task.queue_type != "classic":
+        raise ValueError(
+            "queue_type: a dynamic queue is classic, because declaring a quorum queue again does "
+            "not renew its expiry; leave it out"
+        )
+    if not task.declare:
+        raise ValueError("declare: dynamic queues are declared on first use; leave it out")
+    if given := sorted(set(_OWN) & task.queue_arguments.keys()):
+        raise ValueError(f"queue_arguments: {given[0]} of a dynamic queue follows queue_expires")
+    if re.fullmatch(task.queue_pattern, task.static_queue):
+        raise ValueError("static_queue: must not fit queue_pattern, as it does not expire")
+    if (task.countdown or 0) >= task.queue_expires:
+        raise ValueError(
+            "countdown: has to be below queue_expires, while which the worker holds it"
+        )

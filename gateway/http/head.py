@@ -6,6 +6,7 @@ https://www.rfc-editor.org/rfc/rfc9112
 from __future__ import annotations
 
 import re
+from ipaddress import ip_address
 
 from tornado.httputil import RequestStartLine
 
@@ -61,3 +62,12 @@ def check(start_line: RequestStartLine, headers: Headers, config: Config) -> int
     if encoding is not None and encoding.lower() not in ("identity", "gzip", "x-gzip"):
         raise EncodingNotAccepted
     return None if chunked else size
+
+
+def is_plain(host: str) -> bool:
+    """Tell whether a host is an address, or localhost: no name that somebody else may own."""
+    try:
+        ip_address(host.strip("[]"))
+    except ValueError:
+        return host == "localhost"
+    return True

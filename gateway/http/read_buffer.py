@@ -30,11 +30,13 @@ class ReadBuffer:
     requests arrive in one piece.
     """
 
-    __slots__ = ("_at", "_buffer", "_least", "_most", "_reading", "_seen", "_until")
+    __slots__ = ("_at", "_buffer", "_least", "_most", "_reading", "_seen", "_until", "size")
 
     def __init__(self) -> None:
         self._buffer = b""
         self._at = 0
+        #: The number of unread bytes.
+        self.size = 0
         self._reading: asyncio.Future[bytes] | None = None
         # The pending read is for the bytes up to the delimiter `_until`, at most `_most` of them;
         # the delimiter does not begin before `_seen`. Without a delimiter it is for `_least` to
@@ -43,24 +45,20 @@ class ReadBuffer:
         self._least = self._most = self._seen = 0
 
     @property
-    def size(self) -> int:
-        """The number of unread bytes."""
-        return len(self._buffer) - self._at
-
-    @property
     def header_awaited(self) -> bool:
         """Does a read wait for the end of a header?"""
         return self._reading is not None and self._until is END_OF_HEADER
 
     def feed(self, data: bytes) -> None:
         """Add received bytes, and complete the pending read if that is possible now."""
-        if self._at < len(self._buffer):
+        if self.size:
             self._buffer = self._buffer[self._at :] + data
             self._seen -= self._at
         else:
             self._buffer = data
             self._seen = 0
         self._at = 0
+        self.size += len(data)
         if self._reading is not None:
             self._try_complete()
 
@@ -72,7 +70,7 @@ class ReadBuffer:
         future = self._reading = asyncio.get_running_loop().create_future()
         self._until, self._least, self._most = until, least, most
         self._seen = self._at
-        if self._at < len(self._buffer):
+        if self.size:
             self._try_complete()
         return future
 
@@ -90,7 +88,7 @@ class ReadBuffer:
 
     def clear(self) -> None:
         self._buffer = b""
-        self._at = 0
+        self._at = self.size = 0
 
     def _try_complete(self) -> None:
         """Complete the pending read if its bytes are here; fail it if they can never come."""
@@ -98,6 +96,7 @@ class ReadBuffer:
             # Some clients send one after a body. RFC 9112, 2.2
             while self._buffer.startswith(b"\r\n", self._at):
                 self._at += 2
+                self.size -= 2
         buffer, at, until = self._buffer, self._at, self._until
         if not until:
             if len(buffer) - at >= self._least:
@@ -136,6 +135,7 @@ class ReadBuffer:
     def _consume(self, end: int) -> bytes:
         data = self._buffer[self._at : end]
         if end < len(self._buffer):
+            self.size -= end - self._at
             self._at = end
         else:
             self.clear()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from enum import Enum
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 
@@ -13,17 +13,9 @@ from gateway import answer
 from gateway.amqp.dynamic_queues import Send
 from gateway.answer import Answer
 from gateway.celery_message import Message, encode_body
-from gateway.claims.handle import NO_CLAIM, ClaimHandle, NoClaim
 from gateway.config.route import Route
 from gateway.delivery import Delivery
-from gateway.errors import (
-    BadRequest,
-    DeadlinePassed,
-    NotConfirmed,
-    RequestError,
-    ResultsLost,
-    StateUnavailable,
-)
+from gateway.errors import BadRequest, DeadlinePassed, NotConfirmed, RequestError, StateUnavailable
 from gateway.failpoints import CONFIRMED
 from gateway.journal.entry import FAILED, SUCCEEDED, ended
 from gateway.metric_table import MISSES, WAITS
@@ -36,27 +28,18 @@ from gateway.relay.preferences import Terms
 from gateway.relay.reply import Reply
 from gateway.relay.routes import Endpoint
 from gateway.sources.base import Verified
-from gateway.tracing.trace import ANSWER, CLAIM, CONFIRM, FURTHER, PUBLISH, WAIT
-
-
-class Stage(Enum):
-    """What a delivery waits for."""
-
-    CLAIM = "whether another try has taken it"
-    FURTHER = "the broker's confirms of the further tasks"
-    CONFIRM = "the broker's confirm"
-    RESULT = "the task's result"
+from gateway.tracing.trace import ANSWER, CONFIRM, FURTHER, PUBLISH, WAIT
 
 
 class DeliveryInFlight(InFlight):
     """Answers its request once, at the first of these: outcome, error, confirm, deadline.
 
-    A confirm is an answer only where the mode is ``accept``.
+    A confirm is an answer only where the mode is ``accept``. `STAGES` has what happens when.
     """
 
     __slots__ = (
-        "claim", "delivery", "further", "identity", "message", "mode", "owner", "pending", "route",
-        "source", "stage", "trace", "verified",
+        "delivery", "further", "identity", "message", "mode", "owner", "pending", "route", "size",
+        "source", "stage", "tracked", "verified",
     )  # fmt: skip
 
     def __init__(
@@ -78,35 +61,36 @@ class DeliveryInFlight(InFlight):
         self.delivery = delivery
         #: The id of this try; in general it is that of its task, too.
         self.owner = context.ids.new()
+        journalled = context.journal is not None and route.journal
+        #: Is the delivery written to the journal before its task has ended?
+        self.tracked = journalled and self.mode != "wait"
         reply.kept = route.journal
         try:
             self.message = self._message()
         except BadRequest:
-            reply.message = self._unsent()
+            reply.message = self._unsent() if journalled else None
             raise
-        if route.journal:
-            reply.message = self.message
+        reply.message = self.message
         self.identity = reply.identity = route.identity(delivery, verified)
         self.further: Sequence[Message] = ()
-        if route.runs_once and self.identity:
+        if self.identity and route.runs_once:
             self.message.task_id = context.further.task_id(self.identity)
         if route.also:
             self.further = context.further.messages(route, delivery, self.identity)
-        self.trace = reply.trace
-        if self.trace is not None:
-            self.trace.message = self.message
-            for message in (self.message, *self.further):
-                self.trace.carry(message)
-        self.stage = Stage.CLAIM
-        self.claim: ClaimHandle | NoClaim = NO_CLAIM
-        self.pending: PendingTask  # from `follow` on
+        #: The bytes that the request holds: its own, and those of its messages.
+        self.size = reply.request.size
+        for message in (self.message, *self.further):
+            self.trace.carry(message)
+            self.size += len(message.body)
+        self.stage = CLAIM
+        self.pending: PendingTask | None = None
 
     def _message(self) -> Message:
-        route, delivery, fairness = self.route, self.delivery, self.context.fairness
+        route, delivery = self.route, self.delivery
         later = route.identified or self.mode != "wait"
         queue = ""
-        if route.fair_by is not None and fairness is not None:
-            queue = fairness.shorter(route.fair_pair(delivery))
+        if route.fair_by is not None:
+            queue = self.context.fairness.shorter(route.fair_pair(delivery))
         return route.message(
             delivery,
             self.owner,
@@ -116,48 +100,32 @@ class DeliveryInFlight(InFlight):
             # Otherwise the result is of no use after the deadline: no worker should begin it then.
             expires=None if later else delivery.received_at + route.deadline + 1,
             queue=queue,
-            tracked=self._tracked,
+            tracked=self.tracked,
         )
-
-    @property
-    def _tracked(self) -> bool:
-        """Is the delivery written to the journal before its task has ended?"""
-        return self.context.journal is not None and self.route.journal and self.mode != "wait"
 
     def _unsent(self) -> Message | None:
         """Return what the journal keeps of a delivery that lacks a value for its message.
 
         It is a message with the call of a route without `args`, and without a queue. It is not
-        published. None: there is no journal, or the delivery cannot be written as a call.
+        published. None: the delivery cannot be written as a call.
         """
         delivery = self.delivery
-        if self.context.journal is not None and self.route.journal:
-            with suppress(BadRequest):  # its query or headers cannot be arguments, either
-                call = encode_body(delivery.query, delivery.headers, delivery.body)
-                return Message(self.owner, self.route.task, "", call, delivery.table(store=False))
+        with suppress(BadRequest):  # its query or headers cannot be arguments, either
+            call = encode_body(delivery.query, delivery.headers, delivery.body)
+            return Message(self.owner, self.route.task, "", call, delivery.table(store=False))
         return None
 
-    @property
-    def size(self) -> int:
-        """The bytes that the request holds: its own, and those of its messages."""
-        size = self.reply.request.size + len(self.message.body)
-        if self.further:
-            size += sum(len(each.body) for each in self.further)
-        return size
-
     def start(self) -> None:
-        """Publish the messages; with an identity, only if its claim allows that."""
-        context = self.context
-        if self.identity and context.idempotency is not None:
-            if self.trace is not None:
-                self.trace.begin(CLAIM)
-            context.idempotency.relay(self)
-        elif self.further:
+        """Begin to publish the messages."""
+        self._begin()
+        if not self.reply.closed:  # `blocking` has answered already
+            self.enter(self.size)
+
+    def _begin(self) -> None:
+        if self.further:
             self.run(self._publish_all())
         else:
             self.follow(self.publish())
-        if not self.reply.closed:  # `blocking` has answered already
-            self.enter(self.size)
 
     async def _publish_all(self) -> None:
         await self.publish_further()
@@ -172,9 +140,8 @@ class DeliveryInFlight(InFlight):
         the `RequestError` of the first one that was refused.
         """
         if self.further:
-            self.stage = Stage.FURTHER
-            if self.trace is not None:
-                self.trace.begin(FURTHER)
+            self.stage = FURTHER_TASKS
+            self.trace.begin(FURTHER)
             await self.context.further.publish(self.further, self.identity, self.deadline, recorded)
 
     def publish(self) -> PendingTask:
@@ -182,12 +149,13 @@ class DeliveryInFlight(InFlight):
 
         Only for its confirm where the mode is ``accept``.
         """
-        context, strategy, journal = self.context, self.context.strategy, self.context.journal
-        if journal is not None and self._tracked:
-            self.reply.begun = journal.begin(self.message, self.message.task_id, self.identity)
+        context, strategy = self.context, self.context.strategy
+        if self.tracked and context.journal is not None:
+            task_id = self.message.task_id
+            self.reply.begun = context.journal.begin(self.message, task_id, self.identity)
         send = strategy.publish if self.mode == "accept" else strategy.send
         pending = self._publish(send, self.message)
-        if self.route.fair_by is not None and context.fairness is not None:
+        if self.route.fair_by is not None:
             context.fairness.follow(pending)
         return pending
 
@@ -198,120 +166,131 @@ class DeliveryInFlight(InFlight):
     def _publish(self, send: Send, message: Message) -> PendingTask:
         """Publish by `send`; a dynamic queue is declared before."""
         queues, trace = self.context.queues, self.trace
-        if trace is not None:
-            trace.begin(PUBLISH)
+        trace.begin(PUBLISH)
         if queues is not None and self.route.dynamic:
             pending = queues.send(self.route, message, self.deadline, send)
         else:
             pending = send(message, self.deadline)
-        if trace is not None:
-            trace.begin(CONFIRM)
+        trace.begin(CONFIRM)
         return pending
 
     def follow(self, pending: PendingTask) -> None:
         """Answer with the confirm or the end of `pending`."""
-        self.stage = Stage.CONFIRM
-        self.pending = self.reply.pending = pending
+        self.stage, self.pending = CONFIRMS, pending
+        self.reply.sent = pending.sent
         self.reply.task_id = pending.message.task_id
-        pending.watch(self._on_change)
+        pending.watch(partial(attempt, self, self._advance))
 
-    def join(self, handle: ClaimHandle, again: bool) -> None:
-        """Attach to the task that holds the claim; `again`: this try had another task before.
+    # What a claim adds; here there is none -----------------------------------------------------
 
-        All tries but the last are held until the time at which the last one should end, because it
-        is not known for which of them the sender still waits. A try whose sender has said how long
-        to wait is not held.
-        """
-        self.claim, claim = handle, handle.claim
-        self.reply.task_id = claim.task_id
-        if not handle.ours and not self.reply.joined:
-            self.context.metrics.add("gateway_duplicates_joined_total")
-        self.reply.joined = not handle.ours
-        if self.trace is not None and not handle.ours:
-            self.trace.begin(WAIT)
-        if claim.tries < self.route.tries and not again and not self.reply.applied:
-            first = self.reply.request.arrived - claim.age
-            self.extend(first + self.route.hold + self.route.deadline)
+    @property
+    def _owns_claim(self) -> bool:
+        """Does this try own a claim, so that it writes what follows to it?"""
+        return False
 
-    def release(self) -> None:
-        if self.stage in (Stage.CLAIM, Stage.FURTHER):
-            return
-        if self.route.revoke:
-            self.context.strategy.revoke(self.message.task_id)
-        # The confirm has to be written to the claim, or the next try would publish again.
-        if self.stage is Stage.CONFIRM and self.claim.ours:
-            return
-        if self.stage is Stage.RESULT and self.reply.closed:
-            self._waited("client-gone")
-        self.pending.abandon()
-        if self.claim.ours:
-            self.claim.unattended()
+    @property
+    def _age(self) -> float:
+        """The seconds since the first try."""
+        return 0.0
 
-    def _expire(self) -> None:
-        if self.stage is not Stage.FURTHER:
-            # That one has the same deadline, and then writes what the broker has taken.
-            self._cancel_step()
-        if self.stage is Stage.CLAIM:
-            self.refuse(StateUnavailable())
-        elif self.stage is Stage.FURTHER:
-            self.refuse(NotConfirmed())
-        elif self.stage is Stage.CONFIRM:
-            self.pending.abandon()
-            error = NotConfirmed()
-            self.claim.unconfirmed(error)
-            self.refuse(error)
-        else:
-            self.pending.abandon()
-            self.claim.unattended()
-            if self.route.revoke:
-                self.context.strategy.revoke(self.message.task_id)
-            answered = "fallback" if self.route.fallback is not None else "accepted"
-            given = answered if self.mode == "wait-then-accept" else "error"
-            self.context.metrics.count(MISSES, self.route.path, given)
-            self._give_up(DeadlinePassed())
+    def _taken(self) -> None:
+        """The broker has taken the message."""
 
-    def _on_change(self, pending: PendingTask) -> None:
-        """Handle the confirm or the end of `pending`, which calls this."""
-        attempt(self, self._advance, pending)
+    def _not_taken(self, error: RequestError) -> None:
+        """`error` has come instead of the confirm."""
+
+    def _unattended(self) -> None:
+        """Nobody waits any more for the task, which may still run."""
+
+    def _ran(self, outcome: Outcome, given: Answer | None, final: bool) -> None:
+        """The task has ended; `given` and `final` are from `Route.read` of its `outcome`."""
+
+    def _waits_again(self, error: RequestError) -> bool:
+        """Is the result, whose connection was lost with `error`, waited for in another way?"""
+        return False
+
+    # Events: what calls the actions of a stage --------------------------------------------------
 
     def _advance(self, pending: PendingTask) -> None:
+        """Handle the confirm or the end of `pending`."""
         if pending.confirmed:
-            self.stage = Stage.RESULT
+            self.stage = RESULT
         if pending.outcome is not None:
-            self._end(pending.outcome)
+            self.stage.ended(self, pending.outcome)
         elif pending.error is not None:
-            self._fail(pending.error)
+            self.stage.failed(self, pending.error)
         else:
-            self._confirm(pending)
+            self.stage.confirmed(self)
 
-    def _confirm(self, pending: PendingTask) -> None:
-        self.context.failpoint.reach(CONFIRMED)
-        self.claim.confirmed()
+    def release(self) -> None:
+        self.stage.left(self)
+
+    def _expire(self) -> None:
+        self.stage.deadline(self)
+
+    def _busy(self) -> bool:
+        return self.pending is not None and not self.pending.ended
+
+    # Actions ------------------------------------------------------------------------------------
+
+    def _wait_on(self) -> None:
+        """Let the step under way decide: it may have taken a claim, or published."""
+
+    def _no_claim(self) -> None:
+        self._cancel_step()
+        self.refuse(StateUnavailable())
+
+    def _no_further(self) -> None:
+        # The step has the same deadline, and then writes what the broker has taken.
+        self.refuse(NotConfirmed())
+
+    def _no_confirm(self) -> None:
+        self._stop_waiting()
+        self._refused(NotConfirmed())
+
+    def _refused(self, error: RequestError) -> None:
+        self._not_taken(error)
+        self.refuse(error)
+
+    def _left_unconfirmed(self) -> None:
+        self._revoke()
+        # The confirm has to be written to the claim, or the next try would publish again.
+        if not self._owns_claim:
+            self._abandon()
+
+    def _left(self) -> None:
+        self._revoke()
         if self.reply.closed:
-            pending.abandon()
-            self.claim.unattended()
+            self._waited("client-gone")
+        self._abandon()
+        if self._owns_claim:
+            self._unattended()
+
+    def _confirmed(self) -> None:
+        self.context.failpoint.reach(CONFIRMED)
+        self._taken()
+        if self.reply.closed:
+            self._abandon()
+            self._unattended()
             self._finish_if_idle()
         elif self.mode == "accept":
-            pending.abandon()
+            self._abandon()
             self.accept()
-        elif self.trace is not None:
+        else:
             self.trace.begin(WAIT)
 
-    def _fail(self, error: RequestError) -> None:
-        claim, idempotency = self.claim, self.context.idempotency
-        if self.stage is Stage.CONFIRM:
-            claim.unconfirmed(error)
-            self.refuse(error)
-        elif (
-            isinstance(error, ResultsLost)
-            and isinstance(claim, ClaimHandle)
-            and idempotency is not None
-            and not self.reply.closed
-        ):
-            # The result is stored as well, and can be read there, as joined tries do.
-            idempotency.rejoin(self, claim)
-        else:
+    def _lost(self, error: RequestError) -> None:
+        if not self._waits_again(error):
             self._give_up(error)
+
+    def _too_late(self) -> None:
+        self._stop_waiting()
+        self._unattended()
+        self._revoke()
+        answered = "fallback" if self.route.fallback is not None else "accepted"
+        given = answered if self.mode == "wait-then-accept" else "error"
+        self.context.metrics.count(MISSES, self.route.path, given)
+        self._give_up(DeadlinePassed())
 
     def _give_up(self, error: RequestError) -> None:
         """Answer without the result of a task that may still run."""
@@ -321,10 +300,9 @@ class DeliveryInFlight(InFlight):
         else:
             self.refuse(error)
 
-    def _end(self, outcome: Outcome) -> None:
+    def _ended(self, outcome: Outcome) -> None:
         self._waited(outcome.state.lower())
-        if self.trace is not None:
-            self.trace.begin(ANSWER)
+        self.trace.begin(ANSWER)
         self.reply.state, self.reply.failure, self.reply.attempts = ended(outcome)
         try:
             given = answer.of_outcome(outcome, self.route.content_type)
@@ -332,19 +310,37 @@ class DeliveryInFlight(InFlight):
             if outcome.state == SUCCESS:  # the sender hears that it failed
                 self.reply.state = FAILED
             taken = outcome.state == SUCCESS or self.route.runs_once
-            self.claim.ended(outcome, None, taken)
+            self._ran(outcome, None, taken)
             if taken and self.mode == "accept":  # the sender does not want the result
                 self.accept()
             else:
                 self.refuse(error)
         else:
-            self.claim.ended(outcome, given, given.status in self.route.final_statuses)
+            self._ran(outcome, given, given.status in self.route.final_statuses)
             self.repeat_answer(given)
+
+    def _never(self, *_: object) -> None:
+        """Nothing is published yet, or the event has led to the next stage."""
+        raise AssertionError(f"while it waits for {self.stage.waits_for}")
+
+    def _stop_waiting(self) -> None:
+        self._cancel_step()
+        self._abandon()
+
+    def _abandon(self) -> None:
+        if self.pending is not None:
+            self.pending.abandon()
+
+    def _revoke(self) -> None:
+        if self.route.revoke:
+            self.context.strategy.revoke(self.message.task_id)
+
+    # Answers ------------------------------------------------------------------------------------
 
     def _waited(self, outcome: str) -> None:
         """Count how long the task's result was waited for."""
         if self.mode != "accept":
-            seconds = monotonic() - self.pending.sent
+            seconds = monotonic() - self.reply.sent
             self.context.metrics.observe(seconds, WAITS, self.context.strategy_name, outcome)
 
     def repeat_answer(self, given: Answer) -> None:
@@ -369,9 +365,8 @@ class DeliveryInFlight(InFlight):
     def accept(self) -> None:
         """Answer that the message is taken, once the journal has the delivery, if it is to."""
         journal = self.context.journal
-        if self.trace is not None:
-            self.trace.begin(ANSWER)
-        if journal is None or not self._tracked or self.reply.closed:
+        self.trace.begin(ANSWER)
+        if journal is None or not self.tracked or self.reply.closed:
             self._accept()
             return
         reply = self.reply
@@ -390,5 +385,42 @@ class DeliveryInFlight(InFlight):
         ids = reply.delivery_id, reply.task_id
         location = ""
         if not route.ignore_result:
-            location = self.context.result_urls.location(*ids, route, self.claim.age)
+            location = self.context.result_urls.location(*ids, route, self._age)
         self.give(answer.of_acceptance(*ids, location))
+
+
+@dataclass(slots=True, frozen=True, eq=False)
+class Stage:
+    """What a delivery waits for, and what it does at each event."""
+
+    waits_for: str
+    #: The broker has taken the message.
+    confirmed: Callable[[DeliveryInFlight], None]
+    #: The task has ended.
+    ended: Callable[[DeliveryInFlight, Outcome], None]
+    #: The message was refused, or the connection for the result is lost.
+    failed: Callable[[DeliveryInFlight, RequestError], None]
+    deadline: Callable[[DeliveryInFlight], None]
+    #: The sender has disconnected, or has got an unexpected error.
+    left: Callable[[DeliveryInFlight], None]
+
+
+_D = DeliveryInFlight
+STAGES = (
+    CLAIM := Stage(
+        "the claim",
+        _D._never, _D._never, _D._never, _D._no_claim, _D._wait_on,
+    ),
+    FURTHER_TASKS := Stage(
+        "the confirms of the further tasks",
+        _D._never, _D._never, _D._never, _D._no_further, _D._wait_on,
+    ),
+    CONFIRMS := Stage(
+        "the confirm",
+        _D._never, _D._ended, _D._refused, _D._no_confirm, _D._left_unconfirmed,
+    ),
+    RESULT := Stage(
+        "the result",
+        _D._confirmed, _D._ended, _D._lost, _D._too_late, _D._left,
+    ),
+)  # fmt: skip

@@ -21,7 +21,9 @@ class InFlight(ABC):
     it, neither a step nor a message that waits for its confirm, and at its deadline at the latest.
     """
 
-    __slots__ = ("_counted", "_size", "_source_limits", "_step", "context", "deadline", "reply")
+    __slots__ = (
+        "_counted", "_size", "_source_limits", "_step", "context", "deadline", "reply", "trace",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -32,6 +34,7 @@ class InFlight(ABC):
     ):
         self.context = context
         self.reply = reply
+        self.trace = reply.trace
         self.deadline = deadline
         self._source_limits = source_limits
         self._counted = False
@@ -111,9 +114,12 @@ class InFlight(ABC):
 
     def _finish_if_idle(self) -> None:
         """End the request if its sender has disconnected and nothing is under way for it."""
-        pending = self.reply.pending
-        if self.reply.closed and self._step is None and (pending is None or pending.ended):
+        if self.reply.closed and self._step is None and not self._busy():
             self._finish()
+
+    def _busy(self) -> bool:
+        """Does a message of the request wait for something?"""
+        return False
 
     def _finish(self) -> None:
         """Stop counting the request and its bytes."""

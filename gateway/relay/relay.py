@@ -11,6 +11,7 @@ from gateway.amqp.dynamic_queues import DynamicQueues
 from gateway.amqp.publisher import Publisher
 from gateway.amqp.queue_lengths import QueueLengths
 from gateway.celery_message import TaskIds
+from gateway.claims.idempotency import Idempotency
 from gateway.config.route import RESULTS, Route
 from gateway.config.settings import Config
 from gateway.delivery import Delivery, Request, traceparent_of
@@ -23,16 +24,17 @@ from gateway.metric_table import FILTERED, UNROUTED, UNVERIFIED
 from gateway.metrics import Metrics
 from gateway.relay import preferences
 from gateway.relay.attempt import Steps, attempt
+from gateway.relay.claimed_delivery import ClaimedDelivery
 from gateway.relay.context import Context
 from gateway.relay.deadlines import Deadlines
 from gateway.relay.delivery_in_flight import DeliveryInFlight
 from gateway.relay.fairness import Fairness
 from gateway.relay.further_tasks import FurtherTasks
-from gateway.relay.idempotency import Idempotency
 from gateway.relay.in_flight import InFlight
 from gateway.relay.limits import Limits
 from gateway.relay.preferences import Terms
-from gateway.relay.reply import Reply, Respond
+from gateway.relay.recorders import JournalRecorder, LogRecorder
+from gateway.relay.reply import Recorder, Recording, Reply, Respond
 from gateway.relay.result_lookup import ResultLookup, check_method
 from gateway.relay.result_urls import ResultURLs
 from gateway.relay.routes import MAX_EVENT, Endpoint, Routes
@@ -41,7 +43,7 @@ from gateway.sources.envelopes import read_query
 from gateway.stores import result_store
 from gateway.stores.pipeline import Pipeline
 from gateway.strategies.base import Strategy
-from gateway.tracing.trace import NOTHING, VERIFY
+from gateway.tracing.trace import NOTHING, UNTRACED, VERIFY, Trace
 
 if TYPE_CHECKING:
     from gateway.tracing.tracer import Tracer
@@ -70,6 +72,7 @@ class Relay:
     ):
         failpoint = failpoint or Failpoint()
         self._timeout = config.timeout
+        self.limits = Limits(config)
         self._routes = Routes(config)
         # From the beginning, as an alert has to see how each of them has come to its first value.
         self._ignored = {
@@ -84,29 +87,37 @@ class Relay:
             else None
         )
         idempotency = (
-            Idempotency(config, self._results, metrics, failpoint)
+            Idempotency(config, self._results, metrics)
             if joined and self._results is not None
             else None
         )
+        journal = Journal(config, metrics) if config.journal else None
+        self._tracer = _tracer(config)
+        recorders: list[Recorder] = []
+        if journal is not None:
+            recorders.append(JournalRecorder(journal))
+        if config.log_requests:
+            recorders.append(LogRecorder(config.log_requests, config.strategy))
+        if self._tracer is not None:
+            recorders.append(self._tracer)
+        trace = _untraced if self._tracer is None else self._tracer.begin
+        taken = idempotency.taken if idempotency else None
         self.context = Context(
             strategy=strategy,
+            strategy_name=config.strategy,
             ids=ids,
             metrics=metrics,
-            limits=Limits(config),
+            recording=Recording(metrics, ids, trace, recorders),
+            limits=self.limits,
             deadlines=Deadlines(),
             result_urls=ResultURLs(config, self._results),
             failpoint=failpoint,
             steps=Steps(),
-            further=FurtherTasks(
-                config.prefix, strategy, ids, idempotency.taken if idempotency else None
-            ),
-            idempotency=idempotency,
+            further=FurtherTasks(config.prefix, strategy, ids, taken),
             fairness=_fairness(config, strategy),
-            journal=Journal(config, metrics) if config.journal else None,
+            journal=journal,
+            idempotency=idempotency,
             queues=_dynamic_queues(config, metrics, strategy),
-            log_requests=config.log_requests,
-            strategy_name=config.strategy,
-            tracer=_tracer(config),
         )
 
     async def start(self) -> None:
@@ -123,7 +134,7 @@ class Relay:
         """Return the services in the order in which they are started."""
         context = self.context
         # While it stops, the strategy still ends tasks, whose claims and entries are to be written.
-        own = (context.tracer, self._results, context.idempotency, context.journal)
+        own = (self._tracer, self._results, context.idempotency, context.journal)
         some: Sequence[Service | None]
         some = (*own, context.strategy, context.queues, context.fairness)
         return [service for service in some if service is not None]
@@ -136,12 +147,8 @@ class Relay:
         return checks
 
     @property
-    def limits(self) -> Limits:
-        return self.context.limits
-
-    @property
     def in_flight(self) -> int:
-        return self.context.limits.in_flight
+        return self.limits.in_flight
 
     def delivery_id(self) -> str:
         """Return a new delivery id; a refused request has one, too, so that it can be found."""
@@ -165,7 +172,7 @@ class Relay:
         Returns the request in flight, which is to be cancelled if the sender disconnects, or None
         if the request is answered already.
         """
-        reply = Reply(self.context, request, respond)
+        reply = Reply(self.context.recording, request, respond)
         in_flight = attempt(reply, self._begin, reply)
         return None if reply.closed else in_flight
 
@@ -218,7 +225,7 @@ class Relay:
         if verified.challenge is not None:
             reply.give(verified.challenge)
             return None
-        reply.delivery_id, reply.event = self.delivery_id(), verified.event[:MAX_EVENT]
+        reply.delivery_id, reply.event = self.context.ids.new(), verified.event[:MAX_EVENT]
         delivery = _deliver(reply, endpoint, params, verified)
         try:
             in_flight = self._routed(reply, endpoint, verified, delivery)
@@ -243,21 +250,20 @@ class Relay:
         reply.applied = terms.applied
         if terms.deadline <= monotonic():
             raise BodyTooSlow("The body came after the deadline.")
-        return DeliveryInFlight(self.context, reply, endpoint, route, terms, verified, delivery)
+        claimed = route.identified and self.context.idempotency is not None
+        made = ClaimedDelivery if claimed else DeliveryInFlight
+        return made(self.context, reply, endpoint, route, terms, verified, delivery)
 
     def _verify(self, reply: Reply, endpoint: Endpoint) -> Verified:
         """Return what is known of the verified request; raises as `Endpoint.verify` does."""
-        trace = reply.trace
-        if trace is not None:
-            trace.begin(VERIFY)
+        reply.trace.begin(VERIFY)
         try:
             verified = endpoint.verify(reply.request)
         except (Unverified, BadRequest) as error:
             failure = endpoint.name, endpoint.scheme, error.reason
             self.context.metrics.count(UNVERIFIED, *failure)
             raise
-        if trace is not None:
-            trace.begin(NOTHING)
+        reply.trace.begin(NOTHING)
         return verified
 
     def _unrouted(self, reply: Reply, endpoint: Endpoint, verified: Verified) -> None:
@@ -270,12 +276,12 @@ class Relay:
         reply.give(endpoint.unrouted(verified), reason)
 
 
-def _fairness(config: Config, strategy: Strategy) -> Fairness | None:
+def _fairness(config: Config, strategy: Strategy) -> Fairness:
     queues = {q for route in config.routes if route.fair_by is not None for q in route.queue_names}
-    if not queues:
-        return None
     publisher = strategy.publisher
-    return Fairness(QueueLengths(queues, publisher if isinstance(publisher, Publisher) else None))
+    if queues and isinstance(publisher, Publisher):
+        return Fairness(QueueLengths(queues, publisher))
+    return Fairness(QueueLengths())
 
 
 def _dynamic_queues(config: Config, metrics: Metrics, strategy: Strategy) -> DynamicQueues | None:
@@ -307,10 +313,14 @@ def _tracer(config: Config) -> Tracer | None:
     return Tracer(config)
 
 
+def _untraced(_: Request) -> Trace:
+    return UNTRACED
+
+
 def _deliver(
     reply: Reply, endpoint: Endpoint, params: dict[str, str], verified: Verified
 ) -> Delivery:
-    request, trace = reply.request, reply.trace
+    request = reply.request
     return Delivery(
         id=reply.delivery_id,
         source=endpoint.name,
@@ -324,5 +334,5 @@ def _deliver(
         body=verified.body,
         remote=request.remote,
         received_at=request.received_at,
-        traceparent=traceparent_of(request.headers) if trace is None else trace.traceparent,
+        traceparent=reply.trace.traceparent or traceparent_of(request.headers),
     )

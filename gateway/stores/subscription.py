@@ -1,50 +1,76 @@
-"""Subscribe to changing channels of Redis on one connection."""
+"""Receive what Redis publishes: on channels that come and go, and below a prefix.
+
+redis-py opens the connection, with its addresses, TLS, Sentinel and passwords. The transport is
+then taken from it, because its client needs a coroutine for each message, which costs more time.
+https://redis.io/docs/latest/develop/pubsub/
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Awaitable, Callable
+from math import inf
+from time import monotonic
 
+import hiredis
 import redis.asyncio
+from redis.exceptions import ConnectionError, InvalidResponse, ResponseError
 
 from gateway import background
+from gateway.read_throttling import ReadThrottling
 from gateway.stores.result_store import LOST
 
 log = logging.getLogger(__name__)
 
-PAUSE = 0.2  # seconds before a lost connection is opened again
+PAUSE = 0.2  # seconds before a connection that was refused is opened again
 #: Seconds without any message before a PING is sent, and then until the connection is given up.
 SILENCE = 5.0
 
+#: A channel that keeps the connection in the subscribed state, in which a PING has a reply.
 _ALWAYS = "gateway:nothing"
+# The characters with a special meaning in a pattern.
+_special = re.compile(r"[*?\[\]\\^]").sub
 
 #: Called with each message, and with None when messages may have been missed.
 OnMessage = Callable[[bytes | None], object]
 
 
-class Subscription:
+class Subscription(asyncio.Protocol):
     """Subscribes to a channel while it has callbacks; reconnects by itself.
 
-    Commands are sent directly: redis-py's own list of subscriptions is correct only if redis-py
-    reads the messages as well.
+    With a `prefix` it also calls `on_match(channel, message)` for all channels that begin so.
+    `opened` is awaited on each new connection, before that counts as usable; it may raise one of
+    `gateway.stores.result_store.LOST`.
     """
 
-    def __init__(self, connect: Callable[[], redis.asyncio.Redis], name: str):
+    def __init__(
+        self,
+        connect: Callable[[], redis.asyncio.Redis],
+        name: str,
+        prefix: str = "",
+        on_match: Callable[[bytes, bytes], object] | None = None,
+        opened: Callable[[], Awaitable[None]] | None = None,
+        throttling: ReadThrottling | None = None,
+    ):
         self._connect = connect
         self._name = name
-        self._pubsub: redis.asyncio.client.PubSub | None = None
+        self._first = ("SUBSCRIBE", _ALWAYS)
+        if prefix:
+            self._first = ("PSUBSCRIBE", _special(r"\\\g<0>", prefix) + "*")
+        self._on_match = on_match
+        self._opened = opened
+        self._throttling = throttling
         self._callbacks: dict[str, list[OnMessage]] = {}
         # The channels that this connection was asked to subscribe, set when it has subscribed.
         self._subscribed: dict[str, asyncio.Event] = {}
+        self._again: dict[str, None] = {}  # those of them that an earlier connection had
+        self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
-        self._lasts: asyncio.Timeout | None = None
-        self._last = "not connected yet"
-
-    @property
-    def error(self) -> str:
-        """What is wrong with the connection, in words; empty while it is subscribed."""
-        return "" if self._pubsub is not None else self._last
+        self._received = False
+        #: What is wrong with the connection, in words; empty while messages come, or soon again.
+        self.error = "not subscribed yet"
 
     async def start(self) -> None:
         self._task = background.start(self._keep_connected(), self._name)
@@ -52,66 +78,109 @@ class Subscription:
     async def stop(self) -> None:
         await background.stop(self._task)
 
-    def renew(self) -> None:
-        """Give the connection up, as its server has become one that is not to be used."""
-        if self._pubsub is not None and self._lasts is not None and not self._lasts.expired():
-            self._lasts.reschedule(0)
+    def renew(self, why: str = "its server has become one that is not to be used") -> None:
+        """Give the connection up."""
+        if self._transport is not None:
+            self._lose(ConnectionError(why))
 
-    async def add(self, channel: str, on_message: OnMessage) -> None:
-        """Call `on_message` with each message on `channel`; returns once that is subscribed.
+    def add(self, channel: str, on_message: OnMessage) -> None:
+        """Call `on_message` with each message on `channel`, once that is subscribed.
 
-        Without a connection it returns immediately: `on_message(None)` is called after the
-        reconnection.
+        Without a connection `on_message(None)` is called after the reconnection.
         """
         self._callbacks.setdefault(channel, []).append(on_message)
-        if self._pubsub is None:
-            return
-        if channel not in self._subscribed:
+        if self._transport is not None and channel not in self._subscribed:
             self._subscribed[channel] = asyncio.Event()
-            await self._ask(self._pubsub, "SUBSCRIBE", channel)
+            self._send("SUBSCRIBE", channel)
+
+    async def ready(self, channel: str) -> None:
+        """Wait until `channel` is subscribed; not while there is no connection."""
         if event := self._subscribed.get(channel):
             await event.wait()
 
-    async def remove(self, channel: str, on_message: OnMessage) -> None:
+    def remove(self, channel: str, on_message: OnMessage) -> None:
         callbacks = self._callbacks[channel]
         callbacks.remove(on_message)
         if callbacks:
             return
         del self._callbacks[channel]
         event = self._subscribed.pop(channel, None)
-        if event is None:
-            return
-        event.set()  # whoever adds what is removed meanwhile need not wait any more
-        if self._pubsub is not None:
-            await self._ask(self._pubsub, "UNSUBSCRIBE", channel)
+        if event is not None:
+            event.set()  # whoever adds what is removed meanwhile need not wait any more
+            self._send("UNSUBSCRIBE", channel)
 
-    async def _ask(self, pubsub: redis.asyncio.client.PubSub, *command: str) -> None:
-        # Not through the pubsub: it would reopen a lost connection, which no task would read.
-        connection = pubsub.connection
-        if connection is None or not connection.is_connected:
-            return
-        try:
-            await connection.send_command(*command, check_health=False)
-        except LOST as exc:
-            # `_read_messages` notices the lost connection, too, and it is restored.
-            log.debug("cannot %s: %s", command[0], exc)
+    # The connection ----------------------------------------------------------------------------
 
     async def _keep_connected(self) -> None:
         while True:
-            client = self._connect()
-            pubsub = client.pubsub()
+            client, since = self._connect(), inf
             try:
-                async with asyncio.timeout(None) as self._lasts:
-                    await self._read_messages(pubsub)
+                async with asyncio.timeout(SILENCE):
+                    await self._open(client)
+                if self._opened is not None:
+                    await self._opened()
+                self.error, since = "", monotonic()
+                await self._watch()
             except LOST as exc:
-                self._last = f"{type(exc).__name__}: {str(exc) or 'no answer in time'}"
-                if self._pubsub is not None:
-                    log.warning("%s lost: %s", self._name, self._last)
+                problem = f"{type(exc).__name__}: {str(exc) or 'no answer in time'}"
+                if not self.error:
+                    log.warning("%s lost: %s", self._name, problem)
+                # If a connection was cut and was not silent, reconnect immediately, and go on
+                # meanwhile: what is missed is looked for after that, and a server that has ended
+                # refuses the connection within milliseconds.
+                cut = monotonic() - since > PAUSE and not isinstance(exc, TimeoutError)
+                self.error = "" if cut else problem
             finally:
-                self._pubsub = None
+                if self._transport is not None:
+                    self._transport.abort()  # `close` would wait for a frozen server
+                self._transport = None
                 self._wake_waiters()
-                await asyncio.gather(pubsub.aclose(), client.aclose(), return_exceptions=True)
-            await asyncio.sleep(PAUSE)
+                await client.aclose()
+            if self.error:
+                await asyncio.sleep(PAUSE)
+
+    async def _open(self, client: redis.asyncio.Redis) -> None:
+        connection = await client.connection_pool.get_connection()
+        self._reader = hiredis.Reader(protocolError=InvalidResponse)
+        loop = asyncio.get_running_loop()
+        self._ready, self._lost = loop.create_future(), loop.create_future()
+        # redis-py has no public name for it.
+        transport = connection._writer.transport
+        self._before = transport.get_protocol()
+        transport.set_protocol(self)
+        if transport.is_closing():
+            raise ConnectionError("the connection is lost already")
+        self._transport = transport
+        self._again = dict.fromkeys(self._callbacks)
+        self._subscribed = {channel: asyncio.Event() for channel in self._again}
+        self._send(*self._first)
+        if self._again:
+            self._send("SUBSCRIBE", *self._again)
+        await asyncio.wait((self._ready, self._lost), return_when="FIRST_COMPLETED")
+        self._check()
+
+    async def _watch(self) -> None:
+        """Run until the connection is lost or silent for too long, and raise that error."""
+        asked = False
+        while True:
+            self._received = False
+            await asyncio.wait((self._lost,), timeout=SILENCE)
+            self._check()
+            if self._received:
+                asked = False
+            elif asked:
+                raise TimeoutError("the server is silent")
+            else:
+                asked = True
+                self._send("PING")
+
+    def _check(self) -> None:
+        if self._lost.done():
+            raise self._lost.result()
+
+    def _send(self, *words: str) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(hiredis.pack_command(words))  # type: ignore[arg-type] # any number
 
     def _wake_waiters(self) -> None:
         """Wake those that wait for a subscription; `on_message(None)` follows the reconnection."""
@@ -119,42 +188,44 @@ class Subscription:
         for event in subscribed.values():
             event.set()
 
-    async def _read_messages(self, pubsub: redis.asyncio.client.PubSub) -> None:
-        # This channel keeps the connection in the subscribed state, in which the reply to a PING is
-        # a message.
-        async with asyncio.timeout(SILENCE):
-            await pubsub.execute_command("SUBSCRIBE", _ALWAYS)
-            await pubsub.parse_response()
-        self._pubsub = pubsub
-        again = dict.fromkeys(self._callbacks)
-        self._subscribed = {channel: asyncio.Event() for channel in again}
-        if again:
-            await pubsub.execute_command("SUBSCRIBE", *again)
-        asked = False
-        while True:
-            try:
-                async with asyncio.timeout(SILENCE):
-                    while True:
-                        kind, *rest = await pubsub.parse_response()
-                        asked = False
-                        self._dispatch(kind, rest, again)
-            except TimeoutError:
-                if asked:
-                    raise
-                asked = True
-                await pubsub.ping()
+    def data_received(self, data: bytes) -> None:
+        self._received = True
+        self._reader.feed(data)
+        try:
+            while (reply := self._reader.gets()) is not False:
+                self._dispatch(reply)
+        except InvalidResponse as exc:
+            self._lose(exc)
+        if self._throttling is not None:
+            self._throttling.rest(self._transport)
 
-    def _dispatch(self, kind: bytes, rest: list[bytes], again: dict[str, None]) -> None:
-        if kind == b"message":
-            self._notify(rest[0].decode(), rest[1])
-        elif kind == b"subscribe":
-            channel = rest[0].decode()
+    def _dispatch(self, reply: list[bytes] | Exception) -> None:
+        if isinstance(reply, Exception):
+            self._lose(ResponseError(str(reply)))
+        elif reply[0] == b"pmessage":
+            assert self._on_match is not None  # it has asked for a prefix
+            self._on_match(reply[2], reply[3])
+        elif reply[0] == b"message":
+            self._notify(reply[1].decode(), reply[2])
+        elif reply[0] in (b"subscribe", b"psubscribe"):
+            if not self._ready.done():
+                self._ready.set_result(None)
+            channel = reply[1].decode()
             if event := self._subscribed.get(channel):
                 event.set()
-            if channel in again:
-                again.pop(channel)
+            if channel in self._again:
+                del self._again[channel]
                 self._notify(channel, None)
 
     def _notify(self, channel: str, message: bytes | None) -> None:
         for on_message in list(self._callbacks.get(channel, ())):
             on_message(message)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # redis-py's own protocol has to be told, too: its `close` waits for this.
+        self._before.connection_lost(exc)
+        self._lose(exc or ConnectionError("the server closed the connection"))
+
+    def _lose(self, exc: Exception) -> None:
+        if not self._lost.done():
+            self._lost.set_result(exc)

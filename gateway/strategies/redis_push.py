@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from math import inf
-from time import monotonic
 
 from redis.exceptions import RedisError
 
@@ -23,13 +21,12 @@ from gateway.pending_task import PendingTask
 from gateway.read_throttling import ReadThrottling
 from gateway.stores import result_store
 from gateway.stores.pipeline import Pipeline
-from gateway.stores.result_channel import ResultChannel
 from gateway.stores.result_store import CONNECT_TIMEOUT
+from gateway.stores.subscription import Subscription
 from gateway.strategies.base import Strategy
 
 log = logging.getLogger(__name__)
 
-PAUSE = 0.2  # seconds before a lost subscription is tried again
 SWEEP = 1.0  # seconds between sweeps; each fetches the results that the next-to-last one awaited
 
 
@@ -46,32 +43,36 @@ class RedisPush(Strategy):
             lambda: result_store.connect(config), "missed results", patience=CONNECT_TIMEOUT
         )
         self._results.on_left.append(self._leave)
-        self._channel: ResultChannel | None = None
         self._prefix = result_store.key_prefix(config)
         self._skip = len(self._prefix.encode())
         self._channels = self._prefix + prefix
+        self._subscription = Subscription(
+            lambda: result_store.connect(config),
+            "result subscription",
+            self._channels,
+            self._on_result,
+            self._opened,
+            self._throttling,
+        )
         # The ids sent since the last sweep, and those of the sweep before it.
         self._young: list[str] = []
         self._older: list[str] = []
-        self._error = "not subscribed yet"
-        self._tasks: list[asyncio.Task[None]] = []
+        self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         await self._publisher.start()
         await self._results.start()
-        self._tasks = [
-            background.start(self._listen(), "result subscription"),
-            background.start(self._sweep(), "result sweep"),
-        ]
+        await self._subscription.start()
+        self._sweeper = background.start(self._sweep(), "result sweep")
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            await background.stop(task)
+        await self._subscription.stop()
+        await background.stop(self._sweeper)
         await self._results.stop()
         await self._publisher.stop()
 
     def send(self, message: Message, deadline: float) -> PendingTask:
-        if self._error:
+        if self._subscription.error:
             raise ResultsUnavailable
         pending = PendingTask(message, deadline, self._release)
         self._publisher.publish(pending)
@@ -80,7 +81,7 @@ class RedisPush(Strategy):
         return pending
 
     def checks(self) -> dict[str, str]:
-        return {"broker": self._publisher.error, "results": self._error}
+        return {"broker": self._publisher.error, "results": self._subscription.error}
 
     def _release(self, pending: PendingTask) -> None:
         self._waiting.pop(pending.message.task_id, None)
@@ -92,35 +93,14 @@ class RedisPush(Strategy):
         else:
             pending.settle(decode_result(payload))
 
-    async def _listen(self) -> None:
-        while True:
-            client = result_store.connect(self._config)
-            since = inf
-            try:
-                async with ResultChannel(
-                    client, self._channels, self._on_result, self._throttling
-                ) as self._channel:
-                    if self._waiting:
-                        await self._fetch(list(self._waiting))
-                    log.info("subscribed to %s*", self._channels)
-                    self._metrics.connected("results")
-                    self._error = ""
-                    since = monotonic()
-                    await self._channel.watch()
-            except result_store.LOST as exc:
-                if not self._error:
-                    log.warning("result subscription lost: %s", exc)
-                # If a connection was cut and was not silent, reconnect immediately, and do not
-                # refuse requests meanwhile: results that are missed are fetched after that, and a
-                # store that has ended refuses the connection within milliseconds.
-                if monotonic() - since > PAUSE and not isinstance(exc, TimeoutError):
-                    continue
-                self._error = f"{type(exc).__name__}: {exc}"
-            await asyncio.sleep(PAUSE)
+    async def _opened(self) -> None:
+        if self._waiting:
+            await self._fetch(list(self._waiting))
+        log.info("subscribed to %s*", self._channels)
+        self._metrics.connected("results")
 
     def _leave(self) -> None:
-        if self._channel is not None:
-            self._channel.lose(ConnectionError(self._results.error))
+        self._subscription.renew(self._results.error)
 
     def _on_result(self, channel: bytes, payload: bytes) -> None:
         # Any client of Redis may publish here, also on channels whose names are not UTF-8.

@@ -30,12 +30,21 @@ _UNSET, _ERROR = Status(StatusCode.UNSET), Status(StatusCode.ERROR)
 
 
 class Traced(Protocol):
-    """A request that has ended; ``path`` is its route's, ``joined``: its task is another try's."""
+    """A request that has ended.
 
+    ``status`` is that of its answer; 0 means that its sender had disconnected. ``error`` is the
+    type of the error that was the answer, or "". ``path`` is its route's, ``message`` that of its
+    own task, if there is one. ``joined``: its task is another try's.
+    """
+
+    trace: Trace
     request: Request
+    status: int
+    error: str
     path: str
     delivery_id: str
     task_id: str
+    message: Message | None
     joined: bool
 
 
@@ -50,14 +59,12 @@ class Spans:
         self._resource = resource
         self._system = system
 
-    def make(
-        self, traced: Traced, trace: Trace, status: int, end: int, epoch: int
-    ) -> Iterator[ReadableSpan]:
+    def make(self, traced: Traced, end: int, epoch: int) -> Iterator[ReadableSpan]:
         """Yield the span of a request, and one for each of its steps.
 
         `end` is in monotonic nanoseconds; with `epoch` more, these are nanoseconds since the epoch.
-        `status` is as in `Tracer.end`.
         """
+        trace = traced.trace
         method = traced.request.method if traced.request.method in _KNOWN else _OTHER
         own = _context(trace.trace_id, int(trace.span_id, 16))
         sender = None
@@ -68,9 +75,9 @@ class Spans:
             context=own,
             parent=sender,
             resource=self._resource,
-            attributes=_attributes(traced, trace, method, status),
+            attributes=_attributes(traced, method),
             kind=SpanKind.SERVER,
-            status=_ERROR if status >= 500 else _UNSET,
+            status=_ERROR if traced.status >= 500 else _UNSET,
             start_time=epoch + int(traced.request.arrived * 1e9),
             end_time=epoch + end,
             instrumentation_scope=_SCOPE,
@@ -83,7 +90,7 @@ class Spans:
                     context=_context(trace.trace_id, getrandbits(64)),
                     parent=own,
                     resource=self._resource,
-                    attributes=self._of_step(step, traced, trace.message),
+                    attributes=self._of_step(step, traced),
                     kind=SpanKind.PRODUCER if step == PUBLISH else SpanKind.INTERNAL,
                     status=_UNSET,
                     start_time=epoch + began,
@@ -91,10 +98,9 @@ class Spans:
                     instrumentation_scope=_SCOPE,
                 )
 
-    def _of_step(
-        self, step: str, traced: Traced, message: Message | None
-    ) -> dict[str, AttributeValue]:
+    def _of_step(self, step: str, traced: Traced) -> dict[str, AttributeValue]:
         """Return the attributes of a step's span."""
+        message = traced.message
         if step == WAIT:
             return {"gateway.task.id": traced.task_id, "gateway.joined": traced.joined}
         if step != PUBLISH or message is None:
@@ -115,10 +121,8 @@ def _context(trace_id: str, span_id: int, is_remote: bool = False) -> SpanContex
     return SpanContext(int(trace_id, 16), span_id, is_remote, _SAMPLED)
 
 
-def _attributes(
-    traced: Traced, trace: Trace, method: str, status: int
-) -> dict[str, AttributeValue]:
-    request = traced.request
+def _attributes(traced: Traced, method: str) -> dict[str, AttributeValue]:
+    request, status = traced.request, traced.status
     # The rest of a result's URL is a secret, and any query may have one.
     path = f"{RESULTS}-" if request.path.startswith(RESULTS) else request.path
     found: dict[str, AttributeValue] = {
@@ -133,15 +137,15 @@ def _attributes(
     if status:
         found["http.response.status_code"] = status
     if status >= 400:
-        found["error.type"] = trace.error or str(status)
+        found["error.type"] = traced.error or str(status)
     elif not status:
         found["error.type"] = _GONE
     ids = {"gateway.delivery.id": traced.delivery_id, "gateway.task.id": traced.task_id}
     found |= {name: value for name, value in ids.items() if value}
     if traced.joined:
         found["gateway.joined"] = True
-    if trace.message is not None:
-        delivery = trace.message.delivery
+    if traced.message is not None:
+        delivery = traced.message.delivery
         found |= {
             f"gateway.{name}": _text(delivery[name])
             for name in ("source", "event")

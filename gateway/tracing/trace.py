@@ -32,23 +32,17 @@ class Trace:
     ``trace_id`` and ``span_id``, which is the request's own, are hexadecimal, as is ``parent_id``,
     which is the sender's, or "". ``traceparent`` has them as its message and its answer do.
     ``steps`` has what began when, in monotonic nanoseconds; it stays empty unless ``sampled``.
-    ``message`` is that of the route's own task, once there is one, and ``error`` the type of the
-    error that was the answer, or "".
     """
 
-    __slots__ = (
-        "error", "message", "parent_id", "sampled", "span_id", "steps", "trace_id", "traceparent",
-    )  # fmt: skip
+    __slots__ = ("parent_id", "sampled", "span_id", "steps", "trace_id", "traceparent")
 
     def __init__(self, trace_id: str, span_id: str, parent_id: str, sampled: bool):
         self.trace_id = trace_id
         self.span_id = span_id
         self.parent_id = parent_id
         self.sampled = sampled
-        self.traceparent = f"00-{trace_id}-{span_id}-{'01' if sampled else '00'}"
+        self.traceparent = f"00-{trace_id}-{span_id}-{'01' if sampled else '00'}" * bool(trace_id)
         self.steps: list[tuple[str, int]] = []
-        self.message: Message | None = None
-        self.error = ""
 
     def begin(self, step: str) -> None:
         """Note that `step` begins now; nothing, where it is under way already."""
@@ -57,4 +51,9 @@ class Trace:
 
     def carry(self, message: Message) -> None:
         """Let `message` carry the ids where instrumented workers look for them."""
-        message.extra = {**(message.extra or {}), TRACEPARENT: self.traceparent}
+        if self.traceparent:
+            message.extra = {**(message.extra or {}), TRACEPARENT: self.traceparent}
+
+
+#: That of all requests where none is traced: it has no ids, and notes nothing.
+UNTRACED = Trace("", "", "", sampled=False)

@@ -65,16 +65,13 @@ class Tracer:
             sampled = bool(int(flags, 16) & _SAMPLED)
         return Trace(trace_id, f"{getrandbits(64):016x}", parent_id, sampled)
 
-    def end(self, traced: Traced, trace: Trace, status: int) -> None:
-        """Let the spans of a request be exported, if it is sampled.
-
-        It was answered with `status`; 0 means that its sender had disconnected.
-        """
-        if trace.sampled:
+    def ended(self, traced: Traced) -> None:
+        """Let the spans of a request be exported, if it is sampled."""
+        if traced.trace.sampled:
             now = monotonic_ns()
             # The same for all steps, so that no step of the clock comes between them.
             epoch = time_ns() - now
-            for span in self._spans.make(traced, trace, status, now, epoch):
+            for span in self._spans.make(traced, now, epoch):
                 self._processor.on_end(span)
 
 

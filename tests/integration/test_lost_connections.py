@@ -24,8 +24,7 @@ from gateway.read_throttling import ReadThrottling
 from gateway.relay.limits import Limits
 from gateway.stores import pipeline, result_store
 from gateway.stores.pipeline import Pipeline, results_of
-from gateway.stores.result_channel import ResultChannel
-from gateway.stores.result_store import LOST
+from gateway.stores.subscription import Subscription
 from gateway.strategies.pika_rpc import CONSUMER, PikaRPC
 from tests.support.in_memory import LOOPS
 from tests.support.stack import RabbitMQ
@@ -186,23 +185,15 @@ def test_who_asks_once_is_told(run, losing, redis_server):
     run(work)
 
 
-def test_a_subscription_is_lost_and_not_written_to(run, losing, redis_server, metrics):
+def test_a_subscription_is_lost_and_opened_again(run, losing, redis_server):
     config = Config(result_backend=redis_server.url)
 
     async def work() -> None:
-        def channel() -> ResultChannel:
-            client = result_store.connect(config)
-            return ResultChannel(client, "x", lambda *_: None, ReadThrottling(metrics))
-
-        losing.more = 1
-        with pytest.raises(LOST):
-            async with channel():
-                pass
-        with pytest.raises(LOST):
-            async with channel() as one:
-                one._transport.abort()
-                await eventually(lambda: one._lost.done())
-                await one.watch()
+        losing.more = 2
+        subscription = Subscription(lambda: result_store.connect(config), "test")
+        await subscription.start()
+        await eventually(lambda: losing.lost == 2 and not subscription.error)
+        await subscription.stop()
 
     run(work)
 
@@ -242,7 +233,9 @@ def test_a_reply_queue_that_goes_while_its_connection_closes(run, rabbitmq: Rabb
         # The broker's last words come after the beginning of the end.
         connection.close()
         connection._on_data_available(gone)
-        await eventually(lambda: connection.is_closed)
+        publisher = strategy._publisher
+        await eventually(lambda: not publisher.error and publisher.connection is not connection)
+        assert connection.is_closed
         await strategy.stop()
 
     run(work)

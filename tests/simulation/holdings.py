@@ -43,15 +43,15 @@ def _holds(world: World, child: Child) -> dict[str, float]:
     if publisher._channel is not None:
         holds["confirms awaited"] = bool(publisher._channel._confirms)
     if idempotency is not None:
-        holds["claims leased"] = len(idempotency._claims._leased)
-        late = idempotency._late
+        holds["claims leased"] = len(idempotency.claims._leased)
+        late = idempotency.late
         holds["late results"] = sum(
             world.redis_has(f"celery-task-meta-{task}") for task in late._waiting
         )
-        channels = list(idempotency._waiter.results_subscription._callbacks)
+        channels = list(idempotency.waiter.results_subscription._callbacks)
         waited = [c for c in channels if c.removeprefix("celery-task-meta-") not in late._waiting]
         holds["subscriptions"] = len(waited)
-        holds["claims' commands"] = len(idempotency._claims.redis._sent)
+        holds["claims' commands"] = len(idempotency.claims.redis._sent)
     if journal is not None:
         holds["bytes of the journal"] = journal._bytes
     return holds

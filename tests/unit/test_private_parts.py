@@ -69,7 +69,7 @@ USED = {
     "pika.adapters.base_connection:BaseConnection._on_connection_workflow_done": (
         "gateway/amqp/connection.py"
     ),
-    "redis.asyncio.connection:AbstractConnection._writer": "gateway/stores/result_channel.py",
+    "redis.asyncio.connection:AbstractConnection._writer": "gateway/stores/subscription.py",
     "tornado.http1connection:HTTP1Connection._parse_headers": "gateway/http/connection.py",
     "tornado.http1connection:HTTP1Connection._read_body": "gateway/http/connection.py",
     "tornado.http1connection:HTTP1Connection._read_chunked_body": "gateway/http/connection.py",

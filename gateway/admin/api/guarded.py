@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 from tornado.web import HTTPError, RequestHandler
 
-from gateway.admin import is_plain
 from gateway.admin.api.operations import Refused
 from gateway.admin.api.schema import Parameters, Problem
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
+from gateway.http.head import is_plain
 from gateway.process.supervisor import Supervisor
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from celery import Celery, signals, states
 from celery.app.task import Context
 
 from appserver import held_results
-from appserver.held_results import LONG, HeldResults, Stored
-from appserver.reply_connection import Reply, reply_connection
+from appserver.held_results import LONG, HeldResults, Reply, Stored
+from appserver.reply_connection import reply_connection
 
 REPLY = Reply("gateway.reply.1", "1", b"{}")
 

@@ -44,7 +44,7 @@ def test_the_queue_that_is_known_is_the_static_one():
 
 
 def test_a_message_leaves_the_queue_before_that_expires():
-    found = dynamic.arguments(route(**OWN, queue_expires=60, queue_arguments={"x-max-length": 9}))
+    found = route(**OWN, queue_expires=60, queue_arguments={"x-max-length": 9}).dynamic_arguments()
     assert found == {
         "x-max-length": 9,
         "x-queue-type": "classic",

@@ -177,7 +177,7 @@ class Harness:
 
     def written(self) -> tuple[list[str], bool]:
         """Return the claim's scripts that were run, and whether its result is listened for."""
-        late = self.context.idempotency._late
+        late = self.context.idempotency.late
         return [each for each in self.redis.scripts if each in CLAIM], bool(late._waiting)
 
     def counted(self) -> tuple[int, ...]:
@@ -204,7 +204,7 @@ async def answered(h: Harness) -> list[int]:
 
 
 async def answered_once(h: Harness) -> list[int]:
-    leased = h.context.idempotency._claims._leased
+    leased = h.context.idempotency.claims._leased
     h.post("/once")
     await turns()
     assert len(leased) == 1  # until its confirm

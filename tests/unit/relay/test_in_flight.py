@@ -12,13 +12,12 @@ import pytest
 from gateway.answer import Answer
 from gateway.celery_message import TaskIds
 from gateway.claims.claim import CONFIRMED, Claim
-from gateway.claims.handle import ClaimHandle
 from gateway.config.route import Route
 from gateway.config.settings import Config
 from gateway.delivery import Delivery, Request
 from gateway.errors import TaskFailed
 from gateway.metrics import Metrics
-from gateway.relay.delivery_in_flight import DeliveryInFlight
+from gateway.relay.claimed_delivery import ClaimedDelivery
 from gateway.relay.limits import SourceLimits
 from gateway.relay.preferences import Terms
 from gateway.relay.relay import Relay
@@ -46,9 +45,9 @@ class Harness:
         return Request("POST", "/", "", {}, b"hello", "127.0.0.1", monotonic() - ago, 0.0)
 
     def reply(self) -> Reply:
-        return Reply(self.relay.context, self.request(), self.given.append)
+        return Reply(self.relay.context.recording, self.request(), self.given.append)
 
-    def delivery(self, applied: str = "") -> DeliveryInFlight:
+    def delivery(self, applied: str = "") -> ClaimedDelivery:
         """Return one that waits for its claim."""
         reply = self.reply()
         reply.applied = applied
@@ -56,7 +55,7 @@ class Harness:
         terms = Terms("wait", reply.request.arrived + DEADLINE, applied)
         delivery = Delivery("id", "/", {}, {}, "", {"key": "1"}, b"hello", "127.0.0.1", 0.0)
         endpoint = SimpleNamespace(limits=SourceLimits(None), source=None)
-        return DeliveryInFlight(
+        return ClaimedDelivery(
             self.relay.context,
             reply,
             endpoint,
@@ -103,7 +102,7 @@ def test_earlier_tries_are_held_unless_the_sender_says_how_long_it_waits(harness
     async def join() -> float:
         delivery = harness.delivery(applied)
         delivery.enter(0)
-        delivery.join(ClaimHandle(claim, None, None, None), again=False)
+        delivery.join(claim, again=False)
         delivery.give(Answer(200, "", b""))
         return delivery.deadline - delivery.reply.request.arrived
 

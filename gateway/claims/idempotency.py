@@ -1,0 +1,42 @@
+"""The services by which each delivery is taken once, whatever gateway its tries come to."""
+
+from __future__ import annotations
+
+from gateway.claims.late_results import LateResults
+from gateway.claims.result_waiter import ResultWaiter
+from gateway.claims.state_watch import StateWatch
+from gateway.claims.store import Claims
+from gateway.claims.taken_tasks import TakenTasks
+from gateway.config.settings import Config
+from gateway.metrics import Metrics
+from gateway.stores.pipeline import Pipeline
+
+
+class Idempotency:
+    """Claims on deliveries, and who waits for the tasks of others; `results` is their store.
+
+    ``refuse``: a delivery is refused where Redis does not tell whether it has been taken.
+    """
+
+    def __init__(self, config: Config, results: Pipeline, metrics: Metrics):
+        self.claims = Claims(config)
+        self.waiter = ResultWaiter(config, self.claims, results)
+        self.late = LateResults(config, self.claims, results, self.waiter.results_subscription)
+        #: Which further tasks of a delivery the broker has taken.
+        self.taken = TakenTasks(config, self.claims.redis)
+        self.refuse = config.without_state == "refuse"
+        watch = StateWatch(config, metrics, self.claims.redis)
+        self._services = (self.claims, watch, self.waiter, self.late)
+
+    async def start(self) -> None:
+        for service in self._services:
+            await service.start()
+
+    async def stop(self) -> None:
+        for service in reversed(self._services):
+            await service.stop()
+
+    @property
+    def error(self) -> str:
+        """Why deliveries cannot be taken, in words; empty when they can."""
+        return self.waiter.error if self.refuse else ""

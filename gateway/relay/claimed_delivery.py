@@ -1,0 +1,238 @@
+"""A delivery with an identity: its first try runs the task, later tries get that task's answer.
+
+                    take the claim
+      mine ──> publish, and wait as the strategy does
+      lapsed ──> publish again under the claim's task id, and wait like a joined try
+      publishing, confirmed ──> join: wait for that task's stored result
+      done ──> the stored answer
+
+If a claim is released while joined tries wait, one of them takes it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from time import monotonic
+
+from gateway.answer import Answer
+from gateway.claims.claim import CONFIRMED, DONE, MINE, Claim
+from gateway.claims.idempotency import Idempotency
+from gateway.errors import Rejected, RequestError, ResultsLost, StateUnavailable, Unroutable
+from gateway.failpoints import CLAIMED, PUBLISHED
+from gateway.outcome import Outcome
+from gateway.pending_task import PendingTask
+from gateway.relay.delivery_in_flight import DeliveryInFlight
+from gateway.tracing.trace import CLAIM, WAIT
+
+
+class ClaimedDelivery(DeliveryInFlight):
+    """Takes a claim before it publishes, and writes what follows to it, as long as that is its own.
+
+    Where Redis does not tell whether another try has the claim, and the configuration allows it,
+    the delivery is relayed without one.
+    """
+
+    __slots__ = ("claim", "idempotency")
+
+    idempotency: Idempotency
+    claim: Claim | None
+
+    def _begin(self) -> None:
+        assert self.context.idempotency is not None  # the relay has looked
+        self.idempotency, self.claim = self.context.idempotency, None
+        if self.identity:
+            self.trace.begin(CLAIM)
+            self.run(self._relay())
+        else:
+            super()._begin()
+
+    # What the delivery's own steps call --------------------------------------------------------
+
+    @property
+    def _owns_claim(self) -> bool:
+        return self.claim is not None and self.claim.ours
+
+    @property
+    def _age(self) -> float:
+        return 0.0 if self.claim is None else self.claim.age
+
+    def _taken(self) -> None:
+        if self.claim is not None and self.claim.ours:
+            self.idempotency.claims.confirm(self.claim)
+
+    def _not_taken(self, error: RequestError) -> None:
+        claim = self.claim
+        if claim is None or not claim.ours:
+            return
+        # Only a returned message is surely not taken. A rejected one may be: when a queue crashes,
+        # the broker also rejects messages that are in the queue after it has recovered.
+        self.idempotency.claims.release(claim, certain=isinstance(error, Unroutable))
+        if not isinstance(error, (Rejected, Unroutable)):
+            self._unattended()
+
+    def _unattended(self) -> None:
+        if self.claim is not None:
+            self.idempotency.late.listen(self.claim, self.route.read)
+
+    def _ran(self, outcome: Outcome, given: Answer | None, final: bool) -> None:
+        if self.claim is not None:
+            self.idempotency.claims.settle(self.claim, outcome, given, final)
+
+    def _waits_again(self, error: RequestError) -> bool:
+        """Wait for the stored result, as joined tries do, where the connection for it was lost."""
+        claim = self.claim
+        if claim is None or self.reply.closed or not isinstance(error, ResultsLost):
+            return False
+        pending = PendingTask(replace(self.message, task_id=claim.task_id), self.deadline)
+        pending.confirm()
+        self.follow(pending)
+        self.run(self._wait_again(claim, pending))
+        return True
+
+    # The claim ---------------------------------------------------------------------------------
+
+    async def _relay(self, again: bool = False) -> None:
+        while not await self._try(again):
+            again = True
+
+    async def _wait_again(self, claim: Claim, pending: PendingTask) -> None:
+        if not await self.idempotency.waiter.wait(claim, pending):
+            await self._relay(again=True)
+
+    async def _try(self, again: bool) -> bool:
+        """Take the claim and act on its state; return False if it has to be taken again.
+
+        `again`: this try had another task before.
+        """
+        try:
+            claim = await self._take(again)
+        except StateUnavailable:
+            if self.idempotency.refuse:
+                raise
+            self.claim = None
+            await self.publish_further(recorded=False)
+            if not self.reply.answered:
+                self.follow(self.publish())
+            return True
+        self.join(claim, again)
+        if claim.state == DONE:
+            await self._repeat_answer(claim)
+            return True
+        if claim.state == MINE:
+            self.context.failpoint.reach(CLAIMED)
+            published = await self._publish_for(claim, self.publish)
+            if published is not None:
+                self.follow(published)
+            return True
+        pending = await self._resume(claim)
+        return pending is not None and await self.idempotency.waiter.wait(claim, pending)
+
+    async def _take(self, again: bool) -> Claim:
+        route, refuse = self.route, self.idempotency.refuse
+        return await self.idempotency.claims.take(
+            self.identity,
+            self.delivery.body,
+            self.message.task_id,
+            owner=self.owner,
+            span=route.hold + route.deadline if route.tries > 1 else 0.0,
+            again=again,
+            strict=route.takes_chosen_keys,
+            # In the other modes the task need not run again for an expired result: the answer can
+            # be the acceptance.
+            rerun=self.mode == "wait",
+            # A delivery that may be relayed without a claim needs time left for that.
+            patience=None if refuse else (self.deadline - monotonic()) / 2,
+        )
+
+    def join(self, claim: Claim, again: bool) -> None:
+        """Attach to the task that holds the claim.
+
+        All tries but the last are held until the time at which the last one should end, because it
+        is not known for which of them the sender still waits. A try whose sender has said how long
+        to wait is not held.
+        """
+        self.claim = claim
+        self.reply.task_id = claim.task_id
+        if not claim.ours:
+            if not self.reply.joined:
+                self.context.metrics.add("gateway_duplicates_joined_total")
+            self.trace.begin(WAIT)
+        self.reply.joined = not claim.ours
+        if claim.tries < self.route.tries and not again and not self.reply.applied:
+            first = self.reply.request.arrived - claim.age
+            self.extend(first + self.route.hold + self.route.deadline)
+
+    async def _repeat_answer(self, claim: Claim) -> None:
+        """Give the answer that an earlier try got."""
+        given = claim.answer
+        if given is None and (outcome := await self.idempotency.waiter.stored(claim)) is not None:
+            given, _ = self.route.read(outcome)
+        if given is not None:
+            self.repeat_answer(given)
+        else:  # too large to be kept, and the result has expired
+            self.accept()
+
+    async def _resume(self, claim: Claim) -> PendingTask | None:
+        """Follow the task of an existing claim; None: that task has failed."""
+        pending = PendingTask(replace(self.message, task_id=claim.task_id), self.deadline)
+        if self.reply.closed and not claim.ours:
+            pending.abandon()
+            return pending
+        expired = claim.state == CONFIRMED and claim.lease < 0
+        # The task may have ended while no process waited for it, or just now.
+        try:
+            outcome = await self.idempotency.waiter.stored(claim)
+        except asyncio.CancelledError:  # the sender has got an error
+            self._not_published(claim)
+            raise
+        if outcome is not None:
+            given, final = self.route.read(outcome)
+            if not final:
+                self._ran(outcome, given, final)
+                return None
+            pending.settle(outcome)
+        elif claim.ours:
+            publish = partial(self.publish_again, pending.message)
+            published = await self._publish_for(claim, publish)
+            if published is None:
+                pending.abandon()
+                return pending
+            pending = published
+        elif claim.state == CONFIRMED:
+            pending.confirm()
+        self.follow(pending)
+        if expired and not pending.ended:
+            # Listening for the result would prolong the claim, which has to lapse.
+            pending.abandon()
+            self.accept()
+        return pending
+
+    async def _publish_for(
+        self, claim: Claim, publish: Callable[[], PendingTask]
+    ) -> PendingTask | None:
+        """Publish for a claim that is ours; release it if publishing raises an error.
+
+        None: further tasks took so long that the sender has got an error.
+        """
+        self.idempotency.claims.hold(claim, self.deadline)
+        try:
+            await self.publish_further()
+            if self.reply.answered:  # then nothing may be published any more
+                self._not_published(claim)
+                return None
+            pending = publish()
+        except RequestError:  # it was not sent
+            self._not_published(claim)
+            raise
+        # Reached only after this turn of the loop has written the message.
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, self.context.failpoint.reach, PUBLISHED)
+        return pending
+
+    def _not_published(self, claim: Claim) -> None:
+        """Release the claim, as nothing was sent: the next try publishes under its own task id."""
+        if claim.ours:
+            self.idempotency.claims.release(claim, certain=True)
