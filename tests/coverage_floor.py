@@ -27,8 +27,8 @@ DATA = ROOT / "build" / "coverage"
 ALLOWED = Path(__file__).with_name("uncovered.toml")
 HEAD = """\
 # How many statements and branches of each file may be such that no test takes them. That is a few
-# more than were found, as some are taken in some runs only. `make coverage` fails where a file has
-# more: write a test, or say in the commit why the number has to grow. `make coverage ARGS=--allow`
+# more than were found, as some are taken in some runs only. `make test-all` fails where a file has
+# more: write a test, or say in the commit why the number has to grow. `make test-all ARGS=--allow`
 # raises the numbers to what it finds.
 """
 RUNS = 2
@@ -43,7 +43,10 @@ def measure(arguments: list[str]) -> bool:
     """Run the tests, and add what they take to what was measured before; did all pass?"""
     passed = module("coverage", "run", "-m", "pytest", *PROCESSES, *APART, *arguments) == 0
     module("coverage", "combine", "--quiet", "--append")
-    return passed or module("pytest", *PROCESSES, "--last-failed", "--last-failed-no-failures=none") == 0
+    return (
+        passed
+        or module("pytest", *PROCESSES, "--last-failed", "--last-failed-no-failures=none") == 0
+    )
 
 
 def module(*arguments: str) -> int:

@@ -8,6 +8,4 @@ from gateway.config.strategies import STRATEGIES
 
 #: The contract suite compares all six in `make test`; other tests do that in `make test-all` only.
 _USUAL = ("pika", "redis")
-EACH = [
-    pytest.param(name, marks=() if name in _USUAL else pytest.mark.long) for name in STRATEGIES
-]
+EACH = [pytest.param(name, marks=() if name in _USUAL else pytest.mark.long) for name in STRATEGIES]
