@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import cycle
-from time import monotonic
 from typing import Any
 
 import pika
@@ -31,6 +30,7 @@ from gateway.amqp.revocations import Revocations
 from gateway.amqp.scanner import Scanner
 from gateway.backoff import Backoff
 from gateway.celery_message import Message
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import BrokerBlocked, BrokerUnavailable, Unroutable
 from gateway.metrics import Metrics

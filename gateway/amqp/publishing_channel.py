@@ -9,10 +9,10 @@ heartbeats would show that it is dead.
 from __future__ import annotations
 
 import asyncio
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from gateway.amqp.templates import Templates
+from gateway.clock import monotonic
 from gateway.errors import BrokerUnavailable
 from gateway.metric_table import RABBITMQ, SENT
 

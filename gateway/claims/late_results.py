@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from time import monotonic
 
 from redis.exceptions import RedisError
 
@@ -20,6 +19,7 @@ from gateway.answer import Answer
 from gateway.celery_message import decode_result
 from gateway.claims.claim import Claim
 from gateway.claims.store import Claims
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.outcome import Outcome
 from gateway.stores import result_store

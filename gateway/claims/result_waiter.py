@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from time import monotonic
 
 from redis.exceptions import RedisError
 
 from gateway.celery_message import decode_result
 from gateway.claims.claim import CONFIRMED, DONE, FAILED, PUBLISHING, RELEASED, Claim
 from gateway.claims.store import Claims
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import StateUnavailable
 from gateway.outcome import Outcome

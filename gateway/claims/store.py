@@ -16,7 +16,6 @@ import asyncio
 import hashlib
 import logging
 from functools import partial
-from time import monotonic
 from typing import Any
 from uuid import UUID
 
@@ -40,6 +39,7 @@ from gateway.claims.claim import (
     read,
     read_end,
 )
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.delivery import identity_digest
 from gateway.errors import KeyConflict, StateUnavailable

@@ -8,11 +8,11 @@ import resource
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from time import monotonic
 
 from tornado.http1connection import HTTP1ConnectionParameters
 from tornado.iostream import StreamClosedError
 
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import cut_off
 from gateway.http.connection import Connection

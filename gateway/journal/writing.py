@@ -11,10 +11,10 @@ from asyncio import Future, TimerHandle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from time import monotonic
 from typing import Any
 
 from gateway.celery_message import Message
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.journal.base import NOT_ANSWERED, Answered, Refusal, Row
 from gateway.journal.entry import OPEN, RECEIVED, described

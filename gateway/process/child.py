@@ -25,13 +25,13 @@ import os
 import signal
 import socket
 from contextlib import suppress
-from time import monotonic
 from typing import Any
 
 from gateway import log
 from gateway.amqp.publisher import Publisher
 from gateway.amqp.worker_watch import WorkerWatch
 from gateway.celery_message import TaskIds
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
 from gateway.failpoints import Failpoint

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from time import monotonic
 from typing import Protocol
+
+from gateway.clock import monotonic
 
 #: Seconds between sweeps, which run at multiples of it. A deadline is noticed at most this late.
 TICK = 0.05

@@ -15,7 +15,6 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
-from time import monotonic
 from typing import Protocol
 
 from gateway.answer import Answer
@@ -27,6 +26,7 @@ from gateway.claims.result_waiter import ResultWaiter
 from gateway.claims.state_watch import StateWatch
 from gateway.claims.store import Claims
 from gateway.claims.taken_tasks import TakenTasks
+from gateway.clock import monotonic
 from gateway.config.route import Route
 from gateway.config.settings import Config
 from gateway.delivery import Delivery

@@ -7,11 +7,11 @@ from asyncio import Future
 from collections.abc import Callable
 from logging import INFO, WARNING
 from random import random
-from time import monotonic
 
 from gateway import answer, request_log
 from gateway.answer import Answer
 from gateway.celery_message import Message
+from gateway.clock import monotonic
 from gateway.delivery import Request, recorded_trace, traceparent_of
 from gateway.errors import RequestError, Unverified
 from gateway.journal.entry import ACCEPTED, FAILED, GONE, IGNORED, REFUSED

@@ -16,7 +16,6 @@ from contextlib import suppress
 from functools import cache
 from hashlib import sha1
 from math import inf
-from time import monotonic
 from typing import Any, NamedTuple
 
 import hiredis
@@ -24,6 +23,7 @@ import redis.asyncio
 from redis.exceptions import ConnectionError, InvalidResponse, ResponseError
 
 from gateway import background
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.metrics import Metrics
 from gateway.stores import result_store

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from math import inf
-from time import monotonic
 
 from redis.exceptions import RedisError
 
 from gateway import background
 from gateway.amqp.publishers import publisher_for
 from gateway.celery_message import Message, decode_result
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import ResultsUnavailable
 from gateway.metrics import Metrics
