@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation import histories
 from tests.simulation.records import (
     GONE,
     REFUSED,
@@ -313,6 +314,17 @@ def journal(judge: Judge) -> Iterator[str]:
             yield f"{name} has not failed"
 
 
+def claims(judge: Judge) -> Iterator[str]:
+    """Find claims whose answers no order of the operations explains."""
+    losses = [one.began for one in judge.seen.injected if one.kind in FORGETFUL]
+    steady = not any(one.target == "redis" and one.kind == "jumps" for one in judge.seen.injected)
+    for key, whole in judge.world.histories.items():
+        history = histories.until_loss(whole, losses)
+        wrong = histories.unexplained(history, steady)
+        if wrong is not None:
+            yield f"{key[-6:].hex()}: {wrong} after {histories.before(wrong, history)}"
+
+
 RULES: dict[str, Callable[[Judge], Iterable[str]]] = {
     "lost": lost,
     "never acknowledged": unacknowledged,
@@ -330,6 +342,7 @@ RULES: dict[str, Callable[[Judge], Iterable[str]]] = {
     "refused late": slow_refusals,
     "left behind": left,
     "journal": journal,
+    "claims are not linearizable": claims,
 }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.simulation import faults, holdings, seams
 from tests.simulation.gateways import GRACE, Child, Gateway, configuration
+from tests.simulation.histories import Operation
 from tests.simulation.loop import DEAD, Killed, Livelock, Party
 from tests.simulation.models import Broker, Redis
 from tests.simulation.network import Conditions, Network, NetworkLoop
@@ -60,6 +61,8 @@ class World:
         self.failpoints: dict[str, str] = {}
         self.party = Party("world")
         self.inspected: dict[str, Any] = {}
+        #: What was asked of each claim, by its key in Redis.
+        self.histories: dict[bytes, list[Operation]] = {}
 
     def _servers(self) -> None:
         self.broker_party, self.redis_party = Party("broker"), Party("redis")
