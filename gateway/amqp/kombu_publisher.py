@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 class KombuPublisher:
     """Has the methods of `publisher.Publisher`, but not its guarantees."""
 
+    unconfirmed = 0  # there are no confirms
+
     def __init__(self, config: Config, metrics: Metrics):
         self._url = without_options(config.brokers[0])
         self._tls = redis_tls(config.brokers[0], config.tls)

@@ -98,6 +98,11 @@ class Publisher:
         """The connection on which others may open channels; None: it is not connected."""
         return None if self.error else self._connection
 
+    @property
+    def unconfirmed(self) -> int:
+        """How many messages wait for their confirm."""
+        return 0 if self._channel is None else self._channel.unconfirmed
+
     async def start(self) -> None:
         self._task = background.start(self._keep_connected(), "broker connection")
 

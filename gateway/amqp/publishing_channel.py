@@ -63,6 +63,11 @@ class PublishingChannel:
         )
         self._sweeper: asyncio.TimerHandle | None = None
 
+    @property
+    def unconfirmed(self) -> int:
+        """How many messages wait for their confirm."""
+        return len(self._confirms)
+
     def publish(self, pending: PendingTask, reply_to: str | None = None) -> None:
         """Publish ``pending.message``; `pending` gets its confirm or error.
 

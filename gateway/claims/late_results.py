@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from functools import partial
 
@@ -66,6 +66,11 @@ class LateResults:
         self._waiting: dict[str, _Task] = {}
         self._begun: dict[asyncio.Task[None], None] = {}
         self._sweeper: asyncio.Task[None] | None = None
+
+    @property
+    def awaited(self) -> Collection[str]:
+        """The ids of the tasks whose results are listened for."""
+        return self._waiting.keys()
 
     async def start(self) -> None:
         self._sweeper = background.start(self._sweep(), "late results")

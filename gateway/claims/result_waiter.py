@@ -57,6 +57,11 @@ class ResultWaiter:
         return dict.fromkeys((self.results_subscription, self._claims_subscription))
 
     @property
+    def channels(self) -> int:
+        """How many channels are subscribed."""
+        return sum(subscription.channels for subscription in self._subscriptions())
+
+    @property
     def error(self) -> str:
         """What is wrong with the Redis of the claims, in words; empty when it answers."""
         return self._claims.redis.error or self._claims_subscription.error

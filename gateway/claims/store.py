@@ -87,6 +87,11 @@ class Claims:
         self._leased: dict[str, tuple[Claim, float]] = {}
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def leased(self) -> int:
+        """How many claims wait for the confirm of their message, so that they are renewed."""
+        return len(self._leased)
+
     async def start(self) -> None:
         await self.redis.start()
         self._task = background.start(self._renew(), "claim renewal")

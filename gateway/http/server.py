@@ -71,6 +71,11 @@ class Server:
         """Has it begun to accept connections?"""
         return self._draining or bool(self._sockets)
 
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._streams)
+
     def listen(self, sockets: Sequence[socket.socket]) -> None:
         """Accept on `sockets`, which are bound and shared with other processes.
 

@@ -35,6 +35,11 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
         self._next = math.inf
 
+    @property
+    def pending(self) -> int:
+        """How many entries have been neither removed nor called."""
+        return sum(map(len, self._ticks.values()))
+
     def add(self, entry: Expiring) -> None:
         tick = int(entry.deadline / TICK) + 1
         waiting = self._ticks.get(tick)

@@ -12,7 +12,7 @@ If a claim is released while joined tries wait, one of them takes it again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -122,6 +122,20 @@ class Idempotency:
     def error(self) -> str:
         """Why deliveries cannot be taken, in words; empty when they can."""
         return self._waiter.error if self._refuse else ""
+
+    @property
+    def late(self) -> Collection[str]:
+        """The ids of tasks that no request waits for, and whose results are listened for."""
+        return self._late.awaited
+
+    def held(self) -> dict[str, int]:
+        """Return how many leases, subscribed channels, and commands without a reply there are."""
+        return {
+            "claims leased": self._claims.leased,
+            "late results": len(self.late),
+            "subscriptions": self._waiter.channels,
+            "claims' commands": self._claims.redis.pending,
+        }
 
     def relay(self, delivery: Try) -> None:
         """Begin to take the claim of `delivery`, and to publish or join its task."""

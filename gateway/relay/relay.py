@@ -135,6 +135,25 @@ class Relay:
             checks["state"] = self.context.idempotency.error
         return checks
 
+    def held(self) -> dict[str, int]:
+        """Return what is kept for requests and their tasks: how many of each, or bytes.
+
+        All are 0 when nothing is under way, but for late results and their subscriptions.
+        """
+        context = self.context
+        held = {
+            "requests in flight": self.in_flight,
+            "bytes": self.limits.bytes,
+            "steps": context.steps.running,
+            "deadlines": context.deadlines.pending,
+            **context.strategy.held(),
+        }
+        if context.idempotency is not None:
+            held |= context.idempotency.held()
+        if context.journal is not None:
+            held["bytes of the journal"] = context.journal.bytes
+        return held
+
     @property
     def limits(self) -> Limits:
         return self.context.limits

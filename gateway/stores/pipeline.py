@@ -108,6 +108,11 @@ class Pipeline(asyncio.Protocol):
                 await asyncio.wait_for(self._idle.wait(), PATIENCE)
             await background.stop(self._task)
 
+    @property
+    def pending(self) -> int:
+        """How many commands wait for their reply, or to be sent."""
+        return len(self._sent) + len(self._waiting)
+
     async def values(self, keys: Sequence[Arg]) -> list[bytes | None]:
         """Return the values of `keys`; fails as `run` does."""
         found: list[bytes | None] = []

@@ -46,6 +46,11 @@ class Subscription:
         """What is wrong with the connection, in words; empty while it is subscribed."""
         return "" if self._pubsub is not None else self._last
 
+    @property
+    def channels(self) -> int:
+        """How many channels have a callback."""
+        return len(self._callbacks)
+
     async def start(self) -> None:
         self._task = background.start(self._keep_connected(), self._name)
 

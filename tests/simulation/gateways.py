@@ -76,7 +76,7 @@ class Child:
 
     async def _run(self, control: Any) -> None:
         child = product.Child(self.world.config, [self.gateway.listener.for_child()], None)  # type: ignore[list-item,arg-type]
-        self.relay, self.server = child._relay, child._server
+        self.process, self.relay = child, child._relay
         histories.note(self)
         child._relay.context.failpoint.__class__ = _Failpoint
         child._relay.context.failpoint.child = self
