@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from gateway.delivery import Request
 from gateway.journal.redis_store import RedisStore
 
 if TYPE_CHECKING:
@@ -35,6 +37,15 @@ def _holds(world: World, child: Child) -> dict[str, Any]:
     holds["late results"] = sum(world.redis_has(f"celery-task-meta-{task}") for task in late)
     holds["subscriptions"] -= len(late)
     return holds | {"requests counted": context.metrics.get("gateway_in_flight")}
+
+
+def uncollected() -> list[str]:
+    """Say how many requests are in memory though all have ended: cycles of references keep them.
+
+    Only where nothing was killed, and while the garbage collector has not run.
+    """
+    kept = sum(type(each) is Request for each in gc.get_objects())
+    return [f"{kept} requests are kept in memory"] if kept else []
 
 
 def stopped(child: Child) -> list[str]:

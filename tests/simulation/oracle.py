@@ -41,7 +41,15 @@ LOST = "connection to the broker was lost"
 #: Faults in which Redis loses what it has confirmed.
 FORGETFUL = {"killed, losing a second", "promoted"}
 #: After these, no task need run twice.
-HARMLESS = {"reloaded", "clients cut", "subscribers cut", "jumps", "read-only", "out of memory"}
+HARMLESS = {
+    "reloaded",
+    "clients cut",
+    "subscribers cut",
+    "jumps",
+    "read-only",
+    "out of memory",
+    "failed over",
+}
 #: Faults that end connections, and the seconds until what was missed has to be fetched.
 CUTS = {"connections closed", "reset", "subscribers cut", "clients cut"}
 CUT, CUT_AFTER = 1.0, 6.0

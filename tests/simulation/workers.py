@@ -305,5 +305,7 @@ class Worker:
                 )
                 return
             except (TimeoutError, OSError, RedisRefused) as exc:
+                if "READONLY" in str(exc):  # redis-py disconnects, too
+                    self._redis = None
                 self.world.trace(self.name, f"cannot store {task_id}: {exc!r}")
                 await asyncio.sleep(self.random.uniform(0.1, 1.0))

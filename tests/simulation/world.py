@@ -85,6 +85,7 @@ class World:
         )
         main = self.loop.start(self.party, self._main())
         main.add_done_callback(lambda _: self.loop.halt())
+        gc.disable()  # so that what a cycle of references keeps is still there at the end
         self.later(LONGEST, self.loop.halt)
         try:
             self.loop.run()
@@ -95,6 +96,7 @@ class World:
                 self.evidence.logged.append("the simulation does not come to its end")
             else:
                 main.result()
+        gc.enable()
         root.handlers = []
         return self.evidence
 
@@ -118,6 +120,8 @@ class World:
         await self._settle()
         self.senders.close()
         await asyncio.sleep(QUIET)
+        if self.plan.calm:
+            self.evidence.left += holdings.uncollected()
         if holdings.held(self):
             gc.collect()  # as each process does from time to time
             first = holdings.held(self)
@@ -153,6 +157,13 @@ class World:
 
     def listen_broker(self) -> None:
         self._broker_listener = self.network.serve(self.broker_party, ("broker", 5672), self.broker)
+
+    def redis_fails_over(self) -> None:
+        """Let another server take Redis' place; the old one serves those that are connected."""
+        self.redis_party = Party("redis")
+        self.redis = self.redis.successor()
+        self._redis_listener.close()
+        self.listen_redis()
 
     def listen_redis(self) -> None:
         self._redis_listener = self.network.serve(self.redis_party, ("redis", 6379), self.redis)
