@@ -63,7 +63,7 @@ def main() -> int:
     if options.trace is not None:
         return max(_trace(options.trace, strategy, options.bytes) for strategy in strategies)
     if options.shrink is not None:
-        return max(shrink.main(options.shrink, strategy) for strategy in strategies)
+        return max(shrink.main(options.shrink, strategy, options.jobs) for strategy in strategies)
     return _seeds(options, strategies)
 
 

@@ -61,11 +61,12 @@ class Operation:
     failed: bool = False
     lapsed: bool = False
 
-    def __str__(self) -> str:
+    def worded(self, zero: float) -> str:
+        """Say it in words; `zero` is the moment from which its times are counted."""
         what = self.given.get("task") or self.given.get("owner") or b""
-        end = f"{self.ended:.3f}" if self.ended < inf else "?"
+        end = f"{self.ended - zero:.3f}" if self.ended < inf else "?"
         told = f" = {self.found} {self.task.hex()[-6:]}{' failed' * self.failed}" * bool(self.found)
-        return f"{self.by} {self.name} {what.hex()[-6:]} {self.began:.3f}-{end}{told}"
+        return f"{self.name} {what.hex()[-6:]} {self.began - zero:.3f}-{end}{told}"
 
 
 # Notes ----------------------------------------------------------------------------------------
@@ -84,10 +85,10 @@ def note(child: Child) -> None:
             operation.began, operation.by = world.loop.time(), child.gateway.name
             history = world.histories.setdefault(key, [])
             history.append(operation)
-            reply.add_done_callback(lambda reply: answered(reply, operation, history))
+            reply.add_done_callback(lambda reply: answered(reply, operation, key, history))
         return reply
 
-    def answered(reply: Any, operation: Operation, history: list[Operation]) -> None:
+    def answered(reply: Any, operation: Operation, key: bytes, history: list[Operation]) -> None:
         exc = None if reply.cancelled() else reply.exception()
         if isinstance(exc, ResponseError):  # Redis has changed nothing
             history.remove(operation)
@@ -95,14 +96,14 @@ def note(child: Child) -> None:
             operation.ended = world.loop.time()
             _hear(operation, reply.result())
         if world.lines is not None:
-            world.trace(operation.by, f"claim: {_short(operation, world.began)}")
+            world.trace(operation.by, f"claim {name_of(key)}: {operation.worded(world.began)}")
 
     pipeline.run = noted  # type: ignore[method-assign]
 
 
-def _short(operation: Operation, zero: float) -> str:
-    times = {"began": operation.began - zero, "ended": operation.ended - zero}
-    return str(replace(operation, **times)).partition(" ")[2]
+def name_of(key: bytes) -> str:
+    """Return a short name of a claim, for traces."""
+    return key[-3:].hex()
 
 
 def _operation(words: tuple[Any, ...]) -> tuple[bytes, Operation] | None:
@@ -292,7 +293,8 @@ def until_loss(history: list[Operation], losses: list[float]) -> list[Operation]
     ]
 
 
-def before(operation: Operation, history: list[Operation]) -> str:
-    """Return what had begun before the end of an operation, in words."""
-    others = [str(one) for one in history if one.began < operation.ended and one is not operation]
-    return ", ".join(others)
+def worded(operation: Operation, history: list[Operation], zero: float) -> str:
+    """Say what was answered, and what had begun before that."""
+    others = [one for one in history if one.began < operation.ended and one is not operation]
+    words = [f"{one.by} {one.worded(zero)}" for one in (operation, *others)]
+    return f"{words[0]} after {', '.join(words[1:]) or 'nothing'}"

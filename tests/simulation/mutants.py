@@ -264,7 +264,7 @@ MUTANTS = [
         "task ids that are not unique",
         "celery_message",
         'digits = f"{self._next():016x}"',
-        'digits = f"{self._next() // 2:016x}"',
+        'digits = f"{self._next() // 4:016x}"',
     ),
     _m(
         "bytes that stay counted",
@@ -280,8 +280,8 @@ MUTANTS = [
     ),
     _m(
         "subscribers of a Redis that became a replica kept",
-        "claims/result_waiter",
-        "claims.redis.on_left.append(self._claims_subscription.renew)",
+        "stores/subscription",
+        "self._lasts.reschedule(0)",
         "pass",
     ),
     _m("a failed claim kept", "claims/scripts", "    free(ARGV[4])\n", ""),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation import histories
@@ -53,6 +54,7 @@ HARMLESS = {
 #: Faults that end connections, and the seconds until what was missed has to be fetched.
 CUTS = {"connections closed", "reset", "subscribers cut", "clients cut"}
 CUT, CUT_AFTER = 1.0, 6.0
+BACK = 3.0  # seconds in which a gateway has found out that Redis is there again, and what it has
 STATUSES = {200, 202, 502, 503, 504, GONE, 500, RESET, REFUSED, SILENT}
 
 
@@ -242,12 +244,15 @@ def unavailable(judge: Judge) -> Iterator[str]:
 def forgotten(judge: Judge) -> Iterator[str]:
     """Find tries that were answered without their result though it was there for long.
 
-    Only where nothing but connections was lost, which is noticed at once.
+    Only where nothing but connections was lost, which is noticed at once, or where Redis was
+    killed, and is there again for long.
     """
     ended: dict[str, float] = {}
+    stored: dict[str, float] = defaultdict(lambda: inf)
     for e in judge.main:
         if not e.failed and not e.lost:
             ended.setdefault(e.delivery, e.at)
+            stored[e.delivery] = min(stored[e.delivery], e.stored)
     for one in judge.seen.tries:
         since = ended.get(one.delivery, one.answered)
         others = [
@@ -255,10 +260,17 @@ def forgotten(judge: Judge) -> Iterator[str]:
             for each in judge.seen.injected
             if each.began <= one.answered and one.at - CUT_AFTER <= each.ended and _hides(each, one)
         ]
+        back = one.answered - BACK
+        if stored[one.delivery] < back and all(_is_back(each, back) for each in others):
+            others = []
         late = one.type == "deadline-passed" or (one.status == 202 and one.route == "/later")
         known = one.route in IDENTIFIED and one.delivery not in judge.gone
         if late and known and since < one.answered - CUT and not others:
             yield judge.show(one)
+
+
+def _is_back(fault: Injected, since: float) -> bool:
+    return fault.target == "redis" and fault.kind == "killed" and fault.ended < since
 
 
 def _hides(fault: Injected, one: Try) -> bool:
@@ -330,7 +342,8 @@ def claims(judge: Judge) -> Iterator[str]:
         history = histories.until_loss(whole, losses)
         wrong = histories.unexplained(history, steady)
         if wrong is not None:
-            yield f"{key[-6:].hex()}: {wrong} after {histories.before(wrong, history)}"
+            told = histories.worded(wrong, history, judge.world.began)
+            yield f"claim {histories.name_of(key)}: {told}"
 
 
 RULES: dict[str, Callable[[Judge], Iterable[str]]] = {
