@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -257,27 +258,34 @@ def unexplained(history: list[Operation], steady: bool = True) -> Operation | No
     """
     ordered = sorted(history, key=lambda one: one.ended)
     answered = sum(one.ended < inf for one in ordered)
-    whole = (1 << answered) - 1
-    stack = [(0, State(), -inf)]
-    seen = set(stack)
-    furthest = 0
-    while stack:
-        done, state, clock = stack.pop()  # which operations are done, in bits; and since when
-        rest = ~done & whole
-        if not rest:
-            return None
-        first = (rest & -rest).bit_length() - 1
-        furthest = max(furthest, first)
+
+    @cache
+    def candidates(first: int) -> list[int]:
+        """Return what may come before the end of `first`; the earliest answer is the last."""
         last = ordered[first].ended
-        for i in range(len(ordered) - 1, -1, -1):  # so the earliest answer is tried first
-            one = ordered[i]
-            if done >> i & 1 or one.began > last:
+        found = [i for i in range(first, len(ordered)) if ordered[i].began <= last]
+        return found[::-1]
+
+    # All before `first` are done, and those of the bits of `ahead` after it; `clock`: since when.
+    stack, furthest = [(0, 0, State(), -inf)], 0
+    seen = set(stack)
+    while stack:
+        first, ahead, state, clock = stack.pop()
+        if first >= answered:
+            return None
+        furthest = max(furthest, first)
+        for i in candidates(first):
+            if ahead >> (i - first) & 1:
                 continue
-            since = max(clock, one.began)
-            for after in follow(state, one, (since, last) if steady else (-inf, inf)):
+            one, since = ordered[i], max(clock, ordered[i].began)
+            now = (since, ordered[first].ended) if steady else (-inf, inf)
+            for after in follow(state, one, now):
                 if one.ended == inf and after == state:
                     continue  # as if it had not happened
-                step = done | 1 << i, after, since
+                done, shift = ahead | 1 << (i - first), 0
+                while done >> shift & 1:
+                    shift += 1
+                step = first + shift, done >> shift, after, since
                 if step not in seen:
                     seen.add(step)
                     stack.append(step)

@@ -85,7 +85,6 @@ class World:
         )
         main = self.loop.start(self.party, self._main())
         main.add_done_callback(lambda _: self.loop.halt())
-        gc.disable()  # so that what a cycle of references keeps is still there at the end
         self.later(LONGEST, self.loop.halt)
         try:
             self.loop.run()
@@ -96,7 +95,6 @@ class World:
                 self.evidence.logged.append("the simulation does not come to its end")
             else:
                 main.result()
-        gc.enable()
         root.handlers = []
         return self.evidence
 
