@@ -242,26 +242,26 @@ def unavailable(judge: Judge) -> Iterator[str]:
 
 
 def forgotten(judge: Judge) -> Iterator[str]:
-    """Find tries that were answered without their result though it was there for long.
+    """Find tries that were answered without their result though it was stored for long.
 
     Only where nothing but connections was lost, which is noticed at once, or where Redis was
     killed, and is there again for long.
     """
-    ended: dict[str, float] = {}
-    stored: dict[str, float] = defaultdict(lambda: inf)
+    stored: dict[str, float] = {}
     for e in judge.main:
         if not e.failed and not e.lost:
-            ended.setdefault(e.delivery, e.at)
-            stored[e.delivery] = min(stored[e.delivery], e.stored)
+            stored[e.delivery] = min(stored.get(e.delivery, inf), e.stored)
     for one in judge.seen.tries:
-        since = ended.get(one.delivery, one.answered)
+        since = stored.get(one.delivery, inf)
         others = [
             each
             for each in judge.seen.injected
-            if each.began <= one.answered and one.at - CUT_AFTER <= each.ended and _hides(each, one)
+            if each.began <= one.answered
+            and one.at - CUT_AFTER <= each.ended
+            and _hides(each, one, judge.seen.strategy)
         ]
         back = one.answered - BACK
-        if stored[one.delivery] < back and all(_is_back(each, back) for each in others):
+        if since < back and all(_is_back(each, back) for each in others):
             others = []
         late = one.type == "deadline-passed" or (one.status == 202 and one.route == "/later")
         known = one.route in IDENTIFIED and one.delivery not in judge.gone
@@ -273,14 +273,15 @@ def _is_back(fault: Injected, since: float) -> bool:
     return fault.target == "redis" and fault.kind == "killed" and fault.ended < since
 
 
-def _hides(fault: Injected, one: Try) -> bool:
-    """Tell whether a fault may hide from a try that a result is there, or delays its storing."""
-    target = fault.target
+def _hides(fault: Injected, one: Try, strategy: str) -> bool:
+    """Tell whether a fault may hide from a try that a result is stored."""
+    target, _, server = fault.target.partition(">")
     if fault.kind in CUTS or (target == "broker" and fault.kind == "killed"):
         return False
     if target.startswith("gateway"):
-        return target.partition(">")[0] == one.gateway
-    return True
+        return target == one.gateway and (strategy == "pika" or server != "broker")
+    # Replies are lost with the broker, and with a worker's connection to it.
+    return target == "redis" or (strategy == "pika" and (target == "broker" or server == "broker"))
 
 
 def slow_refusals(judge: Judge) -> Iterator[str]:
