@@ -33,7 +33,9 @@ from loadtest.summary import Summary, summarize
 from loadtest.table import PROCESSES
 
 README = ROOT / "README.md"
-DOCUMENTS = [ROOT / "docs" / f"{name}.md" for name in ("performance", "scaling", "reliability")]
+DOCUMENTS = [
+    ROOT / "docs" / f"{name}.md" for name in ("performance", "scaling", "reliability", "simulation")
+]
 REPORTS = ROOT / "docs" / "reports"
 PICTURE = ROOT / "docs" / "images" / "strategies.svg"
 COSTS = ROOT / "gateway" / "cli" / "sizing" / "costs.json"
@@ -280,7 +282,7 @@ def _totals(report: dict[str, Any]) -> str:
         ("defects found", f"{len(report['defects'])}"),
         ("mutants found", f"{len(found)} of {len(report['mutants'])}"),
     ]
-    table = _markdown([("", f"{len(runs)} runs"), *lines], names=2)
+    table = _markdown([("", "all runs"), *lines], names=2)
     return f"{table}\n{_cited({'experiment': report['experiment'], **_last(report)})}."
 
 

@@ -51,6 +51,10 @@ def test_the_sums_of_all_runs_are_shown(tmp_path: Path, monkeypatch: pytest.Monk
     assert f"commit `{figures.commit_of(json.loads(path.read_text()))[:10]}`" in shown
 
 
+def test_the_committed_report_has_all_defects():
+    assert json.loads(report.PATH.read_text())["defects"] == report.defects(), "--report again"
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_changes_a_text_that_is_there_once(mutant: Mutant):
     assert (_ROOT / mutant.file).read_text().count(mutant.old) == 1
