@@ -36,7 +36,8 @@ def set_mutants(results: Iterable[Row], names: Iterable[str], path: Path = PATH)
     """Replace the results of those mutants that were tried; `names` are all that there are."""
     report = _read(path)
     known = {row["name"]: row for row in (*report["mutants"], *results)}
-    report["mutants"] = [known[name] for name in names if name in known]
+    untried = {"found": "", "rules": [], "by": "not tried yet"}
+    report["mutants"] = [known.get(name, {"name": name, **untried}) for name in names]
     _write(report, path)
 
 

@@ -26,13 +26,14 @@ def test_each_run_is_added_with_its_commit_and_mutants_are_replaced(tmp_path):
     report.add_run(RUN, path)
     report.add_run(RUN | {"first": 11, "last": 20}, path)
     report.set_mutants([{"name": "a", "found": ""}, {"name": "gone", "found": ""}], ["a"], path)
-    report.set_mutants([{"name": "b", "found": "seed 2 pika"}], ["a", "b"], path)
+    report.set_mutants([{"name": "b", "found": "seed 2 pika"}], ["a", "b", "c"], path)
 
     written = json.loads(path.read_text())
     assert [run["first"] for run in written["runs"]] == [1, 11]
     assert all(run["commit"] and run["code"] for run in written["runs"])
     assert written["defects"] == report.defects() != []
-    assert [mutant["name"] for mutant in written["mutants"]] == ["a", "b"]
+    assert [mutant["name"] for mutant in written["mutants"]] == ["a", "b", "c"]
+    assert [mutant["found"] for mutant in written["mutants"]] == ["", "seed 2 pika", ""]
 
 
 def test_the_sums_of_all_runs_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
