@@ -245,7 +245,7 @@ def forgotten(judge: Judge) -> Iterator[str]:
     """Find tries that were answered without their result though it was stored for long.
 
     Only where nothing but connections was lost, which is noticed at once, or where Redis was
-    killed, and is there again for long.
+    killed or failed over, and is there again for long.
     """
     stored: dict[str, float] = {}
     for e in judge.main:
@@ -270,7 +270,8 @@ def forgotten(judge: Judge) -> Iterator[str]:
 
 
 def _is_back(fault: Injected, since: float) -> bool:
-    return fault.target == "redis" and fault.kind == "killed" and fault.ended < since
+    away = fault.target == "redis" and fault.kind in ("killed", "failed over")
+    return away and fault.ended < since
 
 
 def _hides(fault: Injected, one: Try, strategy: str) -> bool:
