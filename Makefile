@@ -91,7 +91,7 @@ reports: install ## measure what docs/performance.md shows again, four hours (AR
 
 draw: install ## draw the pages of the committed reports into build/reports
 	.venv/bin/python -m loadtest.render --plots --to build/reports \
-	  $(filter-out %faults.json,$(wildcard docs/reports/*.json))
+	  $(filter-out %faults.json %simulation.json,$(wildcard docs/reports/*.json))
 
 pages: draw ## open our pages in chromium: is everything readable? (ARGS="REPORT.html ...")
 	.venv/bin/python -m tests.pages $(ARGS)

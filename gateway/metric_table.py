@@ -80,6 +80,9 @@ METRICS = {
         ("strategy", "outcome"),
     ),
     "gateway_in_flight": Metric(GAUGE, "Requests in flight."),
+    "gateway_in_flight_bytes": Metric(
+        GAUGE, "Bytes of requests in flight, and of what connections have received."
+    ),
     "gateway_connections_open": Metric(GAUGE, "HTTP connections open."),
     ERRORS: Metric(COUNTER, "Requests answered with an error, by its type.", ("error_type",)),
     UNVERIFIED: Metric(

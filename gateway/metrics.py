@@ -20,9 +20,9 @@ import os
 from bisect import bisect_left
 from collections.abc import Iterable
 from struct import Struct
-from time import monotonic, time
 from zlib import crc32
 
+from gateway.clock import monotonic, time
 from gateway.metric_table import (
     BUCKETS,
     HISTOGRAM,

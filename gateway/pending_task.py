@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from time import monotonic
 
 from gateway.celery_message import Message
+from gateway.clock import monotonic
 from gateway.errors import NotConfirmed, RequestError, cut_off
 from gateway.outcome import Outcome
 

@@ -4,7 +4,8 @@ README.md has a block for the strategies, with a picture of them, and one for wh
 between HTTP and Celery. In docs/performance.md, docs/scaling.md and docs/reliability.md a block
 begins with ``<!-- NAME targets -->``, ``<!-- NAME table -->``, ``<!-- NAME advice -->`` or
 ``<!-- NAME commit -->``, and docs/reports/NAME.json is the report. All end with the same after a
-slash. docs/scaling.md also has the costs of a gateway process over its rate, and what `gateway
+slash. In docs/simulation.md a block ``<!-- simulation totals -->`` has the sums of all runs of the
+simulator. docs/scaling.md also has the costs of a gateway process over its rate, and what `gateway
 capacity` prints with these costs.
 
 Each block names the commit that was measured, and says so where the measured code has changed
@@ -17,6 +18,7 @@ import json
 import re
 import shlex
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
@@ -31,7 +33,9 @@ from loadtest.summary import Summary, summarize
 from loadtest.table import PROCESSES
 
 README = ROOT / "README.md"
-DOCUMENTS = [ROOT / "docs" / f"{name}.md" for name in ("performance", "scaling", "reliability")]
+DOCUMENTS = [
+    ROOT / "docs" / f"{name}.md" for name in ("performance", "scaling", "reliability", "simulation")
+]
 REPORTS = ROOT / "docs" / "reports"
 PICTURE = ROOT / "docs" / "images" / "strategies.svg"
 COSTS = ROOT / "gateway" / "cli" / "sizing" / "costs.json"
@@ -64,7 +68,7 @@ _peers = re.compile(r"<!-- peers -->\n.*?<!-- /peers -->", re.DOTALL)
 _per_process = re.compile(r"<!-- costs per process -->\n.*?<!-- /costs per process -->", re.DOTALL)
 _command = re.compile(r"(?<=```\n)\$ gateway (capacity .*)\n(?:(?!```).*\n)*")
 _block = re.compile(
-    r"<!-- ([\w-]+) (targets|table|commit|advice) -->\n.*?<!-- /\1 \2 -->", re.DOTALL
+    r"<!-- ([\w-]+) (targets|table|commit|advice|totals) -->\n.*?<!-- /\1 \2 -->", re.DOTALL
 )
 
 
@@ -236,7 +240,9 @@ def _row(summary: Summary) -> list[str]:
 
 def _filled(name: str, what: str) -> str:
     report = _report(name)
-    if what == "commit":
+    if what == "totals":
+        text = _totals(report)
+    elif what == "commit":
         text = f"{_cited(report)}."
     elif what == "advice":
         text = textwrap.fill(f"**{report['advice']}**", 100) + f"\n\n{_source(report)}"
@@ -244,6 +250,51 @@ def _filled(name: str, what: str) -> str:
         text = _markdown(report["shown"][what], names=2 if what == "table" else 1)
         text += f"\n{_source(report)}"
     return f"<!-- {name} {what} -->\n{text}\n<!-- /{name} {what} -->"
+
+
+def _totals(report: dict[str, Any]) -> str:
+    """Return the sums of all runs of the simulator, and the means of a seed."""
+    runs = report["runs"]
+    seeds, violations = (sum(run[key] for run in runs) for key in ("seeds", "violations"))
+    strategies: Counter[str] = Counter()
+    faults: Counter[str] = Counter()
+    for run in runs:
+        strategies.update(run["strategies"])
+        faults.update(run["faults"])
+    means = {
+        name: sum(run["means"][name] * run["seeds"] for run in runs) / seeds
+        for name in ("seconds", "gateways", "deliveries", "identified", "callbacks", "cpu")
+    }
+    kinds = sorted(faults.items(), key=lambda item: -item[1])
+    found = [mutant for mutant in report["mutants"] if mutant["found"]]
+    lines = [
+        ("seeds", ", ".join(f"{name} {n:,}" for name, n in sorted(strategies.items()))),
+        ("violations", f"{violations:,}"),
+        ("virtual hours", f"{sum(run['virtual_hours'] for run in runs):,.0f}"),
+        (
+            "a seed",
+            f"{means['seconds']:.0f} virtual seconds, {means['gateways']:.1f} gateways, "
+            f"{means['deliveries']:.0f} deliveries, {means['identified']:.0f} of them with an "
+            f"identity, {sum(faults.values()) / seeds:.1f} faults",
+        ),
+        ("callbacks a second of CPU", f"{means['callbacks'] / means['cpu']:,.0f}"),
+        ("faults", ", ".join(f"{kind} {n:,}" for kind, n in kinds)),
+        ("defects found", f"{len(report['defects'])}"),
+        ("mutants found", f"{len(found)} of {len(report['mutants'])}"),
+    ]
+    table = _markdown([("", "all runs"), *lines], names=2)
+    return f"{table}\n{_cited({'experiment': report['experiment'], **_last(report)})}."
+
+
+def _last(report: dict[str, Any]) -> dict[str, Any]:
+    """Return the commit of a report, and the code that was measured: of its last run."""
+    last = report["runs"][-1] if "runs" in report else report
+    return {"commit": last["commit"], "versions": last.get("versions", {"code": last.get("code")})}
+
+
+def commit_of(report: dict[str, Any]) -> str:
+    """Return the commit of a report; the last one where it has several runs."""
+    return str(_last(report)["commit"])
 
 
 def _markdown(lines: Sequence[Sequence[str]], names: int) -> str:

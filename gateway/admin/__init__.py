@@ -19,7 +19,6 @@ from __future__ import annotations
 import socket
 from ipaddress import ip_address
 from pathlib import Path
-from time import time
 from typing import Any
 
 from tornado.httpserver import HTTPServer
@@ -31,6 +30,7 @@ from tornado.web import Application, HTTPError, RequestHandler
 from gateway import __version__
 from gateway.admin.exposition import expose
 from gateway.admin.families import STARTED, About, families
+from gateway.clock import time
 from gateway.http.head import is_plain
 from gateway.process import health
 from gateway.process.supervisor import Supervisor

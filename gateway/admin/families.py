@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from platform import python_version
-from time import time
 
 from gateway import __version__
+from gateway.clock import time
 from gateway.metric_table import HISTOGRAM, METRICS, OTHER, PARENT, Metric
 from gateway.process import health
 from gateway.process.counters import Exemplar, Series, Totals

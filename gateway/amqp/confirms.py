@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from itertools import takewhile
-from time import monotonic
 from typing import Any
 
 from gateway.celery_message import Message
+from gateway.clock import monotonic
 from gateway.errors import BrokerUnavailable, NotConfirmed, Rejected, RequestError, Unroutable
 from gateway.metric_table import PUBLISHED, RABBITMQ
 from gateway.metrics import Metrics

@@ -7,7 +7,6 @@ import socket
 import ssl
 from collections.abc import Callable
 from functools import partial
-from time import monotonic
 from typing import Any
 
 import pika
@@ -15,6 +14,7 @@ from pika.adapters.asyncio_connection import AsyncioConnection, _AsyncioIOServic
 from pika.adapters.utils.connection_workflow import AMQPConnectionWorkflowAborted
 
 from gateway.amqp.scanner import Scanner
+from gateway.clock import monotonic
 from gateway.read_throttling import ReadThrottling
 
 

@@ -14,7 +14,6 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from math import inf
-from time import monotonic
 
 from pika.exceptions import ChannelClosedByBroker
 
@@ -26,6 +25,7 @@ from gateway.amqp.known_queues import KnownQueues
 from gateway.amqp.publisher import Publisher
 from gateway.amqp.queue_consumers import QueueConsumers
 from gateway.celery_message import Message
+from gateway.clock import monotonic
 from gateway.config.route import Route
 from gateway.config.settings import Config
 from gateway.errors import (

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from time import monotonic
 
 from gateway.amqp.dynamic_queue import DynamicQueue
+from gateway.clock import monotonic
 from gateway.config.route import Route
 from gateway.errors import QueueLimit
 from gateway.metrics import Metrics

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from time import monotonic
 
 from kombu import Connection, Producer
 from kombu.exceptions import OperationalError
 
 from gateway import celery_message
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.config.urls import redis_tls, without_options
 from gateway.errors import BrokerUnavailable, RequestError
@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 class KombuPublisher:
     """Has the methods of `publisher.Publisher`, but not its guarantees."""
+
+    unconfirmed = 0  # there are no confirms
 
     def __init__(self, config: Config, metrics: Metrics):
         self._url = without_options(config.brokers[0])

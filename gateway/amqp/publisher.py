@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import cycle
-from time import monotonic
 from typing import Any
 
 import pika
@@ -31,6 +30,7 @@ from gateway.amqp.revocations import Revocations
 from gateway.amqp.scanner import Scanner
 from gateway.backoff import Backoff
 from gateway.celery_message import Message
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import BrokerBlocked, BrokerUnavailable, Unroutable
 from gateway.metrics import Metrics
@@ -97,6 +97,11 @@ class Publisher:
     def connection(self) -> TurnConnection | None:
         """The connection on which others may open channels; None: it is not connected."""
         return None if self.error else self._connection
+
+    @property
+    def unconfirmed(self) -> int:
+        """How many messages wait for their confirm."""
+        return 0 if self._channel is None else self._channel.unconfirmed
 
     async def start(self) -> None:
         self._task = background.start(self._keep_connected(), "broker connection")

@@ -9,10 +9,10 @@ heartbeats would show that it is dead.
 from __future__ import annotations
 
 import asyncio
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from gateway.amqp.templates import Templates
+from gateway.clock import monotonic
 from gateway.errors import BrokerUnavailable
 from gateway.metric_table import RABBITMQ, SENT
 
@@ -62,6 +62,11 @@ class PublishingChannel:
             channel.channel_number, self._connection.params.frame_max, largest
         )
         self._sweeper: asyncio.TimerHandle | None = None
+
+    @property
+    def unconfirmed(self) -> int:
+        """How many messages wait for their confirm."""
+        return len(self._confirms)
 
     def publish(self, pending: PendingTask, reply_to: str | None = None) -> None:
         """Publish ``pending.message``; `pending` gets its confirm or error.

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Awaitable, Collection, Sequence
 from hashlib import blake2b
 from math import inf
-from time import monotonic
 
 from pika.exceptions import ChannelClosedByBroker
 
@@ -22,6 +21,7 @@ from gateway.amqp.dynamic_queue import DynamicQueue
 from gateway.amqp.known_queues import KnownQueues
 from gateway.amqp.publisher import Publisher
 from gateway.amqp.remote_control import DYNAMIC, Consumed, RemoteControl
+from gateway.clock import monotonic
 from gateway.config.dynamic import IDLE
 from gateway.config.route import Route
 from gateway.errors import BrokerUnavailable

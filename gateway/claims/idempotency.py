@@ -36,6 +36,15 @@ class Idempotency:
         for service in reversed(self._services):
             await service.stop()
 
+    def held(self) -> dict[str, int]:
+        """Return how many leases, subscribed channels, and commands without a reply there are."""
+        return {
+            "claims leased": self.claims.leased,
+            "late results": len(self.late.awaited),
+            "subscriptions": self.waiter.channels,
+            "claims' commands": self.claims.redis.pending,
+        }
+
     @property
     def error(self) -> str:
         """Why deliveries cannot be taken, in words; empty when they can."""

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from time import monotonic
 
 from redis.exceptions import RedisError
 
@@ -20,6 +19,7 @@ from gateway.answer import Answer
 from gateway.celery_message import decode_result
 from gateway.claims.claim import Claim
 from gateway.claims.store import Claims
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.outcome import Outcome
 from gateway.stores import result_store
@@ -66,6 +66,11 @@ class LateResults:
         self._waiting: dict[str, _Task] = {}
         self._begun: dict[asyncio.Task[None], None] = {}
         self._sweeper: asyncio.Task[None] | None = None
+
+    @property
+    def awaited(self) -> Collection[str]:
+        """The ids of the tasks whose results are listened for."""
+        return self._waiting.keys()
 
     async def start(self) -> None:
         self._sweeper = background.start(self._sweep(), "late results")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from time import monotonic
 
 from redis.exceptions import RedisError
 
 from gateway.celery_message import decode_result
 from gateway.claims.claim import CONFIRMED, DONE, FAILED, PUBLISHING, RELEASED, Claim
 from gateway.claims.store import Claims
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import StateUnavailable
 from gateway.outcome import Outcome
@@ -55,6 +55,11 @@ class ResultWaiter:
     def _subscriptions(self) -> Iterable[Subscription]:
         """Return one or two: the results may be in the Redis of the claims."""
         return dict.fromkeys((self.results_subscription, self._claims_subscription))
+
+    @property
+    def channels(self) -> int:
+        """How many channels are subscribed."""
+        return sum(subscription.channels for subscription in self._subscriptions())
 
     @property
     def error(self) -> str:

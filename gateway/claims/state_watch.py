@@ -11,12 +11,12 @@ import hashlib
 import json
 import logging
 import socket
-import time
 
 from kombu.utils.url import parse_url
 from redis.exceptions import RedisError
 
 from gateway import background
+from gateway.clock import time
 from gateway.config.settings import Config
 from gateway.metrics import Metrics
 from gateway.stores.pipeline import Pipeline
@@ -51,7 +51,7 @@ class StateWatch:
                 memory = await self._redis.run("INFO", "memory")
                 self._metrics.set("gateway_state_memory_ratio", full(memory))
                 self._metrics.set("gateway_state_keys", await self._redis.run("DBSIZE"))
-                entry = json.dumps({"seen": time.time(), "as": description})
+                entry = json.dumps({"seen": time(), "as": description})
                 await self._redis.run("HSET", key, field, entry)
                 await self._redis.run("EXPIRE", key, 86_400)
             except (RedisError, OSError) as exc:
@@ -77,7 +77,7 @@ async def others(config: Config, ask: Ask) -> list[str]:
     names = []
     for field, entry_json in (await ask("HGETALL", _key(config))).items():
         entry = json.loads(entry_json)
-        if field.decode() != _fingerprint(config) and time.time() - entry["seen"] < PRESENT:
+        if field.decode() != _fingerprint(config) and time() - entry["seen"] < PRESENT:
             names.append(entry["as"])
     return sorted(names)
 

@@ -16,7 +16,6 @@ import asyncio
 import hashlib
 import logging
 from functools import partial
-from time import monotonic
 from typing import Any
 from uuid import UUID
 
@@ -40,6 +39,7 @@ from gateway.claims.claim import (
     read,
     read_end,
 )
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.delivery import identity_digest
 from gateway.errors import KeyConflict, StateUnavailable
@@ -86,6 +86,11 @@ class Claims:
         # Claims whose message waits for its confirm, and until when (monotonic seconds).
         self._leased: dict[str, tuple[Claim, float]] = {}
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def leased(self) -> int:
+        """How many claims wait for the confirm of their message, so that they are renewed."""
+        return len(self._leased)
 
     async def start(self) -> None:
         await self.redis.start()

@@ -6,11 +6,11 @@ import asyncio
 import logging
 from asyncio import Future
 from collections.abc import Collection
-from time import monotonic
 from typing import Any
 
 from redis.exceptions import RedisError
 
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.delivery import identity_digest
 from gateway.errors import StateUnavailable

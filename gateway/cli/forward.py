@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from time import monotonic
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -21,6 +20,7 @@ from tornado.httpclient import HTTPRequest
 from gateway.backoff import Backoff
 from gateway.cli.api_client import API, NO_ANSWER, TIMEOUT, Refused
 from gateway.cli.printed import shown
+from gateway.clock import monotonic
 from gateway.errors import GatewayError
 from gateway.sources.envelopes import read_query
 

@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
@@ -18,6 +17,7 @@ from pydantic import ValidationError
 
 from gateway.answer import PROBLEM
 from gateway.cli.outgoing import Outgoing, curl_line, signed_request
+from gateway.clock import time
 from gateway.config.loading import read_secrets, read_sources
 from gateway.config.problems import explain
 from gateway.delivery import Request
@@ -130,7 +130,7 @@ def _given(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[st
 
 
 def _outgoing(source: Source, arguments: argparse.Namespace, url: str) -> Outgoing:
-    now = time.time()
+    now = time()
     identity = arguments.identity or str(secrets.randbelow(10**15))
     event = arguments.event
     if arguments.data is None:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from http.client import responses
 from logging import INFO, WARNING
-from time import monotonic
+from time import gmtime, strftime
 
 from tornado.httputil import HTTPMessageDelegate, RequestStartLine
 
 from gateway import answer, request_log
 from gateway.answer import Answer
+from gateway.clock import monotonic, time
 from gateway.config.settings import Config
 from gateway.delivery import Request
 from gateway.errors import BodyTooLarge, BodyTooSlow, Full, RequestError
@@ -56,13 +56,13 @@ class Exchanges:
 
     def start_of(self, status: int) -> str:
         """Return an answer's first lines, with the Date; RFC 9110, 6.6.1."""
-        now = int(time.time())
+        now = int(time())
         if self._second != now:
             self._second = now
             self._starts.clear()
         start = self._starts.get(status)
         if start is None:
-            date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(now))
+            date = strftime("%a, %d %b %Y %H:%M:%S GMT", gmtime(now))
             start = f"HTTP/1.1 {status} {responses.get(status, 'Unknown')}\r\nDate: {date}\r\n"
             self._starts[status] = start
         return start
@@ -156,7 +156,7 @@ class Exchange(HTTPMessageDelegate):
             body=body,
             remote=self._remote(),
             arrived=self.arrived,
-            received_at=time.time(),
+            received_at=time(),
             size=size,
         )
 
@@ -197,7 +197,7 @@ class Exchange(HTTPMessageDelegate):
         path, _ = head.split_target(self._start.path)
         if self._shared.relay.refusals is not None:
             headers = {} if self._start is _NO_START else self._headers
-            about = (method, path, "", headers, b"", remote, self.arrived, time.time())
+            about = (method, path, "", headers, b"", remote, self.arrived, time())
             self._shared.relay.keep(Request(*about, whole=False), delivery, error, seconds)
         # No route and no task are known.
         text = f"%d {error.type}: %s (delivery %s, %s %s from %s)"

@@ -8,11 +8,11 @@ import resource
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from time import monotonic
 
 from tornado.http1connection import HTTP1ConnectionParameters
 from tornado.iostream import StreamClosedError
 
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import cut_off
 from gateway.http.connection import Connection
@@ -70,6 +70,11 @@ class Server:
     def listening(self) -> bool:
         """Has it begun to accept connections?"""
         return self._draining or bool(self._sockets)
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._streams)
 
     def listen(self, sockets: Sequence[socket.socket]) -> None:
         """Accept on `sockets`, which are bound and shared with other processes.

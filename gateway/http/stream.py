@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
-from time import monotonic
 from typing import Protocol
 
 from tornado.iostream import StreamClosedError
 
+from gateway.clock import monotonic
 from gateway.errors import BadRequest, RequestError, cut_off
 from gateway.http.read_buffer import END_OF_HEADER, ReadBuffer, Refused
 from gateway.relay.limits import Limits

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -14,6 +13,7 @@ from typing import Any, Self
 
 from redis.exceptions import ResponseError
 
+from gateway.clock import time
 from gateway.config.settings import REFUSED, Config
 from gateway.errors import GatewayError
 from gateway.journal import scripts
@@ -89,7 +89,7 @@ class RedisStore(JournalStore):
         if end.attempts:
             fields += ["attempts", str(end.attempts)]
         if ended:
-            now = datetime.fromtimestamp(time.time(), UTC)
+            now = datetime.fromtimestamp(time(), UTC)
             fields += ["ended_at", now.isoformat(timespec="milliseconds")]
         return self._run(
             "EVAL", scripts.SETTLE, 2, keys.of(delivery_id), keys.open,

@@ -11,10 +11,10 @@ import json
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
-from time import monotonic
 from typing import NamedTuple
 
 from gateway.celery_message import encode_body
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.delivery import Request, traceparent_of
 from gateway.journal.base import Refusal

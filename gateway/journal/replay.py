@@ -7,11 +7,11 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from time import monotonic
 
 from gateway.amqp import broker
 from gateway.amqp.publishers import publisher_for
 from gateway.celery_message import TaskIds, decode_result
+from gateway.clock import monotonic
 from gateway.config.pointers import pointers_in
 from gateway.config.settings import Config
 from gateway.errors import (

@@ -11,10 +11,10 @@ from asyncio import Future, TimerHandle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from time import monotonic
 from typing import Any
 
 from gateway.celery_message import Message
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.journal.base import NOT_ANSWERED, Answered, Refusal, Row
 from gateway.journal.entry import OPEN, RECEIVED, described
@@ -61,7 +61,8 @@ class Journal:
         self._size = SizeWatch(self._store, metrics)
         self._metrics = metrics
         self._most_bytes = config.max_in_flight_bytes
-        self._bytes = 0  # of bodies that wait for the store
+        #: Those of bodies that wait for the store.
+        self.bytes = 0
         self._batch: _Batch | None = None
         self._soon = False
         self._error = ""
@@ -186,10 +187,10 @@ class Journal:
 
     def _reserve(self, size: int, lost: int) -> bool:
         """Reserve `size` bytes until `_release`; False: too many wait already, and `lost` are."""
-        if self._bytes + size > self._most_bytes:
+        if self.bytes + size > self._most_bytes:
             self._lose("more bytes wait to be written than max_in_flight_bytes", lost)
             return False
-        self._bytes += size
+        self.bytes += size
         return True
 
     def _written(self, batch: _Batch, reply: Future[Any]) -> None:
@@ -197,7 +198,7 @@ class Journal:
 
     def _release(self, size: int, lost: int, reply: Future[Any]) -> bool:
         """Release `size` bytes; tell whether the store has them, otherwise `lost` are."""
-        self._bytes -= size
+        self.bytes -= size
         if reply.cancelled():
             return False
         if (exc := reply.exception()) is not None:

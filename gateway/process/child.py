@@ -25,13 +25,13 @@ import os
 import signal
 import socket
 from contextlib import suppress
-from time import monotonic
 from typing import Any
 
 from gateway import log
 from gateway.amqp.publisher import Publisher
 from gateway.amqp.worker_watch import WorkerWatch
 from gateway.celery_message import TaskIds
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
 from gateway.failpoints import Failpoint
@@ -56,7 +56,7 @@ class Child:
         self._config = config
         self._sockets = sockets
         self._stopping = asyncio.Event()
-        metrics = Metrics(metrics_fd, config.paths)
+        self._metrics = metrics = Metrics(metrics_fd, config.paths)
         ids = TaskIds()
         strategy = find(config.strategy)(config, metrics, ids.prefix)
         failpoint = Failpoint(os.environ.get("GATEWAY_FAILPOINT", ""))
@@ -67,6 +67,10 @@ class Child:
         self._workers = (
             WorkerWatch(publisher, metrics) if isinstance(publisher, Publisher) else None
         )
+
+    def held(self) -> dict[str, int]:
+        """Return what this process holds: how many of each, or bytes."""
+        return {"connections": self._server.connections, **self._relay.held()}
 
     async def run(self, control: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -127,6 +131,8 @@ class Child:
         """Answer each line, a number, with a line of JSON: the number and this child's checks."""
         try:
             while number := await reader.readline():
+                # A scrape asks before it reads the counters.
+                self._metrics.set("gateway_in_flight_bytes", self.held()["bytes"])
                 health = self._relay.checks()
                 if not self._server.listening:
                     health["starting"] = "no connections are accepted yet"

@@ -9,8 +9,8 @@ import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic
 
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.process.counters import Counters
 from gateway.process.handover import HEAD, Start, write

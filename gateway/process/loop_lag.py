@@ -6,8 +6,8 @@ A loop that is late answers late, whatever the broker and the workers do.
 from __future__ import annotations
 
 import asyncio
-from time import monotonic
 
+from gateway.clock import monotonic
 from gateway.metric_table import LAG
 from gateway.metrics import Metrics
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from time import monotonic
 
+from gateway.clock import monotonic
 from gateway.process import health
 from gateway.process.service_manager import ServiceManager
 from gateway.process.supervisor import Supervisor

@@ -14,9 +14,9 @@ import signal
 import socket
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from time import monotonic
 
 from gateway.backoff import Backoff
+from gateway.clock import monotonic
 from gateway.config.cross_checks import problems
 from gateway.config.settings import Config
 from gateway.errors import ConfigError

@@ -31,6 +31,11 @@ class Steps:
         task.add_done_callback(ended)
         return task
 
+    @property
+    def running(self) -> int:
+        """How many steps are under way."""
+        return len(self._tasks)
+
     async def stop(self) -> None:
         """Cancel the steps that are under way."""
         for task in self._tasks:

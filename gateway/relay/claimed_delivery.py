@@ -15,11 +15,11 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from time import monotonic
 
 from gateway.answer import Answer
 from gateway.claims.claim import CONFIRMED, DONE, MINE, Claim
 from gateway.claims.idempotency import Idempotency
+from gateway.clock import monotonic
 from gateway.errors import Rejected, RequestError, ResultsLost, StateUnavailable, Unroutable
 from gateway.failpoints import CLAIMED, PUBLISHED
 from gateway.outcome import Outcome

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from time import monotonic
 from typing import Protocol
+
+from gateway.clock import monotonic
 
 #: Seconds between sweeps, which run at multiples of it. A deadline is noticed at most this late.
 TICK = 0.05
@@ -33,6 +34,11 @@ class Deadlines:
         self._ticks: dict[int, dict[Expiring, None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._next = math.inf
+
+    @property
+    def pending(self) -> int:
+        """How many entries have been neither removed nor called."""
+        return sum(map(len, self._ticks.values()))
 
     def add(self, entry: Expiring) -> None:
         tick = int(entry.deadline / TICK) + 1

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from time import monotonic
 
 from gateway import answer
 from gateway.amqp.dynamic_queues import Send
 from gateway.answer import Answer
 from gateway.celery_message import Message, encode_body
+from gateway.clock import monotonic, time
 from gateway.config.route import Route
 from gateway.delivery import Delivery
 from gateway.errors import BadRequest, DeadlinePassed, NotConfirmed, RequestError, StateUnavailable
@@ -356,7 +355,7 @@ class DeliveryInFlight(InFlight):
         source = self.source
         if source is not None and given.status < 300:
             try:
-                given = source.reply(given, self.verified, time.time())
+                given = source.reply(given, self.verified, time())
             except RequestError as error:
                 self.refuse(error)
                 return

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from time import monotonic
 
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import Full, TooMany
 from gateway.sources.base import Options

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 from gateway.amqp.dynamic_queues import DynamicQueues
@@ -12,6 +11,7 @@ from gateway.amqp.publisher import Publisher
 from gateway.amqp.queue_lengths import QueueLengths
 from gateway.celery_message import TaskIds
 from gateway.claims.idempotency import Idempotency
+from gateway.clock import monotonic
 from gateway.config.route import RESULTS, Route
 from gateway.config.settings import Config
 from gateway.delivery import Delivery, Request, traceparent_of
@@ -145,6 +145,25 @@ class Relay:
         if self.context.idempotency is not None:
             checks["state"] = self.context.idempotency.error
         return checks
+
+    def held(self) -> dict[str, int]:
+        """Return what is kept for requests and their tasks: how many of each, or bytes.
+
+        All are 0 when nothing is under way, but for late results and their subscriptions.
+        """
+        context = self.context
+        held = {
+            "requests in flight": self.in_flight,
+            "bytes": self.limits.bytes,
+            "steps": context.steps.running,
+            "deadlines": context.deadlines.pending,
+            **context.strategy.held(),
+        }
+        if context.idempotency is not None:
+            held |= context.idempotency.held()
+        if context.journal is not None:
+            held["bytes of the journal"] = context.journal.bytes
+        return held
 
     @property
     def in_flight(self) -> int:

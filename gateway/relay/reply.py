@@ -7,12 +7,12 @@ from asyncio import Future
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from logging import INFO, WARNING
-from time import monotonic
 from typing import Protocol
 
 from gateway import answer, request_log
 from gateway.answer import Answer
 from gateway.celery_message import Message, TaskIds
+from gateway.clock import monotonic
 from gateway.delivery import Request, recorded_trace
 from gateway.errors import RequestError, Unverified
 from gateway.journal.entry import ACCEPTED, FAILED, GONE, REFUSED

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import time
 from asyncio import Future
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from redis.exceptions import RedisError
 from gateway import answer
 from gateway.answer import Answer
 from gateway.celery_message import decode_result
+from gateway.clock import time
 from gateway.config.route import RESULTS, Route
 from gateway.config.settings import Config
 from gateway.errors import NotFound, ResultExpired, ResultsUnavailable
@@ -162,7 +162,7 @@ class ResultURLs:
         return answer.of_outcome(outcome, ticket.content_type)
 
     def _now(self) -> float:
-        return time.time() + self._ahead
+        return time() + self._ahead
 
     def _ask_time(self) -> None:
         assert self._store is not None
@@ -172,4 +172,4 @@ class ResultURLs:
     def _take_time(self, reply: Future[Any]) -> None:
         if not reply.cancelled() and reply.exception() is None:
             seconds, microseconds = reply.result()
-            self._ahead = int(seconds) + int(microseconds) / 1e6 - time.time()
+            self._ahead = int(seconds) + int(microseconds) / 1e6 - time()

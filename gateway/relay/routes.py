@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from urllib.parse import unquote_to_bytes
 
 from gateway.answer import Answer
+from gateway.clock import time
 from gateway.config.route import PARAM, Route
 from gateway.config.settings import Config
 from gateway.delivery import PRIVATE_HEADERS, Delivery, Request
@@ -85,7 +85,7 @@ class Endpoint:
             status = source.options.unrouted if source else None
             return Answer(status or 204, "", b"")
         taken = Answer(200, source.content_type, source.fallback.encode())
-        return source.reply(taken, verified, time.time())
+        return source.reply(taken, verified, time())
 
     def headers(self, request: Request) -> dict[str, str]:
         """Return the headers that the task gets, without secret ones."""

@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import sleep
 
 import psutil
 
+from gateway.clock import monotonic
 from gateway.errors import GatewayError
 
 
@@ -214,9 +215,9 @@ def _session(pid: int) -> int:
 
 def poll(condition: Callable[[], bool], timeout: float) -> bool:
     """Wait until `condition` is true; return False when `timeout` seconds have passed."""
-    deadline = time.monotonic() + timeout
+    deadline = monotonic() + timeout
     while not condition():
-        if time.monotonic() > deadline:
+        if monotonic() > deadline:
             return False
-        time.sleep(0.02)
+        sleep(0.02)
     return True

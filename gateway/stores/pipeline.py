@@ -16,7 +16,6 @@ from contextlib import suppress
 from functools import cache
 from hashlib import sha1
 from math import inf
-from time import monotonic
 from typing import Any, NamedTuple
 
 import hiredis
@@ -24,6 +23,7 @@ import redis.asyncio
 from redis.exceptions import ConnectionError, InvalidResponse, ResponseError
 
 from gateway import background
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.metrics import Metrics
 from gateway.stores import result_store
@@ -107,6 +107,11 @@ class Pipeline(asyncio.Protocol):
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), PATIENCE)
             await background.stop(self._task)
+
+    @property
+    def pending(self) -> int:
+        """How many commands wait for their reply, or to be sent."""
+        return len(self._sent) + len(self._waiting)
 
     async def values(self, keys: Sequence[Arg]) -> list[bytes | None]:
         """Return the values of `keys`; fails as `run` does."""

@@ -12,13 +12,13 @@ import logging
 import re
 from collections.abc import Awaitable, Callable
 from math import inf
-from time import monotonic
 
 import hiredis
 import redis.asyncio
 from redis.exceptions import ConnectionError, InvalidResponse, ResponseError
 
 from gateway import background
+from gateway.clock import monotonic
 from gateway.read_throttling import ReadThrottling
 from gateway.stores.result_store import LOST
 
@@ -71,6 +71,11 @@ class Subscription(asyncio.Protocol):
         self._received = False
         #: What is wrong with the connection, in words; empty while messages come, or soon again.
         self.error = "not subscribed yet"
+
+    @property
+    def channels(self) -> int:
+        """How many channels have a callback."""
+        return len(self._callbacks)
 
     async def start(self) -> None:
         self._task = background.start(self._keep_connected(), self._name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sized
 from typing import TYPE_CHECKING
 
 from gateway.celery_message import Message
@@ -34,6 +35,8 @@ class Strategy(ABC):
     """
 
     _publisher: Publisher | KombuPublisher
+    #: The pending tasks whose results are waited for, where the strategy keeps them.
+    _waiting: Sized = ()
 
     def __init__(self, config: Config, metrics: Metrics, prefix: str):  # noqa: B027
         """Open nothing; the ids of this process' tasks begin with `prefix`."""
@@ -64,6 +67,13 @@ class Strategy(ABC):
     @abstractmethod
     async def stop(self) -> None:
         """Close what `start` has opened; called when no task is pending any more."""
+
+    def held(self) -> dict[str, int]:
+        """Return how many messages and results are waited for."""
+        return {
+            "confirms awaited": self._publisher.unconfirmed,
+            "results awaited": len(self._waiting),
+        }
 
     @abstractmethod
     def checks(self) -> dict[str, str]:

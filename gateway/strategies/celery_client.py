@@ -7,7 +7,6 @@ import select
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, LifoQueue
-from time import monotonic
 from typing import Any
 
 import celery.exceptions
@@ -20,6 +19,7 @@ from redis.exceptions import RedisError
 
 from gateway import celery_message
 from gateway.celery_message import Message
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.config.urls import redis_tls, without_options
 from gateway.errors import (

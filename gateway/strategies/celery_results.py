@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from threading import Lock
-from time import monotonic
 from typing import Any
 
 from celery.backends.redis import RedisBackend, ResultConsumer, SentinelBackend
@@ -19,6 +18,7 @@ from celery.states import PENDING
 from redis.exceptions import RedisError
 
 from gateway.celery_message import decode_result
+from gateway.clock import monotonic
 
 log = logging.getLogger(__name__)
 

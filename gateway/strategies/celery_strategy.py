@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from time import monotonic
 
 from gateway.amqp.publisher import Publisher
 from gateway.celery_message import Message
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import BrokerBlocked, BrokerUnavailable, RequestError, ResultsUnavailable
 from gateway.metric_table import RABBITMQ

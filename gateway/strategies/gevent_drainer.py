@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from time import monotonic
 
 import gevent
 from celery.result import AsyncResult
@@ -19,6 +18,7 @@ from gevent.queue import SimpleQueue
 from redis.exceptions import RedisError
 
 from gateway.celery_message import Message
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import RequestError, ResultsLost, ResultsUnavailable, Unavailable
 from gateway.metrics import Metrics

@@ -5,9 +5,8 @@ https://www.w3.org/TR/trace-context/
 
 from __future__ import annotations
 
-from time import monotonic_ns
-
 from gateway.celery_message import Message
+from gateway.clock import monotonic_ns
 
 #: The header with the ids of a trace, of requests and of messages.
 TRACEPARENT = "traceparent"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from random import getrandbits, random
-from time import monotonic_ns, time_ns
 
 from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from gateway import background
+from gateway.clock import monotonic_ns, time_ns
 from gateway.config.settings import Config
 from gateway.delivery import Request, traceparent_of
 from gateway.tracing.collector import Collector

@@ -166,12 +166,14 @@ def test_a_client_that_leaves_frees_its_waiter(gateway):
         # Close with a reset once the gateway has taken it.
         if gateway.strategy != "blocking":
             until(lambda: metric(gateway, "gateway_in_flight") == 1)
+            assert metric(gateway, "gateway_in_flight_bytes") > 0
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     answer = post(f"{gateway.url}/sleep?seconds=1", b"after")
 
     assert (answer.code, answer.body) == (200, b"after")
     assert metric(gateway, "gateway_in_flight") == 0
+    assert metric(gateway, "gateway_in_flight_bytes") == 0
     if gateway.strategy != "blocking":  # which sees nothing but the task it waits for
         assert metric(gateway, "gateway_clients_gone_total") == gone + 1
 

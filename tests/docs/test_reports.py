@@ -41,7 +41,7 @@ def test_every_committed_report_is_named_with_its_commit():
         for found in re.findall(link, path.read_text("utf-8"))
     }
     reports = {path.stem: json.loads(path.read_text()) for path in figures.REPORTS.glob("*.json")}
-    assert named == {(name, report["commit"][:10]) for name, report in reports.items()}
+    assert named == {(name, figures.commit_of(each)[:10]) for name, each in reports.items()}
 
 
 @pytest.mark.parametrize(("code", "told"), [(measured_code(), 0), ("0" * 12, 1), (None, 1)])

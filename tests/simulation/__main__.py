@@ -45,6 +45,10 @@ def _options() -> argparse.Namespace:
         "--mutants", action="store_true", help="test the simulator: see docs/simulation.md"
     )
     parser.add_argument("--only", default="", help="with --mutants: those whose name has this")
+    parser.add_argument("--most", type=int, help="with --mutants: give one up after so many seeds")
+    parser.add_argument(
+        "--report", action="store_true", help="add what was found to docs/reports/simulation.json"
+    )
     return parser.parse_args()
 
 
@@ -54,11 +58,12 @@ def main() -> int:
     if options.mutants:
         from tests.simulation import mutants
 
-        return mutants.main(options.only, options.jobs, options.json)
+        most = options.most or mutants.SEEDS
+        return mutants.main(options.only, options.jobs, options.json, most, options.report)
     if options.trace is not None:
         return max(_trace(options.trace, strategy, options.bytes) for strategy in strategies)
     if options.shrink is not None:
-        return max(shrink.main(options.shrink, strategy) for strategy in strategies)
+        return max(shrink.main(options.shrink, strategy, options.jobs) for strategy in strategies)
     return _seeds(options, strategies)
 
 
@@ -111,6 +116,10 @@ def _seeds(options: argparse.Namespace, strategies: list[str]) -> int:
     summary = _summary(results, violations, seconds)
     if options.json:
         options.json.write_text(json.dumps(summary, indent=1) + "\n")
+    if options.report and results:
+        from tests.simulation import report
+
+        report.add_run(summary)
     print(f"{summary['means']}")
     rate = len(results) / seconds
     print(f"{len(results)} seeds, {violations} violations, {rate:.2f} seeds a second")
@@ -136,10 +145,15 @@ def _summary(results: list[dict[str, Any]], violations: int, seconds: float) -> 
     )
     means = {key: round(sum(r[key] for r in whole) / max(len(whole), 1), 3) for key in keys}
     cpu = sum(result["cpu"] for result in whole)
+    numbers = [result["seed"] for result in results]
     return {
+        "strategies": dict(sorted(Counter(r["strategy"] for r in results).items())),
+        "first": min(numbers, default=None),
+        "last": max(numbers, default=None),
         "seeds": len(results),
         "violations": violations,
         "seconds": round(seconds, 1),
+        "seeds_per_second": round(len(results) / seconds, 2),
         "virtual_hours": round(sum(r["seconds"] for r in whole) / 3600, 2),
         "calm": sum(r["calm"] for r in whole),
         "means": means,

@@ -40,6 +40,7 @@ KINDS: dict[str, dict[str, tuple[float, float, float]]] = {
         "subscribers cut": (0.0, 0.0, 2),
         "read-only": (1.0, 6.0, 1),
         "promoted": (0.1, 2.0, 1),
+        "failed over": (0.0, 0.0, 1),
         "out of memory": (1.0, 6.0, 1),
     },
     "link": {
@@ -213,6 +214,11 @@ async def _promote(world: World, fault: Fault) -> None:
     await asyncio.sleep(0)
 
 
+async def _fail_over(world: World, fault: Fault) -> None:
+    """Another primary takes its place; who is connected to the old one has to leave it."""
+    world.redis_fails_over()
+
+
 async def _memory(world: World, fault: Fault) -> None:
     world.redis.out_of_memory(True)
     await asyncio.sleep(fault.length)
@@ -364,6 +370,7 @@ _REDIS: dict[str, _Inject] = {
     "subscribers cut": _kill_clients("pubsub"),
     "read-only": _read_only,
     "promoted": _promote,
+    "failed over": _fail_over,
     "out of memory": _memory,
 }
 _LINK: dict[str, _Inject] = {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gateway.config import loading
 from gateway.config.settings import Config
 from gateway.process import child as product
+from tests.simulation import histories
 from tests.simulation.loop import DEAD, Party
 from tests.simulation.network import Listener, pair
 from tests.simulation.senders import DEADLINES, IDENTIFIED
@@ -75,7 +76,8 @@ class Child:
 
     async def _run(self, control: Any) -> None:
         child = product.Child(self.world.config, [self.gateway.listener.for_child()], None)  # type: ignore[list-item,arg-type]
-        self.relay, self.server = child._relay, child._server
+        self.process, self.relay = child, child._relay
+        histories.note(self)
         child._relay.context.failpoint.__class__ = _Failpoint
         child._relay.context.failpoint.child = self
         await child.run(control)

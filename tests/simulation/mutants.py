@@ -21,16 +21,27 @@ _ROOT = Path(__file__).parents[2]
 
 
 class Mutant(NamedTuple):
-    """A change of one file."""
+    """A change of one file, which the seeds of these strategies run through."""
 
     name: str
     file: str
     old: str
     new: str
 
+    @property
+    def strategies(self) -> str:
+        return _OF_STRATEGY.get(self.file, "pika,redis")
+
 
 def _m(name: str, file: str, old: str, new: str) -> Mutant:
     return Mutant(name, f"gateway/{file}.py", old, new)
+
+
+_OF_STRATEGY = {
+    "gateway/strategies/pika_rpc.py": "pika",
+    "gateway/strategies/redis_push.py": "redis",
+    "gateway/stores/result_channel.py": "redis",
+}
 
 
 _CLAIMS, _RELAY = "claims/store", "relay/delivery_in_flight"
@@ -93,11 +104,11 @@ MUTANTS = [
     _m(
         "no confirm timeout",
         "amqp/publishing_channel",
-        "self._confirms.give_up(monotonic() - self._confirm_timeout)",
+        "self._confirms.give_up(now - self._confirm_timeout)",
         "self._confirms.give_up(-1.0)",
     ),
     _m("multiple acks ignored", "amqp/confirms", "        if multiple:", "        if False:"),
-    _m("no heartbeats", "amqp/broker", "HEARTBEAT = 10 ", "HEARTBEAT = 0 "),
+    _m("no heartbeats", "amqp/broker", "HEARTBEAT = 10\n", "HEARTBEAT = 0\n"),
     _m(
         "a failed claim restored",
         "claims/scripts",
@@ -244,26 +255,98 @@ MUTANTS = [
         "LATEST = 0.4",
         "LATEST = 4.0",
     ),
+    _m(
+        "task ids that are not unique",
+        "celery_message",
+        'digits = f"{self._next():016x}"',
+        'digits = f"{self._next() // 4:016x}"',
+    ),
+    _m(
+        "bytes that stay counted",
+        "relay/in_flight",
+        "self.context.limits.bytes -= self._size",
+        "pass",
+    ),
+    _m(
+        "a Redis that became a replica kept",
+        "stores/primary",
+        "return _elsewhere(error) is not None",
+        "return False",
+    ),
+    _m(
+        "subscribers of a Redis that became a replica kept",
+        "stores/subscription",
+        "self._lasts.reschedule(0)",
+        "pass",
+    ),
+    _m("a failed claim kept", "claims/scripts", "    free(ARGV[4])\n", ""),
+    _m(
+        "a cycle of references that keeps a body",
+        "pending_task",
+        "changed, self._changed = self._changed, None",
+        "changed = self._changed",
+    ),
+    _m(
+        "a failure that is not remembered",
+        "claims/scripts",
+        "    redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])\n",
+        "",
+    ),
+    _m(
+        "a lease that anybody renews",
+        "claims/scripts",
+        "if state == 'P' and owner == ARGV[1] then\n    till = now",
+        "if state == 'P' then\n    till = now",
+    ),
+    _m(
+        "a claim that anybody releases",
+        "claims/scripts",
+        "if state == 'P' and owner == ARGV[1] then\n    if ARGV[2]",
+        "if state == 'P' then\n    if ARGV[2]",
+    ),
+    _m(
+        "a confirm of another task",
+        "claims/scripts",
+        "if lost or (state == 'P' and task == ARGV[1]) then",
+        "if lost or state == 'P' then",
+    ),
+    _m(
+        "an end of another task",
+        "claims/scripts",
+        "if lost or (state ~= 'R' and state ~= 'D' and task == ARGV[1]) then\n    state, rest",
+        "if lost or (state ~= 'R' and state ~= 'D') then\n    state, rest",
+    ),
+    _m(
+        "a lease that lapses too early",
+        "claims/scripts",
+        "    state, owner, till = 'P', ARGV[1], now + ARGV[4]",
+        "    state, owner, till = 'P', ARGV[1], now + ARGV[4] / 8",
+    ),
 ]
 
 
-def main(only: str, jobs: int, report: Path | None, seeds: int = SEEDS) -> int:
+def main(only: str, jobs: int, file: Path | None, seeds: int, report: bool) -> int:
     """Try each mutant; return 1 where one is not found or its text is gone."""
     results = []
     for mutant in MUTANTS:
-        if only in mutant.name:
+        if re.search(only, mutant.name):
             result = _try(mutant, jobs, seeds)
             results.append(result)
-            print(f"{result['found'] or 'NOT FOUND'}: {mutant.name}: {result['by']}", flush=True)
+            found = result["found"] or f"NOT FOUND in {seeds} seeds"
+            print(f"{found}: {mutant.name}: {result['by']}", flush=True)
     missed = [result["name"] for result in results if not result["found"]]
-    if report is not None:
-        report.write_text(json.dumps(results, indent=1) + "\n")
+    if file is not None:
+        file.write_text(json.dumps(results, indent=1) + "\n")
+    if report:
+        from tests.simulation.report import set_mutants
+
+        set_mutants(results, [mutant.name for mutant in MUTANTS])
     print(f"{len(results)} mutants, {len(missed)} not found: {', '.join(missed)}")
     return int(bool(missed))
 
 
 def _try(mutant: Mutant, jobs: int, seeds: int) -> dict[str, Any]:
-    result = {"name": mutant.name, "file": mutant.file, "found": "", "by": ""}
+    result = {"name": mutant.name, "file": mutant.file, "found": "", "rules": [], "by": ""}
     text = (_ROOT / mutant.file).read_text()
     if text.count(mutant.old) != 1:
         return result | {"by": f"its text is {text.count(mutant.old)} times in {mutant.file}"}
@@ -275,10 +358,12 @@ def _try(mutant: Mutant, jobs: int, seeds: int) -> dict[str, Any]:
         (place / mutant.file).write_text(text.replace(mutant.old, mutant.new))
         command = [
             sys.executable, "-m", "tests.simulation", "--seeds", f"1-{seeds}", "--first",
-            "--jobs", str(jobs),
+            "--jobs", str(jobs), "--strategies", mutant.strategies,
         ]  # fmt: skip
         done = subprocess.run(command, cwd=place, capture_output=True, text=True)
-    found = re.search(r"^seed (\d+ \w+): (.*)", done.stdout, re.MULTILINE)
-    if found is None:
+    found = re.findall(r"^seed (\d+ \w+): (([^:\n]*).*)", done.stdout, re.MULTILINE)
+    if not found:
         return result | {"by": done.stderr[-300:]}
-    return result | {"found": f"seed {found[1]}", "by": found[2][:200]}
+    seed, by, _ = found[0]
+    rules = [rule for _, _, rule in found]
+    return result | {"found": f"seed {seed}", "rules": rules, "by": by[:200]}

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from math import inf
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation import histories
 from tests.simulation.records import (
     GONE,
     REFUSED,
@@ -40,10 +42,19 @@ LOST = "connection to the broker was lost"
 #: Faults in which Redis loses what it has confirmed.
 FORGETFUL = {"killed, losing a second", "promoted"}
 #: After these, no task need run twice.
-HARMLESS = {"reloaded", "clients cut", "subscribers cut", "jumps", "read-only", "out of memory"}
+HARMLESS = {
+    "reloaded",
+    "clients cut",
+    "subscribers cut",
+    "jumps",
+    "read-only",
+    "out of memory",
+    "failed over",
+}
 #: Faults that end connections, and the seconds until what was missed has to be fetched.
 CUTS = {"connections closed", "reset", "subscribers cut", "clients cut"}
 CUT, CUT_AFTER = 1.0, 6.0
+BACK = 3.0  # seconds in which a gateway has found out that Redis is there again, and what it has
 STATUSES = {200, 202, 502, 503, 504, GONE, 500, RESET, REFUSED, SILENT}
 
 
@@ -231,35 +242,47 @@ def unavailable(judge: Judge) -> Iterator[str]:
 
 
 def forgotten(judge: Judge) -> Iterator[str]:
-    """Find tries that were answered without their result though it was there for long.
+    """Find tries that were answered without their result though it was stored for long.
 
-    Only where nothing but connections was lost, which is noticed at once.
+    Only where nothing but connections was lost, which is noticed at once, or where Redis was
+    killed or failed over, and is there again for long.
     """
-    ended: dict[str, float] = {}
+    stored: dict[str, float] = {}
     for e in judge.main:
         if not e.failed and not e.lost:
-            ended.setdefault(e.delivery, e.at)
+            stored[e.delivery] = min(stored.get(e.delivery, inf), e.stored)
     for one in judge.seen.tries:
-        since = ended.get(one.delivery, one.answered)
+        since = stored.get(one.delivery, inf)
         others = [
             each
             for each in judge.seen.injected
-            if each.began <= one.answered and one.at - CUT_AFTER <= each.ended and _hides(each, one)
+            if each.began <= one.answered
+            and one.at - CUT_AFTER <= each.ended
+            and _hides(each, one, judge.seen.strategy)
         ]
+        back = one.answered - BACK
+        if since < back and all(_is_back(each, back) for each in others):
+            others = []
         late = one.type == "deadline-passed" or (one.status == 202 and one.route == "/later")
         known = one.route in IDENTIFIED and one.delivery not in judge.gone
         if late and known and since < one.answered - CUT and not others:
             yield judge.show(one)
 
 
-def _hides(fault: Injected, one: Try) -> bool:
-    """Tell whether a fault may hide from a try that a result is there, or delays its storing."""
-    target = fault.target
+def _is_back(fault: Injected, since: float) -> bool:
+    away = fault.target == "redis" and fault.kind in ("killed", "failed over")
+    return away and fault.ended < since
+
+
+def _hides(fault: Injected, one: Try, strategy: str) -> bool:
+    """Tell whether a fault may hide from a try that a result is stored."""
+    target, _, server = fault.target.partition(">")
     if fault.kind in CUTS or (target == "broker" and fault.kind == "killed"):
         return False
     if target.startswith("gateway"):
-        return target.partition(">")[0] == one.gateway
-    return True
+        return target == one.gateway and (strategy == "pika" or server != "broker")
+    # Replies are lost with the broker, and with a worker's connection to it.
+    return target == "redis" or (strategy == "pika" and (target == "broker" or server == "broker"))
 
 
 def slow_refusals(judge: Judge) -> Iterator[str]:
@@ -313,6 +336,18 @@ def journal(judge: Judge) -> Iterator[str]:
             yield f"{name} has not failed"
 
 
+def claims(judge: Judge) -> Iterator[str]:
+    """Find claims whose answers no order of the operations explains."""
+    losses = [one.began for one in judge.seen.injected if one.kind in FORGETFUL]
+    steady = not any(one.target == "redis" and one.kind == "jumps" for one in judge.seen.injected)
+    for key, whole in judge.world.histories.items():
+        history = histories.until_loss(whole, losses)
+        wrong = histories.unexplained(history, steady)
+        if wrong is not None:
+            told = histories.worded(wrong, history, judge.world.began)
+            yield f"claim {histories.name_of(key)}: {told}"
+
+
 RULES: dict[str, Callable[[Judge], Iterable[str]]] = {
     "lost": lost,
     "never acknowledged": unacknowledged,
@@ -330,6 +365,7 @@ RULES: dict[str, Callable[[Judge], Iterable[str]]] = {
     "refused late": slow_refusals,
     "left behind": left,
     "journal": journal,
+    "claims are not linearizable": claims,
 }
 
 

@@ -90,6 +90,14 @@ class Redis:
     def become_replica(self) -> None:
         self.read_only = True
 
+    def successor(self) -> Redis:
+        """Return a new primary with the same data; this one becomes a replica with its clients."""
+        other = Redis(self.clock, self.random)
+        other.skew, other.remember = self.skew, self.remember
+        other.db, other.expiry = copy.deepcopy(self.db), dict(self.expiry)
+        self.become_replica()
+        return other
+
     def promote(self, lost_seconds: float = 0.0) -> None:
         self.read_only = False
         self._lose(lost_seconds)

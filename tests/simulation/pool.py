@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import resource
 import selectors
 import signal
 import time
@@ -12,8 +13,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-#: Seconds after which a seed is ended, as it does not end by itself.
-PATIENCE = 120.0
+#: Seconds of CPU time after which a seed is ended, as it does not end by itself; and seconds.
+MOST_CPU, PATIENCE = 120, 1_200.0
 
 Job = tuple[int, str]
 
@@ -73,6 +74,7 @@ def _fork(job: Job, work: Callable[[int, str], dict[str, Any]]) -> tuple[int, in
     status = 1
     try:
         os.close(reading)
+        resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU, MOST_CPU))
         try:
             text, status = json.dumps(work(*job)), 0
         except BaseException:  # noqa: BLE001 # the parent is told

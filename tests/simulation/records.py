@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 #: What became of a try whose sender did not wait, whose connection ended, or was not made.
 GONE, RESET, REFUSED, SILENT = "gone", "reset", "refused", "silent"
@@ -58,6 +59,7 @@ class Execution:
     worker: str
     name: str  # of the task
     lost: bool = False  # it was acknowledged early, and its worker died
+    stored: float = inf  # when its result was stored, or replied only
 
 
 @dataclass(slots=True)

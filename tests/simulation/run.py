@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -45,12 +46,14 @@ def run(
     """Run it; `lines` gets what happens, in words, and `worlds` the world."""
     plan = plan or Plan(seed, strategy)
     began = time.process_time()
+    gc.disable()  # so that what a cycle of references keeps is still there at the end
     world = World(seed, strategy, plan, lines)
     if worlds is not None:
         worlds.append(world)
     seen = world.run()
     seams.leave()
     result = Result(seed, strategy, oracle.judge(world), world.digest.hexdigest(), plan.calm)
+    gc.enable()
     result.callbacks, result.seconds = world.loop.steps, world.loop.time() - world.began
     result.cpu = time.process_time() - began
     result.gateways = plan.gateways

@@ -14,6 +14,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any, Protocol
 
+from gateway import clock
 from tests.simulation.loop import Killed, Loop
 
 #: Seconds since the epoch at the loop's time 0.
@@ -31,7 +32,7 @@ class World(Protocol):
 
 world: World | None = None
 
-_monotonic, _time, _urandom, _kill = time.monotonic, time.time, os.urandom, os.kill
+_urandom, _kill = os.urandom, os.kill
 
 
 def enter(entered: World, seed: str) -> None:
@@ -54,8 +55,8 @@ def now() -> float:
 
 def install() -> None:
     """Replace the clocks and the random source, then the sockets of the libraries."""
-    time.monotonic = lambda: _monotonic() if world is None else world.loop.time()
-    time.time = lambda: _time() if world is None else now()
+    clock.monotonic = lambda: time.monotonic() if world is None else world.loop.time()
+    clock.time = lambda: time.time() if world is None else now()
     os.urandom = _bytes
     random._urandom = _bytes  # type: ignore[attr-defined]
     os.kill = _signal

@@ -146,6 +146,7 @@ class Senders:
         twin = rng.random() < 0.05  # the same request twice on one connection
         client = None
         began = loop.time()
+        self._trace(one, f"sent; its task takes {one.seconds} s")
         try:
             async with asyncio.timeout(patience):
                 client = await self._connection(one.gateway, rng)
@@ -168,11 +169,9 @@ class Senders:
         except OSError:
             one.status = RESET
         one.answered = loop.time()
-        self.world.trace(
-            "sender",
-            f"{one.id} {one.route} {one.gateway}: {one.status} {one.type} {one.body!r}"
-            f" after {one.answered - began:.3f} s {one.seconds} {one.task}",
-        )
+        told = " ".join(filter(None, (str(one.status), one.type, one.body and repr(one.body))))
+        task = f", task {one.task}" if one.task else ""
+        self._trace(one, f"{told} after {one.answered - began:.3f} s{task}")
         if client is not None:
             if type(one.status) is int and client.idle and rng.random() < 0.5:
                 self._idle.setdefault(one.gateway, []).append(client)
@@ -180,6 +179,9 @@ class Senders:
                 client.transport.abort()
             else:
                 client.transport.close()
+
+    def _trace(self, one: Try, what: str) -> None:
+        self.world.trace("sender", f"{one.id} {one.route} {one.gateway}: {what}")
 
     def _twin(self, client: Client, one: Try, data: bytes) -> None:
         """Send the same request again, without waiting for the first one's answer."""
@@ -198,6 +200,7 @@ class Senders:
             twin.answered = loop.time()
             twin.at = max(twin.at, first.answered or loop.time())
             self._note(twin, *future.result())
+            self._trace(twin, f"{twin.status} {twin.type} {twin.body} to the same request again")
             self.world.evidence.tries.append(twin)
 
         answer.add_done_callback(done)
@@ -246,6 +249,7 @@ class Senders:
             finally:
                 if client is not None:
                     client.transport.close()
+            self._trace(one, f"its result's URL gives {status} {body[:40]!r}")
             if status == 200:
                 self.world.evidence.read.append((one.delivery, body.decode()))
             if status == 500:

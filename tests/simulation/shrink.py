@@ -3,47 +3,74 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from itertools import count
+from typing import Any
 
 from tests.simulation import pool
 from tests.simulation.run import run
-from tests.simulation.senders import Senders
 from tests.simulation.world import DELIVERIES, Plan
 
-_KEPT: list[Plan] = []
+#: A world that ends in the middle of everything would tell of each coroutine that it has left.
+_worlds: list[object] = []
 
 
-def main(seed: int, strategy: str) -> int:
-    """Print the smallest plan that still breaks the same rule, and its trace."""
+def main(seed: int, strategy: str, jobs: int) -> int:
+    """Print the smallest plan that still breaks one of the same rules, and its trace."""
     plan = Plan(seed, strategy)
-    rules = _broken(seed, strategy, plan)
+    ((_, rules),) = _tried(seed, strategy, iter([plan]), jobs)
     if not rules:
         print(f"seed {seed} {strategy} breaks nothing")
         return 0
     print(f"seed {seed} {strategy} breaks: {', '.join(sorted(rules))}")
     plan.senders = set(range(DELIVERIES))
+    seen: set[str] = set()
     while True:
-        smaller = next((s for s in _smaller(plan) if _broken(seed, strategy, s) & rules), None)
+        candidates = (one for one in _smaller(plan) if _new(one, seen))
+        tried = _tried(seed, strategy, candidates, jobs)
+        smaller = next((one for one, broken in tried if broken & rules), None)
+        tried.close()
         if smaller is None:
             break
         plan = smaller
         print(
-            f"  {len(plan.faults)} faults, {len(plan.senders)} senders, {plan.gateways} gateways",
+            f"  still with {len(plan.faults)} faults, {len(plan.senders or ())} senders,"
+            f" {plan.gateways} gateways",
             flush=True,
         )
     lines: list[str] = []
-    result = run(seed, strategy, plan, lines)
-    print("\n".join(lines))
-    print("faults:", *plan.faults, sep="\n  ")
-    print("\n".join(result.problems))
+    result = run(seed, strategy, plan, lines, _worlds)
+    print(*lines, "", "what is left:", *plan.faults, sep="\n")
+    print(f"senders of {', '.join(f'd{number}' for number in sorted(plan.senders))}")
+    print(*(f"seed {seed} {strategy}: {problem}" for problem in result.problems), sep="\n")
     return 1
 
 
-def _broken(seed: int, strategy: str, plan: Plan) -> set[str]:
-    """Return the names of the rules that are broken, found in a process of its own."""
-    work = lambda *_: run(seed, strategy, plan).plain()  # noqa: E731
-    (result,) = pool.each(iter([(seed, strategy)]), work, 1)
-    return {problem.partition(":")[0] for problem in result["problems"]}
+def _new(plan: Plan, seen: set[str]) -> bool:
+    """Tell whether a plan was not tried yet, and remember it."""
+    what = f"{plan.gateways} {sorted(plan.senders or ())} {[str(fault) for fault in plan.faults]}"
+    new = what not in seen
+    seen.add(what)
+    return new
+
+
+def _tried(
+    seed: int, strategy: str, plans: Iterator[Plan], jobs: int
+) -> Generator[tuple[Plan, set[str]], None, None]:
+    """Run plans in processes of their own; yield each with the names of the rules it breaks."""
+    running: dict[int, Plan] = {}
+
+    def numbered() -> Iterator[pool.Job]:
+        for number, plan in zip(count(), plans, strict=False):
+            running[number] = plan
+            yield number, strategy
+
+    def work(number: int, strategy: str) -> dict[str, Any]:
+        return run(seed, strategy, running[number]).plain() | {"seed": number}
+
+    for result in pool.each(numbered(), work, jobs):
+        problems = {problem.partition(":")[0] for problem in result["problems"]}
+        yield running.pop(result["seed"]), problems
 
 
 def _smaller(plan: Plan) -> Iterator[Plan]:
@@ -71,6 +98,3 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
             if not f.target.startswith("gateway") or f.target.partition(">")[0] in named
         ]
         yield smaller
-
-
-__all__ = ["Senders", "main"]

@@ -75,6 +75,9 @@ class RedisClient(asyncio.Protocol):
         for reply in replies:
             if isinstance(reply, BaseException):
                 raise reply
+            if isinstance(reply, list):  # an EXEC's
+                for error in (each for each in reply if isinstance(each, Exception)):
+                    raise RedisRefused(str(error))
         return replies[-1]
 
 
@@ -231,6 +234,7 @@ class Worker:
             await self._answer(properties, headers, result)
         else:
             await self._store(headers["id"], result)
+        execution.stored = loop.time()
         self._step("stored")
         self.running.pop(key, None)
         if not self.early and channel.is_open:
@@ -305,5 +309,7 @@ class Worker:
                 )
                 return
             except (TimeoutError, OSError, RedisRefused) as exc:
+                if "READONLY" in str(exc):  # redis-py disconnects, too
+                    self._redis = None
                 self.world.trace(self.name, f"cannot store {task_id}: {exc!r}")
                 await asyncio.sleep(self.random.uniform(0.1, 1.0))

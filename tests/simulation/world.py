@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.simulation import faults, holdings, seams
 from tests.simulation.gateways import GRACE, Child, Gateway, configuration
+from tests.simulation.histories import Operation
 from tests.simulation.loop import DEAD, Killed, Livelock, Party
 from tests.simulation.models import Broker, Redis
 from tests.simulation.network import Conditions, Network, NetworkLoop
@@ -60,6 +61,8 @@ class World:
         self.failpoints: dict[str, str] = {}
         self.party = Party("world")
         self.inspected: dict[str, Any] = {}
+        #: What was asked of each claim, by its key in Redis.
+        self.histories: dict[bytes, list[Operation]] = {}
 
     def _servers(self) -> None:
         self.broker_party, self.redis_party = Party("broker"), Party("redis")
@@ -115,6 +118,8 @@ class World:
         await self._settle()
         self.senders.close()
         await asyncio.sleep(QUIET)
+        if self.plan.calm:
+            self.evidence.left += holdings.uncollected()
         if holdings.held(self):
             gc.collect()  # as each process does from time to time
             first = holdings.held(self)
@@ -150,6 +155,13 @@ class World:
 
     def listen_broker(self) -> None:
         self._broker_listener = self.network.serve(self.broker_party, ("broker", 5672), self.broker)
+
+    def redis_fails_over(self) -> None:
+        """Let another server take Redis' place; the old one serves those that are connected."""
+        self.redis_party = Party("redis")
+        self.redis = self.redis.successor()
+        self._redis_listener.close()
+        self.listen_redis()
 
     def listen_redis(self) -> None:
         self._redis_listener = self.network.serve(self.redis_party, ("redis", 6379), self.redis)

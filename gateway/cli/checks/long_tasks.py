@@ -8,11 +8,11 @@ https://www.rabbitmq.com/docs/consumers#acknowledgement-timeout
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterator
 
 from gateway.cli.checks.finding import Finding, listed, warn
 from gateway.cli.checks.remote import Answers
+from gateway.clock import time
 from gateway.config.settings import Config
 
 LONG = "long tasks"
@@ -78,7 +78,7 @@ def _overlapping(answers: Answers) -> Iterator[str]:
 
 def _running(config: Config, answers: Answers) -> Iterator[str]:
     """Yield each task that has run for half the timeout, and is not acknowledged."""
-    now = time.time()
+    now = time()
     for name, worker in sorted(answers.workers.items()):
         half = _timeout(config, worker.queues or ()) / 2
         for one in worker.running or ():

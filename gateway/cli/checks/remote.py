@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +20,7 @@ from pika.exceptions import ChannelClosedByBroker
 from redis.exceptions import RedisError
 
 from gateway.cli.checks.amqp import Exchange
+from gateway.clock import time
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.strategies.celery_client import CeleryClient
@@ -209,7 +209,7 @@ async def _publish(
         "ticket": ticket,
         "reply_to": {"exchange": "", "routing_key": exchange.reply_to},
     }
-    headers = {"clock": 0, "expires": int(time.time()) + _TOO_LATE}
+    headers = {"clock": 0, "expires": int(time()) + _TOO_LATE}
     try:
         return await exchange.publish(CONTROL, "", json.dumps(message).encode(), headers)
     except ChannelClosedByBroker as exc:

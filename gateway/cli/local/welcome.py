@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import secrets
 import shlex
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gateway.cli.local.first_task import Described
 from gateway.cli.local.plan import APP, Plan
 from gateway.cli.outgoing import curl_line, signed_request
+from gateway.clock import time
 from gateway.config.loading import named_variables
 from gateway.config.route import Route
 from gateway.config.settings import Config
@@ -105,7 +105,7 @@ def _sent(config: Config, path: Path | None, url: str) -> list[str]:
 
 def _message(config: Config, url: str) -> str:
     options = config.sources["wechat"]
-    now = time.time()
+    now = time()
     source = find(options.scheme)(options)
     _, body = source.sample("", str(secrets.randbelow(10**15)), now)
     return curl_line(signed_request(source, Draft(body, url, now)))

@@ -116,7 +116,7 @@ def test_the_location_of_an_old_delivery_ends_when_the_first_one_s_does(monkeypa
     config = Config(
         routes=[Route(path="/")], secret_key="k" * 16, public_url="https://x", result_expires=100
     )
-    monkeypatch.setattr("gateway.relay.result_urls.time.time", lambda: 1_000)
+    monkeypatch.setattr("gateway.relay.result_urls.time", lambda: 1_000)
     results = ResultURLs(config, Store())
 
     first = results.location(DELIVERY, TASK, config.routes[0])
@@ -143,7 +143,7 @@ def test_the_time_is_that_of_redis_whatever_the_clocks_of_the_machines_say(monke
 
     async def on_a_machine() -> ResultURLs:
         now = next(clock)
-        monkeypatch.setattr("gateway.relay.result_urls.time.time", lambda: now)
+        monkeypatch.setattr("gateway.relay.result_urls.time", lambda: now)
         made = ResultURLs(config, store)
         store.on_connected.pop()()
         await asyncio.sleep(0.01)
