@@ -182,6 +182,8 @@ class Loop(asyncio.BaseEventLoop):
                     if self.steps > most:
                         raise Livelock(f"{party.name}: {callback}")
                 self.current = self.kernel
+                if self._stop:
+                    break
                 while heap and heap[0][2].callback is None:
                     heappop(heap)
                 if not heap:

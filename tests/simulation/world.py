@@ -14,9 +14,10 @@ from typing import Any
 from tests.simulation import faults, holdings, seams
 from tests.simulation.gateways import GRACE, Child, Gateway, configuration
 from tests.simulation.loop import DEAD, Killed, Livelock, Party
-from tests.simulation.models import Broker, Redis
 from tests.simulation.network import Conditions, Network, NetworkLoop
+from tests.simulation.rabbitmq_model import Broker
 from tests.simulation.records import Evidence, Execution, Injected
+from tests.simulation.redis_model import Redis
 from tests.simulation.senders import Senders
 from tests.simulation.workers import APP, STOCK, Worker
 
