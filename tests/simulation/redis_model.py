@@ -572,17 +572,18 @@ _SUBSCRIBING = frozenset([b"SUBSCRIBE", b"PSUBSCRIBE", b"UNSUBSCRIBE", b"PUNSUBS
 
 
 def encode(value: Any) -> bytes:
+    kind = type(value)
+    if kind is bytes:
+        return b"$%d\r\n%b\r\n" % (len(value), value)
+    if kind is int:
+        return b":%d\r\n" % value
+    if kind is list:
+        return b"*%d\r\n%b" % (len(value), b"".join(map(encode, value)))
     if value is None:
         return b"$-1\r\n"
-    if isinstance(value, Status):
+    if kind is Status:
         return b"+%b\r\n" % value
-    if isinstance(value, bytes):
-        return b"$%d\r\n%b\r\n" % (len(value), value)
-    if isinstance(value, int):
-        return b":%d\r\n" % value
-    if isinstance(value, Exception):
-        return b"-%b\r\n" % str(value).encode()
-    return b"*%d\r\n" % len(value) + b"".join(map(encode, value))
+    return b"-%b\r\n" % str(value).encode()
 
 
 def _integer(text: bytes) -> int:
@@ -648,6 +649,8 @@ class _Lua:
             return self._lua.table_from({b"err": str(exc).encode()})
 
     def _lua_value(self, value: Any) -> Any:
+        if type(value) is bytes or type(value) is int:
+            return value
         if value is None:
             return False
         if isinstance(value, Status):
@@ -657,7 +660,7 @@ class _Lua:
         return value
 
     def _result(self, value: Any) -> Any:
-        if value is None or isinstance(value, bytes):
+        if value is None or type(value) is bytes:
             return value
         if isinstance(value, tuple):
             return self._result(value[0])
