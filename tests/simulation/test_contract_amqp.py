@@ -37,7 +37,6 @@ class Server:
     limited: Callable[[], AbstractContextManager[None]]
     close_connections: Callable[[], object]
     restart: Callable[[], object]
-    names: list[str]
 
     def connect(self, **options: Any) -> Connection:
         return Connection(self.carrier.connect(), **options)
@@ -49,9 +48,7 @@ class Server:
         return self.channel().confirms()
 
     def name(self) -> str:
-        """Make a name, of whatever has to be deleted again."""
-        self.names.append(f"contract.{secrets.token_hex(6)}")
-        return self.names[-1]
+        return f"contract.{secrets.token_hex(6)}"
 
 
 @contextmanager
@@ -73,7 +70,7 @@ def simulated() -> Iterator[Server]:
             broker.crash()
             broker.restart()
 
-        yield Server(carrier, alarm, limited, broker.close_connections, restart, [])
+        yield Server(carrier, alarm, limited, broker.close_connections, restart)
 
 
 @contextmanager
@@ -98,12 +95,7 @@ def real(rabbitmq: RabbitMQ) -> Iterator[Server]:
         rabbitmq.ctl("start_app")
 
     with sockets(rabbitmq.url) as carrier:
-        server = Server(carrier, alarm, limited, close_connections, restart, [])
-        yield server
-        channel = server.channel()
-        for name in server.names:
-            channel.call(spec.Queue.Delete(0, name), spec.Queue.DeleteOk)
-            channel.call(spec.Exchange.Delete(0, name), spec.Exchange.DeleteOk)
+        yield Server(carrier, alarm, limited, close_connections, restart)
 
 
 @pytest.fixture(params=["simulated", "real"])
@@ -111,7 +103,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     with (
         simulated()
         if request.param == "simulated"
-        else real(request.getfixturevalue("rabbitmq")) as server
+        else real(request.getfixturevalue("own_rabbitmq")) as server
     ):
         yield server
 
