@@ -175,7 +175,10 @@ class Redis:
 
     def run(self, words: list[bytes], script: bool = False) -> Any:
         """Execute a command; raises `Refused`."""
-        name, method = self.check(words, script)
+        name = words[0]
+        method = _COMMANDS.get(name)
+        if method is None or self.read_only or self.full or self.cluster:
+            name, method = self.check(words, script)
         if name in _WRITES:
             if self.remember:
                 self._note(words[1:] if name in _MANY else words[1:2])
