@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 MOST = 3  # faults at once
 PAUSE = 9.0  # seconds without a fault, at most
 
+LEADER = "leader lost"  # of quorum queues, if there are any
+
 #: What may happen to which kind of process or link, for how many seconds, and how often.
 KINDS: dict[str, dict[str, tuple[float, float, float]]] = {
     "broker": {
@@ -31,6 +33,7 @@ KINDS: dict[str, dict[str, tuple[float, float, float]]] = {
         "connections closed": (0.0, 0.0, 2),
         "channels closed": (0.0, 0.0, 1),
         "alarm": (1.0, 8.0, 2),
+        LEADER: (0.5, 8.0, 3),
     },
     "redis": {
         "killed": (0.0, 4.0, 2),
@@ -84,15 +87,18 @@ class Fault:
         return f"{self.at:6.2f} s  {self.target} {self.kind} {self.detail} for {self.length:.2f} s"
 
 
-def draw(rng: Random, gateways: int, seconds: float) -> list[Fault]:
-    """Draw the faults of `seconds`: groups of one to three different targets."""
+def draw(rng: Random, gateways: int, seconds: float, quorum: bool) -> list[Fault]:
+    """Draw the faults of `seconds`: groups of one to three different targets.
+
+    `quorum`: the queues are quorum queues.
+    """
     faults: list[Fault] = []
     at = rng.uniform(1, 6)
     while at < seconds:
         group: list[Fault] = []
         for _ in range(rng.randint(1, MOST)):
             begins = at if not group else at + rng.uniform(0, max(2.0, group[0].length))
-            fault = _fault(rng, gateways, begins)
+            fault = _fault(rng, gateways, begins, quorum)
             if all(fault.target != other.target for other in group):
                 group.append(fault)
         group = [
@@ -105,9 +111,9 @@ def draw(rng: Random, gateways: int, seconds: float) -> list[Fault]:
     return sorted(faults, key=lambda fault: fault.at)
 
 
-def _fault(rng: Random, gateways: int, at: float) -> Fault:
+def _fault(rng: Random, gateways: int, at: float, quorum: bool) -> Fault:
     family = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-    kinds = KINDS[family]
+    kinds = {kind: KINDS[family][kind] for kind in KINDS[family] if kind != LEADER or quorum}
     kind = rng.choices(list(kinds), [weight for *_, weight in kinds.values()])[0]
     least, most, _ = kinds[kind]
     gateway, worker = f"gateway{rng.randint(1, gateways)}", f"worker{rng.randint(1, 2)}"
@@ -191,6 +197,12 @@ async def _alarm(world: World, fault: Fault) -> None:
     world.broker.alarm(True)
     await asyncio.sleep(fault.length)
     world.broker.alarm(False)
+
+
+async def _lose_leader(world: World, fault: Fault) -> None:
+    world.broker.leader(False)
+    await asyncio.sleep(fault.length)
+    world.broker.leader(True)
 
 
 async def _kill_redis(world: World, fault: Fault) -> None:
@@ -361,6 +373,7 @@ _BROKER: dict[str, _Inject] = {
     "connections closed": _close_connections,
     "channels closed": _close_channels,
     "alarm": _alarm,
+    LEADER: _lose_leader,
 }
 _REDIS: dict[str, _Inject] = {
     "killed": _kill_redis,

@@ -29,8 +29,13 @@ _ANSWERS = {
 }
 
 
-def configuration(strategy: str, **settings: Any) -> Config:
-    """Return the configuration that all gateways of a simulation have."""
+def configuration(strategy: str, queue: dict[str, Any], **settings: Any) -> Config:
+    """Return the configuration that all gateways of a simulation have.
+
+    `queue` has the arguments of all queues.
+    """
+    arguments = dict(queue)
+    kind = {"queue_type": arguments.pop("x-queue-type", "classic"), "queue_arguments": arguments}
     routes = []
     for path, deadline in DEADLINES.items():
         route: dict[str, Any] = {
@@ -40,9 +45,10 @@ def configuration(strategy: str, **settings: Any) -> Config:
             "idempotency": "header:X-Delivery" if path in IDENTIFIED else "none",
             "task": "simulated.nonce",
             "queue": "main",
+            **kind,
         }
         if path == "/also":
-            route["also"] = [{"task": "simulated.further", "queue": "further"}]
+            route["also"] = [{"task": "simulated.further", "queue": "further", **kind}]
         routes.append(route)
     values = {
         "strategy": strategy,

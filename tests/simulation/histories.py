@@ -75,7 +75,7 @@ class Operation:
 
 def note(child: Child) -> None:
     """Note all that a gateway's process does with claims."""
-    world, pipeline = child.world, child.relay.context.idempotency._claims.redis  # type: ignore[union-attr]
+    world, pipeline = child.world, child.relay.context.idempotency.claims.redis  # type: ignore[union-attr]
     run = pipeline.run
 
     def noted(*words: Any) -> Any:

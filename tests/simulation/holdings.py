@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from appserver.queues import DEAD_LETTER_EXCHANGE
 from gateway.delivery import Request
 from gateway.journal.redis_store import RedisStore
 
@@ -68,6 +70,16 @@ def stopped(child: Child) -> list[str]:
 def _name(task: Any) -> str:
     coroutine = task.get_coro()
     return str(getattr(coroutine, "__qualname__", coroutine))
+
+
+def dead_letters(world: World) -> set[tuple[str, str]]:
+    """Return the dead letters: the delivery and the task's name of each."""
+    queue = world.broker.queues.get(DEAD_LETTER_EXCHANGE)
+    found = set()
+    for message in () if queue is None else queue.ready:
+        (_, _, content), _, _ = json.loads(message.body)
+        found.add((content.split(" ")[0], message.properties.headers["task"]))
+    return found
 
 
 async def inspect(world: World) -> dict[str, Any]:

@@ -111,8 +111,8 @@ class Loop(asyncio.BaseEventLoop):
     def at_in(self, party: Party, when: float, callback: Callable[..., Any], *args: Any) -> Handle:
         """Schedule a callback of `party`, in any order with others at the same moment."""
         handle = Handle(callback, args, party, when)
-        self._count += 1
-        heappush(self._heap, (when, self.random.random() * self._count, handle))
+        self._count = count = self._count + 1
+        heappush(self._heap, (when, self.random.random() * count, handle))
         return handle
 
     def create_task(self, coro: Any, **options: Any) -> Any:
@@ -170,7 +170,7 @@ class Loop(asyncio.BaseEventLoop):
                         (party.held if party.state == FROZEN else party.grave).append(handle)
                         continue
                     self.current = party
-                    self.steps += 1
+                    self.steps = steps = self.steps + 1
                     try:
                         callback(*handle.args)
                     except Killed:
@@ -179,9 +179,11 @@ class Loop(asyncio.BaseEventLoop):
                         raise
                     except BaseException as exc:  # noqa: BLE001 # as asyncio's loops do
                         self._failed(party, {"message": f"in {callback}", "exception": exc})
-                    if self.steps > most:
+                    if steps > most:
                         raise Livelock(f"{party.name}: {callback}")
                 self.current = self.kernel
+                if self._stop:
+                    break
                 while heap and heap[0][2].callback is None:
                     heappop(heap)
                 if not heap:

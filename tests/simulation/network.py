@@ -354,7 +354,10 @@ class End(asyncio.Transport):
         else:
             room = WINDOW - self._wire_size - self.peer._inbox_size
             if room >= len(data):
-                self._send(bytes(data))
+                if self.conditions.cut:
+                    self._send(bytes(data))
+                else:
+                    self._post(bytes(data))
                 return
             self._send(bytes(data[: max(room, 0)]))
             self._out += data[max(room, 0) :]
@@ -414,10 +417,13 @@ class End(asyncio.Transport):
             return
         inbox = self._inbox
         if inbox:
-            data = inbox.popleft() if len(inbox) == 1 else b"".join(inbox)
-            inbox.clear()
-            most, random = MOST_READ, self.network.random
-            if self.conditions.partial and random.random() < self.conditions.partial:
+            if len(inbox) == 1:
+                data = inbox.popleft()
+            else:
+                data = b"".join(inbox)
+                inbox.clear()
+            most, share = MOST_READ, self.conditions.partial
+            if share and (random := self.network.random).random() < share:
                 most = random.randint(1, len(data))
             if len(data) > most:
                 inbox.append(data[most:])
@@ -435,7 +441,8 @@ class End(asyncio.Transport):
                 return  # it goes on to write, as long as the peer takes that
             self.close()
             return
-        self._wake()
+        if inbox or self._end is not None:
+            self._wake()
 
     # What the systems do ----------------------------------------------------------------------
 
@@ -466,14 +473,18 @@ class End(asyncio.Transport):
             self._post(data)
 
     def _post(self, item: bytes | str) -> None:
-        conditions, now = self.conditions, self.loop.time()
-        delay = self.network.random.uniform(conditions.least, conditions.most)
+        conditions, now = self.conditions, self.loop._now
+        least = conditions.least
+        delay = least + (conditions.most - least) * self.network.random.random()
+        last = self._last
         if type(item) is bytes:
             self._wire_size += len(item)
             if conditions.rate != inf:
                 delay += len(item) / conditions.rate
-                now = max(now, self._last)
-        at = max(self._last, ceil((now + delay) / GRID) * GRID)
+                now = max(now, last)
+        at = ceil((now + delay) / GRID) * GRID
+        if at < last:
+            at = last
         self._last = at
         self._wire.append(item)
         self._times.append(at)
@@ -513,15 +524,15 @@ class End(asyncio.Transport):
 
     def _arrive(self) -> None:
         self._timer = None
-        now = self.loop.time()
-        while self._wire and self._times[0] <= now:
-            self._times.popleft()
-            item = self._wire.popleft()
+        now, wire, times = self.loop._now, self._wire, self._times
+        while wire and times[0] <= now:
+            times.popleft()
+            item = wire.popleft()
             if type(item) is bytes:
                 self._wire_size -= len(item)
             self.peer.arrived(item)
-        if self._wire:
-            at = max(self._times[0], now)
+        if wire:
+            at = max(times[0], now)
             self._timer = self.loop.at_in(self.loop.kernel, at, self._arrive)
         elif self._out:
             self.go_on()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.simulation import histories
 from tests.simulation.records import (
+    FORGETFUL,
     GONE,
     REFUSED,
     RESET,
@@ -26,6 +27,8 @@ from tests.simulation.senders import DEADLINES, IDENTIFIED
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
+#: The tasks' names.
+MAIN, FURTHER = "simulated.nonce", "simulated.further"
 GRACE = 0.5  # seconds after the deadline
 CALM = 15.0  # seconds after the last fault until everything has to serve
 START = 4.5  # seconds from the end of a process until the next accepts connections, at most
@@ -39,18 +42,11 @@ REFUSALS = {
     "state-unavailable", "unroutable",
 }  # fmt: skip
 LOST = "connection to the broker was lost"
-#: Faults in which Redis loses what it has confirmed.
-FORGETFUL = {"killed, losing a second", "promoted"}
 #: After these, no task need run twice.
 HARMLESS = {
-    "reloaded",
-    "clients cut",
-    "subscribers cut",
-    "jumps",
-    "read-only",
-    "out of memory",
-    "failed over",
-}
+    "reloaded", "clients cut", "subscribers cut", "jumps", "read-only", "out of memory",
+    "failed over", "leader lost",
+}  # fmt: skip
 #: Faults that end connections, and the seconds until what was missed has to be fetched.
 CUTS = {"connections closed", "reset", "subscribers cut", "clients cut"}
 CUT, CUT_AFTER = 1.0, 6.0
@@ -64,11 +60,17 @@ class Judge:
     def __init__(self, world: World):
         self.world = world
         self.seen: Evidence = world.evidence
-        self.main = [e for e in self.seen.executions if e.name == "simulated.nonce"]
-        #: Deliveries whose task or result is lost: by Redis, or with an early acknowledgement.
+        self.main = [e for e in self.seen.executions if e.name == MAIN]
+        #: Deliveries whose task or result is lost: by Redis, or with an early acknowledgement; or
+        #: whose message was delivered too often, and is a dead letter.
         self.gone = {e.delivery for e in self.seen.executions if e.lost}
+        self.gone |= self.dead(MAIN)
         forgot = [one.ended for one in self.seen.injected if one.kind in FORGETFUL]
         self.gone |= {t.delivery for t in self.seen.tries if t.at <= max(forgot, default=0.0)}
+
+    def dead(self, name: str) -> set[str]:
+        """Return the deliveries of dead letters for this task."""
+        return {delivery for delivery, task in self.seen.dead if task == name}
 
     def show(self, one: Try) -> str:
         what = f"{one.status} {one.type}".rstrip()
@@ -97,12 +99,14 @@ class Judge:
 def lost(judge: Judge) -> Iterator[str]:
     """Find what was acknowledged and not executed, with its further tasks."""
     ran = {e.delivery for e in judge.main}
-    further = {e.delivery for e in judge.seen.executions if e.name == "simulated.further"}
+    further = {e.delivery for e in judge.seen.executions if e.name == FURTHER}
     excused = {e.delivery for e in judge.seen.executions if e.lost}
+    ran |= excused | judge.dead(MAIN)
+    further |= excused | judge.dead(FURTHER)
     for one in _firsts(one for one in judge.seen.tries if one.good):
-        if one.delivery not in ran and one.delivery not in excused:
+        if one.delivery not in ran:
             yield judge.show(one)
-        elif one.route == "/also" and one.delivery not in further | excused:
+        elif one.route == "/also" and one.delivery not in further:
             yield f"{judge.show(one)}: its further task has not run"
 
 
@@ -296,11 +300,21 @@ def slow_refusals(judge: Judge) -> Iterator[str]:
             for each in judge.seen.injected
             if each.began <= one.answered and since <= each.ended and each.target != "broker"
         ]
+        # The broker tells of an alarm when something is published.
         blocked = any(
-            each.kind == "alarm" and each.began < one.at - SLOW and one.answered < each.ended
+            each.kind == "alarm"
+            and one.answered < each.ended
+            and any(
+                each.began < other.at < one.at - SLOW
+                and other.gateway == one.gateway
+                and other.type in ("not-confirmed", "broker-blocked")
+                for other in judge.seen.tries
+            )
             for each in judge.seen.injected
         )
-        alone = not judge.hit(since, one.answered, "killed", "frozen", "jumps", target="broker")
+        alone = not judge.hit(
+            since, one.answered, "killed", "frozen", "jumps", "leader lost", target="broker"
+        )
         if not others and (one.took > CONFIRM + SLOW or (blocked and alone)):
             yield judge.show(one)
 

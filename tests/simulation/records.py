@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
+#: Faults in which Redis loses what it has confirmed.
+FORGETFUL = {"killed, losing a second", "promoted"}
 #: What became of a try whose sender did not wait, whose connection ended, or was not made.
 GONE, RESET, REFUSED, SILENT = "gone", "reset", "refused", "silent"
 
@@ -86,6 +88,8 @@ class Evidence:
     ready: float = 0.0  # since when everything serves
     tries: list[Try] = field(default_factory=list)
     executions: list[Execution] = field(default_factory=list)
+    #: Dead letters: the delivery, and the task's name.
+    dead: set[tuple[str, str]] = field(default_factory=set)
     injected: list[Injected] = field(default_factory=list)
     #: The text of results that were read at a result's URL, with the task, by delivery.
     read: list[tuple[str, str]] = field(default_factory=list)

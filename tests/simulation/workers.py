@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import hiredis
 import pika
 
+from appserver.queues import DEAD_LETTER_EXCHANGE, DEAD_LETTER_QUEUE
 from appserver.result_script import _STORE
 from gateway.amqp.connection import LoopServices
 from tests.simulation import seams
@@ -139,6 +140,16 @@ async def call(channel: Any, method: Callable[..., Any], *args: Any, **options: 
     return await done
 
 
+async def _declare_dead_letters(channel: Any) -> None:
+    """Declare what the app server declares for dead letters."""
+    await call(channel, channel.exchange_declare, DEAD_LETTER_EXCHANGE, "fanout", durable=True)
+    arguments = DEAD_LETTER_QUEUE.queue_arguments
+    await call(
+        channel, channel.queue_declare, DEAD_LETTER_EXCHANGE, durable=True, arguments=arguments
+    )
+    await call(channel, channel.queue_bind, DEAD_LETTER_EXCHANGE, DEAD_LETTER_EXCHANGE)
+
+
 class Worker:
     """A worker, which is started again after its death; ``early`` acknowledges before it runs."""
 
@@ -183,8 +194,11 @@ class Worker:
             connection, lost = await amqp_connection()
             channel = await channel_of(connection)
             await call(channel, channel.basic_qos, prefetch_count=self.prefetch)
+            arguments = self.world.plan.queue
+            if "x-dead-letter-exchange" in arguments:
+                await _declare_dead_letters(channel)
             for queue in QUEUES:
-                await call(channel, channel.queue_declare, queue, durable=True)
+                await call(channel, channel.queue_declare, queue, durable=True, arguments=arguments)
                 await call(channel, channel.basic_consume, queue, self._on_message)
         channel.add_on_close_callback(lambda c, exc: lost.done() or lost.set_result(exc))
         await lost

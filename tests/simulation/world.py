@@ -11,13 +11,15 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from appserver.queues import DEAD_LETTER_EXCHANGE
 from tests.simulation import faults, holdings, seams
 from tests.simulation.gateways import GRACE, Child, Gateway, configuration
 from tests.simulation.histories import Operation
 from tests.simulation.loop import DEAD, Killed, Livelock, Party
-from tests.simulation.models import Broker, Redis
 from tests.simulation.network import Conditions, Network, NetworkLoop
-from tests.simulation.records import Evidence, Execution, Injected
+from tests.simulation.rabbitmq_model import Broker
+from tests.simulation.records import FORGETFUL, Evidence, Execution, Injected
+from tests.simulation.redis_model import Redis
 from tests.simulation.senders import Senders
 from tests.simulation.workers import APP, STOCK, Worker
 
@@ -46,7 +48,7 @@ class World:
         seams.enter(self, f"product {strategy} {seed}")
         #: Seconds that results are kept. In calm seeds some senders try again when these are gone.
         self.expires = 25 if plan.calm else 300
-        self.config = configuration(strategy, result_expires=self.expires)
+        self.config = configuration(strategy, plan.queue, result_expires=self.expires)
         self._servers()
         self.gateways = {
             f"gateway{i + 1}": Gateway(self, f"gateway{i + 1}") for i in range(plan.gateways)
@@ -68,6 +70,7 @@ class World:
         self.broker_party, self.redis_party = Party("broker"), Party("redis")
         self.broker = Broker(self.loop, Random(f"broker {self.seed}"))
         self.redis = Redis(self.loop, Random(f"redis {self.seed}"))
+        self.redis.remember = any(fault.kind in FORGETFUL for fault in self.plan.faults)
         default = self.network.default
         most = self.random.choice([0.0005, 0.001, 0.003, 0.02])
         share = self.random.choice([0.0, 0.02, 0.3])
@@ -127,6 +130,7 @@ class World:
             again = holdings.held(self)
             self.evidence.left += [line for line in first if line in again]
         await self._stop()
+        self.evidence.dead = holdings.dead_letters(self)
         self.inspected = await holdings.inspect(self)
 
     async def _settle(self) -> None:
@@ -267,7 +271,7 @@ class World:
         self.trace("error", text)
 
     def _observe(self, now: float, one: str, other: str, data: bytes) -> None:
-        self.digest.update(b"%f %s %s " % (now, one.encode(), other.encode()) + data)
+        self.digest.update(f"{now!r} {one} {other} ".encode() + data)
         if self.lines is not None and self.plan.wires:
             self.trace("bytes", f"{one} > {other}: {data[:200]!r}")
 
@@ -304,6 +308,21 @@ class _Logged(logging.Handler):
             world.trace(party.name, f"{record.levelname.lower()}: {record.getMessage()}")
 
 
+def _queue(rng: Random) -> dict[str, Any]:
+    """Draw the arguments of a seed's queues: of most, none."""
+    kind = rng.random()
+    if kind < 0.25:
+        limit = rng.choice([1, 2, 20])
+        return {
+            "x-queue-type": "quorum",
+            "x-delivery-limit": limit,
+            "x-dead-letter-exchange": DEAD_LETTER_EXCHANGE,
+        }
+    if kind < 0.4:
+        return {"x-max-length": rng.choice([2, 8]), "x-overflow": "reject-publish"}
+    return {}
+
+
 class Plan:
     """What a seed does, as far as it can be taken away: faults, senders, gateways."""
 
@@ -312,6 +331,8 @@ class Plan:
         self.calm = seed % 5 == 0
         self.gateways = rng.randint(2, 4)
         self.seconds = WARM + SECONDS + CALM + AFTER
-        self.faults = [] if self.calm else faults.draw(rng, self.gateways, SECONDS)
+        self.queue = _queue(Random(f"queues {strategy} {seed}"))
+        quorum = self.queue.get("x-queue-type") == "quorum"
+        self.faults = [] if self.calm else faults.draw(rng, self.gateways, SECONDS, quorum)
         self.senders: set[int] | None = None
         self.wires = False
