@@ -205,7 +205,8 @@ class Publisher:
         silent = 0
         while not self._lost.is_set():
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._lost.wait(), _LOOK_AGAIN)
+                async with asyncio.timeout(_LOOK_AGAIN):
+                    await self._lost.wait()
             connection = self._connection
             # A process that was stopped itself reads what has come before it looks again.
             silent = silent + 1 if connection is not None and connection.silent else 0

@@ -196,7 +196,8 @@ class Pipeline(asyncio.Protocol):
             if end <= now and self._transport is not None:
                 self._transport.abort()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._lost.wait(), max(min(end, probe) - now, 0.001))
+                async with asyncio.timeout(max(min(end, probe) - now, 0.001)):
+                    await self._lost.wait()
 
     def _probed(self, reply: Future[Any]) -> None:
         if reply.cancelled():

@@ -276,7 +276,7 @@ MUTANTS = [
     _m(
         "subscribers of a Redis that became a replica kept",
         "stores/subscription",
-        "self._lasts.reschedule(0)",
+        "self._lose(ConnectionError(why))",
         "pass",
     ),
     _m("a failed claim kept", "claims/scripts", "    free(ARGV[4])\n", ""),
