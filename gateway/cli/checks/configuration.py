@@ -12,7 +12,7 @@ from gateway.config.pointers import overlap
 from gateway.config.route import Route
 from gateway.config.settings import Config
 from gateway.similar import similar
-from gateway.sources import find
+from gateway.sources import of
 
 _DOCUMENT = "docs/configuration.md says what each setting may be"
 _EXPOSED = "the body is not signed: anybody who sees a request can send another body with it"
@@ -52,7 +52,7 @@ def sources(config: Config) -> list[Finding]:
     """
     found, exposed = [], []
     for name, options in config.sources.items():
-        if not find(options.scheme)(options, config.public_url or "").covers_body:
+        if not of(options)(options, config.public_url or "").covers_body:
             exposed.append(f"{name} ({options.scheme})")
         elif options.tolerance:
             found.append(ok(f"source {name}"))
@@ -79,7 +79,7 @@ def events(config: Config) -> list[Finding]:
         if route.source is None:
             continue
         options = config.sources[route.source]
-        known = find(options.scheme)(options, config.public_url or "").events
+        known = of(options)(options, config.public_url or "").events
         if known is None:
             continue
         # A delivery whose event cannot be read has none.

@@ -25,9 +25,7 @@ from tests.unit.sources.sending import received, sender
 
 #: The scheme `hmac` with an identity and an event in the body's JSON.
 IN_JSON = {
-    "header": "X-Signature", "signed": "{body}", "identity": "json:/id", "event": "json:/type",
-    "encoding": "hex", "algorithm": "sha256", "prefix": "", "timestamp_header": None,
-    "id_header": None,
+    "signed": "{body}", "identity": "json:/id", "event": "json:/type", "time": [], "id": [],
 }  # fmt: skip
 CHANGES: dict[str, dict[str, Any]] = {scheme: {} for scheme in SCHEMES} | {
     "hmac": IN_JSON,

@@ -245,7 +245,7 @@ def test_shopifys_headers_without_x_are_as_good():
 
 @pytest.mark.parametrize("scheme", sorted(set(SCHEMES) - {"standard"}))
 def test_without_an_id_there_is_an_identity_only_where_the_digest_is_one(scheme):
-    by_digest = {"dingtalk", "feishu", "meta", "wechat", "wecom", "x"}
+    by_digest = {"dingtalk", "discord", "feishu", "meta", "wechat", "wecom", "x"}
     body = EXAMPLES[scheme].body if scheme in by_digest else b"a=b"
     signed = sender(scheme).sign(Draft(body, URL, NOW))
     known = {name: value for name, value in signed.headers.items() if name != "x-id"}

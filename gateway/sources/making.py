@@ -1,0 +1,163 @@
+"""Make the classes of the sources that are blocks of data: from a file, or from `gateway.toml`."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import replace
+from functools import cache, cached_property
+from typing import Any, Literal
+
+from pydantic import Field, SecretStr, create_model, field_validator, model_validator
+
+from gateway.answer import TEXT
+from gateway.sources.base import Example, Options, Sample, Source
+from gateway.sources.block import Block
+from gateway.sources.declared import Declared
+from gateway.sources.keys import PUBLIC_KEYS, TOKENS, make
+
+#: What a source may have whose sender's handshake has a token; None: handshakes are refused.
+_VERIFY_TOKEN = (SecretStr | None, Field(None, min_length=1))
+#: Secrets for tests, by the kind of the key: the sender's, its public one, and another one.
+_EXAMPLES = {
+    "whsec": ("whsec_MfKQ9r8GKYqrTwjUPD8ILPZI", "", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZJ"),
+    "raw-hex": (
+        "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f",
+        "03a107bff3ce10be1d70dd18e74bc09967e4d6309ba50d5f1ddc8664125531b8",
+        "3b6a27bcceb6a42d62a3a8d02a6f0d73653215771de243a63ac048a18b59da29",
+    ),
+    "raw-base64": (
+        "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=",
+        "A6EHv/POEL4dcN0Y50vAmWfk1jCbpQ1fHdyGZBJVMbg=",
+        "O2onvM62pC1io6jQKm8Nc2UyFXcd4kOmOsBIoYtZ2ik=",
+    ),
+    "hex": ("00010203", "", "00010204"),
+    "base64": ("c2VjcmV0", "", "c2VjcmV1"),
+}
+
+
+@cache
+def source_of(name: str, text: str) -> type[Source]:
+    """Return the class of a sender from its file's text."""
+    block = Block.model_validate(tomllib.loads(text))
+
+    def usable(_cls: Any, secrets: list[SecretStr]) -> list[SecretStr]:
+        return _usable(secrets, block)
+
+    token = any(each.token for each in block.handshakes)
+    checks: dict[str, Any] = {"_usable": field_validator("secrets")(classmethod(usable))}
+    fields: dict[str, Any] = {"verify_token": _VERIFY_TOKEN} if token else {}
+    options = create_model(
+        "Options",
+        __base__=Options,
+        __validators__=checks,
+        **fields,
+    )
+    return _class(name, block, options)
+
+
+def _usable(secrets: list[SecretStr], block: Block) -> list[SecretStr]:
+    """Return `secrets`. Raises ValueError, with what would be valid, where one is of no use."""
+    for secret in secrets:
+        if block.secret_form and not re.fullmatch(block.secret_form[0], secret.get_secret_value()):
+            raise ValueError(block.secret_form[1])
+        make(secret.get_secret_value(), block)
+    return secrets
+
+
+#: The keys of the scheme `hmac` before there were blocks.
+_OLDER = {"header": "signature", "timestamp_header": "time", "id_header": "id"}
+
+
+class Own(Options, Block):
+    """A sender of one's own: the table of the source is the block."""
+
+    scheme: Literal["hmac"] = "hmac"
+    verify_token: SecretStr | None = Field(None, min_length=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_keys(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        values = {**values}
+        for old, new in _OLDER.items():
+            if isinstance(header := values.pop(old, None), str):
+                values[new] = f"header:{header}"
+        if values.get("algorithm") in ("sha1", "sha256", "sha512") and "{key}" not in str(values):
+            values["algorithm"] = f"hmac-{values['algorithm']}"
+        if isinstance(text := values.get("signed"), str):
+            values["signed"] = text.replace("{timestamp}", "{time}")
+        return values
+
+    @model_validator(mode="after")
+    def _keys(self) -> Own:
+        _usable(self.secrets, self)
+        return self
+
+    @cached_property
+    def source(self) -> type[Source]:
+        """The class of this source."""
+        return _class("hmac", self, Own)
+
+
+@cache
+def own() -> type[Source]:
+    """Return the class of the scheme `hmac`, whose sources are blocks of their own."""
+    block = {"encoding": "base64", "prefix": "v1=", "signed": "{id}.{time}.{body}"}
+    block |= {"signature": "header:X-Signature", "algorithm": "hmac-sha512", "id": "header:X-Id"}
+    block |= {"time": "header:X-Time", "event": "header:X-Event"}
+    found = _class("hmac", Block.model_validate(block), Own)
+    options = {**found.example.options, **block}
+    example = replace(found.example, options=options)
+    return type("HMAC", (found,), {"__doc__": "Signs what `signed` says.", "example": example})
+
+
+def _class(name: str, block: Block, options: type[Options]) -> type[Source]:
+    """Return the class of the source that `block` describes."""
+    values = {
+        "__doc__": f"Signs {signed(block)}.",
+        "block": block,
+        "options_class": options,
+        "samples": {key: Sample(each.event, each.body) for key, each in block.samples.items()},
+        "example": _example(block),
+        "content_type": block.content_type or TEXT,
+        "identifies": bool(block.identity or block.id),
+        "handshakes": any(each.method == "GET" for each in block.handshakes),
+        "needs_public_url": any(text.startswith("url") for text in block.signed_places),
+    }
+    habits = ("deadline", "tries", "retry_after", "fallback", "max_body")
+    return type(name or "Own", (Declared,), values | {key: getattr(block, key) for key in habits})
+
+
+def signed(block: Block) -> str:
+    """Say what the sender signs."""
+    if block.algorithm in TOKENS:
+        return "nothing: the secret is sent"
+    words = {"body": "body", "url": "public URL", "method": "method", "id": "id", "time": "time"}
+    said = {
+        "time" if text in block.time else words.get(text.partition("|")[0], f"`{text}`"): None
+        for text in block.signed_places
+    }
+    return ", ".join(said) or "only its key"
+
+
+def _example(block: Block) -> Example:
+    """Return what the tests of `block` need: secrets, and where its signature is."""
+    default = "name:password" if block.algorithm == "basic" else "A-secret_token"
+    mine, public, other = _EXAMPLES.get(block.key, (default, "", f"{default[:-1]}m"))
+    secret, given = block.example.get("secrets", mine), block.example
+    receiver = given.get("public", public if block.algorithm in PUBLIC_KEYS else "")
+    token = any(each.token for each in block.handshakes)
+    body = [text for _, text in block.texts if text.startswith(("json:", "form:", "body|"))]
+    ids = block.identity or block.id
+    return Example(
+        {"secrets": secret} | ({"verify_token": "chosen"} if token else {}),
+        other_secret=given.get("other_secret", other),
+        proof=block.places(block.signature[0])[0].name,
+        timed=bool(block.time) and block.time[0].startswith(("header:", "sig:")),
+        receiver={"secrets": receiver} if receiver else {},
+        identity="" if ids in ([], ["digest"]) else "123456789",
+        opaque=not any(text in body for text in (*block.time, *block.signed_places, *ids[:1]))
+        and not block.handshakes,
+    )
