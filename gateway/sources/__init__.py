@@ -6,8 +6,9 @@ An entry point of the group ``celery_gateway.sources`` is a scheme: its name, an
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import entry_points
 from importlib.resources import files
 from typing import Any
@@ -26,10 +27,16 @@ def text_of(name: str) -> str:
     return (_FOLDER / f"{name}{_END}").read_text("utf-8")
 
 
+@cache
 def _of_block(name: str) -> type[Source]:
     from gateway.sources import making  # imported when it is used: it takes time
 
-    return making.source_of(name, text_of(name)) if name != OWN else making.own()
+    if name == OWN:
+        return making.own()
+    table = tomllib.loads(text_of(name))
+    if like := table.pop("like", None):  # the keys of another sender, for those not given here
+        table = {**tomllib.loads(text_of(like)), **table}
+    return making.source_of(name, table)
 
 
 #: The names of the senders that are data.
@@ -53,14 +60,24 @@ def options_class(values: Any) -> type[Options]:
 
     Raises ValueError where there is no such scheme.
     """
-    table = values if isinstance(values, dict) else {}
-    scheme = table.get("scheme", OWN if "signature" in table else None)
-    if isinstance(scheme, str) and scheme in SCHEMES:
+    scheme = _scheme(values)
+    if is_known(values):
         return find(scheme).options_class
     near = similar(scheme, SCHEMES) if isinstance(scheme, str) else ""
     hint = f"did you mean {near}?" if near else "`gateway senders` lists them"
     what = "there is no such scheme" if scheme else "is needed, or signature and the keys beside it"
     raise ValueError(f"scheme: {what}; {hint}")
+
+
+def is_known(values: Any) -> bool:
+    """Does the table of a source have a known scheme, or is it a block?"""
+    scheme = _scheme(values)
+    return isinstance(scheme, str) and scheme in SCHEMES
+
+
+def _scheme(values: Any) -> Any:
+    table = values if isinstance(values, dict) else {}
+    return table.get("scheme", OWN if "signature" in table else None)
 
 
 def of(options: Options) -> type[Source]:

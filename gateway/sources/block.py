@@ -130,6 +130,8 @@ class Block(Model):
     title: str = ""
     sources: list[str] = []
     waits: str = ""
+    #: The keys that `sources` do not show; they come from notes about the sender.
+    unchecked: list[str] = []
     samples: dict[str, Sample] = {}
     #: Secrets for tests: `secrets` signs, `public` verifies that, `other_secret` does not.
     example: dict[str, str] = {}

@@ -370,9 +370,7 @@ class Declared(Source):
             place = Place.parse(texts[0]) if texts else Place("")
             if place.kind == "json" and place.name and value != "":
                 tokens = ["0" if token == "*" else token for token in pointer(place.name)]
-                if tokens[0].isdigit() and isinstance(message, dict):
-                    message = [message]
-                put(message, tokens, value)
+                message = put(message, tokens, value)
         return event, json.dumps(message, separators=(",", ":")).encode()
 
     def sign(self, draft: Draft) -> Signed:
@@ -401,8 +399,8 @@ class Declared(Source):
         if place.kind == "query":
             return Signed(draft.body, headers, {place.name: signature})
         if place.kind == "json":
-            put(seen.json, pointer(place.name), signature)
-            return Signed(json.dumps(seen.json).encode(), headers)
+            message = put(seen.json, pointer(place.name), signature)
+            return Signed(json.dumps(message).encode(), headers)
         return Signed(draft.body, {**headers, place.name: signature})
 
 

@@ -97,14 +97,16 @@ def pointer(text: str) -> list[str]:
     return [token.replace("~1", "/").replace("~0", "~") for token in text.split("/")[1:]]
 
 
-def put(message: dict[str, Any], tokens: Sequence[str], value: Any) -> None:
-    """Write the value at a JSON pointer's tokens, of which there has to be one; makes objects."""
-    *parents, last = tokens
-    for token in parents:
-        if not isinstance(message.get(token), dict):
-            message[token] = {}
-        message = message[token]
-    message[last] = value
+def put(message: Any, tokens: Sequence[str], value: Any) -> Any:
+    """Return `message` with `value` at a JSON pointer's tokens; what is missing is made."""
+    if not tokens:
+        return value
+    token, *rest = tokens
+    if _index(token):
+        items = message if isinstance(message, list) else [message]
+        return [put(each, rest, value) if str(i) == token else each for i, each in enumerate(items)]
+    members = message if isinstance(message, dict) else {}
+    return {**members, token: put(members.get(token, {}), rest, value)}
 
 
 def at(value: Any, tokens: Sequence[str], missing: Any = None) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any, Literal
@@ -36,10 +35,9 @@ _EXAMPLES = {
 }
 
 
-@cache
-def source_of(name: str, text: str) -> type[Source]:
-    """Return the class of a sender from its file's text."""
-    block = Block.model_validate(tomllib.loads(text))
+def source_of(name: str, table: dict[str, Any]) -> type[Source]:
+    """Return the class of a sender from the table in its file."""
+    block = Block.model_validate(table)
 
     def usable(_cls: Any, secrets: list[SecretStr]) -> list[SecretStr]:
         return _usable(secrets, block)

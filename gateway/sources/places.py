@@ -30,6 +30,8 @@ WRITTEN = (
     "a place is header:NAME, query:NAME, form:NAME, sig:NAME, json:/pointer, body, url, method, id "
     "or time, and filters behind `|`"
 )
+#: Parts of a multipart form that are read.
+MAX_PARTS = 100
 #: Kinds whose text is what was received, one character a byte (latin-1); others are UTF-8.
 _AS_RECEIVED = ("header", "sig", "url", "method")
 _valid = re.compile(
@@ -122,7 +124,19 @@ class Seen:
 
 
 def _form(seen: Seen) -> dict[str, str]:
+    if seen.body.startswith(b"--"):
+        return _multipart(seen.body)
     return {} if seen.body.startswith((b"{", b"[")) else dict(read_if_form(seen.body))
+
+
+def _multipart(body: bytes) -> dict[str, str]:
+    """Return the fields of multipart/form-data, of the first parts. RFC 7578"""
+    found = {}
+    for part in body.split(body.partition(b"\r\n")[0], MAX_PARTS)[1:]:
+        head, _, content = part.partition(b"\r\n\r\n")
+        if named := re.search(rb'[; ]name="([^"]+)"', head):
+            found[named[1].decode("latin-1")] = content.removesuffix(b"\r\n").decode("latin-1")
+    return found
 
 
 _PARTS: dict[str, Callable[[Seen], Any]] = {

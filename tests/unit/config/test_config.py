@@ -312,7 +312,7 @@ def test_what_was_meant_is_told(toml):
         ),
         (
             '[sources.x]\nsecrets = "s"',
-            "sources.x.scheme: is needed, or signature and the keys beside it",
+            "sources.x.scheme: is needed, or signature and the keys ",
         ),
         ('[sources.x]\nscheme = "github"', "sources.x.secrets: is needed"),
         (
