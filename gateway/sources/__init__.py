@@ -16,7 +16,7 @@ from typing import Any
 from gateway.similar import similar
 from gateway.sources.base import Options, Source
 
-_FOLDER = files("gateway.sources.senders")
+_FOLDER = files("gateway.sources") / "senders"
 _END = ".toml"
 #: The scheme of a table that is a block itself.
 OWN = "hmac"

@@ -196,8 +196,8 @@ class Declared(Source):
             if not picked:
                 return [raw(each) for each in items]
             found, sig = [], seen.sig
-            pairs = [item.partition(assign) for item in items] if assign else _numbered(items)
-            for key, _, value in pairs:
+            pairs = [item.partition(assign) for item in items] if assign else ()
+            for key, _, value in pairs or [(str(i), "", item) for i, item in enumerate(items)]:
                 if key in picked or every:
                     found.append(raw(value))
                 if key in named:
@@ -402,10 +402,6 @@ class Declared(Source):
             message = put(seen.json, pointer(place.name), signature)
             return Signed(json.dumps(message).encode(), headers)
         return Signed(draft.body, {**headers, place.name: signature})
-
-
-def _numbered(items: Iterable[str]) -> list[tuple[str, str, str]]:
-    return [(str(number), "", item) for number, item in enumerate(items)]
 
 
 def _constant(value: bytes) -> Callable[[Seen], bytes]:

@@ -13,26 +13,10 @@ from gateway.answer import TEXT
 from gateway.sources.base import Example, Options, Sample, Source
 from gateway.sources.block import Block
 from gateway.sources.declared import Declared
-from gateway.sources.keys import PUBLIC_KEYS, TOKENS, make
+from gateway.sources.keys import TOKENS, make
 
 #: What a source may have whose sender's handshake has a token; None: handshakes are refused.
 _VERIFY_TOKEN = (SecretStr | None, Field(None, min_length=1))
-#: Secrets for tests, by the kind of the key: the sender's, its public one, and another one.
-_EXAMPLES = {
-    "whsec": ("whsec_MfKQ9r8GKYqrTwjUPD8ILPZI", "", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZJ"),
-    "raw-hex": (
-        "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f",
-        "03a107bff3ce10be1d70dd18e74bc09967e4d6309ba50d5f1ddc8664125531b8",
-        "3b6a27bcceb6a42d62a3a8d02a6f0d73653215771de243a63ac048a18b59da29",
-    ),
-    "raw-base64": (
-        "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=",
-        "A6EHv/POEL4dcN0Y50vAmWfk1jCbpQ1fHdyGZBJVMbg=",
-        "O2onvM62pC1io6jQKm8Nc2UyFXcd4kOmOsBIoYtZ2ik=",
-    ),
-    "hex": ("00010203", "", "00010204"),
-    "base64": ("c2VjcmV0", "", "c2VjcmV1"),
-}
 
 
 def source_of(name: str, table: dict[str, Any]) -> type[Source]:
@@ -142,19 +126,18 @@ def signed(block: Block) -> str:
 
 def _example(block: Block) -> Example:
     """Return what the tests of `block` need: secrets, and where its signature is."""
-    default = "name:password" if block.algorithm == "basic" else "A-secret_token"
-    mine, public, other = _EXAMPLES.get(block.key, (default, "", f"{default[:-1]}m"))
-    secret, given = block.example.get("secrets", mine), block.example
-    receiver = given.get("public", public if block.algorithm in PUBLIC_KEYS else "")
-    token = any(each.token for each in block.handshakes)
-    body = [text for _, text in block.texts if text.startswith(("json:", "form:", "body|"))]
+    given = {"secrets": "A-secret_token", "other_secret": "A-secret_tokem", **block.example}
+    options = {"secrets": given["secrets"]}
+    if any(each.token for each in block.handshakes):
+        options["verify_token"] = "chosen"
+    body = [text for _, text in block.texts if text.startswith(("json:", "form:"))]
     ids = block.identity or block.id
     return Example(
-        {"secrets": secret} | ({"verify_token": "chosen"} if token else {}),
-        other_secret=given.get("other_secret", other),
+        options,
+        other_secret=given["other_secret"],
         proof=block.places(block.signature[0])[0].name,
         timed=bool(block.time) and block.time[0].startswith(("header:", "sig:")),
-        receiver={"secrets": receiver} if receiver else {},
+        receiver={"secrets": given["public"]} if "public" in given else {},
         identity="" if ids in ([], ["digest"]) else "123456789",
         opaque=not any(text in body for text in (*block.time, *block.signed_places, *ids[:1]))
         and not block.handshakes,

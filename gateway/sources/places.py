@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from operator import attrgetter
@@ -40,35 +39,18 @@ _valid = re.compile(
 ).fullmatch
 
 
-def _sorted_form(body: bytes) -> bytes:
-    """Return a form's names and values, sorted by name, without separators."""
-    return raw("".join(key + value for key, value in sorted(read_if_form(body))))
-
-
-def _member_besides(other: str) -> Callable[[Any], Any]:
-    """Return a function that finds the name of the first member of an object besides `other`."""
-
-    def first_name(message: Any) -> str:
-        names = message if isinstance(message, dict) else ()
-        return next((each for each in names if each != other), "")
-
-    return first_name
-
-
-def _json(text: str) -> Callable[[bytes], Any]:
-    tokens = pointer(text)
-    return lambda body: _at(read_loosely(body), tokens)
-
-
 #: From the text behind a filter's name to a function from bytes, or from JSON, to a value.
 FILTERS: dict[str, Callable[[str], Callable[[Any], Any]]] = {
     "sha256hex": lambda _: lambda text: sha256(text).hexdigest(),
-    "crc32": lambda _: lambda text: str(zlib.crc32(text)),
-    "lower": lambda _: bytes.lower,
     "noquery": lambda _: lambda url: url.partition(b"?")[0],
-    "sortedform": lambda _: _sorted_form,
-    "json": _json,
-    "member-besides": _member_besides,
+    # A form's names and values, sorted by name, without separators.
+    "sortedform": lambda _: lambda body: raw("".join(map("".join, sorted(read_if_form(body))))),
+    "json": lambda text: lambda body: _at(read_loosely(body), pointer(text)),
+    "member-besides": lambda other: (
+        lambda message: next(
+            (each for each in (message if isinstance(message, dict) else ()) if each != other), ""
+        )
+    ),
 }
 
 
@@ -215,8 +197,8 @@ def _plain(kind: str, key: str, base_url: str, only: bool) -> Reader:
     if kind != "json":
         return readers[kind]
     tokens = pointer(key)
-    if len(tokens) == 1 and tokens[0].isidentifier():
-        return _first_member(tokens[0]) if only else _member(tokens[0])
+    if only and len(tokens) == 1 and tokens[0].isidentifier():
+        return _first_member(tokens[0], tokens)
     find = _at if "*" in tokens else at
     return lambda seen: find(seen.json, tokens)
 
@@ -226,23 +208,15 @@ def _target(request: Request) -> str:
     return f"{request.path}?{query}" if query else request.path
 
 
-def _member(key: str) -> Reader:
-    def read(seen: Seen) -> Any:
-        message = seen.json
-        return message.get(key) if isinstance(message, dict) else None
-
-    return read
-
-
-def _first_member(key: str) -> Reader:
+def _first_member(key: str, tokens: Sequence[str]) -> Reader:
     """Return a reader of a member that need not parse a body that begins with it, or lacks it."""
     begins = re.compile(rb'\{\s*"%b"\s*:\s*"([ !#-\[\]-~]{1,200})"' % key.encode()).match
-    quoted, otherwise = b'"%b"' % key.encode(), _member(key)
+    quoted = b'"%b"' % key.encode()
 
     def read(seen: Seen) -> Any:
         if there := begins(seen.body):
             return there[1].decode()
-        return otherwise(seen) if quoted in seen.body else None
+        return at(seen.json, tokens) if quoted in seen.body else None
 
     return read
 

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 from hypothesis import strategies as st
 from nacl.signing import SigningKey
 
-from gateway.sources import SCHEMES, find
+from gateway.sources import BLOCKS, SCHEMES, find
 
 NOW = 1_800_000_000.25
 ID = "123456789"
@@ -87,4 +87,15 @@ def _example(scheme: str) -> Example:
     )
 
 
+#: What the longer suites run over: all code, and of the blocks those with each mechanism. The
+#: suites of contracts and vectors run over all.
+MECHANISMS = (
+    "discord", "github", "gitlab", "hubspot", "meta", "mux", "orb", "shopify", "slack", "standard",
+    "stripe", "telegram", "x",
+)  # fmt: skip
+DEEP = sorted(scheme for scheme in SCHEMES if scheme not in BLOCKS or scheme in MECHANISMS)
+#: Senders that sign within the body, so that no part of the request beside it is the proof.
+IN_BODY = {
+    name for name in BLOCKS if not find(name).block.signature[0].startswith(("header:", "query:"))
+}
 EXAMPLES = {scheme: _example(scheme) for scheme in SCHEMES}

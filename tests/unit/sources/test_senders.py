@@ -21,12 +21,12 @@ from gateway.errors import Unverified
 from gateway.sources import BLOCKS, find
 from gateway.sources.base import Source
 
-FOLDER = files("gateway.sources.senders")
+FOLDER = files("gateway.sources") / "senders"
 KINDS = {"official", "library", "third party", "derived"}
 
 
 def vectors() -> Iterator[Any]:
-    for name in BLOCKS:
+    for name in (*BLOCKS, "twilio"):
         path = FOLDER / f"{name}.json"
         for number, vector in enumerate(
             json.loads(path.read_text("utf-8")) if path.is_file() else ()
@@ -74,7 +74,7 @@ def test_a_wrong_vector_is_refused(name, vector):
         source(name, vector).verify(request(vector))
 
 
-@pytest.mark.parametrize(("name", "vector"), RIGHT)
+@pytest.mark.parametrize(("name", "vector"), [each for each in RIGHT if each.values[0] in BLOCKS])
 def test_each_part_of_a_vector_counts(name, vector):
     receiver, good = source(name, vector), request(vector)
     block = find(name).block

@@ -1,1 +1,0 @@
-"""Senders as blocks of data: one file a sender, and its vectors beside it."""
