@@ -177,7 +177,7 @@ def _problems(block: Block) -> Iterator[str]:
             place = Place.parse(text.removeprefix("hmac:"))
         except ValueError as exc:
             yield f"{key}: {exc}"
-            continue
+            return
         if place.kind in ("id", "time") and (key == place.kind or not getattr(block, place.kind)):
             yield f"{place.kind}: is needed for {place.kind} in {key}; name a place of the request"
         if place.kind == "sig" and not block.pick:

@@ -63,18 +63,21 @@ class Own(Options, Block):
         if not isinstance(values, dict):
             return values
         values = {**values}
+        if "header" in values and values.get("algorithm") in ("sha1", "sha256", "sha512"):
+            values["algorithm"] = f"hmac-{values['algorithm']}"
         for old, new in _OLDER.items():
             if isinstance(header := values.pop(old, None), str):
                 values[new] = f"header:{header}"
-        if values.get("algorithm") in ("sha1", "sha256", "sha512") and "{key}" not in str(values):
-            values["algorithm"] = f"hmac-{values['algorithm']}"
         if isinstance(text := values.get("signed"), str):
             values["signed"] = text.replace("{timestamp}", "{time}")
         return values
 
     @model_validator(mode="after")
     def _keys(self) -> Own:
-        _usable(self.secrets, self)
+        try:
+            _usable(self.secrets, self)
+        except ValueError as exc:
+            raise ValueError(f"secrets: {exc}") from exc
         return self
 
     @cached_property

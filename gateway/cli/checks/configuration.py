@@ -56,6 +56,10 @@ def sources(config: Config) -> list[Finding]:
             exposed.append(f"{name} ({options.scheme})")
         elif options.tolerance:
             found.append(ok(f"source {name}"))
+        largest = of(options).max_body
+        if largest and largest > config.max_body:
+            problem = f"its sender's largest body, {largest} bytes, is above max_body: a 413"
+            found.append(warn(f"source {name}", problem, f"set max_body = {largest}"))
         if options.tolerance == 0:
             problem = (
                 "tolerance 0: a recorded request can be sent again until the secret is changed"
