@@ -23,6 +23,7 @@ from gateway.errors import (
 )
 from gateway.sources.base import Draft, Options, Signed, Source, Verified
 from gateway.sources.block import PLACEHOLDER, Block, Handshake
+from gateway.sources.envelopes import read_loosely
 from gateway.sources.fields import identity, name, pointer, put
 from gateway.sources.keys import KEY, TOKENS, make
 from gateway.sources.places import Place, Reader, Seen, bytes_reader, first, reader
@@ -88,7 +89,8 @@ class Declared(Source):
         known = None if block.event else ()
         self.events = known if block.events is None else tuple(block.events)
         # A body with one member to read need not always be parsed.
-        self._only = len({text for _, text in block.texts if text.startswith("json:")}) == 1
+        of_json = {text for _, text in block.texts if text.startswith("json:")}
+        self._only, self._parses = len(of_json) == 1, len(of_json) > 1
         self._given, self._clock = self._signatures(), self._times()
         self._parts, self._event = self._signed_parts(), self._events()
         self._identity = self._identities()
@@ -116,6 +118,8 @@ class Declared(Source):
                 if answer := handshake(seen):
                     return Verified(request.body, challenge=answer)
         self._prove(seen)
+        if self._parses and "json" not in vars(seen):
+            seen.json = read_loosely(request.body)
         seen.event = event = self._event(seen)
         for handshake in self._posts:
             if answer := handshake(seen):

@@ -106,9 +106,7 @@ class Seen:
 
 
 def _form(seen: Seen) -> dict[str, str]:
-    if seen.body.startswith(b"--"):
-        return _multipart(seen.body)
-    return {} if seen.body.startswith((b"{", b"[")) else dict(read_if_form(seen.body))
+    return _multipart(seen.body) if seen.body[:2] == b"--" else dict(read_if_form(seen.body))
 
 
 def _multipart(body: bytes) -> dict[str, str]:
@@ -186,7 +184,9 @@ def _plain(kind: str, key: str, base_url: str, only: bool) -> Reader:
     readers: dict[str, Reader] = {
         "header": lambda seen: seen.headers.get(key, ""),
         "query": lambda seen: seen.query.get(key, ""),
-        "form": lambda seen: utf8(seen.form[key]) if key in seen.form else "",
+        "form": lambda seen: (
+            "" if seen.body[:1] in b"{[" or key not in seen.form else utf8(seen.form[key])
+        ),
         "sig": lambda seen: seen.sig.get(key, ""),
         "body": lambda seen: seen.body,
         "method": lambda seen: seen.request.method,
@@ -197,8 +197,8 @@ def _plain(kind: str, key: str, base_url: str, only: bool) -> Reader:
     if kind != "json":
         return readers[kind]
     tokens = pointer(key)
-    if only and len(tokens) == 1 and tokens[0].isidentifier():
-        return _first_member(tokens[0], tokens)
+    if len(tokens) == 1 and tokens[0].isidentifier():
+        return _first_member(tokens[0]) if only else _member(tokens[0])
     find = _at if "*" in tokens else at
     return lambda seen: find(seen.json, tokens)
 
@@ -208,15 +208,19 @@ def _target(request: Request) -> str:
     return f"{request.path}?{query}" if query else request.path
 
 
-def _first_member(key: str, tokens: Sequence[str]) -> Reader:
+def _member(key: str) -> Reader:
+    return lambda seen: seen.json.get(key) if type(seen.json) is dict else None
+
+
+def _first_member(key: str) -> Reader:
     """Return a reader of a member that need not parse a body that begins with it, or lacks it."""
     begins = re.compile(rb'\{\s*"%b"\s*:\s*"([ !#-\[\]-~]{1,200})"' % key.encode()).match
-    quoted = b'"%b"' % key.encode()
+    quoted, otherwise = b'"%b"' % key.encode(), _member(key)
 
     def read(seen: Seen) -> Any:
         if there := begins(seen.body):
             return there[1].decode()
-        return at(seen.json, tokens) if quoted in seen.body else None
+        return otherwise(seen) if quoted in seen.body else None
 
     return read
 
@@ -231,6 +235,6 @@ def _at(value: Any, tokens: Sequence[str]) -> Any:
             lists = [each for each in found if isinstance(each, list)]
             found = [each for items in lists for each in items if isinstance(each, dict)]
         else:
-            found = [at(each, [token]) for each in found]
+            found = [e.get(token) if type(e) is dict else at(e, [token]) for e in found]
     values = {name(each) for each in found}
     return values.pop() if len(values) == 1 else None

@@ -1,4 +1,4 @@
-"""Check the configuration: the file, misspelt variables, weak signatures, unknown events."""
+"""Check the configuration: the file, misspelt variables, weak signatures, sizes, unknown events."""
 
 from __future__ import annotations
 
@@ -56,10 +56,6 @@ def sources(config: Config) -> list[Finding]:
             exposed.append(f"{name} ({options.scheme})")
         elif options.tolerance:
             found.append(ok(f"source {name}"))
-        largest = of(options).max_body
-        if largest and largest > config.max_body:
-            problem = f"its sender's largest body, {largest} bytes, is above max_body: a 413"
-            found.append(warn(f"source {name}", problem, f"set max_body = {largest}"))
         if options.tolerance == 0:
             problem = (
                 "tolerance 0: a recorded request can be sent again until the secret is changed"
@@ -70,6 +66,17 @@ def sources(config: Config) -> list[Finding]:
     if exposed:
         name = f"source {', '.join(exposed)}"
         found.append(warn(name, _EXPOSED, _EXPOSED_REMEDY))
+    return found
+
+
+def bodies(config: Config) -> list[Finding]:
+    """Return a warning for each source whose sender's largest body is above `max_body`."""
+    found = []
+    for name, options in config.sources.items():
+        largest = of(options).max_body
+        if largest and largest > config.max_body:
+            problem = f"its sender's largest body, {largest} bytes, is above max_body: a 413"
+            found.append(warn(f"source {name}", problem, f"set max_body = {largest}"))
     return found
 
 
