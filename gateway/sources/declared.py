@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar, NamedTuple
@@ -400,6 +401,11 @@ class Declared(Source):
             assigned = [f"{k}{block.assign}{v}" if block.assign else v for k, v in items]
             signature = (block.separator or "").join(assigned)
         place = Place.parse(block.signature[0])
+        for each in reversed(place.filters):  # undone by who reads the place
+            if each == "base64":
+                signature = b64encode(signature.encode()).decode()
+            elif each.startswith("json:"):
+                signature = json.dumps(put({}, pointer(each.removeprefix("json:")), signature))
         if place.kind == "query":
             return Signed(draft.body, headers, {place.name: signature})
         if place.kind == "json":

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64decode
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from operator import attrgetter
@@ -39,9 +40,17 @@ _valid = re.compile(
 ).fullmatch
 
 
+def _from_base64(text: bytes) -> bytes:
+    try:
+        return b64decode(text, validate=True)
+    except ValueError:
+        return b""
+
+
 #: From the text behind a filter's name to a function from bytes, or from JSON, to a value.
 FILTERS: dict[str, Callable[[str], Callable[[Any], Any]]] = {
     "sha256hex": lambda _: lambda text: sha256(text).hexdigest(),
+    "base64": lambda _: _from_base64,
     "noquery": lambda _: lambda url: url.partition(b"?")[0],
     # A form's names and values, sorted by name, without separators.
     "sortedform": lambda _: lambda body: raw("".join(map("".join, sorted(read_if_form(body))))),

@@ -94,8 +94,11 @@ MECHANISMS = (
     "stripe", "telegram", "x",
 )  # fmt: skip
 DEEP = sorted(scheme for scheme in SCHEMES if scheme not in BLOCKS or scheme in MECHANISMS)
-#: Senders that sign within the body, so that no part of the request beside it is the proof.
+#: Senders whose signature is within the body, or within JSON that has more in it.
 IN_BODY = {
-    name for name in BLOCKS if not find(name).block.signature[0].startswith(("header:", "query:"))
+    name
+    for name in BLOCKS
+    if not find(name).block.signature[0].startswith(("header:", "query:"))
+    or "|" in find(name).block.signature[0]
 }
 EXAMPLES = {scheme: _example(scheme) for scheme in SCHEMES}
