@@ -22,6 +22,7 @@ COMMANDS = {
     "forward": "Send deliveries of a gateway to a local server: those that come, or kept ones.",
     "capacity": "Say how many gateways, workers, queues and connections a rate needs, and what "
     "breaks first.",
+    "senders": "List the senders that are known, or print the block of one.",
     "strategies": "List the waiting strategies.",
     "completion": "Print a script that completes commands and options in a shell.",
 }

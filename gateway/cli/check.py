@@ -50,5 +50,6 @@ def _found(arguments: argparse.Namespace) -> Iterator[Finding]:
     yield ok("config", described(config, os.environ, arguments.config))
     yield from configuration.variables(os.environ, arguments.config)
     yield from configuration.sources(config)
+    yield from configuration.bodies(config)
     yield from configuration.events(config)
     yield from asyncio.run(checks.run(config))

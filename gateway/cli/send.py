@@ -22,7 +22,8 @@ from gateway.config.loading import read_secrets, read_sources
 from gateway.config.problems import explain
 from gateway.delivery import Request
 from gateway.errors import BadRequest, ConfigError, GatewayError, RequestError, Unverified
-from gateway.sources import SCHEMES, find
+from gateway.similar import similar
+from gateway.sources import SCHEMES, of, options_class
 from gateway.sources.base import Draft, Source, Verified
 from gateway.sources.wechat_crypto import CryptoOptions, MessageCrypto
 from gateway.sources.wechat_message import Message
@@ -39,7 +40,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         dest="name",
         metavar="NAME",
         required=True,
-        help=f"a source of the configuration, or a scheme: {', '.join(sorted(SCHEMES))}",
+        help="a source of the configuration, or a scheme; `gateway senders` lists them",
     )
     parser.add_argument("--config", metavar="FILE", type=Path, help="gateway.toml")
     parser.add_argument(
@@ -85,9 +86,11 @@ def _source(arguments: argparse.Namespace, url: str) -> Source:
     sources, public_url = read_sources(os.environ, arguments.config)
     name = arguments.name
     if name not in sources and name not in SCHEMES:
-        known = ", ".join(dict.fromkeys([*sources, *sorted(SCHEMES)]))
-        hint = "" if sources else "; --config FILE names the file with your sources"
-        problem = f"--as: {name} is neither a source nor a scheme; there are {known}{hint}"
+        near = similar(name, [*sources, *SCHEMES])
+        hint = f"did you mean {near}? " if near else ""
+        hint += "" if sources else "--config FILE names the file with your sources; "
+        known = "`gateway senders` lists the schemes"
+        problem = f"--as: {name} is neither a source nor a scheme; {hint}{known}"
         raise ConfigError([problem])
     values = _given(arguments, os.environ)
     if name in sources:
@@ -97,13 +100,15 @@ def _source(arguments: argparse.Namespace, url: str) -> Source:
         raise ConfigError(
             [f"--secret: the scheme {name} needs it; --secret env:NAME takes it from a variable"]
         )
-    scheme = find(values.setdefault("scheme", name))
+    if name not in sources:
+        values["scheme"] = name
+    found = options_class(values)
     try:
-        chosen = scheme.options_class.model_validate(values)
+        chosen = found.model_validate(values)
     except ValidationError as exc:
-        raise ConfigError(explain(exc, scheme.options_class, f"{name}: ")) from exc
+        raise ConfigError(explain(exc, found, f"{name}: ")) from exc
     parts = urlsplit(url)
-    return scheme(chosen, public_url or f"{parts.scheme}://{parts.netloc}")
+    return of(chosen)(chosen, public_url or f"{parts.scheme}://{parts.netloc}")
 
 
 def _given(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from gateway.config.route import PARAM, Route
 from gateway.config.settings import REFUSED, Config
 from gateway.config.strategies import STRATEGIES
 from gateway.config.task import TaskSettings
-from gateway.sources import find
+from gateway.sources import of
 
 #: Hosts that mean all addresses of the machine.
 _ANY = {"", "0.0.0.0", "::"}
@@ -201,7 +201,7 @@ def _of_route(config: Config, route: Route) -> Iterator[str]:
         names = ", ".join(sorted(config.sources)) or "none"
         yield f"source: no such source; [sources] has {names}"
         return
-    scheme = find(config.sources[route.source].scheme) if route.source else None
+    scheme = of(config.sources[route.source]) if route.source else None
     if scheme is not None and scheme.needs_public_url and not config.public_url:
         yield "source: this sender signs the URL; set public_url to the URL that it uses"
     if not config.amqp:

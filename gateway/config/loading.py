@@ -22,7 +22,7 @@ from gateway.config.settings import Config
 from gateway.config.tls import TLS
 from gateway.errors import ConfigError
 from gateway.similar import similar
-from gateway.sources import SCHEMES
+from gateway.sources import is_known
 
 _NAME = "GATEWAY_"
 #: Variables that are read and are not settings: the file's name, the app server's, the tests'.
@@ -108,8 +108,7 @@ def read_sources(
     public_url = read_secrets(given, "public_url", environ)
     sources = file.get("sources", {})
     tables = sources.values() if isinstance(sources, dict) else [sources]
-    schemes = [table.get("scheme") if isinstance(table, dict) else None for table in tables]
-    if not isinstance(public_url, str) or not all(str(scheme) in SCHEMES for scheme in schemes):
+    if not isinstance(public_url, str) or not all(map(is_known, tables)):
         load({}, environ, path)  # which says what is wrong
     return sources, public_url
 

@@ -112,7 +112,8 @@ def _sentence(detail: ErrorDetails, model: type[Model]) -> str:
     if kind == "extra_forbidden":
         tables: dict[str, type[Model]] = {"routes": Route, "tls": TLS}
         known = tables.get(str(loc[0]), model)
-        hint = meant(loc[-1], known.model_fields)
+        names = [field.alias or name for name, field in known.model_fields.items()]
+        hint = meant(loc[-1], names)
         if loc == ("route",):
             hint = "; write [[routes]] for each route"
         return f"there is no such setting{hint}"

@@ -25,13 +25,13 @@ from pydantic import (
 )
 
 from gateway.config import urls
-from gateway.config.problems import explain, meant
+from gateway.config.problems import explain
 from gateway.config.route import RESULTS, Route
 from gateway.config.strategies import STRATEGIES, StrategyInfo
 from gateway.config.task import TaskSettings
 from gateway.config.tls import TLS
 from gateway.model import Model, Seconds
-from gateway.sources import SCHEMES, find
+from gateway.sources import of, options_class
 from gateway.sources.base import Options
 
 #: The most bytes of a refused request in the journal.
@@ -173,17 +173,18 @@ class Config(Model):
             raise ValueError("a source has a name of its own: write [sources.NAME]")
         found, problems = {}, []
         for name, value in values.items():
-            scheme = value.get("scheme") if isinstance(value, dict) else None
             if isinstance(value, Options):
                 found[name] = value
-            elif not isinstance(scheme, str) or scheme not in SCHEMES:
-                what = "there is no such scheme" if scheme else "needed"
-                problems.append(f"{name}.scheme: {what}{meant(scheme, sorted(SCHEMES))}")
-            else:
-                try:
-                    found[name] = find(scheme).options_class.model_validate(value)
-                except ValidationError as exc:
-                    problems += explain(exc, find(scheme).options_class, f"{name}.")
+                continue
+            try:
+                options = options_class(value)
+            except ValueError as exc:
+                problems.append(f"{name}.{exc}")
+                continue
+            try:
+                found[name] = options.model_validate(value)
+            except ValidationError as exc:
+                problems += explain(exc, options, f"{name}.")
         if problems:
             raise ValueError("\n".join(problems))
         return found
@@ -196,7 +197,7 @@ class Config(Model):
         amqp = all(_is_amqp(url) for url in info.data.get("broker_url", ()))
         return [
             route.completed(
-                find(sources[route.source].scheme) if route.source in sources else None,
+                of(sources[route.source]) if route.source in sources else None,
                 timeout,
                 amqp,
             )

@@ -20,7 +20,7 @@ from gateway.delivery import Request, traceparent_of
 from gateway.journal.base import Refusal
 from gateway.journal.entry import IGNORED, REFUSED
 from gateway.request_log import shown_path
-from gateway.sources import find
+from gateway.sources import of
 
 #: Bytes of a body, characters of a path or of a header's value, and characters of all headers.
 BODY, VALUE, HEADERS = 4_096, 500, 4_096
@@ -60,7 +60,7 @@ class Refusals:
         self._kinds, self._senders = Allowance(*KIND), Allowance(*SENDER)
         self._secret = frozenset[str]().union(
             *(
-                find(options.scheme)(options, config.public_url or "").secret_headers
+                of(options)(options, config.public_url or "").secret_headers
                 for options in config.sources.values()
             )
         )

@@ -13,7 +13,7 @@ from gateway.config.settings import Config
 from gateway.delivery import PRIVATE_HEADERS, Delivery, Request
 from gateway.errors import BadRequest, MethodNotAllowed, NotFound
 from gateway.relay.limits import SourceLimits
-from gateway.sources import find
+from gateway.sources import of
 from gateway.sources.base import Source, Verified
 
 #: The most characters of an event's name; the longest that senders use have about 60. What is
@@ -105,7 +105,7 @@ class Routes:
 
     def __init__(self, config: Config):
         sources = {
-            name: find(options.scheme)(options, config.public_url or "")
+            name: of(options)(options, config.public_url or "")
             for name, options in config.sources.items()
         }
         limits = {name: SourceLimits(source.options) for name, source in sources.items()}

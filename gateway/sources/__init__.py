@@ -1,33 +1,86 @@
-"""The table of schemes for sources; a scheme's module is imported when it is used."""
+"""The senders that are known: blocks of data, and code that is found by its entry point.
+
+An entry point of the group ``celery_gateway.sources`` is a scheme: its name, and a subclass of
+`Source`. A scheme's module, or its block, is loaded when it is used.
+"""
 
 from __future__ import annotations
 
-from importlib import import_module
+import tomllib
+from collections.abc import Callable
+from functools import cache, partial
+from importlib.metadata import entry_points
+from importlib.resources import files
+from typing import Any
 
-from gateway.sources.base import Source
+from gateway.similar import similar
+from gateway.sources.base import Options, Source
 
-SCHEMES = {
-    "dingtalk": "gateway.sources.dingtalk:DingTalk",
-    "discord": "gateway.sources.discord:Discord",
-    "feishu": "gateway.sources.feishu:Feishu",
-    "github": "gateway.sources.github:GitHub",
-    "gitlab": "gateway.sources.gitlab:GitLab",
-    "hmac": "gateway.sources.generic:GenericHMAC",
-    "meta": "gateway.sources.meta:Meta",
-    "shopify": "gateway.sources.shopify:Shopify",
-    "slack": "gateway.sources.slack:Slack",
-    "standard": "gateway.sources.standard:Standard",
-    "stripe": "gateway.sources.stripe:Stripe",
-    "telegram": "gateway.sources.telegram:Telegram",
-    "twilio": "gateway.sources.twilio:Twilio",
-    "wechat": "gateway.sources.wechat:WeChat",
-    "wecom": "gateway.sources.wecom:WeCom",
-    "x": "gateway.sources.x:X",
+_FOLDER = files("gateway.sources") / "senders"
+_END = ".toml"
+#: The scheme of a table that is a block itself.
+OWN = "hmac"
+
+
+def text_of(name: str) -> str:
+    """Return the block of a sender as its file has it."""
+    return (_FOLDER / f"{name}{_END}").read_text("utf-8")
+
+
+@cache
+def _of_block(name: str) -> type[Source]:
+    from gateway.sources import making  # imported when it is used: it takes time
+
+    if name == OWN:
+        return making.own()
+    table = tomllib.loads(text_of(name))
+    if like := table.pop("like", None):  # the keys of another sender, for those not given here
+        table = {**tomllib.loads(text_of(like)), **table}
+    return making.source_of(name, table)
+
+
+#: The names of the senders that are data.
+BLOCKS = sorted(
+    each.name.removesuffix(_END) for each in _FOLDER.iterdir() if each.name.endswith(_END)
+)
+#: What makes the class of each scheme. A block of the gateway's own cannot be replaced.
+SCHEMES: dict[str, Callable[[], type[Source]]] = {
+    **{found.name: found.load for found in entry_points(group="celery_gateway.sources")},
+    **{name: partial(_of_block, name) for name in (OWN, *BLOCKS)},
 }
 
 
 def find(scheme: str) -> type[Source]:
     """Return the class for the name in a source's `scheme`."""
-    module, _, name = SCHEMES[scheme].partition(":")
-    found: type[Source] = getattr(import_module(module), name)
-    return found
+    return SCHEMES[scheme]()
+
+
+def options_class(values: Any) -> type[Options]:
+    """Return the class of the options in the table of a source, which has a scheme or is a block.
+
+    Raises ValueError where there is no such scheme.
+    """
+    scheme = _scheme(values)
+    if is_known(values):
+        return find(scheme).options_class
+    near = similar(scheme, SCHEMES) if isinstance(scheme, str) else ""
+    hint = f"did you mean {near}?" if near else "`gateway senders` lists them"
+    what = "there is no such scheme" if scheme else "is needed, or signature and the keys beside it"
+    raise ValueError(f"scheme: {what}; {hint}")
+
+
+def is_known(values: Any) -> bool:
+    """Does the table of a source have a known scheme, or is it a block?"""
+    scheme = _scheme(values)
+    return isinstance(scheme, str) and scheme in SCHEMES
+
+
+def _scheme(values: Any) -> Any:
+    table = values if isinstance(values, dict) else {}
+    return table.get("scheme", OWN if "signature" in table else None)
+
+
+def of(options: Options) -> type[Source]:
+    """Return the class of the source that has these options."""
+    own: type[Source] | None = getattr(options, "source", None)
+    return own or find(options.scheme)

@@ -152,6 +152,8 @@ class Source(ABC):
     #: The names of the sender's events, in which `*` stands for any texts; () if they have none,
     #: None if they are not known. `gateway check` compares routes with them.
     events: tuple[str, ...] | None = None
+    #: The largest body that the sender sends, in bytes; None: it is not known.
+    max_body: ClassVar[int | None] = None
     #: Request headers, in lower case, that the task does not get.
     secret_headers: frozenset[str] = frozenset()
     #: Do deliveries have an identity, by which later tries are recognized?

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from gateway.errors import BadRequest
@@ -14,6 +15,12 @@ from gateway.sources.envelopes import read_loosely
 MISSING: Any = object()
 #: The most fields of a form: more would be an attack on the parser.
 MAX_FIELDS = 1_000
+#: Write values as JSON, in a third of the time that json.dumps takes.
+_WRITERS: dict[type, Callable[[Any], str]] = {
+    str: encode_basestring_ascii,
+    int: int.__repr__,
+    bool: json.dumps,
+}
 #: A list's index (RFC 6901), without leading zeros; nine digits are enough for any list.
 _index = re.compile("0|[1-9][0-9]{0,8}").fullmatch
 
@@ -63,20 +70,26 @@ def name(value: Any) -> str:
 
     Half surrogates, which cannot be encoded, are replaced.
     """
-    if type(value) is int:
-        return str(value)
-    return value.encode(errors="replace").decode() if isinstance(value, str) else ""
+    if type(value) is str:
+        return value if value.isascii() else value.encode(errors="replace").decode()
+    return str(value) if type(value) is int else ""
 
 
 def identity(key: Any, *apart: Any) -> str:
     """Return what identifies a delivery: its sender's `key` for it, and what else tells it `apart`.
 
     Senders do not keep their keys unique. So `apart` has all that every try of a delivery repeats
-    and that two deliveries with one key may not share; values other than texts and integers count
-    as missing ones. The result is ASCII; it is empty where there is no key.
+    and that two deliveries with one key may not share; values other than texts, integers, true and
+    false count as missing ones. The result is ASCII; it is empty where there is no key.
     """
-    parts = [part if type(part) in (str, int) else "" for part in (key, *apart)]
-    return json.dumps(parts) if parts[0] != "" else ""
+    if type(key) not in (str, int) or key == "":
+        return ""
+    parts = [_WRITERS.get(type(each), _nothing)(each) for each in (key, *apart)]
+    return f"[{', '.join(parts)}]"
+
+
+def _nothing(_value: Any) -> str:
+    return '""'
 
 
 def pointer(text: str) -> list[str]:
@@ -84,14 +97,16 @@ def pointer(text: str) -> list[str]:
     return [token.replace("~1", "/").replace("~0", "~") for token in text.split("/")[1:]]
 
 
-def put(message: dict[str, Any], tokens: Sequence[str], value: Any) -> None:
-    """Write the value at a JSON pointer's tokens, of which there has to be one; makes objects."""
-    *parents, last = tokens
-    for token in parents:
-        if not isinstance(message.get(token), dict):
-            message[token] = {}
-        message = message[token]
-    message[last] = value
+def put(message: Any, tokens: Sequence[str], value: Any) -> Any:
+    """Return `message` with `value` at a JSON pointer's tokens; what is missing is made."""
+    if not tokens:
+        return value
+    token, *rest = tokens
+    if _index(token):
+        items = message if isinstance(message, list) else [message]
+        return [put(each, rest, value) if str(i) == token else each for i, each in enumerate(items)]
+    members = message if isinstance(message, dict) else {}
+    return {**members, token: put(members.get(token, {}), rest, value)}
 
 
 def at(value: Any, tokens: Sequence[str], missing: Any = None) -> Any:

@@ -95,8 +95,7 @@ def test_one_command_and_the_printed_curl_lines(broker):
 def test_the_schemes_and_the_routes_of_the_readme(tmp_path):
     """Every block of a configuration can be loaded; every scheme is named."""
     section = text("README.md").split("\n## Sources\n")[1].split("\n## ")[0]
-    names = re.findall(r"`([a-z]+)`", section.split("The schemes are ")[1].split("\n[docs")[0])
-    assert names == sorted(SCHEMES)
+    assert f"those of {len(SCHEMES)} senders" in section
     assert re.findall(r"\b(\d+) schemes\b", text("README.md")) == [str(len(SCHEMES))]
     file = tmp_path / "gateway.toml"
     for secret in ("shopify-old", "gateway"):

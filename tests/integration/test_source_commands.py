@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from gateway.cli import main
-from gateway.sources import SCHEMES
+from gateway.sources import BLOCKS, SCHEMES, find
 from tests.docs.test_sources_doc import SECRET, SECTIONS, environment
 from tests.integration.senders import ENCRYPTION
 from tests.integration.senders import SECRET as OTHER_SECRET
@@ -35,7 +35,13 @@ def documented(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str
     (directory / "secret").write_text("an old one")
     text = re.sub(r'file = "[^"]+"', f'file = "{directory}/secret"', text)
     needs = '\n[[routes]]\npath = "/needs"\nsource = "github"\nargs = ["json:/no/such/value"]\n'
-    (directory / "gateway.toml").write_text(text + needs)
+    others = sorted(set(BLOCKS) - set(SECTIONS))
+    examples = {name: find(name).example for name in others}
+    sources = {
+        name: {"scheme": name, **each.options, **each.receiver} for name, each in examples.items()
+    }
+    more = toml(sources, [{"path": f"/{name}", "source": name} for name in others])
+    (directory / "gateway.toml").write_text(f"{text}{needs}\n{more}")
     return directory / "gateway.toml", environment(text) | {"DISCORD_PUBLIC_KEY": PUBLIC}
 
 
@@ -68,10 +74,13 @@ def send(documented, gateway, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("scheme", sorted(SCHEMES))
-def test_every_documented_source_takes_what_is_sent_as_it(send, scheme):
+def test_every_source_takes_what_is_sent_as_it(send, scheme):
     name = "partner" if scheme == "hmac" else scheme
     args = ["--event", "fork"] if scheme == "github" else []  # one that goes to our worker
     args += ["--secret", SEED] if scheme == "discord" else []
+    example = find(scheme).example
+    if example.receiver and scheme != "discord":
+        args += ["--secret", example.options["secrets"]]
 
     sent = send(f"/{name}", "--as", name, *args)
 
@@ -191,7 +200,7 @@ def test_the_curl_line_sends_the_same(send, tmp_path, name, data):
         (["--as", "nobody"], "nobody is neither a source nor a scheme"),
         (["--as", "hmac"], "--secret: the scheme hmac needs it"),
         (["--as", "hmac", "--secret", "env:UNSET"], "the environment variable UNSET is not set"),
-        (["--as", "hmac", "--secret", SECRET], "hmac: header: "),
+        (["--as", "hmac", "--secret", SECRET], "hmac: signature: is needed"),
         (["--as", "github", "--secret", ""], "github: secrets: "),
         (["--as", "github", "--option", "rate"], "--option: rate is not of the form KEY=VALUE"),
         (["--as", "github", "--option", "colour=red"], "colour: there is no such setting"),

@@ -1,4 +1,4 @@
-"""Check the configuration: the file, misspelt variables, weak signatures, unknown events."""
+"""Check the configuration: the file, misspelt variables, weak signatures, sizes, unknown events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.config.pointers import overlap
 from gateway.config.route import Route
 from gateway.config.settings import Config
 from gateway.similar import similar
-from gateway.sources import find
+from gateway.sources import of
 
 _DOCUMENT = "docs/configuration.md says what each setting may be"
 _EXPOSED = "the body is not signed: anybody who sees a request can send another body with it"
@@ -52,7 +52,7 @@ def sources(config: Config) -> list[Finding]:
     """
     found, exposed = [], []
     for name, options in config.sources.items():
-        if not find(options.scheme)(options, config.public_url or "").covers_body:
+        if not of(options)(options, config.public_url or "").covers_body:
             exposed.append(f"{name} ({options.scheme})")
         elif options.tolerance:
             found.append(ok(f"source {name}"))
@@ -69,6 +69,17 @@ def sources(config: Config) -> list[Finding]:
     return found
 
 
+def bodies(config: Config) -> list[Finding]:
+    """Return a warning for each source whose sender's largest body is above `max_body`."""
+    found = []
+    for name, options in config.sources.items():
+        largest = of(options).max_body
+        if largest and largest > config.max_body:
+            problem = f"its sender's largest body, {largest} bytes, is above max_body: a 413"
+            found.append(warn(f"source {name}", problem, f"set max_body = {largest}"))
+    return found
+
+
 def events(config: Config) -> list[Finding]:
     """Return a warning for each route that waits for events that its sender does not have.
 
@@ -79,7 +90,7 @@ def events(config: Config) -> list[Finding]:
         if route.source is None:
             continue
         options = config.sources[route.source]
-        known = find(options.scheme)(options, config.public_url or "").events
+        known = of(options)(options, config.public_url or "").events
         if known is None:
             continue
         # A delivery whose event cannot be read has none.

@@ -15,7 +15,7 @@ from gateway.config.loading import named_variables
 from gateway.config.route import Route
 from gateway.config.settings import Config
 from gateway.similar import similar
-from gateway.sources import find
+from gateway.sources import of
 from gateway.sources.base import Draft
 from gateway.stack import Server
 
@@ -106,6 +106,6 @@ def _sent(config: Config, path: Path | None, url: str) -> list[str]:
 def _message(config: Config, url: str) -> str:
     options = config.sources["wechat"]
     now = time()
-    source = find(options.scheme)(options)
+    source = of(options)(options)
     _, body = source.sample("", str(secrets.randbelow(10**15)), now)
     return curl_line(signed_request(source, Draft(body, url, now)))

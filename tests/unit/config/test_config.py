@@ -308,9 +308,12 @@ def test_what_was_meant_is_told(toml):
         ('journal = 10\nadmin_host = "hooks.example"', "admin_token: everybody who reaches hooks"),
         (
             '[sources.x]\nscheme = "nobody"\nsecrets = "s"',
-            "sources.x.scheme: there is no such scheme; there are ",
+            "sources.x.scheme: there is no such scheme; `gateway senders` lists them",
         ),
-        ('[sources.x]\nsecrets = "s"', "sources.x.scheme: needed; there are "),
+        (
+            '[sources.x]\nsecrets = "s"',
+            "sources.x.scheme: is needed, or signature and the keys ",
+        ),
         ('[sources.x]\nscheme = "github"', "sources.x.secrets: is needed"),
         (
             '[sources.x]\nscheme = "github"\nsecrets = []',

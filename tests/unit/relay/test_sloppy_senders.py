@@ -17,19 +17,17 @@ from gateway.metrics import Metrics
 from gateway.outcome import SUCCESS, Outcome
 from gateway.relay.relay import Relay
 from gateway.relay.routes import MAX_EVENT
-from gateway.sources import SCHEMES, find
+from gateway.sources import find
 from gateway.sources.base import Draft, Signed
 from tests.support.in_memory import InMemory
-from tests.unit.sources.examples import EXAMPLES, PUBLIC_URL
+from tests.unit.sources.examples import DEEP, EXAMPLES, PUBLIC_URL
 from tests.unit.sources.sending import received, sender
 
 #: The scheme `hmac` with an identity and an event in the body's JSON.
 IN_JSON = {
-    "header": "X-Signature", "signed": "{body}", "identity": "json:/id", "event": "json:/type",
-    "encoding": "hex", "algorithm": "sha256", "prefix": "", "timestamp_header": None,
-    "id_header": None,
+    "signed": "{body}", "identity": "json:/id", "event": "json:/type", "time": [], "id": [],
 }  # fmt: skip
-CHANGES: dict[str, dict[str, Any]] = {scheme: {} for scheme in SCHEMES} | {
+CHANGES: dict[str, dict[str, Any]] = {scheme: {} for scheme in DEEP} | {
     "hmac": IN_JSON,
     "feishu": {"verification_token": None},
 }
@@ -69,7 +67,7 @@ XML_BODIES = {
 }
 #: Twilio signs a form's fields, which therefore have to be readable. What X signs may not be a
 #: handshake's token.
-BODIES = {scheme: {**JSON_BODIES, **FORMS} for scheme in SCHEMES} | {
+BODIES = {scheme: {**JSON_BODIES, **FORMS} for scheme in DEEP} | {
     "wechat": XML_BODIES, "wecom": XML_BODIES,
     "twilio": {"a long status": b"CallStatus=" + b"x" * 5_000},
 }  # fmt: skip
@@ -80,7 +78,7 @@ BODIES["x"] = {
 }
 ROWS = [
     pytest.param(scheme, body, id=f"{scheme}-{name}")
-    for scheme in sorted(SCHEMES)
+    for scheme in sorted(DEEP)
     for name, body in BODIES[scheme].items()
 ]
 
@@ -90,7 +88,7 @@ class Sender:
 
     def __init__(self) -> None:
         sources, routes = {}, []
-        for scheme in SCHEMES:
+        for scheme in DEEP:
             example = EXAMPLES[scheme]
             options = {**example.options, **(example.receiver or {}), **CHANGES[scheme]}
             sources[scheme] = {"scheme": scheme, **options}
@@ -146,4 +144,4 @@ def test_a_senders_url_need_not_be_utf_8(relay):
 
 
 def test_every_scheme_is_here():
-    assert {find(scheme) for scheme in BODIES} == {find(scheme) for scheme in SCHEMES}
+    assert {find(scheme) for scheme in BODIES} == {find(scheme) for scheme in DEEP}

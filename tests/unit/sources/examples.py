@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 from hypothesis import strategies as st
 from nacl.signing import SigningKey
 
-from gateway.sources import SCHEMES, find
+from gateway.sources import BLOCKS, SCHEMES, find
 
 NOW = 1_800_000_000.25
 ID = "123456789"
@@ -87,4 +87,18 @@ def _example(scheme: str) -> Example:
     )
 
 
+#: What the longer suites run over: all code, and of the blocks those with each mechanism. The
+#: suites of contracts and vectors run over all.
+MECHANISMS = (
+    "discord", "github", "gitlab", "hubspot", "meta", "mux", "orb", "shopify", "slack", "standard",
+    "stripe", "telegram", "x",
+)  # fmt: skip
+DEEP = sorted(scheme for scheme in SCHEMES if scheme not in BLOCKS or scheme in MECHANISMS)
+#: Senders whose signature is within the body, or within JSON that has more in it.
+IN_BODY = {
+    name
+    for name in BLOCKS
+    if not find(name).block.signature[0].startswith(("header:", "query:"))
+    or "|" in find(name).block.signature[0]
+}
 EXAMPLES = {scheme: _example(scheme) for scheme in SCHEMES}

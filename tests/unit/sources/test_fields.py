@@ -66,9 +66,9 @@ def test_any_name_can_be_encoded(text):
     assert name(text).encode() == text.encode(errors="replace")
 
 
-def test_an_identity_is_made_of_texts_and_integers():
+def test_an_identity_is_made_of_texts_integers_true_and_false():
     parts = ["a", 7, "\ud83d", None, 1.5, True, ["b"], {"c": 1}]
-    assert identity(*parts) == r'["a", 7, "\ud83d", "", "", "", "", ""]'
+    assert identity(*parts) == r'["a", 7, "\ud83d", "", "", true, "", ""]'
     for key in ("", None, 1.5, True, ["b"], {"c": 1}):
         assert identity(key, "a") == ""
     assert identity(0) == "[0]"

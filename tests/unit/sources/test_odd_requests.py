@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from gateway.delivery import Request
 from gateway.errors import BadRequest, MethodNotAllowed, NotFound, Unverified
-from gateway.sources import SCHEMES, find
+from gateway.sources import find
 from gateway.sources.base import Source
 from gateway.sources.fields import read_form
-from tests.unit.sources.examples import EXAMPLES, NOW
+from tests.unit.sources.examples import DEEP, EXAMPLES, NOW
 from tests.unit.sources.sending import receiver, send
 
-every_scheme = pytest.mark.parametrize("scheme", sorted(SCHEMES))
+every_scheme = pytest.mark.parametrize("scheme", DEEP)
 latin = st.text(st.characters(codec="latin-1"), max_size=60)
 #: What looks like a proof or its time.
 proofs = st.sampled_from(

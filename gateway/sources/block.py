@@ -1,0 +1,194 @@
+"""A sender as a block of data: the keys that a block may have, and what they mean.
+
+The blocks that come with the gateway are the files of `senders/`, one a sender. In `gateway.toml`
+a table ``[sources.NAME]`` without a `scheme` has the same keys.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from gateway.model import Model, matching
+from gateway.similar import similar
+from gateway.sources.base import listed
+from gateway.sources.keys import ALGORITHMS, ENCODINGS, KINDS, PUBLIC_KEYS, TOKENS
+from gateway.sources.places import Place
+
+#: A place in a text: ``{header:x-time}``. Other braces are part of the text, as JSON has them.
+PLACEHOLDER = re.compile(
+    r"\{((?:hmac:)?(?:(?:header|query|form|json|sig):[^{}]*|(?:body|url|method|key|id|time)"
+    r"(?:\|[^{}]*)?))\}"
+)
+
+
+def _one_of(names: Collection[str]) -> AfterValidator:
+    def check(text: str) -> str:
+        if text not in names:
+            near = similar(text, names)
+            hint = f"did you mean {near}?" if near else f"there are {', '.join(names)}"
+            raise ValueError(f"{text[:40]} is not known; {hint}")
+        return text
+
+    return AfterValidator(check)
+
+
+def _place(text: str) -> str:
+    Place.parse(text)
+    return text
+
+
+PlaceText = Annotated[str, AfterValidator(_place)]
+Places = Annotated[list[PlaceText], BeforeValidator(listed)]
+Printable = Annotated[str, matching(r"[\x20-\x7e]*", "has printable ASCII characters only")]
+
+
+class Handshake(Model):
+    """A request that is answered at once, without a task, if every place in `when` has its value.
+
+    The values "" and "*" mean that there is nothing, and that there is anything. A POST has to be
+    signed, unless `signed` is false: then it is also answered without any signature. `token` is
+    the place of the source's `verify_token`. `body` and `headers` have places in braces;
+    ``{hmac:PLACE}`` is the text at the place, signed with the key.
+    """
+
+    method: Literal["GET", "POST"] = "POST"
+    when: dict[PlaceText, str | int] = {}
+    signed: bool | None = None
+    token: PlaceText | None = None
+    status: int = Field(200, ge=200, le=299)
+    headers: dict[str, str] = {}
+    body: str = ""
+    content_type: str | None = None
+
+    @property
+    def is_signed(self) -> bool:
+        return self.method == "POST" if self.signed is None else self.signed
+
+    @property
+    def reads(self) -> list[str]:
+        """The places that the answer needs, with ``hmac:`` before those to sign."""
+        return PLACEHOLDER.findall("".join([self.body, *self.headers.values()]))
+
+
+class Sample(Model):
+    """A sample body; `gateway.sources.base.Sample` has its placeholders."""
+
+    event: str
+    body: str
+
+
+class Block(Model):
+    """How a sender signs, what identifies its deliveries, how it is answered."""
+
+    #: Where the signature is; each of them is tried.
+    signature: Annotated[Places, Field(min_length=1)]
+    #: What separates the fields of a header with several, and a field's name from its value.
+    separator: str | None = Field(None, alias="list", min_length=1)
+    assign: str = "="
+    #: The names of the fields that are signatures; ``*``: all fields.
+    pick: Annotated[list[str], BeforeValidator(listed)] = []
+    prefix: Printable = ""
+    algorithm: Annotated[str, _one_of(ALGORITHMS)] = "hmac-sha256"
+    key: Annotated[str, _one_of(KINDS)] = "utf8"
+    encoding: Annotated[str, _one_of(ENCODINGS)] = "hex"
+    #: The signed text, with places in braces.
+    signed: str = "{body}"
+    time: Places = []
+    #: Unset: seconds; with ``tolerance = 0`` any text.
+    unit: Literal["s", "ms", "iso"] | None = None
+    id: Places = []
+    #: The first of them that is there is the delivery's; `digest` is that of the body.
+    identity: Places = []
+    #: What else tells two deliveries with one identity apart.
+    apart: list[Places] = [["event"]]
+    event: Places = []
+    #: Joined to the event with a dot.
+    subevent: Places = []
+    #: Names of events by the values at the place.
+    names: dict[str, str] = {}
+    #: The names of the events, in which ``*`` stands for any text.
+    events: list[str] | None = None
+    handshakes: list[Handshake] = []
+    #: The body of a 200 that means "accepted".
+    fallback: str | None = None
+    content_type: str | None = None
+    deadline: float | None = Field(None, gt=0, le=86_400)
+    tries: int = Field(1, ge=1)
+    retry_after: float = Field(0.0, ge=0)
+    #: The largest body that the sender sends, in bytes.
+    max_body: int | None = Field(None, ge=1)
+    #: Further headers with secrets, in lower case.
+    secret_headers: list[str] = []
+    #: The form of a secret, and what the problem is where one has another.
+    secret_form: list[str] = []
+    #: For the documents: the sender's name, what was read and when, how long it waits, and when it
+    #: tries again.
+    title: str = ""
+    sources: list[str] = []
+    waits: str = ""
+    #: The keys that `sources` do not show; they come from notes about the sender.
+    unchecked: list[str] = []
+    samples: dict[str, Sample] = {}
+    #: Secrets for tests: `secrets` signs, `public` verifies that, `other_secret` does not.
+    example: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Block:
+        if problems := [*_problems(self)]:
+            raise ValueError("\n".join(problems))
+        return self
+
+    @property
+    def signed_places(self) -> list[str]:
+        """The places in `signed`; the key is none, and a token signs nothing."""
+        found = PLACEHOLDER.findall(self.signed) if self.algorithm not in TOKENS else []
+        return [text for text in found if text != "key"]
+
+    @property
+    def texts(self) -> list[tuple[str, str]]:
+        """All places with the keys that name them."""
+        keys = ("signature", "time", "id", "identity", "event", "subevent")
+        found = [(key, text) for key in keys for text in getattr(self, key)]
+        found += [("apart", text) for texts in self.apart for text in texts]
+        for each in self.handshakes:
+            found += [("handshakes", text) for text in (*each.when, *each.reads)]
+        return [*found, *(("signed", text) for text in self.signed_places)]
+
+    def places(self, text: str) -> list[Place]:
+        """Return the place that `text` names; for `id` and `time` those that they stand for."""
+        place = Place.parse(text.removeprefix("hmac:"))
+        if place.kind not in ("id", "time"):
+            return [place]
+        own = (Place.parse(each) for each in getattr(self, place.kind))
+        return [each._replace(filters=each.filters + place.filters) for each in own]
+
+
+def _problems(block: Block) -> Iterator[str]:
+    """Yield what does not fit together, each with the key that it is about."""
+    found = PLACEHOLDER.findall(block.signed)
+    if not found or re.search(r"[{}]", PLACEHOLDER.sub("", block.signed)):
+        yield "signed: a text with places in braces, such as {time}.{body}, and no other braces"
+    for key, text in block.texts:
+        try:
+            place = Place.parse(text.removeprefix("hmac:"))
+        except ValueError as exc:
+            yield f"{key}: {exc}"
+            return
+        if place.kind in ("id", "time") and (key == place.kind or not getattr(block, place.kind)):
+            yield f"{place.kind}: is needed for {place.kind} in {key}; name a place of the request"
+        if place.kind == "sig" and not block.pick:
+            yield "pick: is needed for sig: places; name the fields that are signatures"
+    if block.algorithm.startswith("sha") and "key" not in found:
+        yield "signed: a plain hash has to have the key in it; write {key} where it belongs"
+    if block.algorithm in PUBLIC_KEYS and block.key not in ("pem", "spki", "raw-hex", "raw-base64"):
+        yield f"key: {block.algorithm} needs a public key: pem, spki, raw-hex or raw-base64"
+    signed = {place for text in block.signed_places for place in block.places(text)}
+    for place in (place for text in block.time for place in block.places(text)):
+        if place.kind == "header" and place not in signed and block.algorithm not in TOKENS:
+            yield f"time: header:{place.name} is not signed; write {{time}} in signed"
+    if block.pick and not block.separator:
+        yield 'list: is needed for pick; say what separates the fields, as in ","'

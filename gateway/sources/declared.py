@@ -1,0 +1,418 @@
+"""Sources that are made from blocks of data: everything about one follows from its block."""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any, ClassVar, NamedTuple
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from pydantic import SecretStr
+
+from gateway.answer import JSON, TEXT, Answer
+from gateway.delivery import Request
+from gateway.errors import (
+    MethodNotAllowed,
+    OutOfTolerance,
+    SignatureMismatch,
+    SignatureMissing,
+    Unverified,
+)
+from gateway.sources.base import Draft, Options, Signed, Source, Verified
+from gateway.sources.block import PLACEHOLDER, Block, Handshake
+from gateway.sources.envelopes import read_loosely
+from gateway.sources.fields import identity, name, pointer, put
+from gateway.sources.keys import KEY, TOKENS, make
+from gateway.sources.places import Place, Reader, Seen, bytes_reader, first, reader
+from gateway.sources.signatures import check, digest, raw
+
+#: Signatures that are checked: there are two while keys are replaced, and each costs CPU time.
+MAX_SIGNATURES = 10
+#: What anybody may have signed by a handshake: nothing that a signed text could be.
+_token = re.compile(rb"[A-Za-z0-9._~+/=-]{1,512}").fullmatch
+_DEFAULT_EVENT = "hello"
+
+
+def _iso(text: str) -> float:
+    try:
+        found = datetime.fromisoformat(text)
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError) as exc:
+        raise Unverified("The timestamp is not a date and time.") from exc
+
+
+class Unit(NamedTuple):
+    """A form of times: what fits it, how it is called, how it is read and written."""
+
+    fits: Callable[[str], Any]
+    called: str
+    read: Callable[[str], float]
+    write: Callable[[float], str]
+
+
+# Eleven digits of seconds are enough until the year 5138.
+_UNITS = {
+    "s": Unit(
+        re.compile(r"[0-9]{1,11}").fullmatch, "a number of seconds", int, lambda now: str(int(now))
+    ),
+    "ms": Unit(
+        re.compile(r"[0-9]{1,14}").fullmatch,
+        "a number of milliseconds",
+        lambda text: int(text) / 1000,
+        lambda now: str(int(now * 1000)),
+    ),
+    "iso": Unit(
+        re.compile(r"[0-9T:.+Z -]{19,40}").fullmatch,
+        "a date and time",
+        _iso,
+        lambda now: datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds"),
+    ),
+}
+
+
+class Declared(Source):
+    """A source that follows a block. Its subclasses are made by `gateway.sources.making`."""
+
+    block: ClassVar[Block]
+
+    def __init__(self, options: Options, public_url: str = ""):
+        super().__init__(options, public_url)
+        self._block = block = options if isinstance(options, Block) else self.block
+        self._unit = _UNITS[block.unit or "s"]
+        self._keys = [make(secret.get_secret_value(), block) for secret in options.secrets]
+        headers = (each for text in block.signature for each in block.places(text))
+        own = [place.name for place in headers if place.kind == "header"]
+        self.secret_headers = frozenset([*own, *block.secret_headers])
+        known = None if block.event else ()
+        self.events = known if block.events is None else tuple(block.events)
+        # A body with one member to read need not always be parsed.
+        of_json = {text for _, text in block.texts if text.startswith("json:")}
+        self._only, self._parses = len(of_json) == 1, len(of_json) > 1
+        self._given, self._clock = self._signatures(), self._times()
+        self._parts, self._event = self._signed_parts(), self._events()
+        self._identity = self._identities()
+        answers = [(each, self._handshake(each)) for each in block.handshakes]
+        self._gets = [answer for each, answer in answers if each.method == "GET"]
+        self._posts = [answer for each, answer in answers if each.method == "POST"]
+        self._unsigned = [
+            answer for each, answer in answers if each.method == "POST" and not each.is_signed
+        ]
+        self._signs_for_anybody = any(
+            text.startswith("hmac:")
+            for each in block.handshakes
+            if not each.is_signed
+            for text in each.reads
+        )
+
+    @property
+    def covers_body(self) -> bool:
+        return any(Place.parse(text).kind == "body" for text in self._block.signed_places)
+
+    def verify(self, request: Request) -> Verified:
+        seen = Seen(request)
+        if self._unsigned and self.secret_headers.isdisjoint(request.headers):
+            for handshake in self._unsigned:
+                if answer := handshake(seen):
+                    return Verified(request.body, challenge=answer)
+        self._prove(seen)
+        if self._parses and "json" not in vars(seen):
+            seen.json = read_loosely(request.body)
+        seen.event = event = self._event(seen)
+        for handshake in self._posts:
+            if answer := handshake(seen):
+                return Verified(request.body, event=event, challenge=answer)
+        return Verified(request.body, self._identity(seen), event)
+
+    def handshake(self, request: Request) -> Answer:
+        if not self._gets:
+            return super().handshake(request)
+        seen = Seen(request)
+        for handshake in self._gets:
+            if answer := handshake(seen):
+                return answer
+        raise Unverified("A parameter or a header of the handshake is missing.")
+
+    def _prove(self, seen: Seen) -> None:
+        """Raise `Unverified` unless the request has a signature by one of the keys."""
+        given = self._given(seen)
+        if self._clock is not None:
+            self._clock(seen)
+        parts = self._parts(seen)
+        for key in self._keys:
+            if key.verifies(given, parts):
+                break
+        else:
+            raise SignatureMismatch
+        if self._signs_for_anybody and _token(b"".join(parts)):
+            raise Unverified("The signed text could be a handshake's token.")
+
+    # What is compiled from the block --------------------------------------------------------
+
+    def _reader(self, texts: Iterable[str]) -> Reader:
+        """Return a function that reads the first value that is at one of the places."""
+        places = [place for text in texts for place in self._block.places(text)]
+        return first([reader(place, self.public_url.rstrip("/"), self._only) for place in places])
+
+    def _bytes_reader(self, text: str) -> Callable[[Seen], bytes]:
+        if text == "key":
+            return lambda _seen: KEY
+        places = self._block.places(text)
+        return first([bytes_reader(place, self.public_url.rstrip("/")) for place in places])
+
+    def _signatures(self) -> Callable[[Seen], Sequence[bytes]]:
+        """Return a function that reads the given signatures, and the fields beside them."""
+        block = self._block
+        places = [Place.parse(text) for text in block.signature]
+        header, missing = places[0].name, places[0].missing
+        split = self._fields(header) if block.separator else None
+        reads = [reader(place) for place in places]
+
+        def one(seen: Seen) -> Sequence[bytes]:
+            if value := seen.headers.get(header):
+                return (raw(value),)
+            raise SignatureMissing(missing)
+
+        def some(seen: Seen) -> Sequence[bytes]:
+            found: list[bytes] = []
+            for read in reads:
+                text = read(seen)
+                if text and isinstance(text, str):
+                    found += split(seen, text) if split is not None else [raw(text)]
+            if not found:
+                raise SignatureMissing(missing)
+            return found[:MAX_SIGNATURES]
+
+        simple = split is None and len(places) == 1 and places[0] == Place("header", header)
+        return one if simple else some
+
+    def _fields(self, header: str) -> Callable[[Seen, str], list[bytes]]:
+        """Return a function that splits a header into signatures and named fields."""
+        block = self._block
+        separator, assign, picked = block.separator or "", block.assign, set(block.pick)
+        every = "*" in picked
+        named = {p.name for _, text in block.texts for p in block.places(text) if p.kind == "sig"}
+
+        def split(seen: Seen, text: str) -> list[bytes]:
+            items = text.split(separator)
+            if not picked:
+                return [raw(each) for each in items]
+            found, sig = [], seen.sig
+            pairs = [item.partition(assign) for item in items] if assign else ()
+            for key, _, value in pairs or [(str(i), "", item) for i, item in enumerate(items)]:
+                if key in picked or every:
+                    found.append(raw(value))
+                if key in named:
+                    if key in sig:
+                        raise Unverified(f"The header {header} needs exactly one {key}.")
+                    sig[key] = value
+            if len(sig) < len(named):
+                raise Unverified(f"The header {header} needs {', '.join(named - sig.keys())}.")
+            return found
+
+        return split
+
+    def _times(self) -> Callable[[Seen], None] | None:
+        """Return a function that checks the time; None: the sender sends none."""
+        block, tolerance = self._block, self.options.tolerance
+        if not block.time:
+            return None
+        read, missing = self._reader(block.time), Place.parse(block.time[0]).missing
+        any_form, (fits, called, seconds, _) = not (block.unit or tolerance), self._unit
+
+        def check_time(seen: Seen) -> None:
+            text = read(seen)
+            if text is None or text == "":
+                raise SignatureMissing(missing)
+            if any_form:
+                return
+            if not fits(text := str(text)):
+                raise Unverified(f"The timestamp is not {called}.")
+            if tolerance and abs(seen.request.received_at - seconds(text)) > tolerance:
+                raise OutOfTolerance(f"The timestamp is not within {tolerance:g} seconds of now.")
+
+        return check_time
+
+    def _signed_parts(self) -> Callable[[Seen], list[bytes]]:
+        """Return a function that makes the parts of the signed text; a token signs nothing."""
+        pieces = PLACEHOLDER.split(self._block.signed)
+        if self._block.algorithm in TOKENS:
+            return lambda _seen: []
+        if pieces == ["", "body", ""]:
+            return lambda seen: [seen.body]
+        reads = [
+            self._bytes_reader(piece) if i % 2 else _constant(piece.encode())
+            for i, piece in enumerate(pieces)
+            if piece
+        ]
+        return lambda seen: [read(seen) or b"" for read in reads]
+
+    def _events(self) -> Callable[[Seen], str]:
+        block = self._block
+        ones = [self._reader([text]) for text in block.event]
+        more = self._reader(block.subevent) if block.subevent else None
+
+        if len(ones) == 1 and not more and not block.names:
+            (read,) = ones
+            return lambda seen: name(read(seen))
+
+        def event(seen: Seen) -> str:
+            for one in ones:
+                if found := name(one(seen)):
+                    break
+            else:
+                return ""
+            found = block.names.get(found, found)
+            return f"{found}.{second}" if more and (second := name(more(seen))) else found
+
+        return event
+
+    def _identities(self) -> Callable[[Seen], str]:
+        block = self._block
+        texts = block.identity or block.id
+        if texts == ["digest"]:
+            return lambda seen: digest(seen.body)
+        by_digest = "digest" in texts
+        read = self._reader([text for text in texts if text != "digest"] or ["header:-"])
+        apart = [self._reader(each) for each in block.apart]
+        signed = [place for text in block.signed_places for place in block.places(text)]
+        unsigned = [
+            place
+            for text in texts
+            for place in block.places(text)
+            if place.kind == "header" and place not in signed
+        ]
+        # Else a copy of one delivery with the id of another could get the answer of that one.
+        if unsigned and ["digest"] not in block.apart:
+            apart.append(self._reader(["digest"]))
+
+        def of(seen: Seen) -> str:
+            key = read(seen)
+            found = identity(key, *[each(seen) for each in apart]) if key or key == 0 else ""
+            return found or (digest(seen.body) if by_digest else "")
+
+        return of
+
+    def _handshake(self, about: Handshake) -> Callable[[Seen], Answer | None]:
+        """Return a function that answers a handshake; None: the request is not that."""
+        wanted = [(self._reader([text]), value) for text, value in about.when.items()]
+        needed = [self._reader([text]) for text in about.reads]
+        content_type = about.content_type
+        if content_type is None:
+            content_type = TEXT if about.body else ""
+        body = self._filled(about.body, content_type == JSON)
+        headers = {key.lower(): self._filled(text) for key, text in about.headers.items()}
+        token = self._reader([about.token]) if about.token else None
+        proven = about.method == "POST" or not about.is_signed
+
+        def answer(seen: Seen) -> Answer | None:
+            for read, value in wanted:
+                found = read(seen)
+                if found != value or type(found) is not type(value):  # true is no 1
+                    there = found is not None and found != ""
+                    if there if value == "" else not there or value != "*":
+                        return None
+            if token is not None:
+                self._check_token(name(token(seen)))
+            if not proven:
+                self._prove(seen)
+            if needed and not all(name(read(seen)) for read in needed):
+                return None
+            given = {key: fill(seen).decode("latin-1") for key, fill in headers.items()}
+            return Answer(about.status, content_type, body(seen), given)
+
+        return answer
+
+    def _check_token(self, given: str) -> None:
+        token: SecretStr | None = getattr(self.options, "verify_token", None)
+        if token is None:
+            raise MethodNotAllowed(
+                "This source takes no handshake: it has no verify_token.", headers={"Allow": "POST"}
+            )
+        check([given.encode()], [token.get_secret_value().encode()])
+
+    def _filled(self, text: str, is_json: bool = False) -> Callable[[Seen], bytes]:
+        """Return a function that fills in the places of a handshake's answer."""
+        fills = [
+            self._fill(piece, is_json) if i % 2 else _constant(piece.encode())
+            for i, piece in enumerate(PLACEHOLDER.split(text))
+        ]
+        return lambda seen: b"".join([fill(seen) for fill in fills])
+
+    def _fill(self, text: str, is_json: bool) -> Callable[[Seen], bytes]:
+        read, signed = self._reader([text]), text.startswith("hmac:")
+
+        def fill(seen: Seen) -> bytes:
+            value = name(read(seen)).encode()
+            if signed:
+                if not _token(value):
+                    raise Unverified("What is to be signed for a handshake is not a token.")
+                return self._keys[0].sign([value]).removeprefix(self._block.prefix.encode())
+            return json.dumps(value.decode())[1:-1].encode() if is_json else value
+
+        return fill
+
+    # Sending --------------------------------------------------------------------------------
+
+    def sample(self, event: str, identity: str, now: float, token: str = "") -> tuple[str, bytes]:
+        """Return a sample of the block or, where it has none, a body with all that is read."""
+        block = self._block
+        if block.samples:
+            return super().sample(event, identity, now, token)
+        message: Any = {"id": identity, "type": event or _DEFAULT_EVENT}
+        event = event or (_DEFAULT_EVENT if block.event else "")
+        kind, _, action = event.partition(".")
+        time = self._unit.write(now)
+        for texts, value in (
+            (block.identity, identity),
+            (block.event, kind if block.subevent else event),
+            (block.subevent, action),
+            (block.time, int(time) if time.isdigit() else time),
+        ):
+            place = Place.parse(texts[0]) if texts else Place("")
+            if place.kind == "json" and place.name and value != "":
+                tokens = ["0" if token == "*" else token for token in pointer(place.name)]
+                message = put(message, tokens, value)
+        return event, json.dumps(message, separators=(",", ":")).encode()
+
+    def sign(self, draft: Draft) -> Signed:
+        block, kept = self._block, {"header": dict[str, str](), "sig": dict[str, str]()}
+        event = draft.event.partition(".")[0] if block.subevent else draft.event
+        codes = {text: code for code, text in block.names.items()}
+        key = draft.identity or (f"msg_{uuid4().hex}" if block.id else "")
+        for texts, value in (
+            (block.time, self._unit.write(draft.now)),
+            (block.id, key),
+            (block.identity, draft.identity),
+            (block.event, codes.get(event, event)),
+        ):
+            place = Place.parse(texts[0]) if texts and value else Place("")
+            kept.get(place.kind, {})[place.name] = value
+        headers, fields = kept.values()
+        url = urlsplit(draft.url)
+        seen = Seen(Request("POST", url.path or "/", url.query, headers, draft.body, "", 0.0, 0.0))
+        seen.sig = fields
+        signature = self._keys[0].sign(self._parts(seen)).decode("latin-1")
+        if block.pick:
+            items = [*fields.items(), (block.pick[0], signature)]
+            assigned = [f"{k}{block.assign}{v}" if block.assign else v for k, v in items]
+            signature = (block.separator or "").join(assigned)
+        place = Place.parse(block.signature[0])
+        for each in reversed(place.filters):  # undone by who reads the place
+            if each == "base64":
+                signature = b64encode(signature.encode()).decode()
+            elif each.startswith("json:"):
+                signature = json.dumps(put({}, pointer(each.removeprefix("json:")), signature))
+        if place.kind == "query":
+            return Signed(draft.body, headers, {place.name: signature})
+        if place.kind == "json":
+            message = put(seen.json, pointer(place.name), signature)
+            return Signed(json.dumps(message).encode(), headers)
+        return Signed(draft.body, {**headers, place.name: signature})
+
+
+def _constant(value: bytes) -> Callable[[Seen], bytes]:
+    return lambda _seen: value

@@ -1,0 +1,148 @@
+"""Keys: what a sender's secret is, and how it makes and verifies signatures."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from abc import ABC, abstractmethod
+from base64 import b64decode, b64encode, urlsafe_b64decode, urlsafe_b64encode
+from binascii import hexlify
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from gateway.sources.signatures import mac
+
+if TYPE_CHECKING:
+    from gateway.sources.block import Block
+
+#: Stands for the key in the parts of a signed text.
+KEY = b"\0key"
+#: The prefixes of Standard Webhooks: of a public key, and of its signatures.
+PUBLIC, PUBLIC_VERSION = "whpk_", b"v1a,"
+#: Polar's secret is the key itself, all of it. https://github.com/polarsource/polar-python
+POLAR = "polar_whs_"
+
+Parts = Sequence[bytes]
+
+
+class Encoding(NamedTuple):
+    """How bytes are written; `decode` raises ValueError."""
+
+    encode: Callable[[bytes], bytes]
+    decode: Callable[[bytes], bytes]
+
+
+ENCODINGS = {
+    "hex": Encoding(hexlify, lambda text: bytes.fromhex(text.decode("ascii"))),
+    "HEX": Encoding(
+        lambda data: data.hex().upper().encode(), lambda text: bytes.fromhex(text.decode())
+    ),
+    "base64": Encoding(b64encode, lambda text: b64decode(text, validate=True)),
+    "base64url": Encoding(
+        lambda data: urlsafe_b64encode(data).rstrip(b"="),
+        lambda text: urlsafe_b64decode(text + b"=" * (-len(text) % 4)),
+    ),
+    "base64url-padded": Encoding(urlsafe_b64encode, urlsafe_b64decode),
+}
+_HASHES = ("sha1", "sha256", "sha384", "sha512")
+#: HMACs, and the plain hash of a text that has the key in it.
+SHARED = (*(f"hmac-{name}" for name in _HASHES), *_HASHES)
+PUBLIC_KEYS = (
+    "rsa-sha1", "rsa-sha256", "rsa-sha512", "rsa-pss-sha256", "rsa-pss-sha512", "ecdsa-sha1",
+    "ecdsa-sha256", "ed25519",
+)  # fmt: skip
+#: The secret itself is sent, or it is sent as Basic authentication (a secret is `name:password`).
+TOKENS = ("equal", "basic")
+ALGORITHMS = (*SHARED, *PUBLIC_KEYS, *TOKENS)
+#: The kinds of keys, with what a secret has to be.
+KINDS = {
+    "utf8": "a text",
+    "hex": "a key in hexadecimal digits",
+    "base64": "a key in base64",
+    "whsec": "a Standard Webhooks secret is base64, with or without `whsec_` or `v1,whsec_` before "
+    "it, or `whpk_` and the base64 of an Ed25519 key's 32 bytes",
+    "pem": "a public key or a certificate in PEM, also on one line",
+    "spki": "a public key in base64 (SubjectPublicKeyInfo), or in PEM",
+    "raw-hex": "a public key is 64 hexadecimal digits",
+    "raw-base64": "a public key is the base64 of 32 bytes",
+}
+
+
+class Key(ABC):
+    """A key of one sender; signatures have a prefix and an encoding."""
+
+    @abstractmethod
+    def sign(self, parts: Parts) -> bytes:
+        """Return the signature of the joined `parts` with its prefix."""
+
+    def verifies(self, given: Parts, parts: Parts) -> bool:
+        """Is one of the `given` signatures, with their prefix, this key's for `parts`?"""
+        expected = self.sign(parts)
+        for each in given:  # noqa: SIM110 - a generator takes longer
+            if hmac.compare_digest(each, expected):
+                return True
+        return False
+
+
+class SharedKey(Key):
+    """Both sides have the key: HMAC, or a plain hash of a text with the key in it."""
+
+    def __init__(self, key: bytes, block: Block):
+        self._key, self._prefix = key, block.prefix.encode()
+        self._encode = ENCODINGS[block.encoding].encode
+        kind, _, self._hash = block.algorithm.rpartition("-")
+        self._hmac = hmac.new(key, digestmod=self._hash) if kind else None
+        self._inside = "{key}" in block.signed
+
+    def sign(self, parts: Parts) -> bytes:
+        if self._inside:
+            parts = [self._key if part is KEY else part for part in parts]
+        if self._hmac is not None:
+            return self._prefix + self._encode(mac(self._hmac, parts))
+        return self._prefix + self._encode(hashlib.new(self._hash, b"".join(parts)).digest())
+
+
+class Token(Key):
+    """The secret is sent, and signs nothing."""
+
+    def __init__(self, sent: bytes):
+        self._sent = sent
+
+    def sign(self, parts: Parts) -> bytes:
+        return self._sent
+
+
+def make(secret: str, block: Block) -> Key:
+    """Make the key of a secret, as `block` describes it. Raises ValueError, with what is valid."""
+    text, kind, algorithm = secret.encode(), block.key, block.algorithm
+    if algorithm in TOKENS:
+        basic = algorithm == "basic"
+        return Token(b"Basic " + b64encode(text) if basic else block.prefix.encode() + text)
+    whpk = kind == "whsec" and secret.startswith(PUBLIC)
+    if algorithm in SHARED and not whpk:
+        if kind == "whsec" and not secret.startswith(POLAR):  # Supabase shows the version before it
+            secret = secret.removeprefix("v1,").removeprefix("whsec_")
+            text = decoded(secret, "base64", KINDS[kind])
+        elif kind in ENCODINGS:
+            text = decoded(secret, kind, KINDS[kind])
+        return SharedKey(text, block)
+    # Imported when it is used: this takes time.
+    from gateway.sources.public_keys import PublicKey, public
+
+    if whpk:
+        keys = public(secret.removeprefix(PUBLIC), "raw-base64", KINDS[kind])
+        return PublicKey(keys, "ed25519", PUBLIC_VERSION, ENCODINGS["base64"])
+    keys = public(secret, kind, KINDS[kind])
+    return PublicKey(keys, algorithm, block.prefix.encode(), ENCODINGS[block.encoding])
+
+
+def decoded(text: str, encoding: str, valid: str) -> bytes:
+    """Decode a key; base64 with or without padding. Raises ValueError, also where it is empty."""
+    padded = text + "=" * (-len(text) % 4) if encoding == "base64" else text
+    try:
+        key = ENCODINGS[encoding].decode(padded.encode())
+    except ValueError:
+        key = b""
+    if not key:
+        raise ValueError(valid)
+    return key

@@ -1,0 +1,147 @@
+"""Make the classes of the sources that are blocks of data: from a file, or from `gateway.toml`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache, cached_property
+from typing import Any, Literal
+
+from pydantic import Field, SecretStr, create_model, field_validator, model_validator
+
+from gateway.answer import TEXT
+from gateway.sources.base import Example, Options, Sample, Source
+from gateway.sources.block import Block
+from gateway.sources.declared import Declared
+from gateway.sources.keys import TOKENS, make
+
+#: What a source may have whose sender's handshake has a token; None: handshakes are refused.
+_VERIFY_TOKEN = (SecretStr | None, Field(None, min_length=1))
+
+
+def source_of(name: str, table: dict[str, Any]) -> type[Source]:
+    """Return the class of a sender from the table in its file."""
+    block = Block.model_validate(table)
+
+    def usable(_cls: Any, secrets: list[SecretStr]) -> list[SecretStr]:
+        return _usable(secrets, block)
+
+    token = any(each.token for each in block.handshakes)
+    checks: dict[str, Any] = {"_usable": field_validator("secrets")(classmethod(usable))}
+    fields: dict[str, Any] = {"verify_token": _VERIFY_TOKEN} if token else {}
+    options = create_model(
+        "Options",
+        __base__=Options,
+        __validators__=checks,
+        **fields,
+    )
+    return _class(name, block, options)
+
+
+def _usable(secrets: list[SecretStr], block: Block) -> list[SecretStr]:
+    """Return `secrets`. Raises ValueError, with what would be valid, where one is of no use."""
+    for secret in secrets:
+        if block.secret_form and not re.fullmatch(block.secret_form[0], secret.get_secret_value()):
+            raise ValueError(block.secret_form[1])
+        make(secret.get_secret_value(), block)
+    return secrets
+
+
+#: The keys of the scheme `hmac` before there were blocks.
+_OLDER = {"header": "signature", "timestamp_header": "time", "id_header": "id"}
+
+
+class Own(Options, Block):
+    """A sender of one's own: the table of the source is the block."""
+
+    scheme: Literal["hmac"] = "hmac"
+    verify_token: SecretStr | None = Field(None, min_length=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_keys(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        values = {**values}
+        if "header" in values and values.get("algorithm") in ("sha1", "sha256", "sha512"):
+            values["algorithm"] = f"hmac-{values['algorithm']}"
+        for old, new in _OLDER.items():
+            if isinstance(header := values.pop(old, None), str):
+                values[new] = f"header:{header}"
+        if isinstance(text := values.get("signed"), str):
+            values["signed"] = text.replace("{timestamp}", "{time}")
+        return values
+
+    @model_validator(mode="after")
+    def _keys(self) -> Own:
+        try:
+            _usable(self.secrets, self)
+        except ValueError as exc:
+            raise ValueError(f"secrets: {exc}") from exc
+        return self
+
+    @cached_property
+    def source(self) -> type[Source]:
+        """The class of this source."""
+        return _class("hmac", self, Own)
+
+
+@cache
+def own() -> type[Source]:
+    """Return the class of the scheme `hmac`, whose sources are blocks of their own."""
+    block = {"encoding": "base64", "prefix": "v1=", "signed": "{id}.{time}.{body}"}
+    block |= {"signature": "header:X-Signature", "algorithm": "hmac-sha512", "id": "header:X-Id"}
+    block |= {"time": "header:X-Time", "event": "header:X-Event"}
+    found = _class("hmac", Block.model_validate(block), Own)
+    options = {**found.example.options, **block}
+    example = replace(found.example, options=options)
+    return type("HMAC", (found,), {"__doc__": "Signs what `signed` says.", "example": example})
+
+
+def _class(name: str, block: Block, options: type[Options]) -> type[Source]:
+    """Return the class of the source that `block` describes."""
+    values = {
+        "__doc__": f"Signs {signed(block)}.",
+        "block": block,
+        "options_class": options,
+        "samples": {key: Sample(each.event, each.body) for key, each in block.samples.items()},
+        "example": _example(block),
+        "content_type": block.content_type or TEXT,
+        "identifies": bool(block.identity or block.id),
+        "handshakes": any(each.method == "GET" for each in block.handshakes),
+        "needs_public_url": any(text.startswith("url") for text in block.signed_places),
+    }
+    habits = ("deadline", "tries", "retry_after", "fallback", "max_body")
+    return type(name or "Own", (Declared,), values | {key: getattr(block, key) for key in habits})
+
+
+def signed(block: Block) -> str:
+    """Say what the sender signs."""
+    if block.algorithm in TOKENS:
+        return "nothing: the secret is sent"
+    words = {"body": "body", "url": "public URL", "method": "method", "id": "id", "time": "time"}
+    said = {
+        "time" if text in block.time else words.get(text.partition("|")[0], f"`{text}`"): None
+        for text in block.signed_places
+    }
+    return ", ".join(said) or "only its key"
+
+
+def _example(block: Block) -> Example:
+    """Return what the tests of `block` need: secrets, and where its signature is."""
+    given = {"secrets": "A-secret_token", "other_secret": "A-secret_tokem", **block.example}
+    options = {"secrets": given["secrets"]}
+    if any(each.token for each in block.handshakes):
+        options["verify_token"] = "chosen"
+    body = [text for _, text in block.texts if text.startswith(("json:", "form:"))]
+    ids = block.identity or block.id
+    return Example(
+        options,
+        other_secret=given["other_secret"],
+        proof=block.places(block.signature[0])[0].name,
+        timed=bool(block.time) and block.time[0].startswith(("header:", "sig:")),
+        receiver={"secrets": given["public"]} if "public" in given else {},
+        identity="" if ids in ([], ["digest"]) else "123456789",
+        opaque=not any(text in body for text in (*block.time, *block.signed_places, *ids[:1]))
+        and not block.handshakes,
+    )

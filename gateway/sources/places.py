@@ -1,0 +1,249 @@
+"""Places in a request, as blocks of senders name them, compiled to functions that read them.
+
+    header:NAME  query:NAME  form:NAME  sig:NAME  json:/pointer   a named value, or one in JSON
+    body  url  method                                             the whole body, URL or method
+    id  time  event  digest                                       what the block itself names
+    ... | filter                                                  e.g. `body|sha256hex`
+
+In a JSON pointer ``*`` stands for all items of a list: the place has a value where they agree on
+one. A `form:` place is empty where the body looks like JSON, so that no text in it passes for a
+field.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64decode
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from gateway.delivery import Request
+from gateway.sources.envelopes import read_loosely, read_query
+from gateway.sources.fields import at, name, pointer, read_if_form, utf8
+from gateway.sources.signatures import digest, raw
+
+_NAMED, _DEFINED = ("header", "query", "form", "sig"), ("id", "time", "event", "digest")
+WRITTEN = (
+    "a place is header:NAME, query:NAME, form:NAME, sig:NAME, json:/pointer, body, url, method, id "
+    "or time, and filters behind `|`"
+)
+#: Parts of a multipart form that are read.
+MAX_PARTS = 100
+#: Kinds whose text is what was received, one character a byte (latin-1); others are UTF-8.
+_AS_RECEIVED = ("header", "sig", "url", "method")
+_valid = re.compile(
+    r"(header:[!#$%&'*+\-.^_`~0-9A-Za-z]+|(query|form|sig):[^|]+|json:(/[^\r\n|]*)?"
+    rf"|body|url|method|{'|'.join(_DEFINED)})(\|[^|]+)*"
+).fullmatch
+
+
+def _from_base64(text: bytes) -> bytes:
+    try:
+        return b64decode(text, validate=True)
+    except ValueError:
+        return b""
+
+
+#: From the text behind a filter's name to a function from bytes, or from JSON, to a value.
+FILTERS: dict[str, Callable[[str], Callable[[Any], Any]]] = {
+    "sha256hex": lambda _: lambda text: sha256(text).hexdigest(),
+    "base64": lambda _: _from_base64,
+    "noquery": lambda _: lambda url: url.partition(b"?")[0],
+    # A form's names and values, sorted by name, without separators.
+    "sortedform": lambda _: lambda body: raw("".join(map("".join, sorted(read_if_form(body))))),
+    "json": lambda text: lambda body: _at(read_loosely(body), pointer(text)),
+    "member-besides": lambda other: (
+        lambda message: next(
+            (each for each in (message if isinstance(message, dict) else ()) if each != other), ""
+        )
+    ),
+}
+
+
+class Place(NamedTuple):
+    """A place: its kind, its name (a header's is in lower case), its filters."""
+
+    kind: str
+    name: str = ""
+    filters: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """Read a place as it is written in a block. Raises ValueError, with what is valid."""
+        if not _valid(text):
+            raise ValueError(f"{text} is no place; {WRITTEN}")
+        first_part, *filters = text.split("|")
+        kind, _, rest = first_part.partition(":")
+        for each in filters:
+            if each.partition(":")[0] not in FILTERS:
+                known = ", ".join(FILTERS)
+                raise ValueError(f"{text}: there is no filter {each}; there are {known}")
+        return cls(kind, rest.lower() if kind == "header" else rest, tuple(filters))
+
+    @property
+    def missing(self) -> str:
+        """What to say where nothing is there."""
+        what = {"header": "header", "query": "parameter"}.get(self.kind, "field")
+        return f"The {what} {self.name} is missing."
+
+
+class Seen:
+    """A request that is being verified, with what was read from it: each part is read once.
+
+    ``json`` is None where the body is not JSON. ``form`` has one character a byte, and of several
+    fields with one name the last. ``sig`` has the named fields of the header with the signature.
+    """
+
+    json: Any
+    form: dict[str, str]
+    query: dict[str, str]
+
+    def __init__(self, request: Request):
+        self.request = request
+        self.headers, self.body = request.headers, request.body
+        self.sig: dict[str, str] = {}
+        self.event = ""
+
+    def __getattr__(self, part: str) -> Any:
+        """Read a part that was not asked for before."""
+        value = _PARTS[part](self)
+        setattr(self, part, value)
+        return value
+
+
+def _form(seen: Seen) -> dict[str, str]:
+    return _multipart(seen.body) if seen.body[:2] == b"--" else dict(read_if_form(seen.body))
+
+
+def _multipart(body: bytes) -> dict[str, str]:
+    """Return the fields of multipart/form-data, of the first parts. RFC 7578"""
+    found = {}
+    for part in body.split(body.partition(b"\r\n")[0], MAX_PARTS)[1:]:
+        head, _, content = part.partition(b"\r\n\r\n")
+        if named := re.search(rb'[; ]name="([^"]+)"', head):
+            found[named[1].decode("latin-1")] = content.removesuffix(b"\r\n").decode("latin-1")
+    return found
+
+
+_PARTS: dict[str, Callable[[Seen], Any]] = {
+    "json": lambda seen: read_loosely(seen.body),
+    "form": _form,
+    "query": lambda seen: read_query(seen.request.query_string),
+}
+Reader = Callable[[Seen], Any]
+
+
+def reader(place: Place, base_url: str = "", only: bool = False) -> Reader:
+    """Return a function that reads the value at `place`; None or "" where there is none.
+
+    `base_url` is what comes before the path of `url`. `only`: nothing else in the block reads the
+    body's JSON, so that it may be left unparsed.
+    """
+    read = _plain(place.kind, place.name, base_url, only)
+    for text in place.filters:
+        read = _filtered(read, text, place.kind in _AS_RECEIVED)
+    return read
+
+
+def bytes_reader(place: Place, base_url: str = "") -> Callable[[Seen], bytes]:
+    """Return a function that reads the bytes at `place`, as a sender signs them."""
+    kind, key, filters = place
+    if kind == "body" and not filters:
+        return lambda seen: seen.body
+    if kind in ("header", "sig") and not filters:
+        of = attrgetter("headers" if kind == "header" else "sig")
+        return lambda seen: raw(of(seen).get(key, ""))
+    read, as_received = reader(place, base_url), kind in _AS_RECEIVED and not filters
+    return lambda seen: _encoded(read(seen), as_received)
+
+
+def first(readers: Sequence[Reader]) -> Reader:
+    """Return a function that reads the first value that is there."""
+
+    def read(seen: Seen) -> Any:
+        for each in readers:
+            if (value := each(seen)) not in (None, "", b""):
+                return value
+        return None
+
+    return readers[0] if len(readers) == 1 else read
+
+
+def _encoded(value: Any, as_received: bool) -> bytes:
+    """Return a value's bytes: UTF-8, or of a text that was received so one byte a character."""
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, str):
+        value = "" if value is None else json.dumps(value, separators=(",", ":"))
+    return raw(value) if as_received else value.encode(errors="surrogatepass")
+
+
+def _filtered(read: Reader, text: str, as_received: bool) -> Reader:
+    title, _, argument = text.partition(":")
+    change = FILTERS[title](argument)
+    if title == "member-besides":
+        return lambda seen: change(read(seen))
+    return lambda seen: change(_encoded(read(seen), as_received))
+
+
+def _plain(kind: str, key: str, base_url: str, only: bool) -> Reader:
+    readers: dict[str, Reader] = {
+        "header": lambda seen: seen.headers.get(key, ""),
+        "query": lambda seen: seen.query.get(key, ""),
+        "form": lambda seen: (
+            "" if seen.body[:1] in b"{[" or key not in seen.form else utf8(seen.form[key])
+        ),
+        "sig": lambda seen: seen.sig.get(key, ""),
+        "body": lambda seen: seen.body,
+        "method": lambda seen: seen.request.method,
+        "url": lambda seen: base_url + _target(seen.request),
+        "event": lambda seen: seen.event,
+        "digest": lambda seen: digest(seen.body),
+    }
+    if kind != "json":
+        return readers[kind]
+    tokens = pointer(key)
+    if len(tokens) == 1 and tokens[0].isidentifier():
+        return _first_member(tokens[0]) if only else _member(tokens[0])
+    find = _at if "*" in tokens else at
+    return lambda seen: find(seen.json, tokens)
+
+
+def _target(request: Request) -> str:
+    query = request.query_string
+    return f"{request.path}?{query}" if query else request.path
+
+
+def _member(key: str) -> Reader:
+    return lambda seen: seen.json.get(key) if type(seen.json) is dict else None
+
+
+def _first_member(key: str) -> Reader:
+    """Return a reader of a member that need not parse a body that begins with it, or lacks it."""
+    begins = re.compile(rb'\{\s*"%b"\s*:\s*"([ !#-\[\]-~]{1,200})"' % key.encode()).match
+    quoted, otherwise = b'"%b"' % key.encode(), _member(key)
+
+    def read(seen: Seen) -> Any:
+        if there := begins(seen.body):
+            return there[1].decode()
+        return otherwise(seen) if quoted in seen.body else None
+
+    return read
+
+
+def _at(value: Any, tokens: Sequence[str]) -> Any:
+    """Return the value at a pointer's tokens; with ``*``, the one that all items agree on."""
+    if "*" not in tokens:
+        return at(value, tokens)
+    found = [value]
+    for token in tokens:
+        if token == "*":
+            lists = [each for each in found if isinstance(each, list)]
+            found = [each for items in lists for each in items if isinstance(each, dict)]
+        else:
+            found = [e.get(token) if type(e) is dict else at(e, [token]) for e in found]
+    values = {name(each) for each in found}
+    return values.pop() if len(values) == 1 else None

@@ -1,0 +1,111 @@
+"""Blocks of one's own: what is compiled from them, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+import hmac
+import json
+from typing import Any
+
+import pytest
+
+from gateway.cli.checks import configuration
+from gateway.config.loading import load
+from gateway.config.settings import Config
+from gateway.errors import ConfigError, Unverified
+from gateway.process import handover
+from gateway.sources import find, of, options_class
+from gateway.sources.base import Draft, Source
+from tests.unit.sources.examples import NOW
+from tests.unit.sources.messages import post
+from tests.unit.sources.sending import URL, received
+
+BLOCK = {
+    "secrets": "key", "signature": "header:X-Sig", "list": ",", "pick": "v1",
+    "signed": "{sig:t}.{body}", "time": "sig:t", "unit": "ms", "identity": "json:/id",
+    "event": "json:/type",
+}  # fmt: skip
+
+
+def source(**changes: Any) -> Source:
+    values = {**BLOCK, **changes}
+    options = options_class(values).model_validate(values)
+    return of(options)(options, "https://hooks.example.com")
+
+
+def test_a_table_without_a_scheme_is_a_block():
+    signed = source().sign(Draft(b'{"id":7,"type":"a"}', URL, NOW))
+    verified = source().verify(received(signed))
+    assert (json.loads(verified.identity), verified.event) == ([7, "a"], "a")
+    assert source().covers_body and source().secret_headers == {"x-sig"}
+
+
+def test_a_block_reaches_the_gateways_children(tmp_path):
+    config = Config(sources={"p": BLOCK}, routes=[{"path": "/", "source": "p", "deadline": 3}])
+    options = handover.read(handover.write(handover.Start(config, [], 0))).config.sources["p"]
+    assert options == config.sources["p"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"signature": "hedder:x"}, "signature[0]: hedder:x is no place; a place is header:NAME"),
+        ({"signed": "{body|sha}"}, "signed: body|sha: there is no filter sha; there are sha256hex"),
+        ({"signed": "{bdy}"}, "signed: a text with places in braces"),
+        (
+            {"algorithm": "hmac-sha265"},
+            "hmac-sha265 is not known; did you mean hmac-sha",
+        ),
+        ({"algorithm": "sha256"}, "signed: a plain hash has to have the key in it"),
+        ({"algorithm": "ed25519"}, "key: ed25519 needs a public key"),
+        ({"list": None}, "list: is needed for pick"),
+        ({"pick": []}, "pick: is needed for sig: places"),
+        ({"time": "header:x-time"}, "time: header:x-time is not signed"),
+        ({"key": "hex"}, "a key in hexadecimal digits"),
+        ({"colour": 1}, "colour: there is no such setting"),
+    ],
+)
+def test_a_wrong_block_is_told_with_its_place_and_what_would_be_valid(tmp_path, change, words):
+    table = {key: value for key, value in {**BLOCK, **change}.items() if value is not None}
+    file = tmp_path / "gateway.toml"
+    file.write_text("[sources.p]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in table.items()))
+    with pytest.raises(ConfigError) as error:
+        load({}, {}, file)
+    assert any(p.startswith(f"{file}: sources.p.") and words in p for p in error.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("unit", "text"),
+    [("s", "1800000000"), ("ms", "1800000000123"), ("iso", "2027-01-15T08:00:00Z")],
+)
+@pytest.mark.parametrize("tolerance", [0, 300])
+def test_times_in_each_form(unit, text, tolerance):
+    proof = hmac.digest(b"key", f"{text}.x".encode(), "sha256").hex()
+    request = post("", b"x", headers={"x-sig": f"t={text},v1={proof}"})
+    assert source(unit=unit, tolerance=tolerance).verify(request)
+    for other in {"s", "ms", "iso"} - {unit, *(["ms"] if unit == "s" else [])}:
+        with pytest.raises(Unverified):
+            source(unit=other, tolerance=tolerance).verify(request)
+
+
+def test_woocommerces_ping_is_answered_without_a_signature_and_nothing_else_is():
+    found = find("woocommerce")
+    receiver = found(found.options_class(scheme="woocommerce", secrets=["s"]))
+    assert receiver.verify(post("", b"webhook_id=7")).challenge.status == 200
+    with pytest.raises(Unverified):
+        receiver.verify(post("", b'{"webhook_id":7}'))
+
+
+def test_a_senders_largest_body_is_compared_with_max_body():
+    sources = {"g": {"scheme": "github", "secrets": "s"}}
+    (found,) = configuration.bodies(Config(sources=sources))
+    assert "set max_body = 26214400" in str(found)
+    large = {"max_body": 26_214_400, "max_in_flight_bytes": 10**8}
+    assert configuration.bodies(Config(sources=sources, **large)) == []
+
+
+@pytest.mark.parametrize("header", [True, False])
+def test_a_long_event_is_taken_from_a_header_and_from_json(header):
+    long = "x" * 5_000
+    receiver = source(event="header:x-event" if header else "json:/type")
+    signed = receiver.sign(Draft(json.dumps({"type": long}).encode(), URL, NOW, event=long))
+    assert receiver.verify(received(signed)).event == long

@@ -1,0 +1,142 @@
+"""The senders that are data, by their vectors: taken as they are, refused when any part is changed.
+
+A vector is a request in ``gateway/sources/senders/NAME.json``, as its sender published it or as its
+own library made it (``kind``), with its receiver's secret and the time at which it was signed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.resources import files
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from gateway.delivery import Request
+from gateway.errors import Unverified
+from gateway.sources import BLOCKS, find
+from gateway.sources.base import Source
+
+FOLDER = files("gateway.sources") / "senders"
+KINDS = {"official", "library", "third party", "derived"}
+
+
+def vectors() -> Iterator[Any]:
+    for name in (*BLOCKS, "twilio"):
+        path = FOLDER / f"{name}.json"
+        for number, vector in enumerate(
+            json.loads(path.read_text("utf-8")) if path.is_file() else ()
+        ):
+            yield pytest.param(name, vector, id=f"{name}-{number}")
+
+
+VECTORS = list(vectors())
+RIGHT = [each for each in VECTORS if each.values[1]["valid"]]
+WRONG = [each for each in VECTORS if not each.values[1]["valid"]]
+
+
+def source(name: str, vector: dict[str, Any], **changes: Any) -> Source:
+    found, url = find(name), urlsplit(vector["url"])
+    options = {"scheme": name, "secrets": vector["secret"], **changes}
+    public_url = f"{url.scheme}://{url.netloc}"
+    return found(found.options_class.model_validate(options), public_url)
+
+
+def request(vector: dict[str, Any]) -> Request:
+    url = urlsplit(vector["url"])
+    headers = {key.lower(): value for key, value in vector["headers"].items()}
+    now = float(vector.get("signed_at") or 1_800_000_000)
+    body = vector["body"].encode()
+    return Request(vector["method"], url.path or "/", url.query, headers, body, "", 0.0, now)
+
+
+def other(text: str) -> str:
+    """Return `text` with another character in each word that may be a signature or a time."""
+    change = {"a": "b", "A": "B", "1": "2"}
+    return re.sub(
+        r"[A-Za-z0-9+/_-]{8,}", lambda m: change.get(m[0][5], "1" if m[0][5] != "1" else "2").join(
+            (m[0][:5], m[0][6:])), text,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "vector"), RIGHT)
+def test_a_vector_is_verified(name, vector):
+    assert source(name, vector).verify(request(vector)).body == vector["body"].encode()
+
+
+@pytest.mark.parametrize(("name", "vector"), WRONG)
+def test_a_wrong_vector_is_refused(name, vector):
+    with pytest.raises(Unverified):
+        source(name, vector).verify(request(vector))
+
+
+@pytest.mark.parametrize(("name", "vector"), [each for each in RIGHT if each.values[0] in BLOCKS])
+def test_each_part_of_a_vector_counts(name, vector):
+    receiver, good = source(name, vector), request(vector)
+    block = find(name).block
+    kinds = {text: place for _, text in block.texts for place in block.places(text)}
+    signed = [place for text in block.signed_places for place in block.places(text)]
+    proofs = [kinds[text] for text in block.signature]
+    bad = []
+    for place in [*proofs, *signed]:
+        if place.kind == "header" and place.name in good.headers:
+            value = good.headers[place.name]
+            changes = {other(value), "", value + "x"}
+            if "base64" in place.filters:  # of JSON, of which only a part is the signature
+                inside = json.loads(b64decode(value))
+                inside["signature"] = other(inside["signature"])
+                changes = {b64encode(json.dumps(inside).encode()).decode(), "", "x"}
+            for changed in changes - {value}:
+                bad.append(replace(good, headers={**good.headers, place.name: changed}))
+        if place.kind == "url":
+            bad.append(replace(good, path=good.path + "x"))
+            if "noquery" not in place.filters:
+                bad.append(replace(good, query_string=good.query_string + "x=1"))
+        if place.kind == "query" and place.name in good.query_string:
+            bad.append(replace(good, query_string=other(good.query_string)))
+    proof_in_body = any(place.kind in ("json", "form") for place in proofs)
+    if receiver.covers_body or proof_in_body:
+        bad.append(replace(good, body=b""))
+    if receiver.covers_body:
+        step = len(good.body) // 40 + 1
+        bad += [
+            replace(good, body=good.body[:i] + bytes([good.body[i] ^ 1]) + good.body[i + 1 :])
+            for i in range(0, len(good.body), step)
+        ]
+        bad.append(replace(good, body=good.body + b" "))
+    if block.time and find(name).block.unit:
+        bad.append(replace(good, received_at=good.received_at + 301))
+        bad.append(replace(good, received_at=good.received_at - 301))
+    assert bad
+    for each in bad:
+        with pytest.raises(Unverified):
+            receiver.verify(each)
+
+
+@pytest.mark.parametrize(("name", "vector"), RIGHT)
+def test_secrets_can_be_replaced_one_by_one(name, vector):
+    example = find(name).example
+    for secrets in (
+        [example.other_secret, vector["secret"]],
+        [vector["secret"], example.other_secret],
+    ):
+        assert source(name, vector, secrets=secrets).verify(request(vector))
+    with pytest.raises(Unverified):
+        source(name, vector, secrets=example.other_secret).verify(request(vector))
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_block_says_what_was_read_and_has_vectors(name):
+    block = find(name).block
+    assert block.title and block.sources
+    assert name in {each.values[0] for each in RIGHT}, "no vector"
+
+
+@pytest.mark.parametrize(("name", "vector"), VECTORS)
+def test_a_vector_says_where_it_comes_from(name, vector):
+    assert vector["kind"] in KINDS and vector["source"]
