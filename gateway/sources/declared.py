@@ -26,7 +26,20 @@ from gateway.sources.base import Draft, Options, Signed, Source, Verified
 from gateway.sources.block import PLACEHOLDER, Block, Handshake
 from gateway.sources.envelopes import read_loosely
 from gateway.sources.fields import identity, name, pointer, put
-from gateway.sources.keys import KEY, TOKENS, make
+from gateway.sources.keys import (
+    ENCODINGS,
+    KEY,
+    KINDS,
+    POLAR,
+    PUBLIC,
+    PUBLIC_VERSION,
+    SHARED,
+    TOKENS,
+    Key,
+    SharedKey,
+    Token,
+    decoded,
+)
 from gateway.sources.places import Place, Reader, Seen, bytes_reader, first, reader
 from gateway.sources.signatures import check, digest, raw
 
@@ -83,7 +96,7 @@ class Declared(Source):
         super().__init__(options, public_url)
         self._block = block = options if isinstance(options, Block) else self.block
         self._unit = _UNITS[block.unit or "s"]
-        self._keys = [make(secret.get_secret_value(), block) for secret in options.secrets]
+        self._keys = [key_of(secret.get_secret_value(), block) for secret in options.secrets]
         headers = (each for text in block.signature for each in block.places(text))
         own = [place.name for place in headers if place.kind == "header"]
         self.secret_headers = frozenset([*own, *block.secret_headers])
@@ -416,3 +429,27 @@ class Declared(Source):
 
 def _constant(value: bytes) -> Callable[[Seen], bytes]:
     return lambda _seen: value
+
+
+def key_of(secret: str, block: Block) -> Key:
+    """Make the key of a secret, as `block` describes it. Raises ValueError, with what is valid."""
+    text, kind, algorithm = secret.encode(), block.key, block.algorithm
+    prefix, encoding = block.prefix.encode(), ENCODINGS[block.encoding]
+    if algorithm in TOKENS:
+        return Token((b"Basic " + b64encode(text)) if algorithm == "basic" else prefix + text)
+    whpk = kind == "whsec" and secret.startswith(PUBLIC)
+    if algorithm in SHARED and not whpk:
+        if kind == "whsec" and not secret.startswith(POLAR):  # Supabase shows the version before it
+            secret = secret.removeprefix("v1,").removeprefix("whsec_")
+            text = decoded(secret, "base64", KINDS[kind])
+        elif kind in ENCODINGS:
+            text = decoded(secret, kind, KINDS[kind])
+        return SharedKey(text, algorithm, prefix, encoding, "{key}" in block.signed)
+    # Imported when it is used: this takes time.
+    from gateway.sources.public_keys import PublicKey, public
+
+    if whpk:
+        keys = public(secret.removeprefix(PUBLIC), "raw-base64", KINDS[kind])
+        return PublicKey(keys, "ed25519", PUBLIC_VERSION, ENCODINGS["base64"])
+    keys = public(secret, kind, KINDS[kind])
+    return PublicKey(keys, algorithm, prefix, encoding)

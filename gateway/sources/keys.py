@@ -8,12 +8,9 @@ from abc import ABC, abstractmethod
 from base64 import b64decode, b64encode, urlsafe_b64decode, urlsafe_b64encode
 from binascii import hexlify
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from gateway.sources.signatures import mac
-
-if TYPE_CHECKING:
-    from gateway.sources.block import Block
 
 #: Stands for the key in the parts of a signed text.
 KEY = b"\0key"
@@ -85,14 +82,13 @@ class Key(ABC):
 
 
 class SharedKey(Key):
-    """Both sides have the key: HMAC, or a plain hash of a text with the key in it."""
+    """Both sides have the key: HMAC, or a plain hash; `inside`: the signed text has the key."""
 
-    def __init__(self, key: bytes, block: Block):
-        self._key, self._prefix = key, block.prefix.encode()
-        self._encode = ENCODINGS[block.encoding].encode
-        kind, _, self._hash = block.algorithm.rpartition("-")
+    def __init__(self, key: bytes, algorithm: str, prefix: bytes, encoding: Encoding, inside: bool):
+        self._key, self._prefix, self._encode = key, prefix, encoding.encode
+        kind, _, self._hash = algorithm.rpartition("-")
         self._hmac = hmac.new(key, digestmod=self._hash) if kind else None
-        self._inside = "{key}" in block.signed
+        self._inside = inside
 
     def sign(self, parts: Parts) -> bytes:
         if self._inside:
@@ -110,30 +106,6 @@ class Token(Key):
 
     def sign(self, parts: Parts) -> bytes:
         return self._sent
-
-
-def make(secret: str, block: Block) -> Key:
-    """Make the key of a secret, as `block` describes it. Raises ValueError, with what is valid."""
-    text, kind, algorithm = secret.encode(), block.key, block.algorithm
-    if algorithm in TOKENS:
-        basic = algorithm == "basic"
-        return Token(b"Basic " + b64encode(text) if basic else block.prefix.encode() + text)
-    whpk = kind == "whsec" and secret.startswith(PUBLIC)
-    if algorithm in SHARED and not whpk:
-        if kind == "whsec" and not secret.startswith(POLAR):  # Supabase shows the version before it
-            secret = secret.removeprefix("v1,").removeprefix("whsec_")
-            text = decoded(secret, "base64", KINDS[kind])
-        elif kind in ENCODINGS:
-            text = decoded(secret, kind, KINDS[kind])
-        return SharedKey(text, block)
-    # Imported when it is used: this takes time.
-    from gateway.sources.public_keys import PublicKey, public
-
-    if whpk:
-        keys = public(secret.removeprefix(PUBLIC), "raw-base64", KINDS[kind])
-        return PublicKey(keys, "ed25519", PUBLIC_VERSION, ENCODINGS["base64"])
-    keys = public(secret, kind, KINDS[kind])
-    return PublicKey(keys, algorithm, block.prefix.encode(), ENCODINGS[block.encoding])
 
 
 def decoded(text: str, encoding: str, valid: str) -> bytes:

@@ -12,8 +12,8 @@ from pydantic import Field, SecretStr, create_model, field_validator, model_vali
 from gateway.answer import TEXT
 from gateway.sources.base import Example, Options, Sample, Source
 from gateway.sources.block import Block
-from gateway.sources.declared import Declared
-from gateway.sources.keys import TOKENS, make
+from gateway.sources.declared import Declared, key_of
+from gateway.sources.keys import TOKENS
 
 #: What a source may have whose sender's handshake has a token; None: handshakes are refused.
 _VERIFY_TOKEN = (SecretStr | None, Field(None, min_length=1))
@@ -43,7 +43,7 @@ def _usable(secrets: list[SecretStr], block: Block) -> list[SecretStr]:
     for secret in secrets:
         if block.secret_form and not re.fullmatch(block.secret_form[0], secret.get_secret_value()):
             raise ValueError(block.secret_form[1])
-        make(secret.get_secret_value(), block)
+        key_of(secret.get_secret_value(), block)
     return secrets
 
 
