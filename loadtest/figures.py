@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.cli import main as gateway
-from gateway.cli.sizing import costs, reports
+from gateway.cli.sizing import costs
 from loadtest.machine import ROOT, measured_code
 from loadtest.report import Report
 from loadtest.summary import Summary, summarize
@@ -102,7 +102,7 @@ def costs_text() -> str:
     """Return what costs.json has to be: the costs of the committed reports."""
     found: dict[str, costs.Cost] = {}
     for name in COSTED:
-        found.update(reports.read(_report(name), f"{name}.json", found))
+        found.update(costs.read(_report(name), f"{name}.json", found))
     return costs.dump(found)
 
 

@@ -10,10 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
-from gateway.cli.sizing import costs, reports
-from gateway.cli.sizing.load import GIB, MIB, Load, Pool
-from gateway.cli.sizing.model import plan
-from gateway.cli.sizing.plan import Part, Plan
+from gateway.cli.sizing import costs
+from gateway.cli.sizing.model import GIB, MIB, Load, Part, Plan, Pool, plan
 from gateway.config.strategies import STRATEGIES
 from gateway.errors import ConfigError
 
@@ -61,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     load = read_load(arguments)
     known = costs.shipped()
     if arguments.measured:
-        known.update(reports.read(_document(arguments.measured), arguments.measured.name, known))
+        known.update(costs.read(_document(arguments.measured), arguments.measured.name, known))
     if f"gateway {load.strategy}" not in known:
         measure = f"loadtest/run.sh strategies --strategies {load.strategy} --json FILE"
         raise ConfigError(

@@ -7,21 +7,23 @@ import asyncio
 import fnmatch
 import re
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 from gateway.backoff import Backoff
-from gateway.cli import printed, replay
+from gateway.cli import printed
 from gateway.cli.configuration import configure
 from gateway.config.settings import Config
 from gateway.errors import ConfigError, GatewayError
 from gateway.journal.base import POSITION
-from gateway.journal.entry import STATES
+from gateway.journal.entry import OPEN, STATES, SUCCEEDED, Entry
 from gateway.journal.filter import Filter, read_route, read_states, read_status, read_time
 from gateway.journal.reading import reading
-from gateway.journal.replay import outcomes
+from gateway.journal.replay import outcomes, replaying
+from gateway.journal.tries import choose
+from gateway.outcome import SUCCESS
 
 _BACKOFF = (0.5, 10.0)  # seconds between attempts to watch: the first, the longest
 #: Where `journal` is 0.
@@ -219,10 +221,72 @@ async def _watch(arguments: argparse.Namespace, config: Config) -> int:
 
 
 async def _replay(arguments: argparse.Namespace, config: Config) -> int:
+    """Replay the deliveries with some ids, or those that a filter takes."""
     wanted = _filter(arguments)
     if bool(arguments.ids) == (wanted != Filter()):
         raise GatewayError("name the deliveries to replay, or say by options which: --state failed")
-    how = replay.How(
-        arguments.dry_run, arguments.yes, arguments.again, arguments.rate, arguments.wait
-    )
-    return await replay.run(config, arguments.ids or wanted, how)
+    async with reading(config) as reader:
+        left, others = await choose(reader, arguments.ids or wanted, arguments.again)
+        named = bool(arguments.ids)
+        for entry, other in others:
+            text = "{} left out: {} is another try of the same delivery, {}; see --again"
+            print(text.format(entry.id, other.id, other.state), file=sys.stderr)
+        if twice := _twice(left):
+            print(twice, file=sys.stderr)
+        if arguments.dry_run:
+            print(printed.HEAD)
+            for entry in left:
+                print(printed.line(entry))
+            print(f"{len(left)} would be replayed", file=sys.stderr)
+            return 0
+        code = 1 if named and others else 0
+        if not left:
+            print("gateway: nothing to replay", file=sys.stderr)
+            return code
+        if not named and not arguments.yes and not _agreed(len(left)):
+            print("gateway: nothing was replayed", file=sys.stderr)
+            return 1
+        return await _publish(config, left, arguments) or code
+
+
+def _twice(chosen: Sequence[Entry]) -> str:
+    """Say how many of those have not failed; empty: none."""
+    states = [entry.state for entry in chosen]
+    succeeded = states.count(SUCCEEDED)
+    unfinished = sum(state in OPEN for state in states)
+    counts = [
+        f"{number} {what}"
+        for number, what in ((succeeded, "succeeded"), (unfinished, "may still run"))
+        if number
+    ]
+    return f"of {len(states)} to replay, {' and '.join(counts)}" if counts else ""
+
+
+def _agreed(number: int) -> bool:
+    """Ask whether so many deliveries are to be replayed; without a terminal that takes --yes."""
+    if not sys.stdin.isatty():
+        raise GatewayError(f"{number} deliveries would be replayed: say --yes, or see --dry-run")
+    return input(f"Replay {number} deliveries? [y/N] ").strip().lower() in ("y", "yes")
+
+
+async def _publish(config: Config, chosen: Sequence[Entry], arguments: argparse.Namespace) -> int:
+    taken: dict[str, str] = {}
+    well = True
+    async with replaying(config) as replays:
+        async for begun in replays.run_all(chosen, arguments.again, arguments.rate):
+            delivery_id = begun.delivery_id
+            if begun.problem:
+                task = f": task {begun.task_id}" if begun.task_id else ""
+                print(printed.shown(f"{delivery_id} {begun.problem}{task}"), flush=True)
+                well = False
+            else:
+                print(f"{delivery_id} taken: task {begun.task_id}", flush=True)
+                taken[begun.task_id] = delivery_id
+        async for task_id, outcome in outcomes(config, list(taken), arguments.wait):
+            delivery_id = taken.pop(task_id)
+            await replays.settle(delivery_id, task_id, outcome)
+            print(f"{delivery_id} {printed.outcome_text(outcome)}")
+            well = well and outcome.state == SUCCESS
+    for delivery_id in taken.values():
+        print(f"{delivery_id} no result" + (f" in {arguments.wait:g} s" if config.results else ""))
+    return 0 if well and not taken else 1

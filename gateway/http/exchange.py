@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import zlib
 from http.client import responses
 from logging import INFO, WARNING
 from time import gmtime, strftime
@@ -19,11 +20,10 @@ from gateway.answer import Answer
 from gateway.clock import monotonic, time
 from gateway.config.settings import Config
 from gateway.delivery import Request
-from gateway.errors import BodyTooLarge, BodyTooSlow, Full, RequestError
+from gateway.errors import BadRequest, BodyTooLarge, BodyTooSlow, Full, RequestError
 from gateway.http import head
 from gateway.http.connection import Connection, Headers
-from gateway.http.decompression import gunzip
-from gateway.http.proxies import Proxies
+from gateway.http.head import Proxies
 from gateway.http.read_buffer import Refused
 from gateway.http.stream import Stream
 from gateway.metric_table import ACTIVE, ERRORS
@@ -246,3 +246,39 @@ class Exchange(HTTPMessageDelegate):
         self._stream.send(data)
         # Until then the client has to read the answer and to send its next request.
         self._stream.deadline = monotonic() + self._shared.config.idle_timeout
+
+
+#: The most gzip members that a body may have: many small ones cost much time for few bytes.
+MAX_MEMBERS = 100
+# With 16 added, zlib expects gzip's header and checksum.
+_GZIP = 16 + zlib.MAX_WBITS
+
+
+def gunzip(body: bytes, limit: int) -> bytes:
+    """Return the decompressed content of all members of `body`.
+
+    Raises `BodyTooLarge` beyond `limit` bytes, and `BadRequest` where a member is damaged or cut
+    off, or is followed by other data.
+    """
+    # In pieces, so that at most one piece beyond the limit is decompressed.
+    most = max(64 * 1024, limit // 16)
+    pieces: list[bytes] = []
+    size = 0
+    for _ in range(MAX_MEMBERS):
+        member = zlib.decompressobj(_GZIP)
+        while not member.eof:
+            try:
+                piece = member.decompress(body, most)
+            except zlib.error as exc:
+                raise BadRequest("The body is not valid gzip.") from exc
+            size += len(piece)
+            if size > limit:
+                raise BodyTooLarge(f"The body is over {limit} bytes when decompressed.")
+            body = member.unconsumed_tail
+            if not (piece or body or member.eof):
+                raise BadRequest("The gzip body is cut off.")
+            pieces.append(piece)
+        body = member.unused_data
+        if not body:
+            return b"".join(pieces)
+    raise BadRequest(f"The body has more than {MAX_MEMBERS} gzip members.")

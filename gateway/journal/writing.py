@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from gateway import background
 from gateway.celery_message import Message
 from gateway.clock import monotonic
 from gateway.config.settings import Config
-from gateway.journal.base import NOT_ANSWERED, Answered, Refusal, Row
+from gateway.errors import GatewayError
+from gateway.journal.base import NOT_ANSWERED, Answered, JournalStore, Refusal, Row
 from gateway.journal.entry import OPEN, RECEIVED, described
 from gateway.journal.follower import Follower
 from gateway.journal.refusals import Refusals
-from gateway.journal.size_watch import SizeWatch
 from gateway.journal.stores import store_for
 from gateway.metrics import Metrics
 
@@ -216,3 +217,37 @@ class Journal:
         if error != self._error:
             log.warning("deliveries cannot be written to the journal: %s", error)
             self._error = error
+
+
+PAUSE = 10.0  # seconds between two queries
+_TRIMMED = 200  # deliveries that are removed at once
+
+
+class SizeWatch:
+    """Trims the journal's `store`, and sets its gauges."""
+
+    def __init__(self, store: JournalStore, metrics: Metrics):
+        self._store = store
+        self._metrics = metrics
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._task = background.start(self._watch(), "journal size")
+
+    async def stop(self) -> None:
+        await background.stop(self._task)
+
+    async def _watch(self) -> None:
+        while True:
+            removed = 0
+            try:
+                size = await self._store.trim(_TRIMMED)
+                removed = size.removed
+                self._metrics.set("gateway_journal_deliveries", size.deliveries)
+                self._metrics.set("gateway_journal_open", size.open)
+                self._metrics.set("gateway_journal_bytes", size.bytes)
+            except GatewayError as exc:
+                # Only a debug line: whoever writes to the journal logs its errors.
+                log.debug("the size of the journal cannot be queried: %s", exc)
+            if removed < _TRIMMED:
+                await asyncio.sleep(PAUSE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import select
+import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, LifoQueue
@@ -15,13 +16,15 @@ from celery import Celery
 from celery.result import AsyncResult
 from kombu import Producer
 from kombu.exceptions import OperationalError
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
+from redis.retry import Retry
 
 from gateway import celery_message
 from gateway.celery_message import Message
 from gateway.clock import monotonic
 from gateway.config.settings import Config
-from gateway.config.urls import redis_tls, without_options
+from gateway.config.urls import master_name, redis_tls, without_options
 from gateway.errors import (
     BrokerBlocked,
     BrokerUnavailable,
@@ -32,8 +35,34 @@ from gateway.errors import (
     Unroutable,
 )
 from gateway.outcome import Outcome
-from gateway.strategies.celery_options import RESULT_TIMEOUT, broker_tls, sentinel
 from gateway.strategies.celery_results import result_backend
+
+RESULT_TIMEOUT = 3  # seconds for one command to the result store
+
+
+def broker_tls(config: Config) -> dict[str, Any] | None:
+    """Return `broker_use_ssl`."""
+    if not config.brokers[0].startswith("amqps:"):
+        return None
+    tls = config.tls
+    return {
+        "ca_certs": tls.ca and str(tls.ca),
+        "certfile": tls.cert and str(tls.cert),
+        "keyfile": tls.key and str(tls.key),
+        "cert_reqs": ssl.CERT_REQUIRED if tls.verify else ssl.CERT_NONE,
+        # py-amqp verifies a name only if it gets one; kombu replaces None by the host.
+        **({"server_hostname": None} if tls.verify else {}),
+    }
+
+
+def sentinel(config: Config) -> dict[str, Any]:
+    """Return those `result_backend_transport_options` that Celery does not take from the URL."""
+    if not config.results.startswith("sentinel:"):
+        return {}
+    # A Sentinel that does not answer is skipped without retries.
+    patience = {"socket_timeout": RESULT_TIMEOUT, "retry": Retry(NoBackoff(), 0)}
+    return {"master_name": master_name(config.results), "sentinel_kwargs": patience}
+
 
 log = logging.getLogger(__name__)
 

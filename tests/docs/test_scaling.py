@@ -8,8 +8,8 @@ import re
 import pytest
 
 from gateway.cli import capacity
-from gateway.cli.sizing import costs, limits, model, reports
-from gateway.cli.sizing.load import Load
+from gateway.cli.sizing import costs, model
+from gateway.cli.sizing.model import Load
 from loadtest import figures
 from loadtest.figures import COSTED
 from tests.docs.test_documents import ROOT, text
@@ -47,12 +47,12 @@ def test_the_example_by_hand_is_right():
 def test_the_reports_of_the_costs_are_named():
     for name in COSTED:
         assert f"`{name}`" in DOCUMENT.split("## Costs")[1].split("\n\n")[1]
-    for name in reports.EXPERIMENTS:
+    for name in costs.EXPERIMENTS:
         assert f"`{name}`" in DOCUMENT or f"run.sh {name}" in DOCUMENT
 
 
 def test_the_numbers_of_the_model_are_the_code_s():
-    for number in (f"{limits.PORTS:,}", f"{model.STORED} bytes", f"{model.CLAIM} bytes"):
+    for number in (f"{model.PORTS:,}", f"{model.STORED} bytes", f"{model.CLAIM} bytes"):
         assert number in DOCUMENT
     assert f"{model.WATERMARK} × the nodes' memory" in DOCUMENT
     assert f"`gevent`: {model.GREENLETS + 1}" in DOCUMENT

@@ -15,15 +15,14 @@ from gateway.cli.checks import stores
 from gateway.cli.checks.finding import Finding
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-from gateway.journal import redis_store, size_watch, writing
+from gateway.journal import redis_store, writing
 from gateway.journal.entry import ACCEPTED, FAILED, Entry
 from gateway.journal.filter import Filter
 from gateway.journal.keys import Keys
 from gateway.journal.reading import reading
 from gateway.journal.redis_store import RedisStore
 from gateway.journal.replay import Replays
-from gateway.journal.size_watch import SizeWatch
-from gateway.journal.writing import Journal
+from gateway.journal.writing import Journal, SizeWatch
 from gateway.metrics import Metrics
 from tests.support.stack import Server, Stack
 from tests.support.waiting import eventually
@@ -210,8 +209,8 @@ def test_a_delivery_that_is_gone_is_not_replayed(config, metrics, client):
 def test_what_is_too_old_is_removed_though_no_results_are_followed(
     unfollowed, metrics, client, monkeypatch
 ):
-    monkeypatch.setattr(size_watch, "PAUSE", 0.02)
-    monkeypatch.setattr(size_watch, "_MOST", 3)
+    monkeypatch.setattr(writing, "PAUSE", 0.02)
+    monkeypatch.setattr(writing, "_TRIMMED", 3)
     config, keys = unfollowed.model_copy(update={"journal_age": 0.001}), Keys(unfollowed)
 
     async def work(journal: Journal) -> None:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import redis
+from gateway.journal.size_watch import SizeWatch
 
 from gateway.config.settings import Config
 from gateway.journal.redis_store import RedisStore
-from gateway.journal.size_watch import SizeWatch
 from gateway.metrics import Metrics
 from tests.integration.deliveries import URLS, Servers, gather, run, send
 from tests.support.requests import metric, total

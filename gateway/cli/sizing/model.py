@@ -8,16 +8,146 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from gateway.cli.sizing.costs import Costs
-from gateway.cli.sizing.cpu import CPU
-from gateway.cli.sizing.limits import limits, most_in_flight
-from gateway.cli.sizing.load import BODY, KIB, MIB, Load
-from gateway.cli.sizing.plan import Part, Plan
+from gateway.cli.sizing.costs import Cost, Costs
 from gateway.config.settings import Config
 from gateway.config.strategies import STRATEGIES
 from gateway.errors import ConfigError
+
+
+class CPU:
+    """The costs of a load's strategy and pool; `gateway` and so on are those of plain requests.
+
+    Where no report has the pool of the load, `pool` is the one whose costs are used instead. Raises
+    `KeyError` where no report has the strategy.
+    """
+
+    def __init__(self, load: Load, costs: Costs):
+        self._load, self._costs = load, costs
+        self.gateway = costs[f"gateway {load.strategy}"]
+        self.broker = costs[f"broker {load.strategy}"]
+        self.redis = costs[f"redis {load.strategy}"]
+        self.pool, self.worker = self._worker()
+
+    def _worker(self) -> tuple[str, Cost]:
+        for pool in (self._load.pool, "threads", "solo"):
+            cost = self._costs.get(f"worker {self._load.strategy} {pool}")
+            if cost is not None:
+                return pool, cost
+        raise KeyError(f"worker {self._load.strategy}")
+
+    def of_claims(self, part: str) -> float:
+        """Return the CPU seconds a second that the load's claims add to `part`."""
+        cost, claimed = self._costs.get(f"{part} claims"), self._load.rate * self._load.identified
+        return cost.cores(claimed) if cost and claimed else 0.0
+
+    def of_gateway(self, rate: float, count: int) -> float:
+        """Return the cores that one of `count` gateways uses at `rate` requests a second in all."""
+        return self.gateway.cores(rate / count) + self._share("gateway", rate) / count
+
+    def of_worker(self, rate: float, count: int) -> float:
+        """Return the use of the one core that a main process, or its lock, allows a worker.
+
+        It is one of `count` workers at `rate` requests a second in all.
+        """
+        load = self._load
+        share = 1 if load.pool != "prefork" else 0  # prefork's tasks run in other processes
+        tasks = share * rate * load.task_time * load.task_cpu
+        return self.worker.cores(rate / count) + (self._share("worker", rate) + tasks) / count
+
+    def of_broker(self, rate: float, count: int) -> float:
+        """Return the cores that one of `count` queues uses at `rate` requests a second in all."""
+        return self.broker.cores(rate / count) + self._share("broker", rate) / count
+
+    def _share(self, part: str, rate: float) -> float:
+        """Return what claims add to `part` at another rate than the load's."""
+        return self.of_claims(part) * rate / self._load.rate
+
+
+@dataclass(frozen=True)
+class Part:
+    """One kind of process: how many, their CPU seconds a second and bytes in all, how many machines
+    they fill, and the connections that they open."""
+
+    count: int
+    cores: float
+    memory: float
+    machines: int
+    amqp: int = 0
+    redis: int = 0
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What is full at `rate` requests a second, and what helps then."""
+
+    what: str
+    rate: float
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many processes, bytes and seconds a load needs.
+
+    `seconds` is the time from a request to its answer. `stored_results` and `kept_claims` are
+    numbers of them; `backlog_seconds` is how long the broker takes messages without workers.
+    """
+
+    seconds: float
+    in_flight: float
+    gateways: Part
+    workers: Part
+    concurrency: int
+    prefetch: int
+    queues: int
+    brokers: Part
+    results: Part
+    claims: Part
+    stored_results: float
+    kept_claims: float
+    backlog_seconds: float
+    limits: list[Limit]
+    notes: list[str]
+
+
+Pool = Literal["prefork", "threads", "gevent", "solo"]
+
+#: Bytes.
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+BODY = 250  # bytes of the measured requests
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is asked for. Times are in seconds, sizes in bytes, shares from 0 to 1.
+
+    `task_cpu` is the share of the task's time that is CPU time. `identified` is the share of the
+    deliveries that have an identity, and so a claim, for `claim_ttl`. `cores` and `memory` (bytes)
+    are those of one machine. `concurrency` is that of a worker; 0: the pool's default.
+    `processes` of gateways and `workers` are as many as are needed where they are 0.
+    """
+
+    rate: float
+    task_time: float
+    strategy: str = "redis"
+    task_cpu: float = 0.0
+    pool: Pool = "prefork"
+    concurrency: int = 0
+    processes: int = 0
+    workers: int = 0
+    body: int = BODY
+    result: int = BODY
+    identified: float = 1.0
+    claim_ttl: float = 86_400
+    result_ttl: float = 300
+    queue_type: Literal["classic", "quorum"] = "classic"
+    cores: int = 8
+    memory: float = 32 * GIB
+    utilisation: float = 0.7
+
 
 MESSAGE = KIB  # bytes of a message beside the request's body, at most
 STORED = 300  # bytes that Redis needs for a result beside its text; docs/reliability.md
@@ -208,4 +338,74 @@ def _least(least: int, fits: Callable[[int], bool], rate: float) -> int:
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle + 1, high)
+    return high
+
+
+PORTS = 28_232  # Linux' own ports to one address and port: net.ipv4.ip_local_port_range
+
+
+def most_in_flight(strategy: str) -> int:
+    """Return how many requests a gateway process may have in flight."""
+    config = Config()
+    return {"threadpool": config.threads, "blocking": 1}.get(strategy, config.max_in_flight)
+
+
+def limits(load: Load, plan: Plan, cpu: CPU, tasks: float) -> list[Limit]:
+    """Return the limits of `plan`, the lowest first; its workers end at most `tasks` a second."""
+    count, workers = plan.gateways.count, plan.workers.count
+
+    def scaled(part: Part, capacity: float, use: float) -> float:
+        return load.rate * part.count * capacity / use if use else math.inf
+
+    found = [
+        Limit(
+            "gateway CPU",
+            _rate(lambda rate: cpu.of_gateway(rate, count)),
+            "more processes, a core for each",
+        ),
+        Limit(
+            "gateway requests in flight",
+            count * most_in_flight(load.strategy) / plan.seconds,
+            "more gateway processes",
+        ),
+        Limit("worker slots", tasks, "more workers, or a greater --concurrency"),
+        Limit(
+            "worker CPU",
+            _rate(lambda rate: cpu.of_worker(rate, workers)),
+            "more workers: each has one core for its messages",
+        ),
+        Limit(
+            "queues",
+            _rate(lambda rate: cpu.of_broker(rate, plan.queues)),
+            "more queues, on several nodes: `queues` with `ordering_key`, or a queue a route",
+        ),
+        Limit(
+            "broker CPU",
+            scaled(plan.brokers, load.cores, plan.brokers.cores),
+            "more nodes, with the queues' leaders spread over them",
+        ),
+        Limit(
+            "ports between nginx and gateways",
+            plan.gateways.machines * PORTS / plan.seconds,
+            "more gateway addresses or UNIX sockets",
+        ),
+    ]
+    for name, part, remedy in (
+        ("results", plan.results, "another cell; or pika, which stores only what has a claim"),
+        ("claims", plan.claims, "another cell; a shorter idempotency_window"),
+    ):
+        found.append(Limit(f"Redis of {name}, CPU", scaled(part, 1, part.cores), remedy))
+        rate = scaled(part, load.memory, part.memory)
+        found.append(Limit(f"Redis of {name}, memory", rate, remedy))
+    return sorted((each for each in found if each.rate < math.inf), key=lambda each: each.rate)
+
+
+def _rate(cores: Callable[[float], float]) -> float:
+    """Return the rate at which `cores`, which grow with it, reach one."""
+    low, high = 0.0, 1.0
+    while cores(high) < 1:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if cores(middle) < 1 else (low, middle)
     return high

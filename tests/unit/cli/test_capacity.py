@@ -11,10 +11,9 @@ import pytest
 
 from gateway.celery_message import Message, encode_body
 from gateway.cli import main
-from gateway.cli.sizing import costs, model, reports
+from gateway.cli.sizing import costs, model
 from gateway.cli.sizing.costs import Cost
-from gateway.cli.sizing.load import GIB, Load
-from gateway.cli.sizing.model import plan, waiting
+from gateway.cli.sizing.model import GIB, Load, plan, waiting
 from gateway.config.settings import Config
 from gateway.config.strategies import STRATEGIES
 from gateway.errors import ConfigError
@@ -175,7 +174,7 @@ def test_own_costs_replace_the_shipped_ones(tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize("name", ["strategies", "openloop", "peers", "cost", "slow", "growth"])
 def test_reports_of_each_experiment_are_read(name):
     document = json.loads((REPORTS / f"{name}.json").read_text("utf-8"))
-    found = reports.read(document, name)
+    found = costs.read(document, name)
     assert found["gateway pika"].report == name
     # A stand-in for workers is none.
     assert any(key.startswith("worker") for key in found) == (name != "growth")
@@ -190,7 +189,7 @@ def test_costs_of_other_numbers_of_processes_are_those_of_one():
     }  # fmt: skip
     signed = {**row, "case": "y", "identified": True}
     signed["cpu_us_per_request"] = {"gateway": 400, "worker": 200, "broker": 300, "redis": 50}
-    found = reports.read({"experiment": "capacity", "options": {}, "rows": [row, signed]}, "mine")
+    found = costs.read({"experiment": "capacity", "options": {}, "rows": [row, signed]}, "mine")
     assert found["gateway pika"].points == ((50.0, 0.005),)
     assert found["worker pika threads"].points == ((25.0, 0.005),)
     assert found["broker pika"].points == ((100.0, 0.03),)
@@ -200,7 +199,7 @@ def test_costs_of_other_numbers_of_processes_are_those_of_one():
     assert found["redis claims"].cores(100) == pytest.approx(0.005)
 
 
-_PARTS = dict.fromkeys(reports.PARTS, 1)
+_PARTS = dict.fromkeys(costs.PARTS, 1)
 ROW = {
     "strategy": "pika", "case": "x", "errors": 1, "wrong_answers": 0, "rps": 9.0,
     "cpu_us_per_request": _PARTS, "rss_mb": _PARTS,

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.http import proxies
-from gateway.http.proxies import Proxies
+from gateway.http import head
+from gateway.http.head import Proxies
 
 
 def test_what_senders_make_up_is_remembered_in_bounds():
     known = Proxies(["10.0.0.0/8"])
-    for number in range(3 * proxies._REMEMBERED):
+    for number in range(3 * head._REMEMBERED):
         made_up = f"{number}{'x' * 10_000}"
-        assert known.sender("10.0.0.1", made_up) == made_up[: proxies._LONGEST]
-    assert len(known._known) <= proxies._REMEMBERED
-    assert max(map(len, known._known)) <= proxies._LONGEST
+        assert known.sender("10.0.0.1", made_up) == made_up[: head._LONGEST]
+    assert len(known._known) <= head._REMEMBERED
+    assert max(map(len, known._known)) <= head._LONGEST
 
 
 @pytest.mark.parametrize(
