@@ -32,8 +32,9 @@ HEAD = """\
 # raises the numbers to what it finds.
 """
 RUNS = 2
-#: What needs speed is in `make test`, and servers that are under load are not measured.
-APART = ("--ignore=tests/simulation", "--ignore=tests/faults")
+#: What is measured, unless paths are given: servers that are under load are not, and what needs
+#: speed is in `make test`.
+MEASURED = ("tests/contract", "tests/integration", "tests/docs", "tests/unit")
 PROCESSES = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")
 
 log = logging.getLogger("coverage")
@@ -41,7 +42,9 @@ log = logging.getLogger("coverage")
 
 def measure(arguments: list[str]) -> bool:
     """Run the tests, and add what they take to what was measured before; did all pass?"""
-    passed = module("coverage", "run", "-m", "pytest", *PROCESSES, *APART, *arguments) == 0
+    given = any((ROOT / each.partition("::")[0]).exists() for each in arguments)
+    tests = [*arguments, *(() if given else MEASURED)]
+    passed = module("coverage", "run", "-m", "pytest", *PROCESSES, *tests) == 0
     module("coverage", "combine", "--quiet", "--append")
     return (
         passed
