@@ -20,6 +20,8 @@ from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.strategies import EACH
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.long
+
 EXPIRES = 8  # seconds of an idle queue, the fewest that leave time for a busy machine
 
 ROUTES = """

@@ -22,6 +22,8 @@ from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.strategies import EACH
 from tests.support.waiting import eventually, until
 
+pytestmark = pytest.mark.long
+
 BILL = """
 [[routes.also]]
 task = "order.bill"

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import redis
-from gateway.journal.size_watch import SizeWatch
 
 from gateway.config.settings import Config
 from gateway.journal.redis_store import RedisStore
+from gateway.journal.writing import SizeWatch
 from gateway.metrics import Metrics
 from tests.integration.deliveries import URLS, Servers, gather, run, send
 from tests.support.requests import metric, total
@@ -204,7 +204,7 @@ def test_the_sizes_of_journal_and_state_are_known(servers, gateway):
 
 
 def test_a_journal_that_cannot_be_asked_keeps_its_last_sizes(caplog):
-    caplog.set_level(logging.DEBUG, "gateway.journal.size_watch")
+    caplog.set_level(logging.DEBUG, "gateway.journal.writing")
     config = Config(result_backend=f"redis://127.0.0.1:{free_port()}/0")
     metrics = Metrics()
     metrics.set("gateway_journal_bytes", 7)
