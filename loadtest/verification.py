@@ -59,9 +59,12 @@ def rows() -> list[Row]:
 
 
 def _signs_within(name: str) -> bool:
-    """Is a sender's signature in its body?"""
+    """Is a sender's signature in its body, or in JSON that has more in it?"""
     block = getattr(find(name), "block", None)
-    return block is not None and block.signature[0].startswith("json:")
+    if block is None:
+        return False
+    place: str = block.signature[0]
+    return not place.startswith(("header:", "query:")) or "|" in place
 
 
 def source(scheme: str, options: dict[str, Any]) -> Source:
