@@ -34,7 +34,7 @@ Read = Callable[[Outcome], tuple[Answer | None, bool]]
 #: The shortest and the longest pause between queries for missed results, in seconds. Within these
 #: it is a third of the time for which results are kept.
 _PAUSES = (0.1, 60.0)
-_MGET = 500  # keys in one command
+RETRY = 1.0  # seconds after a query that Redis has not answered
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +65,9 @@ class LateResults:
         self._pause = min(max(config.result_expires / 3, _PAUSES[0]), _PAUSES[1])
         self._waiting: dict[str, _Task] = {}
         self._begun: dict[asyncio.Task[None], None] = {}
-        self._sweeper: asyncio.Task[None] | None = None
+        #: Results may have been missed.
+        self._missed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def awaited(self) -> Collection[str]:
@@ -73,10 +75,14 @@ class LateResults:
         return self._waiting.keys()
 
     async def start(self) -> None:
-        self._sweeper = background.start(self._sweep(), "late results")
+        self._tasks = [
+            background.start(self._sweep(), "late results"),
+            background.start(self._catch_up(), "missed late results"),
+        ]
 
     async def stop(self) -> None:
-        await background.stop(self._sweeper)
+        for service in self._tasks:
+            await background.stop(service)
         for task in self._begun:
             task.cancel()
         await asyncio.gather(*self._begun, return_exceptions=True)
@@ -104,8 +110,8 @@ class LateResults:
         await self._fetch([task_id])
 
     def _on_message(self, task_id: str, payload: bytes | None) -> None:
-        if payload is None:  # messages may have been missed
-            self._begin(self._fetch([task_id]))
+        if payload is None:
+            self._missed.set()
         else:
             self._ended(task_id, decode_result(payload))
 
@@ -121,15 +127,24 @@ class LateResults:
         return task
 
     async def _fetch(self, task_ids: list[str]) -> None:
-        keys = [self._prefix + task_id for task_id in task_ids]
         try:
-            payloads = await self._results.run("MGET", *keys)
+            payloads = await self._results.values([self._prefix + each for each in task_ids])
         except (RedisError, OSError) as exc:
             log.warning("cannot fetch late results from the result store: %s", exc)
+            self._missed.set()
             return
         for task_id, payload in zip(task_ids, payloads, strict=True):
             if payload is not None:
                 self._ended(task_id, decode_result(payload))
+
+    async def _catch_up(self) -> None:
+        """Fetch what was missed, until Redis answers."""
+        while True:
+            await self._missed.wait()
+            self._missed.clear()
+            await self._fetch(list(self._waiting))
+            if self._missed.is_set():
+                await asyncio.sleep(RETRY)
 
     async def _sweep(self) -> None:
         """Fetch missed results, and prolong the claims while this process listens."""
@@ -138,8 +153,6 @@ class LateResults:
             now = monotonic()
             for task_id in [t for t, task in self._waiting.items() if task.until <= now]:
                 self._forget(task_id)
-            waiting = list(self._waiting)
-            for i in range(0, len(waiting), _MGET):
-                await self._fetch(waiting[i : i + _MGET])
+            await self._fetch(list(self._waiting))
             for task in self._waiting.values():
                 self._claims.prolong(task.claim)

@@ -116,6 +116,7 @@ class RedisPush(Strategy):
                     await self._fetch(stragglers)
                 except (RedisError, OSError) as exc:
                     log.warning("cannot fetch results from the result store: %s", exc)
+                    self._older += stragglers
 
     async def _fetch(self, task_ids: list[str]) -> None:
         payloads = await self._results.values([self._prefix + each for each in task_ids])

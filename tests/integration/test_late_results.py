@@ -132,6 +132,24 @@ def test_a_result_that_nobody_has_heard_is_found_later(process, client):
     process(work, result_expires=OFTEN)
 
 
+def test_a_query_that_fails_is_soon_made_again(process, client):
+    async def work(one: Process) -> None:
+        values, failures = one.results.values, [ConnectionError("lost"), ConnectionError("lost")]
+
+        async def failing(keys: list[str]) -> list[bytes | None]:
+            if failures:
+                raise failures.pop()
+            return await values(keys)
+
+        one.results.values = failing
+        claim = await one.publish("x")
+        client.set(key(claim), result("late"))
+        one.late.listen(claim, read)
+        assert (await one.until_answered("x")).body == b"late"
+
+    process(work, result_expires=3600)
+
+
 def test_a_result_is_found_when_the_connection_is_back(process, client):
     async def work(one: Process) -> None:
         claim = await one.listened_for("x")

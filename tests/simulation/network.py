@@ -115,16 +115,14 @@ class Network:
             if not future.done():
                 self.loop.at_in(kernel, again, self._try, party, address, future)
             return
-        self.loop.at_in(
-            kernel, self.loop.time() + wait, self._connected, party, address, future, conditions
-        )
+        self.loop.at_in(kernel, self.loop.time() + wait, self._connected, party, address, future)
 
-    def _connected(
-        self, party: Party, address: Address, future: asyncio.Future[End], conditions: Conditions
-    ) -> None:
+    def _connected(self, party: Party, address: Address, future: asyncio.Future[End]) -> None:
         if future.done() or party.state == DEAD:
             return
         listener = self.listeners.get(address)
+        # They may have changed while the packets were on their way.
+        conditions = self.between(party.name, listener.party.name if listener else address[0])
         if listener is None or conditions.refused or not listener.listens:
             refused = ConnectionRefusedError(errno.ECONNREFUSED, f"refused by {address[0]}")
             self.loop.soon_in(party, _reject, future, refused)

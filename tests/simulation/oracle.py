@@ -45,8 +45,11 @@ LOST = "connection to the broker was lost"
 #: After these, no task need run twice.
 HARMLESS = {
     "reloaded", "clients cut", "subscribers cut", "jumps", "read-only", "out of memory",
-    "failed over", "leader lost",
+    "failed over",
 }  # fmt: skip
+#: A queue without a leader takes messages that it cannot confirm, so that two tries of a delivery
+#: may both be published; but no message is delivered twice.
+UNCONFIRMED = "leader lost"
 #: Faults that end connections, and the seconds until what was missed has to be fetched.
 CUTS = {"connections closed", "reset", "subscribers cut", "clients cut"}
 CUT, CUT_AFTER = 1.0, 6.0
@@ -179,10 +182,12 @@ def repeated(judge: Judge) -> Iterator[str]:
         if len(executions) < 2:
             continue
         first, last = executions[0].at, executions[-1].at
+        tries = len({e.attempt for e in executions})
+        harmless = HARMLESS if tries == len(executions) else HARMLESS | {UNCONFIRMED}
         causes = [
             one
             for one in judge.seen.injected
-            if one.kind not in HARMLESS and one.began <= last and first - AFTERMATH <= one.ended
+            if one.kind not in harmless and one.began <= last and first - AFTERMATH <= one.ended
         ]
         if not causes:
             yield f"{executions[0].attempt} {len(executions)} times"

@@ -14,6 +14,7 @@ FOUND = {
     ("pika", 500031): "the bytes of a try whose task an earlier one has published stayed counted",
     ("redis", 500032): "the same",
     ("pika", 307): "an acceptance that the journal delays came after deadline and half second",
+    ("pika", 500157): "a late result was not fetched again soon where Redis had not answered",
 }
 
 
@@ -27,8 +28,8 @@ def simulate(*arguments: str) -> str:
 
 @pytest.mark.timeout(2400)
 def test_no_seed_breaks_a_promise():
-    last = simulate("--seeds", "500000-500099").splitlines()[-1]
-    assert last.startswith("200 seeds, 0 violations, ")
+    last = simulate("--seeds", "500000-500199").splitlines()[-1]
+    assert last.startswith("400 seeds, 0 violations, ")
 
 
 @pytest.mark.parametrize(("strategy", "seed"), FOUND, ids=str)
