@@ -49,7 +49,7 @@ class StateWatch:
         while True:
             try:
                 memory = await self._redis.run("INFO", "memory")
-                self._metrics.set("gateway_state_memory_ratio", full(memory))
+                self._metrics.set("gateway_state_memory_ratio", share_used(memory))
                 self._metrics.set("gateway_state_keys", await self._redis.run("DBSIZE"))
                 entry = json.dumps({"seen": time(), "as": description})
                 await self._redis.run("HSET", key, field, entry)
@@ -61,8 +61,11 @@ class StateWatch:
             await asyncio.sleep(PAUSE)
 
 
-def full(memory: bytes) -> float:
-    """Return how full a Redis is, from 0 to 1; `memory` is that section of its INFO."""
+def share_used(memory: bytes) -> float:
+    """Return which share of a Redis' memory is used, from 0 to 1.
+
+    `memory` is that section of its INFO.
+    """
     lines = (line.partition(b":") for line in memory.splitlines())
     values = {name: value for name, _, value in lines}
     limit = int(values[b"maxmemory"]) or int(values.get(b"total_system_memory", 0))

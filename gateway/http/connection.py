@@ -14,7 +14,7 @@ from tornado.http1connection import HTTP1Connection, HTTP1ConnectionParameters, 
 from tornado.httputil import HTTPInputError, HTTPMessageDelegate
 
 from gateway.errors import BadRequest, HeaderTooLarge
-from gateway.http.read_buffer import Refused, bare_line_end
+from gateway.http.read_buffer import RequestRefused, bare_line_end
 from gateway.http.stream import Stream
 
 #: The most header lines that a request may have.
@@ -89,7 +89,7 @@ class Connection(HTTP1Connection):
         if len(lines) == text.count("\n") - 2:  # all but the first line and the empty one
             fields = [(name.lower(), value.strip(" \t")) for name, value in lines]
         elif bare_line_end(data):
-            raise Refused(BadRequest("A header line does not end in CR LF."))
+            raise RequestRefused(BadRequest("A header line does not end in CR LF."))
         else:
             first, headers = super()._parse_headers(data)
             start, text = len(first), first
@@ -97,7 +97,7 @@ class Connection(HTTP1Connection):
         if text.endswith("HTTP/1.0", 0, start):  # RFC 9110, 10.1.1: it expects nothing
             fields = [field for field in fields if field[0] != "expect"]
         if len(fields) > MAX_HEADERS:
-            raise Refused(HeaderTooLarge(f"There are more than {MAX_HEADERS} header lines."))
+            raise RequestRefused(HeaderTooLarge(f"There are more than {MAX_HEADERS} header lines."))
         return text[:start], Headers.of(fields)
 
     def _read_body(  # type: ignore[override]

@@ -15,7 +15,7 @@ END_OF_HEADER = b"\r\n\r\n"
 bare_line_end = re.compile(rb"\r(?=[^\n])|(?<!\r)\n").search
 
 
-class Refused(HTTPInputError):
+class RequestRefused(HTTPInputError):
     """Ends a request while it is being read; ``error`` is its answer."""
 
     def __init__(self, error: RequestError):
@@ -65,7 +65,7 @@ class ReadBuffer:
     def read(self, until: bytes, least: int, most: int) -> Awaitable[bytes]:
         """Read up to the delimiter `until` within `most` bytes; without one, `least` to `most`.
 
-        The read fails with `Refused` where the bytes can never fulfil it.
+        The read fails with `RequestRefused` where the bytes can never fulfil it.
         """
         future = self._reading = asyncio.get_running_loop().create_future()
         self._until, self._least, self._most = until, least, most
@@ -105,7 +105,7 @@ class ReadBuffer:
         found = buffer.find(until, max(at, self._seen))
         end = len(buffer) if found < 0 else found + len(until)
         if end - at > self._most:
-            self.fail(Refused(self._too_long()))
+            self.fail(RequestRefused(self._too_long()))
         elif found >= 0:
             self._end(end)
         else:
@@ -117,9 +117,9 @@ class ReadBuffer:
         """Fail the read early where the bytes cannot be an HTTP header."""
         first = self._buffer[self._at]
         if not 32 < first < 127 and first != 13:  # for example TLS
-            self.fail(Refused(BadRequest("This is not HTTP.")))
+            self.fail(RequestRefused(BadRequest("This is not HTTP.")))
         elif bare_line_end(self._buffer, self._seen):
-            self.fail(Refused(BadRequest("A header line does not end in CR LF.")))
+            self.fail(RequestRefused(BadRequest("A header line does not end in CR LF.")))
 
     def _too_long(self) -> RequestError:
         if self._until is not END_OF_HEADER:

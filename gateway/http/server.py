@@ -16,7 +16,7 @@ from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import cut_off
 from gateway.http.connection import Connection
-from gateway.http.exchange import Exchange, Exchanges
+from gateway.http.received_request import ReceivedRequest, RequestContext
 from gateway.http.stream import Stream
 from gateway.metrics import Metrics
 from gateway.relay.relay import Relay
@@ -43,7 +43,7 @@ class Server:
     def __init__(self, config: Config, relay: Relay, metrics: Metrics):
         self._config = config
         self._metrics = metrics
-        self._exchanges = Exchanges(config, relay, metrics)
+        self._context = RequestContext(config, relay, metrics)
         self._sockets: list[socket.socket] = []
         self._streams: dict[Stream, asyncio.Task[None]] = {}
         # The streams by the tick of their next check: a check of thousands in one turn of the loop
@@ -110,7 +110,7 @@ class Server:
         else:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             remote = address[0]
-        config, limits = self._config, self._exchanges.relay.limits
+        config, limits = self._config, self._context.relay.limits
         stream = Stream(config.idle_timeout, config.body_timeout, limits, self._lost)
         self._streams[stream] = asyncio.create_task(self._serve(stream, connection, remote))
         self._quiet.clear()
@@ -127,11 +127,11 @@ class Server:
             await loop.connect_accepted_socket(lambda: stream, connection)
             while not stream.closed():
                 message = Connection(stream, self._parameters, remote)
-                stream.receiver = exchange = Exchange(self._exchanges, stream, message)
+                stream.receiver = received = ReceivedRequest(self._context, stream, message)
                 try:
-                    await message.read_response(exchange)
+                    await message.read_response(received)
                 finally:
-                    exchange.ended()
+                    received.ended()
                 await stream.flushed()
         except StreamClosedError as closed:
             cut_off(closed)  # Tornado's frames refer to the read that failed with it
@@ -149,7 +149,7 @@ class Server:
         if not self._streams:
             self._quiet.set()
         if self._full:
-            self._full, self._exchanges.closing = False, self._draining
+            self._full, self._context.closing = False, self._draining
             for listener in self._sockets:
                 self._resume(listener)
 
@@ -161,7 +161,7 @@ class Server:
         next gateway.
         """
         # Connections in use are closed after their answers, idle ones by the next sweep.
-        self._full = self._exchanges.closing = True
+        self._full = self._context.closing = True
         for listener in self._sockets:
             asyncio.get_running_loop().remove_reader(listener)
         if not self._warned_full:
@@ -216,7 +216,7 @@ class Server:
 
         Returns the number of requests that had no answer by then, or whose client had not read it.
         """
-        self._draining = self._exchanges.closing = True
+        self._draining = self._context.closing = True
         loop = asyncio.get_running_loop()
         while self._sockets:
             listener = self._sockets.pop()

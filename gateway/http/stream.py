@@ -16,7 +16,7 @@ from tornado.iostream import StreamClosedError
 
 from gateway.clock import monotonic
 from gateway.errors import BadRequest, RequestError, cut_off
-from gateway.http.read_buffer import END_OF_HEADER, ReadBuffer, Refused
+from gateway.http.read_buffer import END_OF_HEADER, ReadBuffer, RequestRefused
 from gateway.relay.limits import Limits
 
 #: Bytes that a client may send before it has got its earlier answers.
@@ -37,10 +37,10 @@ class Receiver(Protocol):
     def refuse(self, error: RequestError) -> None:
         """Answer with `error`; the rest of the request is not read."""
 
-    def late(self) -> None:
+    def timed_out(self) -> None:
         """Answer that the request has not arrived in time."""
 
-    def full(self) -> None:
+    def overloaded(self) -> None:
         """End the connection, because there is no room for what it has sent."""
 
 
@@ -144,7 +144,7 @@ class Stream(ReadBuffer, asyncio.Protocol):
         else:
             self._transport.close()
 
-    # What exchanges and the server call -------------------------------------------------------
+    # What requests and the server call --------------------------------------------------------
 
     @property
     def busy(self) -> bool:
@@ -174,7 +174,9 @@ class Stream(ReadBuffer, asyncio.Protocol):
 
     def refuse(self, reason: BaseException) -> None:
         """Answer that the request cannot be read."""
-        error = reason.error if isinstance(reason, Refused) else BadRequest(f"{reason}."[:200])
+        error = (
+            reason.error if isinstance(reason, RequestRefused) else BadRequest(f"{reason}."[:200])
+        )
         self._refused = True
         if self.receiver is not None:
             self.receiver.refuse(error)
@@ -194,7 +196,7 @@ class Stream(ReadBuffer, asyncio.Protocol):
         if self._closed:
             self.abort()
         elif self.receiving and self.receiver is not None:
-            self.receiver.late()
+            self.receiver.timed_out()
         else:
             self.close()
 
@@ -224,7 +226,7 @@ class Stream(ReadBuffer, asyncio.Protocol):
         if self.receiver is None or not self._limits.exceeded:
             self.feed(data)
         else:
-            self.receiver.full()
+            self.receiver.overloaded()
         if self.size:
             if self.header_awaited:
                 self._begin()

@@ -89,7 +89,7 @@ class Counters:
         self._file = tempfile.TemporaryFile(prefix="gateway-metrics-")  # noqa: SIM115 - `close`
         self._map: mmap.mmap | None = None
         self._reader: Reader | None = None
-        self._strange = False
+        self._foreign = False
 
     def fileno(self) -> int:
         return self._file.fileno()
@@ -108,11 +108,11 @@ class Counters:
     def _open(self) -> None:
         """Map the file into memory, if the child has written its head."""
         head = os.pread(self.fileno(), HEAD.size, 0)
-        if len(head) < HEAD.size or not any(head) or self._strange:
+        if len(head) < HEAD.size or not any(head) or self._foreign:
             return
         form, _, _ = HEAD.unpack(head)
         if form != FORM:
-            self._strange = True
+            self._foreign = True
             log.warning(
                 "the counters of a child of another version have an unknown form, %r: restart the "
                 "gateway to see them",

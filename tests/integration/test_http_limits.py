@@ -14,7 +14,7 @@ from tornado.ioloop import IOLoop
 from gateway.celery_message import Message
 from gateway.delivery import Request
 from gateway.http import server
-from gateway.http.exchange import Exchange
+from gateway.http.received_request import ReceivedRequest
 from gateway.http.stream import AHEAD, Stream
 from gateway.outcome import SUCCESS, Outcome
 from tests.support.http_client import Answer, Connection, request
@@ -424,12 +424,12 @@ CUT = (
 
 
 def bodies() -> int:
-    """Return how many bytes of bodies are in memory: those of exchanges, requests, messages."""
-    kinds = (Exchange, Request, Message)
+    """Return how many bytes of bodies are in memory: those received, of requests, messages."""
+    kinds = (ReceivedRequest, Request, Message)
     found = [each for each in gc.get_objects() if isinstance(each, kinds)]
-    exchanges = [each for each in found if isinstance(each, Exchange)]
-    pieces = sum(len(piece) for each in exchanges for piece in each._pieces)
-    return pieces + sum(len(each.body) for each in found if not isinstance(each, Exchange))
+    received = [each for each in found if isinstance(each, ReceivedRequest)]
+    pieces = sum(len(piece) for each in received for piece in each._pieces)
+    return pieces + sum(len(each.body) for each in found if not isinstance(each, ReceivedRequest))
 
 
 @pytest.mark.parametrize("cut", CUT, ids=lambda cut: cut.__name__)

@@ -11,7 +11,7 @@ from tornado.http1connection import HTTP1Connection
 from tornado.httputil import HTTPInputError, RequestStartLine, parse_request_start_line
 
 from gateway.http.connection import MAX_HEADERS, Connection, Headers
-from gateway.http.read_buffer import Refused
+from gateway.http.read_buffer import RequestRefused
 
 FIRST = "POST / HTTP/1.1"
 #: The characters that make a difference in a header.
@@ -66,7 +66,7 @@ def test_lines_are_limited():
     for count in (MAX_HEADERS, MAX_HEADERS + 1):
         data = "\r\n".join([FIRST, *("X: 1" for _ in range(count)), "", ""]).encode()
         if count > MAX_HEADERS:
-            with pytest.raises(Refused):
+            with pytest.raises(RequestRefused):
                 ours(data)
         else:
             assert ours(data)[1] == {"x": ", ".join(["1"] * count)}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import BadRequest, BodyTooLarge
-from gateway.http.exchange import MAX_MEMBERS, gunzip
+from gateway.http.received_request import MAX_MEMBERS, gunzip
 
 LIMIT = 1024 * 1024
 

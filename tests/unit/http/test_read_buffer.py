@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import BadRequest, HeaderTooLarge, URITooLong
-from gateway.http.read_buffer import END_OF_HEADER, ReadBuffer, Refused
+from gateway.http.read_buffer import END_OF_HEADER, ReadBuffer, RequestRefused
 
 MESSAGES = b"POST / HTTP/1.1\r\nA: 1\r\n\r\n" + b"hello" + b"5\r\n" + b"world\r\n" + b"GET"
 READS = [
@@ -67,7 +67,7 @@ def test_header_that_cannot_come_is_not_awaited(data, error, at_once):
             buffer.feed(piece)
             if reading.done():
                 break
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RequestRefused) as refused:
             reading.result()
         assert type(refused.value.error) is error
 

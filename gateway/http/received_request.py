@@ -24,7 +24,7 @@ from gateway.errors import BadRequest, BodyTooLarge, BodyTooSlow, Full, RequestE
 from gateway.http import head
 from gateway.http.connection import Connection, Headers
 from gateway.http.head import Proxies
-from gateway.http.read_buffer import Refused
+from gateway.http.read_buffer import RequestRefused
 from gateway.http.stream import Stream
 from gateway.metric_table import ACTIVE, ERRORS
 from gateway.metrics import Metrics
@@ -39,8 +39,8 @@ FIELD, PIECE = 128, 64
 _NO_START = RequestStartLine("-", "-", "")
 
 
-class Exchanges:
-    """State that all exchanges of a process share.
+class RequestContext:
+    """State that all requests of a process share.
 
     While ``closing`` is set, each answer ends its connection.
     """
@@ -68,7 +68,7 @@ class Exchanges:
         return start
 
 
-class Exchange(HTTPMessageDelegate):
+class ReceivedRequest(HTTPMessageDelegate):
     """One request and its answer on a connection."""
 
     __slots__ = (
@@ -76,7 +76,7 @@ class Exchange(HTTPMessageDelegate):
         "_in_flight", "_stream", "answered", "arrived",
     )  # fmt: skip
 
-    def __init__(self, shared: Exchanges, stream: Stream, connection: Connection):
+    def __init__(self, shared: RequestContext, stream: Stream, connection: Connection):
         self._shared = shared
         self._stream = stream
         self._connection = connection
@@ -107,13 +107,13 @@ class Exchange(HTTPMessageDelegate):
                 missing = length - stream.size if length else 0  # the rest is counted already
                 self._shared.relay.expect(start_line.method, path, missing)
         except RequestError as error:
-            raise Refused(error) from error
+            raise RequestRefused(error) from error
 
     def data_received(self, chunk: bytes) -> None:
         limit = self._shared.config.max_body
         self._length += len(chunk)
         if self._length > limit:
-            raise Refused(BodyTooLarge(f"The body is over {limit} bytes."))
+            raise RequestRefused(BodyTooLarge(f"The body is over {limit} bytes."))
         if self._pieces:  # nearly all bodies arrive in one piece
             self._stream.hold(PIECE)
         # A growing buffer would be moved in memory, which fragments it.
@@ -165,19 +165,19 @@ class Exchange(HTTPMessageDelegate):
         if in_flight is not None:
             in_flight.cancel()
 
-    def late(self) -> None:
+    def timed_out(self) -> None:
         """End a request that has not arrived in time."""
         if not self.answered:
             part = "header" if self._start is _NO_START else "body"
-            self._stream.refuse(Refused(BodyTooSlow(f"The {part} did not arrive in time.")))
+            self._stream.refuse(RequestRefused(BodyTooSlow(f"The {part} did not arrive in time.")))
         self._stream.close()
 
-    def full(self) -> None:
+    def overloaded(self) -> None:
         """End a request for which there is no room, or a client that sends ahead of its answer."""
         if self._complete:
             self._stream.abort()
         else:
-            self._stream.refuse(Refused(Full()))
+            self._stream.refuse(RequestRefused(Full()))
             self._stream.close()
 
     def refuse(self, error: RequestError) -> None:
