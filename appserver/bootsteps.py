@@ -14,6 +14,12 @@ from typing import Any
 
 from celery import bootsteps
 
+from appserver.private_parts import PrivateParts
+
+_PARTS = PrivateParts(
+    "the worker may wait up to a second between messages", "kombu.asynchronous.hub:Hub._ready"
+)
+
 
 class PromptHub(bootsteps.StartStopStep):
     """Make kombu's loop react without delay to ready callbacks, and to signals.
@@ -37,6 +43,8 @@ class PromptHub(bootsteps.StartStopStep):
             return
         if threading.current_thread() is threading.main_thread():  # only it receives signals
             self._signals = _signal_socket()
+        if not _PARTS.there:
+            return
         fire_timers = hub.fire_timers
 
         def poll_timeout(**kwargs: Any) -> float:

@@ -6,6 +6,13 @@ from typing import Any
 
 from celery.worker.consumer import delayed_delivery
 
+from appserver.private_parts import PrivateParts
+
+_PARTS = PrivateParts(
+    "delayed delivery is declared on each node of the list",
+    "celery.worker.consumer.delayed_delivery:DelayedDelivery._validate_broker_urls",
+)
+
 
 class DelayedDelivery(delayed_delivery.DelayedDelivery):
     """Declares the queues for delayed tasks only on the node to which the worker is connected.
@@ -15,7 +22,8 @@ class DelayedDelivery(delayed_delivery.DelayedDelivery):
     """
 
     def start(self, c: Any) -> None:
-        self._connected = c.connection.as_uri(include_password=True)
+        if _PARTS.there:
+            self._connected = c.connection.as_uri(include_password=True)
         super().start(c)
 
     def _validate_broker_urls(self, broker_urls: str | list[str]) -> set[str]:

@@ -9,6 +9,14 @@ from typing import Any
 from celery import bootsteps
 from celery.concurrency.asynpool import AsynPool
 
+from appserver.private_parts import PrivateParts
+
+_PARTS = PrivateParts(
+    "lost and recycled processes are noticed after up to five seconds",
+    "celery.concurrency.asynpool:AsynPool._track_child_process",
+    "celery.concurrency.asynpool:AsynPool._sentinel_poll",
+)
+
 
 class PromptPool(AsynPool):
     """Celery's pool of processes, which is told of a process' end when the process can be reaped.
@@ -32,5 +40,5 @@ class PromptProcesses(bootsteps.Step):
     requires = {"celery.worker.components:Pool"}
 
     def create(self, worker: Any) -> None:
-        if getattr(worker.pool, "Pool", None) is AsynPool:
+        if getattr(worker.pool, "Pool", None) is AsynPool and _PARTS.there:
             worker.pool.Pool = PromptPool

@@ -33,6 +33,7 @@ from redis.exceptions import (
 
 from appserver.held_results import Stored
 from appserver.lost_results import store_or_count
+from appserver.private_parts import PrivateParts
 from appserver.reply_connection import reply_connection
 
 if TYPE_CHECKING:
@@ -63,6 +64,13 @@ _SHA = sha1(_STORE.encode()).hexdigest()
 
 log = logging.getLogger(__name__)
 
+_PARTS = PrivateParts(
+    "results are stored in two round trips",
+    "celery.backends.base:BaseKeyValueStoreBackend._store_result",
+    "celery.backends.base:Backend._get_result_meta",
+    "celery.backends.base:BaseKeyValueStoreBackend._set_with_state",
+)
+
 _RedisBackend: Any = object  # for mypy: the class of the backend with which the mixin is combined
 
 
@@ -79,7 +87,8 @@ class ResultScript(_RedisBackend):
         **kwargs: Any,
     ) -> Any:
         # Celery can compress results since 5.7.
-        if self.serializer != "json" or getattr(self, "compression", None):
+        compressed = getattr(self, "compression", None)
+        if self.serializer != "json" or compressed or not _PARTS.there:
             return super()._store_result(task_id, result, state, traceback, request, **kwargs)
         meta = self._get_result_meta(result, state, traceback, request)
         meta["task_id"] = bytes_to_str(task_id)

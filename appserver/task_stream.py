@@ -28,6 +28,7 @@ from celery.exceptions import InvalidTaskError
 from kombu.exceptions import ContentDisallowed, DecodeError
 
 from appserver.held_results import HeldResults
+from appserver.private_parts import PrivateParts
 from appserver.reply_connection import reply_connection
 from appserver.result_script import ResultScript
 from appserver.task_message import TaskMessage
@@ -46,6 +47,12 @@ _frame = Struct(">BHI")
 _ack = Struct(">BHIHHQBB")
 
 log = logging.getLogger(__name__)
+
+_PARTS = PrivateParts(
+    "messages are read and acknowledged one by one",
+    "amqp.transport:_AbstractTransport._read_buffer",
+    "celery.worker.consumer.consumer:Consumer._maximum_prefetch_restored",
+)
 
 
 class TaskStream:
@@ -263,7 +270,8 @@ class Stream(bootsteps.StartStopStep):
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def include_if(self, parent: Any) -> bool:
-        return os.environ.get(SWITCH, "1").lower() not in ("0", "false", "f", "no", "n", "off")
+        wanted = os.environ.get(SWITCH, "1").lower() not in ("0", "false", "f", "no", "n", "off")
+        return wanted and _PARTS.there
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         if isinstance(parent.connection.connection, amqp.Connection):

@@ -30,6 +30,7 @@ from celery.worker.strategy import default
 
 from appserver import dead_letters
 from appserver.attempts import attempts
+from appserver.private_parts import PrivateParts
 from appserver.queues import DEAD_LETTER_EXCHANGE, DYNAMIC_EXCHANGE
 
 RECONNECT_INTERVAL_MAX = 5  # seconds
@@ -58,6 +59,20 @@ _took_too_long = re.compile(r"delivery acknowledgement on channel \d+ timed out"
 
 log = logging.getLogger(__name__)
 
+_REQUEST_PARTS = PrivateParts(
+    "messages with which workers are lost do not become dead letters",
+    "celery.worker.request:Request._request_dict",
+    "celery.worker.request:Request._body",
+    "celery.worker.request:Request._content_type",
+)
+_CONSUMER_PARTS = PrivateParts(
+    "the prefetch limit is raised by the pool's threads after a lost connection",
+    "celery.worker.consumer.consumer:Consumer._restore_prefetch_count_after_connection_restart",
+    "celery.worker.consumer.consumer:Consumer._maximum_prefetch_restored",
+    "celery.worker.consumer.consumer:Consumer._new_prefetch_count",
+    "kombu.common:QoS._mutex",
+)
+
 _Task: Any = object  # for mypy: the class of the task with which the mixin is combined
 
 
@@ -78,6 +93,8 @@ class PoisonAwareRequest(Request):
 
     def __init__(self, message: Any, **options: Any):
         super().__init__(message, **options)
+        if not _REQUEST_PARTS.there:
+            return
         if self.content_type:  # else it is of protocol 1, and decoded
             # The pool would decode it once more.
             self._body, self._content_type = message.payload, None
@@ -381,13 +398,16 @@ class PromptConsumer(Consumer):
         )
         return super().ensure_connected(conn)
 
-    def _restore_prefetch_count_after_connection_restart(self, *_: object) -> None:
+    def _restore_prefetch_count_after_connection_restart(self, *args: object) -> None:
         """Raise the prefetch limit by a step; the loop tells the broker, as it does in general.
 
         Celery would tell it here, where a task has ended: with the pool `threads` in another
         thread, which then reads answers and messages at the same time as the loop. The loop may
         wait for an answer that the other thread has got, and a message may get another one's body.
         """
+        if not _CONSUMER_PARTS.there:
+            super()._restore_prefetch_count_after_connection_restart(*args)
+            return
         with self.qos._mutex:
             if self._maximum_prefetch_restored:
                 return

@@ -216,7 +216,7 @@ def _get(result: AsyncResult, deadline: float) -> Outcome | None:
 
 def outcome_of(result: AsyncResult) -> Outcome | None:
     """Return the outcome that `result` already has; None if the task has not ended."""
-    return result._get_task_meta()["result"]
+    return result.result
 
 
 class _Wire:

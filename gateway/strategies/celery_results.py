@@ -42,7 +42,7 @@ class _Consumer(ResultConsumer):
 
     def consume_from(self, task_id: str) -> None:
         super().consume_from(task_id)
-        self._new.add(self._get_key_for_task(task_id))
+        self._new.add(self.backend.get_key_for_task(task_id))
 
     def drain_events(self, timeout: float | None = None) -> None:
         if monotonic() - self._read_at >= _INTERVAL and self._reading.acquire(blocking=False):

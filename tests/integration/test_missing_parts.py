@@ -1,0 +1,55 @@
+"""A worker of a Celery that lacks all the private parts that `appserver.setup` uses."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.requests import post
+from tests.support.stack import RabbitMQ, Server, Stack
+from tests.unit.test_private_parts import private_parts
+
+#: An app on such a Celery.
+SHOP = """\
+from appserver import private_parts, setup
+
+private_parts.is_there = lambda name: False
+
+from celery import Celery
+
+app = Celery("shop")
+setup(app)
+
+@app.task(name="echo")
+def echo(*args):
+    return "from an older day"
+"""
+
+#: What a worker uses in any case, by pool.
+USED = {
+    "solo": {"bootsteps", "result_script", "task_stream", "worker"},
+    "prefork": {"bootsteps", "processes", "result_script", "task_stream", "worker"},
+}
+
+
+@pytest.mark.parametrize("pool", USED)
+def test_it_works_as_plain_celery_and_says_what_is_missing(
+    stack: Stack, own_rabbitmq: RabbitMQ, redis_server: Server, tmp_path, pool
+):
+    (tmp_path / "shop.py").write_text(SHOP)
+    (tmp_path / "gateway.toml").write_text('[[routes]]\npath = "/"\ntask = "echo"\nargs = []\n')
+    env = {"CELERY_BROKER_URL": own_rabbitmq.url, "CELERY_RESULT_BACKEND": redis_server.url}
+    worker = stack.worker(own_rabbitmq.url, app="shop", pool=pool, env=env, cwd=tmp_path)
+    servers = "--broker", own_rabbitmq.url, "--result-backend", redis_server.url
+    for strategy in ("pika", "redis"):
+        config = str(tmp_path / "gateway.toml")
+        gateway = stack.gateway(*servers, "--strategy", strategy, "--config", config)
+        assert post(f"{gateway.url}/", b"").body == b"from an older day"
+        gateway.stop()
+    worker.stop()
+
+    said = worker.output()
+    assert {
+        module.removeprefix("appserver.")
+        for module, parts in private_parts()
+        if f"{parts.names[0]} is missing in this version: {parts.otherwise}" in said
+    } == USED[pool]
