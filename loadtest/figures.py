@@ -1,11 +1,11 @@
 """Put the committed reports' figures into documents: ``python -m loadtest.figures``.
 
-README.md has a block for what else stands between HTTP and Celery. In docs/performance.md,
-docs/scaling.md and docs/reliability.md a block begins with ``<!-- NAME targets -->``, ``<!-- NAME
-table -->``, ``<!-- NAME advice -->`` or ``<!-- NAME commit -->``, and docs/reports/NAME.json is the
-report. All end with the same after a slash. In docs/simulation.md a block ``<!-- simulation totals
--->`` has the sums of all runs of the simulator. docs/scaling.md also has the costs of a gateway
-process over its rate, and what `gateway capacity` prints with these costs.
+In docs/performance.md, docs/scaling.md and docs/reliability.md a block begins with ``<!-- NAME
+targets -->``, ``<!-- NAME table -->``, ``<!-- NAME advice -->`` or ``<!-- NAME commit -->``, and
+docs/reports/NAME.json is the report. All end with the same after a slash. In docs/simulation.md a
+block ``<!-- simulation totals -->`` has the sums of all runs of the simulator. docs/scaling.md also
+has the costs of a gateway process over its rate, and what `gateway capacity` prints with these
+costs.
 
 Each block names the commit that was measured, and says so where the measured code has changed
 since: so a change of the code needs no new measurement, and misleads no reader.
@@ -29,9 +29,7 @@ from gateway.cli.sizing import costs
 from loadtest.machine import ROOT, measured_code
 from loadtest.report import Report
 from loadtest.summary import Summary, summarize
-from loadtest.table import PROCESSES
 
-README = ROOT / "README.md"
 DOCUMENTS = [
     ROOT / "docs" / f"{name}.md" for name in ("performance", "scaling", "reliability", "simulation")
 ]
@@ -50,16 +48,6 @@ PLOTTED = ("growth", "soak")
 
 PICTURE_TITLE = "Requests per second"
 
-#: The rows of the block of peers, and what they are: those that have Celery workers behind them.
-PEERS = {
-    "pika": "this gateway, `--strategy=pika`",
-    "redis": "this gateway, `--strategy=redis`",
-    "flower": "Flower, `/api/task/apply`",
-    "fastapi": "FastAPI, `apply_async` and `get()` in its thread pool",
-}
-_SHOWN = (("rps",), ("latency_ms", "p50"), ("latency_ms", "p99"))
-
-_peers = re.compile(r"<!-- peers -->\n.*?<!-- /peers -->", re.DOTALL)
 _per_process = re.compile(r"<!-- costs per process -->\n.*?<!-- /costs per process -->", re.DOTALL)
 _command = re.compile(r"(?<=```\n)\$ gateway (capacity .*)\n(?:(?!```).*\n)*")
 _block = re.compile(
@@ -70,7 +58,6 @@ _block = re.compile(
 def written() -> dict[Path, str]:
     """Return each file that has figures of the committed reports, and what it has to be."""
     return {
-        README: fill_readme(README.read_text("utf-8")),
         COSTS: costs_text(),
         **{document: fill(document.read_text("utf-8")) for document in DOCUMENTS},
     }
@@ -84,12 +71,6 @@ def fill(document: str) -> str:
     document = _block.sub(lambda found: _filled(found[1], found[2]), document)
     document = _per_process.sub(lambda _: _per_process_block(), document)
     return _command.sub(lambda found: _printed(found[1]), document)
-
-
-def fill_readme(document: str) -> str:
-    """Return `document` with the comparison of peers in its block."""
-    block = _peers_block()
-    return _peers.sub(lambda _: block, document)
 
 
 def costs_text() -> str:
@@ -130,32 +111,6 @@ def _waiting(report: Mapping[str, Any]) -> list[Summary]:
         for row in report["rows"]
         if row.get("answer", "wait") == "wait" and not row.get("task_seconds")
     )
-
-
-def _peers_block() -> str:
-    report = _report("peers")
-    fewest = min(row["connections"] for row in report["rows"])
-    rows = sorted(
-        (s for s in summarize(report["rows"]) if s.connections == fewest and s.strategy in PEERS),
-        key=lambda s: -s.median("rps"),
-    )
-    head = ("", "req/s", "p50 ms", "p99 ms", "CPU µs a request, all processes")
-    lines = [
-        [
-            PEERS[row.strategy],
-            *(f"{row.median(*f):,.0f}" for f in _SHOWN),
-            f"{sum(row.median('cpu_us_per_request', name) for name in PROCESSES):,.0f}",
-        ]
-        for row in rows
-    ]
-    text = textwrap.fill(
-        f"{fewest} connections, the same echo task, worker, RabbitMQ and Redis; medians of "
-        f"{report['options']['repeats']} runs in turn on {report['machine']['cores']} cores that "
-        "carry everything, wrk too. Flower and `apply_async` do not wait for RabbitMQ's confirm. "
-        f"{_cited(report, 'docs/reports')}.",
-        100,
-    )
-    return f"<!-- peers -->\n{_markdown([head, *lines], names=1)}\n{text}\n<!-- /peers -->"
 
 
 def _per_process_block() -> str:
@@ -269,9 +224,9 @@ def _servers(report: dict[str, Any]) -> str:
     return ", ".join(f"{name} {versions[key]}" for key, name in named.items() if versions.get(key))
 
 
-def _cited(report: dict[str, Any], directory: str = "reports") -> str:
+def _cited(report: dict[str, Any]) -> str:
     """Name a report with its commit, and say whether a request runs through other code now."""
-    text = f"[Report]({directory}/{report['experiment']}.json), commit `{report['commit'][:10]}`"
+    text = f"[Report](reports/{report['experiment']}.json), commit `{report['commit'][:10]}`"
     same = report["experiment"] in FOREIGN or report["versions"].get("code") == measured_code()
     return text if same else f"{text} (the measured code has changed since)"
 

@@ -36,8 +36,8 @@ def output_until(process: subprocess.Popen, wanted: str) -> str:
 
 def commands() -> list[str]:
     """Return the README's commands for a shell, but for `make`'s."""
-    blocks = re.findall(r"```sh\n(.*?)\n```", text("README.md"), re.S)
-    return [block for block in blocks if not block.startswith("make ")]
+    blocks = re.findall(r"```sh\n(.*?)```", text("README.md"), re.S)
+    return [line for line in "".join(blocks).splitlines() if not line.startswith("make ")]
 
 
 def shell(command: str) -> str:

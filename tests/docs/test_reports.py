@@ -31,11 +31,10 @@ def test_every_table_is_there():
         "fair", "separate", "replies", "fronts",
     }  # fmt: skip
     assert performance.count("<!-- strategies table -->\n| strategy |") == 1
-    assert text("README.md").count("<!-- peers -->\n|  | req/s |") == 1
 
 
 def test_every_committed_report_is_named_with_its_commit():
-    link = r"\[Report\]\((?:docs/)?reports/([\w-]+)\.json\),\s+commit\s+`(\w+)`"
+    link = r"\[Report\]\(reports/([\w-]+)\.json\),\s+commit\s+`(\w+)`"
     named = {
         found
         for path in figures.written()
