@@ -1,12 +1,11 @@
 """Put the committed reports' figures into documents: ``python -m loadtest.figures``.
 
-README.md has a block for the strategies, with a picture of them, and one for what else stands
-between HTTP and Celery. In docs/performance.md, docs/scaling.md and docs/reliability.md a block
-begins with ``<!-- NAME targets -->``, ``<!-- NAME table -->``, ``<!-- NAME advice -->`` or
-``<!-- NAME commit -->``, and docs/reports/NAME.json is the report. All end with the same after a
-slash. In docs/simulation.md a block ``<!-- simulation totals -->`` has the sums of all runs of the
-simulator. docs/scaling.md also has the costs of a gateway process over its rate, and what `gateway
-capacity` prints with these costs.
+In docs/performance.md, docs/scaling.md and docs/reliability.md a block begins with ``<!-- NAME
+targets -->``, ``<!-- NAME table -->``, ``<!-- NAME advice -->`` or ``<!-- NAME commit -->``, and
+docs/reports/NAME.json is the report. All end with the same after a slash. In docs/simulation.md a
+block ``<!-- simulation totals -->`` has the sums of all runs of the simulator. docs/scaling.md also
+has the costs of a gateway process over its rate, and what `gateway capacity` prints with these
+costs.
 
 Each block names the commit that was measured, and says so where the measured code has changed
 since: so a change of the code needs no new measurement, and misleads no reader.
@@ -30,9 +29,7 @@ from gateway.cli.sizing import costs
 from loadtest.machine import ROOT, measured_code
 from loadtest.report import Report
 from loadtest.summary import Summary, summarize
-from loadtest.table import PROCESSES
 
-README = ROOT / "README.md"
 DOCUMENTS = [
     ROOT / "docs" / f"{name}.md" for name in ("performance", "scaling", "reliability", "simulation")
 ]
@@ -51,20 +48,6 @@ PLOTTED = ("growth", "soak")
 
 PICTURE_TITLE = "Requests per second"
 
-#: The rows of the block of peers, and what they are.
-PEERS = {
-    "pika": "this gateway, `--strategy=pika`",
-    "redis": "this gateway, `--strategy=redis`",
-    "flower": "Flower, `/api/task/apply`",
-    "fastapi": "FastAPI, `apply_async` and `get()` in its thread pool",
-    "granian": "the same behind Granian",
-    "taskiq": "FastAPI and Taskiq, without Celery",
-    "faststream": "FastAPI and FastStream's RPC, without Celery",
-}
-_LATENCIES = (("latency_ms", "p50"), ("latency_ms", "p99"))
-
-_strategies = re.compile(r"<!-- strategies -->\n.*?<!-- /strategies -->", re.DOTALL)
-_peers = re.compile(r"<!-- peers -->\n.*?<!-- /peers -->", re.DOTALL)
 _per_process = re.compile(r"<!-- costs per process -->\n.*?<!-- /costs per process -->", re.DOTALL)
 _command = re.compile(r"(?<=```\n)\$ gateway (capacity .*)\n(?:(?!```).*\n)*")
 _block = re.compile(
@@ -75,7 +58,6 @@ _block = re.compile(
 def written() -> dict[Path, str]:
     """Return each file that has figures of the committed reports, and what it has to be."""
     return {
-        README: fill_readme(README.read_text("utf-8")),
         COSTS: costs_text(),
         **{document: fill(document.read_text("utf-8")) for document in DOCUMENTS},
     }
@@ -89,13 +71,6 @@ def fill(document: str) -> str:
     document = _block.sub(lambda found: _filled(found[1], found[2]), document)
     document = _per_process.sub(lambda _: _per_process_block(), document)
     return _command.sub(lambda found: _printed(found[1]), document)
-
-
-def fill_readme(document: str) -> str:
-    """Return `document` with the comparisons of strategies and of peers in their blocks."""
-    strategies, peers = _strategies_block(), _peers_block()
-    document = _strategies.sub(lambda _: strategies, document)
-    return _peers.sub(lambda _: peers, document)
 
 
 def costs_text() -> str:
@@ -138,63 +113,6 @@ def _waiting(report: Mapping[str, Any]) -> list[Summary]:
     )
 
 
-def _peers_block() -> str:
-    report = _report("peers")
-    fewest = min(row["connections"] for row in report["rows"])
-    rows = sorted(
-        (s for s in summarize(report["rows"]) if s.connections == fewest and s.strategy in PEERS),
-        key=lambda s: -s.median("rps"),
-    )
-    head = ("", "req/s", "p50 ms", "p99 ms", "CPU µs a request, all processes")
-    lines = [
-        [
-            PEERS[row.strategy],
-            *(f"{row.median(*f):,.0f}" for f in (("rps",), *_LATENCIES)),
-            f"{sum(row.median('cpu_us_per_request', name) for name in PROCESSES):,.0f}",
-        ]
-        for row in rows
-    ]
-    text = textwrap.fill(
-        f"{fewest} connections, the same echo task, worker, RabbitMQ and Redis; medians of "
-        f"{report['options']['repeats']} runs in turn on {report['machine']['cores']} cores that "
-        "carry everything, wrk too. Flower and `apply_async` do not wait for RabbitMQ's confirm. "
-        f"{_cited(report, 'docs/reports')}.",
-        100,
-    )
-    return f"<!-- peers -->\n{_markdown([head, *lines], names=1)}\n{text}\n<!-- /peers -->"
-
-
-def _strategies_block() -> str:
-    report = _report("strategies")
-    options, cores = report["options"], report["machine"]["cores"]
-    rows = sorted(_waiting(report), key=lambda s: (s.connections, -s.median("rps")))
-    head = (
-        "strategy",
-        "connections",
-        "req/s",
-        "p50 ms",
-        "p99 ms",
-        "gateway µs",
-        "worker µs",
-        "errors",
-    )
-    said = (
-        "Echo task, 250-byte body, one gateway process, one `solo` worker, wrk with "
-        f"{options['threads']} threads; medians of {options['repeats']} runs of "
-        f"{options['duration']} s, alternating. µs: CPU time per request. Everything, the load "
-        f"generator included, shares the {cores} cores of one machine: compare the rows, not the "
-        f"numbers with others'. {_cited(report, 'docs/reports')}."
-    )
-    taken = [s for s in summarize(report["rows"]) if s.rows[0].get("answer") == "accept"]
-    if taken:
-        rates = ", ".join(f"`{s.strategy}` {s.median('rps'):,.0f}" for s in taken)
-        said += f' With `answer = "accept"`, at {taken[0].connections} connections: {rates} req/s.'
-    table = _markdown([head, *map(_row, rows)], names=1)
-    shown = f"![{PICTURE_TITLE}]({PICTURE.relative_to(ROOT)})"
-    text = textwrap.fill(said, 100)
-    return f"<!-- strategies -->\n{table}\n{text}\n\n{shown}\n<!-- /strategies -->"
-
-
 def _per_process_block() -> str:
     strategies = ("pika", "redis")
     head = [
@@ -220,22 +138,6 @@ def _printed(command: str) -> str:
     if code:
         raise RuntimeError(f"gateway {command}: exit code {code}")
     return f"$ gateway {command}\n{printed.getvalue()}"
-
-
-def _row(summary: Summary) -> list[str]:
-    figures = [
-        ("rps",),
-        *_LATENCIES,
-        ("cpu_us_per_request", "gateway"),
-        ("cpu_us_per_request", "worker"),
-    ]
-    faults = summary.total("errors") + summary.total("wrong_answers")
-    return [
-        f"`{summary.strategy}`",
-        f"{summary.connections:,}",
-        *(f"{summary.median(*figure):,.0f}" for figure in figures),
-        f"{faults:,}",
-    ]
 
 
 def _filled(name: str, what: str) -> str:
@@ -322,9 +224,9 @@ def _servers(report: dict[str, Any]) -> str:
     return ", ".join(f"{name} {versions[key]}" for key, name in named.items() if versions.get(key))
 
 
-def _cited(report: dict[str, Any], directory: str = "reports") -> str:
+def _cited(report: dict[str, Any]) -> str:
     """Name a report with its commit, and say whether a request runs through other code now."""
-    text = f"[Report]({directory}/{report['experiment']}.json), commit `{report['commit'][:10]}`"
+    text = f"[Report](reports/{report['experiment']}.json), commit `{report['commit'][:10]}`"
     same = report["experiment"] in FOREIGN or report["versions"].get("code") == measured_code()
     return text if same else f"{text} (the measured code has changed since)"
 

@@ -37,8 +37,8 @@ def first_cells(document: str, heading: str) -> set[str]:
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 
 
-def test_every_strategy_is_in_the_readme():
-    assert first_cells(text("README.md"), "Strategies") == set(STRATEGIES)
+def test_every_strategy_is_described():
+    assert first_cells(text("docs/performance.md"), "The strategies") == set(STRATEGIES)
 
 
 def test_every_strategy_is_in_the_row_of_its_setting():
@@ -85,12 +85,13 @@ def test_the_list_of_commands_has_their_own_summaries():
 
 
 def test_every_command_is_mentioned():
-    mentioned = set(re.findall(r"`?gateway ([a-z]+)", text("README.md") + text("CHANGES.md")))
+    mentioned = set(re.findall(r"`?gateway ([a-z]+)", text("docs/start.md") + text("CHANGES.md")))
     assert set(COMMANDS) <= mentioned
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/appserver.md"]
+    "name",
+    ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/appserver.md", "docs/start.md"],
 )
 def test_files_that_a_document_names_exist(name):
     document = text(name)
@@ -100,13 +101,13 @@ def test_files_that_a_document_names_exist(name):
     assert [path for path in links + spans if not (ROOT / path).exists()] == []
 
 
-def test_the_picture_in_the_readme_shows_the_committed_report():
+def test_the_picture_of_the_strategies_shows_the_committed_report():
     # Not compared as it was drawn, which depends on the version of what draws it.
     drawn = ElementTree.parse(figures.PICTURE)
     texts = [each.text for each in drawn.iter() if each.text]
     assert set(figures.picture_figures()) <= set(texts)
     assert {name for name in STRATEGIES if name in texts} == figures.picture_strategies()
-    assert f"]({figures.PICTURE.relative_to(ROOT)})\n<!-- /strategies -->" in text("README.md")
+    assert f"]({figures.PICTURE.relative_to(ROOT / 'docs')})\n" in text("docs/performance.md")
 
 
 def test_the_committed_pages_are_drawn_from_their_figures():
@@ -152,7 +153,8 @@ def test_every_key_that_a_task_gets_is_documented():
 
 def test_make_lists_the_targets_that_the_documents_use():
     targets = set(re.findall(r"^([a-z]+):.*## ", text("Makefile"), re.M))
-    used = set(re.findall(r"^make ([a-z]+)|`make ([a-z]+)", text("README.md"), re.M))
+    documents = text("README.md") + text("docs/start.md")
+    used = set(re.findall(r"^make ([a-z]+)|`make ([a-z]+)", documents, re.M))
     assert {a or b for a, b in used} <= targets
 
 
@@ -176,7 +178,7 @@ def test_the_package_is_installed_from_a_checkout_or_a_wheel_and_not_by_its_name
 
 
 def test_the_upgrade_in_turn_is_that_of_the_shipped_files():
-    upgrade = text("README.md").split("\n### Upgrade\n")[1].split("\n## ")[0]
+    upgrade = text("docs/deploy.md").split("\n## Upgrade\n")[1].split("\n## ")[0]
     unit, nginx = text("deploy/systemd/gateway@.service"), text("deploy/nginx.conf")
     (ports,) = re.findall(r"^    for port in ([\d ]+); do$", upgrade, re.M)
     assert len(ports.split()) == 2

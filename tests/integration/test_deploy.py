@@ -239,7 +239,7 @@ def test_no_port_is_for_webhooks_here_and_for_the_dashboard_there():
     unit = next(unit for unit in UNITS if unit.name == "gateway@.service")
     instances = re.findall(r"gateway@(\d+)", unit.read_text())
     lines = [read_unit(unit)["Service"]["ExecStart"].replace("%i", i) for i in instances]
-    lines += re.findall(r"^    gateway serve .*$", (ROOT / "README.md").read_text(), re.M)
+    lines += re.findall(r"^    gateway serve .*$", (ROOT / "docs/start.md").read_text(), re.M)
     lines.append(" ".join(SERVICES["gateway"]["command"]))
     lines.append(" ".join(pods()["gateway"]["containers"][0]["args"]))
     started = [port_of(line, "--port", Config().port) for line in lines]

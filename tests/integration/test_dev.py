@@ -27,7 +27,9 @@ from tests.support.stack import Server, Stack, StackError, free_port
 
 READY = "Ctrl-C stops everything"
 README_APP = re.search(r"```python\n(.*?)```", text("README.md"), re.S)[1]
-README_ROUTE = re.search(r"```toml\n(.*?)```", text("README.md"), re.S)[1]
+README_ROUTE, README_SENDER = re.findall(r"```toml\n(.*?)```", text("README.md"), re.S)
+(README_POST,) = re.findall(r"^    curl --data '(.*)' http.*8000(/\S+) ", text("README.md"), re.M)
+(README_SEND,) = re.findall(r"^    gateway (send .*)$", text("README.md"), re.M)
 TOLD_APP = re.search(
     r"## What a task gets\n.*?```python\n(.*?)```", text("docs/appserver.md"), re.S
 )[1]
@@ -89,24 +91,35 @@ def test_the_readmes_app_answers_and_leaves_its_own_broker_alone(stack, start, t
     # Given an app that names its staging's broker in every way, whose queue has messages,
     staging = start(stack.embedded)
     app = README_APP.replace("amqp://...", staging.url).replace("redis://...", staging.url)
-    write(tmp_path, app + STUBBORN.format(staging=staging.url), README_ROUTE)
+    write(tmp_path, app + STUBBORN.format(staging=staging.url), README_ROUTE + README_SENDER)
+    secret = {"SHOPIFY_SECRET": "a secret"}
+    data, path = README_POST
     with redis.Redis.from_url(staging.url) as client:
         client.rpush("orders", "somebody's message")
         before = client.info("stats")["total_connections_received"]
 
         # when it is tried out, as its documents say,
         with dev(
-            tmp_path, "--app", "shop", "--config", "gateway.toml", BROKER_URL=staging.url
+            tmp_path, "--app", "shop", "--config", "gateway.toml", BROKER_URL=staging.url, **secret
         ) as tried:
-            status, headers, body = post(f"{tried.url}/orders/berlin?a=b", b"one")
+            status, _, body = post(f"{tried.url}{path}", data.encode())
+            send = shlex.split(README_SEND.replace("http://127.0.0.1:8000", tried.url))
+            sent = subprocess.run(
+                [sys.executable, "-m", "gateway", *send],
+                env={**os.environ, **secret},
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+            )
 
-        # then its task knows the parameter of the path,
-        assert (status, headers["Location"], body) == (201, "/orders/berlin/7", b"created")
+        # then its task has its own arguments, from either sender,
+        assert (status, body) == (200, b"order 7 of berlin is taken")
+        assert re.search(r"^order \d+ of shop is taken$", sent.stdout, re.M), sent
         # nobody has asked the other broker for anything,
         assert client.info("stats")["total_connections_received"] == before
         assert client.lrange("orders", 0, -1) == [b"somebody's message"]
     # and each request is a line, with its delivery.
-    line = r"POST /orders/berlin 201 [\d.]+ ms delivery=[0-9a-f-]{36} .*\n"
+    line = r"POST /orders/berlin 200 [\d.]+ ms delivery=[0-9a-f-]{36} .*\n"
     assert len(re.findall(line, tried.said)) == 1
     assert "Traceback" not in tried.said
 

@@ -147,19 +147,19 @@ def test_what_a_client_says_of_itself_goes_no_further(nginx):
         assert re.search(rf"proxy_set_header\s+{header}\s+\$remote_addr;", config)
 
 
-# The shipped file, the defaults and README's command together ------------------------------
+# The shipped file, the defaults and the document's command together ------------------------
 
 
 @pytest.fixture
 def shipped(
     stack: Stack, start, rabbitmq: RabbitMQ, redis_server: Server, worker: Server
 ) -> Iterator[Server]:
-    """Start README's own command with all defaults, and nginx in front of it."""
+    """Start the command of docs/start.md with all defaults, and nginx in front of it."""
     config = Config()
     ports = [int(p) for p in re.findall(r"^ *server [\d.]+:(\d+)", NGINX_CONF.read_text(), re.M)]
     if taken := [port for port in {*ports, config.port, config.admin_port} if accepts(port)]:
         pytest.skip(f"somebody else listens on {taken}")
-    (command,) = re.findall(r"^    gateway (serve .*)$", (ROOT / "README.md").read_text(), re.M)
+    (command,) = re.findall(r"^    gateway (serve .*)$", (ROOT / "docs/start.md").read_text(), re.M)
     env = {"GATEWAY_BROKER_URL": rabbitmq.url, "GATEWAY_RESULT_BACKEND": redis_server.url}
     argv = [sys.executable, "-m", "gateway", *shlex.split(command)]
     ready = lambda: answers_ok(config.admin_port, "/readyz")  # noqa: E731
@@ -170,7 +170,7 @@ def shipped(
     gateway.stop()
 
 
-def test_the_readmes_command_serves_all_behind_the_shipped_nginx(shipped):
+def test_the_documented_command_serves_all_behind_the_shipped_nginx(shipped):
     answers = post_all(f"{shipped.url}/", [b"%d" % n for n in range(100)], at_once=10)
     assert [a.body for a in answers] == [b"%d" % n for n in range(100)]
     assert {a.code for a in answers} == {200}
