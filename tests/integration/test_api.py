@@ -9,7 +9,7 @@ import signal
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlencode
@@ -24,7 +24,7 @@ from gateway.nesting import MAX_LEVELS
 from gateway.stack.server import poll
 from tests.integration.deliveries import URLS, Servers, gather, port_of, run, send
 from tests.support.http_client import Connection, request
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Server
 
 TOKEN = "of-these-tests-only"
 CONFIG = f"""
@@ -62,19 +62,6 @@ path = "/once"
 task = "faults.run"
 idempotency = "header:Idempotency-Key"
 """
-
-
-@pytest.fixture(scope="module")
-def servers(stack: Stack, rabbitmq: RabbitMQ, start) -> Iterator[Servers]:
-    servers = Servers(stack, rabbitmq, start(stack.redis))
-    yield servers
-    servers.stop()
-    servers.results.stop()
-
-
-@pytest.fixture(scope="module")
-def gateway(servers: Servers) -> Server:
-    return servers.gateway("redis", CONFIG)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ import redis
 
 from gateway.stack.server import poll
 from tests.integration.deliveries import URLS, Servers, run, send
-from tests.support.stack import RabbitMQ, Server, Stack, free_port
+from tests.support.stack import Server, free_port
 
 TOKEN = "of-these-tests-only"
 CONFIG = f"""
@@ -85,19 +85,6 @@ class Local:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
-
-
-@pytest.fixture(scope="module")
-def servers(stack: Stack, rabbitmq: RabbitMQ, start) -> Iterator[Servers]:
-    servers = Servers(stack, rabbitmq, start(stack.redis))
-    yield servers
-    servers.stop()
-    servers.results.stop()
-
-
-@pytest.fixture(scope="module")
-def gateway(servers: Servers) -> Server:
-    return servers.gateway("redis", CONFIG)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from gateway.cli import main
 from gateway.stack.server import poll
 from tests.integration.deliveries import URLS, Servers, gather, run, send
 from tests.support.requests import metric
-from tests.support.stack import RabbitMQ, Server, Stack, free_port
+from tests.support.stack import Server, free_port
 
 DELIVERIES = [sys.executable, "-m", "gateway", "deliveries"]
 CONFIG = f"""
@@ -63,19 +63,6 @@ task = "faults.run"
 answer = "accept"
 journal = false
 """
-
-
-@pytest.fixture(scope="module")
-def servers(stack: Stack, rabbitmq: RabbitMQ, start) -> Iterator[Servers]:
-    servers = Servers(stack, rabbitmq, start(stack.redis))
-    yield servers
-    servers.stop()
-    servers.results.stop()
-
-
-@pytest.fixture(scope="module")
-def gateway(servers: Servers) -> Server:
-    return servers.gateway("redis", CONFIG)
 
 
 @pytest.fixture

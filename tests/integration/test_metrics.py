@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import redis
@@ -16,7 +16,7 @@ from gateway.journal.writing import SizeWatch
 from gateway.metrics import Metrics
 from tests.integration.deliveries import URLS, Servers, gather, run, send
 from tests.support.requests import metric, total
-from tests.support.stack import RabbitMQ, Server, Stack, free_port
+from tests.support.stack import Server, free_port
 from tests.support.waiting import eventually, until
 
 CONFIG = f"""
@@ -80,14 +80,6 @@ TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 WAITS = "gateway_result_wait_seconds"
 #: Gives how much a metric has grown since it was given.
 Growth = Callable[..., float]
-
-
-@pytest.fixture(scope="module")
-def servers(stack: Stack, rabbitmq: RabbitMQ, start) -> Iterator[Servers]:
-    servers = Servers(stack, rabbitmq, start(stack.redis))
-    yield servers
-    servers.stop()
-    servers.results.stop()
 
 
 @pytest.fixture(scope="module")

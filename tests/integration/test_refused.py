@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import hmac
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
 
 import pytest
@@ -17,7 +17,7 @@ from tests.integration.deliveries import Servers, gather, port, run, send
 from tests.integration.test_deliveries import listed
 from tests.support.http_client import Answer, Connection, request
 from tests.support.requests import get
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Server
 from tests.support.waiting import until
 
 SECRET = "sesame-of-the-shop"
@@ -83,19 +83,6 @@ SECRETS = [
     *(f"{name}: hidden-6" for name in ("X-Api-Key", "X-TOTP", "X-Passcode", "X-Pin", "Client")),
     *(f"{name}: hidden-7" for name in ("X-Forwarded-Access-Token", "X-Session-Id", "X-Client-Key")),
 ]
-
-
-@pytest.fixture(scope="module")
-def servers(stack: Stack, rabbitmq: RabbitMQ, start) -> Iterator[Servers]:
-    servers = Servers(stack, rabbitmq, start(stack.redis))
-    yield servers
-    servers.stop()
-    servers.results.stop()
-
-
-@pytest.fixture(scope="module")
-def gateway(servers: Servers) -> Server:
-    return servers.gateway("redis", CONFIG)
 
 
 @pytest.fixture
