@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         if missing == "gateway":
             raise
         extra = "dev" if argv[:1] == ["dev"] else "serve"
-        print(f"gateway: no {missing}: install celery-gateway[{extra}]", file=sys.stderr)
+        print(f"gateway: no {missing}: pip install 'CHECKOUT-OR-WHEEL[{extra}]'", file=sys.stderr)
         return 2
     except ConfigError as exc:
         for problem in exc.problems:

@@ -29,11 +29,11 @@ def configure(arguments: argparse.Namespace) -> Config:
     # No strategy is imported: the parent needs none, and gevent must not come into it unpatched.
     extra = config.strategy_info.patches
     if extra and importlib.util.find_spec(extra) is None:
-        problems.append(f"strategy: no {extra}: install celery-gateway[{extra}]")
+        problems.append(f"strategy: no {extra}: pip install 'CHECKOUT-OR-WHEEL[{extra}]'")
     if config.loop == "uvloop" and importlib.util.find_spec("uvloop") is None:
-        problems.append("loop: no uvloop: install celery-gateway[fast]")
+        problems.append("loop: no uvloop: pip install 'CHECKOUT-OR-WHEEL[fast]'")
     if config.trace_sample is not None and not _exporter_is_installed():
-        problems.append("trace_sample: no opentelemetry: install celery-gateway[otel]")
+        problems.append("trace_sample: no opentelemetry: pip install 'CHECKOUT-OR-WHEEL[otel]'")
     if problems:
         raise ConfigError(problems)
     return config

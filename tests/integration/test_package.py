@@ -83,7 +83,7 @@ def test_the_source_distribution_has_what_the_project_has(sdist):
     assert not [name for name in names if name.endswith(".pyc")]
 
 
-def test_what_a_worker_needs_is_little_and_bounded(wheel):
+def test_what_a_worker_needs_is_little_and_leaves_its_celery_alone(wheel):
     (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
     metadata = Parser().parsestr(wheel.read(name).decode())
     requirements = metadata.get_all("Requires-Dist")
@@ -97,7 +97,7 @@ def test_what_a_worker_needs_is_little_and_bounded(wheel):
 
     base = [one for one in requirements if "extra ==" not in one]
     assert names(base) == {"amqp", "celery", "kombu", "packaging", "redis"}
-    assert "celery<5.8,>=5.4" in base
+    assert "celery>=5.4" in base
     assert names(of("serve")) == {*GATEWAYS, "prometheus_client", "redis"}
     for extra in ("gevent", "fast", "otel", "dev"):
         assert "celery-gateway[serve]" in of(extra)
@@ -117,4 +117,4 @@ def test_a_worker_needs_nothing_of_the_gateway(installed):
 def test_the_command_without_its_extra_says_what_to_install(installed, missing):
     done = python(installed, "import gateway.__main__ as g; sys.exit(g.main(['serve']))", *missing)
     assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(r"gateway: no \w+: install celery-gateway\[serve]\n", done.stderr)
+    assert re.fullmatch(r"gateway: no \w+: pip install 'CHECKOUT-OR-WHEEL\[serve]'\n", done.stderr)

@@ -22,7 +22,7 @@ def test_without_its_extra_a_gateway_does_not_start(missing, monkeypatch):
     with pytest.raises(ConfigError) as error:
         configure(Namespace(config=None))
     assert error.value.problems == [
-        "trace_sample: no opentelemetry: install celery-gateway[otel]",
+        "trace_sample: no opentelemetry: pip install 'CHECKOUT-OR-WHEEL[otel]'",
     ]
 
 

@@ -215,7 +215,7 @@ def test_the_tasks_of_an_existing_project_are_called_as_they_are(
 def test_the_command_needs_its_extra(beside):
     done = subprocess.run([beside.bin / "gateway", "check"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "install celery-gateway[serve]" in done.stderr
+    assert "pip install 'CHECKOUT-OR-WHEEL[serve]'" in done.stderr
 
 
 def test_the_gateway_in_one_environment_with_any_celery(
@@ -239,7 +239,7 @@ def test_traces_in_a_clean_environment(wheel, shop, stack, rabbitmq, redis_serve
     traced = {**os.environ, "GATEWAY_TRACE_SAMPLE": "1"}
     done = subprocess.run([program, "serve"], env=traced, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "trace_sample: no opentelemetry: install celery-gateway[otel]" in done.stderr
+    assert "trace_sample: no opentelemetry: pip install 'CHECKOUT-OR-WHEEL[otel]'" in done.stderr
     environment.install(f"{wheel}[otel]")
     urls = {"BROKER": rabbitmq.url, "BACKEND": redis_server.url}
     worker = stack.worker("", app="shop", queues=(QUEUE,), env=urls, cwd=shop)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from urllib.parse import parse_qsl
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
@@ -42,6 +45,18 @@ def other(character: str) -> str:
 
 def test_every_scheme_has_an_example():
     assert sorted(EXAMPLES) == sorted(SCHEMES)
+
+
+@pytest.mark.parametrize("text", ["7", "007", "same-1", 'a"b\\c', "a&b=c%d", "<a]]>", "größe"])
+def test_samples_can_be_read_whatever_their_id_is(text):
+    for scheme in SCHEMES:
+        _, body = sender(scheme).sample("", text, NOW, text)
+        if body.startswith((b"{", b"[")):
+            json.loads(body)
+        elif body.startswith(b"<"):
+            assert text in "".join(ElementTree.fromstring(body).itertext())
+        else:
+            assert any(text in value for _, value in parse_qsl(body.decode(), strict_parsing=True))
 
 
 @every_scheme
