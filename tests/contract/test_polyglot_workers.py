@@ -28,6 +28,8 @@ from tests.support.requests import post
 from tests.support.stack import RabbitMQ, Server, Stack, StackError
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.long
+
 KEY = "celery-task-meta-"
 
 

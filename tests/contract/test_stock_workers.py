@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from gateway.config.strategies import STRATEGIES
 from tests.support.requests import post, post_all
 from tests.support.stack import RabbitMQ, Server, Stack
-from tests.support.strategies import EACH
+
+pytestmark = pytest.mark.long
 
 APP = """
 import os
@@ -75,7 +77,7 @@ def workers(
         worker.kill()
 
 
-@pytest.mark.parametrize("strategy", EACH)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_stock_worker_serves(
     strategy: str, stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, home: Path, workers
 ):

@@ -10,8 +10,6 @@ import pytest
 from tests.integration.checking import ROUTE, check, urls, write
 from tests.support.stack import RabbitMQ, Server, Stack
 
-pytestmark = pytest.mark.long
-
 
 @pytest.fixture(scope="module")
 def servers(rabbitmq: RabbitMQ, redis_server: Server) -> list[str]:

@@ -13,8 +13,6 @@ from gateway.stack.server import poll
 from tests.integration.checking import check, urls, worker_of
 from tests.support.stack import RabbitMQ, Server, Stack
 
-pytestmark = pytest.mark.long
-
 
 @pytest.fixture
 def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, tmp_path: Path):

@@ -14,8 +14,6 @@ from gateway.cli.checks import stores
 from tests.integration.checking import KEYED, ROUTE, Line, check, urls, write
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
 
-pytestmark = pytest.mark.long
-
 
 @pytest.fixture(scope="module")
 def results(stack: Stack, start) -> Iterator[Server]:

@@ -14,8 +14,6 @@ from tests.integration.checking import ROUTE, check, urls, worker_of, write
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.long
-
 
 @pytest.fixture
 def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, tmp_path: Path):

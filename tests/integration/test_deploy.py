@@ -25,8 +25,6 @@ from gateway.stack.nginx import nginx_config
 from gateway.stack.programs import find
 from tests.support.stack import Server, Stack, free_port
 
-pytestmark = pytest.mark.long
-
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())
 SERVICES = COMPOSE["services"]

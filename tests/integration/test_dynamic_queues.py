@@ -13,14 +13,12 @@ from collections.abc import Iterator
 import kombu
 import pytest
 
+from gateway.config.strategies import STRATEGIES
 from tests.integration.checking import urls
 from tests.integration.deliveries import ROOT, URLS, Servers, run, send
 from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
-from tests.support.strategies import EACH
 from tests.support.waiting import until
-
-pytestmark = pytest.mark.long
 
 EXPIRES = 8  # seconds of an idle queue, the fewest that leave time for a busy machine
 
@@ -106,7 +104,7 @@ def answered(gateway: Server, target: str, body: str) -> int:
     return run(send(gateway, target, body)).status
 
 
-@pytest.mark.parametrize("strategy", EACH)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_queue_is_made_on_first_use_and_consumed_at_once(servers, strategy):
     gateway = servers.gateway(strategy, routes(60))
     for number in range(3):

@@ -15,6 +15,7 @@ from gateway.amqp.queue_lengths import INTERVAL, QueueLengths
 from gateway.celery_message import Message
 from gateway.config.pointers import pair_chooser
 from gateway.config.settings import Config, Route
+from gateway.config.strategies import STRATEGIES
 from gateway.delivery import Delivery
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
@@ -23,10 +24,7 @@ from tests.integration.checking import check, urls, write
 from tests.integration.deliveries import URLS, Servers, cut_connections, port_of, run, send
 from tests.support.requests import confirmed
 from tests.support.stack import RabbitMQ, Server, Stack
-from tests.support.strategies import EACH
 from tests.support.waiting import eventually, until
-
-pytestmark = pytest.mark.long
 
 FAIR = """
 [[routes]]
@@ -201,7 +199,7 @@ def test_a_new_broker_connection_is_as_fair_as_the_first(servers):
         server.stop()
 
 
-@pytest.mark.parametrize("strategy", EACH)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_each_strategy_gets_its_answers_from_fair_queues(servers, strategy):
     queue = "each"
     gateway = servers.gateway(strategy, URLS + FAIR.format(queue=queue), "--processes", "2")
@@ -313,7 +311,7 @@ def config_text(directory) -> str:
     return file.read_text()
 
 
-@pytest.mark.parametrize("strategy", EACH)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_what_is_answered_makes_no_queue_longer(servers, strategy):
     queue = f"over-{strategy}"
     gateway = servers.gateway(strategy, URLS + FAIR.format(queue=queue))

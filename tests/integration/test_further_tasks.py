@@ -15,14 +15,12 @@ import pytest
 import redis
 from celery import Celery
 
+from gateway.config.strategies import STRATEGIES
 from tests.integration.deliveries import URLS, Servers, port, run, send
 from tests.support.http_client import Answer, Connection, request
 from tests.support.requests import PUBLISHED, confirmed, metric
 from tests.support.stack import RabbitMQ, Server, Stack
-from tests.support.strategies import EACH
 from tests.support.waiting import eventually, until
-
-pytestmark = pytest.mark.long
 
 BILL = """
 [[routes.also]]
@@ -93,7 +91,7 @@ def servers(stack: Stack, own_rabbitmq: RabbitMQ, redis_server: Server) -> Itera
     servers.stop()
 
 
-@pytest.fixture(scope="module", params=EACH)
+@pytest.fixture(scope="module", params=STRATEGIES)
 def gateway(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Server]:
     gateway = servers.gateway(request.param, CONFIG)
     yield gateway

@@ -17,8 +17,6 @@ from loadtest.lab.transport_cases import BUFFERED, Case
 from tests.support.stack import RabbitMQ
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.long
-
 
 @pytest.fixture
 def servers(rabbitmq: RabbitMQ, start: Callable) -> Iterator[stack.Stack]:

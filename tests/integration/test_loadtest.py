@@ -59,8 +59,6 @@ from tests.support.rows import row
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.long
-
 RUN = Path(__file__).parents[2] / "loadtest" / "run.sh"
 #: What would make a page ask for something more.
 ELSEWHERE = r"https?:|src=|href=|url\(|<script"

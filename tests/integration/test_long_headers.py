@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from gateway.config.strategies import STRATEGIES
 from tests.integration.deliveries import ROOT, URLS, gather, port, run
 from tests.support.http_client import Answer, Connection, request
 from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
-from tests.support.strategies import EACH
 
 FRAME = 8192  # bytes
 CONFIG = f"""{URLS}
@@ -48,7 +48,7 @@ def worker(stack: Stack, broker: RabbitMQ, redis_server: Server) -> Iterator[Ser
     worker.stop()
 
 
-@pytest.fixture(scope="module", params=EACH)
+@pytest.fixture(scope="module", params=STRATEGIES)
 def gateway(
     request, stack: Stack, broker: RabbitMQ, redis_server: Server, worker: Server, tmp_path_factory
 ) -> Iterator[Server]:

@@ -22,7 +22,7 @@ from tests.support.http_client import Connection, request
 from tests.support.requests import get, metric
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
 
-pytestmark = [pytest.mark.usefixtures("unmeasured"), pytest.mark.long]
+pytestmark = pytest.mark.usefixtures("unmeasured")
 
 ROOT = Path(__file__).parents[2]
 MIB = 1024 * 1024

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 import pytest
 import redis
 
+from gateway.config.strategies import STRATEGIES
 from gateway.stack import free_port
 from tests.faults.proxy import Proxy
 from tests.integration.checking import check, urls, write
 from tests.integration.deliveries import KEYED, Servers, port_of, send
 from tests.support.requests import get
 from tests.support.stack import RabbitMQ, Server, Stack
-from tests.support.strategies import EACH
 from tests.support.waiting import until
 
 ROUTES = f"{KEYED}\n[[routes]]\npath = '/wait'\ntask = 'faults.run'\n"
@@ -84,7 +84,7 @@ def readiness(gateway: Server) -> tuple[int, str]:
     return answer.code, answer.body.decode()
 
 
-@pytest.mark.parametrize("strategy", EACH)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_new_primary_is_used_though_connections_to_the_old_one_live(servers, named, strategy):
     gateway = servers.gateway(strategy, ROUTES)
     assert (status(gateway, "/wait", "before"), keyed(gateway, "one")) == (200, 200)

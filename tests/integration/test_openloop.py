@@ -16,8 +16,6 @@ from loadtest.envelope import GITHUB, SECRET
 from loadtest.wrk import WrkError
 from tests.integration.faulty_server import LATER, STALL, server
 
-pytestmark = pytest.mark.long
-
 
 @pytest.fixture(autouse=True)
 def wrk(start: Callable) -> None:

@@ -13,8 +13,6 @@ from tests.faults.tasks import BEGUN
 from tests.integration.losses import TIMEOUT, Servers, accept, ask, result
 from tests.support.stack import RabbitMQ, Server, StackError
 
-pytestmark = pytest.mark.long
-
 RUNS = 1 + BEGUN_AGAIN
 
 

@@ -13,12 +13,12 @@ import kombu
 import pytest
 import redis
 
+from gateway.config.strategies import STRATEGIES
 from tests.integration.checking import check, urls, write
 from tests.integration.deliveries import ROOT, URLS, Servers, port, run, send
 from tests.support.http_client import Answer, Connection, request
 from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
-from tests.support.strategies import EACH
 
 CONFIG = (
     URLS
@@ -126,7 +126,7 @@ def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Servers:
     servers.stop()
 
 
-@pytest.fixture(scope="module", params=EACH)
+@pytest.fixture(scope="module", params=STRATEGIES)
 def gateway(request: pytest.FixtureRequest, servers: Servers) -> Server:
     gateway = servers.gateway(request.param, CONFIG)
     yield gateway

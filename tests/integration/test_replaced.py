@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from gateway.config.strategies import STRATEGIES
 from tests.support.requests import post_each
 from tests.support.stack import RabbitMQ, Server, Stack
-from tests.support.strategies import EACH
 
 TASKS = ("by_task", "by_chain", "by_group", "by_chord", "odd")
 ROUTES = "".join(
@@ -24,7 +24,7 @@ def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[S
     worker.kill()
 
 
-@pytest.mark.parametrize("strategy", EACH)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_task_in_its_place_answers(stack, rabbitmq, redis_server, worker, tmp_path, strategy):
     (tmp_path / "gateway.toml").write_text(ROUTES)
     urls = ("--broker", rabbitmq.url, "--result-backend", redis_server.url)

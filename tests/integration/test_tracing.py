@@ -18,7 +18,6 @@ from tests.integration.deliveries import URLS, gather, run, send
 from tests.support.http_client import Answer
 from tests.support.otlp import Collector, Span
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
-from tests.support.strategies import EACH
 from tests.support.waiting import until
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -200,7 +199,7 @@ def imported(gateway: Server) -> bool:
     )
 
 
-@pytest.mark.parametrize("strategy", EACH)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_one_id_from_the_sender_to_the_tasks_log(start, collector, worker, strategy):
     settings = f'trace_sample = 1\ntrace_endpoint = "{collector.url}"\ntrace_service = "hooks"'
     gateway = start(settings, strategy)
