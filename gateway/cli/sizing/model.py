@@ -65,22 +65,24 @@ class Load(
     rate: float = Field(ge=0.001, le=1e7, description="requests a second at the peak")
     task_time: float = Field(ge=0, le=86_400, description="seconds that a task takes")
     strategy: StrategyName = Field(Config().strategy, description="of the gateway")
-    task_cpu: _Share = Field(0.0, description="of the task's time that is CPU time")
+    task_cpu: _Share = Field(0.0, description="the share of the task's time that is CPU time")
     pool: Literal["prefork", "threads", "gevent", "solo"] = Field(
         "prefork", description="of workers"
     )
-    concurrency: _Count = Field(0, description="of a worker")
-    processes: _Count = Field(0, description="gateway processes that there are")
-    workers: _Count = Field(0, description="workers that there are")
+    concurrency: _Count = Field(0, description="tasks of a worker at once; 0: its pool's default")
+    processes: _Count = Field(0, description="gateway processes; 0: as many as are needed")
+    workers: _Count = Field(0, description="workers; 0: as many as are needed")
     body: _Bytes = Field(BODY, description="bytes of a request")
     result: _Bytes = Field(BODY, description="bytes of a task's result")
-    identified: _Share = Field(1.0, description="of the deliveries with an identity, so a claim")
-    claim_ttl: _Kept = Field(86_400, description="idempotency_window, seconds")
-    result_ttl: _Kept = Field(300, description="result_expires, seconds")
-    queue_type: Literal["classic", "quorum"] = Field("classic", description="of RabbitMQ")
-    cores: int = Field(8, ge=1, le=1024, description="of a machine")
+    identified: _Share = Field(1.0, description="the share of the deliveries that have a claim")
+    claim_ttl: _Kept = Field(86_400, description="seconds that claims are kept")
+    result_ttl: _Kept = Field(300, description="seconds that results are kept")
+    queue_type: Literal["classic", "quorum"] = Field("classic", description="of the queues")
+    cores: int = Field(8, ge=1, le=1024, description="cores of a machine")
     memory: _GiB = Field(32 * GIB, description="GiB of a machine")
-    utilisation: float = Field(0.7, ge=0.01, le=0.99, description="of anything that is aimed at")
+    utilisation: float = Field(
+        0.7, ge=0.01, le=0.99, description="the share of anything that is used at the peak"
+    )
 
 
 @dataclass(frozen=True)
