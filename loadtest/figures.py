@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from gateway.cli import main as gateway
-from gateway.cli.sizing import costs
+from loadtest.costs import costs
 from loadtest.machine import ROOT, measured_code
-from loadtest.report import Report
+from loadtest.report import Report, dump
 from loadtest.summary import Summary, summarize
 
 DOCUMENTS = [
@@ -75,10 +75,12 @@ def fill(document: str) -> str:
 
 def costs_text() -> str:
     """Return what costs.json has to be: the costs of the committed reports."""
-    found: dict[str, costs.Cost] = {}
+    found = {}
     for name in COSTED:
-        found.update(costs.read(_report(name), f"{name}.json", found))
-    return costs.dump(found)
+        report = _report(name)
+        for key, cost in costs(name, report["options"], report["rows"]).items():
+            found[key] = {"report": f"{name}.json", "points": cost.points}
+    return dump({"costs": dict(sorted(found.items()))})
 
 
 def picture_text() -> str:

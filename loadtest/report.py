@@ -13,6 +13,7 @@ from typing import Any, Self
 from rich.console import Console
 
 from loadtest import table, targets
+from loadtest.costs import costs
 from loadtest.plot import Plot
 from loadtest.summary import Row, Summary, case_of, figure, summarize
 from loadtest.table import Column
@@ -139,8 +140,10 @@ class Report:
 
     def document(self) -> dict[str, Any]:
         """Return what goes into the JSON file."""
+        found = costs(self.experiment, self.options, self.rows)
         return {
             **{name: getattr(self, name) for name in _PLAIN},
+            "costs": {name: {"points": cost.points} for name, cost in found.items()},
             "targets": [target.document() for target in self.targets],
             "problems": self.problems(),
             "disturbance": self.disturbance(),

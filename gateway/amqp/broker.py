@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,6 +25,8 @@ from gateway.read_throttling import ReadThrottling
 
 log = logging.getLogger(__name__)
 
+#: The names of queues for replies begin with this; `appserver.reply_backend` replies only to these.
+REPLY_PREFIX = "gateway.reply."
 #: Seconds, unless the URL has a `heartbeat`; a broker that is silent for twice that is given up.
 HEARTBEAT = 10
 CONNECT_TIMEOUT = 5  # seconds for TCP, TLS, AMQP and the queues together
@@ -96,8 +99,8 @@ async def open_channel(connection: TurnConnection) -> Channel:
         raise
 
 
-async def rpc(channel: Channel, call: Callable[[Callable[..., None]], object]) -> Any:
-    """Make a `call` on `channel` that takes a callback, and wait for the callback.
+async def rpc(channel: Channel, call: Callable[..., object]) -> Any:
+    """Make a `call` on `channel` that takes a `callback`, and wait for the callback.
 
     Returns the callback's first argument, the broker's answer; None: it has none. Raises pika's
     AMQPError where the channel closes first.
@@ -105,7 +108,7 @@ async def rpc(channel: Channel, call: Callable[[Callable[..., None]], object]) -
     done = asyncio.get_running_loop().create_future()
     channel.add_on_close_callback(lambda c, exc: _reject(done, exc))
     try:
-        call(lambda *frames: _resolve(done, frames[0] if frames else None))
+        call(callback=lambda *frames: _resolve(done, frames[0] if frames else None))
     except pika.exceptions.AMQPError:
         done.cancel()  # nobody awaits it when the channel closes
         raise
@@ -128,8 +131,30 @@ async def declare(
     call = partial(
         channel.queue_declare, queue, passive=arguments is None, durable=True, arguments=arguments
     )
-    found = (await rpc(channel, lambda callback: call(callback=callback))).method
+    found = (await rpc(channel, call)).method
     return found.message_count, found.consumer_count
+
+
+async def declare_alone(
+    connection: TurnConnection, queue: str, arguments: dict[str, Any] | None
+) -> tuple[int, int]:
+    """Do what `declare` does on a channel of its own, because a refusal closes the channel."""
+    channel = await open_channel(connection)
+    found = await declare(channel, queue, arguments)
+    channel.close()
+    return found
+
+
+async def consume_replies(channel: Channel, on_message: Callable[..., None]) -> str:
+    """Declare a queue for replies, which ends with its connection, and consume it on `channel`.
+
+    Returns the queue's name. Raises pika's AMQPError, with 403 where the account may not do that.
+    """
+    name = f"{REPLY_PREFIX}{secrets.token_hex(8)}"
+    await rpc(channel, partial(channel.queue_declare, name, exclusive=True, auto_delete=True))
+    consume = partial(channel.basic_consume, name, on_message, auto_ack=True, exclusive=True)
+    await rpc(channel, consume)
+    return name
 
 
 async def ensure_queues(connection: TurnConnection, tasks: Sequence[TaskSettings]) -> None:
@@ -167,7 +192,7 @@ async def _exists(connection: TurnConnection, exchange: str) -> bool:
     channel = await open_channel(connection)
     declare = partial(channel.exchange_declare, exchange, passive=True)
     try:
-        await rpc(channel, lambda callback: declare(callback=callback))
+        await rpc(channel, declare)
     except pika.exceptions.ChannelClosedByBroker as exc:
         if exc.reply_code != 404:
             log.warning("the broker refuses the exchange %s: %s", exchange, exc.reply_text)
@@ -179,19 +204,16 @@ async def _exists(connection: TurnConnection, exchange: str) -> bool:
 async def _declare(
     connection: TurnConnection, queue: str, arguments: dict[str, Any] | None
 ) -> bool:
-    """Do what `declare` does on a channel of its own, because a refusal closes the channel.
+    """Return whether the queue exists as declared.
 
-    Returns whether the queue exists as declared. A refusal is logged, except that of a passive
-    declaration of a missing queue.
+    A refusal is logged, except that of a passive declaration of a missing queue.
     """
-    channel = await open_channel(connection)
     try:
-        await declare(channel, queue, arguments)
+        await declare_alone(connection, queue, arguments)
     except pika.exceptions.ChannelClosedByBroker as exc:
         if not (arguments is None and exc.reply_code == 404):
             log.warning("the broker refuses the queue %s: %s", queue, exc.reply_text)
         return False
-    channel.close()
     return True
 
 

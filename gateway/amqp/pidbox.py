@@ -12,14 +12,34 @@ from typing import Any
 import pika
 from pika.channel import Channel
 
-#: The exchange to which workers bind their queues for commands.
-_EXCHANGE = "celery.pidbox"
+#: The exchange to which workers bind their queues for commands, unless they have another
+#: `control_exchange` than `celery`.
+EXCHANGE = "celery.pidbox"
 
-_PROPERTIES = pika.BasicProperties(
+PROPERTIES = pika.BasicProperties(
     content_type="application/json",
     content_encoding="utf-8",
     headers={"clock": 0, "expires": 0},  # workers read no expiry
 )
+
+
+def encode(
+    command: str,
+    arguments: Mapping[str, Any],
+    workers: Sequence[str] | None = None,
+    *,
+    ticket: str = "",
+    reply_to: str = "",
+) -> bytes:
+    """Return the body of a `command` to `workers`; None: to all.
+
+    They answer to the queue `reply_to` where it is given, with `ticket` in the header of that name.
+    """
+    message: dict[str, Any] = {"method": command, "arguments": arguments, "destination": workers}
+    if reply_to:
+        own = {"exchange": "", "routing_key": reply_to}
+        message |= {"ticket": ticket, "reply_to": own}
+    return json.dumps(message).encode()
 
 
 def publish(
@@ -27,12 +47,19 @@ def publish(
     command: str,
     arguments: Mapping[str, Any],
     workers: Sequence[str] | None = None,
-    **more: Any,
+    **reply: str,
 ) -> None:
-    """Publish `command` to `workers`; None: to all. `more` are further fields of the message.
+    """Publish what `encode` returns, as a transient message that is not confirmed.
 
-    The message is transient and not confirmed. If the exchange is missing, because no worker has
-    declared it yet, the broker closes the channel.
+    If the exchange is missing, because no worker has declared it yet, the broker closes the
+    channel.
     """
-    message = {"method": command, "arguments": arguments, "destination": workers, **more}
-    channel.basic_publish(_EXCHANGE, "", json.dumps(message).encode(), _PROPERTIES)
+    channel.basic_publish(EXCHANGE, "", encode(command, arguments, workers, **reply), PROPERTIES)
+
+
+def decode(body: bytes) -> Any:
+    """Decode an answer; None where it is not JSON, as from a worker with another serializer."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None

@@ -27,7 +27,6 @@ from gateway.amqp.confirms import Confirms
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.publishing_channel import PublishingChannel
 from gateway.amqp.revocations import Revocations
-from gateway.amqp.scanner import Scanner
 from gateway.backoff import Backoff
 from gateway.celery_message import Message
 from gateway.clock import monotonic
@@ -61,7 +60,7 @@ class Publisher:
         self,
         config: Config,
         metrics: Metrics,
-        on_channel: Callable[[Channel, Scanner, Callable[[], None]], None] | None = None,
+        on_channel: Callable[..., None] | None = None,
         on_lost: Callable[[], None] | None = None,
         throttling: ReadThrottling | None = None,
     ):

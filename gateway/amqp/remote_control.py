@@ -29,7 +29,6 @@ GATEWAYS = "gateway.siblings"
 #: The exchange to which workers bind dynamic queues, as Celery binds each queue to one. Nothing is
 #: published to it, so that its many changes disturb no publisher. `appserver.worker` knows it, too.
 DYNAMIC = "gateway.dynamic"
-REPLY_PREFIX = "gateway.reply."
 
 ANSWERS = 1.0  # seconds in which workers and gateways answer
 _SETTLED = 0.1  # seconds after a worker's answer in which those of other idle workers come
@@ -76,8 +75,8 @@ class RemoteControl:
         found: dict[str, Consumed] = {}
         await self._opened.wait()
         with self._ticket() as (ticket, answers):
-            reply_to = {"exchange": "", "routing_key": self._reply_to}
-            pidbox.publish(self._ready(), "active_queues", {}, ticket=ticket, reply_to=reply_to)
+            reply = {"ticket": ticket, "reply_to": self._reply_to}
+            pidbox.publish(self._ready(), "active_queues", {}, **reply)
             async for answer in _until(answers, _SETTLED if hurry else ANSWERS):
                 for worker, queues in answer.items() if isinstance(answer, dict) else ():
                     if isinstance(queues, list):  # an error is a dict
@@ -142,16 +141,11 @@ class RemoteControl:
             closed.set()
 
         channel.add_on_close_callback(on_closed)
-        self._reply_to = own = f"{REPLY_PREFIX}{secrets.token_hex(8)}"
-        steps: tuple[Callable[..., Any], ...] = (
-            partial(channel.exchange_declare, GATEWAYS, "fanout", durable=True),
-            partial(channel.queue_declare, own, exclusive=True, auto_delete=True),
-            partial(channel.queue_bind, own, GATEWAYS),
-            partial(channel.basic_consume, own, self._on_message, auto_ack=True, exclusive=True),
-        )
         try:
-            for step in steps:
-                await broker.rpc(channel, _with_callback(step))
+            declare = partial(channel.exchange_declare, GATEWAYS, "fanout", durable=True)
+            await broker.rpc(channel, declare)
+            self._reply_to = await broker.consume_replies(channel, self._on_message)
+            await broker.rpc(channel, partial(channel.queue_bind, self._reply_to, GATEWAYS))
         except asyncio.CancelledError:  # it took too long
             if channel.is_open:
                 channel.close()
@@ -160,12 +154,10 @@ class RemoteControl:
 
     def _on_message(self, channel: Channel, _method: Any, properties: Any, body: bytes) -> None:
         """Take an answer, or answer another gateway. Called by pika."""
-        headers = properties.headers or {}
-        try:
-            said = json.loads(body)
-        except (ValueError, RecursionError) as exc:
+        headers, said = properties.headers or {}, pidbox.decode(body)
+        if said is None:
             # Not a warning: whoever may publish to the virtual host could fill the log.
-            log.debug("a message to the queue for answers is not JSON, and is ignored: %s", exc)
+            log.debug("a message to the queue for answers is not JSON, and is ignored")
             return
         ticket, reply_to = str(headers.get("ticket")), headers.get("reply_to")
         if ticket in self._asked:
@@ -179,10 +171,6 @@ class RemoteControl:
 def _publish(channel: Channel, exchange: str, routing_key: str, body: Any, **headers: Any) -> None:
     properties = pika.BasicProperties(headers=headers)
     channel.basic_publish(exchange, routing_key, json.dumps(body).encode(), properties)
-
-
-def _with_callback(step: Callable[..., Any]) -> Callable[[Callable[..., None]], object]:
-    return lambda callback: step(callback=callback)
 
 
 def _dynamic(queue: Mapping[str, Any]) -> bool:

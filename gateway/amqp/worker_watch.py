@@ -7,12 +7,8 @@ store is away. So it is asked over the broker, by Celery's remote control.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import secrets
-from collections.abc import Iterable
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from pika.channel import Channel
 
@@ -28,6 +24,14 @@ log = logging.getLogger(__name__)
 PAUSE = 60.0  # seconds between questions; each costs a worker a millisecond
 ANSWERS = 1.0  # seconds in which workers answer
 LOST = "gateway_worker_results_lost"
+_FAR = 1e11  # seconds since the epoch; a time that can be written
+
+
+class Lost(NamedTuple):
+    """The results that a worker has lost since its start; `last`: seconds since the epoch."""
+
+    number: int
+    last: float
 
 
 class WorkerWatch:
@@ -56,31 +60,28 @@ class WorkerWatch:
             return
         try:
             async with asyncio.timeout(broker.CONNECT_TIMEOUT):
-                numbers = [number for each in await _ask(connection) for number in _lost(each)]
+                answers = await _ask(connection)
         except (*broker.ERRORS, TimeoutError) as exc:
             # Not a warning: an account may do without this, and the publisher logs each outage.
             log.debug("workers are not asked for lost results: %s", describe(exc))
             return
-        if numbers:
-            self._metrics.set(LOST, sum(numbers))
+        told = [stats for each in answers if isinstance(each, dict) for stats in each.values()]
+        # Workers without the app server do not count them.
+        if counts := [lost.number for stats in told if (lost := lost_results(stats))]:
+            self._metrics.set(LOST, sum(counts))
 
 
-async def _ask(connection: TurnConnection) -> list[bytes]:
+async def _ask(connection: TurnConnection) -> list[Any]:
     """Return the answers that come in time. Raises one of `broker.ERRORS`."""
     channel = await broker.open_channel(connection)
-    answers: list[bytes] = []
+    answers: list[Any] = []
 
     def take(_channel: Channel, _method: Any, _properties: Any, body: bytes) -> None:
-        answers.append(body)
+        answers.append(pidbox.decode(body))
 
     try:
-        own = f"gateway.reply.{secrets.token_hex(8)}"
-        declare = partial(channel.queue_declare, own, exclusive=True, auto_delete=True)
-        consume = partial(channel.basic_consume, own, take, auto_ack=True)
-        await broker.rpc(channel, lambda done: declare(callback=done))
-        await broker.rpc(channel, lambda done: consume(callback=done))
-        reply_to = {"exchange": "", "routing_key": own}
-        pidbox.publish(channel, "stats", {}, ticket=own, reply_to=reply_to)
+        own = await broker.consume_replies(channel, take)
+        pidbox.publish(channel, "stats", {}, ticket=own, reply_to=own)
         await asyncio.sleep(ANSWERS)
     finally:
         if channel.is_open:
@@ -88,14 +89,12 @@ async def _ask(connection: TurnConnection) -> list[bytes]:
     return answers
 
 
-def _lost(body: bytes) -> Iterable[int]:
-    """Yield the number of each worker of an answer; others than the app server's have none."""
-    try:
-        said = json.loads(body)
-    except (ValueError, RecursionError):
-        return
-    for stats in said.values() if isinstance(said, dict) else ():
-        lost = stats.get("lost_results") if isinstance(stats, dict) else None
-        number = lost.get("number") if isinstance(lost, dict) else None
-        if isinstance(number, int):
-            yield number
+def lost_results(stats: Any) -> Lost | None:
+    """Read what a worker tells in its answer to `stats`; None: it does not count them."""
+    said = stats.get("lost_results") if isinstance(stats, dict) else None
+    if not isinstance(said, dict):
+        return None
+    number, last = said.get("number"), said.get("last") or 0
+    if not isinstance(number, int) or not isinstance(last, int | float):
+        return None
+    return Lost(number, last) if number >= 0 and 0 <= last < _FAR else None

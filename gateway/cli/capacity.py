@@ -4,74 +4,49 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
+
+from pydantic import ValidationError
 
 from gateway.cli.sizing import costs
-from gateway.cli.sizing.model import GIB, MIB, Load, Part, Plan, Pool, plan
-from gateway.config.strategies import STRATEGIES
+from gateway.cli.sizing.model import GIB, MIB, Load, Part, Plan, plan
+from gateway.config.problems import explain
 from gateway.errors import ConfigError
-
-#: Option, its metavar, the least and the greatest value, and its help.
-_NUMBERS = {
-    "rate": ("N", 0.001, 1e7, "requests a second at the peak"),
-    "task_time": ("SECONDS", 0, 86_400, "that a task takes"),
-    "task_cpu": ("SHARE", 0, 1, "of it that is CPU time, 0 to 1 (0: the task only waits)"),
-    "concurrency": ("N", 0, 10_000, "of a worker (prefork: the cores; threads: 64; gevent: 100)"),
-    "processes": ("N", 0, 1e6, "gateway processes that there are (as many as are needed)"),
-    "workers": ("N", 0, 1e6, "workers that there are (as many as are needed)"),
-    "body": ("BYTES", 0, 1e9, "of a request (250)"),
-    "result": ("BYTES", 0, 1e9, "of a task's result (250)"),
-    "identified": ("SHARE", 0, 1, "of the deliveries with an identity, and so a claim (1)"),
-    "claim_ttl": ("SECONDS", 0, 1e9, "that claims are kept: idempotency_window (86400)"),
-    "result_ttl": ("SECONDS", 0, 1e9, "that results are kept: result_expires (300)"),
-    "cores": ("N", 1, 1024, "of a machine (8)"),
-    "memory": ("GIB", 0.1, 1e5, "of a machine (32)"),
-    "utilisation": ("SHARE", 0.01, 0.99, "of anything that is aimed at (0.7)"),
-}
-_WHOLE = {"concurrency", "processes", "workers", "body", "result", "cores"}
-_CHOICES = {
-    "strategy": (tuple(STRATEGIES), "of the gateway (redis)"),
-    "pool": (get_args(Pool), "of the workers (prefork)"),
-    "queue_type": (("classic", "quorum"), "(classic)"),
-}
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    for name, (metavar, _, _, text) in _NUMBERS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=text)
-    for name, (choices, text) in _CHOICES.items():
-        flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, metavar="|".join(choices), help=text)
-    parser.add_argument(
-        "--measured",
-        metavar="FILE",
-        type=Path,
-        help="a report of loadtest/run.sh --json: its costs",
-    )
+    for name, field in Load.model_fields.items():
+        metavar = "N" if field.annotation in (int, float) else "NAME"
+        if choices := get_args(field.annotation):
+            metavar = "|".join(choices)
+        default = f"{field.default / GIB if name == 'memory' else field.default}"
+        text = f"{field.description}{'' if field.is_required() else f' ({default})'}"
+        parser.add_argument(f"--{field.alias}", metavar=metavar, help=text)
+    text = "a report of loadtest/run.sh --json: its costs"
+    parser.add_argument("--measured", metavar="FILE", type=Path, help=text)
     parser.add_argument("--json", action="store_true", help="one object: load, plan, reports")
 
 
 def run(arguments: argparse.Namespace) -> int:
     load = read_load(arguments)
     known = costs.shipped()
-    if arguments.measured:
-        known.update(costs.read(_document(arguments.measured), arguments.measured.name, known))
+    if file := arguments.measured:
+        try:
+            known.update(costs.read(file))
+        except OSError as exc:
+            raise ConfigError([f"--measured: {file}: {exc.strerror}"]) from exc
     if f"gateway {load.strategy}" not in known:
         measure = f"loadtest/run.sh strategies --strategies {load.strategy} --json FILE"
-        raise ConfigError(
-            [
-                f"--strategy: what {load.strategy} costs was not measured yet; run {measure}, and "
-                "give --measured FILE"
-            ]
-        )
+        problem = f"what {load.strategy} costs was not measured yet; run {measure}"
+        raise ConfigError([f"--strategy: {problem}, and give --measured FILE"])
     found = plan(load, known)
-    sources = _sources(load, known)
+    used = {load.strategy, "broker", load.pool, *(["claims"] if load.identified else [])}
+    sources = {name: cost.report for name, cost in known.items() if used & {*name.split()[1:]}}
     if arguments.json:
-        shown = {"load": asdict(load), "plan": asdict(found), "reports": sources}
+        shown = {"load": load.model_dump(), "plan": asdict(found), "reports": sources}
         print(json.dumps(shown, indent=2))
     else:
         print("\n".join(_lines(load, found, sources)))
@@ -80,54 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def read_load(arguments: argparse.Namespace) -> Load:
     """Return what the options ask for; raises `ConfigError` with a line for each bad one."""
-    problems: list[str] = []
-    values: dict[str, Any] = {}
-    for name, (_, low, high, _) in _NUMBERS.items():
-        text, flag = getattr(arguments, name), f"--{name.replace('_', '-')}"
-        if text is None:
-            if name in ("rate", "task_time"):
-                problems.append(f"{flag}: it is needed: {_NUMBERS[name][3]}")
-            continue
-        kind = "whole number" if name in _WHOLE else "number"
-        try:
-            value = int(text) if name in _WHOLE else float(text)
-        except ValueError:
-            value = math.nan
-        if not low <= value <= high:
-            problems.append(f"{flag}: {text!r} is no {kind} from {low:g} to {high:g}")
-        values[name] = value * GIB if name == "memory" else value
-    for name, (choices, _) in _CHOICES.items():
-        value, flag = getattr(arguments, name), f"--{name.replace('_', '-')}"
-        if value is not None:
-            values[name] = value
-            if value not in choices:
-                problems.append(f"{flag}: {value!r} is not one of {', '.join(choices)}")
-    if values.get("pool") == "solo" and values.get("concurrency", 1) > 1:
-        problems.append("--concurrency: a solo pool runs one task at a time; leave it out")
-    if problems:
-        raise ConfigError(problems)
-    return Load(**values)
-
-
-def _document(file: Path) -> Any:
+    fields = ((field.alias, getattr(arguments, name)) for name, field in Load.model_fields.items())
     try:
-        return json.loads(file.read_text("utf-8"))
-    except OSError as exc:
-        raise ConfigError([f"--measured: {file}: {exc.strerror}"]) from exc
-    except RecursionError as exc:  # whose text depends on the version of Python
-        raise ConfigError([f"--measured: {file} is not JSON: nested too deeply"]) from exc
-    except ValueError as exc:
-        raise ConfigError([f"--measured: {file} is not JSON: {exc}"]) from exc
-
-
-def _sources(load: Load, known: costs.Costs) -> dict[str, str]:
-    """Return the report of each cost that the strategy, the pool or the claims have."""
-    claims = ["claims"] if load.identified else []
-    return {
-        name: cost.report
-        for name, cost in known.items()
-        if {load.strategy, "broker", load.pool, *claims} & set(name.split()[1:])
-    }
+        return Load.model_validate({name: given for name, given in fields if given is not None})
+    except ValidationError as exc:
+        raise ConfigError(explain(exc, Load, "--")) from exc
 
 
 def _lines(load: Load, found: Plan, sources: dict[str, str]) -> Iterator[str]:

@@ -18,8 +18,8 @@ from gateway.cli.configuration import configure
 from gateway.config.settings import Config
 from gateway.errors import ConfigError, GatewayError
 from gateway.journal.base import POSITION
-from gateway.journal.entry import OPEN, STATES, SUCCEEDED, Entry
-from gateway.journal.filter import Filter, read_route, read_states, read_status, read_time
+from gateway.journal.entry import OPEN, SUCCEEDED, Entry
+from gateway.journal.filter import PARTS, Filter
 from gateway.journal.reading import reading
 from gateway.journal.replay import outcomes, replaying
 from gateway.journal.tries import choose
@@ -39,25 +39,10 @@ def options(parser: argparse.ArgumentParser) -> None:
     common.add_argument("--broker", metavar="URL", dest="broker_url", help="as for serve")
     common.add_argument("--result-backend", metavar="URL", help="as for serve")
     wanted = argparse.ArgumentParser(add_help=False)
-    states = f"only in one of these states: {', '.join(STATES)}"
-    for name, metavar, read, text in (
-        ("--state", "STATE,...", read_states, states),
-        ("--status", "502|5xx|gone", read_status, "only those answered with this status"),
-        ("--route", "PATH", read_route, "only of this route; `*`: any"),
-    ):
-        wanted.add_argument(name, metavar=metavar, type=_told(read), default=read(""), help=text)
-    wanted.add_argument(
-        "--source", metavar="NAME", default="", help="only of this source; `*`: any"
-    )
-    wanted.add_argument("--event", metavar="EVENT", default="", help="only this event; `*`: any")
-    for name, word in (("--since", "after"), ("--until", "before")):
-        text = f"only received {word} this: 2026-01-31T12:00Z, or 15m, 2h, 7d ago"
-        wanted.add_argument(name, metavar="TIME", type=_told(read_time), help=text)
-    wanted.add_argument(
-        "--text",
-        default="",
-        help="only with this text in the call, its JSON, the ids or the error; case is ignored",
-    )
+    for name, part in PARTS.items():
+        default = getattr(Filter(), name)
+        about = {"metavar": part.metavar, "default": default, "help": part.help}
+        wanted.add_argument(f"--{name}", type=_told(part.read), **about)
     commands = parser.add_subparsers(metavar="list|show|watch|replay", required=True)
 
     listing = commands.add_parser("list", parents=[common, wanted], help="the newest first")
@@ -142,8 +127,7 @@ def _positive(text: str) -> float:
 
 
 def _filter(arguments: argparse.Namespace) -> Filter:
-    names = ("status", "route", "source", "event", "since", "until", "text")
-    return Filter(arguments.state, **{name: getattr(arguments, name) for name in names})
+    return Filter(**{name: getattr(arguments, name) for name in PARTS})
 
 
 async def _list(arguments: argparse.Namespace, config: Config) -> int:

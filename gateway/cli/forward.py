@@ -22,6 +22,7 @@ from gateway.cli.api_client import API, NO_ANSWER, TIMEOUT, Refused
 from gateway.cli.printed import shown
 from gateway.clock import monotonic
 from gateway.errors import GatewayError
+from gateway.journal.filter import PARTS
 from gateway.sources.envelopes import read_query
 
 ADMIN = "http://127.0.0.1:9464"
@@ -29,6 +30,7 @@ BACKOFF = (0.5, 10.0)  # seconds between attempts to follow: the first, the long
 #: Said of a gateway that has not answered yet.
 _WHERE = "; --admin is the URL of the gateway's admin port"
 _KNOWN = 10_000  # ids of deliveries that are remembered, so that each is sent once
+_FILTERS = ("route", "source", "event")
 #: Headers of the original request that belong to its connection.
 _OWN = {
     "connection", "content-length", "expect", "host", "keep-alive", "proxy-authorization",
@@ -42,13 +44,10 @@ _is_value = re.compile(r"[^\0\r\n]*").fullmatch
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    for name, metavar, text in (
-        ("--route", "PATH", "only of this route; `*`: any"),
-        ("--source", "NAME", "only of this source"),
-        ("--event", "EVENT", "only this event; `*`: any"),
-        ("--since", "TIME", "first what was received since then: 2h, 7d, 2026-01-31T12:00Z"),
-    ):
-        parser.add_argument(name, metavar=metavar, default="", help=text)
+    for name in (*_FILTERS, "since"):
+        text = PARTS[name].help
+        text = f"first what was kept, and {text}" if name == "since" else text
+        parser.add_argument(f"--{name}", metavar=PARTS[name].metavar, default="", help=text)
     parser.add_argument(
         "--to",
         metavar="URL",
@@ -71,8 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name in ("to", "admin"):
         if not _is_url(getattr(arguments, name)):
             raise GatewayError(f"--{name}: has to be a URL that begins with http:// or https://")
-    names = ("route", "source", "event")
-    wanted = {name: value for name in names if (value := getattr(arguments, name))}
+    wanted = {name: value for name in _FILTERS if (value := getattr(arguments, name))}
     token = arguments.token or os.environ.get("GATEWAY_ADMIN_TOKEN", "")
     return asyncio.run(_forward(arguments, wanted, token))
 

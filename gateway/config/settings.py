@@ -64,10 +64,13 @@ def _share(value: Any) -> float:
     raise ValueError("has to be true, false, or a share of all requests such as 0.01")
 
 
+StrategyName = Annotated[str, AfterValidator(_strategy)]
+
+
 class Config(Model):
     """The settings of a gateway; times in seconds, sizes in bytes, limits per process."""
 
-    strategy: Annotated[str, AfterValidator(_strategy)] = "redis"
+    strategy: StrategyName = "redis"
     broker_url: Annotated[list[SecretStr], BeforeValidator(_listed)] = [
         SecretStr("amqp://guest:guest@127.0.0.1:5672//")
     ]

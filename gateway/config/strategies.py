@@ -17,6 +17,9 @@ class StrategyInfo:
     ``stored``: it reads results from the result store. ``subscribes``: it subscribes to each task's
     ``key``, or to a ``prefix`` of all keys. ``replies``: workers reply to it over AMQP.
     ``amqp_only``: it needs an AMQP broker. ``blocks``: it blocks the loop while it waits.
+    ``threads``: each request has one of the process's threads while it waits.
+    ``publishing`` and ``reading`` are a process's connections to the broker, beside that of the
+    asynchronous publisher, and to the result store; with ``threads`` they are those of a thread.
     ``patches`` is the library that patches its processes before anything else is imported; it is
     also the name of the extra that installs the library.
     """
@@ -28,6 +31,9 @@ class StrategyInfo:
     replies: bool = False
     amqp_only: bool = True
     blocks: bool = False
+    threads: bool = False
+    publishing: int = 0
+    reading: int = 2
     patches: str = ""
 
 
@@ -37,11 +43,15 @@ STRATEGIES = {
         "AsyncResult.get() on the loop: the baseline, one at a time",
         subscribes="key",
         blocks=True,
+        publishing=1,
+        reading=3,
     ),
     "threadpool": StrategyInfo(
         "threadpool:ThreadPool",
         "AsyncResult.get() in a bounded pool of threads",
         subscribes="key",
+        threads=True,
+        publishing=1,
     ),
     "ioloop": StrategyInfo(
         "ioloop:IOLoop",
@@ -52,6 +62,7 @@ STRATEGIES = {
         "gevent_drainer:GeventDrainer",
         "Celery's gevent drainer, a greenlet a publish",
         subscribes="key",
+        publishing=64,
         patches="gevent",
     ),
     "pika": StrategyInfo(
@@ -59,6 +70,7 @@ STRATEGIES = {
         "AMQP replies to one queue a process",
         stored=False,
         replies=True,
+        reading=0,
     ),
     "redis": StrategyInfo(
         "redis_push:RedisPush",

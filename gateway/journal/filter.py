@@ -1,13 +1,16 @@
-"""Which deliveries of the journal are looked for, and how that is written."""
+"""Which deliveries of the journal are looked for, and how that is written.
+
+`PARTS` is all that the command line and the API know of a filter.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.config.pointers import glob
 from gateway.journal.entry import GONE, STATES, Entry
@@ -21,13 +24,13 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 class Filter:
     """Which deliveries are looked for; what is empty or None does not matter.
 
-    ``states`` are some of `gateway.journal.entry.STATES`. ``status`` may have ``x`` or ``?`` for
+    ``state`` has some of `gateway.journal.entry.STATES`. ``status`` may have ``x`` or ``?`` for
     any digit, as in ``5xx``, and is ``gone`` where the sender had left. ``route``, ``source`` and
     ``event`` may have ``*``. ``text`` is searched for in the call, in its JSON without spaces
     between values, in the ids and in the error; upper and lower case are the same.
     """
 
-    states: frozenset[str] = frozenset()
+    state: frozenset[str] = frozenset()
     status: str = ""
     route: str = ""
     source: str = ""
@@ -40,7 +43,7 @@ class Filter:
         """Tell whether `entry` is looked for; its time is not compared."""
         delivery = entry.delivery
         return (
-            (not self.states or entry.state in self.states)
+            (not self.state or entry.state in self.state)
             and (not self.status or _has_status(entry, self.status))
             and (not self.route or glob(self.route)(entry.path))
             and (not self.source or glob(self.source)(delivery["source"]))
@@ -114,3 +117,24 @@ def read_time(text: str) -> datetime:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
         raise ValueError(f"{text}: is not a time; write 2026-01-31T12:00Z, 15m, 2h or 7d") from None
+
+
+class Part(NamedTuple):
+    """A field of `Filter` as it is written; `read` raises ValueError with a text for the user."""
+
+    metavar: str
+    read: Callable[[str], Any]
+    help: str
+
+
+_WHEN = "2026-01-31T12:00Z, or 15m, 2h, 7d ago"
+PARTS = {
+    "state": Part("STATE,...", read_states, f"some of {', '.join(STATES)}, with commas between"),
+    "status": Part("502|5xx|gone", read_status, "of the answer; `gone`: the sender had left"),
+    "route": Part("PATH", read_route, "a route's path; `*` stands for any text"),
+    "source": Part("NAME", str, "a source's name; `*` stands for any text"),
+    "event": Part("EVENT", str, "an event; `*` stands for any text"),
+    "text": Part("TEXT", str, "a text in the call, its JSON, the ids or the error, in any case"),
+    "since": Part("TIME", read_time, f"received after this: {_WHEN}"),
+    "until": Part("TIME", read_time, f"received before this: {_WHEN}"),
+}

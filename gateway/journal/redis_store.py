@@ -133,9 +133,9 @@ class RedisStore(JournalStore):
             newest = f"({page[-1][0].decode()}"
 
     async def changes(self) -> AsyncGenerator[str, None]:
-        client = result_store.connect(self._config, self._config.state)
+        store = result_store.connect(self._config, self._config.state)
         try:
-            async with client.pubsub() as listening:
+            async with store as client, client.pubsub() as listening:
                 async with asyncio.timeout(result_store.PATIENCE):
                     await listening.subscribe(self._keys.changes)
                 asked = False
@@ -154,8 +154,6 @@ class RedisStore(JournalStore):
         except result_store.LOST as exc:
             url = result_store.without_password(self._config.state)
             raise GatewayError(f"{url}: {exc or 'no answer in time'}") from exc
-        finally:
-            await client.aclose()
 
     async def trim(self, most: int) -> Size:
         keys = self._keys

@@ -103,7 +103,6 @@ async def asking(config: Config, url: str) -> AsyncIterator[Ask]:
 
     The function raises `GatewayError` where there is no reply within `PATIENCE`.
     """
-    client = connect(config, url)
 
     async def ask(*command: str | int) -> Any:
         try:
@@ -116,7 +115,5 @@ async def asking(config: Config, url: str) -> AsyncIterator[Ask]:
             problem = f"{without_password(url)}: {str(exc) or 'no answer in time'}{remedy}"
             raise GatewayError(problem) from exc
 
-    try:
+    async with connect(config, url) as client:
         yield ask
-    finally:
-        await client.aclose()

@@ -28,8 +28,6 @@ from gateway.strategies.celery_strategy import CeleryStrategy
 
 log = logging.getLogger(__name__)
 
-PUBLISHERS = 64  # greenlets, each with a connection; they do not limit the number of waits
-
 
 class GeventDrainer(CeleryStrategy):
     """Publishes in several greenlets; one further greenlet, the drainer, receives all results."""
@@ -42,7 +40,9 @@ class GeventDrainer(CeleryStrategy):
         self._waiting: dict[PendingTask, AsyncResult] = {}
 
     async def start(self) -> None:
-        self._greenlets = [gevent.spawn(self._run) for _ in range(PUBLISHERS)]
+        # Each has a connection; they do not limit the number of waits.
+        publishers = range(self._config.strategy_info.publishing)
+        self._greenlets = [gevent.spawn(self._run) for _ in publishers]
         await super().start()
 
     async def stop(self) -> None:

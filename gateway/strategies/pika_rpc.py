@@ -9,6 +9,7 @@ from typing import Any
 from pika.channel import Channel
 
 from gateway.amqp import broker
+from gateway.amqp.broker import REPLY_PREFIX
 from gateway.amqp.publisher import Publisher
 from gateway.amqp.scanner import Scanner
 from gateway.celery_message import Message, decode_result
@@ -18,8 +19,6 @@ from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
 from gateway.strategies.base import Strategy
 
-#: `appserver.reply_backend` replies to queues whose names begin with this.
-REPLY_PREFIX = "gateway.reply."
 CONSUMER = "gateway"  # the consumer tag, which is unique on its channel
 
 
@@ -50,7 +49,7 @@ class PikaRPC(Strategy):
     def _release(self, pending: PendingTask) -> None:
         self._waiting.pop(pending.message.task_id, None)
 
-    def _consume(self, channel: Channel, scanner: Scanner, ready: Callable[[], None]) -> None:
+    def _consume(self, channel: Channel, scanner: Scanner, callback: Callable[[], None]) -> None:
         # A new name for each connection: the broker may not have noticed the end of the old one,
         # and replies to the old queue are not waited for any more.
         self._reply_to = f"{REPLY_PREFIX}{secrets.token_hex(8)}"
@@ -70,7 +69,7 @@ class PikaRPC(Strategy):
                 auto_ack=True,
                 exclusive=True,
                 consumer_tag=CONSUMER,
-                callback=lambda _frame: ready(),
+                callback=lambda _frame: callback(),
             )
 
         channel.queue_declare(self._reply_to, exclusive=True, auto_delete=True, callback=declared)

@@ -21,7 +21,7 @@ from loadtest import openloop, table
 from loadtest.bench import Bench, Front
 from loadtest.load import Load, constant, see_that_schedules_were_kept, watched
 from loadtest.options import WrongOption
-from loadtest.report import Report
+from loadtest.report import Report, dump
 from loadtest.signed import ROUTE, signed
 from loadtest.stack import Measured, Stack
 from loadtest.summary import Row, figure
@@ -94,8 +94,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     alternate([*trials(CALIBRATION, "measured"), *trials(PREDICTED, "predicted")], options, report)
     file = stack.directory / "calibration.json"
     rows = [row for row in report.rows if row["case"].startswith("measured")]
-    document = {"experiment": "capacity", "options": report.options, "rows": rows}
-    file.write_text(json.dumps(document))
+    file.write_text(dump(Report("capacity", options=report.options, rows=rows).document()))
     predicted = [(shape, rate) for shape in PREDICTED for rate in shape.rates]
     predicted = [each for each in predicted if each[0].strategy in options.strategies]
     try:

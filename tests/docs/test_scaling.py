@@ -10,7 +10,9 @@ import pytest
 from gateway.cli import capacity
 from gateway.cli.sizing import costs, model
 from gateway.cli.sizing.model import Load
+from gateway.config.strategies import STRATEGIES
 from loadtest import figures
+from loadtest.costs import EXPERIMENTS
 from loadtest.figures import COSTED
 from tests.docs.test_documents import ROOT, text
 
@@ -36,7 +38,7 @@ def test_figures_that_follow_from_the_costs_are_written_again():
 
 
 def test_the_example_by_hand_is_right():
-    load = Load(2_000, 0.2, strategy="pika", pool="threads", identified=0)
+    load = Load(rate=2_000, task_time=0.2, strategy="pika", pool="threads", identified=0)
     found = model.plan(load, costs.shipped())
     assert 400 < found.in_flight < 405
     assert pytest.approx(571, abs=1) == 2_000 * 0.2 / 0.7
@@ -47,7 +49,7 @@ def test_the_example_by_hand_is_right():
 def test_the_reports_of_the_costs_are_named():
     for name in COSTED:
         assert f"`{name}`" in DOCUMENT.split("## Costs")[1].split("\n\n")[1]
-    for name in costs.EXPERIMENTS:
+    for name in EXPERIMENTS:
         assert f"`{name}`" in DOCUMENT or f"run.sh {name}" in DOCUMENT
 
 
@@ -55,7 +57,7 @@ def test_the_numbers_of_the_model_are_the_code_s():
     for number in (f"{model.PORTS:,}", f"{model.STORED} bytes", f"{model.CLAIM} bytes"):
         assert number in DOCUMENT
     assert f"{model.WATERMARK} × the nodes' memory" in DOCUMENT
-    assert f"`gevent`: {model.GREENLETS + 1}" in DOCUMENT
+    assert f"`gevent`: {STRATEGIES['gevent'].publishing + 1}" in DOCUMENT
     assert f"{model.KEPT} × result" in DOCUMENT
 
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from gateway.journal.base import POSITION
 from gateway.journal.entry import GONE, STATES, Entry
-from gateway.journal.filter import Filter, read_route, read_states, read_status, read_time
+from gateway.journal.filter import PARTS, Filter
 from gateway.journal.replay import Replay
 
-State = Literal[
-    "received", "refused", "ignored", "accepted", "running", "succeeded", "failed", "dead-lettered",
-    "expired", "replayed",
-]  # fmt: skip
+State = Annotated[str, Field(json_schema_extra={"enum": [*STATES]})]
 #: The most deliveries of a page, and of one request to replay.
 PAGE = 500
 
@@ -27,55 +23,37 @@ class Parameters(BaseModel):
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
 
+def _part(name: str) -> Any:
+    return Field("", description=PARTS[name].help)
+
+
 class Selected(Parameters):
     """Which deliveries, whenever they were received; what is left out does not matter."""
 
-    state: str = Field("", description=f"some of {', '.join(STATES)}, with commas between them")
-    status: str = Field("", description="502, 5xx, or gone where the sender had left")
-    route: str = Field("", description="a route's path; * stands for any text")
-    source: str = Field("", description="a source's name; * stands for any text")
-    event: str = Field("", description="an event; * stands for any text")
-    text: str = Field("", description="a text in call, JSON, ids or error, in any case")
+    state: str = _part("state")
+    status: str = _part("status")
+    route: str = _part("route")
+    source: str = _part("source")
+    event: str = _part("event")
+    text: str = _part("text")
 
-    @field_validator("state", "status", "route", "since", "until", check_fields=False)
+    @field_validator(*PARTS, check_fields=False)
     @classmethod
     def _readable(cls, text: str, info: Any) -> str:
         if text:
-            _READ[info.field_name](text)
+            PARTS[info.field_name].read(text)
         return text
 
     def filter(self) -> Filter:
-        return Filter(
-            states=read_states(self.state),
-            status=self.status,
-            route=self.route,
-            source=self.source,
-            event=self.event,
-            text=self.text,
-        )
+        given = {name: getattr(self, name, "") for name in PARTS}
+        return Filter(**{name: PARTS[name].read(text) for name, text in given.items() if text})
 
 
 class Wanted(Selected):
     """Which deliveries; what is left out does not matter."""
 
-    since: str = Field("", description="ISO 8601, or 15m, 2h, 7d ago")
-    until: str = Field("", description="ISO 8601, or 15m, 2h, 7d ago")
-
-    def filter(self) -> Filter:
-        return replace(
-            super().filter(),
-            since=read_time(self.since) if self.since else None,
-            until=read_time(self.until) if self.until else None,
-        )
-
-
-_READ = {
-    "state": read_states,
-    "status": read_status,
-    "route": read_route,
-    "since": read_time,
-    "until": read_time,
-}
+    since: str = _part("since")
+    until: str = _part("until")
 
 
 class PageWanted(Wanted):

@@ -11,7 +11,6 @@ const [
   "journal", "unlock", "token", "filter", "told", "deliveries", "older", "replay-all",
   "shown", "shown-title", "shown-told", "facts", "call", "replay", "close", "asked", "question", "yes",
 ].map(id => document.getElementById(id));
-const FILTERS = ["state", "status", "route", "source", "event", "text", "since"];
 
 let next = null, opened = null, stream = null;
 let paged = false; // are there older ones than those of the first page?
@@ -39,9 +38,9 @@ async function ask(path, query, method = "GET") {
 
 function wanted() {
   const query = {};
-  for (const name of FILTERS) {
-    const value = document.getElementById(`wanted-${name}`).value.trim();
-    if (value) query[name] = value;
+  for (const field of filter.querySelectorAll("[name]")) {
+    const value = field.value.trim();
+    if (value) query[field.name] = value;
   }
   return query;
 }

@@ -8,7 +8,6 @@ from typing import Any
 
 import pika
 from kombu.utils.url import maybe_sanitize_url, parse_url
-from redis.exceptions import RedisError
 
 from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
@@ -121,7 +120,8 @@ async def _inspect(
     others = [*queues.dynamic(config), *await queues.exchanges(connection, config)]
     seen = {queue: it.seen for queue, it in inspected.items() if it.seen}
     try:
-        exchange = await amqp.open_exchange(connection)
+        exchange = amqp.Exchange(connection, await broker.open_channel(connection))
+        await exchange.open()
         sufficient = workers.sufficient(config, seen)
         answers = await remote.ask(exchange, sufficient, deadline - _LAST)
     except pika.exceptions.ChannelClosedByBroker as exc:
@@ -138,16 +138,10 @@ async def _check_redis(config: Config) -> list[Finding]:
     """Check the embedded server of `gateway dev`, of which less can be found out."""
     url = config.brokers[0]
     name = f"broker {result_store.without_password(url)}"
-    client = result_store.connect(config, url)
-    try:
-        async with asyncio.timeout(LIMIT):
-            info = await client.info()
-            answers = await remote.ask_over_redis(config)
-    except TimeoutError:
-        return [fail(name, f"no answer within {LIMIT:g} s", _AWAY), skipped(_REST, "no broker")]
-    except (RedisError, OSError) as exc:
-        return [fail(name, f"{type(exc).__name__}: {exc}", _AWAY), skipped(_REST, "no broker")]
-    finally:
-        await client.aclose()
-    about = ok(name, stores.described(info))
+    found: list[Finding] = []
+    async with stores.asking(config, url, name, _SETTING, found) as client:
+        about = ok(name, stores.described(await client.info()))
+        answers = await remote.ask_over_redis(config)
+    if found:
+        return [*found, skipped(_REST, "no broker")]
     return [about, *workers.judge_unseen(config, answers), *await results.judge(config, answers)]

@@ -11,7 +11,6 @@ from pika.exceptions import ChannelClosedByBroker
 
 from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
-from gateway.cli.checks import amqp
 from gateway.cli.checks.finding import Finding, counted, fail, ok, ranged, skipped
 from gateway.config.fair_names import fair_name_of
 from gateway.config.settings import Config
@@ -141,15 +140,15 @@ async def exchanges(connection: TurnConnection, config: Config) -> list[Finding]
 
 async def _inspect(connection: TurnConnection, queue: str, task: TaskSettings) -> Inspected:
     try:
-        declared = await amqp.declare(connection, queue, passive=True)
+        messages, consumers = await broker.declare_alone(connection, queue, None)
     except ChannelClosedByBroker as exc:
         return Inspected(None, exc)
-    seen = Seen(declared.consumer_count, declared.message_count)
+    seen = Seen(consumers, messages)
     if task.dynamic:
         return Inspected(seen)
     try:
         # Only if the queue exists, because a check must not create it.
-        await amqp.declare(connection, queue, durable=True, arguments=task.arguments())
+        await broker.declare_alone(connection, queue, task.arguments())
     except ChannelClosedByBroker as exc:
         return Inspected(seen, exc)
     return Inspected(seen, quorum=await _is_quorum(connection, queue, task))
@@ -161,8 +160,7 @@ async def _is_quorum(connection: TurnConnection, queue: str, task: TaskSettings)
     if "x-queue-type" in task.arguments():
         return False
     try:
-        arguments = {**task.arguments(), **classic}
-        await amqp.declare(connection, queue, durable=True, arguments=arguments)
+        await broker.declare_alone(connection, queue, {**task.arguments(), **classic})
     except ChannelClosedByBroker as exc:
         differs = _INEQUIVALENT.search(exc.reply_text)
         return differs is not None and differs[2].strip("'") == "quorum"

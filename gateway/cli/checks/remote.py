@@ -8,7 +8,6 @@ https://docs.celeryq.dev/en/stable/userguide/workers.html#remote-control
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,17 +18,14 @@ from kombu.exceptions import KombuError, OperationalError
 from pika.exceptions import ChannelClosedByBroker
 from redis.exceptions import RedisError
 
+from gateway.amqp import pidbox
+from gateway.amqp.worker_watch import Lost, lost_results
 from gateway.cli.checks.amqp import Exchange
-from gateway.clock import time
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.strategies.celery_client import CeleryClient
 
-#: The exchange for questions to workers, unless they have another `control_exchange` than `celery`.
-CONTROL = "celery.pidbox"
 QUICK = 1.0  # seconds in which workers usually answer
-_FAR = 1e11  # seconds since the epoch; a time that can be written
-_TOO_LATE = 60  # seconds after which a question expires
 _QUESTIONS: dict[str, dict[str, Any]] = {
     "active_queues": {},
     "registered": {},
@@ -46,13 +42,6 @@ class Running(NamedTuple):
     task: str
     began: float
     acknowledged: bool
-
-
-class Lost(NamedTuple):
-    """The results that a worker has lost since its start; `last`: seconds since the epoch."""
-
-    number: int
-    last: float
 
 
 @dataclass(slots=True)
@@ -81,11 +70,11 @@ class Worker:
         if question == "conf":
             self.settings = known if "result_backend" in known else {}
         elif question == "stats":
-            pool, lost = known.get("pool"), known.get("lost_results")
+            pool = known.get("pool")
             name = str(pool.get("implementation")) if isinstance(pool, dict) else ""
             self.pool = name.partition(":")[0].rpartition(".")[2]
             self.solo = "pool" not in known or "solo" in str(pool)
-            self.lost = _counted(lost) if isinstance(lost, dict) else None
+            self.lost = lost_results(known)
             timeouts = known.get("consumer_timeouts")
             self.consumer_timeouts = timeouts if isinstance(timeouts, int) else 0
         elif question == "query_task":
@@ -194,7 +183,7 @@ async def _ask(
             break
         ticket = str((properties.headers or {}).get("ticket"))
         if ticket in tickets:
-            answers.take(tickets[ticket], _decoded(body))
+            answers.take(tickets[ticket], pidbox.decode(body))
     return answers
 
 
@@ -202,28 +191,13 @@ async def _publish(
     exchange: Exchange, question: str, arguments: dict[str, Any], ticket: str
 ) -> bool:
     """Send a question; tell whether any worker receives it."""
-    message = {
-        "method": question,
-        "arguments": arguments,
-        "destination": None,
-        "ticket": ticket,
-        "reply_to": {"exchange": "", "routing_key": exchange.reply_to},
-    }
-    headers = {"clock": 0, "expires": int(time()) + _TOO_LATE}
+    body = pidbox.encode(question, arguments, ticket=ticket, reply_to=exchange.reply_to)
     try:
-        return await exchange.publish(CONTROL, "", json.dumps(message).encode(), headers)
+        return await exchange.publish(pidbox.EXCHANGE, "", body, pidbox.PROPERTIES)
     except ChannelClosedByBroker as exc:
         if exc.reply_code == 404:  # no worker has ever been connected to this broker
             return False
         raise
-
-
-def _decoded(body: bytes) -> Any:
-    """Decode an answer; None where it is not JSON, as from a worker with another serializer."""
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _running(said: Any) -> Running | None:
@@ -232,14 +206,6 @@ def _running(said: Any) -> Running | None:
         return None
     task_id, task = str(said.get("id")), str(said.get("name"))
     return Running(task_id, task, began, said.get("acknowledged") is not False)
-
-
-def _counted(lost: dict[str, Any]) -> Lost | None:
-    """Read what a worker says; None: it is not in the expected form."""
-    number, last = lost.get("number"), lost.get("last") or 0
-    if not isinstance(number, int) or not isinstance(last, int | float):
-        return None
-    return Lost(number, last) if number >= 0 and 0 <= last < _FAR else None
 
 
 async def ask_over_redis(config: Config) -> Answers:

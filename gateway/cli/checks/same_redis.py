@@ -37,10 +37,8 @@ async def compare(config: Config, servers: Iterable[Server]) -> dict[Server, boo
 async def _run(client: Redis) -> str:
     """Return the run id of a Redis; empty where it does not tell."""
     try:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_PATIENCE), client:
             about: dict[str, Any] = await client.info("server")
         return str(about.get("run_id", ""))
     except (RedisError, OSError):
         return ""
-    finally:
-        await client.aclose()

@@ -51,7 +51,7 @@ async def check_results(config: Config) -> list[Finding]:
         return [ok("results", "no store is configured: workers only reply over AMQP")]
     name = f"results {result_store.without_password(config.results)}"
     found: list[Finding] = []
-    async with _asking(config, config.results, name, _RESULTS, found) as client:
+    async with asking(config, config.results, name, _RESULTS, found) as client:
         info = await client.info()
         found += judge(name, info)
         await _read_results(client, config)
@@ -69,7 +69,7 @@ async def check_state(config: Config) -> list[Finding]:
     name = f"state {result_store.without_password(config.state)} ({origin})"
     shared = config.state == config.results
     found: list[Finding] = []
-    async with _asking(config, config.state, name, setting, found) as client:
+    async with asking(config, config.state, name, setting, found) as client:
         info = await client.info()
         found += [] if shared else judge(name, info)
         await client.eval(_CLAIM, 1, f"{config.prefix}c:check-{secrets.token_hex(8)}")
@@ -165,13 +165,12 @@ def _alone(name: str, deployments: list[str]) -> list[Finding]:
 
 
 @asynccontextmanager
-async def _asking(
+async def asking(
     config: Config, url: str, name: str, setting: str, found: list[Finding]
 ) -> AsyncIterator[Redis]:
     """Yield a client of the Redis at `url`; an error or a timeout is added to `found`."""
-    client = result_store.connect(config, url)
     try:
-        async with asyncio.timeout(LIMIT):
+        async with asyncio.timeout(LIMIT), result_store.connect(config, url) as client:
             yield client
     except TimeoutError:
         problem = f"no answer within {LIMIT:g} s"
@@ -181,5 +180,3 @@ async def _asking(
         said = f"{type(exc).__name__}: {str(exc).partition(' : <')[0]}"
         remedy = next(remedy for words, remedy in _REMEDIES.items() if re.search(words, said))
         found.append(fail(name, said, remedy.format(setting)))
-    finally:
-        await client.aclose()

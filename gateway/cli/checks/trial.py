@@ -11,11 +11,21 @@ import asyncio
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 
+from pika import BasicProperties
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 from redis.exceptions import NoPermissionError, RedisError
 
-from gateway.celery_message import RESULT_KEY, Message, TaskIds, decode_result, encode_body
+from gateway.amqp import broker
+from gateway.celery_message import (
+    CONTENT_ENCODING,
+    CONTENT_TYPE,
+    RESULT_KEY,
+    Message,
+    TaskIds,
+    decode_result,
+    encode_body,
+)
 from gateway.cli.checks import amqp, remote
 from gateway.cli.checks.finding import counted
 from gateway.cli.checks.queues import Seen
@@ -127,10 +137,11 @@ class Trial:
         for queue, number in numbers.items():
             for _ in range(number):
                 task_id = self._ids.new()
-                about = {"id": task_id, "store": self._reads}
-                headers = Message(task_id, TASK, queue, body, about).headers()
-                options = {"correlation_id": task_id, "reply_to": reply_to}
-                await self._exchange.publish("", queue, body, headers, **options)
+                delivery = {"id": task_id, "store": self._reads}
+                headers = dict(Message(task_id, TASK, queue, body, delivery).headers())
+                wanted = {"correlation_id": task_id, "reply_to": reply_to}
+                about = BasicProperties(CONTENT_TYPE, CONTENT_ENCODING, headers, **wanted)
+                await self._exchange.publish("", queue, body, about)
                 self.sent.add(task_id)
 
     async def _collect_replies(self) -> None:
@@ -162,8 +173,8 @@ class Trial:
     ) -> bool:
         """Tell whether a task may still wait to be run."""
         for queue in numbers:
-            declared = await amqp.declare(self._exchange.connection, queue, passive=True)
-            if declared.message_count:
+            messages, _ = await broker.declare_alone(self._exchange.connection, queue, None)
+            if messages:
                 return True
         asked = set().union(*(answers.consuming(queue) for queue in numbers))
         holding = await remote.holding(self._exchange, missing, asked, deadline)

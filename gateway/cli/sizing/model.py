@@ -7,69 +7,87 @@ time follows from measured costs. Nothing may be used more than the aim `utilisa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
 
 from gateway.cli.sizing.costs import Cost, Costs
-from gateway.config.settings import Config
+from gateway.config.settings import Config, StrategyName
 from gateway.config.strategies import STRATEGIES
 from gateway.errors import ConfigError
+from gateway.model import Model
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+BODY = 250  # bytes of the measured requests
+MESSAGE = KIB  # bytes of a message beside the request's body, at most
+STORED = 300  # bytes that Redis needs for a result beside its text; docs/reliability.md
+CLAIM, KEPT = 200, 1.25  # bytes of a claim, and of each byte of its answer; docs/reliability.md
+CONNECTION = 100 * KIB  # of RabbitMQ's memory: https://www.rabbitmq.com/docs/connections
+WAL = 512 * MIB  # a quorum queue's log, of which a node may hold three in memory
+WATERMARK = 0.4  # of a node's memory, from which on RabbitMQ blocks publishers
+REPLICAS = 3  # of a quorum queue
+PREFETCH = 16  # the app server's multiplier; 1 is for tasks of a second and longer
+PORTS = 28_232  # Linux' own ports to one address and port: net.ipv4.ip_local_port_range
+POOLS = {"prefork": 0, "threads": 64, "gevent": 100, "solo": 1}  # tasks at once; 0: the cores
+REMEDIES = {
+    "gateway CPU": "more processes, a core for each",
+    "gateway requests in flight": "more gateway processes",
+    "worker slots": "more workers, or a greater --concurrency",
+    "worker CPU": "more workers: each has one core for its messages",
+    "queues": "more queues, on several nodes: `queues` with `ordering_key`, or a queue a route",
+    "broker CPU": "more nodes, with the queues' leaders spread over them",
+    "ports between nginx and gateways": "more gateway addresses or UNIX sockets",
+    "Redis of results": "another cell; or a strategy with replies over AMQP",
+    "Redis of claims": "another cell; a shorter idempotency_window",
+}
+ASSUMED = (
+    f"assumed, not measured: {MESSAGE} bytes of a message beside its body, {STORED} of a result "
+    f"beside its text, {CLAIM} of a claim; {CONNECTION // KIB} KiB of a connection in RabbitMQ"
+)
+
+_Share = Annotated[float, Field(ge=0, le=1)]
+_Count = Annotated[int, Field(ge=0, le=10**6)]
+_Bytes = Annotated[int, Field(ge=0, le=10**9)]
+_Kept = Annotated[float, Field(ge=0, le=1e9)]
+_GiB = Annotated[float, Field(ge=0.1, le=1e5), AfterValidator(lambda gib: gib * GIB)]
 
 
-class CPU:
-    """The costs of a load's strategy and pool; `gateway` and so on are those of plain requests.
+class Load(
+    Model,
+    alias_generator=lambda name: name.replace("_", "-"),
+    allow_inf_nan=False,
+    populate_by_name=True,
+):
+    """What is asked for: an option each. `memory` is given in GiB, and kept in bytes."""
 
-    Where no report has the pool of the load, `pool` is the one whose costs are used instead. Raises
-    `KeyError` where no report has the strategy.
-    """
-
-    def __init__(self, load: Load, costs: Costs):
-        self._load, self._costs = load, costs
-        self.gateway = costs[f"gateway {load.strategy}"]
-        self.broker = costs[f"broker {load.strategy}"]
-        self.redis = costs[f"redis {load.strategy}"]
-        self.pool, self.worker = self._worker()
-
-    def _worker(self) -> tuple[str, Cost]:
-        for pool in (self._load.pool, "threads", "solo"):
-            cost = self._costs.get(f"worker {self._load.strategy} {pool}")
-            if cost is not None:
-                return pool, cost
-        raise KeyError(f"worker {self._load.strategy}")
-
-    def of_claims(self, part: str) -> float:
-        """Return the CPU seconds a second that the load's claims add to `part`."""
-        cost, claimed = self._costs.get(f"{part} claims"), self._load.rate * self._load.identified
-        return cost.cores(claimed) if cost and claimed else 0.0
-
-    def of_gateway(self, rate: float, count: int) -> float:
-        """Return the cores that one of `count` gateways uses at `rate` requests a second in all."""
-        return self.gateway.cores(rate / count) + self._share("gateway", rate) / count
-
-    def of_worker(self, rate: float, count: int) -> float:
-        """Return the use of the one core that a main process, or its lock, allows a worker.
-
-        It is one of `count` workers at `rate` requests a second in all.
-        """
-        load = self._load
-        share = 1 if load.pool != "prefork" else 0  # prefork's tasks run in other processes
-        tasks = share * rate * load.task_time * load.task_cpu
-        return self.worker.cores(rate / count) + (self._share("worker", rate) + tasks) / count
-
-    def of_broker(self, rate: float, count: int) -> float:
-        """Return the cores that one of `count` queues uses at `rate` requests a second in all."""
-        return self.broker.cores(rate / count) + self._share("broker", rate) / count
-
-    def _share(self, part: str, rate: float) -> float:
-        """Return what claims add to `part` at another rate than the load's."""
-        return self.of_claims(part) * rate / self._load.rate
+    rate: float = Field(ge=0.001, le=1e7, description="requests a second at the peak")
+    task_time: float = Field(ge=0, le=86_400, description="seconds that a task takes")
+    strategy: StrategyName = Field(Config().strategy, description="of the gateway")
+    task_cpu: _Share = Field(0.0, description="the share of the task's time that is CPU time")
+    pool: Literal["prefork", "threads", "gevent", "solo"] = Field(
+        "prefork", description="of workers"
+    )
+    concurrency: _Count = Field(0, description="tasks of a worker at once; 0: its pool's default")
+    processes: _Count = Field(0, description="gateway processes; 0: as many as are needed")
+    workers: _Count = Field(0, description="workers; 0: as many as are needed")
+    body: _Bytes = Field(BODY, description="bytes of a request")
+    result: _Bytes = Field(BODY, description="bytes of a task's result")
+    identified: _Share = Field(1.0, description="the share of the deliveries that have a claim")
+    claim_ttl: _Kept = Field(86_400, description="seconds that claims are kept")
+    result_ttl: _Kept = Field(300, description="seconds that results are kept")
+    queue_type: Literal["classic", "quorum"] = Field("classic", description="of the queues")
+    cores: int = Field(8, ge=1, le=1024, description="cores of a machine")
+    memory: _GiB = Field(32 * GIB, description="GiB of a machine")
+    utilisation: float = Field(
+        0.7, ge=0.01, le=0.99, description="the share of anything that is used at the peak"
+    )
 
 
 @dataclass(frozen=True)
 class Part:
-    """One kind of process: how many, their CPU seconds a second and bytes in all, how many machines
-    they fill, and the connections that they open."""
+    """One kind of process: CPU seconds a second, bytes and connections are of all together."""
 
     count: int
     cores: float
@@ -90,11 +108,8 @@ class Limit:
 
 @dataclass(frozen=True)
 class Plan:
-    """How many processes, bytes and seconds a load needs.
-
-    `seconds` is the time from a request to its answer. `stored_results` and `kept_claims` are
-    numbers of them; `backlog_seconds` is how long the broker takes messages without workers.
-    """
+    """`seconds`: from a request to its answer; `backlog_seconds`: until the broker is full if no
+    worker runs; `stored_results`, `kept_claims`: how many there are at a time."""
 
     seconds: float
     in_flight: float
@@ -109,64 +124,8 @@ class Plan:
     stored_results: float
     kept_claims: float
     backlog_seconds: float
-    limits: list[Limit]
-    notes: list[str]
-
-
-Pool = Literal["prefork", "threads", "gevent", "solo"]
-
-#: Bytes.
-KIB, MIB, GIB = 2**10, 2**20, 2**30
-BODY = 250  # bytes of the measured requests
-
-
-@dataclass(frozen=True)
-class Load:
-    """What is asked for. Times are in seconds, sizes in bytes, shares from 0 to 1.
-
-    `task_cpu` is the share of the task's time that is CPU time. `identified` is the share of the
-    deliveries that have an identity, and so a claim, for `claim_ttl`. `cores` and `memory` (bytes)
-    are those of one machine. `concurrency` is that of a worker; 0: the pool's default.
-    `processes` of gateways and `workers` are as many as are needed where they are 0.
-    """
-
-    rate: float
-    task_time: float
-    strategy: str = "redis"
-    task_cpu: float = 0.0
-    pool: Pool = "prefork"
-    concurrency: int = 0
-    processes: int = 0
-    workers: int = 0
-    body: int = BODY
-    result: int = BODY
-    identified: float = 1.0
-    claim_ttl: float = 86_400
-    result_ttl: float = 300
-    queue_type: Literal["classic", "quorum"] = "classic"
-    cores: int = 8
-    memory: float = 32 * GIB
-    utilisation: float = 0.7
-
-
-MESSAGE = KIB  # bytes of a message beside the request's body, at most
-STORED = 300  # bytes that Redis needs for a result beside its text; docs/reliability.md
-CLAIM, KEPT = 200, 1.25  # bytes of a claim, and of each byte of its answer; docs/reliability.md
-CONNECTION = 100 * KIB  # of RabbitMQ's memory: https://www.rabbitmq.com/docs/connections
-WAL = 512 * MIB  # a quorum queue's log, of which a node may hold three in memory
-WATERMARK = 0.4  # of a node's memory, from which on RabbitMQ blocks publishers
-REPLICAS = 3  # of a quorum queue
-PREFETCH = 16  # the app server's multiplier; 1 is for tasks of a second and longer
-GREENLETS = 64  # of the strategy `gevent` publish at once, each on a connection of its own
-CONCURRENCY = {"threads": 64, "gevent": 100, "solo": 1}
-
-
-def plan(load: Load, costs: Costs) -> Plan:
-    """Size a system for `load`; `costs` are those of `gateway.cli.sizing.costs`.
-
-    Raises `ConfigError` where the load's own number of workers is too small.
-    """
-    return _Sizing(load, costs).plan()
+    limits: list[Limit] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def waiting(slots: int, busy: float, seconds: float) -> float:
@@ -183,229 +142,163 @@ def waiting(slots: int, busy: float, seconds: float) -> float:
     return queued * seconds / (slots - busy)
 
 
+def plan(load: Load, costs: Costs) -> Plan:
+    """Size a system for `load`; raises `ConfigError` where its number of workers is too small."""
+    return _Sizing(load, costs).plan()
+
+
 class _Sizing:
     def __init__(self, load: Load, costs: Costs):
-        self._load, self._costs = load, costs
-        self._info = STRATEGIES[load.strategy]
-        self._cpu = CPU(load, costs)
-        self._claimed = load.rate * load.identified
+        if load.pool == "solo" and load.concurrency > 1:
+            raise ConfigError(["--concurrency: a solo pool runs one task at a time; leave it out"])
+        self.load, self.costs, self.info = load, costs, STRATEGIES[load.strategy]
+        self.aim, self.claimed = load.utilisation, load.rate * load.identified
+        self.copies = REPLICAS if load.queue_type == "quorum" else 1
+        pools = (load.pool, "threads", "solo")
+        self.pool = next(p for p in pools if f"worker {load.strategy} {p}" in costs)
+        self.gateway, self.broker = self._cost("gateway"), self._cost("broker")
+        self.worker = self._cost("worker", f" {self.pool}")
+        self.task = load.task_time * load.task_cpu
+        # A worker's main process, or its lock, allows it one core; prefork's tasks run in others.
+        self.main = self.worker.plus(self.task * (load.pool != "prefork"))
+        self.each = load.task_time + self.worker.cores(1)  # seconds of a worker's slot
+        self.at_once = load.concurrency or POOLS[load.pool] or load.cores
+        self.threads = Config().threads if self.info.threads else 1
+        limited = self.info.threads or self.info.blocks
+        self.most = self.threads if limited else Config().max_in_flight
+
+    def _cost(self, part: str, pool: str = "") -> Cost:
+        return self.costs[f"{part} {self.load.strategy}{pool}"].plus(self._claim(part))
+
+    def _claim(self, part: str) -> float:
+        """Return the CPU seconds of a request that its claim takes, on average."""
+        cost = self.costs.get(f"{part} claims")
+        return cost.cores(1) * self.load.identified if cost else 0.0
 
     def plan(self) -> Plan:
-        load, cpu, aim = self._load, self._cpu, self._load.utilisation
-        each = load.task_time + cpu.worker.cores(1)  # seconds of a worker's slot
-        concurrency = load.concurrency or CONCURRENCY.get(load.pool, load.cores)
-        slots = math.ceil(load.rate * each / aim)
-        workers = load.workers or _least(
-            math.ceil(slots / concurrency),
-            lambda n: cpu.of_worker(load.rate, n) <= aim,
-            load.rate,
-        )
-        if workers * concurrency <= load.rate * each:
-            ends = workers * concurrency / each
-            raise ConfigError(
-                [f"--workers: {workers} with {concurrency} tasks at once end {ends:,.0f} a second"]
-            )
-        slots = workers * concurrency
-        wait = waiting(slots, load.rate * each, each)
-        seconds = wait + each + cpu.gateway.cores(1) + cpu.broker.cores(1)
-        in_flight = load.rate * seconds
-        gateways = self._gateways(in_flight, seconds)
-        messages = load.rate * (wait + each) * (load.body + MESSAGE)
-        copies = REPLICAS if load.queue_type == "quorum" else 1
-        broker_cores = copies * (cpu.broker.cores(load.rate) + cpu.of_claims("broker"))
-        queues = max(1, math.ceil(broker_cores / copies / aim))
-        nodes = max(1, math.ceil(broker_cores / aim / load.cores))
-        nodes = max(nodes, REPLICAS) if copies > 1 else nodes
-        worker = self._workers(workers, concurrency)
-        used = nodes * self._costs["memory broker"].amount + copies * messages
-        used += (gateways.amqp + worker.amqp) * CONNECTION + (copies > 1) * nodes * 3 * WAL
-        brokers = Part(nodes, broker_cores, used, nodes, gateways.amqp + worker.amqp)
-        stored = load.result_ttl * (load.rate if self._info.stored else self._claimed)
-        asked = cpu.redis.cores(load.rate) if self._info.stored else 0.0
-        results = self._redis_part(asked, stored * (load.result + STORED))
-        kept = self._claimed * load.claim_ttl
-        claims = self._redis_part(cpu.of_claims("redis"), 2 * kept * self._claim_bytes())
-        free = nodes * load.memory * WATERMARK - used
-        backlog = max(0.0, free) / (copies * load.rate * (load.body + MESSAGE))
+        load = self.load
+        workers = self._workers()
+        slots = workers.count * self.at_once
+        taken = self.each + waiting(slots, load.rate * self.each, self.each)
+        seconds = taken + self.gateway.cores(1) + self.broker.cores(1)
+        gateways = self._gateways(load.rate * seconds)
+        traffic = self.copies * load.rate * (load.body + MESSAGE)  # bytes a second
+        brokers = self._brokers(gateways.amqp + workers.amqp, traffic * taken)
+        stored = load.result_ttl * (load.rate if self.info.stored else self.claimed)
+        reading = self.costs[f"redis {load.strategy}"].cores(load.rate) * self.info.stored
+        kept = load.claim_ttl * self.claimed
+        claim = CLAIM + KEPT * load.result * (load.result <= Config().max_kept_answer)
+        free = brokers.count * load.memory * WATERMARK - brokers.memory
         found = Plan(
             seconds=seconds,
-            in_flight=in_flight,
+            in_flight=load.rate * seconds,
             gateways=gateways,
-            workers=worker,
-            concurrency=concurrency,
-            prefetch=min(PREFETCH, max(1, round(1 / load.task_time)))
-            if load.task_time
-            else PREFETCH,
-            queues=queues,
+            workers=workers,
+            concurrency=self.at_once,
+            prefetch=max(1, round(1 / max(load.task_time, 1 / PREFETCH))),
+            queues=max(1, math.ceil(brokers.cores / self.copies / self.aim)),
             brokers=brokers,
-            results=results,
-            claims=claims,
+            results=self._redis_part(reading, stored * (load.result + STORED)),
+            claims=self._redis_part(self._claim("redis") * load.rate, 2 * kept * claim),
             stored_results=stored,
             kept_claims=kept,
-            backlog_seconds=backlog,
-            limits=[],
-            notes=[],
+            backlog_seconds=max(0.0, free) / traffic,
         )
-        notes = list(self._notes(found))
-        return replace(found, limits=limits(load, found, cpu, slots / each), notes=notes)
+        for what, rate in sorted(self._limits(found).items(), key=lambda limit: limit[1]):
+            if rate < math.inf:
+                found.limits.append(Limit(what, rate, REMEDIES[what.partition(",")[0]]))
+        found.notes.extend(self._notes(found))
+        return found
 
-    def _workers(self, count: int, concurrency: int) -> Part:
-        load, cpu = self._load, self._cpu
-        children = concurrency if load.pool == "prefork" else 0
-        task = load.rate * load.task_time * load.task_cpu
-        cores = count * cpu.worker.cores(load.rate / count) + cpu.of_claims("worker") + task
-        known = (
-            self._costs.get(f"memory worker {pool}") for pool in (load.pool, "threads", "solo")
-        )
-        of_one = next(cost.amount for cost in known if cost)
-        memory = count * (1 + children) * of_one
+    def _workers(self) -> Part:
+        load = self.load
+        slots = math.ceil(load.rate * self.each / self.aim)
+        needed = slots / self.at_once, load.rate / self.main.rate(self.aim)
+        count = load.workers or math.ceil(max(needed))
+        ends = count * self.at_once / self.each
+        if ends <= load.rate:
+            problem = f"{count} with {self.at_once} tasks at once end {ends:,.0f} a second"
+            raise ConfigError([f"--workers: {problem}"])
+        children = self.at_once if load.pool == "prefork" else 0
+        cores = count * self.worker.cores(load.rate / count) + load.rate * self.task
+        known = (self.costs.get(f"memory worker {p}") for p in (load.pool, "threads", "solo"))
+        memory = count * (1 + children) * next(cost.amount for cost in known if cost)
         # One for the tasks, and one for the replies of each process that runs them.
-        amqp = count * (1 + max(1, children) * self._info.replies)
-        stores = self._info.stored or load.identified > 0
-        redis = count * concurrency * stores
+        amqp = count * (1 + max(1, children) * self.info.replies)
+        redis = count * self.at_once * (self.info.stored or load.identified > 0)
         return Part(count, cores, memory, self._machines(cores, memory), amqp, redis)
 
-    def _gateways(self, in_flight: float, seconds: float) -> Part:
-        load, cpu, config = self._load, self._cpu, Config()
-        name = load.strategy
-        least = math.ceil(in_flight / (most_in_flight(name) * load.utilisation))
+    def _gateways(self, in_flight: float) -> Part:
+        load, name = self.load, self.load.strategy
+        needed = in_flight / (self.most * self.aim), load.rate / self.gateway.rate(self.aim)
+        count = load.processes or math.ceil(max(needed))
+        cores = count * self.gateway.cores(load.rate / count)
+        waits = {n: cost.amount for n, cost in self.costs.items() if "waiting" in n}
+        request = waits.get(f"memory waiting {name}") or max(waits.values())
+        parents = self._machines(cores, 0)
+        memory = (count + parents) * self.costs[f"memory gateway {name}"].amount
+        memory += in_flight * (request + 3 * max(0, load.body - BODY))
+        amqp = 1 + self.info.publishing * self.threads
+        redis = self.info.reading * self.threads + 2 * (load.identified > 0)
+        machines = self._machines(cores, memory)
+        return Part(count, cores, memory, machines, count * amqp, count * redis)
 
-        def fits(n: int) -> bool:
-            return cpu.of_gateway(load.rate, n) <= load.utilisation
-
-        count = load.processes or _least(least, fits, load.rate)
-        cores = count * cpu.gateway.cores(load.rate / count) + cpu.of_claims("gateway")
-        held = self._costs.get(f"memory waiting {name}") or self._costs["memory waiting redis"]
-        bodies = 3 * max(0, load.body - BODY)
-        machines = self._machines(cores, 0)
-        memory = (count + machines) * self._costs[f"memory gateway {name}"].amount
-        memory += in_flight * (held.amount + bodies)
-        amqp = {"threadpool": config.threads + 1, "gevent": GREENLETS + 1, "blocking": 2}
-        redis = {"threadpool": 2 * config.threads, "pika": 0, "blocking": 3}
-        each = redis.get(name, 2) + (2 if load.identified else 0)
-        machines = max(machines, self._machines(cores, memory))
-        return Part(count, cores, memory, machines, count * amqp.get(name, 1), count * each)
+    def _brokers(self, connections: int, messages: float) -> Part:
+        load, quorum = self.load, self.copies > 1
+        cores = self.copies * self.broker.cores(load.rate)
+        nodes = max(self.copies, math.ceil(cores / self.aim / load.cores))
+        memory = nodes * (self.costs["memory broker"].amount + quorum * 3 * WAL)
+        return Part(nodes, cores, memory + messages + connections * CONNECTION, nodes, connections)
 
     def _redis_part(self, cores: float, memory: float) -> Part:
         """A Redis runs commands on one core. Its memory is a machine's, up to the aim."""
-        aim = self._load.utilisation
-        count = max(math.ceil(cores / aim), math.ceil(memory / (aim * self._load.memory)))
+        count = math.ceil(max(cores, memory / self.load.memory) / self.aim)
         return Part(count, cores, memory, count)
 
-    def _claim_bytes(self) -> float:
-        answer = self._load.result
-        return CLAIM + (KEPT * answer if answer <= Config().max_kept_answer else 0)
-
     def _machines(self, cores: float, memory: float) -> int:
-        load = self._load
-        by_cores, by_memory = cores / load.cores, memory / load.memory
-        return max(1, math.ceil(max(by_cores, by_memory) / load.utilisation))
+        used = max(cores / self.load.cores, memory / self.load.memory)
+        return max(1, math.ceil(used / self.aim))
+
+    def _limits(self, plan: Plan) -> dict[str, float]:
+        """Return for each of `REMEDIES` the rate at which it is full."""
+        load, gateways, workers = self.load, plan.gateways, plan.workers
+
+        def grown(most: float, used: float) -> float:
+            return load.rate * most / used if used else math.inf
+
+        return {
+            "gateway CPU": gateways.count * self.gateway.rate(1),
+            "gateway requests in flight": gateways.count * self.most / plan.seconds,
+            "worker slots": workers.count * self.at_once / self.each,
+            "worker CPU": workers.count * self.main.rate(1),
+            "queues": plan.queues * self.broker.rate(1),
+            "broker CPU": grown(plan.brokers.count * load.cores, plan.brokers.cores),
+            "ports between nginx and gateways": gateways.machines * PORTS / plan.seconds,
+            "Redis of results, CPU": grown(plan.results.count, plan.results.cores),
+            "Redis of results, memory": grown(
+                plan.results.count * load.memory, plan.results.memory
+            ),
+            "Redis of claims, CPU": grown(plan.claims.count, plan.claims.cores),
+            "Redis of claims, memory": grown(plan.claims.count * load.memory, plan.claims.memory),
+        }
 
     def _notes(self, plan: Plan) -> Iterator[str]:
-        load = self._load
-        if self._cpu.pool != load.pool:
-            yield (
-                f"no report has the cost of a {load.pool} pool with {load.strategy}: "
-                f"{self._cpu.pool} instead"
-            )
-        cells = max(plan.results.count, plan.claims.count)
+        load, cells = self.load, max(plan.results.count, plan.claims.count)
+        yield ASSUMED
+        if self.pool != load.pool:
+            what = f"the cost of a {load.pool} pool with {load.strategy}"
+            yield f"no report has {what}: {self.pool} instead"
+        if f"memory waiting {load.strategy}" not in self.costs:
+            what = f"the memory of a request that waits with {load.strategy}"
+            yield f"no report has {what}: the most of the others instead"
         if cells > 1:
-            yield (
-                f"one Redis is not enough: split the paths over {cells} cells, each with its own "
-                "gateways, queues, workers and Redis (docs/scaling.md)"
-            )
+            each = "each with its own gateways, queues, workers and Redis (docs/scaling.md)"
+            yield f"one Redis is not enough: split the paths over {cells} cells, {each}"
         if load.pool == "prefork" and load.task_cpu < 0.5 and plan.workers.machines > 1:
             yield "tasks that wait need no process each: try --pool threads"
         if load.pool == "gevent":
             yield "gevent: set redis_max_connections, as greenlets open their own"
         if max(load.body, load.result) > 4 * KIB:
             yield f"CPU was measured with {BODY} bytes: measure yours (--measured)"
-        if load.queue_type == "quorum":
+        if self.copies > 1:
             yield f"quorum: not measured; each of {REPLICAS} replicas as a classic queue"
-        if load.identified and "gateway claims" in self._costs:
-            report = self._costs["gateway claims"].report
-            if report == "soak.json":
-                yield f"claims cost at most this: {report} had a journal as well"
-
-
-def _least(least: int, fits: Callable[[int], bool], rate: float) -> int:
-    """Return the least number from `least` on that `fits`, which greater ones then do as well."""
-    low = high = max(1, least)
-    while not fits(high):
-        low, high = high + 1, 2 * high
-        if high > 1e9 * max(rate, 1):
-            return high
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle + 1, high)
-    return high
-
-
-PORTS = 28_232  # Linux' own ports to one address and port: net.ipv4.ip_local_port_range
-
-
-def most_in_flight(strategy: str) -> int:
-    """Return how many requests a gateway process may have in flight."""
-    config = Config()
-    return {"threadpool": config.threads, "blocking": 1}.get(strategy, config.max_in_flight)
-
-
-def limits(load: Load, plan: Plan, cpu: CPU, tasks: float) -> list[Limit]:
-    """Return the limits of `plan`, the lowest first; its workers end at most `tasks` a second."""
-    count, workers = plan.gateways.count, plan.workers.count
-
-    def scaled(part: Part, capacity: float, use: float) -> float:
-        return load.rate * part.count * capacity / use if use else math.inf
-
-    found = [
-        Limit(
-            "gateway CPU",
-            _rate(lambda rate: cpu.of_gateway(rate, count)),
-            "more processes, a core for each",
-        ),
-        Limit(
-            "gateway requests in flight",
-            count * most_in_flight(load.strategy) / plan.seconds,
-            "more gateway processes",
-        ),
-        Limit("worker slots", tasks, "more workers, or a greater --concurrency"),
-        Limit(
-            "worker CPU",
-            _rate(lambda rate: cpu.of_worker(rate, workers)),
-            "more workers: each has one core for its messages",
-        ),
-        Limit(
-            "queues",
-            _rate(lambda rate: cpu.of_broker(rate, plan.queues)),
-            "more queues, on several nodes: `queues` with `ordering_key`, or a queue a route",
-        ),
-        Limit(
-            "broker CPU",
-            scaled(plan.brokers, load.cores, plan.brokers.cores),
-            "more nodes, with the queues' leaders spread over them",
-        ),
-        Limit(
-            "ports between nginx and gateways",
-            plan.gateways.machines * PORTS / plan.seconds,
-            "more gateway addresses or UNIX sockets",
-        ),
-    ]
-    for name, part, remedy in (
-        ("results", plan.results, "another cell; or pika, which stores only what has a claim"),
-        ("claims", plan.claims, "another cell; a shorter idempotency_window"),
-    ):
-        found.append(Limit(f"Redis of {name}, CPU", scaled(part, 1, part.cores), remedy))
-        rate = scaled(part, load.memory, part.memory)
-        found.append(Limit(f"Redis of {name}, memory", rate, remedy))
-    return sorted((each for each in found if each.rate < math.inf), key=lambda each: each.rate)
-
-
-def _rate(cores: Callable[[float], float]) -> float:
-    """Return the rate at which `cores`, which grow with it, reach one."""
-    low, high = 0.0, 1.0
-    while cores(high) < 1:
-        low, high = high, 2 * high
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if cores(middle) < 1 else (low, middle)
-    return high

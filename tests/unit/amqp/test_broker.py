@@ -40,7 +40,7 @@ def test_a_call_that_fails_at_once_leaves_nothing_that_nobody_awaits():
     closing = []
     channel = SimpleNamespace(add_on_close_callback=closing.append)
 
-    def call(_callback: object) -> None:
+    def call(callback: object) -> None:
         raise pika.exceptions.ChannelWrongStateError("it is closing")
 
     async def work() -> list[dict]:

@@ -3,39 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from types import SimpleNamespace
 
 import pika
 import pytest
 
-from gateway.amqp import worker_watch
-from gateway.amqp.worker_watch import LOST, WorkerWatch, _lost
+from gateway.amqp import pidbox, worker_watch
+from gateway.amqp.worker_watch import LOST, Lost, WorkerWatch, lost_results
 from gateway.metrics import Metrics
 
 
 @pytest.mark.parametrize(
-    ("said", "numbers"),
+    ("stats", "lost"),
     [
-        ({"a": {"lost_results": {"number": 3}}, "b": {"lost_results": {"number": 4}}}, [3, 4]),
-        ({"a": {"pool": {}}}, []),
-        ({"a": {"lost_results": {"number": "3"}}}, []),
-        ({"a": {"lost_results": 3}}, []),
-        ({"a": {"error": "x"}, "b": None}, []),
-        ([], []),
+        ({"lost_results": {"number": 3}}, Lost(3, 0)),
+        ({"lost_results": {"number": 3, "last": 1e9}}, Lost(3, 1e9)),
+        ({"pool": {}}, None),
+        ({"lost_results": {"number": "3"}}, None),
+        ({"lost_results": {"number": -1}}, None),
+        ({"lost_results": {"number": 3, "last": 1e300}}, None),
+        ({"lost_results": 3}, None),
+        ("x", None),
+        (None, None),
     ],
 )
-def test_only_the_app_servers_workers_tell_a_number(said, numbers):
-    assert list(_lost(json.dumps(said).encode())) == numbers
-    assert list(_lost(b"{")) == []
+def test_only_the_app_servers_workers_tell_a_number(stats, lost):
+    assert lost_results(stats) == lost
+
+
+@pytest.mark.parametrize("body", [b"{", b"\xff", b"[" * 100_000])
+def test_an_answer_that_is_not_json_says_nothing(body):
+    assert pidbox.decode(body) is None
 
 
 def test_each_look_sets_the_sum_of_those_that_answer(monkeypatch):
     answers = [
-        [b'{"a": {"lost_results": {"number": 3}}}', b'{"b": {"lost_results": {"number": 4}}}'],
+        [{"a": {"lost_results": {"number": 3}}}, {"b": {"lost_results": {"number": 4}, "x": 1}}],
         [],
         pika.exceptions.AMQPError("closed"),
-        [b'{"a": {"lost_results": {"number": 5}}}'],
+        [{"a": {"lost_results": {"number": 5}}, "b": {"pool": {}}}, [], None],
     ]
     seen, looked = [], asyncio.Event()
 

@@ -61,8 +61,8 @@ def entry(**values: Any) -> Entry:
     ("wanted", "takes"),
     [
         ({}, True),
-        ({"states": frozenset(["accepted", "failed"])}, True),
-        ({"states": frozenset(["failed"])}, False),
+        ({"state": frozenset(["accepted", "failed"])}, True),
+        ({"state": frozenset(["failed"])}, False),
         ({"status": "202"}, True),
         ({"status": "2xx"}, True),
         ({"status": "5??"}, False),
