@@ -36,7 +36,10 @@ def is_there(name: str) -> bool:
     """Tell whether a class has an attribute, or a method that sets or reads it."""
     module, _, path = name.partition(":")
     owner_name, _, attribute = path.partition(".")
-    owner = getattr(import_module(module), owner_name, None)
+    try:
+        owner = getattr(import_module(module), owner_name, None)
+    except ImportError:
+        return False
     methods = (vars(each).values() for each in getattr(owner, "__mro__", ()))
     codes = (getattr(each, "__code__", None) for group in methods for each in group)
     return hasattr(owner, attribute) or any(

@@ -69,6 +69,7 @@ _PARTS = PrivateParts(
     "celery.backends.base:BaseKeyValueStoreBackend._store_result",
     "celery.backends.base:Backend._get_result_meta",
     "celery.backends.base:BaseKeyValueStoreBackend._set_with_state",
+    "celery.backends.redis:RedisBackend._set",
 )
 
 _RedisBackend: Any = object  # for mypy: the class of the backend with which the mixin is combined

@@ -154,5 +154,4 @@ class LateResults:
             for task_id in [t for t, task in self._waiting.items() if task.until <= now]:
                 self._forget(task_id)
             await self._fetch(list(self._waiting))
-            for task in self._waiting.values():
-                self._claims.prolong(task.claim)
+            await self._claims.prolong([task.claim for task in self._waiting.values()])

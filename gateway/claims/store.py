@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -51,6 +52,7 @@ log = logging.getLogger(__name__)
 
 _KIND = b"c:"  # short, so that a key with the usual prefix fits into 32 bytes of Redis' memory
 _RENEWAL = 1.0  # seconds between renewals of a lease
+_AT_ONCE = 500  # claims that are prolonged before others get their turn
 #: Seconds for which a failed write is repeated, and for which a task's failure is remembered, so
 #: that a late confirm does not restore the claim of a failed task.
 _RETRY_FOR, _REMEMBER = 10.0, 20.0
@@ -190,10 +192,19 @@ class Claims:
         args: list[Arg] = [_raw(claim.task_id), claim.digest, self._life, self._kept, claim.channel]
         self._write(scripts.CONFIRM, claim, args)
 
-    def prolong(self, claim: Claim) -> None:
-        """Keep the claim of a confirmed message for longer, as a process listens for the result."""
-        args: list[Arg] = [_raw(claim.task_id), self._kept]
-        self._write(scripts.PROLONG, claim, args)
+    async def prolong(self, claims: Sequence[Claim]) -> None:
+        """Keep claims of confirmed messages for longer, as a process listens for their results.
+
+        Where Redis does not answer, the next call has to do it: it is not repeated here.
+        """
+        for batch in (claims[i : i + _AT_ONCE] for i in range(0, len(claims), _AT_ONCE)):
+            replies = (
+                self._run(scripts.PROLONG, one, _raw(one.task_id), self._kept) for one in batch
+            )
+            for reply in await asyncio.gather(*replies, return_exceptions=True):
+                if isinstance(reply, (RedisError, OSError)):
+                    log.warning("claims could not be kept for longer: %s", reply)
+                    return
 
     def finish(self, claim: Claim, given: Answer) -> None:
         """Write the final answer, which all later tries get."""
@@ -237,8 +248,10 @@ class Claims:
                 again = partial(self._write, script, claim, args, since)
                 asyncio.get_running_loop().call_later(_RENEWAL, again)
 
-        reply = self.redis.run("EVAL", script, 2, claim.key, self._failed(claim), *args)
-        reply.add_done_callback(written)
+        self._run(script, claim, *args).add_done_callback(written)
+
+    def _run(self, script: str, claim: Claim, *args: Arg) -> asyncio.Future[Any]:
+        return self.redis.run("EVAL", script, 2, claim.key, self._failed(claim), *args)
 
     async def _renew(self) -> None:
         while True:

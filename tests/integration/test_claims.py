@@ -276,7 +276,7 @@ def test_who_listens_keeps_a_confirmed_claim_from_lapsing(two, redis_server):
             assert await a.state(first) == (CONFIRMED, None)
             lapse(redis_server, first)
             if name == "x":
-                a.prolong(first)
+                await a.prolong([first])
                 await a.state(first)
         return await b.take("x", b"digest", task("b")), await b.take("y", b"digest", task("b"))
 

@@ -82,6 +82,7 @@ ALL = {name: path for path, names in USED.items() for name in names} | {
 def test_it_is_there(where):
     assert is_there(where)
     assert not is_there(f"{where}_not")
+    assert not is_there(f"no_{where}")
 
 
 @pytest.mark.parametrize("where", ALL)
@@ -162,7 +163,11 @@ def replaced() -> Iterator[str]:
 
 
 def replaced_by(cls: type) -> Iterator[str]:
-    for base in cls.__mro__[1:]:
+    """Yield those of a class, also those that its mixins replace."""
+    ours: set[str] = set()
+    for base in cls.__mro__:
         top = base.__module__.split(".")[0]
-        if top not in PACKAGES and top not in sys.stdlib_module_names and top != "pydantic":
-            yield from filter(is_private, vars(cls).keys() & vars(base).keys())
+        if top in PACKAGES:
+            ours |= vars(base).keys()
+        elif top not in sys.stdlib_module_names and top != "pydantic":
+            yield from filter(is_private, ours & vars(base).keys())
