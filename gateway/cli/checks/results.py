@@ -94,7 +94,12 @@ def _judge_replies(tried: Trial, answers: Answers, untried: str) -> list[Finding
     if missing and not tried.busy:
         problem = f"{missing} of {sent} did not come"
         return [fail(_REPLIES, problem, f"{_REPLYING}; or see the workers' logs")]
-    return [skipped(_REPLIES, f"not tried: {untried or 'the workers are busy'}")]
+    return [skipped(_REPLIES, _not_tried(tried, untried))]
+
+
+def _not_tried(tried: Trial, untried: str) -> str:
+    busy = "the workers are busy" if tried.busy else "no time was left"
+    return f"not tried: {tried.unreadable or untried or busy}"
 
 
 def _but(untried: str) -> str:
@@ -121,8 +126,7 @@ def _judge_stored(
     if missing and readable and not tried.busy:
         problem = f"{missing} of {sent} came to another Redis, or to none"
         return [fail(STORED, problem + worker_settings.hint(config, settings), SAME)]
-    why = tried.unreadable or untried or "the workers are busy"
-    return [*found, skipped(STORED, f"not tried: {why}")]
+    return [*found, skipped(STORED, _not_tried(tried, untried))]
 
 
 def _misplaced(config: Config, tried: Trial, settings: Mapping[str, Settings]) -> Finding:
