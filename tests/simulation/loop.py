@@ -52,12 +52,12 @@ class Party:
 class Handle:
     """A scheduled callback; asyncio's own copies a context each time, which nothing here needs."""
 
-    __slots__ = ("__weakref__", "args", "callback", "party", "when_")
+    __slots__ = ("args", "callback", "party")
 
     def __init__(
-        self, callback: Callable[..., Any] | None, args: tuple[Any, ...], party: Party, when: float
+        self, callback: Callable[..., Any] | None, args: tuple[Any, ...], party: Party
     ):
-        self.callback, self.args, self.party, self.when_ = callback, args, party, when
+        self.callback, self.args, self.party = callback, args, party
 
     def cancel(self) -> None:
         self.callback = None
@@ -65,9 +65,6 @@ class Handle:
 
     def cancelled(self) -> bool:
         return self.callback is None
-
-    def when(self) -> float:
-        return self.when_
 
 
 class Loop(asyncio.BaseEventLoop):
@@ -93,7 +90,7 @@ class Loop(asyncio.BaseEventLoop):
     # Scheduling -------------------------------------------------------------------------------
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
-        handle = Handle(callback, args, self.current, self._now)
+        handle = Handle(callback, args, self.current)
         self._soon.append(handle)
         return handle
 
@@ -103,18 +100,18 @@ class Loop(asyncio.BaseEventLoop):
         return self.call_at(self._now + delay, callback, *args)
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
-        handle = Handle(callback, args, self.current, when)
+        handle = Handle(callback, args, self.current)
         self._count = count = self._count + 1
         heappush(self._heap, (when, count, handle))
         return handle
 
     def soon_in(self, party: Party, callback: Callable[..., Any], *args: Any) -> None:
         """Schedule a callback of `party`."""
-        self._soon.append(Handle(callback, args, party, self._now))
+        self._soon.append(Handle(callback, args, party))
 
     def at_in(self, party: Party, when: float, callback: Callable[..., Any], *args: Any) -> Handle:
         """Schedule a callback of `party`, in any order with others at the same moment."""
-        handle = Handle(callback, args, party, when)
+        handle = Handle(callback, args, party)
         self._count = count = self._count + 1
         heappush(self._heap, (when, self.random.random() * count, handle))
         return handle
@@ -210,7 +207,7 @@ class Loop(asyncio.BaseEventLoop):
 
     def halt(self) -> None:
         self._stop = True
-        self._soon.append(Handle(None, (), self.kernel, 0.0))
+        self._soon.append(Handle(None, (), self.kernel))
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         self._failed(self.current, context)
