@@ -448,7 +448,7 @@ class Redis:
 
     def do_publish(self, channel: bytes, message: bytes) -> int:
         told = 0
-        for peer in self.peers:
+        for peer in [each for each in self.peers if each.patterns or channel in each.channels]:
             if channel in peer.channels:
                 peer.reply([b"message", channel, message])
                 told += 1
@@ -689,7 +689,7 @@ class _Lua:
         if kind is Status:
             return self._lua.table_from({b"ok": bytes(value)})
         if kind is list:
-            return self._lua.table_from([self._lua_value(each) for each in value])
+            return self._lua.table(*[self._lua_value(each) for each in value])
         return value
 
     def _result(self, value: Any) -> Any:
