@@ -414,13 +414,12 @@ class End(asyncio.Transport):
             return
         inbox = self._inbox
         if inbox:
-            if len(inbox) == 1:
-                data = inbox.popleft()
-            else:
-                data = b"".join(inbox)
+            data = inbox.popleft()
+            if inbox:
+                data += b"".join(inbox)
                 inbox.clear()
             most, share = MOST_READ, self.conditions.partial
-            if share and (random := self.network.random).random() < share:
+            if share and (random := self.loop.random).random() < share:
                 most = random.randint(1, len(data))
             if len(data) > most:
                 inbox.append(data[most:])

@@ -506,18 +506,18 @@ class Peer:
         self.wire.write(encode(value))
 
     def received(self, data: bytes) -> None:
-        self._reader.feed(data)
-        answers = []
-        while (words := self._reader.gets()) is not False:
-            answers.append(self._command(words))
+        reader, answers = self._reader, b""
+        reader.feed(data)
+        while (words := reader.gets()) is not False:
+            answers += self._command(words)
         if answers:
-            self.wire.write(b"".join(answers))
+            self.wire.write(answers)
 
     def _command(self, words: list[bytes]) -> bytes:
         name = words[0].upper()
         if name in _SUBSCRIBING:
             return self._subscribe(name, words[1:])
-        if self.listens:
+        if self.channels or self.patterns:
             if name == b"PING":
                 return encode([b"pong", words[1] if len(words) > 1 else b""])
             what = name.decode().lower()
