@@ -96,6 +96,8 @@ class Pipeline(asyncio.Protocol):
         self._reason = ""  # why the connection is lost
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
+        self._next_probe = 0.0  # when the next one is sent (monotonic)
+        self._timer: asyncio.Handle
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -186,18 +188,30 @@ class Pipeline(asyncio.Protocol):
         self._flush()
 
     async def _until_lost(self) -> None:
-        probe = 0.0  # when the next one is sent
-        while not self._lost.is_set():
-            now = monotonic()
-            if probe <= now:
-                probe = now + PING
-                self.run(*self._probe).add_done_callback(self._probed)
-            end = self._sent[0].end if self._sent else inf
-            if end <= now and self._transport is not None:
-                self._transport.abort()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(max(min(end, probe) - now, 0.001)):
-                    await self._lost.wait()
+        self._next_probe = 0.0
+        self._look()
+        try:
+            await self._lost.wait()
+        finally:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        """Probe the server once in a while; abort where a command has waited for too long."""
+        if self._lost.is_set():
+            return
+        now = monotonic()
+        if self._next_probe <= now:
+            self._next_probe = now + PING
+            self.run(*self._probe).add_done_callback(self._probed)
+        end = self._sent[0].end if self._sent else inf
+        if end <= now and self._transport is not None:
+            self._transport.abort()
+        wait = max(min(end, self._next_probe) - now, 0.001)
+        self._timer = self._loop.call_later(wait, self._look_soon)
+
+    def _look_soon(self) -> None:
+        # A process that was stopped first reads what has come meanwhile.
+        self._timer = self._loop.call_soon(self._look)
 
     def _probed(self, reply: Future[Any]) -> None:
         if reply.cancelled():
