@@ -590,7 +590,11 @@ def encode(value: Any) -> bytes:
     if kind is int:
         return b":%d\r\n" % value
     if kind is list:
-        return b"*%d\r\n%b" % (len(value), b"".join([encode(each) for each in value]))
+        parts = [
+            b"$%d\r\n%b\r\n" % (len(part), part) if type(part) is bytes else encode(part)
+            for part in value
+        ]
+        return b"*%d\r\n%b" % (len(value), b"".join(parts))
     if value is None:
         return b"$-1\r\n"
     if kind is Status:
