@@ -54,9 +54,7 @@ class Handle:
 
     __slots__ = ("args", "callback", "party")
 
-    def __init__(
-        self, callback: Callable[..., Any] | None, args: tuple[Any, ...], party: Party
-    ):
+    def __init__(self, callback: Callable[..., Any] | None, args: tuple[Any, ...], party: Party):
         self.callback, self.args, self.party = callback, args, party
 
     def cancel(self) -> None:
