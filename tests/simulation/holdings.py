@@ -58,7 +58,7 @@ def stopped(child: Child) -> list[str]:
     found = []
     if child.task.done() and not child.task.cancelled() and child.task.exception() is not None:
         found.append(f"{name} stopped with {child.task.exception()!r}")
-    pending = sorted(_name(task) for task in child.party.tasks if not task.done())
+    pending = sorted(_name(task) for task in child.party.living_tasks() if not task.done())
     if pending:
         found.append(f"{name} has left tasks: {dict(Counter(pending))}")
     if child.party.ends:

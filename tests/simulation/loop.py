@@ -8,13 +8,13 @@ a dead party are dropped, those of a frozen one are kept until it is thawed.
 from __future__ import annotations
 
 import asyncio
-import weakref
 from asyncio import events
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from random import Random
 from typing import Any
+from weakref import ref
 
 RUNNING, FROZEN, DEAD = 0, 1, 2
 #: So many callbacks at one moment are an endless loop.
@@ -38,22 +38,24 @@ class Party:
         self.state = RUNNING
         self.skew = 0.0  # seconds that its wall clock is ahead
         self.held: deque[Handle] = deque()
-        self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+        self.tasks: set[ref[asyncio.Task[Any]]] = set()
         self.ends: dict[Any, None] = {}  # its connections
         self.signals: dict[int, Callable[[], object]] = {}
         #: Keeps what a dead process had: nothing of it runs, not even a `finally`.
         self.grave: list[Any] = []
 
+    def living_tasks(self) -> list[asyncio.Task[Any]]:
+        """Return the tasks that are in memory."""
+        return [task for each in list(self.tasks) if (task := each()) is not None]
+
 
 class Handle:
     """A scheduled callback; asyncio's own copies a context each time, which nothing here needs."""
 
-    __slots__ = ("__weakref__", "args", "callback", "party", "when_")
+    __slots__ = ("args", "callback", "party")
 
-    def __init__(
-        self, callback: Callable[..., Any] | None, args: tuple[Any, ...], party: Party, when: float
-    ):
-        self.callback, self.args, self.party, self.when_ = callback, args, party, when
+    def __init__(self, callback: Callable[..., Any] | None, args: tuple[Any, ...], party: Party):
+        self.callback, self.args, self.party = callback, args, party
 
     def cancel(self) -> None:
         self.callback = None
@@ -61,9 +63,6 @@ class Handle:
 
     def cancelled(self) -> bool:
         return self.callback is None
-
-    def when(self) -> float:
-        return self.when_
 
 
 class Loop(asyncio.BaseEventLoop):
@@ -89,7 +88,7 @@ class Loop(asyncio.BaseEventLoop):
     # Scheduling -------------------------------------------------------------------------------
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
-        handle = Handle(callback, args, self.current, self._now)
+        handle = Handle(callback, args, self.current)
         self._soon.append(handle)
         return handle
 
@@ -99,26 +98,30 @@ class Loop(asyncio.BaseEventLoop):
         return self.call_at(self._now + delay, callback, *args)
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
-        handle = Handle(callback, args, self.current, when)
+        handle = Handle(callback, args, self.current)
         self._count = count = self._count + 1
         heappush(self._heap, (when, count, handle))
         return handle
 
     def soon_in(self, party: Party, callback: Callable[..., Any], *args: Any) -> None:
         """Schedule a callback of `party`."""
-        self._soon.append(Handle(callback, args, party, self._now))
+        self._soon.append(Handle(callback, args, party))
 
     def at_in(self, party: Party, when: float, callback: Callable[..., Any], *args: Any) -> Handle:
         """Schedule a callback of `party`, in any order with others at the same moment."""
-        handle = Handle(callback, args, party, when)
+        handle = Handle(callback, args, party)
         self._count = count = self._count + 1
         heappush(self._heap, (when, self.random.random() * count, handle))
         return handle
 
     def create_task(self, coro: Any, **options: Any) -> Any:
-        task = super().create_task(coro, **options)
-        self.current.tasks.add(task)
+        task = asyncio.Task(coro, loop=self, **options)
+        tasks = self.current.tasks
+        tasks.add(ref(task, tasks.discard))
         return task
+
+    #: Each future and task asks; without Python's code it takes the least time to say False.
+    get_debug = bool
 
     def start(self, party: Party, coro: Any) -> asyncio.Task[Any]:
         """Make a task of `party`."""
@@ -145,7 +148,7 @@ class Loop(asyncio.BaseEventLoop):
         """End a process as SIGKILL does; the system closes its connections."""
         party.state = DEAD
         self._dead.append(party)
-        party.grave += [*party.tasks, *party.held]
+        party.grave += [*party.living_tasks(), *party.held]
         party.held.clear()
         for end in list(party.ends):
             end.process_ended()
@@ -154,12 +157,12 @@ class Loop(asyncio.BaseEventLoop):
 
     def run(self) -> None:
         """Run until `halt` is called or nothing is left to do; raises `Livelock`."""
-        soon, heap = self._soon, self._heap
+        soon, heap, steps = self._soon, self._heap, self.steps
         events._set_running_loop(self)
         self._stop = False
         try:
             while not self._stop:
-                most = self.steps + LIVELOCK
+                most = steps + LIVELOCK
                 while soon:
                     handle = soon.popleft()
                     callback = handle.callback
@@ -170,7 +173,7 @@ class Loop(asyncio.BaseEventLoop):
                         (party.held if party.state == FROZEN else party.grave).append(handle)
                         continue
                     self.current = party
-                    self.steps = steps = self.steps + 1
+                    steps += 1
                     try:
                         callback(*handle.args)
                     except Killed:
@@ -188,18 +191,21 @@ class Loop(asyncio.BaseEventLoop):
                     heappop(heap)
                 if not heap:
                     break
-                self._now = now = max(self._now, heap[0][0])
+                now = heap[0][0]
+                if now > self._now:
+                    self._now = now
+                else:
+                    now = self._now
                 while heap and heap[0][0] <= now:
-                    handle = heappop(heap)[2]
-                    if handle.callback is not None:
-                        soon.append(handle)
+                    soon.append(heappop(heap)[2])
         finally:
+            self.steps = steps
             self.current = self.kernel
             events._set_running_loop(None)
 
     def halt(self) -> None:
         self._stop = True
-        self._soon.append(Handle(None, (), self.kernel, 0.0))
+        self._soon.append(Handle(None, (), self.kernel))
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         self._failed(self.current, context)

@@ -289,9 +289,9 @@ class End(asyncio.Transport):
         self._inbox_size = 0
         self._read_soon = False
         self._out = bytearray()  # what our system has not taken
-        self._wire: deque[bytes | str] = deque()  # what travels to the peer
+        #: What travels to the peer, and when it arrives.
+        self._wire: deque[tuple[float, bytes | str]] = deque()
         self._wire_size = 0
-        self._times: deque[float] = deque()
         self._last = 0.0
         self._timer: Handle | None = None
         self._high = HIGH_WATER
@@ -352,10 +352,7 @@ class End(asyncio.Transport):
         else:
             room = WINDOW - self._wire_size - self.peer._inbox_size
             if room >= len(data):
-                if self.conditions.cut:
-                    self._send(bytes(data))
-                else:
-                    self._post(bytes(data))
+                self._send(bytes(data))
                 return
             self._send(bytes(data[: max(room, 0)]))
             self._out += data[max(room, 0) :]
@@ -415,13 +412,12 @@ class End(asyncio.Transport):
             return
         inbox = self._inbox
         if inbox:
-            if len(inbox) == 1:
-                data = inbox.popleft()
-            else:
-                data = b"".join(inbox)
+            data = inbox.popleft()
+            if inbox:
+                data += b"".join(inbox)
                 inbox.clear()
             most, share = MOST_READ, self.conditions.partial
-            if share and (random := self.network.random).random() < share:
+            if share and (random := self.loop.random).random() < share:
                 most = random.randint(1, len(data))
             if len(data) > most:
                 inbox.append(data[most:])
@@ -462,8 +458,8 @@ class End(asyncio.Transport):
         self._post(_FIN)
 
     def _send(self, data: bytes) -> None:
-        random, share = self.network.random, self.conditions.cut
-        if share and len(data) > 1 and random.random() < share:
+        share = self.conditions.cut
+        if share and len(data) > 1 and (random := self.network.random).random() < share:
             at = random.randrange(1, len(data))
             self._post(data[:at])
             self._post(data[at:])
@@ -471,23 +467,21 @@ class End(asyncio.Transport):
             self._post(data)
 
     def _post(self, item: bytes | str) -> None:
-        conditions, now = self.conditions, self.loop._now
-        least = conditions.least
-        delay = least + (conditions.most - least) * self.network.random.random()
-        last = self._last
+        conditions, loop = self.conditions, self.loop
+        now, least = loop._now, conditions.least
+        delay = least + (conditions.most - least) * loop.random.random()
         if type(item) is bytes:
             self._wire_size += len(item)
             if conditions.rate != inf:
                 delay += len(item) / conditions.rate
-                now = max(now, last)
+                now = max(now, self._last)
         at = ceil((now + delay) / GRID) * GRID
-        if at < last:
-            at = last
+        if at < self._last:
+            at = self._last
         self._last = at
-        self._wire.append(item)
-        self._times.append(at)
+        self._wire.append((at, item))
         if self._timer is None and not conditions.held:
-            self._timer = self.loop.at_in(self.loop.kernel, at, self._arrive)
+            self._timer = loop.at_in(loop.kernel, at, self._arrive)
 
     def go_on(self) -> None:
         """Let travel what was held back, if it is no longer; take what waits for the window."""
@@ -504,7 +498,7 @@ class End(asyncio.Transport):
                 self._send(data)
                 self.loop.soon_in(self.party, self._taken)
         if self._timer is None and self._wire:
-            at = max(self._times[0], self.loop.time() + self.conditions.least)
+            at = max(self._wire[0][0], self.loop.time() + self.conditions.least)
             self._timer = self.loop.at_in(self.loop.kernel, at, self._arrive)
 
     def _taken(self) -> None:
@@ -522,16 +516,15 @@ class End(asyncio.Transport):
 
     def _arrive(self) -> None:
         self._timer = None
-        now, wire, times = self.loop._now, self._wire, self._times
-        while wire and times[0] <= now:
-            times.popleft()
-            item = wire.popleft()
+        loop, wire = self.loop, self._wire
+        now = loop._now
+        while wire and wire[0][0] <= now:
+            _, item = wire.popleft()
             if type(item) is bytes:
                 self._wire_size -= len(item)
             self.peer.arrived(item)
         if wire:
-            at = max(times[0], now)
-            self._timer = self.loop.at_in(self.loop.kernel, at, self._arrive)
+            self._timer = loop.at_in(loop.kernel, wire[0][0], self._arrive)
         elif self._out:
             self.go_on()
 
@@ -541,22 +534,23 @@ class End(asyncio.Transport):
             if item is not _FIN and item is not _RST:
                 self._post(_RST)
             return
+        loop, party = self.loop, self.party
         if type(item) is bytes:
-            self.network.observe(self.loop.time(), self.peer.party.name, self.party.name, item)
+            self.network.observe(loop._now, self.peer.party.name, party.name, item)
             self._inbox.append(item)
             self._inbox_size += len(item)
         elif self._end is not _RST:
             self._end = item  # type: ignore[assignment]
         if self.reading and not self._read_soon:
             self._read_soon = True
-            if self.party.state == RUNNING:  # without another turn
-                before, self.loop.current = self.loop.current, self.party
+            if party.state == RUNNING:  # without another turn
+                before, loop.current = loop.current, party
                 try:
                     self._read()
                 finally:
-                    self.loop.current = before
+                    loop.current = before
             else:
-                self.loop.soon_in(self.party, self._read)
+                loop.soon_in(party, self._read)
 
 
 class NetworkLoop(Loop):

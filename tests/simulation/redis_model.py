@@ -448,7 +448,7 @@ class Redis:
 
     def do_publish(self, channel: bytes, message: bytes) -> int:
         told = 0
-        for peer in self.peers:
+        for peer in [each for each in self.peers if each.patterns or channel in each.channels]:
             if channel in peer.channels:
                 peer.reply([b"message", channel, message])
                 told += 1
@@ -471,7 +471,7 @@ class Redis:
     def _script(self, digest: bytes, number: int, rest: tuple[bytes, ...]) -> Any:
         self._half = False
         try:
-            return _lua.run(self, self.scripts[digest], rest[:number], rest[number:])
+            return _lua.run(self, self.scripts[digest], number, rest)
         except (Refused, LuaError) as exc:
             text = str(exc) if isinstance(exc, Refused) else f"ERR {exc}".splitlines()[0]
             raise Refused(f"{text} script: {digest.decode()}, on @user_script:1.") from None
@@ -506,18 +506,18 @@ class Peer:
         self.wire.write(encode(value))
 
     def received(self, data: bytes) -> None:
-        self._reader.feed(data)
-        answers = []
-        while (words := self._reader.gets()) is not False:
-            answers.append(self._command(words))
+        reader, answers = self._reader, b""
+        reader.feed(data)
+        while (words := reader.gets()) is not False:
+            answers += self._command(words)
         if answers:
-            self.wire.write(b"".join(answers))
+            self.wire.write(answers)
 
     def _command(self, words: list[bytes]) -> bytes:
         name = words[0].upper()
         if name in _SUBSCRIBING:
             return self._subscribe(name, words[1:])
-        if self.listens:
+        if self.channels or self.patterns:
             if name == b"PING":
                 return encode([b"pong", words[1] if len(words) > 1 else b""])
             what = name.decode().lower()
@@ -590,7 +590,11 @@ def encode(value: Any) -> bytes:
     if kind is int:
         return b":%d\r\n" % value
     if kind is list:
-        return b"*%d\r\n%b" % (len(value), b"".join(map(encode, value)))
+        parts = [
+            b"$%d\r\n%b\r\n" % (len(part), part) if type(part) is bytes else encode(part)
+            for part in value
+        ]
+        return b"*%d\r\n%b" % (len(value), b"".join(parts))
     if value is None:
         return b"$-1\r\n"
     if kind is Status:
@@ -629,30 +633,52 @@ def _pattern(word: bytes) -> Callable[[bytes], Any]:
     return re.compile(b"".join(parts) + rb"\Z", re.DOTALL).match
 
 
+#: Tables are taken apart in Lua: from Python each of their parts would be a call.
+_TABLES = b"""
+local function parted(value)
+  if type(value) ~= 'table' then return value end
+  if value.err then return 'err', value.err end
+  if value.ok then return 'ok', value.ok end
+  local n = 0
+  while value[n + 1] ~= nil do n = n + 1 end  -- it ends with the first nil
+  return 'list', n, unpack(value, 1, n)
+end
+local function called(script)
+  return function(number, ...)
+    local words = {...}
+    return parted((script({unpack(words, 1, number)}, {unpack(words, number + 1)})))
+  end
+end
+return parted, called
+"""
+
+
 class _Lua:
     """Runs scripts; each is compiled once in a process."""
 
     def __init__(self) -> None:
         self._lua = LuaRuntime(encoding=None, unpack_returned_tuples=True)
         self._compiled: dict[bytes, Any] = {}
-        self._redis: Redis | None = None
+        self._redis: Redis
         self._formats: dict[bytes, list[tuple[str, int]]] = {}
+        self._parted, self._called = self._lua.execute(_TABLES)
         values = self._lua.globals()
         values[b"redis"] = self._lua.table_from({b"call": self._call, b"pcall": self._pcall})
         values[b"struct"] = self._lua.table_from({b"pack": self._pack, b"unpack": self._unpack})
 
-    def run(self, redis: Redis, script: bytes, keys: Any, arguments: Any) -> Any:
+    def run(self, redis: Redis, script: bytes, number: int, words: tuple[bytes, ...]) -> Any:
+        """Run a script; the first `number` of its words are keys."""
         function = self._compiled.get(script)
         if function is None:
-            function = self._lua.execute(b"return function(KEYS, ARGV) " + script + b"\nend")
-            self._compiled[script] = function
+            made = self._lua.execute(b"return function(KEYS, ARGV) " + script + b"\nend")
+            function = self._compiled[script] = self._called(made)
         self._redis = redis
-        table = self._lua.table_from
-        return self._result(function(table(keys), table(arguments)))
+        return self._result(function(number, *words))
 
     def _call(self, *words: Any) -> Any:
-        assert self._redis is not None
-        return self._lua_value(self._redis.run([_word(word) for word in words], script=True))
+        given = [word if type(word) is bytes else _word(word) for word in words]
+        value = self._redis.run(given, script=True)
+        return value if type(value) is bytes or type(value) is int else self._lua_value(value)
 
     def _pcall(self, *words: Any) -> Any:
         try:
@@ -661,33 +687,27 @@ class _Lua:
             return self._lua.table_from({b"err": str(exc).encode()})
 
     def _lua_value(self, value: Any) -> Any:
-        if type(value) is bytes or type(value) is int:
-            return value
+        kind = type(value)
         if value is None:
             return False
-        if isinstance(value, Status):
+        if kind is Status:
             return self._lua.table_from({b"ok": bytes(value)})
-        if isinstance(value, list):
-            return self._lua.table_from([self._lua_value(each) for each in value])
+        if kind is list:
+            return self._lua.table(*[self._lua_value(each) for each in value])
         return value
 
     def _result(self, value: Any) -> Any:
-        if value is None or type(value) is bytes:
+        kind = type(value)
+        if value is None or kind is bytes:
             return value
-        if isinstance(value, tuple):
-            return self._result(value[0])
-        if isinstance(value, bool):
+        if kind is bool:
             return 1 if value else None
-        if isinstance(value, (int, float)):
+        if kind is int or kind is float:
             return int(value)
-        if (err := value[b"err"]) is not None:
-            return Refused(err.decode())
-        if (ok := value[b"ok"]) is not None:
-            return Status(ok)
-        found = []
-        while (part := value[len(found) + 1]) is not None:  # it ends with the first nil
-            found.append(self._result(part))
-        return found
+        what, first, *parts = value if kind is tuple else self._parted(value)
+        if what == b"list":
+            return [part if type(part) is bytes else self._result(part) for part in parts]
+        return Refused(first.decode()) if what == b"err" else Status(first)
 
     def _parts(self, form: bytes) -> list[tuple[str, int]]:
         parts = self._formats.get(form)

@@ -50,12 +50,12 @@ def leave() -> None:
 def now() -> float:
     """Return the wall clock of the running party, in seconds since the epoch."""
     assert world is not None
-    return EPOCH + world.loop.time() + world.loop.current.skew
+    return EPOCH + world.loop._now + world.loop.current.skew
 
 
 def install() -> None:
     """Replace the clocks and the random source, then the sockets of the libraries."""
-    clock.monotonic = lambda: time.monotonic() if world is None else world.loop.time()
+    clock.monotonic = lambda: time.monotonic() if world is None else world.loop._now
     clock.time = lambda: time.time() if world is None else now()
     os.urandom = _bytes
     random._urandom = _bytes  # type: ignore[attr-defined]
@@ -63,6 +63,7 @@ def install() -> None:
 
     import pika.adapters.utils.connection_workflow as workflow
     import pika.adapters.utils.io_services_utils as services
+    import redis.asyncio.client
     import redis.utils
 
     import gateway.celery_message
@@ -78,6 +79,8 @@ def install() -> None:
     gateway.claims.state_watch.socket = SimpleNamespace(**named)  # type: ignore[attr-defined]
     # redis-py reads its own package's metadata from disk for each connection.
     redis.utils.get_lib_version = cache(redis.utils.get_lib_version)
+    # For each client redis-py writes the names of 170 commands in capitals; ours are.
+    redis.asyncio.client.CaseInsensitiveDict = dict  # type: ignore[misc,assignment]
     # A collection would take longer than all the rest of a start.
     gateway.process.child.gc = SimpleNamespace(  # type: ignore[attr-defined]
         collect=lambda: None, freeze=lambda: None, enable=lambda: None

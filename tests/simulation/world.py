@@ -9,6 +9,7 @@ import logging
 import signal
 from collections.abc import Callable
 from random import Random
+from struct import Struct
 from typing import Any
 
 from appserver.queues import DEAD_LETTER_EXCHANGE
@@ -31,6 +32,7 @@ SETTLE = 60.0  # seconds until tasks and requests have to have ended
 QUIET = 12.0  # seconds until nothing may be held any more
 DELIVERIES = 170
 LONGEST = 600.0  # seconds that a simulation may last
+_moment = Struct("d").pack
 
 
 class World:
@@ -271,7 +273,7 @@ class World:
         self.trace("error", text)
 
     def _observe(self, now: float, one: str, other: str, data: bytes) -> None:
-        self.digest.update(f"{now!r} {one} {other} ".encode() + data)
+        self.digest.update(_moment(now) + data)
         if self.lines is not None and self.plan.wires:
             self.trace("bytes", f"{one} > {other}: {data[:200]!r}")
 
