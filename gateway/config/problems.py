@@ -15,7 +15,7 @@ from gateway.config.tls import TLS
 from gateway.model import Model
 from gateway.similar import similar
 
-_NUMBER, _WHOLE = "has to be a number", "has to be a whole number"
+_NUMBER, _WHOLE = "has to be a number, such as 4.5", "has to be a whole number"
 _BOOL, _TEXT, _TABLE = "has to be true or false", "has to be a text", "has to be a table"
 #: By pydantic's type of the error; the names in braces are from the error's context.
 #: https://docs.pydantic.dev/latest/errors/validation_errors/
@@ -53,6 +53,8 @@ _CHECKED_TYPES = ("constrained-", "function-")
 _OTHER_TYPES = {"bool_type", "int_type", "string_type"}
 #: The last part of a place where a table's key is invalid, and not its value.
 _KEY = "[key]"
+#: The part of an argument that stands for all of it where the argument is a text.
+_FROM = "from"
 #: A key that TOML lets stand without quotation marks.
 _is_bare = re.compile(r"[A-Za-z0-9_-]+").fullmatch
 _TYPED = "has to be a text, a whole number, true or false"
@@ -65,7 +67,7 @@ def explain(error: ValidationError, model: type[Model], place: str = "") -> list
         loc, text = detail["loc"], _sentence(detail, model)
         if loc and loc[-1] in _TYPES:
             loc, text = loc[:-1], _TYPED
-        elif loc and (loc[-1] == _KEY or _is_type(detail)):
+        elif loc and (loc[-1] in (_KEY, _FROM) or _is_type(detail)):
             loc = loc[:-1]
         where = "".join(map(member, loc)).lstrip(".")
         for line in text.split("\n"):

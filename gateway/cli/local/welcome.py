@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gateway.cli.checks.configuration import events
 from gateway.cli.local.first_task import Described
 from gateway.cli.local.plan import APP, Plan
 from gateway.cli.outgoing import curl_line, signed_request
@@ -52,7 +53,8 @@ def welcome(
 def warnings(config: Config, app: str, worker: Described, path: Path | None) -> list[str]:
     """Return a warning for each task of a route that the app's worker does not have.
 
-    A further warning says what the app needs for its deployment.
+    Further warnings are for events that a route's sender does not have, and for what the app needs
+    for its deployment.
     """
     lines, tasks = [], worker.tasks
     for task in sorted(config.queues_by_task.keys() - set(tasks)):
@@ -66,6 +68,7 @@ def warnings(config: Config, app: str, worker: Described, path: Path | None) -> 
             "warning: write a file with the task of each path, and give it by --config:\n\n"
             f'    [[routes]]\n    path = "/"\n    task = "{next(iter(tasks), "shop.take_order")}"\n'
         )
+    lines += [f"warning: {each.check}: {each.problem}; {each.remedy}" for each in events(config)]
     if config.strategy_info.replies and not worker.replies:
         lines.append(
             f"warning: where it is deployed, the app {app} has to reply for the strategy "

@@ -28,6 +28,14 @@ def test_a_missing_task_is_told_with_the_deliveries_that_need_it(tmp_path):
     ]
 
 
+def test_events_that_a_sender_does_not_have_are_told(tmp_path):
+    routes = [{"path": "/hub", "source": "hub", "events": ["pusch"], "task": "mail"}]
+    (line,) = warnings(
+        Config(sources=SOURCES, routes=routes), "ci", Described(["mail"], True), tmp_path
+    )
+    assert line.startswith("warning: route /hub: github has no events pusch") and "push" in line
+
+
 def test_the_variables_that_other_commands_need_are_named(tmp_path):
     file = tmp_path / "gateway.toml"
     file.write_text('[sources.hub]\nsecrets = [{ env = "OLD" }, { env = "NEW" }, { file = "F" }]\n')

@@ -345,7 +345,7 @@ def test_what_was_meant_is_told(toml):
         ('[[sources]]\nscheme = "github"', "sources: each source is a table with a name: write ["),
         ("port = []", "port: has to be a whole number"),
         ("port = 8000.5", "port: has to be a whole number"),
-        ("timeout = []", "timeout: has to be a number"),
+        ("timeout = []", "timeout: has to be a number, such as 4.5"),
         (
             "journal_refused = true",
             "journal_refused: refused requests may fill a tenth of the journal, which has no room "
