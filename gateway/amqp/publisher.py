@@ -185,7 +185,10 @@ class Publisher:
                     await self._connect(url)
             except broker.ERRORS as exc:
                 self._drop(f"{maybe_sanitize_url(url)}: {describe(exc)}")
-                log.warning("cannot connect to the broker at %s", self._error)
+                log.warning(
+                    "cannot connect to the broker at %s; `gateway check` says what to do",
+                    self._error,
+                )
                 await asyncio.sleep(backoff.next())
                 continue
             log.info("connected to the broker at %s", maybe_sanitize_url(url))
