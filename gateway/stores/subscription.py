@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from math import inf
 
@@ -66,6 +67,8 @@ class Subscription(asyncio.Protocol):
         # The channels that this connection was asked to subscribe, set when it has subscribed.
         self._subscribed: dict[str, asyncio.Event] = {}
         self._again: dict[str, None] = {}  # those of them that an earlier connection had
+        #: How often each was asked for without an answer yet; it may come and go meanwhile.
+        self._asked: Counter[str] = Counter()
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
         self._received = False
@@ -96,6 +99,7 @@ class Subscription(asyncio.Protocol):
         self._callbacks.setdefault(channel, []).append(on_message)
         if self._transport is not None and channel not in self._subscribed:
             self._subscribed[channel] = asyncio.Event()
+            self._asked[channel] += 1
             self._send("SUBSCRIBE", channel)
 
     async def ready(self, channel: str) -> None:
@@ -158,6 +162,7 @@ class Subscription(asyncio.Protocol):
         self._transport = transport
         self._again = dict.fromkeys(self._callbacks)
         self._subscribed = {channel: asyncio.Event() for channel in self._again}
+        self._asked = Counter(self._again.keys())
         self._send(*self._first)
         if self._again:
             self._send("SUBSCRIBE", *self._again)
@@ -216,8 +221,11 @@ class Subscription(asyncio.Protocol):
             if not self._ready.done():
                 self._ready.set_result(None)
             channel = reply[1].decode()
-            if event := self._subscribed.get(channel):
-                event.set()
+            self._asked[channel] -= 1
+            if self._asked[channel] <= 0:
+                del self._asked[channel]
+                if event := self._subscribed.get(channel):
+                    event.set()
             if channel in self._again:
                 del self._again[channel]
                 self._notify(channel, None)

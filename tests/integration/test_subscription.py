@@ -98,6 +98,25 @@ def test_what_is_removed_before_redis_has_heard_of_it_is_not_waited_for(heard, r
     heard(work)
 
 
+def test_what_comes_goes_and_comes_again_waits_for_its_own_answer(heard, redis_server):
+    async def work(subscription: Subscription) -> None:
+        await eventually(lambda: not subscription.error)
+        redis_server.freeze()
+        on_message = [].append
+        subscription.add("slow", on_message)
+        subscription.remove("slow", on_message)
+        adding = asyncio.create_task(add(subscription, "slow", on_message))
+        await asyncio.sleep(0)
+        subscription.data_received(b"*3\r\n$9\r\nsubscribe\r\n$4\r\nslow\r\n:2\r\n")
+        for _ in range(STEPS):
+            await asyncio.sleep(0)
+        assert not adding.done()
+        redis_server.thaw()
+        await adding
+
+    heard(work)
+
+
 @pytest.mark.parametrize("steps", range(0, STEPS, 3))
 def test_a_channel_added_at_any_moment_of_connecting_is_heard(heard, client, steps):
     async def work(subscription: Subscription) -> None:
