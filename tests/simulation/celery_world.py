@@ -1,4 +1,4 @@
-"""A real Celery worker of the app server in the simulation, with the pool `solo`: the strategy `worker`.
+"""A real Celery worker of the app server in the simulation, by the pool `solo`.
 
 Messages are put into its queue; faults are those of the broker, Redis, its links and the worker
 itself. What it sends and what Redis stores is noted, and judged by `RULES`.
@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
+from math import inf
 from struct import Struct
 from typing import Any
 from uuid import UUID
@@ -37,6 +38,7 @@ from appserver.queues import DEAD_LETTER_EXCHANGE  # noqa: E402
 from appserver.reply_connection import reply_connection  # noqa: E402
 from appserver.settings import settings  # noqa: E402
 from appserver.task_stream import READ  # noqa: E402
+from appserver.worker import BEGUN_AGAIN  # noqa: E402
 from tests.simulation.faults import Fault  # noqa: E402
 from tests.simulation.loop import DEAD, Party  # noqa: E402
 from tests.simulation.rabbitmq_model import Channel, Queue, _encoded  # noqa: E402
@@ -45,8 +47,8 @@ from tests.simulation.world import Plan, World  # noqa: E402
 
 NAME, QUEUE, REPLIES, KEY = "worker1", "celery", "gateway.reply.1", "celery-task-meta-"
 WARM, SECONDS, CALM, SETTLE = 3.0, 16.0, 15.0, 90.0
-MESSAGES = 50
-PROMPT = 0.4  # seconds in which a result, and a message's end, have to be written, without faults
+MESSAGES = 40
+PROMPT = 0.05  # seconds until a result is written without faults, and the time of ten packets
 RETRIES = 12.0  # seconds for which the worker notices that Redis was away
 ENVIRONMENT = {
     "GATEWAY_BROKER_URL": "amqp://guest:guest@broker:5672//",
@@ -65,6 +67,7 @@ KINDS = [
     *((f"{NAME}>broker", "slow", 2.0, 10.0), (f"{NAME}>redis", "reset", 0.0, 0.0)),
     *((f"{NAME}>redis", "stalled", 0.5, 6.0), (f"{NAME}>redis", "slow", 2.0, 10.0)),
     *((NAME, "killed", 0.0, 4.0), (NAME, "frozen", 1.0, 9.0), (NAME, "told to end", 0.0, 2.0)),
+    (NAME, "dies", 0.5, 12.0),
 ]
 _frame = Struct(">BHI")
 
@@ -81,7 +84,7 @@ class WorkerPlan(Plan):
         for _ in range(0 if self.calm else rng.randint(1, 5)):
             target, kind, least, most = rng.choice(KINDS)
             at, length = rng.uniform(0, SECONDS), rng.uniform(least, most)
-            self.faults.append(Fault(round(at, 2), target, kind, round(length, 2)))
+            self.faults.append(Fault(round(at, 2), target, kind, round(length, 2), kind))
 
 
 @dataclass(eq=False)
@@ -97,6 +100,8 @@ class Job:
     arrived: list[tuple[float, dict[str, Any]]] = field(default_factory=list)  # replies
     stored: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
     settled: list[float] = field(default_factory=list)  # acknowledged, as the worker sent it
+    process: greenlets.Process | None = None  # which ran it last
+    deaths: int = 0  # of the worker, with its task
     lost: bool = False  # the worker has said so
 
     @property
@@ -114,6 +119,8 @@ class CeleryWorker:
         self.starts = 0
         self.ended = True
         self.party = Party(NAME)
+        #: Each task that begins ends its process, if it is not empty.
+        self.dies_at = ""
 
     def start(self) -> None:
         # What Celery's modules have of the process before.
@@ -149,6 +156,11 @@ class CeleryWorker:
     def kill(self) -> None:
         self.world.loop.kill(self.party)
 
+    def die(self) -> None:
+        self.kill()
+        self.world.later(self.world.random.uniform(0.1, 1.0), self.start)
+        greenlets.running().hub.switch()  # this greenlet does not run any more
+
     def tell_to_end(self) -> None:
         state.should_stop = 0
 
@@ -164,13 +176,19 @@ def _app(world: CeleryWorld) -> Celery:
 
 
 def _task_of(world: CeleryWorld) -> Any:
-    def task(self: Any, seconds: float, fails: float, size: int) -> str:
+    def task(self: Any, seconds: float, fails: float, size: int, looks: bool) -> str:
         job, task_id = world.jobs[self.request.id], self.request.id
         job.begun.append(world.loop.time())
         world.trace(NAME, f"begins {self.name} {task_id}")
+        if world.worker.dies_at:
+            job.deaths += 1
+            world.worker.die()
         if seconds:
             time.sleep(seconds)
+        if looks:
+            world.look(self.app)
         job.ended.append(world.loop.time())
+        job.process = greenlets.process
         if world.random.random() < fails:
             world.trace(NAME, f"fails {task_id}")
             raise ValueError("as asked")
@@ -228,9 +246,9 @@ class CeleryWorld(World):
         name = rng.choice(["quick", "quick", "quick", "mixed", "slow"])
         slow = name == "slow" or (name == "mixed" and rng.random() < 0.5)
         seconds = rng.uniform(0.02, 0.4) if slow else rng.choice([0, 0, 0.0002])
-        size = rng.choice([0, 0, 0, 0, 0, LONG, 200_000])
-        call = [[seconds, rng.choice([0, 0, 0.5]), size], {}, {}]
-        padding = " " * rng.choice([0, 0, 0, 0, 0, 0, READ - 400, 200_000])
+        size = rng.choice([0, 0, 0, 0, 0, 0, 0, 0, LONG, 200_000])
+        call = [[seconds, rng.choice([0, 0, 0.5]), size, rng.random() < 0.1], {}, {}]
+        padding = " " * rng.choice([0, 0, 0, 0, 0, 0, 0, 0, READ - 400, 200_000])
         body = (json.dumps(call) + padding).encode()
         strange = rng.random()
         if strange < 0.03:
@@ -271,9 +289,7 @@ class CeleryWorld(World):
         if b"." not in key:
             meta = json.loads(value)
             self.trace("redis", f"{key.decode()}: {meta['status']}")
-            self.jobs[key.decode().removeprefix(KEY)].stored.append(
-                (self.loop.time(), meta)
-            )
+            self.jobs[key.decode().removeprefix(KEY)].stored.append((self.loop.time(), meta))
 
     def sent(self, sock: greenlets.Socket, data: bytes) -> None:
         """Note what the worker acknowledges and replies; judge what it acknowledges."""
@@ -288,6 +304,9 @@ class CeleryWorld(World):
                 properties = spec.BasicProperties()
                 properties.decode(payload[12:])
                 self.jobs[properties.correlation_id].written.append(self.loop.time())
+                if sock.ended:
+                    text = f"{properties.correlation_id} is replied on a connection that has ended"
+                    self.evidence.left.append(text)
             elif kind == 1 and payload.startswith(b"\0\x3c\0\x50"):
                 channel = peer.protocol.peer.channels.get(number)
                 if channel is not None and not channel.closing:
@@ -306,6 +325,18 @@ class CeleryWorld(World):
         if problem := _unrecorded(self, job, self.loop.time() - RETRIES):
             self.evidence.left.append(f"{job.message.task_id} is acknowledged {problem}")
 
+    def look(self, app: Celery) -> None:
+        """Let a task look for the result of the task before it that has one."""
+        process = greenlets.process
+        for task_id, job in reversed(self.jobs.items()):
+            if job.ended and job.must_store and job.process is process:
+                seen = app.backend.get_task_meta(task_id)["status"]
+                if seen == "PENDING" and not job.lost and not self.broken("redis"):
+                    self.evidence.left.append(
+                        f"the next task does not find the result of {task_id}"
+                    )
+                return
+
     def broken(self, *targets: str, since: float = 0.0) -> bool:
         """Tell whether there was a fault of any of these, also in a link, since then."""
         return any(
@@ -320,7 +351,7 @@ class CeleryWorld(World):
             return not self.broken("redis", since=self.loop.time() - RETRIES)
         known = record.msg.startswith(("Couldn't", "Can't decode"))  # of a lost connection, of ours
         strange = record.levelno >= logging.CRITICAL and not known
-        ours = record.name.startswith("appserver")
+        ours = record.name.startswith("appserver") or "Connection to broker lost" in record.msg
         return strange or (self.plan.calm and ours and record.levelno >= logging.WARNING)
 
     def _failed(self, party: Party, context: dict[str, Any]) -> None:
@@ -383,12 +414,17 @@ def _executions(world: CeleryWorld) -> Iterator[str]:
     if left := world.broker.messages(QUEUE):
         yield f"{left} messages are left in the queue"
     for task_id, job in world.jobs.items():
+        if job.deaths > BEGUN_AGAIN + 1 and not world.broken("redis"):
+            yield f"the worker has died {job.deaths} times with {task_id}"
         if len(job.begun) > 1 and not world.broken("broker", NAME):
             yield f"{task_id} has run {len(job.begun)} times"
         if not job.begun and job.message.task != "unknown" and not _unusable(job):
             yield f"{task_id} has not run"
-    if world.broker.messages(DEAD_LETTER_EXCHANGE) and not world.broken("broker", NAME):
-        yield "there are dead letters"
+    timeouts = sum(fault.kind == "consumer timeout" for fault in world.evidence.injected)
+    for letter in world.broker.queues[DEAD_LETTER_EXCHANGE].ready:
+        job = world.jobs[letter.properties.headers["id"]]
+        if job.deaths + timeouts < BEGUN_AGAIN:
+            yield f"{job.message.task_id} is a dead letter after {job.deaths} deaths"
     yield from world.refused
 
 
@@ -408,14 +444,15 @@ def _prompt(world: CeleryWorld) -> Iterator[str]:
     """Without faults each result is written at once, and nothing waits for a slow task."""
     if not world.plan.calm:
         return
+    prompt = PROMPT + 10 * world.network.default.most
     slow = [t for job in world.jobs.values() if job.message.task == "slow" for t in job.begun]
     for task_id, job in world.jobs.items():
         if job.ended and not job.message.options.ignore_result:
-            first = min([*job.written, *(at for at, _ in job.stored)], default=1e9)
-            if first > job.ended[0] + PROMPT:
+            first = min([*job.written, *(at for at, _ in job.stored)], default=inf)
+            if first > job.ended[0] + prompt:
                 yield f"{task_id}: its result is written {first - job.ended[0]:.3f} s after its end"
         ours = len(job.message.body) < READ - 1000  # py-amqp reads what is longer
-        if ours and job.ended and any(job.ended[0] < at < job.settled[0] for at in slow):
+        if ours and job.ended and any(job.ended[0] < at < min(job.settled, default=inf) for at in slow):
             yield f"{task_id}: its acknowledgement waits for a slow task"
 
 

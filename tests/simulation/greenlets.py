@@ -93,7 +93,7 @@ def enter(entered: Process | None) -> None:
     process = entered
 
 
-def _running() -> Process:
+def running() -> Process:
     assert process is not None
     return process
 
@@ -108,13 +108,13 @@ class Socket(asyncio.Protocol):
     family = socket.AF_INET
 
     def __init__(self, *_: object):
-        self._process = _running()
+        self._process = running()
         self._process.number += 1
         self._number = self._process.number
         self._process.sockets[self._number] = self
         self.end: End | None = None
         self._data = b""
-        self._ended = self._full = False
+        self.ended = self._full = False
         self._error: Exception | None = None
         self._timeout: float | None = None
 
@@ -125,12 +125,12 @@ class Socket(asyncio.Protocol):
         self._process.changed()
 
     def eof_received(self) -> bool:
-        self._ended = True
+        self.ended = True
         self._process.changed()
         return True  # it may still send
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._ended, self._full, self._error = True, False, exc
+        self.ended, self._full, self._error = True, False, exc
         self._process.changed()
 
     def pause_writing(self) -> None:
@@ -156,7 +156,7 @@ class Socket(asyncio.Protocol):
 
     @property
     def readable(self) -> bool:
-        return bool(self._data) or self._ended
+        return bool(self._data) or self.ended
 
     def recv(self, size: int, flags: int = 0) -> bytes:
         self._open()
@@ -236,7 +236,7 @@ class Poll:
         self._numbers.pop(fd, None)
 
     def poll(self, timeout: float | None) -> list[tuple[int, int]]:
-        process = _running()
+        process = running()
         seconds = None if timeout is None or timeout < 0 else timeout * self.unit
         process.wait(self._ready, seconds)
         ready = self._ready()
@@ -244,7 +244,7 @@ class Poll:
         return ready
 
     def _ready(self) -> list[tuple[int, int]]:
-        sockets = _running().sockets
+        sockets = running().sockets
         found = ((number, sockets.get(number)) for number in self._numbers)
         return [(number, select.POLLIN) for number, one in found if one and one.readable]
 
@@ -267,7 +267,7 @@ class Lock:
     def __enter__(self) -> None:
         if not _simulated():
             return
-        process = _running()
+        process = running()
         if process.random.random() < 0.2:  # the system lets another thread run
             process.sleep(0)
         me = getcurrent()
@@ -281,7 +281,7 @@ class Lock:
             self._count -= 1
             if not self._count:
                 self._owner = None
-                _running().changed()
+                running().changed()
 
 
 class _RLock(Lock):
@@ -304,7 +304,7 @@ class _Event:
         self._set = False
 
     def wait(self) -> bool:
-        return _running().wait(self.is_set)
+        return running().wait(self.is_set)
 
 
 class _Thread:
@@ -312,7 +312,7 @@ class _Thread:
         self._target = target
 
     def start(self) -> None:
-        _running().start(self._target)
+        running().start(self._target)
 
 
 class _Ordered(dict[Any, None]):
