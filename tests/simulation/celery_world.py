@@ -12,8 +12,8 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from random import Random
 from math import inf
+from random import Random
 from struct import Struct
 from typing import Any
 from uuid import UUID
@@ -123,6 +123,8 @@ class CeleryWorker:
         self.dies_at = ""
 
     def start(self) -> None:
+        if not self.ended and self.party.state != DEAD:
+            return
         # What Celery's modules have of the process before.
         for requests in (state.reserved_requests, state.active_requests, state.requests):
             requests.clear()
@@ -452,7 +454,11 @@ def _prompt(world: CeleryWorld) -> Iterator[str]:
             if first > job.ended[0] + prompt:
                 yield f"{task_id}: its result is written {first - job.ended[0]:.3f} s after its end"
         ours = len(job.message.body) < READ - 1000  # py-amqp reads what is longer
-        if ours and job.ended and any(job.ended[0] < at < min(job.settled, default=inf) for at in slow):
+        if (
+            ours
+            and job.ended
+            and any(job.ended[0] < at < min(job.settled, default=inf) for at in slow)
+        ):
             yield f"{task_id}: its acknowledgement waits for a slow task"
 
 

@@ -357,8 +357,8 @@ async def _kill_worker(world: World, fault: Fault) -> None:
 async def _end_worker(world: World, fault: Fault) -> None:
     """Let a worker end its task, and start it again."""
     worker = world.workers[fault.target]
-    worker.tell_to_end()
     while not worker.ended:
+        worker.tell_to_end()
         await asyncio.sleep(0.1)
     await asyncio.sleep(fault.length)
     worker.start()

@@ -20,7 +20,9 @@ from importlib import import_module
 from random import Random
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
+from celery import bootsteps
 from greenlet import getcurrent, greenlet
 
 from tests.simulation import seams
@@ -28,6 +30,7 @@ from tests.simulation.loop import DEAD, Party
 from tests.simulation.network import End, Network
 
 _LIBRARIES = ("amqp", "celery", "kombu", "redis", "vine", "appserver")
+TICK = 1e-6  # seconds; less may be too little for the clock to advance
 _FIRST = 1_000_000  # the number of the first descriptor: no real one has it
 
 
@@ -55,7 +58,7 @@ class Process:
 
     def wait(self, true: Callable[[], Any], seconds: float | None = None) -> bool:
         """Let others run until something is true; False: the time is over."""
-        end = None if seconds is None else self.loop.time() + seconds
+        end = None if seconds is None else self.loop.time() + (seconds and max(seconds, TICK))
         while not true():
             if end is not None and self.loop.time() >= end:
                 return False
@@ -333,10 +336,22 @@ class _Ordered(dict[Any, None]):
         return iter(found)
 
 
+class _WeakSet(WeakKeyDictionary[Any, None]):
+    def add(self, one: Any) -> None:
+        self[one] = None
+
+
 class _Moments(datetime):
     @classmethod
     def now(cls, tz: Any = None) -> datetime:
         return datetime.fromtimestamp(time.time(), tz)
+
+
+def _steps(blueprint: Any) -> dict[str, Any]:
+    """Load the steps of a worker, which are a set, in an order that the seed decides."""
+    steps = sorted((blueprint.load_step(step) for step in blueprint.types), key=lambda one: one[0])
+    running().random.shuffle(steps)
+    return dict(steps)
 
 
 def _addresses(host: str, port: int, *_: object) -> list[Any]:
@@ -371,6 +386,7 @@ def install() -> None:
         "redis._parsers.hiredis": {"select": polls},
         "kombu.asynchronous.hub": {"poll": Poll, "set": _Ordered},
         "celery.app.base": {"datetime": _Moments},
+        "appserver.attempts": {"WeakSet": _WeakSet},
         "appserver.reply_backend": {"datetime": _Moments},
         "appserver.reply_connection": {"select": polls, "threading": threads},
         "appserver.held_results": {"threading": threads},
@@ -378,3 +394,4 @@ def install() -> None:
         module = import_module(name)
         for attribute, value in replaced.items():
             setattr(module, attribute, value)
+    bootsteps.Blueprint.claim_steps = _steps
