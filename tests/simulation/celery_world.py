@@ -69,6 +69,7 @@ KINDS = [
     *((NAME, "killed", 0.0, 4.0), (NAME, "frozen", 1.0, 9.0), (NAME, "told to end", 0.0, 2.0)),
     (NAME, "dies", 0.5, 12.0),
 ]
+UNUSABLE = b"[1]"  # the body of a message that cannot be begun
 _frame = Struct(">BHI")
 
 
@@ -257,6 +258,8 @@ class CeleryWorld(World):
             name = "unknown"
         elif strange < 0.06:
             name, body = "quick", b"{no json"
+        elif strange < 0.09:
+            name, body = "quick", UNUSABLE
         reply = rng.random() < 0.6
         expired = name == "quick" and rng.random() < 0.06
         task_id = str(UUID(int=self.ids.getrandbits(128)))
@@ -351,10 +354,14 @@ class CeleryWorld(World):
         if record.msg.startswith("The result of task %s is lost"):
             self.jobs[str(record.args[0]).removeprefix(KEY)].lost = True  # type: ignore[index]
             return not self.broken("redis", since=self.loop.time() - RETRIES)
-        known = record.msg.startswith(("Couldn't", "Can't decode"))  # of a lost connection, of ours
+        known = record.msg.startswith(
+            ("Couldn't", "Can't decode", "The message of task")
+        )  # of a lost connection, of ours
         strange = record.levelno >= logging.CRITICAL and not known
         ours = record.name.startswith("appserver") or "Connection to broker lost" in record.msg
-        return strange or (self.plan.calm and ours and record.levelno >= logging.WARNING)
+        return strange or (
+            self.plan.calm and ours and not known and record.levelno >= logging.WARNING
+        )
 
     def _failed(self, party: Party, context: dict[str, Any]) -> None:
         super()._failed(party, context)
@@ -404,7 +411,7 @@ def _results(world: CeleryWorld) -> Iterator[str]:
                     yield f"{task_id} has the result {meta['result'][:60]}"
             elif meta["status"] == "FAILURE":
                 fails = len(job.ended) > len(job.nonces) or job.message.task == "unknown"
-                if not fails and not world.broken("redis", NAME):
+                if not fails and job.message.body != UNUSABLE and not world.broken("redis", NAME):
                     yield f"{task_id} is a failure, and has not failed: {meta['result']}"
         states = [meta["status"] for _, meta in job.stored]
         if "SUCCESS" in states and states[-1] != "SUCCESS":
@@ -425,13 +432,13 @@ def _executions(world: CeleryWorld) -> Iterator[str]:
     timeouts = sum(fault.kind == "consumer timeout" for fault in world.evidence.injected)
     for letter in world.broker.queues[DEAD_LETTER_EXCHANGE].ready:
         job = world.jobs[letter.properties.headers["id"]]
-        if job.deaths + timeouts < BEGUN_AGAIN:
+        if job.deaths + timeouts < BEGUN_AGAIN and job.message.body != UNUSABLE:
             yield f"{job.message.task_id} is a dead letter after {job.deaths} deaths"
     yield from world.refused
 
 
 def _unusable(job: Job) -> bool:
-    return bool(job.message.expires) or not job.message.body.startswith(b"[")
+    return bool(job.message.expires) or not job.message.body.startswith(b"[[")
 
 
 def _beginnings(world: CeleryWorld) -> Iterator[str]:
