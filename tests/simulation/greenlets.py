@@ -387,6 +387,7 @@ def install() -> None:
         "kombu.asynchronous.hub": {"poll": Poll, "set": _Ordered},
         "celery.app.base": {"datetime": _Moments},
         "appserver.attempts": {"WeakSet": _WeakSet},
+        "appserver.dead_letters": {"datetime": _Moments},
         "appserver.reply_backend": {"datetime": _Moments},
         "appserver.reply_connection": {"select": polls, "threading": threads},
         "appserver.held_results": {"threading": threads},
