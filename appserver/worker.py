@@ -27,6 +27,7 @@ from celery.worker import state
 from celery.worker.consumer import Consumer
 from celery.worker.request import Request
 from celery.worker.strategy import default
+from kombu.asynchronous import get_event_loop
 
 from appserver import dead_letters
 from appserver.attempts import attempts
@@ -168,7 +169,7 @@ class PoisonAwareRequest(Request):
     def acknowledge(self) -> None:
         super().acknowledge()
         if self.attempt is not None:
-            attempts(self.app).end(self)
+            _after_this_turn(attempts(self.app).end, self)
 
     def reject(self, requeue: bool = False) -> None:
         super().reject(requeue)
@@ -180,6 +181,19 @@ class PoisonAwareRequest(Request):
             attempts(self.app).lose(self)
         else:
             attempts(self.app).take_back(self)
+
+
+def _after_this_turn(call: Callable[..., object], *args: object) -> None:
+    """Call when acknowledgements are written, for which Celery waits until the loop's next turn.
+
+    Otherwise the next message could end the process in between: a dead letter would come again, and
+    would be counted from 0.
+    """
+    hub = get_event_loop()
+    if hub is None:  # gevent and eventlet: they are written already
+        call(*args)
+    else:
+        hub.call_soon(call, *args)
 
 
 def _guarded(execute: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,8 +18,7 @@ from tests.simulation import seams
 seams.install()
 
 from tests.simulation import pool, shrink  # noqa: E402
-from tests.simulation.run import run  # noqa: E402
-from tests.simulation.world import Plan  # noqa: E402
+from tests.simulation.run import plan_of, run  # noqa: E402
 
 #: Where it is kept which seed `--minutes` goes on with.
 NEXT = Path("build/simulation-next")
@@ -72,7 +71,7 @@ _worlds: list[object] = []
 
 
 def _trace(seed: int, strategy: str, wires: bool) -> int:
-    plan, lines = Plan(seed, strategy), list[str]()
+    plan, lines = plan_of(seed, strategy), list[str]()
     plan.wires = wires
     result = run(seed, strategy, plan, lines, _worlds)
     print("\n".join(lines))

@@ -13,6 +13,8 @@ from math import inf
 from random import Random
 from typing import TYPE_CHECKING
 
+from pika import spec
+
 from tests.simulation.loop import Party
 from tests.simulation.network import Conditions
 from tests.simulation.records import Injected
@@ -193,6 +195,15 @@ async def _close_channels(world: World, fault: Fault) -> None:
     world.broker.close_channels()
 
 
+async def _consumer_timeout(world: World, fault: Fault) -> None:
+    """A task takes longer than the broker waits for its acknowledgement."""
+    for peer in list(world.broker.peers):
+        for channel in list(peer.channels.values()):
+            if channel.unacked and not channel.closing:
+                text = f"delivery acknowledgement on channel {channel.number} timed out"
+                channel.refuse(406, f"PRECONDITION_FAILED - {text}", spec.Channel.Close)
+
+
 async def _alarm(world: World, fault: Fault) -> None:
     world.broker.alarm(True)
     await asyncio.sleep(fault.length)
@@ -229,6 +240,10 @@ async def _promote(world: World, fault: Fault) -> None:
 async def _fail_over(world: World, fault: Fault) -> None:
     """Another primary takes its place; who is connected to the old one has to leave it."""
     world.redis_fails_over()
+
+
+async def _flush_scripts(world: World, fault: Fault) -> None:
+    world.redis.scripts.clear()
 
 
 async def _memory(world: World, fault: Fault) -> None:
@@ -339,6 +354,16 @@ async def _kill_worker(world: World, fault: Fault) -> None:
     worker.start()
 
 
+async def _end_worker(world: World, fault: Fault) -> None:
+    """Let a worker end its task, and start it again."""
+    worker = world.workers[fault.target]
+    while not worker.ended:
+        worker.tell_to_end()
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(fault.length)
+    worker.start()
+
+
 async def _die(world: World, fault: Fault) -> None:
     worker = world.workers[fault.target]
     worker.dies_at = fault.detail
@@ -372,6 +397,7 @@ _BROKER: dict[str, _Inject] = {
     "frozen": lambda world, fault: _frozen(world, world.broker_party, fault.length),
     "connections closed": _close_connections,
     "channels closed": _close_channels,
+    "consumer timeout": _consumer_timeout,
     "alarm": _alarm,
     LEADER: _lose_leader,
 }
@@ -384,6 +410,7 @@ _REDIS: dict[str, _Inject] = {
     "read-only": _read_only,
     "promoted": _promote,
     "failed over": _fail_over,
+    "scripts flushed": _flush_scripts,
     "out of memory": _memory,
 }
 _LINK: dict[str, _Inject] = {
@@ -405,4 +432,5 @@ _WORKER: dict[str, _Inject] = {
     "killed": _kill_worker,
     "frozen": lambda world, fault: _frozen(world, world.workers[fault.target].party, fault.length),
     "dies": _die,
+    "told to end": _end_worker,
 }

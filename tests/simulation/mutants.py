@@ -30,11 +30,16 @@ class Mutant(NamedTuple):
 
     @property
     def strategies(self) -> str:
-        return _OF_STRATEGY.get(self.file, "pika,redis")
+        ours = "worker" if self.file.startswith("appserver/") else "pika,redis"
+        return _OF_STRATEGY.get(self.file, ours)
 
 
 def _m(name: str, file: str, old: str, new: str) -> Mutant:
     return Mutant(name, f"gateway/{file}.py", old, new)
+
+
+def _w(name: str, file: str, old: str, new: str) -> Mutant:
+    return Mutant(name, f"appserver/{file}.py", old, new)
 
 
 _OF_STRATEGY = {
@@ -321,6 +326,100 @@ MUTANTS = [
         "claims/scripts",
         "    state, owner, till = 'P', ARGV[1], now + ARGV[4]",
         "    state, owner, till = 'P', ARGV[1], now + ARGV[4] / 8",
+    ),
+    _w(
+        "acknowledged before what is held is written",
+        "task_stream",
+        "        if self._results:\n            self._results.flush()\n        self._flush_follows",
+        "        self._flush_follows",
+    ),
+    _w("nothing written before a slow task", "task_stream", "if name not in self._quick:", "if 0:"),
+    _w(
+        "a message that is cut is lost",
+        "task_stream",
+        "self._transport._read_buffer += received",
+        "self._transport._read_buffer = received",
+    ),
+    _w(
+        "a message acknowledged twice",
+        "task_stream",
+        "tags.append(self._ended.popleft())",
+        "tags += [self._ended.popleft()] * 2",
+    ),
+    _w(
+        "only one acknowledgement of a turn",
+        "task_stream",
+        "for tag in tags)",
+        "for tag in tags[:1])",
+    ),
+    _w("a held result lost where the script is not there", "held_results", "if not done:", "if 0:"),
+    _w(
+        "a held reply lost where it cannot be written",
+        "held_results",
+        "_try(otherwise, reply.correlation_id)",
+        "pass",
+    ),
+    _w("nobody looks for held results", "held_results", "if lasts:", "if 0:"),
+    _w(
+        "held results not found by the next task",
+        "result_script",
+        "if held := reply_connection(self.app).held:\n            held.flush()",
+        "pass",
+    ),
+    _w(
+        "a success replaced by a failure",
+        "result_script",
+        "then\n  return 0\nend",
+        "then\n  local _ = 0\nend",
+    ),
+    _w(
+        "a connection kept on which a reply could not be written",
+        "reply_connection",
+        "                if not whole:\n                    self._drop()",
+        "                pass",
+    ),
+    _w(
+        "replies with another's id",
+        "reply_connection",
+        "self._frames(*reply) for reply in replies",
+        "self._frames(reply[0], replies[0][1], reply[2]) for reply in replies",
+    ),
+    _w(
+        "a reply to a blocked connection",
+        "reply_connection",
+        "return not self._blocked",
+        "return True",
+    ),
+    _w(
+        "a reply to a closed connection",
+        "reply_connection",
+        "if self._link is not None and self._readable(0):",
+        "if 0:",
+    ),
+    _w(
+        "a result that was not replied is not stored",
+        "reply_backend",
+        "if (replied or not final) and not must:",
+        "if not must:",
+    ),
+    _w(
+        "a result stored only if it is not replied",
+        "reply_backend",
+        "must = must_store(request)",
+        "must = False",
+    ),
+    _w("a loss that is not counted", "attempts", "pipe.sadd(key(task_id), attempt)", "pass"),
+    _w(
+        "each task with which workers are lost begun again",
+        "worker",
+        "if lost >= BEGUN_AGAIN:",
+        "if 0:",
+    ),
+    _w(
+        "a beginning left after its end",
+        "attempts",
+        "self._execute(lambda pipe, key: pipe.delete(key(request.id)))",
+        "pass",
     ),
 ]
 

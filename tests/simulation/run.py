@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -36,6 +37,14 @@ class Result:
         return asdict(self)
 
 
+def plan_of(seed: int, strategy: str) -> Plan:
+    if strategy == "worker":
+        from tests.simulation.celery_world import WorkerPlan
+
+        return WorkerPlan(seed)
+    return Plan(seed, strategy)
+
+
 def run(
     seed: int,
     strategy: str,
@@ -44,15 +53,21 @@ def run(
     worlds: list[object] | None = None,
 ) -> Result:
     """Run it; `lines` gets what happens, in words, and `worlds` the world."""
-    plan = plan or Plan(seed, strategy)
+    judge: Callable[[Any], list[str]] = oracle.judge
+    make = World
+    if strategy == "worker":
+        from tests.simulation import celery_world
+
+        judge, make = celery_world.judge, celery_world.CeleryWorld
+    plan = plan or plan_of(seed, strategy)
     began = time.process_time()
     gc.disable()  # so that what a cycle of references keeps is still there at the end
-    world = World(seed, strategy, plan, lines)
+    world = make(seed, strategy, plan, lines)
     if worlds is not None:
         worlds.append(world)
     seen = world.run()
     seams.leave()
-    result = Result(seed, strategy, oracle.judge(world), world.digest.hexdigest(), plan.calm)
+    result = Result(seed, strategy, judge(world), world.digest.hexdigest(), plan.calm)
     gc.enable()
     result.callbacks, result.seconds = world.loop.steps, world.loop.time() - world.began
     result.cpu = time.process_time() - began

@@ -32,14 +32,21 @@ def test_no_seed_breaks_a_promise():
     assert last.startswith("400 seeds, 0 violations, ")
 
 
+@pytest.mark.timeout(600)
+def test_no_seed_of_the_app_server_breaks_a_promise():
+    last = simulate("--strategies", "worker", "--seeds", "1-100").splitlines()[-1]
+    assert last.startswith("100 seeds, 0 violations, ")
+
+
 @pytest.mark.parametrize(("strategy", "seed"), FOUND, ids=str)
 def test_what_a_seed_has_found_stays_mended(strategy, seed):
     simulate("--strategies", strategy, "--seeds", str(seed))
 
 
-def test_a_seed_is_the_same_run_whatever_the_hash_seed_is(monkeypatch):
+@pytest.mark.parametrize(("strategy", "seed"), [("redis", 500001), ("worker", 29)], ids=str)
+def test_a_seed_is_the_same_run_whatever_the_hash_seed_is(monkeypatch, strategy, seed):
     digests = set()
     for number in ("1", "2"):
         monkeypatch.setenv("PYTHONHASHSEED", number)
-        digests.add(simulate("--strategies", "redis", "--trace", "500001").splitlines()[-1])
+        digests.add(simulate("--strategies", strategy, "--trace", str(seed)).splitlines()[-1])
     assert len(digests) == 1 and digests.pop().startswith("digest ")

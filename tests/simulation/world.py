@@ -48,6 +48,13 @@ class World:
         self.network = Network(self.loop, self._observe)
         self.loop.network = self.network
         seams.enter(self, f"product {strategy} {seed}")
+        self.workers: dict[str, Any] = {}
+        self.gateways: dict[str, Gateway] = {}
+        self.party = Party("world")
+        self._begin()
+
+    def _begin(self) -> None:
+        plan, strategy = self.plan, self.strategy
         #: Seconds that results are kept. In calm seeds some senders try again when these are gone.
         self.expires = 25 if plan.calm else 300
         self.config = configuration(strategy, plan.queue, result_expires=self.expires)
@@ -55,7 +62,6 @@ class World:
         self.gateways = {
             f"gateway{i + 1}": Gateway(self, f"gateway{i + 1}") for i in range(plan.gateways)
         }
-        self.workers = {}
         for i in range(2):
             order = STOCK if strategy == "redis" and self.random.random() < 0.5 else APP
             early = self.random.random() < 0.15
@@ -63,7 +69,6 @@ class World:
             self.workers[name] = Worker(self, name, order, early)
         self.senders = Senders(self, DELIVERIES, plan.seconds, plan.senders)
         self.failpoints: dict[str, str] = {}
-        self.party = Party("world")
         self.inspected: dict[str, Any] = {}
         #: What was asked of each claim, by its key in Redis.
         self.histories: dict[bytes, list[Operation]] = {}
@@ -272,6 +277,10 @@ class World:
                 text += "\n" + "".join(traceback.format_exception(exc))
         self.trace("error", text)
 
+    def is_violation(self, record: logging.LogRecord) -> bool:
+        """Tell whether a process must not log this."""
+        return record.levelno >= logging.ERROR and self.loop.current.name.startswith("gateway")
+
     def _observe(self, now: float, one: str, other: str, data: bytes) -> None:
         self.digest.update(_moment(now) + data)
         if self.lines is not None and self.plan.wires:
@@ -299,7 +308,7 @@ class _Logged(logging.Handler):
         party = world.loop.current
         if record.name.startswith("pika"):
             return
-        if record.levelno >= logging.ERROR and party.name.startswith("gateway"):
+        if world.is_violation(record):
             text = f"{party.name}: {record.getMessage()}"
             if record.exc_info:
                 text += f": {record.exc_info[1]!r}"
