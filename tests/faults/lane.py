@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 import urllib.error
 import urllib.request
@@ -252,7 +253,7 @@ class Lane:
 
 
 def _total(page: str, name: str) -> float:
-    lines = [line for line in page.splitlines() if line.startswith(name)]
+    lines = [line for line in page.splitlines() if re.split("[ {]", line, maxsplit=1)[0] == name]
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
