@@ -278,8 +278,10 @@ class Declared(Source):
                     break
             else:
                 return ""
-            found = block.names.get(found, found)
-            return f"{found}.{second}" if more and (second := name(more(seen))) else found
+            names = [block.names.get(each, each) for each in found.split(",")]
+            if more and (second := name(more(seen))):
+                names = [f"{each}.{sub}" for each in names for sub in second.split(",")]
+            return ",".join(names)
 
         return event
 

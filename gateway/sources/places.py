@@ -5,9 +5,9 @@
     id  time  event  digest                                       what the block itself names
     ... | filter                                                  e.g. `body|sha256hex`
 
-In a JSON pointer ``*`` stands for all items of a list: the place has a value where they agree on
-one. A `form:` place is empty where the body looks like JSON, so that no text in it passes for a
-field.
+In a JSON pointer ``*`` stands for all items of a list: the place has their different values, in
+their order, joined by commas. A `form:` place is empty where the body looks like JSON, so that no
+text in it passes for a field.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def _first_member(key: str) -> Reader:
 
 
 def _at(value: Any, tokens: Sequence[str]) -> Any:
-    """Return the value at a pointer's tokens; with ``*``, the one that all items agree on."""
+    """Return the value at a pointer's tokens; with ``*``, the different ones, joined by commas."""
     if "*" not in tokens:
         return at(value, tokens)
     found = [value]
@@ -245,5 +245,4 @@ def _at(value: Any, tokens: Sequence[str]) -> Any:
             found = [each for items in lists for each in items if isinstance(each, dict)]
         else:
             found = [e.get(token) if type(e) is dict else at(e, [token]) for e in found]
-    values = {name(each) for each in found}
-    return values.pop() if len(values) == 1 else None
+    return ",".join(filter(None, dict.fromkeys(map(name, found)))) or None
