@@ -16,6 +16,7 @@ from pydantic import SecretStr
 from gateway.answer import JSON, TEXT, Answer
 from gateway.delivery import Request
 from gateway.errors import (
+    BodyTooLarge,
     MethodNotAllowed,
     OutOfTolerance,
     SignatureMismatch,
@@ -24,7 +25,7 @@ from gateway.errors import (
 )
 from gateway.sources.base import Draft, Options, Signed, Source, Verified
 from gateway.sources.block import PLACEHOLDER, Block, Handshake
-from gateway.sources.envelopes import read_loosely
+from gateway.sources.envelopes import MAX_UNPROVEN, read_loosely
 from gateway.sources.fields import identity, name, pointer, put
 from gateway.sources.keys import (
     ENCODINGS,
@@ -106,6 +107,11 @@ class Declared(Source):
         of_json = {text for _, text in block.texts if text.startswith("json:")}
         self._only, self._parses = len(of_json) == 1, len(of_json) > 1
         self._given, self._clock = self._signatures(), self._times()
+        proof = [text for key, text in block.texts if key in ("signature", "signed", "id")]
+        # What has to be parsed is read after the proof where that is possible.
+        self._late = any(place.is_parsed for text in block.time for place in block.places(text))
+        parsed = any(place.is_parsed for text in proof for place in block.places(text))
+        self._largest = (block.max_body or MAX_UNPROVEN) if parsed else None
         self._parts, self._event = self._signed_parts(), self._events()
         self._identity = self._identities()
         answers = [(each, self._handshake(each)) for each in block.handshakes]
@@ -127,8 +133,9 @@ class Declared(Source):
 
     def verify(self, request: Request) -> Verified:
         seen = Seen(request)
-        if self._unsigned and self.secret_headers.isdisjoint(request.headers):
-            for handshake in self._unsigned:
+        unsigned = len(request.body) <= MAX_UNPROVEN and self._unsigned
+        if unsigned and self.secret_headers.isdisjoint(request.headers):
+            for handshake in unsigned:
                 if answer := handshake(seen):
                     return Verified(request.body, challenge=answer)
         self._prove(seen)
@@ -151,8 +158,13 @@ class Declared(Source):
 
     def _prove(self, seen: Seen) -> None:
         """Raise `Unverified` unless the request has a signature by one of the keys."""
+        if self._largest is not None and len(seen.body) > self._largest:
+            raise BodyTooLarge(
+                f"The body is over {self._largest} bytes, which is the most that is parsed to find "
+                "its signature; `max_body` of the source's block says another number."
+            )
         given = self._given(seen)
-        if self._clock is not None:
+        if self._clock is not None and not self._late:
             self._clock(seen)
         parts = self._parts(seen)
         for key in self._keys:
@@ -160,6 +172,8 @@ class Declared(Source):
                 break
         else:
             raise SignatureMismatch
+        if self._clock is not None and self._late:
+            self._clock(seen)
         if self._signs_for_anybody and _token(b"".join(parts)):
             raise Unverified("The signed text could be a handshake's token.")
 

@@ -19,6 +19,8 @@ from gateway.nesting import MAX_LEVELS, check_levels
 
 #: The most query parameters of a URL: more would be an attack on the parser.
 MAX_PARAMETERS = 256
+#: The largest body that is parsed before its sender is known: parsing takes longer than all else.
+MAX_UNPROVEN = 128 * 1024
 #: The most levels of elements, and the most elements in all: far more than any sender uses.
 MAX_DEPTH = 32
 MAX_ELEMENTS = 4_096

@@ -84,6 +84,13 @@ class Place(NamedTuple):
         return cls(kind, rest.lower() if kind == "header" else rest, tuple(filters))
 
     @property
+    def is_parsed(self) -> bool:
+        """Is the body's JSON or form parsed to read it?"""
+        return self.kind in ("json", "form") or any(
+            each.startswith(("json", "sortedform")) for each in self.filters
+        )
+
+    @property
     def missing(self) -> str:
         """What to say where nothing is there."""
         what = {"header": "header", "query": "parameter"}.get(self.kind, "field")
