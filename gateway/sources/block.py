@@ -16,7 +16,7 @@ from gateway.model import Model, matching
 from gateway.similar import similar
 from gateway.sources.base import listed
 from gateway.sources.keys import ALGORITHMS, ENCODINGS, KINDS, PUBLIC_KEYS, TOKENS
-from gateway.sources.places import Place
+from gateway.sources.places import IN_BODY, Place
 
 #: A place in a text: ``{header:x-time}``. Other braces are part of the text, as JSON has them.
 PLACEHOLDER = re.compile(
@@ -158,6 +158,26 @@ class Block(Model):
             found += [("handshakes", text) for text in (*each.when, *each.reads)]
         return [*found, *(("signed", text) for text in self.signed_places)]
 
+    @property
+    def covers_body(self) -> bool:
+        """Does the signature cover the body, byte for byte?"""
+        whole = {Place("body"), Place("body", "", ("sha256hex",))}
+        return not whole.isdisjoint(self._signed)
+
+    def is_signed(self, text: str) -> bool:
+        """Tell whether nobody but the sender can change what is at the place."""
+        places, signed = self.places(text), self._signed
+        if all(place.kind in IN_BODY for place in places):
+            return self.covers_body or signed.issuperset(places)
+        whole = {"query": Place("url")}
+        return all(
+            {place, place._replace(filters=()), whole.get(place.kind)} & signed for place in places
+        )
+
+    @property
+    def _signed(self) -> set[Place]:
+        return {place for text in self.signed_places for place in self.places(text)}
+
     def places(self, text: str) -> list[Place]:
         """Return the place that `text` names; for `id` and `time` those that they stand for."""
         place = Place.parse(text.removeprefix("hmac:"))
@@ -186,9 +206,8 @@ def _problems(block: Block) -> Iterator[str]:
         yield "signed: a plain hash has to have the key in it; write {key} where it belongs"
     if block.algorithm in PUBLIC_KEYS and block.key not in ("pem", "spki", "raw-hex", "raw-base64"):
         yield f"key: {block.algorithm} needs a public key: pem, spki, raw-hex or raw-base64"
-    signed = {place for text in block.signed_places for place in block.places(text)}
-    for place in (place for text in block.time for place in block.places(text)):
-        if place.kind == "header" and place not in signed and block.algorithm not in TOKENS:
-            yield f"time: header:{place.name} is not signed; write {{time}} in signed"
+    for text in block.time if block.algorithm not in TOKENS else ():
+        if not block.is_signed(text):
+            yield f"time: {text} is not signed; write {{time}} in signed"
     if block.pick and not block.separator:
         yield 'list: is needed for pick; say what separates the fields, as in ","'

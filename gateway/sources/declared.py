@@ -41,7 +41,7 @@ from gateway.sources.keys import (
     Token,
     decoded,
 )
-from gateway.sources.places import Place, Reader, Seen, bytes_reader, first, reader
+from gateway.sources.places import IN_BODY, Place, Reader, Seen, bytes_reader, first, reader
 from gateway.sources.signatures import check, digest, raw
 
 #: Signatures that are checked: there are two while keys are replaced, and each costs CPU time.
@@ -129,7 +129,7 @@ class Declared(Source):
 
     @property
     def covers_body(self) -> bool:
-        return any(Place.parse(text).kind == "body" for text in self._block.signed_places)
+        return self._block.covers_body
 
     def verify(self, request: Request) -> Verified:
         seen = Seen(request)
@@ -301,27 +301,27 @@ class Declared(Source):
 
     def _identities(self) -> Callable[[Seen], str]:
         block = self._block
-        texts = block.identity or block.id
-        if texts == ["digest"]:
+        texts, others = block.identity or block.id, [*block.apart]
+        if "digest" in texts:  # the same body may be sent to another URL
+            others += [[text] for text in block.signed_places if text.startswith("url")]
+        used = [place for each in others for text in each for place in block.places(text)]
+        of_event = map(Place.parse, (*block.event, *block.subevent))
+        if texts == ["digest"] and {p.kind for p in (*used, *of_event)} <= {*IN_BODY, "event"}:
             return lambda seen: digest(seen.body)
-        by_digest = "digest" in texts
-        read = self._reader([text for text in texts if text != "digest"] or ["header:-"])
-        apart = [self._reader(each) for each in block.apart]
-        signed = [place for text in block.signed_places for place in block.places(text)]
-        unsigned = [
-            place
-            for text in texts
-            for place in block.places(text)
-            if place.kind == "header" and place not in signed
-        ]
+        has_digest = any(p.kind == "digest" or "sha256hex" in p.filters for p in used)
         # Else a copy of one delivery with the id of another could get the answer of that one.
-        if unsigned and ["digest"] not in block.apart:
-            apart.append(self._reader(["digest"]))
+        if not has_digest and not (block.covers_body and all(map(block.is_signed, texts))):
+            others.append(["digest"])
+        keys, apart = [self._reader([text]) for text in texts], [*map(self._reader, others)]
 
         def of(seen: Seen) -> str:
-            key = read(seen)
-            found = identity(key, *[each(seen) for each in apart]) if key or key == 0 else ""
-            return found or (digest(seen.body) if by_digest else "")
+            for read in keys:
+                key = read(seen)
+                if key in (None, ""):
+                    continue
+                if found := identity(key, *[each(seen) for each in apart]):
+                    return found
+            return ""
 
         return of
 

@@ -21,8 +21,9 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from gateway.delivery import Request
+from gateway.errors import BadRequest, Unverified
 from gateway.sources.envelopes import read_loosely, read_query
-from gateway.sources.fields import at, name, pointer, read_if_form, utf8
+from gateway.sources.fields import at, name, pointer, read_form, read_if_form, utf8
 from gateway.sources.signatures import digest, raw
 
 _NAMED, _DEFINED = ("header", "query", "form", "sig"), ("id", "time", "event", "digest")
@@ -30,6 +31,8 @@ WRITTEN = (
     "a place is header:NAME, query:NAME, form:NAME, sig:NAME, json:/pointer, body, url, method, id "
     "or time, and filters behind `|`"
 )
+#: Kinds that are read from the body.
+IN_BODY = ("json", "form", "body", "digest")
 #: Parts of a multipart form that are read.
 MAX_PARTS = 100
 #: Kinds whose text is what was received, one character a byte (latin-1); others are UTF-8.
@@ -40,11 +43,18 @@ _valid = re.compile(
 ).fullmatch
 
 
-def _from_base64(text: bytes) -> bytes:
+def _from_base64(text: bytes) -> bytes | None:
     try:
         return b64decode(text, validate=True)
     except ValueError:
-        return b""
+        return None
+
+
+def _sorted_form(body: bytes) -> bytes | None:
+    try:
+        return raw("".join(map("".join, sorted(read_form(body)))))
+    except BadRequest:
+        return None
 
 
 #: From the text behind a filter's name to a function from bytes, or from JSON, to a value.
@@ -53,7 +63,7 @@ FILTERS: dict[str, Callable[[str], Callable[[Any], Any]]] = {
     "base64": lambda _: _from_base64,
     "noquery": lambda _: lambda url: url.partition(b"?")[0],
     # A form's names and values, sorted by name, without separators.
-    "sortedform": lambda _: lambda body: raw("".join(map("".join, sorted(read_if_form(body))))),
+    "sortedform": lambda _: _sorted_form,
     "json": lambda text: lambda body: _at(read_loosely(body), pointer(text)),
     "member-besides": lambda other: (
         lambda message: next(
@@ -164,7 +174,15 @@ def bytes_reader(place: Place, base_url: str = "") -> Callable[[Seen], bytes]:
         of = attrgetter("headers" if kind == "header" else "sig")
         return lambda seen: raw(of(seen).get(key, ""))
     read, as_received = reader(place, base_url), kind in _AS_RECEIVED and not filters
-    return lambda seen: _encoded(read(seen), as_received)
+    changed = kind == "body" and not filters[0].startswith("json")
+
+    def read_bytes(seen: Seen) -> bytes:
+        value = read(seen)
+        if value is None and changed:
+            raise Unverified(f"The body cannot be read as {filters[0]}.")
+        return _encoded(value, as_received)
+
+    return read_bytes
 
 
 def first(readers: Sequence[Reader]) -> Reader:
@@ -193,7 +211,12 @@ def _filtered(read: Reader, text: str, as_received: bool) -> Reader:
     change = FILTERS[title](argument)
     if title == "member-besides":
         return lambda seen: change(read(seen))
-    return lambda seen: change(_encoded(read(seen), as_received))
+
+    def filtered(seen: Seen) -> Any:
+        value = read(seen)
+        return value if value is None or value == "" else change(_encoded(value, as_received))
+
+    return filtered
 
 
 def _plain(kind: str, key: str, base_url: str, only: bool) -> Reader:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from gateway.errors import BodyTooLarge, SignatureMismatch, SignatureMissing
+from gateway.errors import BodyTooLarge, SignatureMismatch, SignatureMissing, Unverified
 from gateway.sources import declared, of, options_class, places
 from gateway.sources.base import Draft, Signed, Source
 from tests.unit.sources.examples import NOW
@@ -79,3 +81,94 @@ def test_a_block_may_say_that_its_sender_sends_larger_bodies():
         found = own(signature="json:/sig", max_body=most)
         with pytest.raises(error):
             found.verify(received(Signed(large)))
+
+
+def identities(source: Source, *requests: tuple[bytes, str, dict[str, str]]) -> set[str]:
+    """Return the identities of bodies with further queries and headers, all signed."""
+    found = set()
+    for body, query, headers in requests:
+        url = f"{URL}&{query}"
+        signed = source.sign(Draft(body, url, NOW))
+        both = {**signed.headers, **headers}
+        found.add(source.verify(received(Signed(signed.body, both), url)).identity)
+    return found
+
+
+ONE, OTHER = b'{"id":7,"a":1}', b'{"id":7,"a":2}'
+
+
+@pytest.mark.parametrize(
+    ("block", "requests"),
+    [
+        (
+            {"identity": "digest", "event": "header:X-Event"},
+            [(ONE, "", {"X-Event": "a"}), (ONE, "", {"X-Event": "b"})],
+        ),
+        (
+            {"identity": "digest", "apart": ["header:X-Shop"]},
+            [(ONE, "", {"X-Shop": "a"}), (ONE, "", {"X-Shop": "b"})],
+        ),
+        ({"identity": "query:id"}, [(ONE, "id=7", {}), (OTHER, "id=7", {})]),
+        (
+            {"identity": "json:/id", "signed": "{header:X-A}"},
+            [(ONE, "", {"X-A": ""}), (OTHER, "", {"X-A": ""})],
+        ),
+        ({"identity": "json:/id", "algorithm": "equal"}, [(ONE, "", {}), (OTHER, "", {})]),
+        ({"identity": ["digest", "json:/id"]}, [(ONE, "", {}), (OTHER, "", {})]),
+        ({"identity": "digest", "signed": "{url}{body}"}, [(ONE, "a=1", {}), (ONE, "a=2", {})]),
+        ({"identity": "json:/id", "signed": "{body|json:/id}"}, [(ONE, "", {}), (OTHER, "", {})]),
+        (
+            {"identity": "form:id", "signed": "{body|sortedform}"},
+            [(b"id=7&a=bc", "", {}), (b"id=7&ab=c", "", {})],
+        ),
+    ],
+)
+def test_two_deliveries_have_two_identities(block, requests):
+    found = identities(own(**block), *requests)
+    assert len(found) == 2 and "" not in found
+
+
+def test_an_id_that_is_signed_is_enough():
+    assert len(identities(own(identity="json:/id"), (ONE, "", {}), (OTHER, "a=1", {}))) == 1
+    by_url = own(identity="query:id", signed="{url}{body}")
+    assert len(identities(by_url, (ONE, "id=7", {}), (OTHER, "id=7", {}))) == 1
+
+
+def test_lines_identity_has_the_ids_of_all_its_events():
+    one, other = ({"events": [{"webhookEventId": each} for each in ids]} for ids in ("1", "12"))
+    assert verified("line", one).identity != verified("line", other).identity
+
+
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        ({"time": "sig:t", "list": ",", "pick": "v1"}, "time: sig:t is not signed; write {time}"),
+        ({"time": "query:t"}, "time: query:t is not signed"),
+        ({"time": "form:t", "signed": "{url}"}, "time: form:t is not signed"),
+        ({"time": "json:/t", "signed": "{json:/a}"}, "time: json:/t is not signed"),
+        ({"time": "form:t", "signed": "{body|sortedform}"}, "time: form:t is not signed"),
+    ],
+)
+def test_a_block_that_would_protect_nothing_is_refused(block, text):
+    with pytest.raises(ValidationError, match=re.escape(text)):
+        own(**block)
+
+
+@pytest.mark.parametrize(
+    ("signed", "covers"),
+    [
+        ("{body}", True), ("{body|sha256hex}", True), ("{body|sortedform}", False),
+        ("{body|json:/id}", False), ("{body|base64}", False), ("{json:/id}", False),
+    ],
+)  # fmt: skip
+def test_only_all_of_the_body_covers_it(signed, covers):
+    assert own(signed=signed).covers_body == covers
+
+
+@pytest.mark.parametrize("form", ["base64", "sortedform", "sortedform|sha256hex"])
+def test_a_body_that_cannot_be_read_as_it_is_signed_is_unverified(form):
+    found = own(signed=f"{{body|{form}}}")
+    proof = found.sign(Draft(b"", URL, NOW)).headers
+    for body in (b"evil=%zz", b"&" * 1_200 + b"evil=1"):
+        with pytest.raises(Unverified, match="cannot be read as|signature"):
+            found.verify(received(Signed(body, proof)))

@@ -123,7 +123,7 @@ def test_templates_without_sense(signed):
     ("options", "text"),
     [
         ({"signed": "{timestamp}.{body}"}, "time: is needed for time in signed"),
-        ({"timestamp_header": "X-Time"}, "time: header:x-time is not signed; write {time}"),
+        ({"timestamp_header": "X-Time"}, "time: header:X-Time is not signed; write {time}"),
         ({"signed": "{id}.{body}"}, "id: is needed for id in signed"),
         ({"algorithm": "md5"}, "algorithm"),
         ({"encoding": "base32"}, "encoding"),

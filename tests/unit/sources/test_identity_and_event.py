@@ -164,8 +164,7 @@ def _feed(*fields):
     [
         (_feed("feed"), "page.feed"),
         (_feed("feed", "feed"), "page.feed"),
-        # More than one kind at once: it is for whoever takes them all.
-        (_feed("feed", "mention"), "page"),
+        (_feed("feed", "mention"), "page.feed,page.mention"),
         ({"object": "page", "entry": [{"messaging": [{}]}]}, "page"),
         ({"entry": None}, ""),
         ([1], ""),
