@@ -100,6 +100,8 @@ class Block(Model):
     time: Places = []
     #: Unset: seconds; with ``tolerance = 0`` any text.
     unit: Literal["s", "ms", "iso"] | None = None
+    #: The default of the source's option: longer where later tries repeat the time of the first.
+    tolerance: float = Field(300, ge=0)
     id: Places = []
     #: The first of them that is there is the delivery's; `digest` is that of the body.
     identity: Places = []

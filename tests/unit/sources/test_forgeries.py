@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import re
 from typing import Any
@@ -172,3 +173,44 @@ def test_a_body_that_cannot_be_read_as_it_is_signed_is_unverified(form):
     for body in (b"evil=%zz", b"&" * 1_200 + b"evil=1"):
         with pytest.raises(Unverified, match="cannot be read as|signature"):
             found.verify(received(Signed(body, proof)))
+
+
+def test_dropbox_signs_tries_are_one_delivery_and_other_json_is_another():
+    source, event_time = receiver("dropbox_sign"), str(int(NOW) - 100_000)
+    key = b"A-secret_token"
+    proof = hmac.digest(key, f"{event_time}sent".encode(), "sha256").hex()
+    event = {"event_type": "sent", "event_time": event_time, "event_hash": proof}
+    found = []
+    for boundary, account in (("a", 1), ("b", 1), ("b", 2)):
+        text = json.dumps({"event": event, "account": account})
+        head = f'--{boundary}\r\nContent-Disposition: form-data; name="json"\r\n\r\n'
+        body = f"{head}{text}\r\n--{boundary}--\r\n".encode()
+        found.append(source.verify(received(Signed(body))))
+    assert {each.event for each in found} == {"sent"}
+    assert found[0].identity == found[1].identity != found[2].identity
+
+
+@pytest.mark.parametrize("scheme", ["linear", "mailgun"])
+def test_a_try_with_another_time_is_the_same_delivery(scheme):
+    def identity(at: float, number: int) -> str:
+        source = receiver(scheme)
+        time = int(at * 1_000) if scheme == "linear" else str(int(at))
+        message = {
+            "webhookTimestamp": time, "createdAt": "2026-01-01", "data": {"id": number},
+            "signature": {"timestamp": time, "token": f"t{time}"},
+            "event-data": {"id": "E1", "n": number},
+        }  # fmt: skip
+        return source.verify(
+            received(source.sign(Draft(json.dumps(message).encode(), URL, at)))
+        ).identity
+
+    assert identity(NOW, 1) == identity(NOW + 60, 1) != identity(NOW, 2)
+
+
+@pytest.mark.parametrize(("scheme", "age"), [("pusher", 400), ("mailgun", 28_800)])
+def test_a_try_that_repeats_its_time_is_accepted(scheme, age):
+    source = receiver(scheme)
+    event, body = source.sample("", "1", NOW - age)
+    assert source.verify(received(source.sign(Draft(body, URL, NOW - age, event)))).identity
+    options = {"scheme": scheme, "secrets": "A-secret_token", "tolerance": 9}
+    assert source.options_class.model_validate(options).tolerance == 9
