@@ -48,6 +48,9 @@ class Options(Model):
     def _not_empty(cls, secrets: list[SecretStr]) -> list[SecretStr]:
         if not all(secret.get_secret_value() for secret in secrets):
             raise ValueError("a secret is empty; set it")
+        for text in (secret.get_secret_value() for secret in secrets):
+            if text != text.strip() and "-----BEGIN" not in text:
+                raise ValueError("a secret begins or ends with a space or a line end; remove it")
         return secrets
 
 

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from gateway.model import Model, matching
 from gateway.similar import similar
 from gateway.sources.base import listed
-from gateway.sources.keys import ALGORITHMS, ENCODINGS, KINDS, PUBLIC_KEYS, TOKENS
+from gateway.sources.keys import ALGORITHMS, ENCODINGS, KINDS, PUBLIC_KEYS, PUBLIC_KINDS, TOKENS
 from gateway.sources.places import IN_BODY, Place
 
 #: A place in a text: ``{header:x-time}``. Other braces are part of the text, as JSON has them.
@@ -44,6 +44,7 @@ def _place(text: str) -> str:
 PlaceText = Annotated[str, AfterValidator(_place)]
 Places = Annotated[list[PlaceText], BeforeValidator(listed)]
 Printable = Annotated[str, matching(r"[\x20-\x7e]*", "has printable ASCII characters only")]
+_Name = Annotated[str, matching(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", "is no name of a header")]
 
 
 class Handshake(Model):
@@ -60,7 +61,7 @@ class Handshake(Model):
     signed: bool | None = None
     token: PlaceText | None = None
     status: int = Field(200, ge=200, le=299)
-    headers: dict[str, str] = {}
+    headers: dict[_Name, Printable] = {}
     body: str = ""
     content_type: str | None = None
 
@@ -123,8 +124,8 @@ class Block(Model):
     retry_after: float = Field(0.0, ge=0)
     #: The largest body that the sender sends, in bytes.
     max_body: int | None = Field(None, ge=1)
-    #: Further headers with secrets, in lower case.
-    secret_headers: list[str] = []
+    #: Further headers with secrets.
+    secret_headers: list[Annotated[str, AfterValidator(str.lower)]] = []
     #: The form of a secret, and what the problem is where one has another.
     secret_form: list[str] = []
     #: For the documents: the sender's name, what was read and when, how long it waits, and when it
@@ -189,6 +190,13 @@ class Block(Model):
         return [each._replace(filters=each.filters + place.filters) for each in own]
 
 
+def _is_pattern(text: str) -> bool:
+    try:
+        return bool(re.compile(text))
+    except re.error:
+        return False
+
+
 def _problems(block: Block) -> Iterator[str]:
     """Yield what does not fit together, each with the key that it is about."""
     found = PLACEHOLDER.findall(block.signed)
@@ -206,8 +214,18 @@ def _problems(block: Block) -> Iterator[str]:
             yield "pick: is needed for sig: places; name the fields that are signatures"
     if block.algorithm.startswith("sha") and "key" not in found:
         yield "signed: a plain hash has to have the key in it; write {key} where it belongs"
-    if block.algorithm in PUBLIC_KEYS and block.key not in ("pem", "spki", "raw-hex", "raw-base64"):
-        yield f"key: {block.algorithm} needs a public key: pem, spki, raw-hex or raw-base64"
+    if (block.algorithm in PUBLIC_KEYS) != (block.key in PUBLIC_KINDS):
+        if block.key in PUBLIC_KINDS:
+            kinds = ", ".join(PUBLIC_KEYS)
+            yield f"algorithm: {block.key} is a public key, which everybody knows; name {kinds}"
+        else:
+            yield f"key: {block.algorithm} needs a public key: {', '.join(PUBLIC_KINDS)}"
+    if not block.algorithm.startswith("hmac-"):
+        for each in block.handshakes:
+            if any(text.startswith("hmac:") for text in each.reads):
+                yield f"handshakes: {{hmac:...}} needs an hmac algorithm, not {block.algorithm}"
+    if block.secret_form and (len(block.secret_form) != 2 or not _is_pattern(block.secret_form[0])):
+        yield "secret_form: a regular expression, and what to say where a secret does not fit it"
     for text in block.time if block.algorithm not in TOKENS else ():
         if not block.is_signed(text):
             yield f"time: {text} is not signed; write {{time}} in signed"

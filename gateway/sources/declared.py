@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from pydantic import SecretStr
 
-from gateway.answer import JSON, TEXT, Answer
+from gateway.answer import JSON, TEXT, Answer, field_value
 from gateway.delivery import Request
 from gateway.errors import (
     BodyTooLarge,
@@ -169,6 +169,7 @@ class Declared(Source):
         parts = self._parts(seen)
         for key in self._keys:
             if key.verifies(given, parts):
+                seen.key = key
                 break
         else:
             raise SignatureMismatch
@@ -351,6 +352,8 @@ class Declared(Source):
             if needed and not all(name(read(seen)) for read in needed):
                 return None
             given = {key: fill(seen).decode("latin-1") for key, fill in headers.items()}
+            if not all(map(field_value, given.values())):
+                raise Unverified("What is to be sent back in a header is not visible ASCII.")
             return Answer(about.status, content_type, body(seen), given)
 
         return answer
@@ -379,7 +382,8 @@ class Declared(Source):
             if signed:
                 if not _token(value):
                     raise Unverified("What is to be signed for a handshake is not a token.")
-                return self._keys[0].sign([value]).removeprefix(self._block.prefix.encode())
+                key = seen.key or self._keys[0]
+                return key.sign([value]).removeprefix(self._block.prefix.encode())
             return json.dumps(value.decode())[1:-1].encode() if is_json else value
 
         return fill
@@ -450,11 +454,15 @@ def _constant(value: bytes) -> Callable[[Seen], bytes]:
 def key_of(secret: str, block: Block) -> Key:
     """Make the key of a secret, as `block` describes it. Raises ValueError, with what is valid."""
     text, kind, algorithm = secret.encode(), block.key, block.algorithm
+    if algorithm == "basic" and ":" not in secret:
+        raise ValueError("a secret is name:password")
     prefix, encoding = block.prefix.encode(), ENCODINGS[block.encoding]
     if algorithm in TOKENS:
         return Token((b"Basic " + b64encode(text)) if algorithm == "basic" else prefix + text)
     whpk = kind == "whsec" and secret.startswith(PUBLIC)
     if algorithm in SHARED and not whpk:
+        if secret.startswith((PUBLIC, "-----BEGIN")):
+            raise ValueError(f"a public key is no secret; {algorithm} needs one that nobody knows")
         if kind == "whsec" and not secret.startswith(POLAR):  # Supabase shows the version before it
             secret = secret.removeprefix("v1,").removeprefix("whsec_")
             text = decoded(secret, "base64", KINDS[kind])
@@ -465,6 +473,8 @@ def key_of(secret: str, block: Block) -> Key:
     from gateway.sources.public_keys import PublicKey, public
 
     if whpk:
+        if any(text.startswith("hmac:") for each in block.handshakes for text in each.reads):
+            raise ValueError("a public key cannot sign the handshake's answer; give the secret")
         keys = public(secret.removeprefix(PUBLIC), "raw-base64", KINDS[kind])
         return PublicKey(keys, "ed25519", PUBLIC_VERSION, ENCODINGS["base64"])
     keys = public(secret, kind, KINDS[kind])

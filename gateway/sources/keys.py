@@ -63,6 +63,7 @@ KINDS = {
     "raw-hex": "a public key is 64 hexadecimal digits",
     "raw-base64": "a public key is the base64 of 32 bytes",
 }
+PUBLIC_KINDS = ("pem", "spki", "raw-hex", "raw-base64")
 
 
 class Key(ABC):

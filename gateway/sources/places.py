@@ -24,6 +24,7 @@ from gateway.delivery import Request
 from gateway.errors import BadRequest, Unverified
 from gateway.sources.envelopes import read_loosely, read_query
 from gateway.sources.fields import at, name, pointer, read_form, read_if_form, utf8
+from gateway.sources.keys import Key
 from gateway.sources.signatures import digest, raw
 
 _NAMED, _DEFINED = ("header", "query", "form", "sig"), ("id", "time", "event", "digest")
@@ -112,6 +113,7 @@ class Seen:
 
     ``json`` is None where the body is not JSON. ``form`` has one character a byte, and of several
     fields with one name the last. ``sig`` has the named fields of the header with the signature.
+    ``key`` has verified the signature.
     """
 
     json: Any
@@ -122,6 +124,7 @@ class Seen:
         self.request = request
         self.headers, self.body = request.headers, request.body
         self.sig: dict[str, str] = {}
+        self.key: Key | None = None
         self.event = ""
 
     def __getattr__(self, part: str) -> Any:

@@ -111,3 +111,8 @@ def said(value: str | bytes | dict | list | int | None) -> Answer:
     if isinstance(value, bytes):
         return Answer(200, "application/octet-stream", value)
     return Answer(200, JSON, json.dumps(value, ensure_ascii=False).encode())
+
+
+def is_secret(text: str) -> bool:
+    """Is it a secret that a source may have?"""
+    return text != "" and text == text.strip()
