@@ -131,6 +131,8 @@ class Block(Model):
     #: For the documents: the sender's name, what was read and when, how long it waits, and when it
     #: tries again.
     title: str = ""
+    #: What its way of signing leaves open.
+    note: str = ""
     sources: list[str] = []
     waits: str = ""
     #: The keys that `sources` do not show; they come from notes about the sender.

@@ -33,6 +33,7 @@ from gateway.sources.keys import (
     KINDS,
     POLAR,
     PUBLIC,
+    PUBLIC_TEXTS,
     PUBLIC_VERSION,
     SHARED,
     TOKENS,
@@ -68,6 +69,8 @@ class Unit(NamedTuple):
     write: Callable[[float], str]
 
 
+_DATE = r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?"
+_ZONE = r"(Z|[+-][0-9]{2}:?[0-9]{2})"
 # Eleven digits of seconds are enough until the year 5138.
 _UNITS = {
     "s": Unit(
@@ -80,12 +83,16 @@ _UNITS = {
         lambda now: str(int(now * 1000)),
     ),
     "iso": Unit(
-        re.compile(r"[0-9T:.+Z -]{19,40}").fullmatch,
+        re.compile(_DATE + "(" + _ZONE + ")?").fullmatch,
         "a date and time",
         _iso,
         lambda now: datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds"),
     ),
 }
+#: Without a zone nothing says where a time ends, if nothing separates it from what follows.
+_ZONED = _UNITS["iso"]._replace(
+    fits=re.compile(_DATE + _ZONE).fullmatch, called="a date and time with a zone"
+)
 
 
 class Declared(Source):
@@ -96,7 +103,8 @@ class Declared(Source):
     def __init__(self, options: Options, public_url: str = ""):
         super().__init__(options, public_url)
         self._block = block = options if isinstance(options, Block) else self.block
-        self._unit = _UNITS[block.unit or "s"]
+        together = "}{" in block.signed
+        self._unit = _ZONED if together and block.unit == "iso" else _UNITS[block.unit or "s"]
         self._keys = [key_of(secret.get_secret_value(), block) for secret in options.secrets]
         headers = (each for text in block.signature for each in block.places(text))
         own = [place.name for place in headers if place.kind == "header"]
@@ -272,11 +280,27 @@ class Declared(Source):
         if pieces == ["", "body", ""]:
             return lambda seen: [seen.body]
         reads = [
-            self._bytes_reader(piece) if i % 2 else _constant(piece.encode())
+            self._part(piece, pieces[i + 1]) if i % 2 else _constant(piece.encode())
             for i, piece in enumerate(pieces)
             if piece
         ]
         return lambda seen: [read(seen) or b"" for read in reads]
+
+    def _part(self, piece: str, after: str) -> Callable[[Seen], bytes]:
+        """Return a function that reads a part of the signed text, before the text `after`."""
+        read, separator = self._bytes_reader(piece), after.encode()
+        if not separator or not piece.startswith(("id", "header:", "query:", "sig:")):
+            return read
+        if piece in self._block.time:
+            return read
+
+        def part(seen: Seen) -> bytes:
+            # Else some of the part could come from what follows the separator.
+            if separator in (value := read(seen) or b""):
+                raise Unverified(f"What is signed as {piece} contains {after!r}, which ends it.")
+            return value
+
+        return part
 
     def _events(self) -> Callable[[Seen], str]:
         block = self._block
@@ -461,7 +485,7 @@ def key_of(secret: str, block: Block) -> Key:
         return Token((b"Basic " + b64encode(text)) if algorithm == "basic" else prefix + text)
     whpk = kind == "whsec" and secret.startswith(PUBLIC)
     if algorithm in SHARED and not whpk:
-        if secret.startswith((PUBLIC, "-----BEGIN")):
+        if secret.startswith(PUBLIC_TEXTS):
             raise ValueError(f"a public key is no secret; {algorithm} needs one that nobody knows")
         if kind == "whsec" and not secret.startswith(POLAR):  # Supabase shows the version before it
             secret = secret.removeprefix("v1,").removeprefix("whsec_")

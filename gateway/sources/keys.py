@@ -16,6 +16,8 @@ from gateway.sources.signatures import mac
 KEY = b"\0key"
 #: The prefixes of Standard Webhooks: of a public key, and of its signatures.
 PUBLIC, PUBLIC_VERSION = "whpk_", b"v1a,"
+#: How the public keys begin that are texts.
+PUBLIC_TEXTS = (PUBLIC, "-----BEGIN PUBLIC KEY", "-----BEGIN CERTIFICATE")
 #: Polar's secret is the key itself, all of it. https://github.com/polarsource/polar-python
 POLAR = "polar_whs_"
 

@@ -260,7 +260,8 @@ def _first_member(key: str) -> Reader:
     quoted, otherwise = b'"%b"' % key.encode(), _member(key)
 
     def read(seen: Seen) -> Any:
-        if there := begins(seen.body):
+        # Of members with one name the last counts.
+        if (there := begins(seen.body)) and seen.body.find(quoted, there.end()) < 0:
             return there[1].decode()
         return otherwise(seen) if quoted in seen.body else None
 

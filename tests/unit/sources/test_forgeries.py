@@ -6,6 +6,7 @@ import hmac
 import json
 import re
 from base64 import b64encode
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -301,3 +302,54 @@ def test_a_key_that_proves_nothing_is_refused(block, text):
 
 def test_the_names_of_secret_headers_may_have_capitals():
     assert own(secret_headers=["X-Old-Sig"]).secret_headers == {"x-sig", "x-old-sig"}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "written"),
+    [
+        ("twitch", "%Y-%m-%dT%H:%M:%S.123456789Z"), ("zendesk", "%Y-%m-%dT%H:%M:%SZ"),
+        ("orb", "%Y-%m-%dT%H:%M:%S.5+00:00"), ("orb", "%Y-%m-%dT%H:%M:%S.5"),
+    ],
+)  # fmt: skip
+def test_nothing_moves_from_the_time_into_the_body(monkeypatch, scheme, written):
+    source, body = receiver(scheme), b'{"id":"1","type":"a"}'
+    when = datetime.fromtimestamp(NOW, UTC).strftime(written)
+    monkeypatch.setattr(source, "_unit", source._unit._replace(write=lambda _now: when))
+    headers = source.sign(Draft(body, URL, NOW, "a", "1")).headers
+    assert source.verify(received(Signed(body, headers)))
+    (name,) = (name for name, value in headers.items() if value == when)
+    separator = b":" if scheme == "orb" else b""
+    for i in range(1, len(when)):
+        rest = when[i:].encode().removeprefix(separator) + separator
+        moved = Signed(rest + body, {**headers, name: when[:i]})
+        with pytest.raises(Unverified):
+            source.verify(received(moved))
+
+
+@pytest.mark.parametrize(
+    ("block", "id_header"),
+    [
+        ({"signed": "{id}.{time}.{body}", "id": "header:X-Id", "time": "header:X-Time"}, "X-Id"),
+        ({"signed": "{header:X-Nonce}.{body}"}, "X-Nonce"),
+    ],
+)
+def test_nothing_moves_from_the_body_into_the_id(block, id_header):
+    found, time = own(**block), str(int(NOW))
+    body = f"1.{time}.2".encode()
+    headers = found.sign(Draft(body, URL, NOW, identity="i")).headers
+    headers[id_header] = "i"
+    text = b".".join([b"i", *([time.encode()] if "time" in block else []), body])
+    headers["X-Sig"] = hmac.digest(b"key", text, "sha256").hex()
+    assert found.verify(received(Signed(body, headers)))
+    inside = b".".join([b"i", *([time.encode()] if "time" in block else []), b"1"]).decode()
+    moved = f"{time}.2" if "time" not in block else "2"
+    with pytest.raises(Unverified, match=r"contains '\.', which ends it"):
+        found.verify(received(Signed(moved.encode(), {**headers, id_header: inside})))
+
+
+@pytest.mark.parametrize("event", [None, "json:/type"])
+def test_of_members_with_one_name_the_last_counts_for_every_reader(event):
+    found = own(identity="json:/id", event=[event] if event else [])
+    body = b'{"id":"1","id":"2"}'
+    verified = found.verify(received(found.sign(Draft(body, URL, NOW))))
+    assert json.loads(verified.identity)[0] == "2"

@@ -52,7 +52,7 @@ def digest(body) -> str:
         ({"X-GitHub-Event": "push"}, b"payload=", "push"),
         ({"X-GitHub-Event": "push"}, b"payload=%zz", "push"),
         ({"X-GitHub-Event": "push"}, b"Hello, World!", "push"),
-        ({"X-GitHub-Event": "push"}, b'{"action":"a","action":3}', "push.a"),
+        ({"X-GitHub-Event": "push"}, b'{"action":"a","action":3}', "push.3"),
         ({"X-GitHub-Event": "push"}, b'{"action":["a"]}', "push"),
         ({}, b'{"action":"opened"}', ""),
     ],

@@ -35,7 +35,11 @@ seeds = st.binary(min_size=32, max_size=32).filter(lambda seed: len(set(seed)) >
 texts = st.text(max_size=300)
 # Whatever it is, these senders send an object.
 objects = texts.map(lambda text: "{" + text)
-ids = st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=1, max_size=40)
+ids = st.text(
+    st.characters(codec="ascii", categories=["L", "N", "P"], exclude_characters="."),
+    min_size=1,
+    max_size=40,
+)
 times = st.integers(int(NOW) - 299, int(NOW) + 299)
 
 
