@@ -16,7 +16,6 @@ from pydantic import SecretStr
 from gateway.answer import JSON, TEXT, Answer, field_value
 from gateway.delivery import Request
 from gateway.errors import (
-    BodyTooLarge,
     MethodNotAllowed,
     OutOfTolerance,
     SignatureMismatch,
@@ -25,7 +24,7 @@ from gateway.errors import (
 )
 from gateway.sources.base import Draft, Options, Signed, Source, Verified
 from gateway.sources.block import PLACEHOLDER, Block, Handshake
-from gateway.sources.envelopes import MAX_UNPROVEN, read_loosely
+from gateway.sources.envelopes import MAX_UNPROVEN, check_unproven, read_loosely
 from gateway.sources.fields import identity, name, pointer, put
 from gateway.sources.keys import (
     ENCODINGS,
@@ -114,10 +113,11 @@ class Declared(Source):
         # A body with one member to read need not always be parsed.
         of_json = {text for _, text in block.texts if text.startswith("json:")}
         self._only, self._parses = len(of_json) == 1, len(of_json) > 1
-        self._given, self._clock = self._signatures(), self._times()
+        self._given, clock = self._signatures(), self._times()
         proof = [text for key, text in block.texts if key in ("signature", "signed", "id")]
         # What has to be parsed is read after the proof where that is possible.
-        self._late = any(place.is_parsed for text in block.time for place in block.places(text))
+        late = any(place.is_parsed for text in block.time for place in block.places(text))
+        self._early, self._late = None if late else clock, clock if late else None
         parsed = any(place.is_parsed for text in proof for place in block.places(text))
         self._largest = (block.max_body or MAX_UNPROVEN) if parsed else None
         self._parts, self._event = self._signed_parts(), self._events()
@@ -141,9 +141,8 @@ class Declared(Source):
 
     def verify(self, request: Request) -> Verified:
         seen = Seen(request)
-        unsigned = len(request.body) <= MAX_UNPROVEN and self._unsigned
-        if unsigned and self.secret_headers.isdisjoint(request.headers):
-            for handshake in unsigned:
+        if self._unsigned and self.secret_headers.isdisjoint(request.headers):
+            for handshake in self._unsigned if len(request.body) <= MAX_UNPROVEN else ():
                 if answer := handshake(seen):
                     return Verified(request.body, challenge=answer)
         self._prove(seen)
@@ -166,14 +165,11 @@ class Declared(Source):
 
     def _prove(self, seen: Seen) -> None:
         """Raise `Unverified` unless the request has a signature by one of the keys."""
-        if self._largest is not None and len(seen.body) > self._largest:
-            raise BodyTooLarge(
-                f"The body is over {self._largest} bytes, which is the most that is parsed to find "
-                "its signature; `max_body` of the source's block says another number."
-            )
+        if self._largest is not None:
+            check_unproven(seen.body, self._largest)
         given = self._given(seen)
-        if self._clock is not None and not self._late:
-            self._clock(seen)
+        if self._early is not None:
+            self._early(seen)
         parts = self._parts(seen)
         for key in self._keys:
             if key.verifies(given, parts):
@@ -181,8 +177,8 @@ class Declared(Source):
                 break
         else:
             raise SignatureMismatch
-        if self._clock is not None and self._late:
-            self._clock(seen)
+        if self._late is not None:
+            self._late(seen)
         if self._signs_for_anybody and _token(b"".join(parts)):
             raise Unverified("The signed text could be a handshake's token.")
 
@@ -306,6 +302,7 @@ class Declared(Source):
         block = self._block
         ones = [self._reader([text]) for text in block.event]
         more = self._reader(block.subevent) if block.subevent else None
+        several = any("*" in text for text in (*block.event, *block.subevent))
 
         if len(ones) == 1 and not more and not block.names:
             (read,) = ones
@@ -317,10 +314,13 @@ class Declared(Source):
                     break
             else:
                 return ""
-            names = [block.names.get(each, each) for each in found.split(",")]
-            if more and (second := name(more(seen))):
-                names = [f"{each}.{sub}" for each in names for sub in second.split(",")]
-            return ",".join(names)
+            second = name(more(seen)) if more else ""
+            if several and ("," in found or "," in second):
+                names = [block.names.get(each, each) for each in found.split(",")]
+                subs = [f".{each}" if each else "" for each in second.split(",")]
+                return ",".join([each + sub for each in names for sub in subs])
+            found = block.names.get(found, found)
+            return f"{found}.{second}" if second else found
 
         return event
 
@@ -342,9 +342,8 @@ class Declared(Source):
         def of(seen: Seen) -> str:
             for read in keys:
                 key = read(seen)
-                if key in (None, ""):
-                    continue
-                if found := identity(key, *[each(seen) for each in apart]):
+                found = identity(key, *[each(seen) for each in apart]) if key or key == 0 else ""
+                if found:
                     return found
             return ""
 

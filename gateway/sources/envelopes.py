@@ -14,7 +14,7 @@ from typing import Any, Literal, NoReturn
 from urllib.parse import parse_qsl
 from xml.parsers import expat
 
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, BodyTooLarge
 from gateway.nesting import MAX_LEVELS, check_levels
 
 #: The most query parameters of a URL: more would be an attack on the parser.
@@ -57,6 +57,20 @@ def read_json(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadRequest("The JSON is not an object.")
     return value
+
+
+def check_flat(body: bytes) -> None:
+    """Raise `BadRequest` for an envelope of an encrypted message that would take long to parse."""
+    if body.count(b",") > MAX_PARAMETERS:
+        raise BadRequest(f"The envelope has more than {MAX_PARAMETERS} members.")
+
+
+def check_unproven(body: bytes, largest: int) -> None:
+    """Raise `BodyTooLarge` for a body that is too large to be parsed to find its signature."""
+    if len(body) > largest:
+        raise BodyTooLarge(
+            f"The body is over {largest} bytes, the most that is parsed to find its signature."
+        )
 
 
 def read_json_value(body: bytes) -> Any:

@@ -119,12 +119,12 @@ class Seen:
     json: Any
     form: dict[str, str]
     query: dict[str, str]
+    key: Key | None = None
 
     def __init__(self, request: Request):
         self.request = request
         self.headers, self.body = request.headers, request.body
         self.sig: dict[str, str] = {}
-        self.key: Key | None = None
         self.event = ""
 
     def __getattr__(self, part: str) -> Any:
@@ -279,4 +279,5 @@ def _at(value: Any, tokens: Sequence[str]) -> Any:
             found = [each for items in lists for each in items if isinstance(each, dict)]
         else:
             found = [e.get(token) if type(e) is dict else at(e, [token]) for e in found]
-    return ",".join(filter(None, dict.fromkeys(map(name, found)))) or None
+    names = dict.fromkeys(map(name, found))
+    return next(iter(names)) if len(names) == 1 else ",".join(filter(None, names))

@@ -6,6 +6,7 @@ import hmac
 import json
 import re
 from base64 import b64encode
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,8 +14,8 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.delivery import Request
-from gateway.errors import BodyTooLarge, SignatureMismatch, SignatureMissing, Unverified
-from gateway.sources import declared, find, of, options_class, places
+from gateway.errors import BadRequest, BodyTooLarge, SignatureMismatch, SignatureMissing, Unverified
+from gateway.sources import declared, envelopes, find, of, options_class, places
 from gateway.sources.base import Draft, Signed, Source
 from tests.unit.sources.examples import NOW
 from tests.unit.sources.sending import URL, received, receiver, sender
@@ -353,3 +354,18 @@ def test_of_members_with_one_name_the_last_counts_for_every_reader(event):
     body = b'{"id":"1","id":"2"}'
     verified = found.verify(received(found.sign(Draft(body, URL, NOW))))
     assert json.loads(verified.identity)[0] == "2"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "error"),
+    [
+        ("dingtalk", BadRequest), ("feishu", SignatureMissing), ("wecom", BadRequest),
+    ],
+)  # fmt: skip
+def test_no_large_envelope_is_parsed_without_a_signature(monkeypatch, scheme, error):
+    monkeypatch.setattr(envelopes.json, "loads", lambda *_, **__: pytest.fail("was parsed"))
+    monkeypatch.setattr(envelopes, "_decode_loosely", lambda _text: pytest.fail("was parsed"))
+    query = f"msg_signature=0&timestamp={int(NOW)}&nonce=1"
+    query += "&signature=0" if scheme == "dingtalk" else ""
+    with pytest.raises(error):
+        receiver(scheme).verify(replace(request("POST", query), body=b'{"a":' + LARGE + b"}"))
