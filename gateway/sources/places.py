@@ -193,7 +193,7 @@ def first(readers: Sequence[Reader]) -> Reader:
 
     def read(seen: Seen) -> Any:
         for each in readers:
-            if (value := each(seen)) not in (None, "", b""):
+            if (value := each(seen)) or value == 0:
                 return value
         return None
 
