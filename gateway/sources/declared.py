@@ -114,7 +114,7 @@ class Declared(Source):
         of_json = {text for _, text in block.texts if text.startswith("json:")}
         self._only, self._parses = len(of_json) == 1, len(of_json) > 1
         self._given, clock = self._signatures(), self._times()
-        proof = [text for key, text in block.texts if key in ("signature", "signed", "id")]
+        proof = [text for key, text in block.texts if key in ("signature", "signed")]
         # What has to be parsed is read after the proof where that is possible.
         late = any(place.is_parsed for text in block.time for place in block.places(text))
         self._early, self._late = None if late else clock, clock if late else None
@@ -333,7 +333,8 @@ class Declared(Source):
         of_event = map(Place.parse, (*block.event, *block.subevent))
         if texts == ["digest"] and {p.kind for p in (*used, *of_event)} <= {*IN_BODY, "event"}:
             return lambda seen: digest(seen.body)
-        has_digest = any(p.kind == "digest" or "sha256hex" in p.filters for p in used)
+        in_body = [place for place in used if place.kind in IN_BODY]
+        has_digest = any(p.kind == "digest" or "sha256hex" in p.filters for p in in_body)
         # Else a copy of one delivery with the id of another could get the answer of that one.
         if not has_digest and not (block.covers_body and all(map(block.is_signed, texts))):
             others.append(["digest"])

@@ -369,3 +369,22 @@ def test_no_large_envelope_is_parsed_without_a_signature(monkeypatch, scheme, er
     query += "&signature=0" if scheme == "dingtalk" else ""
     with pytest.raises(error):
         receiver(scheme).verify(replace(request("POST", query), body=b'{"a":' + LARGE + b"}"))
+
+
+def test_a_body_that_is_signed_as_a_whole_may_be_large():
+    found = own(id="json:/id", time="json:/t", event="json:/e")
+    body = json.dumps({"id": 7, "t": int(NOW), "e": "a", "x": "x" * 200_000}).encode()
+    verified = found.verify(received(found.sign(Draft(body, URL, NOW))))
+    assert (json.loads(verified.identity), verified.event) == ([7, "a"], "a")
+
+
+def test_the_hash_of_a_header_takes_no_digests_place():
+    block = {"identity": "query:id", "apart": ["header:X-A|sha256hex"]}
+    found = identities(own(**block), (ONE, "id=7", {"X-A": "a"}), (OTHER, "id=7", {"X-A": "a"}))
+    assert len(found) == 2
+
+
+def test_mailguns_bodies_without_an_event_are_told_apart():
+    message = {"signature": {"timestamp": str(int(NOW)), "token": "t"}}
+    one, other = verified("mailgun", message), verified("mailgun", {**message, "x": 1})
+    assert "" != one.identity != other.identity
