@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import re
@@ -388,3 +389,17 @@ def test_mailguns_bodies_without_an_event_are_told_apart():
     message = {"signature": {"timestamp": str(int(NOW)), "token": "t"}}
     one, other = verified("mailgun", message), verified("mailgun", {**message, "x": 1})
     assert "" != one.identity != other.identity
+
+
+@pytest.mark.parametrize("signed", ["{key}{body}", "{key}{method}{body}", "{body}{key}"])
+def test_nobody_continues_a_plain_hash(signed):
+    found = own(algorithm="sha256", signed=signed)
+    # After a body comes SHA-256's own padding, and then what somebody appends.
+    for body in ("größe".encode(), b"[1]\x80\0\0\0\0\0\0\x30[2]"):
+        text = signed.format(key="key", method="POST", body="\n").encode().replace(b"\n", body)
+        request = received(Signed(body, {"X-Sig": hashlib.sha256(text).hexdigest()}))
+        if signed.endswith("{key}") or b"[" not in body:
+            assert found.verify(request)
+        else:
+            with pytest.raises(Unverified, match="not UTF-8"):
+                found.verify(request)
