@@ -41,7 +41,7 @@ JSON = "application/json"
 PROBLEM = "application/problem+json"
 
 # RFC 9110, 5.5: visible characters, spaces and tabs; others would need escaping.
-_field_value = re.compile(r"[\t\x20-\x7e]*").fullmatch
+field_value = re.compile(r"[\t\x20-\x7e]*").fullmatch
 #: What Celery stores instead of a result that its serializer refuses.
 _NOT_ENCODED = "EncodeError"
 _ENVELOPE = {"status", "headers", "body"}
@@ -123,7 +123,7 @@ def _of_envelope(value: dict[str, Any], content_type: str) -> Answer:
         lower = name.lower() if name.isascii() else ""
         if lower not in ALLOWED_HEADERS:
             raise ResultUnusable(f"The task returned the header {name!r:.99}; it is not allowed.")
-        if not isinstance(text, str) or not _field_value(text):
+        if not isinstance(text, str) or not field_value(text):
             raise ResultUnusable(f"The task returned a malformed value for the header {name!r}.")
         if lower == "content-type":
             answer.content_type = text

@@ -39,6 +39,7 @@ def table() -> list[str]:
         places = ", ".join(f"`{text}`" for text in block.signature[:2])
         identity = ", ".join(f"`{text}`" for text in block.identity or block.id) or "none"
         signed = (source.__doc__ or "").removeprefix("Signs ").rstrip(".")
+        signed += f"; {block.note}" if block.note else ""
         cells = [block.title, f"`{name}`", signed, f"{places}: {block.algorithm}", identity]
         lines.append(f"| {' | '.join([*cells, block.waits or 'not known'])} |")
     return lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -211,3 +211,15 @@ class Route(TaskSettings):
     def takes_chosen_keys(self) -> bool:
         """Does a header or JSON value that the operator chose identify a delivery?"""
         return self.idempotency.startswith(("header:", "json:"))
+
+
+def taking(routes: Iterable[Route], event: str) -> Iterable[Route]:
+    """Return the routes that take all names in `event`, and then those that take one of them.
+
+    A batch has several, which are joined by commas.
+    """
+    if "," not in event:
+        return (route for route in routes if route.takes_event(event))
+    names = event.split(",")
+    some = [route for route in routes if any(map(route.takes_event, names))]
+    return sorted(some, key=lambda route: not all(map(route.takes_event, names)))

@@ -47,7 +47,7 @@ class Filter:
             and (not self.status or _has_status(entry, self.status))
             and (not self.route or glob(self.route)(entry.path))
             and (not self.source or glob(self.source)(delivery["source"]))
-            and (not self.event or glob(self.event)(delivery["event"]))
+            and (not self.event or any(map(glob(self.event), _events(delivery["event"]))))
             and (not self.text or self._has_text(entry))
         )
 
@@ -58,6 +58,11 @@ class Filter:
         call = entry.arguments()
         compact = json.dumps(call, ensure_ascii=False, separators=(",", ":"))
         return any(text in each.casefold() for each in (compact, *_strings(list(call))))
+
+
+def _events(event: str) -> list[str]:
+    """Return an event as it is, and the events of a batch, which are joined by commas."""
+    return [event, *event.split(",")]
 
 
 def status(entry: Entry) -> str:

@@ -13,6 +13,7 @@ from gateway.amqp.publishers import publisher_for
 from gateway.celery_message import TaskIds, decode_result
 from gateway.clock import monotonic
 from gateway.config.pointers import pointers_in
+from gateway.config.route import taking
 from gateway.config.settings import Config
 from gateway.errors import (
     BrokerUnavailable,
@@ -81,7 +82,7 @@ def aimed(config: Config, entry: Entry) -> Entry:
     Raises `NotFound` where no route, or more than one, could be meant.
     """
     path, event = entry.delivery["route"], entry.delivery["event"]
-    routes = [route for route in config.routes if route.path == path and route.takes_event(event)]
+    routes = [*taking((route for route in config.routes if route.path == path), event)]
     same = [route for route in routes if route.task == entry.task]
     for route in same:
         if route.dynamic and re.fullmatch(route.queue_pattern or "", entry.queue):

@@ -260,7 +260,7 @@ class Relay:
     ) -> DeliveryInFlight | None:
         """Find the route of a delivery and make its messages; None: no route takes it."""
         request = reply.request
-        route = endpoint.route(delivery)
+        route = endpoint.route(delivery, verified.event)
         if route is None:
             self._unrouted(reply, endpoint, verified)
             return None
@@ -288,7 +288,7 @@ class Relay:
     def _unrouted(self, reply: Reply, endpoint: Endpoint, verified: Verified) -> None:
         """Answer a delivery that no route takes, and say whether that is because of `when`."""
         counter, reason = UNROUTED, f"no route takes the event {reply.event!r}"
-        if endpoint.routed(reply.event):
+        if endpoint.routed(verified.event):
             counter, reason = FILTERED, "the `when` of no route takes it"
         self._ignored[endpoint.path, counter].add()
         reply.state = IGNORED

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from urllib.parse import unquote_to_bytes
 
 from gateway.answer import Answer
 from gateway.clock import time
-from gateway.config.route import PARAM, Route
+from gateway.config.route import PARAM, Route, taking
 from gateway.config.settings import Config
 from gateway.delivery import PRIVATE_HEADERS, Delivery, Request
 from gateway.errors import BadRequest, MethodNotAllowed, NotFound
@@ -59,24 +58,24 @@ class Endpoint:
             raise MethodNotAllowed("Send a GET or a POST.", headers={"Allow": "GET, POST"})
         raise MethodNotAllowed(f"Send a POST, not a {method[:20]}.", headers={"Allow": "POST"})
 
-    def route(self, delivery: Delivery) -> Route | None:
+    def route(self, delivery: Delivery, event: str = "") -> Route | None:
         """Return the first route that takes `delivery`; None: there is none.
+
+        `event` is its event, uncut.
 
         Raises `BadRequest` where there is none, and what a `when` asks for cannot be read.
         """
         if self._only is not None:
             return self._only
-        route = next((each for each in self._of(delivery.event) if each.takes(delivery)), None)
+        found = taking(self._routes, event or delivery.event)
+        route = next((each for each in found if each.takes(delivery)), None)
         if route is None and isinstance(delivery.document, str):
             raise BadRequest(delivery.document)
         return route
 
     def routed(self, event: str) -> bool:
         """Tell whether a route takes deliveries of `event`, if `when` allows it."""
-        return any(True for _ in self._of(event))
-
-    def _of(self, event: str) -> Iterator[Route]:
-        return (route for route in self._routes if route.takes_event(event))
+        return any(True for _ in taking(self._routes, event))
 
     def unrouted(self, verified: Verified) -> Answer:
         """Return the answer for an event that no route takes."""

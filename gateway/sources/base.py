@@ -48,6 +48,9 @@ class Options(Model):
     def _not_empty(cls, secrets: list[SecretStr]) -> list[SecretStr]:
         if not all(secret.get_secret_value() for secret in secrets):
             raise ValueError("a secret is empty; set it")
+        for text in (secret.get_secret_value() for secret in secrets):
+            if text != text.strip() and "-----BEGIN" not in text:
+                raise ValueError("a secret begins or ends with a space or a line end; remove it")
         return secrets
 
 
@@ -56,9 +59,10 @@ class Verified:
     """The content of a verified request.
 
     ``body`` is what the task gets, decrypted; ``identity`` is the same in all tries of one
-    delivery, and in no other one (empty: there is none); ``event`` is the event's name (empty: it
-    has none); ``account`` is the receive id of the message. If there is a ``challenge``, it is the
-    answer, and there is no task. ``context`` is data for `Source.reply`.
+    delivery, and in no other one (empty: there is none); ``event`` is the event's name, or of a
+    batch the names of all its events, joined by commas (empty: it has none); ``account`` is the
+    receive id of the message. If there is a ``challenge``, it is the answer, and there is no task.
+    ``context`` is data for `Source.reply`.
     """
 
     body: bytes

@@ -15,8 +15,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from gateway.model import Model, matching
 from gateway.similar import similar
 from gateway.sources.base import listed
-from gateway.sources.keys import ALGORITHMS, ENCODINGS, KINDS, PUBLIC_KEYS, TOKENS
-from gateway.sources.places import Place
+from gateway.sources.keys import ALGORITHMS, ENCODINGS, KINDS, PUBLIC_KEYS, PUBLIC_KINDS, TOKENS
+from gateway.sources.places import IN_BODY, Place
 
 #: A place in a text: ``{header:x-time}``. Other braces are part of the text, as JSON has them.
 PLACEHOLDER = re.compile(
@@ -44,6 +44,7 @@ def _place(text: str) -> str:
 PlaceText = Annotated[str, AfterValidator(_place)]
 Places = Annotated[list[PlaceText], BeforeValidator(listed)]
 Printable = Annotated[str, matching(r"[\x20-\x7e]*", "has printable ASCII characters only")]
+_Name = Annotated[str, matching(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", "is no name of a header")]
 
 
 class Handshake(Model):
@@ -60,7 +61,7 @@ class Handshake(Model):
     signed: bool | None = None
     token: PlaceText | None = None
     status: int = Field(200, ge=200, le=299)
-    headers: dict[str, str] = {}
+    headers: dict[_Name, Printable] = {}
     body: str = ""
     content_type: str | None = None
 
@@ -100,6 +101,8 @@ class Block(Model):
     time: Places = []
     #: Unset: seconds; with ``tolerance = 0`` any text.
     unit: Literal["s", "ms", "iso"] | None = None
+    #: The default of the source's option: longer where later tries repeat the time of the first.
+    tolerance: float = Field(300, ge=0)
     id: Places = []
     #: The first of them that is there is the delivery's; `digest` is that of the body.
     identity: Places = []
@@ -121,13 +124,15 @@ class Block(Model):
     retry_after: float = Field(0.0, ge=0)
     #: The largest body that the sender sends, in bytes.
     max_body: int | None = Field(None, ge=1)
-    #: Further headers with secrets, in lower case.
-    secret_headers: list[str] = []
+    #: Further headers with secrets.
+    secret_headers: list[Annotated[str, AfterValidator(str.lower)]] = []
     #: The form of a secret, and what the problem is where one has another.
     secret_form: list[str] = []
     #: For the documents: the sender's name, what was read and when, how long it waits, and when it
     #: tries again.
     title: str = ""
+    #: What its way of signing leaves open.
+    note: str = ""
     sources: list[str] = []
     waits: str = ""
     #: The keys that `sources` do not show; they come from notes about the sender.
@@ -158,6 +163,26 @@ class Block(Model):
             found += [("handshakes", text) for text in (*each.when, *each.reads)]
         return [*found, *(("signed", text) for text in self.signed_places)]
 
+    @property
+    def covers_body(self) -> bool:
+        """Does the signature cover the body, byte for byte?"""
+        whole = {Place("body"), Place("body", "", ("sha256hex",))}
+        return not whole.isdisjoint(self._signed)
+
+    def is_signed(self, text: str) -> bool:
+        """Tell whether nobody but the sender can change what is at the place."""
+        places, signed = self.places(text), self._signed
+        if all(place.kind in IN_BODY for place in places):
+            return self.covers_body or signed.issuperset(places)
+        whole = {"query": Place("url")}
+        return all(
+            {place, place._replace(filters=()), whole.get(place.kind)} & signed for place in places
+        )
+
+    @property
+    def _signed(self) -> set[Place]:
+        return {place for text in self.signed_places for place in self.places(text)}
+
     def places(self, text: str) -> list[Place]:
         """Return the place that `text` names; for `id` and `time` those that they stand for."""
         place = Place.parse(text.removeprefix("hmac:"))
@@ -165,6 +190,13 @@ class Block(Model):
             return [place]
         own = (Place.parse(each) for each in getattr(self, place.kind))
         return [each._replace(filters=each.filters + place.filters) for each in own]
+
+
+def _is_pattern(text: str) -> bool:
+    try:
+        return bool(re.compile(text))
+    except re.error:
+        return False
 
 
 def _problems(block: Block) -> Iterator[str]:
@@ -184,11 +216,20 @@ def _problems(block: Block) -> Iterator[str]:
             yield "pick: is needed for sig: places; name the fields that are signatures"
     if block.algorithm.startswith("sha") and "key" not in found:
         yield "signed: a plain hash has to have the key in it; write {key} where it belongs"
-    if block.algorithm in PUBLIC_KEYS and block.key not in ("pem", "spki", "raw-hex", "raw-base64"):
-        yield f"key: {block.algorithm} needs a public key: pem, spki, raw-hex or raw-base64"
-    signed = {place for text in block.signed_places for place in block.places(text)}
-    for place in (place for text in block.time for place in block.places(text)):
-        if place.kind == "header" and place not in signed and block.algorithm not in TOKENS:
-            yield f"time: header:{place.name} is not signed; write {{time}} in signed"
+    if (block.algorithm in PUBLIC_KEYS) != (block.key in PUBLIC_KINDS):
+        if block.key in PUBLIC_KINDS:
+            kinds = ", ".join(PUBLIC_KEYS)
+            yield f"algorithm: {block.key} is a public key, which everybody knows; name {kinds}"
+        else:
+            yield f"key: {block.algorithm} needs a public key: {', '.join(PUBLIC_KINDS)}"
+    if not block.algorithm.startswith("hmac-"):
+        for each in block.handshakes:
+            if any(text.startswith("hmac:") for text in each.reads):
+                yield f"handshakes: {{hmac:...}} needs an hmac algorithm, not {block.algorithm}"
+    if block.secret_form and (len(block.secret_form) != 2 or not _is_pattern(block.secret_form[0])):
+        yield "secret_form: a regular expression, and what to say where a secret does not fit it"
+    for text in block.time if block.algorithm not in TOKENS else ():
+        if not block.is_signed(text):
+            yield f"time: {text} is not signed; write {{time}} in signed"
     if block.pick and not block.separator:
         yield 'list: is needed for pick; say what separates the fields, as in ","'

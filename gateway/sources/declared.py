@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from pydantic import SecretStr
 
-from gateway.answer import JSON, TEXT, Answer
+from gateway.answer import JSON, TEXT, Answer, field_value
 from gateway.delivery import Request
 from gateway.errors import (
     MethodNotAllowed,
@@ -24,7 +24,7 @@ from gateway.errors import (
 )
 from gateway.sources.base import Draft, Options, Signed, Source, Verified
 from gateway.sources.block import PLACEHOLDER, Block, Handshake
-from gateway.sources.envelopes import read_loosely
+from gateway.sources.envelopes import MAX_UNPROVEN, check_unproven, read_loosely
 from gateway.sources.fields import identity, name, pointer, put
 from gateway.sources.keys import (
     ENCODINGS,
@@ -32,6 +32,7 @@ from gateway.sources.keys import (
     KINDS,
     POLAR,
     PUBLIC,
+    PUBLIC_TEXTS,
     PUBLIC_VERSION,
     SHARED,
     TOKENS,
@@ -40,7 +41,7 @@ from gateway.sources.keys import (
     Token,
     decoded,
 )
-from gateway.sources.places import Place, Reader, Seen, bytes_reader, first, reader
+from gateway.sources.places import IN_BODY, Place, Reader, Seen, bytes_reader, first, reader
 from gateway.sources.signatures import check, digest, raw
 
 #: Signatures that are checked: there are two while keys are replaced, and each costs CPU time.
@@ -67,6 +68,8 @@ class Unit(NamedTuple):
     write: Callable[[float], str]
 
 
+_DATE = r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?"
+_ZONE = r"(Z|[+-][0-9]{2}:?[0-9]{2})"
 # Eleven digits of seconds are enough until the year 5138.
 _UNITS = {
     "s": Unit(
@@ -79,12 +82,16 @@ _UNITS = {
         lambda now: str(int(now * 1000)),
     ),
     "iso": Unit(
-        re.compile(r"[0-9T:.+Z -]{19,40}").fullmatch,
+        re.compile(_DATE + "(" + _ZONE + ")?").fullmatch,
         "a date and time",
         _iso,
         lambda now: datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds"),
     ),
 }
+#: Without a zone nothing says where a time ends, if nothing separates it from what follows.
+_ZONED = _UNITS["iso"]._replace(
+    fits=re.compile(_DATE + _ZONE).fullmatch, called="a date and time with a zone"
+)
 
 
 class Declared(Source):
@@ -95,7 +102,8 @@ class Declared(Source):
     def __init__(self, options: Options, public_url: str = ""):
         super().__init__(options, public_url)
         self._block = block = options if isinstance(options, Block) else self.block
-        self._unit = _UNITS[block.unit or "s"]
+        together = "}{" in block.signed
+        self._unit = _ZONED if together and block.unit == "iso" else _UNITS[block.unit or "s"]
         self._keys = [key_of(secret.get_secret_value(), block) for secret in options.secrets]
         headers = (each for text in block.signature for each in block.places(text))
         own = [place.name for place in headers if place.kind == "header"]
@@ -105,7 +113,13 @@ class Declared(Source):
         # A body with one member to read need not always be parsed.
         of_json = {text for _, text in block.texts if text.startswith("json:")}
         self._only, self._parses = len(of_json) == 1, len(of_json) > 1
-        self._given, self._clock = self._signatures(), self._times()
+        self._given, clock = self._signatures(), self._times()
+        proof = [text for key, text in block.texts if key in ("signature", "signed")]
+        # What has to be parsed is read after the proof where that is possible.
+        late = any(place.is_parsed for text in block.time for place in block.places(text))
+        self._early, self._late = None if late else clock, clock if late else None
+        parsed = any(place.is_parsed for text in proof for place in block.places(text))
+        self._largest = (block.max_body or MAX_UNPROVEN) if parsed else None
         self._parts, self._event = self._signed_parts(), self._events()
         self._identity = self._identities()
         answers = [(each, self._handshake(each)) for each in block.handshakes]
@@ -123,12 +137,12 @@ class Declared(Source):
 
     @property
     def covers_body(self) -> bool:
-        return any(Place.parse(text).kind == "body" for text in self._block.signed_places)
+        return self._block.covers_body
 
     def verify(self, request: Request) -> Verified:
         seen = Seen(request)
         if self._unsigned and self.secret_headers.isdisjoint(request.headers):
-            for handshake in self._unsigned:
+            for handshake in self._unsigned if len(request.body) <= MAX_UNPROVEN else ():
                 if answer := handshake(seen):
                     return Verified(request.body, challenge=answer)
         self._prove(seen)
@@ -151,15 +165,20 @@ class Declared(Source):
 
     def _prove(self, seen: Seen) -> None:
         """Raise `Unverified` unless the request has a signature by one of the keys."""
+        if self._largest is not None:
+            check_unproven(seen.body, self._largest)
         given = self._given(seen)
-        if self._clock is not None:
-            self._clock(seen)
+        if self._early is not None:
+            self._early(seen)
         parts = self._parts(seen)
         for key in self._keys:
             if key.verifies(given, parts):
+                seen.key = key
                 break
         else:
             raise SignatureMismatch
+        if self._late is not None:
+            self._late(seen)
         if self._signs_for_anybody and _token(b"".join(parts)):
             raise Unverified("The signed text could be a handshake's token.")
 
@@ -257,16 +276,33 @@ class Declared(Source):
         if pieces == ["", "body", ""]:
             return lambda seen: [seen.body]
         reads = [
-            self._bytes_reader(piece) if i % 2 else _constant(piece.encode())
+            self._part(piece, pieces[i + 1]) if i % 2 else _constant(piece.encode())
             for i, piece in enumerate(pieces)
             if piece
         ]
         return lambda seen: [read(seen) or b"" for read in reads]
 
+    def _part(self, piece: str, after: str) -> Callable[[Seen], bytes]:
+        """Return a function that reads a part of the signed text, before the text `after`."""
+        read, separator = self._bytes_reader(piece), after.encode()
+        if not separator or not piece.startswith(("id", "header:", "query:", "sig:")):
+            return read
+        if piece in self._block.time:
+            return read
+
+        def part(seen: Seen) -> bytes:
+            # Else some of the part could come from what follows the separator.
+            if separator in (value := read(seen) or b""):
+                raise Unverified(f"What is signed as {piece} contains {after!r}, which ends it.")
+            return value
+
+        return part
+
     def _events(self) -> Callable[[Seen], str]:
         block = self._block
         ones = [self._reader([text]) for text in block.event]
         more = self._reader(block.subevent) if block.subevent else None
+        several = any("*" in text for text in (*block.event, *block.subevent))
 
         if len(ones) == 1 and not more and not block.names:
             (read,) = ones
@@ -278,34 +314,39 @@ class Declared(Source):
                     break
             else:
                 return ""
+            second = name(more(seen)) if more else ""
+            if several and ("," in found or "," in second):
+                names = [block.names.get(each, each) for each in found.split(",")]
+                subs = [f".{each}" if each else "" for each in second.split(",")]
+                return ",".join([each + sub for each in names for sub in subs])
             found = block.names.get(found, found)
-            return f"{found}.{second}" if more and (second := name(more(seen))) else found
+            return f"{found}.{second}" if second else found
 
         return event
 
     def _identities(self) -> Callable[[Seen], str]:
         block = self._block
-        texts = block.identity or block.id
-        if texts == ["digest"]:
+        texts, others = block.identity or block.id, [*block.apart]
+        if "digest" in texts:  # the same body may be sent to another URL
+            others += [[text] for text in block.signed_places if text.startswith("url")]
+        used = [place for each in others for text in each for place in block.places(text)]
+        of_event = map(Place.parse, (*block.event, *block.subevent))
+        if texts == ["digest"] and {p.kind for p in (*used, *of_event)} <= {*IN_BODY, "event"}:
             return lambda seen: digest(seen.body)
-        by_digest = "digest" in texts
-        read = self._reader([text for text in texts if text != "digest"] or ["header:-"])
-        apart = [self._reader(each) for each in block.apart]
-        signed = [place for text in block.signed_places for place in block.places(text)]
-        unsigned = [
-            place
-            for text in texts
-            for place in block.places(text)
-            if place.kind == "header" and place not in signed
-        ]
+        in_body = [place for place in used if place.kind in IN_BODY]
+        has_digest = any(p.kind == "digest" or "sha256hex" in p.filters for p in in_body)
         # Else a copy of one delivery with the id of another could get the answer of that one.
-        if unsigned and ["digest"] not in block.apart:
-            apart.append(self._reader(["digest"]))
+        if not has_digest and not (block.covers_body and all(map(block.is_signed, texts))):
+            others.append(["digest"])
+        keys, apart = [self._reader([text]) for text in texts], [*map(self._reader, others)]
 
         def of(seen: Seen) -> str:
-            key = read(seen)
-            found = identity(key, *[each(seen) for each in apart]) if key or key == 0 else ""
-            return found or (digest(seen.body) if by_digest else "")
+            for read in keys:
+                key = read(seen)
+                found = identity(key, *[each(seen) for each in apart]) if key or key == 0 else ""
+                if found:
+                    return found
+            return ""
 
         return of
 
@@ -335,6 +376,8 @@ class Declared(Source):
             if needed and not all(name(read(seen)) for read in needed):
                 return None
             given = {key: fill(seen).decode("latin-1") for key, fill in headers.items()}
+            if not all(map(field_value, given.values())):
+                raise Unverified("What is to be sent back in a header is not visible ASCII.")
             return Answer(about.status, content_type, body(seen), given)
 
         return answer
@@ -363,7 +406,8 @@ class Declared(Source):
             if signed:
                 if not _token(value):
                     raise Unverified("What is to be signed for a handshake is not a token.")
-                return self._keys[0].sign([value]).removeprefix(self._block.prefix.encode())
+                key = seen.key or self._keys[0]
+                return key.sign([value]).removeprefix(self._block.prefix.encode())
             return json.dumps(value.decode())[1:-1].encode() if is_json else value
 
         return fill
@@ -434,11 +478,15 @@ def _constant(value: bytes) -> Callable[[Seen], bytes]:
 def key_of(secret: str, block: Block) -> Key:
     """Make the key of a secret, as `block` describes it. Raises ValueError, with what is valid."""
     text, kind, algorithm = secret.encode(), block.key, block.algorithm
+    if algorithm == "basic" and ":" not in secret:
+        raise ValueError("a secret is name:password")
     prefix, encoding = block.prefix.encode(), ENCODINGS[block.encoding]
     if algorithm in TOKENS:
         return Token((b"Basic " + b64encode(text)) if algorithm == "basic" else prefix + text)
     whpk = kind == "whsec" and secret.startswith(PUBLIC)
     if algorithm in SHARED and not whpk:
+        if secret.startswith(PUBLIC_TEXTS):
+            raise ValueError(f"a public key is no secret; {algorithm} needs one that nobody knows")
         if kind == "whsec" and not secret.startswith(POLAR):  # Supabase shows the version before it
             secret = secret.removeprefix("v1,").removeprefix("whsec_")
             text = decoded(secret, "base64", KINDS[kind])
@@ -449,6 +497,8 @@ def key_of(secret: str, block: Block) -> Key:
     from gateway.sources.public_keys import PublicKey, public
 
     if whpk:
+        if any(text.startswith("hmac:") for each in block.handshakes for text in each.reads):
+            raise ValueError("a public key cannot sign the handshake's answer; give the secret")
         keys = public(secret.removeprefix(PUBLIC), "raw-base64", KINDS[kind])
         return PublicKey(keys, "ed25519", PUBLIC_VERSION, ENCODINGS["base64"])
     keys = public(secret, kind, KINDS[kind])

@@ -20,7 +20,7 @@ from gateway.delivery import Request
 from gateway.errors import NotDecrypted, SignatureMissing
 from gateway.sources import wechat_crypto
 from gateway.sources.base import Draft, Example, Sample, Signed, Source, Verified
-from gateway.sources.envelopes import read_json
+from gateway.sources.envelopes import check_flat, read_json
 from gateway.sources.fields import identity, name, read_if_json
 from gateway.sources.signatures import check, check_time, digest, header, raw, secrets
 from gateway.sources.wechat_crypto import CryptoOptions, MessageCrypto, Opened
@@ -96,6 +96,7 @@ class DingTalk(Source):
         given = [query[key] for key in ("signature", "msg_signature") if key in query]
         if not given:
             raise SignatureMissing("The parameter signature is missing.")
+        check_flat(request.body)
         encrypted = read_json(request.body).get("encrypt")
         if not isinstance(encrypted, str):
             raise NotDecrypted("The event is not encrypted.")

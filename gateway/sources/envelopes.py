@@ -14,11 +14,13 @@ from typing import Any, Literal, NoReturn
 from urllib.parse import parse_qsl
 from xml.parsers import expat
 
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, BodyTooLarge
 from gateway.nesting import MAX_LEVELS, check_levels
 
 #: The most query parameters of a URL: more would be an attack on the parser.
 MAX_PARAMETERS = 256
+#: The largest body that is parsed before its sender is known: parsing takes longer than all else.
+MAX_UNPROVEN = 128 * 1024
 #: The most levels of elements, and the most elements in all: far more than any sender uses.
 MAX_DEPTH = 32
 MAX_ELEMENTS = 4_096
@@ -55,6 +57,20 @@ def read_json(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadRequest("The JSON is not an object.")
     return value
+
+
+def check_flat(body: bytes) -> None:
+    """Raise `BadRequest` for an envelope of an encrypted message that would take long to parse."""
+    if body.count(b",") > MAX_PARAMETERS:
+        raise BadRequest(f"The envelope has more than {MAX_PARAMETERS} members.")
+
+
+def check_unproven(body: bytes, largest: int) -> None:
+    """Raise `BodyTooLarge` for a body that is too large to be parsed to find its signature."""
+    if len(body) > largest:
+        raise BodyTooLarge(
+            f"The body is over {largest} bytes, the most that is parsed to find its signature."
+        )
 
 
 def read_json_value(body: bytes) -> Any:

@@ -10,12 +10,15 @@ from binascii import hexlify
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from gateway.errors import Unverified
 from gateway.sources.signatures import mac
 
 #: Stands for the key in the parts of a signed text.
 KEY = b"\0key"
 #: The prefixes of Standard Webhooks: of a public key, and of its signatures.
 PUBLIC, PUBLIC_VERSION = "whpk_", b"v1a,"
+#: How the public keys begin that are texts.
+PUBLIC_TEXTS = (PUBLIC, "-----BEGIN PUBLIC KEY", "-----BEGIN CERTIFICATE")
 #: Polar's secret is the key itself, all of it. https://github.com/polarsource/polar-python
 POLAR = "polar_whs_"
 
@@ -63,6 +66,7 @@ KINDS = {
     "raw-hex": "a public key is 64 hexadecimal digits",
     "raw-base64": "a public key is the base64 of 32 bytes",
 }
+PUBLIC_KINDS = ("pem", "spki", "raw-hex", "raw-base64")
 
 
 class Key(ABC):
@@ -91,11 +95,24 @@ class SharedKey(Key):
         self._inside = inside
 
     def sign(self, parts: Parts) -> bytes:
+        if self._hmac is None and parts[-1] is not KEY:
+            _check_utf8(b"".join([part for part in parts if part is not KEY]))
         if self._inside:
             parts = [self._key if part is KEY else part for part in parts]
         if self._hmac is not None:
             return self._prefix + self._encode(mac(self._hmac, parts))
         return self._prefix + self._encode(hashlib.new(self._hash, b"".join(parts)).digest())
+
+
+def _check_utf8(text: bytes) -> None:
+    """Raise `Unverified` unless a text that is hashed behind its key is UTF-8.
+
+    Who has the hash, and not the key, can continue it behind the padding, which is no UTF-8.
+    """
+    try:
+        text.decode()
+    except UnicodeDecodeError as exc:
+        raise Unverified("The signed text is not UTF-8.") from exc
 
 
 class Token(Key):

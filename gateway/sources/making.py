@@ -29,6 +29,7 @@ def source_of(name: str, table: dict[str, Any]) -> type[Source]:
     token = any(each.token for each in block.handshakes)
     checks: dict[str, Any] = {"_usable": field_validator("secrets")(classmethod(usable))}
     fields: dict[str, Any] = {"verify_token": _VERIFY_TOKEN} if token else {}
+    fields["tolerance"] = (float, Field(block.tolerance, ge=0))
     options = create_model(
         "Options",
         __base__=Options,

@@ -5,9 +5,9 @@
     id  time  event  digest                                       what the block itself names
     ... | filter                                                  e.g. `body|sha256hex`
 
-In a JSON pointer ``*`` stands for all items of a list: the place has a value where they agree on
-one. A `form:` place is empty where the body looks like JSON, so that no text in it passes for a
-field.
+In a JSON pointer ``*`` stands for all items of a list: the place has their different values, in
+their order, joined by commas. A `form:` place is empty where the body looks like JSON, so that no
+text in it passes for a field.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from gateway.delivery import Request
+from gateway.errors import BadRequest, Unverified
 from gateway.sources.envelopes import read_loosely, read_query
-from gateway.sources.fields import at, name, pointer, read_if_form, utf8
+from gateway.sources.fields import at, name, pointer, read_form, read_if_form, utf8
+from gateway.sources.keys import Key
 from gateway.sources.signatures import digest, raw
 
 _NAMED, _DEFINED = ("header", "query", "form", "sig"), ("id", "time", "event", "digest")
@@ -30,6 +32,8 @@ WRITTEN = (
     "a place is header:NAME, query:NAME, form:NAME, sig:NAME, json:/pointer, body, url, method, id "
     "or time, and filters behind `|`"
 )
+#: Kinds that are read from the body.
+IN_BODY = ("json", "form", "body", "digest")
 #: Parts of a multipart form that are read.
 MAX_PARTS = 100
 #: Kinds whose text is what was received, one character a byte (latin-1); others are UTF-8.
@@ -40,11 +44,18 @@ _valid = re.compile(
 ).fullmatch
 
 
-def _from_base64(text: bytes) -> bytes:
+def _from_base64(text: bytes) -> bytes | None:
     try:
         return b64decode(text, validate=True)
     except ValueError:
-        return b""
+        return None
+
+
+def _sorted_form(body: bytes) -> bytes | None:
+    try:
+        return raw("".join(map("".join, sorted(read_form(body)))))
+    except BadRequest:
+        return None
 
 
 #: From the text behind a filter's name to a function from bytes, or from JSON, to a value.
@@ -53,7 +64,7 @@ FILTERS: dict[str, Callable[[str], Callable[[Any], Any]]] = {
     "base64": lambda _: _from_base64,
     "noquery": lambda _: lambda url: url.partition(b"?")[0],
     # A form's names and values, sorted by name, without separators.
-    "sortedform": lambda _: lambda body: raw("".join(map("".join, sorted(read_if_form(body))))),
+    "sortedform": lambda _: _sorted_form,
     "json": lambda text: lambda body: _at(read_loosely(body), pointer(text)),
     "member-besides": lambda other: (
         lambda message: next(
@@ -84,6 +95,13 @@ class Place(NamedTuple):
         return cls(kind, rest.lower() if kind == "header" else rest, tuple(filters))
 
     @property
+    def is_parsed(self) -> bool:
+        """Is the body's JSON or form parsed to read it?"""
+        return self.kind in ("json", "form") or any(
+            each.startswith(("json", "sortedform")) for each in self.filters
+        )
+
+    @property
     def missing(self) -> str:
         """What to say where nothing is there."""
         what = {"header": "header", "query": "parameter"}.get(self.kind, "field")
@@ -95,11 +113,13 @@ class Seen:
 
     ``json`` is None where the body is not JSON. ``form`` has one character a byte, and of several
     fields with one name the last. ``sig`` has the named fields of the header with the signature.
+    ``key`` has verified the signature.
     """
 
     json: Any
     form: dict[str, str]
     query: dict[str, str]
+    key: Key | None = None
 
     def __init__(self, request: Request):
         self.request = request
@@ -157,7 +177,15 @@ def bytes_reader(place: Place, base_url: str = "") -> Callable[[Seen], bytes]:
         of = attrgetter("headers" if kind == "header" else "sig")
         return lambda seen: raw(of(seen).get(key, ""))
     read, as_received = reader(place, base_url), kind in _AS_RECEIVED and not filters
-    return lambda seen: _encoded(read(seen), as_received)
+    changed = kind == "body" and not filters[0].startswith("json")
+
+    def read_bytes(seen: Seen) -> bytes:
+        value = read(seen)
+        if value is None and changed:
+            raise Unverified(f"The body cannot be read as {filters[0]}.")
+        return _encoded(value, as_received)
+
+    return read_bytes
 
 
 def first(readers: Sequence[Reader]) -> Reader:
@@ -165,7 +193,7 @@ def first(readers: Sequence[Reader]) -> Reader:
 
     def read(seen: Seen) -> Any:
         for each in readers:
-            if (value := each(seen)) not in (None, "", b""):
+            if (value := each(seen)) or value == 0:
                 return value
         return None
 
@@ -186,7 +214,12 @@ def _filtered(read: Reader, text: str, as_received: bool) -> Reader:
     change = FILTERS[title](argument)
     if title == "member-besides":
         return lambda seen: change(read(seen))
-    return lambda seen: change(_encoded(read(seen), as_received))
+
+    def filtered(seen: Seen) -> Any:
+        value = read(seen)
+        return value if value is None or value == "" else change(_encoded(value, as_received))
+
+    return filtered
 
 
 def _plain(kind: str, key: str, base_url: str, only: bool) -> Reader:
@@ -227,7 +260,8 @@ def _first_member(key: str) -> Reader:
     quoted, otherwise = b'"%b"' % key.encode(), _member(key)
 
     def read(seen: Seen) -> Any:
-        if there := begins(seen.body):
+        # Of members with one name the last counts.
+        if (there := begins(seen.body)) and seen.body.find(quoted, there.end()) < 0:
             return there[1].decode()
         return otherwise(seen) if quoted in seen.body else None
 
@@ -235,7 +269,7 @@ def _first_member(key: str) -> Reader:
 
 
 def _at(value: Any, tokens: Sequence[str]) -> Any:
-    """Return the value at a pointer's tokens; with ``*``, the one that all items agree on."""
+    """Return the value at a pointer's tokens; with ``*``, the different ones, joined by commas."""
     if "*" not in tokens:
         return at(value, tokens)
     found = [value]
@@ -245,5 +279,5 @@ def _at(value: Any, tokens: Sequence[str]) -> Any:
             found = [each for items in lists for each in items if isinstance(each, dict)]
         else:
             found = [e.get(token) if type(e) is dict else at(e, [token]) for e in found]
-    values = {name(each) for each in found}
-    return values.pop() if len(values) == 1 else None
+    names = dict.fromkeys(map(name, found))
+    return next(iter(names)) if len(names) == 1 else ",".join(filter(None, names))

@@ -20,6 +20,11 @@ _KINDS: dict[str, Any] = {
 }
 
 
+_PRIME = 2**255 - 19
+# The y of two of the four points of order 8; that of the others is its opposite.
+_OF_ORDER_8 = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
+
+
 class Pair(NamedTuple):
     """A public key and, where it is known, its private key."""
 
@@ -33,6 +38,8 @@ class PublicKey(Key):
     def __init__(self, keys: Pair, algorithm: str, prefix: bytes, encoding: Encoding):
         if not isinstance(keys.public, _KINDS[algorithm.partition("-")[0]]):
             raise ValueError(f"is a key of another kind than {algorithm} needs")
+        if algorithm == "ed25519" and _is_weak(keys.public.public_bytes_raw()):
+            raise ValueError("is a key of which anybody can make signatures")
         self._keys, self._prefix, self._encoding = keys, prefix, encoding
         self._how = _how(algorithm)
 
@@ -54,6 +61,12 @@ class PublicKey(Key):
             raise ValueError("a public key signs nothing; give the private one")
         signature = self._keys.private.sign(b"".join(parts), *self._how)
         return self._prefix + self._encoding.encode(signature)
+
+
+def _is_weak(key: bytes) -> bool:
+    """Is it a point of a small order of Curve25519, for which some signature fits most texts?"""
+    at = int.from_bytes(key, "little") % 2**255 % _PRIME
+    return min(at, _PRIME - at) in (0, 1, _OF_ORDER_8)
 
 
 def _how(algorithm: str) -> tuple[Any, ...]:

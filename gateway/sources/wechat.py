@@ -14,6 +14,7 @@ from gateway.delivery import Request
 from gateway.errors import NotDecrypted
 from gateway.sources import wechat_crypto
 from gateway.sources.base import Draft, Example, Signed, Source, Verified
+from gateway.sources.envelopes import check_flat
 from gateway.sources.fields import name
 from gateway.sources.signatures import digest
 from gateway.sources.wechat_crypto import CryptoOptions, MessageCrypto, Opened, Sealed
@@ -104,6 +105,8 @@ class WeChat(Source):
         query = self._crypto.parameters(request)
         if "signature" in query or "msg_signature" not in query:
             self._crypto.signed(query.get("signature", ""), query)
+        else:
+            check_flat(request.body)
         message, body, opened = Message.read(request.body), request.body, None
         encrypted = message.get("encrypt")
         if encrypted and self._crypto.keys:

@@ -86,6 +86,13 @@ def test_what_a_filter_takes(wanted: dict[str, Any], takes: bool):
     assert Filter(**wanted).takes(entry()) is takes
 
 
+def test_a_batch_is_found_by_each_of_its_events():
+    batch = entry()
+    batch.delivery["event"] = "open,bounce"
+    for event, takes in (("open", True), ("bounce", True), ("open,b*", True), ("click", False)):
+        assert Filter(event=event).takes(batch) is takes
+
+
 def test_the_error_is_searched_too_and_a_sender_that_has_left_is_a_status():
     gone = entry(status=0, error="KeyError: id")
     assert Filter(text="KeyError", status="gone").takes(gone)

@@ -129,6 +129,28 @@ def test_event_that_no_route_takes_has_no_target():
     assert endpoint.unrouted(Verified(b"{}")).status == 204
 
 
+@pytest.mark.parametrize(
+    ("event", "task"),
+    [
+        ("push,issues", "all"),  # although an earlier route takes one of them
+        ("push,star", "first"),
+        ("fork,star", "rest"),
+        ("fork", None),
+        (f"{'x' * 300},star", "rest"),
+    ],
+)
+def test_a_batch_goes_to_the_first_route_that_takes_all_its_events_or_else_one(event, task):
+    some = [
+        Route(path="/", source="forge", events=["push"], task="first"),
+        Route(path="/", source="forge", events=["push", "issues"], task="all"),
+        Route(path="/", source="forge", events=["star"], task="rest"),
+    ]
+    endpoint, _ = routes(*some, sources=SOURCES).find("/")
+    found = endpoint.route(delivery(event[:255]), event)
+    assert (found and found.task) == task
+    assert endpoint.routed(event) == (task is not None)
+
+
 WHEN = {"json:/id": "*", "header:x-env": "live"}
 
 

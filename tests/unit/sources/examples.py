@@ -54,6 +54,10 @@ def public(seed: bytes) -> bytes:
 
 #: What senders may send whose samples do not show it.
 _BODIES = {
+    **dict.fromkeys(
+        ("hubspot-v1", "hubspot-v2"),
+        st.text(st.characters(codec="utf-8")).map(lambda text: text.encode()),
+    ),
     "feishu": objects(token="v"),
     "twilio": st.dictionaries(st.text(), st.text()).map(lambda d: urlencode(d).encode())
     | objects(),

@@ -15,6 +15,7 @@ from gateway.answer import JSON, Answer
 from gateway.delivery import Request
 from gateway.sources import find
 from gateway.sources.base import Draft, Signed, Source
+from gateway.sources.keys import PUBLIC_TEXTS
 from tests.unit.sources.examples import NOW
 
 VECTORS = {
@@ -111,3 +112,8 @@ def said(value: str | bytes | dict | list | int | None) -> Answer:
     if isinstance(value, bytes):
         return Answer(200, "application/octet-stream", value)
     return Answer(200, JSON, json.dumps(value, ensure_ascii=False).encode())
+
+
+def is_secret(text: str) -> bool:
+    """Is it a secret that a source may have?"""
+    return text != "" and text == text.strip() and not text.startswith(PUBLIC_TEXTS)

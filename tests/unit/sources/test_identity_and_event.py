@@ -52,7 +52,7 @@ def digest(body) -> str:
         ({"X-GitHub-Event": "push"}, b"payload=", "push"),
         ({"X-GitHub-Event": "push"}, b"payload=%zz", "push"),
         ({"X-GitHub-Event": "push"}, b"Hello, World!", "push"),
-        ({"X-GitHub-Event": "push"}, b'{"action":"a","action":3}', "push.a"),
+        ({"X-GitHub-Event": "push"}, b'{"action":"a","action":3}', "push.3"),
         ({"X-GitHub-Event": "push"}, b'{"action":["a"]}', "push"),
         ({}, b'{"action":"opened"}', ""),
     ],
@@ -164,8 +164,7 @@ def _feed(*fields):
     [
         (_feed("feed"), "page.feed"),
         (_feed("feed", "feed"), "page.feed"),
-        # More than one kind at once: it is for whoever takes them all.
-        (_feed("feed", "mention"), "page"),
+        (_feed("feed", "mention"), "page.feed,page.mention"),
         ({"object": "page", "entry": [{"messaging": [{}]}]}, "page"),
         ({"entry": None}, ""),
         ([1], ""),

@@ -24,15 +24,22 @@ from stripe import SignatureVerificationError, WebhookSignature
 from gateway.errors import BadRequest, Unverified
 from gateway.sources.base import Draft, Signed, Source
 from tests.unit.sources.examples import NOW, public
+from tests.unit.sources.messages import is_secret
 from tests.unit.sources.sending import URL, received, sender
 
-secrets = st.text(st.characters(codec="utf-8", exclude_categories=["C"]), min_size=1, max_size=40)
+characters = st.characters(codec="utf-8", exclude_categories=["C"])
+secrets = st.text(characters, min_size=1, max_size=40).filter(is_secret)
 keys = st.binary(min_size=1, max_size=80)
-seeds = st.binary(min_size=32, max_size=32)
+# Where a public key is expected, some of these would be of no use.
+seeds = st.binary(min_size=32, max_size=32).filter(lambda seed: len(set(seed)) > 2)
 texts = st.text(max_size=300)
 # Whatever it is, these senders send an object.
 objects = texts.map(lambda text: "{" + text)
-ids = st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=1, max_size=40)
+ids = st.text(
+    st.characters(codec="ascii", categories=["L", "N", "P"], exclude_characters="."),
+    min_size=1,
+    max_size=40,
+)
 times = st.integers(int(NOW) - 299, int(NOW) + 299)
 
 

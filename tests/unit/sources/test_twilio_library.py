@@ -14,9 +14,11 @@ from gateway.errors import Unverified
 from gateway.sources.base import Draft, Signed, Source
 from gateway.sources.twilio import SETTINGS
 from tests.unit.sources.examples import NOW
+from tests.unit.sources.messages import is_secret
 from tests.unit.sources.sending import PUBLIC_URL, received, sender
 
-secrets = st.text(st.characters(codec="utf-8", exclude_categories=["C"]), min_size=1, max_size=40)
+characters = st.characters(codec="utf-8", exclude_categories=["C"])
+secrets = st.text(characters, min_size=1, max_size=40).filter(is_secret)
 objects = st.text(max_size=300).map(lambda text: "{" + text)
 ids = st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=1, max_size=40)
 
