@@ -104,7 +104,7 @@ def test_what_else_is_wrong_is_told_alone(given, tmp_path):
     with pytest.raises(ConfigError) as error:
         plan.make(parsed(words), env, tmp_path)
     (problem,) = error.value.problems
-    assert problem.endswith("routes[0].deadline (path /): has to be a number")
+    assert problem.endswith("routes[0].deadline (path /): has to be a number, such as 4.5")
 
 
 def test_the_files_own_servers_are_not_used(given, tmp_path):

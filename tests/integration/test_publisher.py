@@ -256,7 +256,7 @@ def test_a_connection_that_lasted_comes_back_without_a_pause(broker, metrics, mo
 def test_what_ends_a_channel_while_it_is_prepared_is_told_at_once(broker, metrics):
     began = monotonic()
 
-    def consume(channel, _scanner, _ready) -> None:
+    def consume(channel, _scanner, **_ready) -> None:
         channel.queue_declare("a-queue-that-nobody-makes", passive=True, callback=lambda _: None)
 
     async def work(publisher: Publisher) -> None:

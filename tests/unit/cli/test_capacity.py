@@ -217,8 +217,8 @@ def test_a_bad_report_is_one_clear_line(tmp_path, capsys, text, says):
     ("options", "says"),
     [
         ("", "--task-time: is needed"),
-        ("--task-time fast", "--task-time: has to be a number"),
-        ("--task-time 1 --rate nan", "--rate: has to be a number"),
+        ("--task-time fast", "--task-time: has to be a number, such as 4.5"),
+        ("--task-time 1 --rate nan", "--rate: has to be a number, such as 4.5"),
         ("--task-time 1 --cores 1.5", "--cores: has to be a whole number"),
         ("--task-time 1 --task-cpu 50", "--task-cpu: has to be 1 or less"),
         ("--task-time 1 --utilisation 1", "--utilisation: has to be 0.99 or less"),
