@@ -97,10 +97,16 @@ class Servers:
         self.broker.ctl("purge_queue", self.queue)
         self.dead_letters()
 
-    def noted(self) -> dict[bytes, int]:
-        """Return how many beginnings are noted of each task."""
+    def noted(self) -> dict[bytes, set[bytes]]:
+        """Return the beginnings that are noted of each task."""
         with redis.Redis.from_url(self.results) as client:
-            return {key: client.scard(key) for key in client.keys("*.begun")}
+            return {key: client.smembers(key) for key in client.keys("*.begun")}
+
+    def forget(self) -> None:
+        """Delete what a worker leaves that is killed right after an acknowledgement."""
+        with redis.Redis.from_url(self.results) as client:
+            for key in self.noted():
+                client.delete(key)
 
     def stop(self) -> None:
         while self._started:

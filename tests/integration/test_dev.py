@@ -114,7 +114,7 @@ def test_the_readmes_app_answers_and_leaves_its_own_broker_alone(stack, start, t
 
         # then its task has its own arguments, from either sender,
         assert (status, body) == (200, b"order 7 of berlin is taken")
-        assert re.search(r"^order \d+ of shop is taken$", sent.stdout, re.M), sent
+        assert re.search(r"^order \d+ of my-shopify is taken$", sent.stdout, re.M), sent
         # nobody has asked the other broker for anything,
         assert client.info("stats")["total_connections_received"] == before
         assert client.lrange("orders", 0, -1) == [b"somebody's message"]

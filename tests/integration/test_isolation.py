@@ -108,8 +108,8 @@ def test_an_outcome_that_cannot_be_answered_is_a_500_for_its_request_alone(
 
 def test_an_answer_that_cannot_be_written_is_a_500_for_its_request_alone(serve, caplog):
     async def work(gateway: Gateway) -> None:
-        exchanges = gateway.server._exchanges
-        start_of, fails = exchanges.start_of, [True]
+        context = gateway.server._context
+        start_of, fails = context.start_of, [True]
 
         def start(status: int) -> str:
             if fails:
@@ -117,7 +117,7 @@ def test_an_answer_that_cannot_be_written_is_a_500_for_its_request_alone(serve, 
                 raise ZeroDivisionError
             return start_of(status)
 
-        exchanges.start_of = start
+        context.start_of = start
         answers = await ask(gateway, *[b"fine"] * NEIGHBOURS)
         (told,) = [one for one in answers if one.status != 200]
         check(caplog, told, [one for one in answers if one.status == 200], gateway)
