@@ -40,6 +40,7 @@ class Servers:
         self.queue = directory.name
         self._started: list[Server] = []
         self._dead: list[tuple[pika.BasicProperties, str]] = []
+        self.forget()
 
     def worker(self, pool: str = "prefork", concurrency: int = 1, **options) -> Server:
         worker = self.stack.worker(
