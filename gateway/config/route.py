@@ -214,12 +214,16 @@ class Route(TaskSettings):
 
 
 def taking(routes: Iterable[Route], event: str) -> Iterable[Route]:
-    """Return the routes that take all names in `event`, and then those that take one of them.
+    """Return the routes that take `event`, and then those that take a part of it.
 
-    A batch has several, which are joined by commas.
+    A batch has several names, which are joined by commas: a route that takes all of them takes it.
     """
     if "," not in event:
         return (route for route in routes if route.takes_event(event))
     names = event.split(",")
-    some = [route for route in routes if any(map(route.takes_event, names))]
-    return sorted(some, key=lambda route: not all(map(route.takes_event, names)))
+
+    def whole(route: Route) -> bool:
+        return route.takes_event(event) or all(map(route.takes_event, names))
+
+    some = [route for route in routes if whole(route) or any(map(route.takes_event, names))]
+    return sorted(some, key=whole, reverse=True)

@@ -132,6 +132,7 @@ def test_event_that_no_route_takes_has_no_target():
 @pytest.mark.parametrize(
     ("event", "task"),
     [
+        ("one, with a comma", "comma"),
         ("push,issues", "all"),  # although an earlier route takes one of them
         ("push,star", "first"),
         ("fork,star", "rest"),
@@ -144,6 +145,7 @@ def test_a_batch_goes_to_the_first_route_that_takes_all_its_events_or_else_one(e
         Route(path="/", source="forge", events=["push"], task="first"),
         Route(path="/", source="forge", events=["push", "issues"], task="all"),
         Route(path="/", source="forge", events=["star"], task="rest"),
+        Route(path="/", source="forge", events=["one, with a comma"], task="comma"),
     ]
     endpoint, _ = routes(*some, sources=SOURCES).find("/")
     found = endpoint.route(delivery(event[:255]), event)
