@@ -40,10 +40,22 @@ if TYPE_CHECKING:
     from redis.commands.core import Script
 
 # A success is final, as in Celery: if two workers have run a task, a later failure does not replace
-# the success. The comparison is for JSON only; results in other forms are replaced.
+# the success. And the end of a later try is not replaced by what an earlier one says: a task that is
+# retried publishes its message before its state RETRY is stored, and that may have failed by then.
+# The comparison is for JSON only; results in other forms are replaced.
 _STORE = """\
-if redis.call('GETRANGE', KEYS[1], 0, 19) == '{"status": "SUCCESS"' then
+local stored = redis.call('GETRANGE', KEYS[1], 0, 19)
+if stored == '{"status": "SUCCESS"' then
   return 0
+end
+if stored == '{"status": "FAILURE"' or stored == '{"status": "REVOKED"' then
+  local function retries(text)
+    return tonumber(string.match(text, '"retries": (%d+)}$') or 0)
+  end
+  if string.sub(ARGV[1], 1, 20) ~= '{"status": "SUCCESS"'
+      and retries(redis.call('GETRANGE', KEYS[1], -40, -1)) > retries(ARGV[1]) then
+    return 0
+  end
 end
 if ARGV[2] == '0' then
   redis.call('SET', KEYS[1], ARGV[1])
@@ -158,11 +170,12 @@ class ResultScript(_RedisBackend):
 
 
 def with_retries(meta: dict[str, Any], state: str, request: Any) -> dict[str, Any]:
-    """Return the `meta` of a result with its ``retries``, where the task has failed or has some.
+    """Return the `meta` of a result with its ``retries`` as the last, where it has failed or has any.
 
     Celery adds them only with ``result_extended``, together with all arguments.
     """
     retries = getattr(request, "retries", 0) or 0
     if retries or state == states.FAILURE:
+        meta.pop("retries", None)
         meta["retries"] = retries
     return meta

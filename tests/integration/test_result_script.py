@@ -60,6 +60,30 @@ def test_another_state_is_followed_by_the_next(app, store, before):
     assert json.loads(store.get(f"{KEY}1"))["result"] == "done"
 
 
+@pytest.mark.parametrize("extended", [False, True])
+@pytest.mark.parametrize("end", [states.FAILURE, states.REVOKED])
+@pytest.mark.parametrize("late", [states.RETRY, states.STARTED, "PROGRESS"])
+def test_the_end_of_a_later_try_stays(app, store, extended, end, late):
+    """A task publishes its next try before its state RETRY is stored."""
+    app.conf.result_extended = extended
+
+    def store_of(retries: int, state: str) -> str:
+        result = ValueError("x") if state in states.EXCEPTION_STATES else {"pid": 1}
+        request = Context({"retries": retries, "task": "t", "args": ['"retries": 9}']})
+        app.backend.store_result("1", result, state, request=request)
+        return json.loads(store.get(f"{KEY}1"))["status"]
+
+    assert store_of(12, end) == end
+    assert store_of(11, late) == end
+    assert store_of(0, late) == end
+    # Of the same try, run again from a dead letter, and of a later one.
+    assert store_of(12, late) == late
+    assert store_of(12, end) == end
+    assert store_of(13, late) == late
+    assert store_of(13, end) == end
+    assert store_of(0, states.SUCCESS) == states.SUCCESS
+
+
 @pytest.fixture
 def held(app, store, monkeypatch) -> HeldResults:
     """What holds results, as in the pool `solo`, in the middle of a turn that lasts."""

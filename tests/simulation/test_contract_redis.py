@@ -162,6 +162,8 @@ COMMANDS: dict[str, list[tuple[str, Any]]] = {
         ("EXISTS K L", 2),
         ("GETRANGE K 0 1", b"on"),
         ("GETRANGE K 1 -1", b"ne"),
+        ("GETRANGE K -2 -1", b"ne"),
+        ("GETRANGE K -40 -1", b"one"),
         ("GETRANGE nothing 0 19", b""),
         ("DEL K L", 2),
         ("UNLINK K", 0),
@@ -502,6 +504,13 @@ def test_a_stored_success_is_final(server, redis, key):
     assert redis("GET", key) == success.encode()
     got = [subscriber.next()[2] for _ in range(2)]
     assert got == [failure.encode(), success.encode()]
+
+
+def test_the_end_of_a_later_try_stays(redis, key):
+    failure, retry = '{"status": "FAILURE", "retries": 1}', '{"status": "RETRY"}'
+    assert redis("EVAL", _STORE, 1, key, failure, 100) == 0
+    assert redis("EVAL", _STORE, 1, key, retry, 100) == 0
+    assert redis("GET", key) == failure.encode()
 
 
 def test_taken_tasks_end(redis, key):
