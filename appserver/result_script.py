@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from redis.commands.core import Script
 
 # A success is final, as in Celery: if two workers have run a task, a later failure does not replace
-# the success. And the end of a later try is not replaced by what an earlier one says: a task that is
-# retried publishes its message before its state RETRY is stored, and that may have failed by then.
+# the success. And the end of a later try is not replaced by what an earlier one says: retry()
+# publishes the message before the state RETRY is stored, and the next try may have failed by then.
 # The comparison is for JSON only; results in other forms are replaced.
 _STORE = """\
 local stored = redis.call('GETRANGE', KEYS[1], 0, 19)
@@ -170,7 +170,7 @@ class ResultScript(_RedisBackend):
 
 
 def with_retries(meta: dict[str, Any], state: str, request: Any) -> dict[str, Any]:
-    """Return the `meta` of a result with its ``retries`` as the last, where it has failed or has any.
+    """Return the `meta` of a result with its ``retries`` at the end, if it has failed or has any.
 
     Celery adds them only with ``result_extended``, together with all arguments.
     """
