@@ -81,9 +81,9 @@ class Pipeline(asyncio.Protocol):
         self.error = "not connected yet"
         #: Called each time the server answers again.
         self.on_connected: list[Callable[[], object]] = []
-        #: Called when the server has become one that is not to be used, as other connections to it
-        #: live on.
-        self.on_left: list[Callable[[], object]] = []
+        #: Called with a time of `gateway.clock.monotonic`: other connections of before that time may
+        #: lead to a server that is not to be used any more, as they live on.
+        self.on_left: list[Callable[[float], object]] = []
         self._waiting: list[_Command] = []
         self._sent: deque[_Command] = deque()
         self._flushes = False  # in this turn
@@ -94,6 +94,7 @@ class Pipeline(asyncio.Protocol):
         self._idle.set()
         self._lost = asyncio.Event()
         self._reason = ""  # why the connection is lost
+        self._since = inf  # when it was opened
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -145,11 +146,11 @@ class Pipeline(asyncio.Protocol):
 
     async def _keep_connected(self) -> None:
         while True:
-            client, since = self._connect(), inf
+            client, self._since = self._connect(), inf
             try:
                 async with asyncio.timeout(PATIENCE):
                     await self._open(client)
-                since = monotonic()
+                self._since = monotonic()
                 await self._until_lost()
             except LOST as exc:
                 self._reason = f"{type(exc).__name__}: {str(exc) or 'no answer in time'}"
@@ -162,7 +163,7 @@ class Pipeline(asyncio.Protocol):
                 await client.aclose()
                 self._settle()
             # A connection that has lasted is opened again immediately.
-            if monotonic() - since < PING:
+            if monotonic() - self._since < PING:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._some.wait(), PING)
 
@@ -218,6 +219,8 @@ class Pipeline(asyncio.Protocol):
             self.error = ""
             for call in self.on_connected:
                 call()
+            for leave in self.on_left:
+                leave(self._since)
 
     def _leave(self, error: str) -> None:
         """Leave a server that is not to be used; the next connection may lead to another one."""
@@ -225,8 +228,8 @@ class Pipeline(asyncio.Protocol):
             self._reason = error
             self._miss(error)
             self._transport.abort()
-            for call in self.on_left:
-                call()
+            for leave in self.on_left:
+                leave(monotonic())
 
     def _flush(self) -> None:
         self._flushes = False

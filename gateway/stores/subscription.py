@@ -70,6 +70,7 @@ class Subscription(asyncio.Protocol):
         #: How often each was asked for without an answer yet; it may come and go meanwhile.
         self._asked: Counter[str] = Counter()
         self._transport: asyncio.Transport | None = None
+        self._since = 0.0  # when it was opened
         self._task: asyncio.Task[None] | None = None
         self._received = False
         #: What is wrong with the connection, in words; empty while messages come, or soon again.
@@ -86,10 +87,13 @@ class Subscription(asyncio.Protocol):
     async def stop(self) -> None:
         await background.stop(self._task)
 
-    def renew(self, why: str = "its server has become one that is not to be used") -> None:
-        """Give the connection up."""
-        if self._transport is not None:
-            self._lose(ConnectionError(why))
+    def renew(self, before: float) -> None:
+        """Give the connection up if it was opened before that time.
+
+        A server that is not to be used any more tells a subscriber nothing.
+        """
+        if self._transport is not None and self._since < before:
+            self._lose(ConnectionError("its server may not be the one to use any more"))
 
     def add(self, channel: str, on_message: OnMessage) -> None:
         """Call `on_message` with each message on `channel`, once that is subscribed.
@@ -159,7 +163,7 @@ class Subscription(asyncio.Protocol):
         transport.set_protocol(self)
         if transport.is_closing():
             raise ConnectionError("the connection is lost already")
-        self._transport = transport
+        self._transport, self._since = transport, monotonic()
         self._again = dict.fromkeys(self._callbacks)
         self._subscribed = {channel: asyncio.Event() for channel in self._again}
         self._asked = Counter(self._again.keys())

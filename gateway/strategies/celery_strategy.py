@@ -31,7 +31,7 @@ class CeleryStrategy(Strategy):
         self._metrics = metrics
         self._publisher = Publisher(config, metrics)
         self._store = results_of(config, metrics)
-        self._store.on_left.append(lambda: self._client.leave_store())
+        self._store.on_left.append(lambda _: self._client.leave_store())
         self._loop: asyncio.AbstractEventLoop | None = None
         self._client = self._new_client()
 

@@ -42,7 +42,6 @@ class RedisPush(Strategy):
         self._results = Pipeline(
             lambda: result_store.connect(config), "missed results", patience=CONNECT_TIMEOUT
         )
-        self._results.on_left.append(self._leave)
         self._prefix = result_store.key_prefix(config)
         self._skip = len(self._prefix.encode())
         self._channels = self._prefix + prefix
@@ -54,6 +53,7 @@ class RedisPush(Strategy):
             self._opened,
             self._throttling,
         )
+        self._results.on_left.append(self._subscription.renew)
         # The ids sent since the last sweep, and those of the sweep before it.
         self._young: list[str] = []
         self._older: list[str] = []
@@ -98,9 +98,6 @@ class RedisPush(Strategy):
             await self._fetch(list(self._waiting))
         log.info("subscribed to %s*", self._channels)
         self._metrics.connected("results")
-
-    def _leave(self) -> None:
-        self._subscription.renew(self._results.error)
 
     def _on_result(self, channel: bytes, payload: bytes) -> None:
         # Any client of Redis may publish here, also on channels whose names are not UTF-8.

@@ -13,6 +13,7 @@ import redis
 from redis.exceptions import ResponseError
 
 from appserver.result_script import ResultScript
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.stores import result_store
 from gateway.stores.pipeline import Pipeline
@@ -259,7 +260,7 @@ def test_a_server_that_is_not_the_one_to_ask_is_left(piped, asked, error):
 
     async def work(some: Pipeline) -> None:
         left = asyncio.Event()
-        some.on_left.append(left.set)
+        some.on_left.append(lambda _: left.set())
         me = await some.run("CLIENT", "ID")
         sent = [
             some.run("EVAL", "return redis.error_reply(ARGV[1])", 0, error),
@@ -269,6 +270,21 @@ def test_a_server_that_is_not_the_one_to_ask_is_left(piped, asked, error):
             assert isinstance(reply, OSError) and error in str(reply)
         assert left.is_set()
         assert await some.run("CLIENT", "ID") != me
+
+    piped(work)
+
+
+def test_older_connections_are_left_after_a_reconnection(piped):
+    """The server may be another one, which an older connection to the earlier one is not told."""
+
+    async def work(some: Pipeline) -> None:
+        left: asyncio.Queue[float] = asyncio.Queue()
+        some.on_left.append(left.put_nowait)
+        await some.run("PING")
+        before = monotonic()
+        assert await left.get() < before  # of the first connection
+        await some.run("CLIENT", "KILL", "ID", await some.run("CLIENT", "ID"), "SKIPME", "no")
+        assert await left.get() > before
 
     piped(work)
 

@@ -15,10 +15,11 @@ FOUND = {
     ("redis", 500032): "the same",
     ("pika", 307): "an acceptance that the journal delays came after deadline and half second",
     ("pika", 500157): "a late result was not fetched again soon where Redis had not answered",
+    ("worker", 406): "known losses were forgotten before the acknowledgement was sent",
     (
-        "worker",
-        406,
-    ): "what was known of lost workers was forgotten before the acknowledgement was sent",
+        "redis",
+        2000144,
+    ): "a subscription stayed with a former primary that was silent",
 }
 
 
