@@ -81,8 +81,8 @@ class Pipeline(asyncio.Protocol):
         self.error = "not connected yet"
         #: Called each time the server answers again.
         self.on_connected: list[Callable[[], object]] = []
-        #: Called with a time of `gateway.clock.monotonic`: other connections of before that time may
-        #: lead to a server that is not to be used any more, as they live on.
+        #: Called with a time of `gateway.clock.monotonic`: connections of before that time may lead
+        #: to a server that is not to be used any more, as they live on.
         self.on_left: list[Callable[[float], object]] = []
         self._waiting: list[_Command] = []
         self._sent: deque[_Command] = deque()
@@ -151,6 +151,8 @@ class Pipeline(asyncio.Protocol):
                 async with asyncio.timeout(PATIENCE):
                     await self._open(client)
                 self._since = monotonic()
+                for leave in self.on_left:
+                    leave(self._since)
                 await self._until_lost()
             except LOST as exc:
                 self._reason = f"{type(exc).__name__}: {str(exc) or 'no answer in time'}"
@@ -219,8 +221,6 @@ class Pipeline(asyncio.Protocol):
             self.error = ""
             for call in self.on_connected:
                 call()
-            for leave in self.on_left:
-                leave(self._since)
 
     def _leave(self, error: str) -> None:
         """Leave a server that is not to be used; the next connection may lead to another one."""

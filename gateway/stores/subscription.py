@@ -38,6 +38,10 @@ _special = re.compile(r"[*?\[\]\\^]").sub
 OnMessage = Callable[[bytes | None], object]
 
 
+class _Renewed(ConnectionError):
+    """A connection is given up though nothing is wrong with it."""
+
+
 class Subscription(asyncio.Protocol):
     """Subscribes to a channel while it has callbacks; reconnects by itself.
 
@@ -93,7 +97,7 @@ class Subscription(asyncio.Protocol):
         A server that is not to be used any more tells a subscriber nothing.
         """
         if self._transport is not None and self._since < before:
-            self._lose(ConnectionError("its server may not be the one to use any more"))
+            self._lose(_Renewed("its server may not be the one to use any more"))
 
     def add(self, channel: str, on_message: OnMessage) -> None:
         """Call `on_message` with each message on `channel`, once that is subscribed.
@@ -136,13 +140,15 @@ class Subscription(asyncio.Protocol):
                 await self._watch()
             except LOST as exc:
                 problem = f"{type(exc).__name__}: {str(exc) or 'no answer in time'}"
+                renewed = isinstance(exc, _Renewed)
                 if not self.error:
-                    log.warning("%s lost: %s", self._name, problem)
+                    level = logging.INFO if renewed else logging.WARNING
+                    log.log(level, "%s lost: %s", self._name, problem)
                 # If a connection was cut and was not silent, reconnect immediately, and go on
                 # meanwhile: what is missed is looked for after that, and a server that has ended
                 # refuses the connection within milliseconds.
                 cut = monotonic() - since > PAUSE and not isinstance(exc, TimeoutError)
-                self.error = "" if cut else problem
+                self.error = "" if cut or renewed else problem
             finally:
                 if self._transport is not None:
                     self._transport.abort()  # `close` would wait for a frozen server

@@ -20,6 +20,7 @@ FOUND = {
         "redis",
         2000144,
     ): "a subscription stayed with a former primary that was silent",
+    ("redis", 2000446): "the same",
 }
 
 
