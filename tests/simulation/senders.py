@@ -217,7 +217,8 @@ class Senders:
             client.transport.write(data[at:part])
             at = part
             await asyncio.sleep(rng.uniform(0, 0.4))
-        one.at = asyncio.get_running_loop().time()
+        if not client.closed:  # else it was lost at some time before
+            one.at = asyncio.get_running_loop().time()
         client.transport.write(data[at:])
 
     async def _connection(self, gateway: str, rng: Random) -> Client:
