@@ -45,7 +45,6 @@ def _w(name: str, file: str, old: str, new: str) -> Mutant:
 _OF_STRATEGY = {
     "gateway/strategies/pika_rpc.py": "pika",
     "gateway/strategies/redis_push.py": "redis",
-    "gateway/stores/result_channel.py": "redis",
 }
 
 
@@ -281,7 +280,7 @@ MUTANTS = [
     _m(
         "subscribers of a Redis that became a replica kept",
         "stores/subscription",
-        "self._lose(ConnectionError(why))",
+        'self._lose(_Renewed("its server may not be the one to use any more"))',
         "pass",
     ),
     _m("a failed claim kept", "claims/scripts", "    free(ARGV[4])\n", ""),
