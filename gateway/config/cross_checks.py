@@ -12,6 +12,7 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from gateway.config.dynamic import RENEWED
+from gateway.config.late import Late
 from gateway.config.route import PARAM, Route
 from gateway.config.settings import REFUSED, Config
 from gateway.config.strategies import STRATEGIES
@@ -235,8 +236,25 @@ def _of_answers(config: Config, route: Route) -> Iterator[str]:
             yield "answer: results that are fetched later need result_backend; set it"
         if _gives_location(route) and not (config.secret_key and config.public_url):
             yield "answer: a 202 has a Location, which needs secret_key and public_url"
+    if route.late is not None:
+        yield from _of_late(config, route, route.late)
     if route.countdown is not None and route.answer == "wait" and route.countdown >= route.deadline:
         yield "countdown: the deadline would pass before the task begins; lower it"
+
+
+def _of_late(config: Config, route: Route, late: Late) -> Iterator[str]:
+    """Yield what late answers need."""
+    if not config.state:
+        yield "late: what is to be sent is kept in Redis; set state_url or result_backend"
+    source = config.sources.get(route.source or "")
+    missing = [
+        name
+        for name in ("app_id", "app_secret")
+        if name in late.needs and not (source and source.credential(name))
+    ]
+    if missing:
+        named = f"sources.{route.source}" if source else "a source for this route"
+        yield f"late: sending needs {' and '.join(missing)}; set it in {named}"
 
 
 def _of_identity(config: Config, route: Route) -> Iterator[str]:

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from gateway.answer import TEXT, Answer, of_outcome
 from gateway.config import pointers
+from gateway.config.late import Late
 from gateway.config.pointers import KEY, MAX_NAME, Pointer, pointing
 from gateway.config.task import FurtherTask, TaskSettings
 from gateway.delivery import PRIVATE_HEADERS, Delivery
@@ -66,6 +67,7 @@ class Route(TaskSettings):
     also: Annotated[list[FurtherTask], Field(max_length=16)] = []
     task_id: Literal["random", "identity"] = "random"
     revoke: bool = False
+    late: Late | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Route:
@@ -91,6 +93,13 @@ class Route(TaskSettings):
             raise ValueError(
                 "revoke: a task whose delivery was accepted is wanted without a "
                 'caller; set answer = "wait"'
+            )
+        if self.late is not None and (
+            (self.answer == "wait" and not self.prefer) or self.ignore_result
+        ):
+            raise ValueError(
+                "late: only what was answered without its result is answered late; set answer to "
+                "wait-then-accept or accept, without ignore_result"
             )
         if self.events is not None and self.source is None:
             raise ValueError("events: only a source knows the event; name it in `source`")

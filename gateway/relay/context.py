@@ -9,6 +9,7 @@ from gateway.celery_message import TaskIds
 from gateway.claims.idempotency import Idempotency
 from gateway.failpoints import Failpoint
 from gateway.journal.writing import Journal
+from gateway.late.answers import LateAnswers
 from gateway.metrics import Metrics
 from gateway.relay.attempt import Steps
 from gateway.relay.deadlines import Deadlines
@@ -40,5 +41,7 @@ class Context:
     journal: Journal | None
     #: Not None if any route has an identity.
     idempotency: Idempotency | None
+    #: Not None if any route has late answers.
+    late: LateAnswers | None
     #: Not None if any route has dynamic queues.
     queues: DynamicQueues | None

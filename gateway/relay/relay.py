@@ -20,6 +20,7 @@ from gateway.failpoints import Failpoint
 from gateway.journal.entry import IGNORED, REFUSED
 from gateway.journal.refusals import Kept, Refusals
 from gateway.journal.writing import Journal
+from gateway.late.answers import LateAnswers
 from gateway.metric_table import FILTERED, UNROUTED, UNVERIFIED
 from gateway.metrics import Metrics
 from gateway.relay import preferences
@@ -117,6 +118,7 @@ class Relay:
             fairness=_fairness(config, strategy),
             journal=journal,
             idempotency=idempotency,
+            late=_late_answers(config, metrics, journal, self._tracer, failpoint),
             queues=_dynamic_queues(config, metrics, strategy),
         )
 
@@ -134,7 +136,7 @@ class Relay:
         """Return the services in the order in which they are started."""
         context = self.context
         # While it stops, the strategy still ends tasks, whose claims and entries are to be written.
-        own = (self._tracer, self._results, context.idempotency, context.journal)
+        own = (self._tracer, self._results, context.idempotency, context.journal, context.late)
         some: Sequence[Service | None]
         some = (*own, context.strategy, context.queues, context.fairness)
         return [service for service in some if service is not None]
@@ -161,6 +163,8 @@ class Relay:
         }
         if context.idempotency is not None:
             held |= context.idempotency.held()
+        if context.late is not None:
+            held |= context.late.held()
         if context.journal is not None:
             held["bytes of the journal"] = context.journal.bytes
         return held
@@ -293,6 +297,18 @@ class Relay:
         self._ignored[endpoint.path, counter].add()
         reply.state = IGNORED
         reply.give(endpoint.unrouted(verified), reason)
+
+
+def _late_answers(
+    config: Config,
+    metrics: Metrics,
+    journal: Journal | None,
+    tracer: Tracer | None,
+    failpoint: Failpoint,
+) -> LateAnswers | None:
+    if all(route.late is None for route in config.routes):
+        return None
+    return LateAnswers(config, metrics, journal, tracer, failpoint)
 
 
 def _fairness(config: Config, strategy: Strategy) -> Fairness:

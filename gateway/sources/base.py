@@ -42,6 +42,15 @@ class Options(Model):
     #: The most deliveries a second, and deliveries in flight, of this source in one process.
     rate: float | None = Field(None, gt=0)
     max_in_flight: int | None = Field(None, ge=1)
+    #: By which late answers are sent: the app at the sender, and its secret there.
+    app_id: str | None = None
+    app_secret: SecretStr | None = Field(None, min_length=1)
+
+    def credential(self, name: str) -> str:
+        """Return `app_id`, which may be the receive id, or `app_secret`; empty: it is not set."""
+        if name == "app_id":
+            return self.app_id or getattr(self, "receive_id", None) or ""
+        return self.app_secret.get_secret_value() if self.app_secret else ""
 
     @field_validator("secrets")
     @classmethod
