@@ -149,7 +149,7 @@ class LateAnswers:
         make = partial(
             Record, task_id, delivery.id, route.path, route.late.key, values, delivery.traceparent
         )
-        kept = asyncio.ensure_future(self._keep(make, sender.window(values) - age))
+        kept = asyncio.ensure_future(self._keep(make, sender.window(values, age)))
         about = route.path, delivery.id, task_id
         late = max(monotonic() - deadline, 0.0)
         background.when_done(kept, partial(self._give, kept, give, *about), LATEST - late)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import Awaitable, Callable
-from ipaddress import IPv6Address, ip_address, ip_network
+from collections.abc import Callable
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -95,7 +95,7 @@ class Client:
         """
         private, sent = self.check(url) in self._own, []
 
-        def write(write_body: Callable[[bytes], Awaitable[None]]) -> Awaitable[None]:
+        def write(write_body: Callable[[bytes], Any]) -> Any:
             sent.append(True)  # connected, TLS included: from here on it may arrive
             return write_body(body)
 
@@ -145,7 +145,7 @@ def is_public(text: str) -> bool:
     if isinstance(address, IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
         if address in _TRANSLATED:
-            inner = ip_address(int(address) & 0xFFFFFFFF)
+            inner = IPv4Address(int(address) & 0xFFFFFFFF)
         if address.teredo is not None:
             inner = address.teredo[1]
         if inner is not None:

@@ -1,9 +1,10 @@
-"""Send late answers as one route's `late` says, and judge by the sender's answer what became of it."""
+"""Send late answers as a route's `late` says, and see from the sender's what became of them."""
 
 from __future__ import annotations
 
 import json
 from asyncio import Lock
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -56,14 +57,15 @@ class Sender:
             return str(exc)
         return ""
 
-    def window(self, values: dict[str, Any]) -> float:
-        """Return for how many seconds from now the sender takes late answers at the most."""
-        window = self.late.window
-        if self.late.until and (until := values.get(self.late.until.strip("{}"))) is not None:
-            try:
-                window = min(window, int(until) / 1000 - time())
-            except ValueError:
-                pass  # it is no number, so the sender will say when it is too late
+    def window(self, values: dict[str, Any], age: float) -> float:
+        """Return for how many seconds the sender still takes late answers at the most.
+
+        `age` is the time since the first try of the delivery, in seconds.
+        """
+        window = self.late.window - age
+        until: Any = values.get(self.late.until.strip("{}"))
+        with suppress(TypeError, ValueError):  # then the sender says when it is too late
+            window = min(window, int(until) / 1000 - time())
         return window
 
     def message(self, answer: Answer, values: dict[str, Any]) -> str | None:

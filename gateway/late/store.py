@@ -6,7 +6,7 @@ that have not ended, by the time (seconds) of the next look. Only Redis' own clo
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
 
@@ -123,9 +123,9 @@ class Records:
     def _key(self, task_id: str) -> str:
         return f"{self._prefix}task:{task_id}"
 
-    async def _run(self, *command: Arg) -> list[bytes]:
+    async def _run(self, *command: Arg) -> list[Any]:
         try:
-            found: list[bytes] = await self.redis.run(*command)
+            found: list[Any] = await self.redis.run(*command)
         except (RedisError, OSError) as exc:
             raise StateUnavailable from exc
         return found

@@ -107,7 +107,7 @@ class Spans:
         error: str,
         times: tuple[int, int],
     ) -> ReadableSpan:
-        """Return the span of a request with a late answer; `times` are nanoseconds since the epoch."""
+        """Return the span of a request with a late answer; `times`: its nanoseconds (epoch)."""
         return ReadableSpan(
             name=f"{method} late answer",
             context=_context(f"{trace_id:032x}", getrandbits(64)),
