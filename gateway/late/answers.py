@@ -31,10 +31,10 @@ from gateway.late.record import (
     DROPPED,
     ENDS,
     FAILED,
+    GONE,
     LOOK,
     TAKEN,
     UNCERTAIN,
-    UNKNOWN,
     WAITING,
     Record,
     Verdict,
@@ -294,10 +294,10 @@ class LateAnswers:
             results = {r.task_id: v for r, v in zip(unread, values, strict=True)}
         for found in some:
             record = found.record
-            if (over := record.expired(found.now)) is not None:
-                self._run(self._end(found, over))
-            elif record.lapsed(found.now):
-                self._run(self._after_lapse(found))
+            sender = self._senders.get((record.route, record.key))
+            terms = sender.terms if sender else GONE
+            if (changed := record.looked_at(terms, found.now)) is not None:
+                self._run(self._end(found, changed))
             elif found in ready:
                 payload = results.get(record.task_id)
                 outcome = decode_result(payload) if payload is not None else None
@@ -352,17 +352,6 @@ class LateAnswers:
             return record.ended(DROPPED), sender.message(given, record.values)
         except (ResultUnusable, KeyError) as exc:
             return record.ended(FAILED, str(exc)), None
-
-    async def _after_lapse(self, found: Found) -> None:
-        """Go on with a record whose process has ended while it was sending."""
-        route = self._routes.get((found.record.route, found.record.key))
-        if route is None:
-            after = found.record.ended(UNCERTAIN, "the gateway ended while it was sending")
-        else:
-            sender = self._senders[found.record.route, found.record.key]
-            verdict = Verdict(UNKNOWN, "the gateway ended while it was sending")
-            after = found.record.after(verdict, sender.terms, found.now)
-        await self._end(found, after)
 
     async def _end(self, found: Found, record: Record) -> None:
         """Write what became of a record, unless another process has."""

@@ -32,7 +32,9 @@ _LOCAL = ip_network("192.0.0.0/24"), ip_network("64:ff9b:1::/48")
 
 
 class NotSent(GatewayError):
-    """The sender has got nothing of the request."""
+    """The sender has got nothing of the request; ``after`` as in a `Verdict`."""
+
+    after = 0.0
 
 
 class NotAllowed(NotSent):

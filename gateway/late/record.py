@@ -48,6 +48,10 @@ class Terms:
     replaces: bool
 
 
+#: Those of a record whose route has changed: it is not sent any more.
+GONE = Terms(tries=0, replaces=False)
+
+
 @dataclass(slots=True, frozen=True)
 class Record:
     """A late answer.
@@ -82,17 +86,16 @@ class Record:
     def load(cls, text: bytes | str) -> Record:
         return cls(**json.loads(text))
 
-    def lapsed(self, now: float) -> bool:
-        """Has the process ended that was sending it?"""
-        return self.state == SENDING and now >= self.due
-
-    def expired(self, now: float) -> Record | None:
-        """Return it as it has ended, if the sender takes it no more; None: there is time."""
-        if self.state != WAITING or now < self.expires:
-            return None
-        why = "the task has not ended" if self.message is None else "it was not taken"
-        end = UNCERTAIN if self.doubt else FAILED
-        return self.ended(end, f"{why} while the sender takes late answers")
+    def looked_at(self, terms: Terms, now: float) -> Record | None:
+        """Return it as it is where its time is over, or its process has ended; None: neither."""
+        if self.state == SENDING and now >= self.due:
+            killed = Verdict(UNKNOWN, "the gateway has ended while it was sending")
+            return self.after(killed, terms, now)
+        if self.state == WAITING and now >= self.expires:
+            why = "it was not taken" if self.message else "the task has not ended"
+            end = UNCERTAIN if self.doubt else FAILED
+            return self.ended(end, f"{why} while the sender takes late answers")
+        return None
 
     def ready(self, now: float) -> bool:
         """May it be sent, if the task has ended?"""

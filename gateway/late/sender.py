@@ -102,7 +102,7 @@ class Sender:
         except NotAllowed as exc:
             return Verdict(REFUSED, str(exc))
         except NotSent as exc:
-            return Verdict(NOT_TAKEN, str(exc))
+            return Verdict(NOT_TAKEN, str(exc), exc.after)
         except NotKnown as exc:
             return Verdict(UNKNOWN, str(exc))
         return self._verdict(found)
@@ -163,7 +163,9 @@ class Sender:
             token, life = (at(document, pointer(each)) for each in (fetch.token, fetch.life))
             if not isinstance(token, str) or not token:
                 said = found.body[:_SAID].decode(errors="replace")
-                raise NotSent(f"no token was fetched: the sender has answered {said}")
+                error = NotSent(f"no token was fetched: the sender has answered {said}")
+                error.after = retry_after(found.headers.get("retry-after", ""))
+                raise error
             seconds = life if isinstance(life, (int, float)) else 0
             self._token, self._token_until = token, monotonic() + max(seconds - _EARLY, seconds / 2)
             return token

@@ -14,7 +14,15 @@ from tests.support.stack import RabbitMQ, Server, Stack
 #: others are marked `long`.
 QUICK = {
     *("bad_input", "claims", "http", "http_connections", "http_limits", "idempotency", "journal"),
-    *("late_results", "lost_connections", "pipeline", "publisher", "result_script", "subscription"),
+    *(
+        "late_answers",
+        "late_results",
+        "lost_connections",
+        "pipeline",
+        "publisher",
+        "result_script",
+        "subscription",
+    ),
 }
 
 
