@@ -26,6 +26,7 @@ from gateway.errors import RequestError, ResultUnusable, StateUnavailable
 from gateway.failpoints import LATE_BEGUN, LATE_ENDED, LATE_GIVEN, LATE_KEPT, LATE_SENT, Failpoint
 from gateway.journal.entry import ANSWERED_LATE, LATE_FAILED, LATE_UNCERTAIN, End, ended
 from gateway.journal.writing import Journal
+from gateway.late.client import NotAllowed
 from gateway.late.record import (
     ANSWERED,
     DROPPED,
@@ -142,9 +143,17 @@ class LateAnswers:
         assert route.late is not None
         sender = self._senders[route.path, route.late.key]
         values = route.late.values(delivery)
-        if problem := sender.check(values):
+        try:
+            sender.check(values)
+        except KeyError as exc:  # as most of a sender's deliveries, it is not to be answered late
+            where = route.path, delivery.id
+            log.info("a delivery has no %s (route %s, delivery %s)", exc.args[0], *where)
             if give():
-                self._fail(route.path, delivery.id, task_id, problem)
+                self._count(route.path, DROPPED)
+            return
+        except NotAllowed as exc:
+            if give():
+                self._fail(route.path, delivery.id, task_id, str(exc))
             return
         make = partial(
             Record, task_id, delivery.id, route.path, route.late.key, values, delivery.traceparent

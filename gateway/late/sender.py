@@ -11,7 +11,7 @@ from typing import Any
 
 from gateway.answer import JSON, Answer
 from gateway.clock import monotonic, time
-from gateway.config.late import Late, fill, fill_url
+from gateway.config.late import OURS, Late, fill, fill_url
 from gateway.errors import ResultUnusable
 from gateway.late.client import Client, NotAllowed, NotKnown, NotSent, Response
 from gateway.late.record import NOT_TAKEN, REFUSED, TAKEN, UNKNOWN, Record, Terms, Verdict
@@ -44,18 +44,11 @@ class Sender:
     def close(self) -> None:
         self._client.close()
 
-    def check(self, values: dict[str, Any]) -> str:
-        """Return why a delivery with these values cannot be answered late; empty: it can."""
-        try:
-            url = self._url({**values, **dict.fromkeys(self.late.needs, "x")})
-            fill(self.late.body, {**values, "answer": {}, **dict.fromkeys(self._ours, "x")})
-        except KeyError as exc:
-            return f"it has no {exc.args[0]}"
-        try:
-            self._client.check(url)
-        except NotAllowed as exc:
-            return str(exc)
-        return ""
+    def check(self, values: dict[str, Any]) -> None:
+        """Raise KeyError where a delivery lacks a value, and `NotAllowed` for its URL."""
+        known = {**values, **dict.fromkeys(OURS, "x")}
+        fill(self.late.body, known)
+        self._client.check(self._url(known))
 
     def window(self, values: dict[str, Any], age: float) -> float:
         """Return for how many seconds the sender still takes late answers at the most.
