@@ -111,14 +111,9 @@ class Journal:
             late = max(monotonic() - deadline, 0.0)
             background.when_done(written, then, LATEST - late)
 
-    def settle(self, delivery_id: str, task_id: str, end: End) -> None:
-        """Write what became of a delivery's task, or of its late answer."""
-        reply = asyncio.ensure_future(self._store.settle(delivery_id, task_id, end, counts=False))
-        reply.add_done_callback(self._settled)
-
-    def _settled(self, reply: Future[Any]) -> None:
-        if not reply.cancelled() and (exc := reply.exception()) is not None:
-            self._lose(str(exc), 0)
+    async def settle(self, delivery_id: str, task_id: str, end: End) -> None:
+        """Write what became of a delivery's task, or of its late answer; raises `GatewayError`."""
+        await self._store.settle(delivery_id, task_id, end, counts=False)
 
     def write(
         self,

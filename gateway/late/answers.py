@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,7 +24,7 @@ from gateway.clock import monotonic, time_ns
 from gateway.config.route import Route
 from gateway.config.settings import Config
 from gateway.delivery import Delivery
-from gateway.errors import RequestError, ResultUnusable, StateUnavailable
+from gateway.errors import GatewayError, ResultUnusable, StateUnavailable
 from gateway.failpoints import LATE_BEGUN, LATE_ENDED, LATE_GIVEN, LATE_KEPT, LATE_SENT, Failpoint
 from gateway.journal.entry import ANSWERED_LATE, LATE_FAILED, LATE_UNCERTAIN, End, ended
 from gateway.journal.writing import Journal
@@ -218,7 +220,8 @@ class LateAnswers:
         text = "a result will not be sent late: %s (route %s, delivery %s, task %s)"
         log.warning(text, reason, path, delivery_id, task_id)
         self._count(path, FAILED)
-        self._tell(delivery_id, task_id, End(LATE_FAILED, reason))
+        if self._journal is not None:
+            self._run(self._journal.settle(delivery_id, task_id, End(LATE_FAILED, reason)))
 
     async def _drop(self, task_id: str) -> None:
         await self._take_back(task_id)
@@ -232,7 +235,7 @@ class LateAnswers:
                     return record.taken
                 dropped = record.ended(DROPPED)
                 if await self._records.swap(dropped, version, now):
-                    self._ended(dropped)
+                    await self._ended(Found(dropped, version + 1, now))
                     return False
         except StateUnavailable as exc:
             log.warning("it is not known whether a late answer was sent: %s", exc.__cause__)
@@ -312,8 +315,10 @@ class LateAnswers:
                 outcome = decode_result(payload) if payload is not None else None
                 if record.message is not None or outcome is not None:
                     self._run(self._send(found, outcome))
-            if record.end:
+            elif record.told:
                 self._forget(record.task_id)
+            elif record.end:
+                self._run(self._ended(found))
 
     # Sending -----------------------------------------------------------------------------------
 
@@ -328,6 +333,8 @@ class LateAnswers:
         sender, message = self._senders[record.route, record.key], record.message
         if message is None:
             assert outcome is not None
+            with suppress(GatewayError):  # who follows the journal's tasks writes it, too
+                await self._tell(record, ended(outcome))
             end, message = self._message(sender, route, record, outcome)
             if message is None:
                 await self._end(found, end)
@@ -351,7 +358,6 @@ class LateAnswers:
     ) -> tuple[Record, str | None]:
         """Return the message for a task's outcome, or how the record ends without one."""
         done = ended(outcome)
-        self._tell(record.delivery_id, record.task_id, done)
         given, _ = route.read(outcome)
         if given is None:
             return record.ended(FAILED, f"the task has no answer: {done.error or done.state}"), None
@@ -374,7 +380,7 @@ class LateAnswers:
             return
         if written and record.end:
             self._failpoint.reach(LATE_ENDED)
-            self._ended(record)
+            await self._ended(Found(record, found.version + 1, found.now))
 
     async def _swap(self, record: Record, version: int, now: float, seconds: float) -> bool:
         """Write a record as `Records.swap` does, and try for `seconds` until it is known."""
@@ -392,22 +398,24 @@ class LateAnswers:
                 doubt = True
                 await asyncio.sleep(_AGAIN)
 
-    def _ended(self, record: Record) -> None:
-        """Tell how a record has ended."""
+    async def _ended(self, found: Found) -> None:
+        """Tell how a record has ended; where the journal cannot be written, a later look will."""
+        record = found.record
         self._forget(record.task_id)
+        if not record.told:
+            await self._tell(record, End(_STATES[record.end], record.reason))
+            if not await self._records.swap(replace(record, told=True), found.version, found.now):
+                return  # another process has told it
         self._count(record.route, record.end)
         if record.end in (FAILED, UNCERTAIN):
             log.warning(
                 "late answer %s: %s (route %s, delivery %s, task %s)", record.end, record.reason,
                 record.route, record.delivery_id, record.task_id,
             )  # fmt: skip
-        if record.end in _STATES:
-            end = End(_STATES[record.end], record.reason)
-            self._tell(record.delivery_id, record.task_id, end)
 
-    def _tell(self, delivery_id: str, task_id: str, end: End) -> None:
+    async def _tell(self, record: Record, end: End) -> None:
         if self._journal is not None:
-            self._journal.settle(delivery_id, task_id, end)
+            await self._journal.settle(record.delivery_id, record.task_id, end)
 
     def _count(self, path: str, end: str) -> None:
         if (path, end) in self._counters:
@@ -436,7 +444,7 @@ class LateAnswers:
         self._begun.pop(task)
         if task.cancelled() or (exc := task.exception()) is None:
             return
-        if isinstance(exc, (StateUnavailable, RedisError, OSError, RequestError)):
+        if isinstance(exc, (GatewayError, RedisError, OSError)):
             log.warning("a late answer has to wait: %s", exc.__cause__ or exc)
         else:
             log.error("a late answer could not be sent", exc_info=exc)

@@ -59,7 +59,8 @@ class Record:
     ``key`` is that of the route's `late`, ``values`` are what that needs of the delivery. ``due``
     is when it is to be looked at again, ``expires`` until when the sender takes it, in seconds
     since the epoch by the store's clock. ``message`` is the request's body, once the task has
-    ended. ``doubt``: an earlier request may have been taken.
+    ended. ``doubt``: an earlier request may have been taken. ``told``: the journal knows the
+    ``end``.
     """
 
     task_id: str
@@ -76,6 +77,7 @@ class Record:
     doubt: bool = False
     end: str = ""
     reason: str = ""
+    told: bool = False
 
     def dump(self) -> str:
         """Return the record as JSON, without what is the default."""
@@ -124,7 +126,8 @@ class Record:
 
     def ended(self, end: str, reason: str = "") -> Record:
         """Return it as it is at its end; it needs no more space than that takes."""
-        return replace(self, state=ENDED, end=end, reason=reason, message=None, values={}, due=0.0)
+        gone: dict[str, Any] = {"message": None, "values": {}, "due": 0.0}
+        return replace(self, state=ENDED, end=end, reason=reason, told=end == DROPPED, **gone)
 
     @property
     def taken(self) -> bool:

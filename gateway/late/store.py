@@ -1,7 +1,7 @@
 """Late answers in the Redis of the claims: what is to be sent is written before it is sent.
 
 A hash *late:task:ID* has a record and its version; the sorted set *late:due* has the ids of those
-that have not ended, by the time (seconds) of the next look. Only Redis' own clock is used.
+whose end is not told, by the time (seconds) of the next look. Only Redis' own clock is used.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Records:
         ended = record.state == ENDED
         # Later tries of the delivery may ask whether it was answered.
         life = self._kept if ended else record.expires - now + _AFTER
-        due = "" if ended else f"{record.due:.6f}"
+        due = "" if record.told else f"{record.due or now + LOOK:.6f}"
         return bool(
             await self._run(
                 "EVAL",

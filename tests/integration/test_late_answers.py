@@ -82,7 +82,7 @@ class Journal:
     def __init__(self) -> None:
         self.states: dict[str, list[str]] = {}
 
-    def settle(self, delivery_id: str, task_id: str, end: Any) -> None:
+    async def settle(self, delivery_id: str, task_id: str, end: Any) -> None:
         self.states.setdefault(delivery_id, []).append(end.state)
 
 
@@ -190,6 +190,7 @@ SENDERS = {
     "slack": slack, "discord": discord, "dingtalk-robot": dingtalk, "feishu-card": feishu,
     "wechat": wechat,
 }  # fmt: skip
+STATES = (ANSWERED_LATE, LATE_UNCERTAIN)
 REPLACES = {"discord", "feishu-card"}
 
 
@@ -493,6 +494,7 @@ def killed(client: redis.Redis, redis_server: Server, kind: str, times: int) -> 
         await eventually(lambda: settled(client, task_id))
 
         expected = json.loads(json.dumps(expected).replace("done", text))
+        assert gateways.journal.states[task_id][-1] in STATES
         taken = [message for message in server.taken if text in json.dumps(message)]
         state = json.loads(client.hget(hash_of(task_id), "record"))["end"]
         in_between = doomed.killed.is_set() and step in (LATE_BEGUN, LATE_SENT)
@@ -527,4 +529,4 @@ def hash_of(task_id: str) -> str:
 
 def settled(client: redis.Redis, task_id: str) -> bool:
     text = client.hget(hash_of(task_id), "record")
-    return text is not None and json.loads(text).get("state") == "ended"
+    return text is not None and json.loads(text).get("told", False)

@@ -27,7 +27,7 @@ from gateway.late.record import (
     Verdict,
 )
 
-SEEDS = 3_000
+SEEDS = 1_500
 
 
 def new(**some: object) -> Record:
