@@ -18,7 +18,7 @@ from gateway.cli.configuration import configure
 from gateway.config.settings import Config
 from gateway.errors import ConfigError, GatewayError
 from gateway.journal.base import POSITION
-from gateway.journal.entry import OPEN, SUCCEEDED, Entry
+from gateway.journal.entry import DONE, OPEN, Entry
 from gateway.journal.filter import PARTS, Filter
 from gateway.journal.reading import reading
 from gateway.journal.replay import outcomes, replaying
@@ -236,7 +236,7 @@ async def _replay(arguments: argparse.Namespace, config: Config) -> int:
 def _twice(chosen: Sequence[Entry]) -> str:
     """Say how many of those have not failed; empty: none."""
     states = [entry.state for entry in chosen]
-    succeeded = states.count(SUCCEEDED)
+    succeeded = sum(state in DONE for state in states)
     unfinished = sum(state in OPEN for state in states)
     counts = [
         f"{number} {what}"
