@@ -85,9 +85,7 @@ class LateAnswers:
         self._subscription = Subscription(lambda: result_store.connect(config), "results sent late")
         self._results.on_left.append(self._subscription.renew)
         self._prefix = result_store.key_prefix(config)
-        self._routes = {
-            (route.path, route.late.key): route for route in config.routes if route.late is not None
-        }
+        self._routes = {_key(route): route for route in config.routes if route.late is not None}
         self._senders: dict[tuple[str, str], Sender] = {}
         self._counters = {
             (path, end): metrics.counter(LATE_ANSWERS, path, end)
@@ -143,8 +141,8 @@ class LateAnswers:
         from `deadline` (monotonic) on where that has passed.
         """
         assert route.late is not None
-        sender = self._senders[route.path, route.late.key]
-        values = route.late.values(delivery)
+        path, key = _key(route)
+        sender, values = self._senders[path, key], route.late.values(delivery)
         try:
             sender.check(values)
         except KeyError as exc:  # as most of a sender's deliveries, it is not to be answered late
@@ -157,13 +155,11 @@ class LateAnswers:
             if give():
                 self._fail(route.path, delivery.id, task_id, str(exc))
             return
-        make = partial(
-            Record, task_id, delivery.id, route.path, route.late.key, values, delivery.traceparent
-        )
+        make = partial(Record, task_id, delivery.id, path, key, values, delivery.traceparent)
         kept = asyncio.ensure_future(self._keep(make, sender.window(values, age)))
-        about = route.path, delivery.id, task_id
         late = max(monotonic() - deadline, 0.0)
-        background.when_done(kept, partial(self._give, kept, give, *about), LATEST - late)
+        then = partial(self._give, kept, give, path, delivery.id, task_id)
+        background.when_done(kept, then, LATEST - late)
 
     def yields(self, task_id: str, deadline: float, give: Callable[[bool], object]) -> None:
         """Call `give` with whether the task's result was sent late, so that a try does not get it.
@@ -448,3 +444,9 @@ class LateAnswers:
             log.warning("a late answer has to wait: %s", exc.__cause__ or exc)
         else:
             log.error("a late answer could not be sent", exc_info=exc)
+
+
+def _key(route: Route) -> tuple[str, str]:
+    """Return what records know a route by: what is sent depends on it, and on nothing else."""
+    assert route.late is not None
+    return route.path, f"{route.late.key} {route.content_type}"
