@@ -30,6 +30,9 @@ from gateway.sources.wechat_message import Message
 #: `app_secret`, and a token, which is fetched or the block's own.
 OURS = ("answer", "token", "app_id", "app_secret")
 
+#: Characters of a value; a longer one counts as missing.
+MAX_VALUE = 4_096
+
 _braces = re.compile(r"\{([^{}]*)\}")
 _OR = " or "
 _host = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?").fullmatch
@@ -69,7 +72,7 @@ def fill_url(template: str, values: Mapping[str, Any]) -> str:
     """Return a URL; a value that is only a part of it is escaped. Raises as `fill` does."""
     if _braces.fullmatch(template):
         return str(fill(template, values))
-    return _braces.sub(lambda m: quote(str(values[m[1]]), safe=""), template)
+    return _braces.sub(lambda m: quote(str(values[m[1]]), "", errors="replace"), template)
 
 
 class Fetch(Model):
@@ -208,7 +211,7 @@ class Late(Model):
                     value = read(delivery)
                 except (BadRequest, ValueError):  # it is no JSON, no XML, or no number
                     continue
-                if isinstance(value, (str, int)) and value != "":
+                if isinstance(value, (str, int)) and 0 < len(str(value)) <= MAX_VALUE:
                     found[inner] = value
                     break
         return found

@@ -57,7 +57,9 @@ class Sender:
         """
         window = self.late.window - age
         until: Any = values.get(self.late.until.strip("{}"))
-        with suppress(TypeError, ValueError):  # then the sender says when it is too late
+        with suppress(
+            TypeError, ValueError, OverflowError
+        ):  # then the sender says when it is too late
             window = min(window, int(until) / 1000 - time())
         return window
 

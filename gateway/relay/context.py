@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gateway.amqp.dynamic_queues import DynamicQueues
 from gateway.celery_message import TaskIds
 from gateway.claims.idempotency import Idempotency
 from gateway.failpoints import Failpoint
 from gateway.journal.writing import Journal
-from gateway.late.answers import LateAnswers
 from gateway.metrics import Metrics
 from gateway.relay.attempt import Steps
 from gateway.relay.deadlines import Deadlines
@@ -19,6 +19,9 @@ from gateway.relay.limits import Limits
 from gateway.relay.reply import Recording
 from gateway.relay.result_urls import ResultURLs
 from gateway.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from gateway.late.answers import LateAnswers
 
 
 @dataclass(slots=True, frozen=True)

@@ -17,7 +17,6 @@ from gateway.delivery import Delivery
 from gateway.errors import BadRequest, DeadlinePassed, NotConfirmed, RequestError, StateUnavailable
 from gateway.failpoints import CONFIRMED
 from gateway.journal.entry import FAILED, SUCCEEDED, ended
-from gateway.late.answers import LATEST
 from gateway.metric_table import MISSES, WAITS
 from gateway.outcome import SUCCESS, Outcome
 from gateway.pending_task import PendingTask
@@ -29,6 +28,9 @@ from gateway.relay.reply import Reply
 from gateway.relay.routes import Endpoint
 from gateway.sources.base import Verified
 from gateway.tracing.trace import ANSWER, CONFIRM, FURTHER, PUBLISH, WAIT
+
+#: Seconds by which it is known whether a result was sent late.
+_YIELDING = 1.0
 
 
 class DeliveryInFlight(InFlight):
@@ -350,7 +352,7 @@ class DeliveryInFlight(InFlight):
         if self.mode == "accept":
             self.accept()
         elif late is not None:  # an earlier try may have been answered without it
-            self.extend(monotonic() + 2 * LATEST)
+            self.extend(monotonic() + _YIELDING)
             late.yields(
                 self.reply.task_id, self.deadline, partial(attempt, self, self._give_unless, given)
             )

@@ -20,7 +20,6 @@ from gateway.failpoints import Failpoint
 from gateway.journal.entry import IGNORED, REFUSED
 from gateway.journal.refusals import Kept, Refusals
 from gateway.journal.writing import Journal
-from gateway.late.answers import LateAnswers
 from gateway.metric_table import FILTERED, UNROUTED, UNVERIFIED
 from gateway.metrics import Metrics
 from gateway.relay import preferences
@@ -47,6 +46,7 @@ from gateway.strategies.base import Strategy
 from gateway.tracing.trace import NOTHING, UNTRACED, VERIFY, Trace
 
 if TYPE_CHECKING:
+    from gateway.late.answers import LateAnswers
     from gateway.tracing.tracer import Tracer
 
 
@@ -308,6 +308,8 @@ def _late_answers(
 ) -> LateAnswers | None:
     if all(route.late is None for route in config.routes):
         return None
+    # Only here, as it imports an HTTP client.
+
     return LateAnswers(config, metrics, journal, tracer, failpoint)
 
 

@@ -75,7 +75,9 @@ def test_an_agents_id_is_a_number():
     assert found == {"xml:FromUserName": "u", "xml:AgentID|int": 1000002}
 
 
-@pytest.mark.parametrize("body", ["", "{", "<xml", {"response_url": ["https://a"]}, [1]])
+@pytest.mark.parametrize(
+    "body", ["", "{", "<xml", {"response_url": ["https://a"]}, [1], {"response_url": "x" * 5_000}]
+)
 def test_a_delivery_without_an_address_has_no_values(body):
     for name in senders():
         assert Late.model_validate(name).values(delivery(body)) == {}

@@ -89,6 +89,17 @@ def test_what_cannot_be_sent_is_told(body):
         sender("slack").message(Answer(200, TEXT, body), {})
 
 
+@pytest.mark.parametrize("until", [10**400, "soon", "1e9", True])
+def test_an_end_that_is_no_time_is_passed_over(until):
+    found = sender("dingtalk-robot").window({"json:/sessionWebhookExpiredTime": until}, 400.0)
+    assert found <= 5_000
+
+
+def test_half_an_emoji_is_sent_as_a_question_mark():
+    values = {"json:/application_id": "\ud83d", "json:/token": "t"}
+    assert "/webhooks/%3F/t/" in sender("discord")._url(values)
+
+
 def test_values_in_a_url_are_escaped():
     values = {"json:/application_id": "1/../2", "json:/token": "a b?c#d"}
     url = sender("discord")._url(values)
