@@ -309,6 +309,7 @@ def _late_answers(
     if all(route.late is None for route in config.routes):
         return None
     # Only here, as it imports an HTTP client.
+    from gateway.late.answers import LateAnswers
 
     return LateAnswers(config, metrics, journal, tracer, failpoint)
 
