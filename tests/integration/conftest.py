@@ -26,12 +26,21 @@ QUICK = {
 }
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Load no module of which nothing would be run."""
+    return True if config.option.markexpr == "not long" and _is_long(collection_path) else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        ours = item.path.parent == Path(__file__).parent
-        if ours and item.path.stem.removeprefix("test_") not in QUICK:
+        if _is_long(item.path):
             item.add_marker("long")
+
+
+def _is_long(path: Path) -> bool:
+    name = path.stem.removeprefix("test_")
+    return path.parent == Path(__file__).parent and name != path.stem and name not in QUICK
 
 
 @pytest.fixture(scope="module")

@@ -110,10 +110,11 @@ def test_why_a_proof_is_refused_tells_nothing_secret(scheme):
 
 
 @every_scheme
-@pytest.mark.parametrize("value", [None, "", " ", "a", "ÿ" * 40, "€", "a" * 16_000])
-def test_no_proof_or_no_such_proof_is_unverified(scheme, value):
-    with pytest.raises(Unverified):
-        receiver(scheme).verify(changed(send(scheme), EXAMPLES[scheme].proof, value))
+def test_no_proof_or_no_such_proof_is_unverified(scheme):
+    source, request = receiver(scheme), send(scheme)
+    for value in (None, "", " ", "a", "ÿ" * 40, "€", "a" * 16_000):
+        with pytest.raises(Unverified):
+            source.verify(changed(request, EXAMPLES[scheme].proof, value))
 
 
 @every_scheme
@@ -144,21 +145,21 @@ def test_each_byte_of_a_covered_body_counts(scheme):
 
 
 @timed
-@pytest.mark.parametrize("off", [-302, 302, -(10**9), 10**9])
-def test_a_proof_from_another_time_is_unverified(scheme, off):
-    request = send(scheme, at=NOW + off)
-    with pytest.raises(Unverified):
-        receiver(scheme).verify(request)
-    body = receiver(scheme, tolerance=0).verify(request).body
-    assert body == EXAMPLES[scheme].body
+def test_a_proof_from_another_time_is_unverified(scheme):
+    for off in (-302, 302, -(10**9), 10**9):
+        request = send(scheme, at=NOW + off)
+        with pytest.raises(Unverified):
+            receiver(scheme).verify(request)
+        body = receiver(scheme, tolerance=0).verify(request).body
+        assert body == EXAMPLES[scheme].body
 
 
 @timed
-@pytest.mark.parametrize("off", [-299, 299])
-def test_clocks_may_differ_by_the_tolerance(scheme, off):
-    receiver(scheme).verify(send(scheme, at=NOW + off))
-    with pytest.raises(Unverified):
-        receiver(scheme, tolerance=298).verify(send(scheme, at=NOW + off))
+def test_clocks_may_differ_by_the_tolerance(scheme):
+    for off in (-299, 299):
+        receiver(scheme).verify(send(scheme, at=NOW + off))
+        with pytest.raises(Unverified):
+            receiver(scheme, tolerance=298).verify(send(scheme, at=NOW + off))
 
 
 # Secrets ------------------------------------------------------------------------------------
@@ -172,10 +173,10 @@ def test_what_proves_a_request_is_kept_from_the_task(scheme):
 
 
 @every_scheme
-@pytest.mark.parametrize("secrets", [[], "", [""], ["", "x"], None])
-def test_no_secret_is_a_configuration_error(scheme, secrets):
-    with pytest.raises(ValidationError):
-        sender(scheme, secrets=secrets)
+def test_no_secret_is_a_configuration_error(scheme):
+    for secrets in ([], "", [""], ["", "x"], None):
+        with pytest.raises(ValidationError):
+            sender(scheme, secrets=secrets)
 
 
 @every_scheme
