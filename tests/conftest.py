@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -96,6 +97,19 @@ def unmeasured() -> Iterator[None]:
         for name in [name for name in os.environ if name.startswith("COVERAGE_")]:
             patch.delenv(name)
         yield
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Keep the garbage collector off, so that what a reference cycle keeps is found.
+
+    `gc.get_objects` leaves out what there is before the test.
+    """
+    gc.disable()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    gc.enable()
 
 
 @pytest.fixture
