@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import signal
@@ -13,8 +12,10 @@ import pytest
 from hypothesis import settings
 from tornado.ioloop import IOLoop
 
+from gateway.metrics import Metrics
 from gateway.stack import loopback
 from tests.support.certificates import Certificates
+from tests.support.in_memory import Start, running, serving
 from tests.support.stack import ProgramMissing, RabbitMQ, Server, Stack, free_port
 
 S = TypeVar("S", bound=Server)
@@ -84,6 +85,21 @@ def redis_server(stack: Stack) -> Server:
     return _start(stack.redis)
 
 
+@pytest.fixture(scope="module")
+def results(stack: Stack) -> Iterator[Server]:
+    """A result store of the module's own: it is broken or changed, or what is in it counts."""
+    results = _start(stack.redis)
+    yield results
+    results.stop()
+
+
+@pytest.fixture
+def metrics() -> Iterator[Metrics]:
+    metrics = Metrics()
+    yield metrics
+    metrics.close()
+
+
 @pytest.fixture(scope="session")
 def start() -> Callable[[Callable[[], S]], S]:
     """Start what a test needs for itself, as `start(stack.redis)`."""
@@ -113,14 +129,17 @@ def uncollected() -> Iterator[None]:
 
 
 @pytest.fixture
-def io_loop() -> Iterator[IOLoop]:
+def io_loop(request: pytest.FixtureRequest) -> Iterator[IOLoop]:
     """The loop of a test marked `gen_test`; pytest-tornado's own warns with today's Tornado."""
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    io_loop = IOLoop.current()
-    yield io_loop
-    io_loop.close()
-    asyncio.set_event_loop(None)
+    with running(getattr(request, "param", "asyncio")) as io_loop:
+        yield io_loop
+
+
+@pytest.fixture
+def serve(io_loop: IOLoop) -> Iterator[Start]:
+    """Start what gives a gateway whose tasks run in memory."""
+    with serving(io_loop) as start:
+        yield start
 
 
 def _start(method: Callable[[], S]) -> S:

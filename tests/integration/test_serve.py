@@ -41,18 +41,6 @@ LARGE = '[[routes]]\npath = "/large"\ntask = "appserver.tasks.large"\n'
 NOBODY = ROUTE + '[[routes]]\npath = "/nobody"\nqueue = "nobody"\ndeadline = {}\n'
 
 
-@pytest.fixture(scope="module")
-def urls(rabbitmq: RabbitMQ, redis_server: Server) -> list[str]:
-    return ["--broker", rabbitmq.url, "--result-backend", redis_server.url]
-
-
-@pytest.fixture(scope="module")
-def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Server]:
-    worker = stack.worker(rabbitmq.url, redis_server.url)
-    yield worker
-    worker.kill()
-
-
 Start = Callable[..., Server]
 
 
