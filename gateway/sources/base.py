@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from string import Template
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 from urllib.parse import quote_plus
 from xml.sax.saxutils import escape
 
@@ -138,6 +139,24 @@ class Example:
     opaque: bool = False
 
 
+class KeyRequest(NamedTuple):
+    """A public key, or a set of them, that is fetched from `url`; `read` raises ValueError."""
+
+    url: str
+    headers: dict[str, str]
+    read: Callable[[bytes], Any]
+
+
+class KeyStore(Protocol):
+    """Knows what was fetched, and fetches what is not known in the background."""
+
+    def get(self, wanted: KeyRequest, newer: bool = False) -> Any:
+        """Return what is there; `newer`: as it is now, unless it was fetched a moment ago.
+
+        Raises `KeyNotKnown` as long as it is not known, and `Unverified` where there is nothing.
+        """
+
+
 class Source(ABC):
     """Verifies and signs by one sender's scheme. No I/O; the time is an argument.
 
@@ -181,6 +200,13 @@ class Source(ABC):
     handshakes: ClassVar[bool] = False
     #: Is `Config.public_url` needed to verify?
     needs_public_url: ClassVar[bool] = False
+
+    #: Where public keys are looked up; None: they cannot be fetched.
+    key_store: KeyStore | None = None
+    #: The keys that every delivery needs, so that they are fetched before the first one.
+    key_requests: Sequence[KeyRequest] = ()
+    #: The methods of its deliveries. A GET's query is taken for its body.
+    methods: tuple[str, ...] = ("POST",)
 
     def __init__(self, options: Options, public_url: str = ""):
         self.options = options

@@ -12,7 +12,8 @@ from pydantic import Field, SecretStr, create_model, field_validator, model_vali
 from gateway.answer import TEXT
 from gateway.sources.base import Example, Options, Sample, Source
 from gateway.sources.block import Block
-from gateway.sources.declared import Declared, key_of
+from gateway.sources.block_keys import keys_of, texts_of
+from gateway.sources.declared import Declared
 from gateway.sources.keys import TOKENS
 
 #: What a source may have whose sender's handshake has a token; None: handshakes are refused.
@@ -41,10 +42,11 @@ def source_of(name: str, table: dict[str, Any]) -> type[Source]:
 
 def _usable(secrets: list[SecretStr], block: Block) -> list[SecretStr]:
     """Return `secrets`. Raises ValueError, with what would be valid, where one is of no use."""
+    texts = texts_of([secret.get_secret_value() for secret in secrets], block)
     for secret in secrets:
         if block.secret_form and not re.fullmatch(block.secret_form[0], secret.get_secret_value()):
             raise ValueError(block.secret_form[1])
-        key_of(secret.get_secret_value(), block)
+        keys_of(secret.get_secret_value(), block, texts)
     return secrets
 
 
