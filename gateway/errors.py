@@ -201,7 +201,7 @@ class StateUnavailable(Unavailable):
 class KeyNotKnown(Unavailable):
     """The public key of this sender is not known yet; it is being fetched."""
 
-    type = "key-not-known"
+    type, retry_after = "key-not-known", 5
 
 
 class Full(Unavailable):

@@ -11,6 +11,7 @@ from gateway.config.route import PARAM, Route, taking
 from gateway.config.settings import Config
 from gateway.delivery import PRIVATE_HEADERS, Delivery, Request
 from gateway.errors import BadRequest, MethodNotAllowed, NotFound
+from gateway.relay.fetched_keys import FetchedKeys
 from gateway.relay.limits import SourceLimits
 from gateway.sources import of
 from gateway.sources.base import Source, Verified
@@ -107,6 +108,12 @@ class Routes:
             name: of(options)(options, config.public_url or "")
             for name, options in config.sources.items()
         }
+        #: The public keys of each source that fetches them.
+        self.fetched_keys = []
+        for each in sources.values():
+            if each.fetches:
+                each.key_store = keys = FetchedKeys(each.key_requests)
+                self.fetched_keys.append(keys)
         limits = {name: SourceLimits(source.options) for name, source in sources.items()}
         routes: dict[str, list[Route]] = {}
         for route in config.routes:

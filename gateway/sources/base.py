@@ -140,11 +140,17 @@ class Example:
 
 
 class KeyRequest(NamedTuple):
-    """A public key, or a set of them, that is fetched from `url`; `read` raises ValueError."""
+    """A public key, or a set of them, that is fetched from `url`; `read` raises ValueError.
+
+    `login` is the URL and the form that give an access token to who has the `secret`; the token is
+    written for ``{token}`` in the headers.
+    """
 
     url: str
     headers: dict[str, str]
     read: Callable[[bytes], Any]
+    login: Sequence[str] = ()
+    secret: str = ""
 
 
 class KeyStore(Protocol):
@@ -201,7 +207,8 @@ class Source(ABC):
     #: Is `Config.public_url` needed to verify?
     needs_public_url: ClassVar[bool] = False
 
-    #: Where public keys are looked up; None: they cannot be fetched.
+    #: Are public keys fetched? Then they are looked up in `key_store`.
+    fetches: bool = False
     key_store: KeyStore | None = None
     #: The keys that every delivery needs, so that they are fetched before the first one.
     key_requests: Sequence[KeyRequest] = ()
@@ -222,6 +229,11 @@ class Source(ABC):
         number = identity if _is_number(identity) else json.dumps(identity)
         filled = Template(body).substitute(values, number=number, time=int(now))
         return event, filled.encode()
+
+    @classmethod
+    def needs_url(cls, options: Options) -> bool:
+        """Is `Config.public_url` needed with these options?"""
+        return cls.needs_public_url
 
     @property
     def covers_body(self) -> bool:

@@ -29,7 +29,7 @@ from gateway.sources.places import IN_BODY, Place
 #: A place in a text: ``{header:x-time}``. Other braces are part of the text, as JSON has them.
 PLACEHOLDER = re.compile(
     r"\{((?:hmac:)?(?:(?:header|query|form|json|sig|claim):[^{}]*"
-    r"|(?:body|raw_body|url|method|key|id|time)(?:\|[^{}]*)?))\}"
+    r"|(?:body|raw_body|url|method|key|id|time|audience|sha256|token)(?:\|[^{}]*)?))\}"
 )
 
 
@@ -71,6 +71,8 @@ class Handshake(Model):
     when: dict[PlaceText, str | int] = {}
     signed: bool | None = None
     token: PlaceText | None = None
+    #: What ``{sha256}`` in an answer is the hash of; ``{token}`` is the `verify_token`.
+    sha256: str = ""
     status: int = Field(200, ge=200, le=299)
     headers: dict[_Name, Printable] = {}
     body: str = ""
@@ -83,7 +85,8 @@ class Handshake(Model):
     @property
     def reads(self) -> list[str]:
         """The places that the answer needs, with ``hmac:`` before those to sign."""
-        return PLACEHOLDER.findall("".join([self.body, *self.headers.values()]))
+        texts = "".join([self.body, *self.headers.values()])
+        return [text for text in PLACEHOLDER.findall(texts) if text != "sha256"]
 
 
 class Sample(Model):
@@ -120,8 +123,10 @@ class Block(Model):
     key_urls: list[str] = []
     #: What is there: `pem`, `jwks` (RFC 7517), `kids` (JSON: keys by their ids), or json:/pointer.
     key_form: Annotated[str, _key_form] = "pem"
-    #: Headers of the request for a key; ``{key}`` is the secret.
+    #: Headers of the request for a key; ``{key}`` is the secret, ``{token}`` an access token.
     key_headers: dict[_Name, Printable] = {}
+    #: Where an access token is fetched, a URL and a form (RFC 6749, 4.4); a secret is `id:secret`.
+    key_token: list[str] = Field([], max_length=2)
     time: Places = []
     #: Unset: seconds; with ``tolerance = 0`` any text.
     unit: Literal["s", "ms", "iso"] | None = None
@@ -163,7 +168,7 @@ class Block(Model):
     unchecked: list[str] = []
     samples: dict[str, Sample] = {}
     #: Secrets for tests: `secrets` signs, `public` verifies that, `other_secret` does not.
-    example: dict[str, str] = {}
+    example: dict[str, str | list[str]] = {}
 
     @model_validator(mode="after")
     def _consistent(self) -> Block:
@@ -186,7 +191,8 @@ class Block(Model):
         found = [] if self.algorithm in TOKENS or self.is_jwt else [self.signed]
         # A claim with a hash covers what was hashed.
         found += [text for place, text in self.require.items() if place.startswith("claim:")]
-        return [text for text in PLACEHOLDER.findall("".join(found)) if text != "key"]
+        own = ("key", "audience")
+        return [text for text in PLACEHOLDER.findall("".join(found)) if text not in own]
 
     @property
     def texts(self) -> list[tuple[str, str]]:
@@ -195,9 +201,11 @@ class Block(Model):
         found = [(key, text) for key in keys for text in getattr(self, key)]
         found += [("apart", text) for texts in self.apart for text in texts]
         for each in self.handshakes:
-            found += [("handshakes", text) for text in (*each.when, *each.reads)]
+            hashed = [text for text in PLACEHOLDER.findall(each.sha256) if text != "token"]
+            found += [("handshakes", text) for text in (*each.when, *each.reads, *hashed)]
         required = PLACEHOLDER.findall("".join(self.require.values()))
-        found += [("require", text) for text in (*self.require, *required) if text != "key"]
+        required = [text for text in required if text not in ("key", "audience")]
+        found += [("require", text) for text in (*self.require, *required)]
         found += [("key_url", text) for text in PLACEHOLDER.findall(self.key_url)]
         return [*found, *(("signed", text) for text in self.signed_places)]
 
@@ -222,7 +230,10 @@ class Block(Model):
 
     @property
     def _signed(self) -> set[Place]:
-        return {place for text in self.signed_places for place in self.places(text)}
+        found = {place for text in self.signed_places for place in self.places(text)}
+        lines = (f for place in found for f in place.filters if f.startswith("lines:"))
+        names = (name for each in lines for name in each.removeprefix("lines:").split(","))
+        return found.union(Place("json", f"/{name}") for name in names)
 
     def places(self, text: str) -> list[Place]:
         """Return the place that `text` names; for `id` and `time` those that they stand for."""

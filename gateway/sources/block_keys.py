@@ -108,9 +108,10 @@ def keys_in(body: bytes, block: Block, texts: Sequence[bytes]) -> dict[str, list
     except BadRequest as exc:
         raise ValueError(exc.detail) from exc
     if block.key_form == "jwks":
+        keys = document.get("keys")
         found = {}
-        for jwk in document.get("keys", [])[:MAX_KEYS]:
-            with suppress(ValueError):  # a set may have keys for something else
+        for jwk in keys[:MAX_KEYS] if isinstance(keys, list) else ():
+            with suppress(ValueError, AttributeError):  # a set may have keys for something else
                 found[str(jwk.get("kid", ""))] = jwt_keys(Pair(of_jwk(jwk)))
         return found
     if block.key_form == "kids":

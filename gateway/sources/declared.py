@@ -8,6 +8,7 @@ from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from hashlib import sha256
 from hmac import compare_digest
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
@@ -108,7 +109,8 @@ class Declared(Source):
         # With a public key that is fetched, the other secrets say what else has to fit.
         self._texts = texts_of(secrets, block)
         self._keys = [key for secret in secrets for key in keys_of(secret, block, self._texts)]
-        self._fetched = None if self._keys else self._fetching()
+        self.fetches = not self._keys
+        self._fetched = self._fetching() if self.fetches else None
         headers = (each for text in block.signature for each in block.places(text))
         own = [place.name for place in headers if place.kind == "header"]
         self.secret_headers = frozenset([*own, *block.secret_headers])
@@ -141,6 +143,14 @@ class Declared(Source):
             if not each.is_signed
             for text in each.reads
         )
+
+    @classmethod
+    def needs_url(cls, options: Options) -> bool:
+        block = options if isinstance(options, Block) else cls.block
+        answers = getattr(options, "verify_token", None) and any(
+            "{url" in each.sha256 for each in block.handshakes
+        )
+        return bool(cls.needs_public_url or answers or getattr(options, "audience", None) == "")
 
     @property
     def covers_body(self) -> bool:
@@ -201,6 +211,12 @@ class Declared(Source):
     def _bytes_reader(self, text: str) -> Callable[[Seen], bytes]:
         if text == "key":
             return lambda _seen: KEY
+        if text == "token":
+            return lambda _seen: self._verify_token().encode()
+        if text == "audience":
+            if audience := getattr(self.options, "audience", ""):
+                return _constant(audience.encode())
+            text = "url|noquery"
         places = self._block.places(text)
         return first([bytes_reader(place, self.public_url.rstrip("/")) for place in places])
 
@@ -328,7 +344,7 @@ class Declared(Source):
         def request(url: str) -> KeyRequest:
             if not allowed(url):
                 raise Unverified("The public key is to be fetched from where this sender has none.")
-            return KeyRequest(url, headers, read_keys)
+            return KeyRequest(url, headers, read_keys, block.key_token, text)
 
         if not PLACEHOLDER.search(block.key_url):
             self.key_requests = [request(block.key_url)]
@@ -461,6 +477,7 @@ class Declared(Source):
         content_type = about.content_type
         if content_type is None:
             content_type = TEXT if about.body else ""
+        hashed = self._wanted(about.sha256) if about.sha256 else None
         body = self._filled(about.body, content_type == JSON)
         headers = {key.lower(): self._filled(text) for key, text in about.headers.items()}
         token = self._reader([about.token]) if about.token else None
@@ -479,6 +496,8 @@ class Declared(Source):
                 self._prove(seen)
             if needed and not all(name(read(seen)) for read in needed):
                 return None
+            if hashed is not None:
+                seen.sha256 = sha256(hashed(seen)[0]).hexdigest()
             given = {key: fill(seen).decode("latin-1") for key, fill in headers.items()}
             if not all(map(field_value, given.values())):
                 raise Unverified("What is to be sent back in a header is not visible ASCII.")
@@ -487,12 +506,16 @@ class Declared(Source):
         return answer
 
     def _check_token(self, given: str) -> None:
+        check([given.encode()], [self._verify_token().encode()])
+
+    def _verify_token(self) -> str:
+        """Return the token of the handshake. Raises `MethodNotAllowed` where there is none."""
         token: SecretStr | None = getattr(self.options, "verify_token", None)
         if token is None:
             raise MethodNotAllowed(
                 "This source takes no handshake: it has no verify_token.", headers={"Allow": "POST"}
             )
-        check([given.encode()], [token.get_secret_value().encode()])
+        return token.get_secret_value()
 
     def _filled(self, text: str, is_json: bool = False) -> Callable[[Seen], bytes]:
         """Return a function that fills in the places of a handshake's answer."""
@@ -503,6 +526,8 @@ class Declared(Source):
         return lambda seen: b"".join([fill(seen) for fill in fills])
 
     def _fill(self, text: str, is_json: bool) -> Callable[[Seen], bytes]:
+        if text == "sha256":
+            return lambda seen: seen.sha256.encode()
         read, signed = self._reader([text]), text.startswith("hmac:")
 
         def fill(seen: Seen) -> bytes:

@@ -27,9 +27,11 @@ def source_of(name: str, table: dict[str, Any]) -> type[Source]:
     def usable(_cls: Any, secrets: list[SecretStr]) -> list[SecretStr]:
         return _usable(secrets, block)
 
-    token = any(each.token for each in block.handshakes)
+    token = any(each.token or "{token}" in each.sha256 for each in block.handshakes)
     checks: dict[str, Any] = {"_usable": field_validator("secrets")(classmethod(usable))}
     fields: dict[str, Any] = {"verify_token": _VERIFY_TOKEN} if token else {}
+    if "{audience}" in block.require.values():
+        fields["audience"] = (str, "")
     fields["tolerance"] = (float, Field(block.tolerance, ge=0))
     options = create_model(
         "Options",
@@ -134,13 +136,13 @@ def _example(block: Block) -> Example:
     """Return what the tests of `block` need: secrets, and where its signature is."""
     given = {"secrets": "A-secret_token", "other_secret": "A-secret_tokem", **block.example}
     options = {"secrets": given["secrets"]}
-    if any(each.token for each in block.handshakes):
+    if any(each.token or "{token}" in each.sha256 for each in block.handshakes):
         options["verify_token"] = "chosen"
     body = [text for _, text in block.texts if text.startswith(("json:", "form:"))]
     ids = block.identity or block.id
     return Example(
         options,
-        other_secret=given["other_secret"],
+        other_secret=str(given["other_secret"]),
         proof=block.places(block.signature[0])[0].name,
         timed=bool(block.time) and block.time[0].startswith(("header:", "sig:")),
         receiver={"secrets": given["public"]} if "public" in given else {},

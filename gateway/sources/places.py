@@ -62,6 +62,18 @@ def _sorted_form(body: bytes) -> bytes | None:
         return None
 
 
+def _lines(message: Any, names: Sequence[str]) -> bytes | None:
+    lines: list[str] = []
+    for each in names if isinstance(message, dict) else ():
+        if (text := message.get(each)) is None:
+            continue
+        # A line end would do in all but the first: nobody can tell where the first one ends.
+        if not isinstance(text, str) or (lines and "\n" in text):
+            return None
+        lines += each, text
+    return "\n".join([*lines, ""]).encode(errors="surrogatepass") if lines else None
+
+
 #: From the text behind a filter's name to a function from bytes, or from JSON, to a value.
 FILTERS: dict[str, Callable[[str], Callable[[Any], Any]]] = {
     "sha256hex": lambda _: lambda text: sha256(text).hexdigest(),
@@ -71,6 +83,8 @@ FILTERS: dict[str, Callable[[str], Callable[[Any], Any]]] = {
     "noquery": lambda _: lambda url: url.partition(b"?")[0],
     # A form's names and values, sorted by name, without separators.
     "sortedform": lambda _: _sorted_form,
+    # The members of a JSON object that are there: a line with the name, a line with the text.
+    "lines": lambda names: lambda body: _lines(read_loosely(body), names.split(",")),
     "json": lambda text: lambda body: _at(read_loosely(body), pointer(text)),
     "member-besides": lambda other: (
         lambda message: next(
@@ -104,7 +118,7 @@ class Place(NamedTuple):
     def is_parsed(self) -> bool:
         """Is the body's JSON or form parsed to read it?"""
         return self.kind in ("json", "form") or any(
-            each.startswith(("json", "sortedform")) for each in self.filters
+            each.startswith(("json", "lines", "sortedform")) for each in self.filters
         )
 
     @property
@@ -127,6 +141,7 @@ class Seen:
     form: dict[str, str]
     query: dict[str, str]
     claims: dict[str, Any]
+    sha256: str
     key: Key | None = None
     token: Token
 
