@@ -274,13 +274,13 @@ class Declared(Source):
 
     def _token(self) -> Callable[[Seen], Sequence[bytes]]:
         """Return a function that reads the token, which is the signature and what is signed."""
-        read, prefix = self._reader(self._block.signature), self._block.prefix.lower()
+        read, prefix = self._reader(self._block.signature), self._block.prefix
         in_body = self._block.signature == ["body"]
 
         def signature(seen: Seen) -> Sequence[bytes]:
             text = read(seen)
             text = text.decode("latin-1") if isinstance(text, bytes) else text or ""
-            if not isinstance(text, str) or not text or not text.lower().startswith(prefix):
+            if not isinstance(text, str) or not text or not text.startswith(prefix):
                 raise SignatureMissing("The token is missing.")
             seen.token = jwt.read(text[len(prefix) :])
             if in_body:

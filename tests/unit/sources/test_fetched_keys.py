@@ -212,7 +212,7 @@ def test_a_set_has_keys_of_all_kinds(algorithm):
     source = own("jwks")
     source.key_store = Keys(json.dumps({"keys": jwks}).encode())
     token = jwt.encode({"aud": "me"}, PRIVATE[algorithm], algorithm, {"kid": algorithm})
-    good = Request("POST", "/", "", {"authorization": f"bearer {token}"}, b"", "", 0.0, NOW)
+    good = Request("POST", "/", "", {"authorization": f"Bearer {token}"}, b"", "", 0.0, NOW)
     assert source.verify(good)
     (wanted,) = source.key_requests
     assert wanted.url == "https://keys.example/set"
