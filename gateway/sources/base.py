@@ -202,8 +202,8 @@ class Source(ABC):
     secret_headers: frozenset[str] = frozenset()
     #: Do deliveries have an identity, by which later tries are recognized?
     identifies: ClassVar[bool] = True
-    #: Does the sender's handshake come as a GET?
-    handshakes: ClassVar[bool] = False
+    #: The methods of the sender's handshakes, besides POST.
+    handshakes: ClassVar[tuple[str, ...]] = ()
     #: Is `Config.public_url` needed to verify?
     needs_public_url: ClassVar[bool] = False
 
@@ -212,7 +212,7 @@ class Source(ABC):
     key_store: KeyStore | None = None
     #: The keys that every delivery needs, so that they are fetched before the first one.
     key_requests: Sequence[KeyRequest] = ()
-    #: The methods of its deliveries. A GET's query is taken for its body.
+    #: The methods of its deliveries, unless a route says others.
     methods: tuple[str, ...] = ("POST",)
 
     def __init__(self, options: Options, public_url: str = ""):
@@ -241,12 +241,15 @@ class Source(ABC):
         return True
 
     def handshake(self, request: Request) -> Answer:
-        """Answer the sender's GET. Raises `RequestError`, as `verify` does."""
+        """Answer a handshake that is no POST. Raises `RequestError`, as `verify` does."""
         raise MethodNotAllowed(headers={"Allow": "POST"})
 
     @abstractmethod
     def verify(self, request: Request) -> Verified:
-        """Verify a POST at the time ``request.received_at`` (seconds since the epoch)."""
+        """Verify a delivery at the time ``request.received_at`` (seconds since the epoch).
+
+        Of a GET, its body is its query.
+        """
 
     def reply(self, answer: Answer, verified: Verified, now: float) -> Answer:
         """Return `answer`, a 2xx, in the sender's form; `now` is seconds since the epoch."""

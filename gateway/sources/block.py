@@ -28,8 +28,8 @@ from gateway.sources.places import IN_BODY, Place
 
 #: A place in a text: ``{header:x-time}``. Other braces are part of the text, as JSON has them.
 PLACEHOLDER = re.compile(
-    r"\{((?:hmac:)?(?:(?:header|query|form|json|sig|claim):[^{}]*"
-    r"|(?:body|raw_body|url|method|key|id|time|audience|sha256|token)(?:\|[^{}]*)?))\}"
+    r"\{((?:hmac:)?(?:(?:headers?|query|form|json|sig|claim):[^{}]*"
+    r"|(?:body|raw_body|url|path|method|key|id|time|audience|sha256|token)(?:\|[^{}]*)?))\}"
 )
 
 
@@ -67,7 +67,7 @@ class Handshake(Model):
     ``{hmac:PLACE}`` is the text at the place, signed with the key.
     """
 
-    method: Literal["GET", "POST"] = "POST"
+    method: Literal["GET", "HEAD", "OPTIONS", "POST"] = "POST"
     when: dict[PlaceText, str | int] = {}
     signed: bool | None = None
     token: PlaceText | None = None
@@ -145,6 +145,8 @@ class Block(Model):
     #: The names of the events, in which ``*`` stands for any text.
     events: list[str] | None = None
     handshakes: list[Handshake] = []
+    #: The methods of its deliveries. A GET's query is its body.
+    methods: list[Literal["GET", "POST", "PUT"]] = Field(["POST"], min_length=1)
     #: The body of a 200 that means "accepted".
     fallback: str | None = None
     content_type: str | None = None
@@ -233,7 +235,11 @@ class Block(Model):
         found = {place for text in self.signed_places for place in self.places(text)}
         lines = (f for place in found for f in place.filters if f.startswith("lines:"))
         names = (name for each in lines for name in each.removeprefix("lines:").split(","))
-        return found.union(Place("json", f"/{name}") for name in names)
+        headers = (
+            name for place in found if place.kind == "headers" for name in place.name.split(",")
+        )
+        of_body = {Place("json", f"/{name}") for name in names}
+        return found | of_body | {Place("header", name) for name in headers}
 
     def places(self, text: str) -> list[Place]:
         """Return the place that `text` names; for `id` and `time` those that they stand for."""

@@ -132,7 +132,7 @@ class Declared(Source):
         self._parts, self._event = self._signed_parts(), self._events()
         self._identity = self._identities()
         answers = [(each, self._handshake(each)) for each in block.handshakes]
-        self._gets = [answer for each, answer in answers if each.method == "GET"]
+        self._others = [(each.method, answer) for each, answer in answers if each.method != "POST"]
         self._posts = [answer for each, answer in answers if each.method == "POST"]
         self._unsigned = [
             answer for each, answer in answers if each.method == "POST" and not each.is_signed
@@ -172,11 +172,11 @@ class Declared(Source):
         return Verified(seen.content, self._identity(seen), event)
 
     def handshake(self, request: Request) -> Answer:
-        if not self._gets:
+        if not self._others:
             return super().handshake(request)
         seen = Seen(request)
-        for handshake in self._gets:
-            if answer := handshake(seen):
+        for method, handshake in self._others:
+            if method == request.method and (answer := handshake(seen)):
                 return answer
         raise Unverified("A parameter or a header of the handshake is missing.")
 

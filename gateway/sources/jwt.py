@@ -67,14 +67,15 @@ def read(text: str) -> Token:
 def check_times(claims: dict[str, Any], now: float, tolerance: float) -> None:
     """Raise `Unverified` unless a token is valid `now`, give or take `tolerance` seconds.
 
-    Not before ``nbf`` and ``iat``, and not after ``exp``. With a tolerance of 0 nothing is checked.
+    Not before ``nbf`` and ``iat``, and not after ``exp``; if it has no ``exp``, it is valid at
+    ``iat`` only. With a tolerance of 0 nothing is checked.
     """
     if not tolerance:
         return
-    for name in ("exp", "nbf", "iat"):
-        if (at := claims.get(name)) is None:
-            continue
+    times = {name: at for name in ("exp", "nbf", "iat") if (at := claims.get(name)) is not None}
+    for name, at in times.items():
         if type(at) not in (int, float) or not 0 <= at < 1e12:
             raise Unverified(f"The claim {name} is no number of seconds.")
-        if (now - at if name == "exp" else at - now) > tolerance:
+        early, late = name != "exp", name == "exp" or (name == "iat" and "exp" not in times)
+        if (early and at - now > tolerance) or (late and now - at > tolerance):
             raise OutOfTolerance(f"The token's {name} is not within {tolerance:g} seconds of now.")

@@ -113,7 +113,8 @@ def _class(name: str, block: Block, options: type[Options]) -> type[Source]:
         "example": _example(block),
         "content_type": block.content_type or TEXT,
         "identifies": bool(block.identity or block.id),
-        "handshakes": any(each.method == "GET" for each in block.handshakes),
+        "handshakes": tuple({h.method: 0 for h in block.handshakes if h.method != "POST"}),
+        "methods": tuple(block.methods),
         "needs_public_url": any(text.startswith("url") for text in block.signed_places),
     }
     habits = ("deadline", "tries", "retry_after", "fallback", "max_body")

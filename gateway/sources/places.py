@@ -2,7 +2,8 @@
 
     header:NAME  query:NAME  form:NAME  sig:NAME  json:/pointer   a named value, or one in JSON
     claim:/pointer                                                a value in a JSON Web Token
-    body  raw_body  url  method                                   the whole body, URL or method
+    headers:NAME,OTHER              all headers that the header NAME names, these among them
+    body  raw_body  url  path  method                             the whole body, URL or method
     id  time  event  digest                                       what the block itself names
     ... | filter                                                  e.g. `body|sha256hex`
 
@@ -33,18 +34,18 @@ from gateway.sources.signatures import digest, raw
 
 _NAMED, _DEFINED = ("header", "query", "form", "sig"), ("id", "time", "event", "digest")
 WRITTEN = (
-    "a place is header:NAME, query:NAME, form:NAME, sig:NAME, json:/pointer, claim:/pointer, body, "
-    "raw_body, url, method, id or time, and filters behind `|`"
+    "a place is header:NAME, query:NAME, form:NAME, sig:NAME, json:/pointer, claim:/pointer, "
+    "headers:NAME, body, raw_body, url, path, method, id or time, and filters behind `|`"
 )
 #: Kinds that are read from the body.
 IN_BODY = ("json", "form", "body", "raw_body", "digest")
 #: Parts of a multipart form that are read.
 MAX_PARTS = 100
 #: Kinds whose text is what was received, one character a byte (latin-1); others are UTF-8.
-_AS_RECEIVED = ("header", "sig", "url", "method")
+_AS_RECEIVED = ("header", "headers", "sig", "url", "path", "method")
 _valid = re.compile(
-    r"(header:[!#$%&'*+\-.^_`~0-9A-Za-z]+|(query|form|sig):[^|]+"
-    rf"|json:(/[^\r\n|]*)?|claim:/[^\r\n|]*|body|raw_body|url|method|{'|'.join(_DEFINED)})(\|[^|]+)*"
+    r"(header:[!#$%&'*+\-.^_`~0-9A-Za-z]+|(query|form|sig|headers):[^|]+"
+    rf"|json:(/[^\r\n|]*)?|claim:/[^\r\n|]*|body|raw_body|url|path|method|{'|'.join(_DEFINED)})(\|[^|]+)*"
 ).fullmatch
 
 
@@ -60,6 +61,23 @@ def _sorted_form(body: bytes) -> bytes | None:
         return raw("".join(map("".join, sorted(read_form(body)))))
     except BadRequest:
         return None
+
+
+#: What a value may not have in it that stands between others: a further name.
+_further_name = re.compile(r"&\w+=").search
+
+
+def _pairs(body: bytes, without: Sequence[str]) -> bytes | None:
+    """Return a form's fields as ``name=value&...``, not escaped, in the order of their names."""
+    try:
+        fields = read_form(body)
+    except BadRequest:
+        return None
+    pairs = sorted((key, value) for key, value in fields if key not in without)
+    # Nobody could tell such a value from two fields, and of two with one name which is meant.
+    if any(_further_name(value) for _, value in pairs) or len(dict(pairs)) < len(pairs):
+        return None
+    return raw("&".join([f"{key}={value}" for key, value in pairs]))
 
 
 def _lines(message: Any, names: Sequence[str]) -> bytes | None:
@@ -83,6 +101,7 @@ FILTERS: dict[str, Callable[[str], Callable[[Any], Any]]] = {
     "noquery": lambda _: lambda url: url.partition(b"?")[0],
     # A form's names and values, sorted by name, without separators.
     "sortedform": lambda _: _sorted_form,
+    "pairs": lambda names: lambda body: _pairs(body, names.split(",")),
     # The members of a JSON object that are there: a line with the name, a line with the text.
     "lines": lambda names: lambda body: _lines(read_loosely(body), names.split(",")),
     "json": lambda text: lambda body: _at(read_loosely(body), pointer(text)),
@@ -112,13 +131,14 @@ class Place(NamedTuple):
             if each.partition(":")[0] not in FILTERS:
                 known = ", ".join(FILTERS)
                 raise ValueError(f"{text}: there is no filter {each}; there are {known}")
-        return cls(kind, rest.lower() if kind == "header" else rest, tuple(filters))
+        of_header = kind in ("header", "headers")
+        return cls(kind, rest.lower() if of_header else rest, tuple(filters))
 
     @property
     def is_parsed(self) -> bool:
         """Is the body's JSON or form parsed to read it?"""
         return self.kind in ("json", "form") or any(
-            each.startswith(("json", "lines", "sortedform")) for each in self.filters
+            each.startswith(("json", "lines", "pairs", "sortedform")) for each in self.filters
         )
 
     @property
@@ -261,7 +281,9 @@ def _plain(kind: str, key: str, base_url: str, only: bool) -> Reader:
         "body": lambda seen: seen.body,
         "raw_body": lambda seen: seen.request.raw_body or seen.body,
         "method": lambda seen: seen.request.method,
+        "headers": lambda seen: _named_headers(seen.headers, key.split(",")),
         "url": lambda seen: base_url + _target(seen.request),
+        "path": lambda seen: _target(seen.request),
         "event": lambda seen: seen.event,
         "digest": lambda seen: digest(seen.body),
     }
@@ -274,6 +296,18 @@ def _plain(kind: str, key: str, base_url: str, only: bool) -> Reader:
         return _first_member(tokens[0]) if only else _member(tokens[0])
     find = _at if "*" in tokens else at
     return lambda seen: find(seen.json, tokens)
+
+
+def _named_headers(headers: dict[str, str], needed: Sequence[str]) -> str:
+    """Return the headers that the first of `needed` names: ``a:1;b:2``; these are among them.
+
+    If it did not name itself, nothing would say which are signed.
+    """
+    names = headers.get(needed[0], "").split(",")
+    if not set(needed) <= set(names):
+        raise Unverified(f"The header {needed[0]} has to name {', '.join(needed)}.")
+    pairs = [f"{name}:{headers[name].strip()}" for name in sorted(names) if name in headers]
+    return ";".join(pairs)
 
 
 def _target(request: Request) -> str:
