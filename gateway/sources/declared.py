@@ -11,7 +11,7 @@ from functools import partial
 from hashlib import sha256
 from hmac import compare_digest
 from typing import Any, ClassVar, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote_plus, urlsplit
 from uuid import uuid4
 
 from pydantic import SecretStr
@@ -578,6 +578,13 @@ class Declared(Source):
         ):
             place = Place.parse(texts[0]) if texts and value else Place("")
             kept.get(place.kind, {})[place.name] = value
+        for text, value in block.require.items():
+            place = Place.parse(text)
+            if place.kind == "header":
+                kept["header"][place.name] = value
+        for place in (place for text in block.signed_places for place in block.places(text)):
+            if place.kind == "headers":
+                kept["header"][place.name.partition(",")[0]] = place.name
         headers, fields, claims = kept.values()
         url = urlsplit(draft.url)
         seen = Seen(Request("POST", url.path or "/", url.query, headers, draft.body, "", 0.0, 0.0))
@@ -600,6 +607,9 @@ class Declared(Source):
             return Signed(signature.encode(), headers)
         if place.kind == "query":
             return Signed(draft.body, headers, {place.name: signature})
+        if place.kind == "form":
+            field = f"{place.name}={quote_plus(signature)}".encode()
+            return Signed(b"&".join(filter(None, [draft.body, field])), headers)
         if place.kind == "json":
             message = put(seen.json, pointer(place.name), signature)
             return Signed(json.dumps(message).encode(), headers)

@@ -306,7 +306,7 @@ def _named_headers(headers: dict[str, str], needed: Sequence[str]) -> str:
     names = headers.get(needed[0], "").split(",")
     if not set(needed) <= set(names):
         raise Unverified(f"The header {needed[0]} has to name {', '.join(needed)}.")
-    pairs = [f"{name}:{headers[name].strip()}" for name in sorted(names) if name in headers]
+    pairs = [f"{name}:{headers[name]}" for name in sorted(names) if name in headers]
     return ";".join(pairs)
 
 
