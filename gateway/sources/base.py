@@ -207,6 +207,8 @@ class Source(ABC):
     #: Is `Config.public_url` needed to verify?
     needs_public_url: ClassVar[bool] = False
 
+    #: Is the key that of all the sender's users, and nothing says whose a delivery is?
+    shared_key: bool = False
     #: Are public keys fetched? Then they are looked up in `key_store`.
     fetches: bool = False
     key_store: KeyStore | None = None

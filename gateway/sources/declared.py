@@ -110,6 +110,8 @@ class Declared(Source):
         self._texts = texts_of(secrets, block)
         self._keys = [key for secret in secrets for key in keys_of(secret, block, self._texts)]
         self.fetches = not self._keys
+        own = any("{key}" in text for text in block.require.values())
+        self.shared_key = own and bool(block.key_url) and not self._texts
         self._fetched = self._fetching() if self.fetches else None
         headers = (each for text in block.signature for each in block.places(text))
         own = [place.name for place in headers if place.kind == "header"]
@@ -313,11 +315,7 @@ class Declared(Source):
 
     def _wanted(self, text: str) -> Callable[[Seen], list[bytes]]:
         """Return a function that fills in a text, once for each secret if it has one in it."""
-        pieces = PLACEHOLDER.split(text)
-        reads = [
-            self._bytes_reader(piece) if i % 2 else _constant(piece.encode())
-            for i, piece in enumerate(pieces)
-        ]
+        reads = _pieces(text, self._bytes_reader)
 
         def filled(seen: Seen) -> list[bytes]:
             parts = [read(seen) for read in reads]
@@ -519,10 +517,7 @@ class Declared(Source):
 
     def _filled(self, text: str, is_json: bool = False) -> Callable[[Seen], bytes]:
         """Return a function that fills in the places of a handshake's answer."""
-        fills = [
-            self._fill(piece, is_json) if i % 2 else _constant(piece.encode())
-            for i, piece in enumerate(PLACEHOLDER.split(text))
-        ]
+        fills = _pieces(text, lambda piece: self._fill(piece, is_json))
         return lambda seen: b"".join([fill(seen) for fill in fills])
 
     def _fill(self, text: str, is_json: bool) -> Callable[[Seen], bytes]:
@@ -636,3 +631,11 @@ class Declared(Source):
 
 def _constant(value: bytes) -> Callable[[Seen], bytes]:
     return lambda _seen: value
+
+
+def _pieces(
+    text: str, read: Callable[[str], Callable[[Seen], bytes]]
+) -> list[Callable[[Seen], bytes]]:
+    """Return what reads each piece of a text: the places in it by `read`."""
+    pieces = enumerate(PLACEHOLDER.split(text))
+    return [read(piece) if i % 2 else _constant(piece.encode()) for i, piece in pieces if piece]

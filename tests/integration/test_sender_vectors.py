@@ -116,7 +116,7 @@ def test_all_vectors_over_http(
 ):
     clock = start(lambda: Clock(tmp_path / "clock"))
     routes = [
-        {"path": path, "source": name, "answer": "accept", "idempotency": "none"}
+        {"path": path, "source": name, "answer": "accept", "fallback": "", "idempotency": "none"}
         for path, name in place.paths.items()
     ]
     file = tmp_path / "gateway.toml"

@@ -12,6 +12,8 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from gateway.cli.checks.configuration import sources
+from gateway.config.settings import Config
 from gateway.delivery import Request
 from gateway.errors import KeyNotKnown, Unverified
 from gateway.sources import BLOCKS, find
@@ -271,3 +273,19 @@ def test_ebays_handshake_is_the_hash_of_challenge_token_and_address():
     asked = Request("GET", "/ebay", "challenge_code=a1b2", {}, b"", "", 0.0, NOW)
     expected = sha256(b"a1b2" + b"t" * 32 + b"https://hooks.example.com/ebay").hexdigest()
     assert json.loads(source.handshake(asked).body) == {"challengeResponse": expected}
+
+
+@pytest.mark.parametrize("name", ["google_pubsub", "sns"])
+def test_check_warns_of_a_key_that_is_everybodys(name):
+    vector = VECTORS[name]
+    for more, warned in (([], True), ([SECRETS[name][0]], False)):
+        options = {"scheme": name, "secrets": [*listed(vector["secret"]), *more]}
+        config = Config.model_validate(
+            {
+                "sources": {"a": options},
+                "routes": [{"path": "/a", "source": "a"}],
+                "public_url": "https://hooks.example.com",
+            }
+        )
+        found = [each for each in sources(config) if "all its users" in str(each)]
+        assert bool(found) == warned
