@@ -114,8 +114,8 @@ class Declared(Source):
         self.shared_key = own and bool(block.key_url) and not self._texts
         self._fetched = self._fetching() if self.fetches else None
         headers = (each for text in block.signature for each in block.places(text))
-        own = [place.name for place in headers if place.kind == "header"]
-        self.secret_headers = frozenset([*own, *block.secret_headers])
+        whose = [place.name for place in headers if place.kind == "header"]
+        self.secret_headers = frozenset([*whose, *block.secret_headers])
         known = None if block.event else ()
         self.events = known if block.events is None else tuple(block.events)
         # A body with one member to read need not always be parsed.
