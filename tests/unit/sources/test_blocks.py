@@ -45,6 +45,22 @@ def test_a_block_reaches_the_gateways_children(tmp_path):
     assert options == config.sources["p"]
 
 
+def test_all_keys_reach_the_gateways_children():
+    block = {
+        "secrets": "me", "signature": "header:x-sig", "algorithm": ["rsa-sha256", "rsa-sha1"],
+        "key": "pem", "methods": ["GET", "POST"], "require": {"header:x-to": "{key}"},
+        "key_url": "{header:x-url}", "key_urls": ["https://a.example/*"],
+        "key_headers": {"authorization": "{token}"}, "key_token": ["https://a.example/t", "a=b"],
+    }  # fmt: skip
+    pubsub = {"scheme": "google_pubsub", "secrets": "me@example.com", "audience": "us"}
+    route = {"path": "/", "source": "p", "methods": ["PUT"]}
+    routes = [route, {"path": "/x", "source": "p"}, {"path": "/y", "source": "g"}]
+    config = Config(sources={"p": block, "g": pubsub}, routes=routes)
+    there = handover.read(handover.write(handover.Start(config, [], 0))).config
+    assert there.sources == config.sources
+    assert [each.methods for each in there.routes] == [["PUT"], ["GET", "POST"], ["POST"]]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
