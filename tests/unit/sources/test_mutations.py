@@ -186,15 +186,14 @@ def signed_by(found: Source, one: Request, body: bytes) -> list[Any]:
     """Return all that the sender has signed in a request; `body` is what the task gets of it."""
     block = getattr(found, "block", None)
     if block is None:
-        return [body] if found.covers_body else []
-    places = [place for text in block.signed_places for place in block.places(text)]
-    if block.is_jwt:
-        places += [place for text in block.signature for place in block.places(text)]
-    elif block.algorithm in ("equal", "basic"):
-        places = [place for text in block.signature[:1] for place in block.places(text)]
-    values = [of(place, one) for place in places if place.kind not in ("sig", "method")]
-    # A checksum protects nothing: another body may have the same.
-    return values
+        # Twilio signs the set of a form's fields.
+        return [set(body.split(b"&"))] if found.covers_body else []
+    texts = list(block.signed_places)
+    if block.is_jwt or block.algorithm in ("equal", "basic"):
+        texts += block.signature[:1]
+    some = [[p for p in block.places(text) if p.kind not in ("sig", "method")] for text in texts]
+    # Of several places the first that has something is meant.
+    return [next(filter(None, (of(p, one) for p in each)), None) for each in some]
 
 
 @pytest.mark.parametrize("scheme", sorted(SCHEMES))
