@@ -555,8 +555,7 @@ class Declared(Source):
         ):
             place = Place.parse(texts[0]) if texts else Place("")
             if place.kind == "json" and place.name and value != "":
-                tokens = ["0" if token == "*" else token for token in pointer(place.name)]
-                message = put(message, tokens, value)
+                message = put(message, pointer(place.name.replace("*", "0")), value)
         return event, json.dumps(message, separators=(",", ":")).encode()
 
     def sign(self, draft: Draft) -> Signed:
@@ -606,7 +605,7 @@ class Declared(Source):
             field = f"{place.name}={quote_plus(signature)}".encode()
             return Signed(b"&".join(filter(None, [draft.body, field])), headers)
         if place.kind == "json":
-            message = put(seen.json, pointer(place.name), signature)
+            message = put(seen.json, pointer(place.name.replace("*", "0")), signature)
             return Signed(json.dumps(message).encode(), headers)
         return Signed(draft.body, {**headers, place.name: signature})
 
