@@ -118,7 +118,8 @@ class Block(Model):
     #: Places, claims of a token among them, and what has to be there: a text with places in braces.
     require: dict[PlaceText, str] = {}
     #: Where a public key is fetched: a URL, with places in braces. A place that is the whole URL
-    #: has to fit one of `key_urls`, in which ``*`` stands for letters, digits, `-` and `_`.
+    #: has to fit one of `key_urls`, in which ``*`` stands for letters, digits, `-` and `_`, and in
+    #: the host for a region such as `eu-west-1`.
     key_url: str = ""
     key_urls: list[str] = []
     #: What is there: `pem`, `jwks` (RFC 7517), `kids` (JSON: keys by their ids), or json:/pointer.

@@ -329,11 +329,7 @@ class Declared(Source):
         """Return a function that looks up the public keys which a request may be signed with."""
         block = self._block
         patterns = block.key_urls or [PLACEHOLDER.sub("*", block.key_url)]
-        # `*` is no dot, slash, colon or at sign: nothing in a request chooses the host.
-        allowed = re.compile(
-            "|".join(re.escape(each).replace(r"\*", "[A-Za-z0-9_-]{1,200}") for each in patterns),
-            re.ASCII,
-        ).fullmatch
+        allowed = re.compile("|".join(map(_url_pattern, patterns)), re.ASCII).fullmatch
         read_keys = partial(keys_in, block=block, texts=self._texts)
         url_of, named = self._wanted(block.key_url), block.key_form in ("jwks", "kids")
         text = b"".join(self._texts[:1]).decode()
@@ -626,6 +622,17 @@ class Declared(Source):
         texts = [json.dumps(each).encode() for each in ({"alg": algorithm}, claims)]
         signed = b".".join([urlsafe_b64encode(text).rstrip(b"=") for text in texts])
         return f"{signed.decode()}.{key.sign([signed]).partition(b'.')[2].decode()}"
+
+
+def _url_pattern(text: str) -> str:
+    """Return the expression for URLs: ``*`` is the name of a region in the host, else of a key.
+
+    It is no dot, slash, colon or at sign, so that nothing in a request chooses the host; nor a name
+    such as `s3`, behind which a provider's customers have hosts of their own.
+    """
+    scheme, _, host, path = text.split("/", 3)
+    region = re.escape(host).replace(r"\*", "[a-z]+(-[a-z]+)*(-[0-9]{1,2})?")
+    return f"{scheme}//{region}/" + re.escape(path).replace(r"\*", "[A-Za-z0-9_-]{1,200}")
 
 
 def _constant(value: bytes) -> Callable[[Seen], bytes]:

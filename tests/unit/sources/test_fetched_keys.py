@@ -120,6 +120,16 @@ def test_what_is_somebody_elses_is_refused(name):
     assert verify(name, None, "another", SECRETS[name][0])
 
 
+def test_every_region_has_its_keys():
+    for region in ("us-east-1", "us-gov-west-1", "cn-north-1", "ap-southeast-12"):
+        end = ".cn" if region.startswith("cn") else ""
+        url = f"https://sns.{region}.amazonaws.com{end}/SimpleNotificationService-0aF.pem"
+        source, keys = receiver("sns")
+        good = request(VECTORS["sns"])
+        body = json.dumps({**json.loads(good.body), "SigningCertURL": url}).encode()
+        assert source.verify(replace(good, body=body)) and keys.asked[0].url == url
+
+
 EVIL = [
     "http://sns.us-west-2.amazonaws.com/SimpleNotificationService-0.pem",
     "https://sns.us-west-2.amazonaws.com.evil.example/SimpleNotificationService-0.pem",
@@ -142,6 +152,9 @@ EVIL = [
     "https://sns.us\uff0ewest.amazonaws.com/SimpleNotificationService-0.pem",
     "https://sns..amazonaws.com/SimpleNotificationService-0.pem",
     "https://s3.amazonaws.com/SimpleNotificationService-0.pem",
+    "https://sns.s3.amazonaws.com/SimpleNotificationService-0.pem",
+    "https://sns.s3-us-west-2.amazonaws.com/SimpleNotificationService-0.pem",
+    "https://sns.s3-website-us-east-1.amazonaws.com/SimpleNotificationService-0.pem",
     "HTTPS://SNS.US-WEST-2.AMAZONAWS.COM/SimpleNotificationService-0.pem",
     "https://sns.us-west-2.amazonaws.com/SimpleNotificationService-" + "0" * 500 + ".pem",
     "file:///etc/passwd", "//sns.us-west-2.amazonaws.com/SimpleNotificationService-0.pem", "", "x",
