@@ -77,6 +77,7 @@ check: install ## lint: style, form, imports, types
 fuzz: install ## test what reads requests and frames with thousands of made-up ones, for MINUTES=10
 	@end=$$(( $$(date +%s) + 60 * $(MINUTES) )); \
 	while [ $$(date +%s) -lt $$end ]; do \
+	  MUTATIONS=200000 MUTATION_SEED=$$(date +%N) \
 	  .venv/bin/python -m pytest -q -p no:cacheprovider --hypothesis-profile=thorough \
 	    --hypothesis-seed=$$(date +%N) tests/unit/sources tests/unit/amqp || exit 1; \
 	done

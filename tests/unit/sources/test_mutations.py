@@ -25,7 +25,7 @@ from tests.unit.sources.examples import EXAMPLES
 from tests.unit.sources.sending import receiver, send
 from tests.unit.sources.test_senders import RIGHT, request, source
 
-MUTATIONS = int(os.environ.get("MUTATIONS", "20000"))
+MUTATIONS = int(os.environ.get("MUTATIONS", "10000"))
 SEED = os.environ.get("MUTATION_SEED", "1")
 #: The largest body that a gateway takes unless it is told otherwise, in bytes.
 MAX_BODY = 1024 * 1024
