@@ -69,6 +69,8 @@ class PublicKey(Key):
         return [b"".join([s if part is KEY else part for part in parts]) for s in self._secrets]
 
     def _verifies(self, given: bytes, text: bytes) -> bool:
+        if not given.startswith(self._prefix):
+            return False
         try:
             signature = self._encoding.decode(given.removeprefix(self._prefix))
             self._keys.public.verify(signature, text, *self._how)
