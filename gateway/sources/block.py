@@ -315,6 +315,8 @@ _begins = re.compile(r"https://[a-z0-9.*-]+/|http://(127\.0\.0\.1|localhost)(:[0
 def _key_problems(block: Block, kinds: set[str]) -> Iterator[str]:
     """Yield what is wrong with where public keys are fetched."""
     if not block.key_url:
+        if any("{key}" in text for text in block.require.values()):
+            yield "require: {key} needs key_url; without it a secret is the key itself"
         if block.key_urls or block.key_headers:
             yield "key_url: is needed beside key_urls and key_headers"
         return

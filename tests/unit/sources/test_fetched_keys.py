@@ -263,6 +263,7 @@ def test_what_is_fetched_may_be_anything(form, answer):
         ({"key_url": "{header:x-url}"}, "key_urls"),
         ({"key_url": "{header:x-url}", "key_urls": ["*"]}, "https://"),
         ({"key_url": "", "key_urls": ["https://a/b"]}, "key_url"),
+        ({"key_url": "", "require": {"claim:/aud": "{key}"}}, "needs key_url"),
         ({"algorithm": "hmac-sha256", "key": "utf8"}, "no public key"),
         ({"algorithm": "rsa-sha256"}, "key_form"),
         ({"key_form": "der"}, "pem, jwks"),
