@@ -149,10 +149,11 @@ class Declared(Source):
     @classmethod
     def needs_url(cls, options: Options) -> bool:
         block = options if isinstance(options, Block) else cls.block
+        called = "{audience}" in block.require.values() and not getattr(options, "audience", "")
         answers = getattr(options, "verify_token", None) and any(
             "{url" in each.sha256 for each in block.handshakes
         )
-        return bool(cls.needs_public_url or answers or getattr(options, "audience", None) == "")
+        return bool(cls.needs_public_url or called or answers)
 
     @property
     def covers_body(self) -> bool:

@@ -61,6 +61,8 @@ class Own(Options, Block):
 
     scheme: Literal["hmac"] = "hmac"
     verify_token: SecretStr | None = Field(None, min_length=1)
+    #: What ``{audience}`` stands for; the URL if it is empty.
+    audience: str = ""
 
     @model_validator(mode="before")
     @classmethod

@@ -25,6 +25,8 @@ BLOCK = {
     "event": "json:/type",
 }  # fmt: skip
 
+TOKEN = {"secrets": "key", "signature": "header:x-sig", "algorithm": "jwt"}
+
 
 def source(**changes: Any) -> Source:
     values = {**BLOCK, **changes}
@@ -125,3 +127,19 @@ def test_a_long_event_is_taken_from_a_header_and_from_json(header):
     receiver = source(event="header:x-event" if header else "json:/type")
     signed = receiver.sign(Draft(json.dumps({"type": long}).encode(), URL, NOW, event=long))
     assert receiver.verify(received(signed)).event == long
+
+
+@pytest.mark.parametrize(
+    ("source", "needed"),
+    [
+        ({"scheme": "google_pubsub", "secrets": "a@b"}, True),
+        ({"scheme": "google_pubsub", "secrets": "a@b", "audience": "us"}, False),
+        ({"scheme": "ebay", "secrets": "a:b"}, False),
+        ({"scheme": "ebay", "secrets": "a:b", "verify_token": "t"}, True),
+        ({**TOKEN, "require": {"claim:/aud": "{audience}"}}, True),
+        (BLOCK, False),
+    ],
+)
+def test_the_public_url_is_needed_where_it_is_signed_or_said(source, needed):
+    options = options_class(source).model_validate(source)
+    assert of(options).needs_url(options) == needed
