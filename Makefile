@@ -77,6 +77,7 @@ check: install ## lint: style, form, imports, types
 fuzz: install ## test properties with thousands of made-up examples, for MINUTES=10
 	@end=$$(( $$(date +%s) + 60 * $(MINUTES) )); \
 	while [ $$(date +%s) -lt $$end ]; do \
+	  MUTATIONS=200000 MUTATION_SEED=$$(date +%N) \
 	  .venv/bin/python -m pytest -q -p no:cacheprovider --hypothesis-profile=thorough \
 	    --hypothesis-seed=$$(date +%N) -m hypothesis tests/unit || exit 1; \
 	done

@@ -198,6 +198,12 @@ class StateUnavailable(Unavailable):
     type = "state-unavailable"
 
 
+class KeyNotKnown(Unavailable):
+    """The public key of this sender is not known yet; it is being fetched."""
+
+    type, retry_after = "key-not-known", 5
+
+
 class Full(Unavailable):
     """The gateway has reached its limit of requests in flight, or of their bytes."""
 

@@ -202,8 +202,9 @@ def _of_route(config: Config, route: Route) -> Iterator[str]:
         names = ", ".join(sorted(config.sources)) or "none"
         yield f"source: no such source; [sources] has {names}"
         return
-    scheme = of(config.sources[route.source]) if route.source else None
-    if scheme is not None and scheme.needs_public_url and not config.public_url:
+    options = config.sources[route.source] if route.source else None
+    scheme = of(options) if options else None
+    if scheme is not None and options and scheme.needs_url(options) and not config.public_url:
         yield "source: this sender signs the URL; set public_url to the URL that it uses"
     if not config.amqp:
         yield from _without_amqp(route)

@@ -52,6 +52,8 @@ class Route(TaskSettings):
     source: str | None = None
     events: list[str] | None = Field(None, min_length=1)
     when: dict[Pointer, _Wanted] = {}
+    #: A GET's query is what a POST has in its body: it is signed, and the task gets it.
+    methods: list[Literal["GET", "POST", "PUT"]] = []
     answer: Literal["wait", "accept", "wait-then-accept"] = "wait"
     deadline: Seconds = 0.0
     tries: int = Field(0, ge=1, le=100)
@@ -138,6 +140,7 @@ class Route(TaskSettings):
                 "fallback": fallback,
                 "content_type": self.content_type or (scheme.content_type if scheme else TEXT),
                 "idempotency": self.idempotency if identified else "none",
+                "methods": self.methods or list(scheme.methods if scheme else ("POST",)),
             }
         )
         # Filled-in values do not count as set, so that a child fills them in itself.

@@ -138,7 +138,8 @@ class Relay:
         # While it stops, the strategy still ends tasks, whose claims and entries are to be written.
         own = (self._tracer, self._results, context.idempotency, context.journal, context.late)
         some: Sequence[Service | None]
-        some = (*own, context.strategy, context.queues, context.fairness)
+        keys = self._routes.fetched_keys
+        some = (*own, context.strategy, context.queues, context.fairness, *keys)
         return [service for service in some if service is not None]
 
     def checks(self) -> dict[str, str]:

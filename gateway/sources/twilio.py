@@ -65,12 +65,11 @@ class Twilio(Source):
         given = raw(header(request, SIGNATURE))
         keys = self._keys.get(_algorithm(request.headers.get(SETTINGS)), [])
         body_hash = _body_hash(request.query_string)
-        if body_hash is None:
-            fields = _read_form(request.body)
-        else:
-            fields = []
+        fields = _read_form(request.body) if body_hash is None else []
+        if body_hash is not None and request.method != "GET":
             check([raw(body_hash)], [sha256(request.body).hexdigest().encode()])
-        rest = _signed(request.path, request.query_string, fields)
+        of_body = [] if request.method == "GET" else fields  # those of a GET are in its URL
+        rest = _signed(request.path, request.query_string, of_body)
         check([given], (b64encode(mac(key, [url, rest])) for key in keys for url in self._urls))
         status = next((value for key, value in fields if key in STATUS), "")
         key = identity(request.headers.get(IDENTITY, ""), digest(rest))

@@ -85,7 +85,7 @@ class WeChat(Source):
     retry_after = 5.0
     fallback = "success"
     content_type = XML
-    handshakes = True
+    handshakes = ("GET",)
 
     def __init__(self, options: CryptoOptions, public_url: str = ""):
         super().__init__(options, public_url)
