@@ -27,9 +27,10 @@ from pydantic import (
 from gateway.config import urls
 from gateway.config.problems import explain
 from gateway.config.route import RESULTS, Route
-from gateway.config.strategies import STRATEGIES, StrategyInfo
+from gateway.config.strategies import STRATEGIES, StrategyInfo, properties
 from gateway.config.task import TaskSettings
 from gateway.config.tls import TLS
+from gateway.errors import PluginError
 from gateway.model import Model, Seconds
 from gateway.sources import of, options_class
 from gateway.sources.base import Options
@@ -45,6 +46,10 @@ def _strategy(name: str) -> str:
     if name not in STRATEGIES:
         *others, last = (repr(each) for each in STRATEGIES)
         raise ValueError(f"has to be {', '.join(others)} or {last}")
+    try:
+        properties(name)
+    except PluginError as exc:
+        raise ValueError(str(exc)) from exc
     return name
 
 
@@ -249,7 +254,7 @@ class Config(Model):
     @property
     def strategy_info(self) -> StrategyInfo:
         """The properties of the strategy."""
-        return STRATEGIES[self.strategy]
+        return properties(self.strategy)
 
     @property
     def amqp(self) -> bool:

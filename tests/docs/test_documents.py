@@ -132,7 +132,7 @@ def test_performance_says_how_many_figures_are_missed():
 def test_the_shortest_strategies_are_named():
     files = [ROOT / "gateway/strategies" / path for path in ("blocking.py", "threadpool.py")]
     files += [ROOT / "gateway/strategies" / f"{name}.py" for name in ("ioloop", "pika_rpc")]
-    files.append(ROOT / "gateway/strategies/redis_push.py")
+    files.append(ROOT / "gateway/strategies/redis_strategy.py")
     by_library: dict[bool, list[tuple[int, str]]] = {True: [], False: []}
     for file in files:
         code = file.read_text("utf-8")

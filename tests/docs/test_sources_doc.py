@@ -7,7 +7,7 @@ import re
 import pytest
 
 from gateway import sources
-from gateway.cli import senders
+from gateway.cli.commands import senders
 from gateway.config.loading import load
 from gateway.sources import OWN, SCHEMES, find
 from gateway.sources.base import Options
