@@ -13,9 +13,9 @@ from gateway.similar import similar
 from gateway.sources.base import Options, Source
 
 #: The blocks of the senders that are data, by name.
-_FILES = {file.stem: file for file in sorted((Path(__file__).parent / "senders").glob("*.toml"))}
+_FILES = {file.stem: file for file in Path(__file__).parent.glob("senders/*.toml")}
 #: The names of the senders that are data.
-BLOCKS = list(_FILES)
+BLOCKS = sorted(_FILES)
 #: The scheme of a table that is a block itself.
 OWN = "hmac"
 

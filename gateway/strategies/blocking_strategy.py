@@ -1,4 +1,4 @@
-"""`AsyncResult.get()` on the loop: the baseline, one request at a time."""
+"""kombu, and `AsyncResult.get()` on the loop: the baseline, one request at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Celery's gevent drainer, with a greenlet for each publish.
+"""kombu in greenlets, and Celery's gevent drainer.
 
 The process was patched before anything else was imported (see `gateway.process.child`), so that
 Celery chooses its gevent drainer, and kombu's sockets yield. The loop itself runs on gevent's hub:

@@ -1,4 +1,4 @@
-"""One poller a process: MGET of all pending results."""
+"""pika, and one poller a process: MGET of all pending results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AMQP replies to one queue a process; `correlation_id` names the task."""
+"""pika, and AMQP replies to one queue a process, whose `correlation_id` names the task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One pattern subscription a process receives all results; the default.
+"""pika, and one pattern subscription a process for all results; the default.
 
 Celery's worker publishes each result on the channel that has the name of its key. The task ids of
 this process share a prefix, so one PSUBSCRIBE receives all their results.

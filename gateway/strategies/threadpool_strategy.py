@@ -1,4 +1,4 @@
-"""`AsyncResult.get()` in a bounded pool of threads."""
+"""kombu, and `AsyncResult.get()` in a bounded pool of threads."""
 
 from __future__ import annotations
 

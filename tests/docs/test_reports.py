@@ -17,12 +17,6 @@ CHANGED = "(the measured code has changed since)"
 COMMIT = "<!-- cost commit -->\n<!-- /cost commit -->"
 
 
-@pytest.mark.parametrize("path", figures.written(), ids=lambda path: path.name)
-def test_documents_show_the_committed_reports(path: Path):
-    shown = path.read_text("utf-8")
-    assert figures.written()[path] == shown, "write them again: python -m loadtest.figures"
-
-
 def test_every_table_is_there():
     performance = text("docs/performance.md")
     shown = set(re.findall(r"<!-- (\w+) targets -->", performance))
