@@ -155,12 +155,7 @@ class _Sizing:
         self.aim, self.claimed = load.utilisation, load.rate * load.identified
         self.copies = REPLICAS if load.queue_type == "quorum" else 1
         pools = (load.pool, "threads", "solo")
-        measured = [pool for pool in pools if f"worker {load.strategy} {pool}" in costs]
-        if not measured or f"gateway {load.strategy}" not in costs:
-            raise ConfigError(
-                [f"--strategy: the costs of {load.strategy} are not measured; name another one"]
-            )
-        self.pool = measured[0]
+        self.pool = next(p for p in pools if f"worker {load.strategy} {p}" in costs)
         self.gateway, self.broker = self._cost("gateway"), self._cost("broker")
         self.worker = self._cost("worker", f" {self.pool}")
         self.task = load.task_time * load.task_cpu
