@@ -22,7 +22,7 @@ define fetch
 	@$(PIP) --quiet install --no-deps --no-build-isolation --editable .
 endef
 
-.PHONY: help install run test test-all newest wheel matrix check fuzz loadtest reports draw pages docs faults simulate nightly alerts celery-suite constraints clean
+.PHONY: help install run test test-all newest wheel matrix check fuzz loadtest reports draw pages documents docs faults simulate nightly alerts celery-suite constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -98,6 +98,9 @@ pages: draw ## open our pages in chromium: is everything readable? (ARGS="REPORT
 	.venv/bin/python -m tests.pages $(ARGS)
 	npm install --silent --no-save --prefix build/axe axe-core@4
 	.venv/bin/python -m tests.admin_page --axe build/axe/node_modules/axe-core/axe.min.js
+
+documents: install ## write into the documents what is made from the code and the committed reports
+	.venv/bin/python -m tests.documents
 
 docs: install ## make a site of the documents in build/site, which needs no other server
 	.venv/bin/mkdocs build --quiet --strict

@@ -20,6 +20,10 @@ class ConfigError(GatewayError):
         self.problems = problems
 
 
+class PluginError(GatewayError):
+    """A strategy, a scheme or a command of another package cannot be used."""
+
+
 class RequestError(GatewayError):
     """The request cannot be answered."""
 

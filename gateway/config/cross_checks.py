@@ -15,7 +15,7 @@ from gateway.config.dynamic import RENEWED
 from gateway.config.late import Late
 from gateway.config.route import PARAM, Route
 from gateway.config.settings import REFUSED, Config
-from gateway.config.strategies import STRATEGIES
+from gateway.config.strategies import STRATEGIES, properties
 from gateway.config.task import TaskSettings
 from gateway.sources import of
 
@@ -33,7 +33,7 @@ def problems(config: Config) -> list[str]:
 def _of_servers(config: Config) -> list[str]:
     problems = []
     if not config.results and config.strategy_info.stored:
-        without = ", ".join(name for name, info in STRATEGIES.items() if not info.stored)
+        without = ", ".join(name for name in STRATEGIES if not properties(name).stored)
         problems.append(
             f"result_backend: the strategy {config.strategy} needs one; without it use {without}"
         )
@@ -46,7 +46,7 @@ def _of_servers(config: Config) -> list[str]:
         )
     if not config.amqp:
         if config.strategy_info.amqp_only:
-            others = ", ".join(name for name, info in STRATEGIES.items() if not info.amqp_only)
+            others = ", ".join(name for name in STRATEGIES if not properties(name).amqp_only)
             problems.append(
                 f"strategy: {config.strategy} needs an AMQP broker; "
                 f"with a Redis broker only {others} work"

@@ -16,7 +16,6 @@ import pytest
 
 from gateway.cli import COMMANDS
 from gateway.config.loading import load
-from gateway.sources import SCHEMES
 from tests.docs.test_documents import ROOT, text
 from tests.support.stack import free_port
 
@@ -86,8 +85,7 @@ def test_one_command_and_the_printed_curl_lines(broker):
 
 
 def test_the_schemes_and_the_routes_of_the_readme(tmp_path):
-    """Every block of a configuration can be loaded; there are as many senders as schemes."""
-    assert set(re.findall(r"\b(\d+) senders\b", text("README.md"))) == {str(len(SCHEMES))}
+    """Every block of a configuration can be loaded."""
     file = tmp_path / "gateway.toml"
     for block in re.findall(r"```toml\n(.*?)```", text("README.md"), re.S):
         file.write_text(block)

@@ -17,16 +17,6 @@ CHANGED = "(the measured code has changed since)"
 COMMIT = "<!-- cost commit -->\n<!-- /cost commit -->"
 
 
-@pytest.fixture(scope="module")
-def written() -> dict[Path, str]:
-    return figures.written()
-
-
-def test_documents_show_the_committed_reports(written: dict[Path, str]):
-    for path, meant in written.items():
-        assert path.read_text("utf-8") == meant, "write them again: python -m loadtest.figures"
-
-
 def test_every_table_is_there():
     performance = text("docs/performance.md")
     shown = set(re.findall(r"<!-- (\w+) targets -->", performance))

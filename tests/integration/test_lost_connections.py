@@ -24,7 +24,7 @@ from gateway.relay.limits import Limits
 from gateway.stores import pipeline, result_store
 from gateway.stores.pipeline import Pipeline, results_of
 from gateway.stores.subscription import Subscription
-from gateway.strategies.pika_rpc import CONSUMER, PikaRPC
+from gateway.strategies.pika_strategy import CONSUMER, PikaRPC
 from tests.support.in_memory import LOOPS
 from tests.support.stack import RabbitMQ
 from tests.support.waiting import eventually

@@ -1,4 +1,4 @@
-"""`gevent`: Celery's gevent drainer, with a greenlet for each publish.
+"""kombu in greenlets, and Celery's gevent drainer.
 
 The process was patched before anything else was imported (see `gateway.process.child`), so that
 Celery chooses its gevent drainer, and kombu's sockets yield. The loop itself runs on gevent's hub:
@@ -20,11 +20,14 @@ from redis.exceptions import RedisError
 from gateway.celery_message import Message
 from gateway.clock import monotonic
 from gateway.config.settings import Config
+from gateway.config.strategies import StrategyInfo
 from gateway.errors import RequestError, ResultsLost, ResultsUnavailable, Unavailable
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
+from gateway.strategies.celery_base import CeleryStrategy
 from gateway.strategies.celery_client import outcome_of
-from gateway.strategies.celery_strategy import CeleryStrategy
+
+INFO = StrategyInfo(subscribes="key", publishing=64, patches="gevent.monkey:patch_all")
 
 log = logging.getLogger(__name__)
 

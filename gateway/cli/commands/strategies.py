@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from gateway.config.strategies import STRATEGIES
+from gateway.config.strategies import STRATEGIES, properties
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -12,6 +12,6 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    for name, info in STRATEGIES.items():
-        print(f"{name:<11} {info.summary}")
+    for name in STRATEGIES:
+        print(f"{name:<11} {properties(name).summary}")
     return 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from importlib import import_module
 
+from gateway.cli import COMMANDS, command_line
 from gateway.config.strategies import STRATEGIES
 from gateway.sources import SCHEMES
 
@@ -35,8 +35,6 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from gateway.cli import COMMANDS, command_line
-
     parser = command_line([name for name in COMMANDS if _runs(name)])
     commands = dict(_commands(parser, ""))
     names = commands.pop("")
@@ -55,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _runs(command: str) -> bool:
     """Tell whether the packages that a command needs are installed; else only its name is known."""
     try:
-        import_module(f"gateway.cli.{command}")
+        COMMANDS[command].load()
     except ModuleNotFoundError as exc:
         if (exc.name or "gateway").partition(".")[0] == "gateway":
             raise

@@ -1,4 +1,4 @@
-"""`ioloop`: one poller in each process queries all pending results with one command."""
+"""pika, and one poller a process: MGET of all pending results."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from gateway import background
 from gateway.amqp.publishers import publisher_for
 from gateway.celery_message import Message, decode_result
 from gateway.config.settings import Config
+from gateway.config.strategies import StrategyInfo
 from gateway.errors import ResultsUnavailable
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
 from gateway.stores import result_store
 from gateway.stores.pipeline import results_of
 from gateway.strategies.base import Strategy
+
+INFO = StrategyInfo(amqp_only=False)
 
 log = logging.getLogger(__name__)
 

@@ -1,13 +1,16 @@
-"""`blocking`: `AsyncResult.get()` on the loop. The baseline for comparing the other strategies."""
+"""kombu, and `AsyncResult.get()` on the loop: the baseline, one request at a time."""
 
 from __future__ import annotations
 
 import logging
 
 from gateway.celery_message import Message
+from gateway.config.strategies import StrategyInfo
 from gateway.errors import RequestError
 from gateway.pending_task import PendingTask
-from gateway.strategies.celery_strategy import CeleryStrategy
+from gateway.strategies.celery_base import CeleryStrategy
+
+INFO = StrategyInfo(subscribes="key", blocks=True, publishing=1, reading=3)
 
 log = logging.getLogger(__name__)
 

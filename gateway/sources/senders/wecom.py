@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, SecretStr
 from gateway.answer import TEXT, Answer
 from gateway.delivery import Request
 from gateway.sources.base import Draft, Example, Signed, listed
-from gateway.sources.wechat import WeChat
+from gateway.sources.senders.wechat import WeChat
 from gateway.sources.wechat_crypto import CryptoOptions, Sealed
 from gateway.sources.wechat_message import SAMPLES
 

@@ -1,4 +1,4 @@
-"""`redis`: one pattern subscription per process receives all results as they are published.
+"""pika, and one pattern subscription a process for all results; the default.
 
 Celery's worker publishes each result on the channel that has the name of its key. The task ids of
 this process share a prefix, so one PSUBSCRIBE receives all their results.
@@ -15,6 +15,7 @@ from gateway import background
 from gateway.amqp.publishers import publisher_for
 from gateway.celery_message import Message, decode_result
 from gateway.config.settings import Config
+from gateway.config.strategies import StrategyInfo
 from gateway.errors import ResultsUnavailable
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
@@ -24,6 +25,8 @@ from gateway.stores.pipeline import Pipeline
 from gateway.stores.result_store import CONNECT_TIMEOUT
 from gateway.stores.subscription import Subscription
 from gateway.strategies.base import Strategy
+
+INFO = StrategyInfo(subscribes="prefix", amqp_only=False)
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""`threadpool`: `AsyncResult.get()` in a bounded pool of threads."""
+"""kombu, and `AsyncResult.get()` in a bounded pool of threads."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from gateway.celery_message import Message
 from gateway.clock import monotonic
 from gateway.config.settings import Config
+from gateway.config.strategies import StrategyInfo
 from gateway.errors import RequestError
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
-from gateway.strategies.celery_strategy import CeleryStrategy
+from gateway.strategies.celery_base import CeleryStrategy
+
+INFO = StrategyInfo(subscribes="key", threads=True, publishing=1)
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""`pika`: workers reply over AMQP to one queue per process; `correlation_id` names the task."""
+"""pika, and AMQP replies to one queue a process, whose `correlation_id` names the task."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from gateway.amqp.publisher import Publisher
 from gateway.amqp.scanner import Scanner
 from gateway.celery_message import Message, decode_result
 from gateway.config.settings import Config
+from gateway.config.strategies import StrategyInfo
 from gateway.errors import ResultsLost
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
 from gateway.strategies.base import Strategy
+
+INFO = StrategyInfo(stored=False, replies=True, reading=0)
 
 CONSUMER = "gateway"  # the consumer tag, which is unique on its channel
 
