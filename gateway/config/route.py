@@ -61,8 +61,8 @@ class Route(TaskSettings):
     `{ "json:/status" = ["paid", "refunded"], "header:x-env" = "live*" }`. All of them have to fit;
     `*` stands for any characters"""
     methods: list[Literal["GET", "POST", "PUT"]] = []
-    """(default: the source's, or `["POST"]`) the methods of its deliveries: `GET`, `POST`, `PUT`; [of
-    a GET the query stands for the body](sources.md#other-methods)"""
+    """(default: the source's, or `["POST"]`) the methods of its deliveries: `GET`, `POST`, `PUT`;
+    [of a GET the query stands for the body](sources.md#other-methods)"""
     answer: Literal["wait", "accept", "wait-then-accept"] = "wait"
     """`wait`: the task's result, else 504; `accept`: 202 once the broker has the message;
     `wait-then-accept`: the result until the deadline, then `fallback`
