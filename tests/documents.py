@@ -12,6 +12,7 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -27,6 +28,7 @@ from gateway.config.strategies import STRATEGIES, properties
 from gateway.config.tls import TLS
 from gateway.metric_table import METRICS, PARENT
 from gateway.model import Model
+from gateway.relay.delivery_in_flight import STAGES, Stage
 from gateway.sources import BLOCKS, SCHEMES, find
 from gateway.sources.block import Block
 from loadtest import figures
@@ -41,7 +43,7 @@ _block = re.compile(r"<!-- made (\w+) -->\n.*?<!-- /made \1 -->", re.DOTALL)
 def written() -> dict[Path, str]:
     """Return each document, and what it has to be."""
     found = figures.written()
-    for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]:
+    for path in [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted(ROOT.glob("docs/*.md"))]:
         found[path] = fill(found.get(path) or path.read_text("utf-8"))
     # Those that anybody can name, without the packages that are installed here.
     readme = ROOT / "README.md"
@@ -162,6 +164,15 @@ def senders() -> Iterator[list[str]]:
         yield [*cells, block.waits or "not known"]
 
 
+def stages() -> Iterator[list[str]]:
+    """Yield, for each thing that a delivery waits for, the method that each event calls."""
+    events = [each.name for each in fields(Stage)][1:]
+    yield ["it waits for", *events]
+    for stage in STAGES:
+        names = [getattr(stage, event).__name__ for event in events]
+        yield [stage.waits_for, *(f"`{name}`" if name != "_never" else "" for name in names)]
+
+
 MADE: dict[str, Callable[[], Iterator[list[str]]]] = {
     "settings": lambda: settings(Config, "setting"),
     "routes": lambda: settings(Route, "key"),
@@ -170,6 +181,7 @@ MADE: dict[str, Callable[[], Iterator[list[str]]]] = {
     "commands": commands,
     "errors": problems,
     "metrics": metrics,
+    "stages": stages,
     "senders": senders,
 }
 
