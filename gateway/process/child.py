@@ -1,4 +1,4 @@
-"""One serving process, started by its parent as ``gateway.process.child CONTROL-FD [PATCHES]``.
+"""One serving process, started by its parent with the descriptor of the control socket.
 
 Over the control socket the parent sends the configuration and the descriptors of the listening
 sockets and of the metrics file. Then it asks for the child's health. When the parent has ended, the
@@ -7,15 +7,9 @@ child drains and ends.
 
 import gc
 import sys
-from importlib import import_module
 
 # Nothing that is loaded becomes garbage: the collector would take a sixth of the start.
 gc.disable()
-
-for name in sys.argv[2:]:
-    # Before any other import: modules that were imported earlier would not be patched.
-    module, _, function = name.partition(":")
-    getattr(import_module(module), function)()
 
 import asyncio
 import ctypes

@@ -1,8 +1,8 @@
 """kombu in greenlets, and Celery's gevent drainer.
 
-The process was patched before anything else was imported (see `gateway.process.child`), so that
-Celery chooses its gevent drainer, and kombu's sockets yield. The loop itself runs on gevent's hub:
-a greenlet has to use `call_soon_threadsafe`, because nothing else wakes the loop.
+The process was patched before anything else was imported (see `gateway.process.child_handle`), so
+that Celery chooses its gevent drainer, and kombu's sockets yield. The loop itself runs on gevent's
+hub: a greenlet has to use `call_soon_threadsafe`, because nothing else wakes the loop.
 """
 
 from __future__ import annotations
