@@ -27,11 +27,11 @@ def test_every_table_is_there():
     assert performance.count("<!-- strategies table -->\n| strategy |") == 1
 
 
-def test_every_committed_report_is_named_with_its_commit(written: dict[Path, str]):
+def test_every_committed_report_is_named_with_its_commit():
     link = r"\[Report\]\(reports/([\w-]+)\.json\),\s+commit\s+`(\w+)`"
     named = {
         found
-        for path in written
+        for path in figures.written()
         if path.suffix == ".md"
         for found in re.findall(link, path.read_text("utf-8"))
     }

@@ -17,7 +17,7 @@ import pytest
 
 from gateway.delivery import Request
 from gateway.errors import RequestError, Unavailable
-from gateway.sources import BLOCKS, SCHEMES
+from gateway.sources import BLOCKS, SCHEMES, find
 from gateway.sources.base import Source
 from gateway.sources.fields import at, pointer
 from gateway.sources.places import Place, Seen, reader
@@ -227,7 +227,7 @@ UNSIGNED = {
     *(
         name
         for name in BLOCKS
-        for each in getattr(SCHEMES[name](), "block").handshakes  # noqa: B009
+        for each in getattr(find(name), "block").handshakes  # noqa: B009
         if not each.is_signed
     ),
 }
