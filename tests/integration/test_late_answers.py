@@ -77,13 +77,15 @@ class Doomed:
 
 
 class Journal:
-    """Notes what it is told."""
+    """Notes what it is told, once, however often a record is taken over."""
 
     def __init__(self) -> None:
         self.states: dict[str, list[str]] = {}
 
     async def settle(self, delivery_id: str, task_id: str, end: Any) -> None:
-        self.states.setdefault(delivery_id, []).append(end.state)
+        states = self.states.setdefault(delivery_id, [])
+        if end.state not in states:
+            states.append(end.state)
 
 
 class Gateways:
