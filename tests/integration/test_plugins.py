@@ -46,19 +46,19 @@ def test_the_strategy_and_the_sender_are_used_by_their_names(
 ):
     # Given a gateway with the package's strategy, and a route of its sender,
     urls = ["--broker", rabbitmq.url, "--result-backend", redis_server.url]
-    with (
-        stack.worker(rabbitmq.url, redis_server.url),
-        stack.gateway("--strategy=queries", *urls, env=installed) as gateway,
-    ):
-        url = f"{gateway.url}acme"
-        # when a delivery is signed as the sender would, it is answered with its task's result;
-        send = ("send", "--as", "shop", url, "--data", '{"id": "1", "type": "paid"}')
-        assert "200" in run(installed, *send)
-        # and what is signed with another secret is refused.
-        other = {**installed, "GATEWAY_CONFIG": ""}
-        argv = [sys.executable, "-m", "gateway", "send", "--as", "acme", "--secret", "x", url]
-        refused = subprocess.run(argv, env=other, capture_output=True, text=True)
-        assert "401" in refused.stdout + refused.stderr
+    worker = stack.worker(rabbitmq.url, redis_server.url)
+    gateway = stack.gateway("--strategy=queries", *urls, env=installed)
+    url = f"{gateway.url}/acme"
+    # when a delivery is signed as the sender would, it is answered with its task's result;
+    send = ("send", "--as", "shop", url, "--data", '{"id": "1", "type": "paid"}')
+    assert "200" in run(installed, *send)
+    # and what is signed with another secret is refused.
+    other = {**installed, "GATEWAY_CONFIG": ""}
+    argv = [sys.executable, "-m", "gateway", "send", "--as", "acme", "--secret", "x", url]
+    refused = subprocess.run(argv, env=other, capture_output=True, text=True)
+    assert "401" in refused.stdout + refused.stderr
+    for server in (gateway, worker):
+        server.stop()
 
 
 def test_the_command_runs(installed: dict[str, str]):
