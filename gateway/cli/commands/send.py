@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
@@ -45,10 +46,11 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", type=Path, help="gateway.toml")
     parser.add_argument(
         "--secret",
+        action="append",
         metavar="S",
         help="to use instead of the source's own; env:NAME reads it from the variable NAME, here "
         "and in the options below. "
-        "Where the secret is a public key: the private one",
+        "Where the secret is a public key: the private one. May be given several times",
     )
     parser.add_argument("--aes-key", metavar="KEY", help="the EncodingAESKey")
     parser.add_argument("--receive-id", metavar="ID", help="the app id or corp id")
@@ -114,10 +116,9 @@ def _source(arguments: argparse.Namespace, url: str) -> Source:
     return of(chosen)(chosen, public_url or f"{parts.scheme}://{parts.netloc}")
 
 
-def _given(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
+def _given(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the source's options that were given on the command line."""
     pairs = {
-        "secrets": arguments.secret,
         "aes_key": arguments.aes_key,
         "receive_id": arguments.receive_id,
     }
@@ -125,15 +126,20 @@ def _given(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[st
         key, equals, pairs[key] = text.partition("=")
         if not equals:
             raise ConfigError([f"--option: {text} is not of the form KEY=VALUE"])
-    values = {}
-    for key, text in pairs.items():
-        if text is not None and text.startswith("env:"):
-            variable = text.removeprefix("env:")
-            if variable not in environ:
-                raise ConfigError([f"{key}: the environment variable {variable} is not set"])
-            text = environ[variable]
-        if text is not None:
-            values[key] = text
+
+    def read(key: str, text: str) -> str:
+        if not text.startswith("env:"):
+            return text
+        variable = text.removeprefix("env:")
+        if variable not in environ:
+            raise ConfigError([f"{key}: the environment variable {variable} is not set"])
+        return environ[variable]
+
+    values: dict[str, Any] = {
+        key: read(key, text) for key, text in pairs.items() if text is not None
+    }
+    if arguments.secret:
+        values["secrets"] = [read("secrets", text) for text in arguments.secret]
     return values
 
 
