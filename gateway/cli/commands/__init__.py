@@ -1,1 +1,0 @@
-"""The commands: `gateway NAME` is the module NAME."""

@@ -1,1 +1,0 @@
-"""Late answers: a result that comes after the answer is sent where the sender takes it."""
