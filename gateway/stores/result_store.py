@@ -27,6 +27,8 @@ Ask = Callable[..., Awaitable[Any]]
 LOST = (RedisError, OSError, RuntimeError, TypeError)
 
 CONNECT_TIMEOUT = 3.0  # seconds
+#: Seconds for all Sentinels together: whoever connects waits for at least a second.
+SENTINELS = 0.6
 PATIENCE = 3.0  # seconds that `asking` waits for a reply
 
 
@@ -83,9 +85,8 @@ def _master(url: str, options: dict[str, Any]) -> redis.asyncio.Redis:
     """Make a client for ``sentinel://host:26379/0;sentinel://...?master_name=NAME``."""
     parts = [url_to_parts(part) for part in url.split(";")]
     watchers = [(part.hostname, part.port or 26379) for part in parts]
-    # A Sentinel that does not answer is skipped without a retry. The timeouts of all of them
-    # together must not be longer than the caller waits.
-    patience = {"socket_timeout": CONNECT_TIMEOUT / len(parts), "retry": options["retry"]}
+    # A Sentinel that does not answer is skipped without a retry.
+    patience = {"socket_timeout": SENTINELS / len(parts), "retry": options["retry"]}
     account: dict[str, Any] = {"username": parts[0].username, "password": parts[0].password}
     sentinel = Sentinel(watchers, sentinel_kwargs=patience)
     account["db"] = int(database(url.split(";")[0]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from gateway.errors import BrokerUnavailable, Unroutable
 from gateway.metrics import Metrics
 from gateway.stack.programs import find
 from gateway.stores import result_store
-from gateway.stores.pipeline import results_of
+from gateway.stores.pipeline import Pipeline, results_of
 from gateway.strategies.celery_client import CeleryClient
 from tests.faults.proxy import Proxy
 from tests.support.certificates import Certificates
@@ -307,6 +308,18 @@ def test_a_closed_client_leaves_no_connection_behind(watched):
         await asyncio.to_thread(until, lambda: clients() == before)
 
     asyncio.run(use())
+
+
+def test_a_sentinel_that_is_silent_is_passed_over(watched):
+    async def use(url: str) -> None:
+        async with asyncio.timeout(TIMEOUT):
+            some = Pipeline(lambda: result_store.connect(Config(result_backend=url)), "test")
+            await some.start()
+            assert await some.run("PING") == b"PONG"  # in the time that a command has
+            await some.stop()
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        asyncio.run(use(f"sentinel://127.0.0.1:{silent.getsockname()[1]}/0;{watched.url}"))
 
 
 def test_results_outlive_the_failover_of_their_master(stack: Stack, broker, watched):
