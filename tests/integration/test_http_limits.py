@@ -268,12 +268,12 @@ async def test_connections_are_kept_again_once_there_is_room(serve):
 
 async def test_idle_connections_give_way_but_not_those_that_nginx_may_use(serve, monkeypatch):
     monkeypatch.setattr(server, "SWEEP", 0.05)
-    monkeypatch.setattr(server, "CLOSE_IDLE_AFTER", 2)
+    monkeypatch.setattr(server, "CLOSE_IDLE_AFTER", 1.5)
     gateway = serve(max_connections=3)
     async with connected(gateway, 3) as (used, unused, silent):
-        # Given two that have been idle for long, and one that has not,
+        # Given two that have been idle for so long, and one that has not,
         assert kept(await hello(unused))
-        await asyncio.sleep(1.6)
+        await asyncio.sleep(1.5)
         assert kept(await hello(used))
         # when others come, then they get the places of the two.
         async with connected(gateway, 2) as others:
