@@ -22,7 +22,7 @@ define fetch
 	@$(PIP) --quiet install --no-deps --no-build-isolation --editable .
 endef
 
-.PHONY: help install run test test-all newest wheel matrix check fuzz loadtest reports draw pages docs faults simulate nightly alerts celery-suite constraints clean
+.PHONY: help install run test test-all newest wheel matrix check fuzz loadtest reports draw pages documents docs faults simulate nightly alerts celery-suite constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -36,10 +36,10 @@ test: install ## install missing servers, then lint and run the quick tests (ARG
 	tests/install-servers.sh
 	$(MAKE) check
 	# Each process loads all tests: half the time where compiled ones may be kept.
-	REQUIRE_SERVERS=1 PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n 4 --dist loadfile \
+	REQUIRE_SERVERS=1 PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n 3 --dist loadfile \
 	  --no-loadscope-reorder -m "not long" $(ARGS)
 
-test-all: install ## all tests; fails where gateway/ or appserver/ has branches that no test takes
+test-all: install ## the long ones as well; fails where a file has more branches untested than it may
 	tests/install-servers.sh
 	.venv/bin/python -m tests.coverage_floor $(ARGS)
 
@@ -74,11 +74,12 @@ check: install ## lint: style, form, imports, types
 	.venv/bin/lint-imports --no-logo
 	.venv/bin/mypy
 
-fuzz: install ## test what reads requests and frames with thousands of made-up ones, for MINUTES=10
+fuzz: install ## test properties with thousands of made-up examples, for MINUTES=10
 	@end=$$(( $$(date +%s) + 60 * $(MINUTES) )); \
 	while [ $$(date +%s) -lt $$end ]; do \
+	  MUTATIONS=200000 MUTATION_SEED=$$(date +%N) \
 	  .venv/bin/python -m pytest -q -p no:cacheprovider --hypothesis-profile=thorough \
-	    --hypothesis-seed=$$(date +%N) tests/unit/sources tests/unit/amqp || exit 1; \
+	    --hypothesis-seed=$$(date +%N) -m hypothesis tests/unit || exit 1; \
 	done
 
 loadtest: install ## run a short form of all experiments, ten minutes, or one of them (ARGS="cost ...")
@@ -97,6 +98,9 @@ pages: draw ## open our pages in chromium: is everything readable? (ARGS="REPORT
 	.venv/bin/python -m tests.pages $(ARGS)
 	npm install --silent --no-save --prefix build/axe axe-core@4
 	.venv/bin/python -m tests.admin_page --axe build/axe/node_modules/axe-core/axe.min.js
+
+documents: install ## write into the documents what is made from the code and the committed reports
+	.venv/bin/python -m tests.documents
 
 docs: install ## make a site of the documents in build/site, which needs no other server
 	.venv/bin/mkdocs build --quiet --strict

@@ -16,7 +16,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from gateway.cli import command_line
+from gateway.cli import COMMANDS, command_line
 
 ROOT = Path(__file__).parents[1]
 #: The documents beside docs/, and their places in the site.
@@ -135,7 +135,7 @@ def lists(markdown: str) -> str:
 
 def commands() -> str:
     """Return the options of all commands, as `--help` prints them."""
-    parser = command_line()
+    parser = command_line(COMMANDS.own)
     (each,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     parts = ["# Commands", f"```text\n{parser.format_help()}```"]
     for name, command in each.choices.items():

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from threading import Thread
+from typing import Any
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,23 @@ async def stop(task: asyncio.Task[None] | None) -> None:
     if task is not None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def when_done(future: asyncio.Future[Any], then: Callable[[], object], seconds: float) -> None:
+    """Call `then` when `future` has ended, or after `seconds`; immediately if it has."""
+    if future.done():
+        then()
+        return
+    # Emptied at the end: the future may end later, and would keep what `then` refers to until then.
+    waiting = [then]
+
+    def end(*_: object) -> None:
+        if waiting:
+            timer.cancel()
+            waiting.pop()()
+
+    timer = asyncio.get_running_loop().call_later(seconds, end)
+    future.add_done_callback(end)
 
 
 async def in_daemon_thread(work: Callable[[], object]) -> None:

@@ -28,7 +28,8 @@ class Request:
 
     ``headers`` have names in lower case, repeated ones joined by ``", "``; ``body`` is
     raw bytes; ``arrived`` is monotonic seconds, ``received_at`` seconds since the epoch;
-    ``size`` is the number of bytes that it holds in memory; ``whole``: its body is complete.
+    ``size`` is the number of bytes that it holds in memory; ``whole``: its body is complete;
+    ``raw_body`` is the body as it was sent, where that was compressed.
     """
 
     method: str
@@ -41,6 +42,7 @@ class Request:
     received_at: float
     size: int = 0
     whole: bool = True
+    raw_body: bytes = b""
 
 
 @dataclass(slots=True)

@@ -20,6 +20,10 @@ class ConfigError(GatewayError):
         self.problems = problems
 
 
+class PluginError(GatewayError):
+    """A strategy, a scheme or a command of another package cannot be used."""
+
+
 class RequestError(GatewayError):
     """The request cannot be answered."""
 
@@ -196,6 +200,12 @@ class StateUnavailable(Unavailable):
     """The store of claims cannot be reached, and a delivery must not be taken twice."""
 
     type = "state-unavailable"
+
+
+class KeyNotKnown(Unavailable):
+    """The public key of this sender is not known yet; it is being fetched."""
+
+    type, retry_after = "key-not-known", 5
 
 
 class Full(Unavailable):

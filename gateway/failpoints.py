@@ -8,6 +8,11 @@ from pathlib import Path
 
 #: The names of the steps, in the order in which a delivery reaches them.
 CLAIMED, PUBLISHED, CONFIRMED = "claimed", "published", "confirmed"
+#: And those of a late answer: its record is written, the fallback is given, the request is about to
+#: be sent, the sender has answered it, that is written.
+LATE = LATE_KEPT, LATE_GIVEN, LATE_BEGUN, LATE_SENT, LATE_ENDED = (
+    "late-kept", "late-given", "late-begun", "late-sent", "late-ended",
+)  # fmt: skip
 
 
 class Failpoint:

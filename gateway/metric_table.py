@@ -37,6 +37,7 @@ RECONNECTS = "gateway_reconnects_total"
 UNROUTED = "gateway_events_unrouted_total"
 FILTERED = "gateway_deliveries_filtered_total"
 LATE = "gateway_late_tasks_total"
+LATE_ANSWERS = "gateway_late_answers_total"
 LAG = "gateway_event_loop_lag_seconds"
 QUEUES = "gateway_dynamic_queues"
 
@@ -122,6 +123,12 @@ METRICS = {
             for state in ("succeeded", "failed", "dead-lettered", "expired")
             for answer in ("accepted", "error", "unknown")
         ),
+    ),
+    LATE_ANSWERS: Metric(
+        COUNTER,
+        "Results that came after the answer, by what became of them: answered (the sender has taken"
+        " it), failed, uncertain, or dropped, as there was nothing to send.",
+        ("http_route", "result"),
     ),
     "gateway_journal_lost_total": Metric(
         COUNTER, "Deliveries, and refused requests, that could not be written to the journal."

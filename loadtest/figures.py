@@ -128,7 +128,7 @@ def _per_process_block() -> str:
             us = each.median("cpu_us_per_request", "gateway")
             use = us * float(rate.replace(",", "")) / 1e6
             lines.setdefault(rate, [rate]).extend((f"{us:,.0f}", f"{100 * use:.0f} %"))
-    table = _markdown([head, *lines.values()], names=0)
+    table = markdown([head, *lines.values()], names=0)
     return f"<!-- costs per process -->\n{table}<!-- /costs per process -->"
 
 
@@ -151,7 +151,7 @@ def _filled(name: str, what: str) -> str:
     elif what == "advice":
         text = textwrap.fill(f"**{report['advice']}**", 100) + f"\n\n{_source(report)}"
     else:
-        text = _markdown(report["shown"][what], names=2 if what == "table" else 1)
+        text = markdown(report["shown"][what], names=2 if what == "table" else 1)
         text += f"\n{_source(report)}"
     return f"<!-- {name} {what} -->\n{text}\n<!-- /{name} {what} -->"
 
@@ -186,7 +186,7 @@ def _totals(report: dict[str, Any]) -> str:
         ("defects found", f"{len(report['defects'])}"),
         ("mutants found", f"{len(found)} of {len(report['mutants'])}"),
     ]
-    table = _markdown([("", "all runs"), *lines], names=2)
+    table = markdown([("", "all runs"), *lines], names=2)
     return f"{table}\n{_cited({'experiment': report['experiment'], **_last(report)})}."
 
 
@@ -201,7 +201,7 @@ def commit_of(report: dict[str, Any]) -> str:
     return str(_last(report)["commit"])
 
 
-def _markdown(lines: Sequence[Sequence[str]], names: int) -> str:
+def markdown(lines: Sequence[Sequence[str]], names: int) -> str:
     head, *rest = ([cell.replace("|", "\\|") for cell in line] for line in lines)
     rule = ["---" if i < names else "---:" for i in range(len(head))]
     return "".join(f"| {' | '.join(line)} |\n" for line in (head, rule, *rest))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -12,15 +12,17 @@ import pytest
 from hypothesis import settings
 from tornado.ioloop import IOLoop
 
+from gateway.metrics import Metrics
 from gateway.stack import loopback
 from tests.support.certificates import Certificates
+from tests.support.in_memory import Start, running, serving
 from tests.support.stack import ProgramMissing, RabbitMQ, Server, Stack, free_port
 
 S = TypeVar("S", bound=Server)
 
-# No example has a deadline: the machine may be busy. With --hypothesis-profile=thorough a test of a
-# property takes thousands of examples.
-settings.register_profile("usual", deadline=None)
+# No example has a deadline: the machine may be busy. Others are made up in each run, so a test of a
+# property takes few; with --hypothesis-profile=thorough (`make fuzz`) it takes thousands.
+settings.register_profile("usual", max_examples=25, deadline=None)
 settings.register_profile("thorough", max_examples=2_000, deadline=None)
 settings.load_profile("usual")
 
@@ -83,6 +85,21 @@ def redis_server(stack: Stack) -> Server:
     return _start(stack.redis)
 
 
+@pytest.fixture(scope="module")
+def results(stack: Stack) -> Iterator[Server]:
+    """A result store of the module's own: it is broken or changed, or what is in it counts."""
+    results = _start(stack.redis)
+    yield results
+    results.stop()
+
+
+@pytest.fixture
+def metrics() -> Iterator[Metrics]:
+    metrics = Metrics()
+    yield metrics
+    metrics.close()
+
+
 @pytest.fixture(scope="session")
 def start() -> Callable[[Callable[[], S]], S]:
     """Start what a test needs for itself, as `start(stack.redis)`."""
@@ -99,14 +116,30 @@ def unmeasured() -> Iterator[None]:
 
 
 @pytest.fixture
-def io_loop() -> Iterator[IOLoop]:
+def uncollected() -> Iterator[None]:
+    """Keep the garbage collector off, so that what a reference cycle keeps is found.
+
+    `gc.get_objects` leaves out what there is before the test.
+    """
+    gc.disable()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+@pytest.fixture
+def io_loop(request: pytest.FixtureRequest) -> Iterator[IOLoop]:
     """The loop of a test marked `gen_test`; pytest-tornado's own warns with today's Tornado."""
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    io_loop = IOLoop.current()
-    yield io_loop
-    io_loop.close()
-    asyncio.set_event_loop(None)
+    with running(getattr(request, "param", "asyncio")) as io_loop:
+        yield io_loop
+
+
+@pytest.fixture
+def serve(io_loop: IOLoop) -> Iterator[Start]:
+    """Start what gives a gateway whose tasks run in memory."""
+    with serving(io_loop) as start:
+        yield start
 
 
 def _start(method: Callable[[], S]) -> S:

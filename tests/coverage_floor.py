@@ -1,5 +1,6 @@
 """Run all tests, and compare what they take of gateway/ and appserver/ with tests/uncovered.toml.
 
+`make test` runs the short forms that put servers under load, and the simulator; the rest is here.
 Each file may have as many statements and branches that no test takes as are written there, and a
 file that is not there may have none. What some runs take and others do not depends on timing:
 where a file has more, everything is run again, and what any of the runs took counts. Measuring
@@ -32,9 +33,10 @@ HEAD = """\
 # raises the numbers to what it finds.
 """
 RUNS = 2
-#: What is measured, unless paths are given: servers that are under load are not, and what needs
-#: speed is in `make test`.
+#: What is measured, unless paths are given.
 MEASURED = ("tests/contract", "tests/integration", "tests/docs", "tests/unit")
+#: What puts servers under load, and needs speed. The rest of it is in `make test`.
+UNMEASURED = ("-m", "long", "tests/faults", "tests/simulation")
 PROCESSES = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")
 
 log = logging.getLogger("coverage")
@@ -42,9 +44,7 @@ log = logging.getLogger("coverage")
 
 def measure(arguments: list[str]) -> bool:
     """Run the tests, and add what they take to what was measured before; did all pass?"""
-    given = any((ROOT / each.partition("::")[0]).exists() for each in arguments)
-    tests = [*arguments, *(() if given else MEASURED)]
-    passed = module("coverage", "run", "-m", "pytest", *PROCESSES, *tests) == 0
+    passed = module("coverage", "run", "-m", "pytest", *PROCESSES, *arguments) == 0
     module("coverage", "combine", "--quiet", "--append")
     return (
         passed
@@ -80,7 +80,9 @@ def main() -> int:
     allowed: dict[str, int] = tomllib.loads(ALLOWED.read_text())
     shutil.rmtree(DATA, ignore_errors=True)
     DATA.mkdir(parents=True)
-    passed = True
+    given = any((ROOT / each.partition("::")[0]).exists() for each in arguments)
+    passed = given or module("pytest", *PROCESSES, *arguments, *UNMEASURED) == 0
+    arguments += () if given else MEASURED
     for _ in range(1 if options.of else RUNS):
         passed = measure(arguments) and passed
         if not (DATA / "data").exists():

@@ -1,31 +1,19 @@
-"""The command line: one file per command. Only this package prints and ends the process."""
+"""The command line: a file in `commands` each. Only this package prints and ends the process."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Collection
-from importlib import import_module
+from collections.abc import Iterable
 
 from gateway.errors import ConfigError, GatewayError
+from gateway.plugins import Plugins, others
 from gateway.similar import similar
 
-#: Each command is a module of this package, with the first line of its docstring. Only the module
-#: of the command that runs is imported.
-COMMANDS = {
-    "serve": "Serve HTTP and relay requests as Celery tasks.",
-    "dev": "Run everything on this machine: broker, result store, one worker, the gateway.",
-    "check": "Check configuration, servers, workers and tasks: one line each, with the remedy.",
-    "send": "Sign a webhook as its sender would, encrypt it where the scheme does so, and send it.",
-    "deliveries": "List, show, watch and replay what was received, where `journal` is set.",
-    "forward": "Send deliveries of a gateway to a local server: those that come, or kept ones.",
-    "capacity": "Say how many gateways, workers, queues and connections a rate needs, and what "
-    "breaks first.",
-    "senders": "List the senders that are known, or print the block of one.",
-    "strategies": "List the waiting strategies.",
-    "completion": "Print a script that completes commands and options in a shell.",
-}
+#: A command is a module with a docstring, ``options(parser)``, and ``run(arguments)``, which
+#: returns the exit code. Only the module of the command that runs is imported.
+COMMANDS = Plugins("commands", "gateway.cli.commands.{}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -35,7 +23,9 @@ def main(argv: list[str] | None = None) -> int:
     (the app server's installation has no Tornado), 130 interrupted.
     """
     argv = sys.argv[1:] if argv is None else argv
-    if argv and argv[0].startswith("-") and argv[0] not in ("-h", "--help", "--version"):
+    if argv[:1] == ["--version"]:
+        return _print_version(argv[1:])
+    if argv and argv[0].startswith("-") and argv[0] not in ("-h", "--help"):
         argv = ["serve", *argv]
     try:
         arguments, unknown = command_line(argv[:1]).parse_known_args(argv)
@@ -73,21 +63,43 @@ def _refuse(command: argparse.ArgumentParser, unknown: list[str]) -> None:
     command.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
-def command_line(names: Collection[str] = COMMANDS) -> argparse.ArgumentParser:
-    """Return the parser of all commands, with the options of those in `names`."""
-    from gateway import __version__
+def command_line(names: Iterable[str]) -> argparse.ArgumentParser:
+    """Return the parser of the gateway's own commands, with the options of those in `names`.
 
+    A command of another package is in the parser if `names` has it: to look for all of them would
+    take longer than everything else that `gateway --help` does.
+    """
     parser = argparse.ArgumentParser(
         prog="gateway",
         description="An HTTP-to-Celery gateway for webhooks.",
-        epilog="An option without a command means `serve`.",
+        epilog="An option without a command means `serve`. Other packages may bring further "
+        "commands: `gateway --version --plugins` lists them.",
     )
-    parser.add_argument("--version", action="version", version=f"gateway {__version__}")
+    # `main` has read it already where it comes first.
+    parser.add_argument("--version", action="store_true", help="print it; --plugins: list plugins")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, summary in COMMANDS.items():
+    known = [name for name in names if name[:1] != "-" and name in COMMANDS]
+    for name in [*COMMANDS.own, *(name for name in known if name not in COMMANDS.own)]:
+        summary = COMMANDS[name].summary()
         command = commands.add_parser(name, help=summary, description=summary)
-        if name in names:
-            module = import_module(f"gateway.cli.{name}")
+        if name in known:
+            module = COMMANDS[name].load()
             module.options(command)
             command.set_defaults(run=module.run, parser=command)
     return parser
+
+
+def _print_version(argv: list[str]) -> int:
+    from gateway import __version__
+
+    parser = argparse.ArgumentParser(prog="gateway --version", description="Print the version.")
+    parser.add_argument(
+        "--plugins",
+        action="store_true",
+        help="also what other packages bring: its name, its kind, the package, the version",
+    )
+    arguments = parser.parse_args(argv)
+    print(f"gateway {__version__}")
+    for each in others() if arguments.plugins else ():
+        print(f"{each.name:<23} {each.kind:<10} {each.package} {each.version}")
+    return 0

@@ -27,7 +27,7 @@ def configure(arguments: argparse.Namespace) -> Config:
     config = load(flags, os.environ, arguments.config)
     problems = []
     # No strategy is imported: the parent needs none, and gevent must not come into it unpatched.
-    extra = config.strategy_info.patches
+    extra = config.strategy_info.patches.partition(".")[0]
     if extra and importlib.util.find_spec(extra) is None:
         problems.append(f"strategy: no {extra}: pip install 'CHECKOUT-OR-WHEEL[{extra}]'")
     if config.loop == "uvloop" and importlib.util.find_spec("uvloop") is None:

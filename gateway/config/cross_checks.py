@@ -12,9 +12,10 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from gateway.config.dynamic import RENEWED
+from gateway.config.late import Late
 from gateway.config.route import PARAM, Route
 from gateway.config.settings import REFUSED, Config
-from gateway.config.strategies import STRATEGIES
+from gateway.config.strategies import STRATEGIES, properties
 from gateway.config.task import TaskSettings
 from gateway.sources import of
 
@@ -32,7 +33,7 @@ def problems(config: Config) -> list[str]:
 def _of_servers(config: Config) -> list[str]:
     problems = []
     if not config.results and config.strategy_info.stored:
-        without = ", ".join(name for name, info in STRATEGIES.items() if not info.stored)
+        without = ", ".join(name for name in STRATEGIES if not properties(name).stored)
         problems.append(
             f"result_backend: the strategy {config.strategy} needs one; without it use {without}"
         )
@@ -45,7 +46,7 @@ def _of_servers(config: Config) -> list[str]:
         )
     if not config.amqp:
         if config.strategy_info.amqp_only:
-            others = ", ".join(name for name, info in STRATEGIES.items() if not info.amqp_only)
+            others = ", ".join(name for name in STRATEGIES if not properties(name).amqp_only)
             problems.append(
                 f"strategy: {config.strategy} needs an AMQP broker; "
                 f"with a Redis broker only {others} work"
@@ -201,8 +202,9 @@ def _of_route(config: Config, route: Route) -> Iterator[str]:
         names = ", ".join(sorted(config.sources)) or "none"
         yield f"source: no such source; [sources] has {names}"
         return
-    scheme = of(config.sources[route.source]) if route.source else None
-    if scheme is not None and scheme.needs_public_url and not config.public_url:
+    options = config.sources[route.source] if route.source else None
+    scheme = of(options) if options else None
+    if scheme is not None and options and scheme.needs_url(options) and not config.public_url:
         yield "source: this sender signs the URL; set public_url to the URL that it uses"
     if not config.amqp:
         yield from _without_amqp(route)
@@ -235,8 +237,25 @@ def _of_answers(config: Config, route: Route) -> Iterator[str]:
             yield "answer: results that are fetched later need result_backend; set it"
         if _gives_location(route) and not (config.secret_key and config.public_url):
             yield "answer: a 202 has a Location, which needs secret_key and public_url"
+    if route.late is not None:
+        yield from _of_late(config, route, route.late)
     if route.countdown is not None and route.answer == "wait" and route.countdown >= route.deadline:
         yield "countdown: the deadline would pass before the task begins; lower it"
+
+
+def _of_late(config: Config, route: Route, late: Late) -> Iterator[str]:
+    """Yield what late answers need."""
+    if not config.state:
+        yield "late: what is to be sent is kept in Redis; set state_url or result_backend"
+    source = config.sources.get(route.source or "")
+    missing = [
+        name
+        for name in ("app_id", "app_secret")
+        if name in late.needs and not (source and source.credential(name))
+    ]
+    if missing:
+        named = f"sources.{route.source}" if source else "a source for this route"
+        yield f"late: sending needs {' and '.join(missing)}; set it in {named}"
 
 
 def _of_identity(config: Config, route: Route) -> Iterator[str]:

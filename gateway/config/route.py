@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from gateway.answer import TEXT, Answer, of_outcome
 from gateway.config import pointers
+from gateway.config.late import Late
 from gateway.config.pointers import KEY, MAX_NAME, Pointer, pointing
 from gateway.config.task import FurtherTask, TaskSettings
 from gateway.delivery import PRIVATE_HEADERS, Delivery
@@ -48,24 +49,65 @@ class Route(TaskSettings):
     """
 
     path: Annotated[str, matching(r"/[^\s?#]*", "has to begin with /, without a space, ? or #")]
+    """begins with `/`; `{name}` stands for one segment"""
     source: str | None = None
+    """a name from `[sources]`: that source verifies the requests; without one the route is
+    unsigned"""
     events: list[str] | None = Field(None, min_length=1)
+    """(default: all) the source's events that this route takes, as in `["push", "issues.*"]`; [a
+    batch has several](sources.md#what-has-to-be-readable)"""
     when: dict[Pointer, _Wanted] = {}
+    """(default: all) the deliveries that this route takes, by the values at [pointers](#pointers):
+    `{ "json:/status" = ["paid", "refunded"], "header:x-env" = "live*" }`. All of them have to fit;
+    `*` stands for any characters"""
+    methods: list[Literal["GET", "POST", "PUT"]] = []
+    """(default: the source's, or `["POST"]`) the methods of its deliveries: `GET`, `POST`, `PUT`;
+    [of a GET the query stands for the body](sources.md#other-methods)"""
     answer: Literal["wait", "accept", "wait-then-accept"] = "wait"
+    """`wait`: the task's result, else 504; `accept`: 202 once the broker has the message;
+    `wait-then-accept`: the result until the deadline, then `fallback`
+    ([delivery.md](delivery.md))"""
     deadline: Seconds = 0.0
+    """(default: the source's, or `timeout`) seconds from the request's arrival"""
     tries: int = Field(0, ge=1, le=100)
+    """(default: the source's, or 1) how often the sender tries; earlier tries are held until the
+    last one"""
     retry_after: Seconds = 0.0
+    """(default: the source's) seconds between its tries"""
     fallback: str | None = None
+    """(default: the source's, or a 202) the body of the 200 that `wait-then-accept` gives at the
+    deadline. On a route with a source, `accept` gives it, too"""
     prefer: bool = False
+    """obey `Prefer: respond-async` and `Prefer: wait=N`"""
     journal: bool = True
+    """keep its deliveries in the journal, where there is one"""
     idempotency: Annotated[str, _idempotency] = "auto"
+    """where a delivery's identity comes from. `auto`: the source; `header:NAME`; `json:/pointer`;
+    `none`"""
     idempotency_scope: Literal["caller", "route"] = "caller"
+    """on an unsigned route: `caller`: a key belongs to the caller who sends it, known by its
+    `Authorization` and `Cookie`; `route`: all callers share their keys"""
     final: str = "below 500, but 408, 425, 429"
+    """the statuses of a task's answers that later tries get, too; after any other status the next
+    try runs the task again"""
     content_type: Annotated[str, _content_type] = ""
+    """(default: the source's, or `text/plain; charset=utf-8`) of a `str` result"""
     durable: bool = False
+    """make messages persistent, so that they survive a restart of the broker"""
     also: Annotated[list[FurtherTask], Field(max_length=16)] = []
+    """[further tasks](#further-tasks) of the same delivery"""
     task_id: Literal["random", "identity"] = "random"
+    """`identity`, with `accept`: the task's id depends on the delivery's identity only, so that it
+    is the same however often the sender sends it. A later try does not run such a task again, even
+    if the task has failed. A delivery for which its source names no identity has a random id"""
     revoke: bool = False
+    """with `wait` and without an identity: a task whose caller has disconnected, or whose deadline
+    has passed, is revoked, so that no worker begins it. A task that has begun goes on. Each
+    revocation goes to all workers; one that runs one task at a time (`solo`) may hear of it too
+    late"""
+    late: Late | None = None
+    """where a result goes that comes after the answer: a sender's name, as `"slack"`, or a block
+    ([late.md](late.md))"""
 
     @model_validator(mode="after")
     def _consistent(self) -> Route:
@@ -91,6 +133,13 @@ class Route(TaskSettings):
             raise ValueError(
                 "revoke: a task whose delivery was accepted is wanted without a "
                 'caller; set answer = "wait"'
+            )
+        if self.late is not None and (
+            (self.answer == "wait" and not self.prefer) or self.ignore_result
+        ):
+            raise ValueError(
+                "late: only what was answered without its result is answered late; set answer to "
+                "wait-then-accept or accept, without ignore_result"
             )
         if self.events is not None and self.source is None:
             raise ValueError("events: only a source knows the event; name it in `source`")
@@ -129,6 +178,7 @@ class Route(TaskSettings):
                 "fallback": fallback,
                 "content_type": self.content_type or (scheme.content_type if scheme else TEXT),
                 "idempotency": self.idempotency if identified else "none",
+                "methods": self.methods or list(scheme.methods if scheme else ("POST",)),
             }
         )
         # Filled-in values do not count as set, so that a child fills them in itself.

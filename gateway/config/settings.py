@@ -27,9 +27,10 @@ from pydantic import (
 from gateway.config import urls
 from gateway.config.problems import explain
 from gateway.config.route import RESULTS, Route
-from gateway.config.strategies import STRATEGIES, StrategyInfo
+from gateway.config.strategies import STRATEGIES, StrategyInfo, properties
 from gateway.config.task import TaskSettings
 from gateway.config.tls import TLS
+from gateway.errors import PluginError
 from gateway.model import Model, Seconds
 from gateway.sources import of, options_class
 from gateway.sources.base import Options
@@ -45,6 +46,10 @@ def _strategy(name: str) -> str:
     if name not in STRATEGIES:
         *others, last = (repr(each) for each in STRATEGIES)
         raise ValueError(f"has to be {', '.join(others)} or {last}")
+    try:
+        properties(name)
+    except PluginError as exc:
+        raise ValueError(str(exc)) from exc
     return name
 
 
@@ -71,50 +76,127 @@ class Config(Model):
     """The settings of a gateway; times in seconds, sizes in bytes, limits per process."""
 
     strategy: StrategyName = "redis"
+    """how a result is awaited: one of [the strategies](performance.md#the-strategies)"""
     broker_url: Annotated[list[SecretStr], BeforeValidator(_listed)] = [
         SecretStr("amqp://guest:guest@127.0.0.1:5672//")
     ]
+    """amqp:// or amqps://; the URLs of a list (in a variable: separated by `;`) are tried in turn.
+    `?heartbeat=10` is for how many seconds the broker may be silent before it is given up, twice
+    over; 0: for ever, unless a confirm is missing. redis:// only for trying out"""
     result_backend: SecretStr | None = SecretStr("redis://127.0.0.1:6379/0")
+    """redis://, rediss:// or `sentinel://host:26379/0;sentinel://...?master_name=NAME`; may be
+    empty with `pika`"""
     result_key_prefix: str = ""
+    """Celery's `global_keyprefix`; the same for gateway and workers"""
     result_expires: Seconds = 300.0
+    """seconds that workers keep a result (Celery's `result_expires`). It is also the life of a
+    result's URL, and of a claim whose task has not ended. It has to be above your longest task. The
+    app server reads only `GATEWAY_RESULT_EXPIRES`, so set it there"""
     state_url: SecretStr | None = None
+    """(default: `result_backend`) the Redis that holds claims and the journal: redis://, rediss://
+    or sentinel://"""
     state_prefix: str | None = Field(None, min_length=1, max_length=200)
+    """(default: the broker's virtual host and `result_key_prefix`) the beginning of all key names
+    that the gateway uses there. If two deployments would have the same prefix, set a different one
+    for each ([delivery.md](delivery.md#two-deployments-one-redis))"""
     without_state: Literal["refuse", "relay"] = "refuse"
+    """what happens while that Redis is down. `refuse`: a 503; `relay`: deliveries are taken all the
+    same, and each try runs its tasks. The same holds if Redis fails while a delivery is taken"""
     idempotency_window: float = Field(86_400.0, gt=0, le=30 * 86_400)
+    """seconds for which later tries get a delivery's answer"""
     max_kept_answer: int = Field(2_048, ge=0, le=1024 * 1024)
+    """the largest answer, in bytes, that is kept for later tries; a larger one is given again only
+    while its result is stored"""
     journal: int = Field(0, ge=0, le=10_000_000)
+    """how many of the last deliveries to keep for `gateway deliveries`; 0: none
+    ([delivery.md](delivery.md#what-was-received))"""
     journal_bytes: int = Field(256 * 1024 * 1024, ge=1024)
+    """how many bytes of deliveries to keep at most"""
     journal_age: float = Field(7 * 86_400.0, ge=1, le=366 * 86_400)
+    """for how long to keep a delivery"""
     journal_refused: bool = False
+    """keep requests that were refused before they had a task as well
+    ([delivery.md](delivery.md#what-was-refused-or-ignored)): in addition to `journal`, at most a
+    tenth of it, and of `journal_bytes`"""
     log_requests: Annotated[float, BeforeValidator(_share)] = 0.0
+    """(default: false) log a line for each request; a share such as `0.01`: for so many of them,
+    and for all errors. It has method, path, status, milliseconds, and as far as they are known the
+    delivery's and the task's id, the trace's id, route, source, event, state, strategy, the
+    sender's address, the milliseconds until the message went to the broker (`published_ms`) and
+    from then on (`waited_ms`), and why it is an error or why no route takes it. With `log_format =
+    "json"` each of them is a field. `gateway dev` sets it to true. It costs CPU time, and nginx has
+    its own log"""
     trace_sample: float | None = Field(None, ge=0, le=1)
+    """(default: off) the part of all requests whose spans are exported by OpenTelemetry, 0 to 1
+    ([tracing.md](tracing.md)); it needs the extra `otel`"""
     trace_follow: bool = False
+    """if a request has a `traceparent`, the flag in it decides whether the request's spans are
+    exported, and not `trace_sample`. Set it to true only if all senders are yours: others could
+    have every request exported"""
     trace_endpoint: str | None = None
+    """(default: OpenTelemetry's variables, or `http://localhost:4318`) the collector that gets
+    them, by OTLP over HTTP"""
     trace_service: str | None = Field(None, min_length=1)
+    """(default: OpenTelemetry's variable, or `celery-gateway`) the service's name in traces"""
     public_url: str | None = None
+    """the part of the URL before the path, as senders see it: `https://hooks.example.com`, in ASCII
+    (`xn--...`). It is needed for result URLs and for schemes that sign the URL"""
     secret_key: SecretStr | None = Field(None, min_length=16)
+    """signs result URLs; 16 characters or more, the same on every machine"""
     host: str = "127.0.0.1"
+    """the address to listen on; without effect, like `port` and `uds`, if a service manager passes
+    a socket ([deploy.md](deploy.md))"""
     port: int = Field(8000, ge=0, le=65_535)
+    """the port to listen on"""
     uds: Path | None = None
+    """a UNIX socket to listen on instead; if another process listens on it, the gateway does not
+    start"""
     processes: int = Field(1, ge=1, le=256)
+    """serving processes"""
     admin_host: str = "127.0.0.1"
+    """the address of the dashboard, of health and of metrics"""
     admin_port: int = Field(9464, ge=0, le=65_535)
+    """their port; 0: off"""
     admin_token: SecretStr | None = Field(None, min_length=16)
+    """what clients of the admin port's API send as `Authorization: Bearer TOKEN`; 16 characters or
+    more. Health and metrics need none. It is needed with a `journal` where `admin_host` is not a
+    loopback address"""
     timeout: Seconds = 10.0
+    """seconds: the deadline of a route without its own; the gateway notices a deadline within 50
+    ms"""
     confirm_timeout: Seconds = 3.0
+    """seconds until an unconfirmed message is a 503; never beyond the deadline"""
     max_connections: int = Field(12_000, ge=1)
+    """connections to a process, at most 96 fewer than its limit on open files; further connections
+    wait until one has closed ([reliability.md](reliability.md#memory))"""
     max_in_flight: int = Field(10_000, ge=1)
+    """requests in flight in a process; more are a 503"""
     max_in_flight_bytes: int = Field(128 * 1024 * 1024, ge=1)
+    """how many bytes a process may hold of requests that it is receiving or has in flight, with
+    their messages. A request that does not fit is a 503. Messages that the broker does not read
+    have a limit of their own, of the same size"""
     threads: int = Field(64, ge=1, le=1_000)
+    """`threadpool`: the size of its pool, and so the number of requests that it can wait for"""
     max_body: int = Field(1024 * 1024, ge=0, le=128 * 1024 * 1024)
+    """bytes; more is a 413. Keep it below the broker's own limit ([errors.md](errors.md))"""
     max_header: int = Field(16 * 1024, ge=256, le=64 * 1024)
+    """bytes; more is a 431, a longer URI a 414"""
     body_timeout: Seconds = 10.0
+    """seconds for a whole body; else a 408. A body that comes after its route's deadline is a 408,
+    too"""
     idle_timeout: Seconds = 75.0
+    """seconds between requests on a connection; above nginx's upstream `keepalive_timeout`"""
     grace: Seconds = 30.0
+    """seconds that draining waits for requests in flight"""
     backlog: int = Field(4_096, ge=1)
+    """connections that wait to be accepted"""
     trusted_proxies: list[str] = ["127.0.0.1", "::1"]
+    """addresses and networks of proxies whose X-Forwarded-For is used; in a variable separated by
+    `,`"""
     log_format: Literal["text", "json"] = "text"
+    """or `json`"""
     loop: Literal["auto", "asyncio", "uvloop"] = "auto"
+    """`auto`: uvloop if it is installed; `asyncio`, `uvloop`"""
     tls: TLS = TLS()
     sources: dict[str, SerializeAsAny[Options]] = {}
     routes: list[Route] = Field([Route(path="/")], validate_default=True)
@@ -249,7 +331,7 @@ class Config(Model):
     @property
     def strategy_info(self) -> StrategyInfo:
         """The properties of the strategy."""
-        return STRATEGIES[self.strategy]
+        return properties(self.strategy)
 
     @property
     def amqp(self) -> bool:

@@ -45,32 +45,68 @@ class TaskSettings(Model):
     """
 
     task: str = Field("api.core.main", min_length=1)
+    """the task's name; never taken from the request"""
     args: list[ArgumentSetting] | None = None
+    """(default: `query`, `headers`, `body`) the [arguments](#arguments) of the task, as pointers"""
     kwargs: dict[str, ArgumentSetting] | None = None
+    """its arguments by name, as pointers"""
     queue: Annotated[Queue, AfterValidator(pointers.check_template)] = "celery"
+    """the queue, which is the routing key on the default exchange. With pointers in its name it is
+    [dynamic](#dynamic-queues): `"session-{param:session}"`"""
     queue_pattern: Annotated[str, AfterValidator(dynamic_queues.check_pattern)] | None = None
+    """(default: needed with pointers in `queue`) a regular expression for the whole name of a
+    dynamic queue; a name outside is a 400"""
     queue_limit: int = Field(100, ge=1, le=1_000)
+    """how many dynamic queues of the route a process keeps; one more is a 503"""
     queue_expires: float = Field(600.0, ge=4, le=86_400)
+    """seconds without use after which RabbitMQ deletes a dynamic queue; 4 to 86400, and at least
+    four times `confirm_timeout`"""
     static_queue: Queue = "celery"
+    """the queue whose workers are told to consume the dynamic ones; it gets the messages that wait
+    too long"""
     queues: list[Queue] | None = Field(None, min_length=2)
+    """two or more queues instead of one; `ordering_key` or `fair_by` chooses"""
     ordering_key: Annotated[str, _ordering_key] | None = None
+    """`json:/pointer`, `header:NAME` or `param:name`: deliveries with the same value go to the same
+    queue"""
     fair_by: Annotated[str, _fair_by] | None = None
+    """`json:/pointer`, `header:NAME`, `query:NAME`, `param:name`, `remote` or `source`: who the
+    publisher is. Each publisher gets an equal chance: its deliveries go to two of the route's fair
+    queues ([queues.md](queues.md#fairness))"""
     fair_queues: int = Field(16, ge=FEWEST, le=MOST)
+    """their number, 4 to 128. Their names are that of `queue` with `.fair.0` and so on. Or list
+    them in `queues`"""
     declare: bool = True
+    """declare the queue if it is missing; false: only check that it exists"""
     queue_type: Literal["classic", "quorum"] = "classic"
+    """or `quorum`. Set it also if somebody else declares the queue (`declare = false`): the gateway
+    then knows that a rejection may mean a lost leader"""
     queue_arguments: dict[str, str | int | bool] = {}
+    """further arguments, as in `{ x-max-length = 1000 }`"""
     exchange: Queue | None = None
+    """(default: the default one) an exchange instead of a queue. The gateway declares no exchange
+    and no binding. What the exchange routes to no queue is a 503"""
     routing_key: Annotated[
         str, AfterValidator(pointers.check_name), AfterValidator(pointers.check_template)
     ] = ""
+    """the routing key with `exchange`, which may have pointers: `"orders.{event}"`"""
     message_headers: dict[Queue, Pointer] = {}
+    """further headers of the message, for a headers exchange: `{ region = "header:x-region" }`"""
     priority: Annotated[int, Field(ge=0, le=_HIGHEST)] | Pointer | None = None
+    """0 to 255, or a pointer to such a number; the queue needs `x-max-priority`"""
     countdown: Seconds | None = None
+    """seconds until a worker may begin the task; not with quorum queues"""
     expires: Seconds | None = None
+    """seconds after which no worker begins it any more"""
     time_limit: int | None = Field(None, ge=1, le=86_400)
+    """(default: the worker's) seconds that the task may run, in pools that have limits"""
     soft_time_limit: int | None = Field(None, ge=1, le=86_400)
+    """(default: the worker's) seconds after which the task gets an exception, in pools that have
+    limits"""
     ignore_result: bool = False
+    """with `accept`: nothing is stored, and the 202 names no URL"""
     link_error: str | None = Field(None, min_length=1)
+    """the name of a task that is called if this one fails (Celery's errback)"""
 
     @model_validator(mode="after")
     def _task_consistent(self) -> TaskSettings:

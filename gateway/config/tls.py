@@ -14,9 +14,14 @@ class TLS(Model):
     """The paths of PEM files for amqps:// and rediss://."""
 
     ca: Path | None = None
+    """(default: the system's) a PEM file of authorities"""
     cert: Path | None = None
+    """the client's own certificate, a PEM file"""
     key: Path | None = None
+    """the key of `cert`, a PEM file"""
     verify: bool = True
+    """the certificate has to come from such an authority and name the URL's host; false: every
+    certificate is accepted"""
 
     @model_validator(mode="after")
     def _readable(self) -> TLS:

@@ -143,8 +143,9 @@ class ReceivedRequest(HTTPMessageDelegate):
         body = b"".join(self._pieces)
         self._pieces.clear()
         size += FIELD * len(headers)
+        raw_body = b""
         if dict.get(headers, "content-encoding", "identity").lower() != "identity":
-            body = gunzip(body, shared.config.max_body)
+            raw_body, body = body, gunzip(body, shared.config.max_body)
             size += len(body)
             for name in ("content-encoding", "content-length"):  # they no longer apply
                 headers.pop(name, None)
@@ -158,6 +159,7 @@ class ReceivedRequest(HTTPMessageDelegate):
             arrived=self.arrived,
             received_at=time(),
             size=size,
+            raw_body=raw_body,
         )
 
     def on_connection_close(self) -> None:

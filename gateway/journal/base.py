@@ -63,7 +63,8 @@ class JournalStore(ABC):
     - Each method is atomic, also beside the other processes of the deployment. Other deployments,
       which have another `Config.prefix`, see nothing of it.
     - A state is only replaced by one further on: *received*, then *refused*, *accepted* or
-      *replayed*, then *running*, then an end. Only `end_replay` goes back.
+      *replayed*, then *running*, then an end. Only `end_replay` goes back. What became of a late
+      answer replaces *succeeded* and those states after which a task may run.
     - A delivery is open if the end of its task is to be looked for, until `write` has written an
       end, or `settle` one that counts. What the bounds remove is not open any more.
     - Each change is announced by `changes`.

@@ -7,7 +7,9 @@
 
     ignored
 
-A delivery whose result was the answer goes from *received* to its end at once.
+A delivery whose result was the answer goes from *received* to its end at once. If the result is
+sent late, *succeeded*, or a state before it, becomes *answered-late* | *late-answer-failed* |
+*late-answer-uncertain*.
 """
 
 from __future__ import annotations
@@ -40,10 +42,17 @@ DEAD_LETTERED = "dead-lettered"
 EXPIRED = "expired"
 #: Published again, as another task whose end is not known yet.
 REPLAYED = "replayed"
+#: The result was sent after the answer: the sender has taken it, has not, or it is not known.
+ANSWERED_LATE = "answered-late"
+LATE_FAILED = "late-answer-failed"
+LATE_UNCERTAIN = "late-answer-uncertain"
+LATE = frozenset((ANSWERED_LATE, LATE_FAILED, LATE_UNCERTAIN))
+#: States of deliveries whose task need not run again.
+DONE = LATE | {SUCCEEDED}
 #: All states, in the order in which they are shown.
 STATES = (
     RECEIVED, REFUSED, IGNORED, ACCEPTED, RUNNING, SUCCEEDED, FAILED, DEAD_LETTERED, EXPIRED,
-    REPLAYED,
+    REPLAYED, ANSWERED_LATE, LATE_FAILED, LATE_UNCERTAIN,
 )  # fmt: skip
 #: States in which a task may still run.
 OPEN = frozenset((RECEIVED, ACCEPTED, RUNNING, REPLAYED))

@@ -18,7 +18,7 @@ from gateway.config.settings import REFUSED, Config
 from gateway.errors import GatewayError
 from gateway.journal import scripts
 from gateway.journal.base import FIRST_LOOK, NOT_ANSWERED, JournalStore, Refusal, Row, Size
-from gateway.journal.entry import RECEIVED, RUNNING, End, Entry
+from gateway.journal.entry import LATE, RECEIVED, RUNNING, End, Entry
 from gateway.journal.keys import Keys
 from gateway.stores import result_store
 from gateway.stores.pipeline import Pipeline
@@ -84,7 +84,7 @@ class RedisStore(JournalStore):
     def settle(
         self, delivery_id: str, task_id: str, end: End, counts: bool = True
     ) -> Awaitable[bytes | None]:
-        keys, ended = self._keys, end.state != RUNNING
+        keys, ended = self._keys, end.state not in (RUNNING, *LATE)
         fields = ["error", end.error] if end.error else []
         if end.attempts:
             fields += ["attempts", str(end.attempts)]

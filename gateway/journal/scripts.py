@@ -12,7 +12,11 @@ says so. Only Redis' own clock is used.
 # A state is only replaced by one further on; a task may have ended before its answer is written.
 _RANK = """
 local rank = {received = 1, refused = 2, accepted = 2, replayed = 2, running = 3}
+local late = {['answered-late'] = 1, ['late-answer-failed'] = 1, ['late-answer-uncertain'] = 1}
 local function further(state, before)
+    if late[state] then
+        return before == 'succeeded' or rank[before] and before ~= 'refused'
+    end
     return not before or (rank[state] or 4) > (rank[before] or 4)
 end
 local function open(state)
@@ -187,7 +191,7 @@ local before = redis.call('HMGET', KEYS[1], 'task_id', 'state', 'status', 'repla
 if before[1] ~= ARGV[2] then
     return
 end
-if open(before[2]) and further(ARGV[3], before[2]) then
+if (open(before[2]) or late[ARGV[3]]) and further(ARGV[3], before[2]) then
     redis.call('HSET', KEYS[1], 'state', ARGV[3], unpack(ARGV, 6))
     redis.pcall('PUBLISH', ARGV[5], ARGV[1] .. ' ' .. ARGV[3])
 end

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import aclosing
 
-from gateway.journal.entry import OPEN, SUCCEEDED, Entry
+from gateway.journal.entry import DONE, OPEN, Entry
 from gateway.journal.filter import Filter
 from gateway.journal.reading import Reader
 
@@ -52,4 +52,4 @@ async def superseded(reader: Reader, chosen: Sequence[Entry]) -> dict[str, Entry
 
 
 def _weight(entry: Entry, chosen: set[str]) -> tuple[bool, bool, bool]:
-    return entry.state == SUCCEEDED, entry.state in OPEN, entry.id in chosen
+    return entry.state in DONE, entry.state in OPEN, entry.id in chosen

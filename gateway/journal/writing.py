@@ -19,7 +19,7 @@ from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.journal.base import NOT_ANSWERED, Answered, JournalStore, Refusal, Row
-from gateway.journal.entry import OPEN, RECEIVED, described
+from gateway.journal.entry import OPEN, RECEIVED, End, described
 from gateway.journal.follower import Follower
 from gateway.journal.refusals import Refusals
 from gateway.journal.stores import store_for
@@ -105,20 +105,15 @@ class Journal:
         That is from now on, or from `deadline` (monotonic) on where it has passed. Immediately
         where the journal has failed lately.
         """
-        if self._error or written.done():
+        if self._error:
             then()
-            return
-        # Emptied at the end: `written` may end later, and would keep the request until then.
-        waiting = [then]
+        else:
+            late = max(monotonic() - deadline, 0.0)
+            background.when_done(written, then, LATEST - late)
 
-        def end(*_: object) -> None:
-            if waiting:
-                timer.cancel()
-                waiting.pop()()
-
-        late = max(monotonic() - deadline, 0.0)
-        timer = asyncio.get_running_loop().call_later(LATEST - late, end)
-        written.add_done_callback(end)
+    async def settle(self, delivery_id: str, task_id: str, end: End) -> None:
+        """Write what became of a delivery's task, or of its late answer; raises `GatewayError`."""
+        await self._store.settle(delivery_id, task_id, end, counts=False)
 
     def write(
         self,

@@ -1,4 +1,4 @@
-"""One serving process, started by its parent as ``gateway.process.child CONTROL-FD [gevent]``.
+"""One serving process, started by its parent with the descriptor of the control socket.
 
 Over the control socket the parent sends the configuration and the descriptors of the listening
 sockets and of the metrics file. Then it asks for the child's health. When the parent has ended, the
@@ -10,12 +10,6 @@ import sys
 
 # Nothing that is loaded becomes garbage: the collector would take a sixth of the start.
 gc.disable()
-
-if "gevent" in sys.argv:
-    # Before any other import: modules that were imported earlier would not be patched.
-    from gevent import monkey
-
-    monkey.patch_all()
 
 import asyncio
 import ctypes
@@ -33,7 +27,7 @@ from gateway.amqp.worker_watch import WorkerWatch
 from gateway.celery_message import TaskIds
 from gateway.clock import monotonic
 from gateway.config.settings import Config
-from gateway.errors import ConfigError
+from gateway.errors import ConfigError, PluginError
 from gateway.failpoints import Failpoint
 from gateway.http.server import Server
 from gateway.metrics import Metrics
@@ -192,6 +186,9 @@ def main() -> None:
     try:
         with asyncio.Runner(loop_factory=_loop_factory(config)) as runner:
             runner.run(serve())
+    except PluginError as exc:
+        logger.error("%s", exc)
+        raise SystemExit(_UNUSABLE) from exc
     finally:
         listener.stop()
 

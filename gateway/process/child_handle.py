@@ -21,10 +21,15 @@ END_TIMEOUT = 10.0  # seconds beyond the grace period until a child that does no
 
 # A running parent starts children of the version that is installed by then, so this module and
 # `main` must not be renamed. `-m` is not used, because it imports from the working directory first,
-# which may contain a redis.py, for example.
+# which may contain a redis.py, for example. What the strategy `patches` is patched before any other
+# import, as modules that were imported earlier would not be.
 _CHILD = f"""\
 import sys
+from importlib import import_module
 sys.path.append({str(Path(__file__).parents[2])!r})
+for name in sys.argv[2:]:
+    module, _, function = name.partition(":")
+    getattr(import_module(module), function)()
 from gateway.process.child import main
 main()
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gateway.amqp.dynamic_queues import DynamicQueues
 from gateway.celery_message import TaskIds
@@ -18,6 +19,9 @@ from gateway.relay.limits import Limits
 from gateway.relay.reply import Recording
 from gateway.relay.result_urls import ResultURLs
 from gateway.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from gateway.late.answers import LateAnswers
 
 
 @dataclass(slots=True, frozen=True)
@@ -40,5 +44,7 @@ class Context:
     journal: Journal | None
     #: Not None if any route has an identity.
     idempotency: Idempotency | None
+    #: Not None if any route has late answers.
+    late: LateAnswers | None
     #: Not None if any route has dynamic queues.
     queues: DynamicQueues | None

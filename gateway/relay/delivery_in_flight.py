@@ -29,6 +29,9 @@ from gateway.relay.routes import Endpoint
 from gateway.sources.base import Verified
 from gateway.tracing.trace import ANSWER, CONFIRM, FURTHER, PUBLISH, WAIT
 
+#: Seconds by which it is known whether a result was sent late.
+_YIELDING = 1.0
+
 
 class DeliveryInFlight(InFlight):
     """Answers its request once, at the first of these: outcome, error, confirm, deadline.
@@ -345,8 +348,21 @@ class DeliveryInFlight(InFlight):
     def repeat_answer(self, given: Answer) -> None:
         """Answer with a task's answer, or with its acceptance where the mode is ``accept``."""
         self.reply.state = SUCCEEDED
+        late = self.context.late if self.route.late is not None and self.reply.joined else None
         if self.mode == "accept":
             self.accept()
+        elif late is not None:  # an earlier try may have been answered without it
+            self.extend(monotonic() + _YIELDING)
+            late.yields(
+                self.reply.task_id, self.deadline, partial(attempt, self, self._give_unless, given)
+            )
+        else:
+            self._give_result(given)
+
+    def _give_unless(self, given: Answer, sent: bool) -> None:
+        """Give a task's answer, unless it was `sent` late."""
+        if sent:
+            self._give_acceptance()
         else:
             self._give_result(given)
 
@@ -374,6 +390,24 @@ class DeliveryInFlight(InFlight):
         journal.when_written(reply.begun, partial(attempt, self, self._accept), self.deadline)
 
     def _accept(self) -> None:
+        """Answer that the message is taken, once it is written what has to be sent late."""
+        late, reply = self.context.late, self.reply
+        if late is None or self.route.late is None or reply.closed:
+            self._give_acceptance()
+            return
+        late.expect(
+            self.route, self.delivery, reply.task_id, self._age, self.deadline,
+            partial(attempt, self, self._accept_and_tell),
+        )  # fmt: skip
+
+    def _accept_and_tell(self) -> bool:
+        """Answer that the message is taken; tell whether the sender is still there."""
+        if self.reply.closed:
+            return False
+        self._give_acceptance()
+        return self.reply.answered
+
+    def _give_acceptance(self) -> None:
         """Answer that the message is taken, and that there is no result yet."""
         route, reply = self.route, self.reply
         # A sender that expects another answer than a 202 would treat a 202 as a failure.

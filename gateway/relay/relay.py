@@ -46,6 +46,7 @@ from gateway.strategies.base import Strategy
 from gateway.tracing.trace import NOTHING, UNTRACED, VERIFY, Trace
 
 if TYPE_CHECKING:
+    from gateway.late.answers import LateAnswers
     from gateway.tracing.tracer import Tracer
 
 
@@ -117,6 +118,7 @@ class Relay:
             fairness=_fairness(config, strategy),
             journal=journal,
             idempotency=idempotency,
+            late=_late_answers(config, metrics, journal, self._tracer, failpoint),
             queues=_dynamic_queues(config, metrics, strategy),
         )
 
@@ -134,9 +136,10 @@ class Relay:
         """Return the services in the order in which they are started."""
         context = self.context
         # While it stops, the strategy still ends tasks, whose claims and entries are to be written.
-        own = (self._tracer, self._results, context.idempotency, context.journal)
+        own = (self._tracer, self._results, context.idempotency, context.journal, context.late)
         some: Sequence[Service | None]
-        some = (*own, context.strategy, context.queues, context.fairness)
+        keys = self._routes.fetched_keys
+        some = (*own, context.strategy, context.queues, context.fairness, *keys)
         return [service for service in some if service is not None]
 
     def checks(self) -> dict[str, str]:
@@ -161,6 +164,8 @@ class Relay:
         }
         if context.idempotency is not None:
             held |= context.idempotency.held()
+        if context.late is not None:
+            held |= context.late.held()
         if context.journal is not None:
             held["bytes of the journal"] = context.journal.bytes
         return held
@@ -293,6 +298,21 @@ class Relay:
         self._ignored[endpoint.path, counter].add()
         reply.state = IGNORED
         reply.give(endpoint.unrouted(verified), reason)
+
+
+def _late_answers(
+    config: Config,
+    metrics: Metrics,
+    journal: Journal | None,
+    tracer: Tracer | None,
+    failpoint: Failpoint,
+) -> LateAnswers | None:
+    if all(route.late is None for route in config.routes):
+        return None
+    # Only here, as it imports an HTTP client.
+    from gateway.late.answers import LateAnswers
+
+    return LateAnswers(config, metrics, journal, tracer, failpoint)
 
 
 def _fairness(config: Config, strategy: Strategy) -> Fairness:

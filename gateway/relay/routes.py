@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from urllib.parse import unquote_to_bytes
 
 from gateway.answer import Answer
@@ -10,10 +11,12 @@ from gateway.clock import time
 from gateway.config.route import PARAM, Route, taking
 from gateway.config.settings import Config
 from gateway.delivery import PRIVATE_HEADERS, Delivery, Request
-from gateway.errors import BadRequest, MethodNotAllowed, NotFound
+from gateway.errors import BadRequest, MethodNotAllowed, NotFound, Unverified
+from gateway.relay.fetched_keys import FetchedKeys
 from gateway.relay.limits import SourceLimits
 from gateway.sources import of
 from gateway.sources.base import Source, Verified
+from gateway.sources.signatures import raw
 
 #: The most characters of an event's name; the longest that senders use have about 60. What is
 #: longer is cut.
@@ -34,6 +37,9 @@ class Endpoint:
         #: Does the journal keep deliveries of any of its routes?
         self.journal = any(route.journal for route in some)
         self._routes = some
+        self._methods = {method for route in some for method in route.methods}
+        self._posts = "POST" in self._methods
+        self._allowed = sorted(self._methods.union(source.handshakes if source else ()))
         #: The route that takes everything, where there is no other.
         self._only = some[0] if len(some) == 1 and not (some[0].events or some[0].when) else None
         kept = source.options.pass_headers if source else []
@@ -42,21 +48,25 @@ class Endpoint:
     def verify(self, request: Request) -> Verified:
         """Verify `request`, or answer the sender's handshake. Raises `RequestError`."""
         source = self.source
-        if request.method == "POST":
+        if request.method == "POST" and self._posts:
             return source.verify(request) if source else Verified(request.body)
         self.check(request.method)
-        if source is None:  # `check` allows a GET only with a source
-            raise NotFound
-        return Verified(b"", challenge=source.handshake(request))
+        if source is not None and request.method in source.handshakes:
+            try:
+                return Verified(b"", challenge=source.handshake(request))
+            except Unverified:
+                if request.method not in self._methods:
+                    raise
+        if request.method == "GET":
+            # What a POST has in its body.
+            request = replace(request, body=raw(request.query_string))
+        return source.verify(request) if source else Verified(request.body)
 
     def check(self, method: str) -> None:
-        """Raise `MethodNotAllowed` unless it is a POST, or a GET where there are handshakes."""
-        handshakes = self.source is not None and self.source.handshakes
-        if method == "POST" or (handshakes and method == "GET"):
-            return
-        if handshakes:
-            raise MethodNotAllowed("Send a GET or a POST.", headers={"Allow": "GET, POST"})
-        raise MethodNotAllowed(f"Send a POST, not a {method[:20]}.", headers={"Allow": "POST"})
+        """Raise `MethodNotAllowed` unless there are deliveries or handshakes with the method."""
+        if method not in (allowed := self._allowed):
+            text = f"Send a {' or a '.join(allowed)}, not a {method[:20]}."
+            raise MethodNotAllowed(text, headers={"Allow": ", ".join(allowed)})
 
     def route(self, delivery: Delivery, event: str = "") -> Route | None:
         """Return the first route that takes `delivery`; None: there is none.
@@ -107,6 +117,12 @@ class Routes:
             name: of(options)(options, config.public_url or "")
             for name, options in config.sources.items()
         }
+        #: The public keys of each source that fetches them.
+        self.fetched_keys = []
+        for each in sources.values():
+            if each.fetches:
+                each.key_store = keys = FetchedKeys(each.key_requests)
+                self.fetched_keys.append(keys)
         limits = {name: SourceLimits(source.options) for name, source in sources.items()}
         routes: dict[str, list[Route]] = {}
         for route in config.routes:

@@ -1,30 +1,28 @@
-"""The senders that are known: blocks of data, and code that is found by its entry point.
-
-An entry point of the group ``celery_gateway.sources`` is a scheme: its name, and a subclass of
-`Source`. A scheme's module, or its block, is loaded when it is used.
-"""
+"""The schemes that are known: blocks of data, and code. Each is loaded when it is used."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
-from functools import cache, partial
-from importlib.metadata import entry_points
-from importlib.resources import files
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+from gateway.errors import PluginError
+from gateway.plugins import Plugins
 from gateway.similar import similar
 from gateway.sources.base import Options, Source
 
-_FOLDER = files("gateway.sources") / "senders"
-_END = ".toml"
+#: The blocks of the senders that are data, by name.
+_FILES = {file.stem: file for file in Path(__file__).parent.glob("senders/*.toml")}
+#: The names of the senders that are data.
+BLOCKS = sorted(_FILES)
 #: The scheme of a table that is a block itself.
 OWN = "hmac"
 
 
 def text_of(name: str) -> str:
     """Return the block of a sender as its file has it."""
-    return (_FOLDER / f"{name}{_END}").read_text("utf-8")
+    return _FILES[name].read_text("utf-8")
 
 
 @cache
@@ -39,20 +37,14 @@ def _of_block(name: str) -> type[Source]:
     return making.source_of(name, table)
 
 
-#: The names of the senders that are data.
-BLOCKS = sorted(
-    each.name.removesuffix(_END) for each in _FOLDER.iterdir() if each.name.endswith(_END)
-)
-#: What makes the class of each scheme. A block of the gateway's own cannot be replaced.
-SCHEMES: dict[str, Callable[[], type[Source]]] = {
-    **{found.name: found.load for found in entry_points(group="celery_gateway.sources")},
-    **{name: partial(_of_block, name) for name in (OWN, *BLOCKS)},
-}
+SCHEMES = Plugins("sources", "gateway.sources.senders.{}", (OWN, *BLOCKS))
 
 
 def find(scheme: str) -> type[Source]:
-    """Return the class for the name in a source's `scheme`."""
-    return SCHEMES[scheme]()
+    """Return the class for the name in a source's `scheme`; raises `PluginError`."""
+    if scheme == OWN or scheme in _FILES:
+        return _of_block(scheme)
+    return SCHEMES[scheme].load_class(Source)
 
 
 def options_class(values: Any) -> type[Options]:
@@ -62,7 +54,10 @@ def options_class(values: Any) -> type[Options]:
     """
     scheme = _scheme(values)
     if is_known(values):
-        return find(scheme).options_class
+        try:
+            return find(scheme).options_class
+        except PluginError as exc:
+            raise ValueError(f"scheme: {exc}") from exc
     near = similar(scheme, SCHEMES) if isinstance(scheme, str) else ""
     hint = f"did you mean {near}?" if near else "`gateway senders` lists them"
     what = "there is no such scheme" if scheme else "is needed, or signature and the keys beside it"

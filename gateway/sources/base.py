@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from string import Template
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 from urllib.parse import quote_plus
 from xml.sax.saxutils import escape
 
@@ -42,6 +43,15 @@ class Options(Model):
     #: The most deliveries a second, and deliveries in flight, of this source in one process.
     rate: float | None = Field(None, gt=0)
     max_in_flight: int | None = Field(None, ge=1)
+    #: By which late answers are sent: the app at the sender, and its secret there.
+    app_id: str | None = None
+    app_secret: SecretStr | None = Field(None, min_length=1)
+
+    def credential(self, name: str) -> str:
+        """Return `app_id`, which may be the receive id, or `app_secret`; empty: it is not set."""
+        if name == "app_id":
+            return self.app_id or getattr(self, "receive_id", None) or ""
+        return self.app_secret.get_secret_value() if self.app_secret else ""
 
     @field_validator("secrets")
     @classmethod
@@ -138,6 +148,30 @@ class Example:
     opaque: bool = False
 
 
+class KeyRequest(NamedTuple):
+    """A public key, or a set of them, that is fetched from `url`; `read` raises ValueError.
+
+    `login` is the URL and the form that give an access token to who has the `secret`; the token is
+    written for ``{token}`` in the headers.
+    """
+
+    url: str
+    headers: dict[str, str]
+    read: Callable[[bytes], Any]
+    login: Sequence[str] = ()
+    secret: str = ""
+
+
+class KeyStore(Protocol):
+    """Knows what was fetched, and fetches what is not known in the background."""
+
+    def get(self, wanted: KeyRequest, newer: bool = False) -> Any:
+        """Return what is there; `newer`: as it is now, unless it was fetched a moment ago.
+
+        Raises `KeyNotKnown` as long as it is not known, and `Unverified` where there is nothing.
+        """
+
+
 class Source(ABC):
     """Verifies and signs by one sender's scheme. No I/O; the time is an argument.
 
@@ -177,10 +211,20 @@ class Source(ABC):
     secret_headers: frozenset[str] = frozenset()
     #: Do deliveries have an identity, by which later tries are recognized?
     identifies: ClassVar[bool] = True
-    #: Does the sender's handshake come as a GET?
-    handshakes: ClassVar[bool] = False
+    #: The methods of the sender's handshakes, besides POST.
+    handshakes: ClassVar[tuple[str, ...]] = ()
     #: Is `Config.public_url` needed to verify?
     needs_public_url: ClassVar[bool] = False
+
+    #: Is the key that of all the sender's users, and nothing says whose a delivery is?
+    shared_key: bool = False
+    #: Are public keys fetched? Then they are looked up in `key_store`.
+    fetches: bool = False
+    key_store: KeyStore | None = None
+    #: The keys that every delivery needs, so that they are fetched before the first one.
+    key_requests: Sequence[KeyRequest] = ()
+    #: The methods of its deliveries, unless a route says others.
+    methods: tuple[str, ...] = ("POST",)
 
     def __init__(self, options: Options, public_url: str = ""):
         self.options = options
@@ -197,18 +241,26 @@ class Source(ABC):
         filled = Template(body).substitute(values, number=number, time=int(now))
         return event, filled.encode()
 
+    @classmethod
+    def needs_url(cls, options: Options) -> bool:
+        """Is `Config.public_url` needed with these options?"""
+        return cls.needs_public_url
+
     @property
     def covers_body(self) -> bool:
         """Does the signature cover the body? If not, `gateway check` says so."""
         return True
 
     def handshake(self, request: Request) -> Answer:
-        """Answer the sender's GET. Raises `RequestError`, as `verify` does."""
+        """Answer a handshake that is no POST. Raises `RequestError`, as `verify` does."""
         raise MethodNotAllowed(headers={"Allow": "POST"})
 
     @abstractmethod
     def verify(self, request: Request) -> Verified:
-        """Verify a POST at the time ``request.received_at`` (seconds since the epoch)."""
+        """Verify a delivery at the time ``request.received_at`` (seconds since the epoch).
+
+        Of a GET, its body is its query.
+        """
 
     def reply(self, answer: Answer, verified: Verified, now: float) -> Answer:
         """Return `answer`, a 2xx, in the sender's form; `now` is seconds since the epoch."""

@@ -15,13 +15,21 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from gateway.model import Model, matching
 from gateway.similar import similar
 from gateway.sources.base import listed
-from gateway.sources.keys import ALGORITHMS, ENCODINGS, KINDS, PUBLIC_KEYS, PUBLIC_KINDS, TOKENS
+from gateway.sources.keys import (
+    ALGORITHMS,
+    ENCODINGS,
+    JWT,
+    KINDS,
+    PUBLIC_KEYS,
+    PUBLIC_KINDS,
+    TOKENS,
+)
 from gateway.sources.places import IN_BODY, Place
 
 #: A place in a text: ``{header:x-time}``. Other braces are part of the text, as JSON has them.
 PLACEHOLDER = re.compile(
-    r"\{((?:hmac:)?(?:(?:header|query|form|json|sig):[^{}]*|(?:body|url|method|key|id|time)"
-    r"(?:\|[^{}]*)?))\}"
+    r"\{((?:hmac:)?(?:(?:headers?|query|form|json|sig|claim):[^{}]*"
+    r"|(?:body|raw_body|url|path|method|key|id|time|audience|sha256|token)(?:\|[^{}]*)?))\}"
 )
 
 
@@ -47,6 +55,9 @@ Printable = Annotated[str, matching(r"[\x20-\x7e]*", "has printable ASCII charac
 _Name = Annotated[str, matching(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", "is no name of a header")]
 
 
+_key_form = matching("pem|jwks|kids|json:/.+", "is pem, jwks, kids or json:/pointer")
+
+
 class Handshake(Model):
     """A request that is answered at once, without a task, if every place in `when` has its value.
 
@@ -56,10 +67,12 @@ class Handshake(Model):
     ``{hmac:PLACE}`` is the text at the place, signed with the key.
     """
 
-    method: Literal["GET", "POST"] = "POST"
+    method: Literal["GET", "HEAD", "OPTIONS", "POST"] = "POST"
     when: dict[PlaceText, str | int] = {}
     signed: bool | None = None
     token: PlaceText | None = None
+    #: What ``{sha256}`` in an answer is the hash of; ``{token}`` is the `verify_token`.
+    sha256: str = ""
     status: int = Field(200, ge=200, le=299)
     headers: dict[_Name, Printable] = {}
     body: str = ""
@@ -72,7 +85,8 @@ class Handshake(Model):
     @property
     def reads(self) -> list[str]:
         """The places that the answer needs, with ``hmac:`` before those to sign."""
-        return PLACEHOLDER.findall("".join([self.body, *self.headers.values()]))
+        texts = "".join([self.body, *self.headers.values()])
+        return [text for text in PLACEHOLDER.findall(texts) if text != "sha256"]
 
 
 class Sample(Model):
@@ -93,11 +107,27 @@ class Block(Model):
     #: The names of the fields that are signatures; ``*``: all fields.
     pick: Annotated[list[str], BeforeValidator(listed)] = []
     prefix: Printable = ""
-    algorithm: Annotated[str, _one_of(ALGORITHMS)] = "hmac-sha256"
+    #: Several: each of them is accepted, and ``{hash}`` in the prefix is the name of its hash.
+    algorithms: Annotated[
+        list[Annotated[str, _one_of(ALGORITHMS)]], BeforeValidator(listed), Field(min_length=1)
+    ] = Field(["hmac-sha256"], alias="algorithm")
     key: Annotated[str, _one_of(KINDS)] = "utf8"
     encoding: Annotated[str, _one_of(ENCODINGS)] = "hex"
     #: The signed text, with places in braces.
     signed: str = "{body}"
+    #: Places, claims of a token among them, and what has to be there: a text with places in braces.
+    require: dict[PlaceText, str] = {}
+    #: Where a public key is fetched: a URL, with places in braces. A place that is the whole URL
+    #: has to fit one of `key_urls`, in which ``*`` stands for letters, digits, `-` and `_`, and in
+    #: the host for a region such as `eu-west-1`.
+    key_url: str = ""
+    key_urls: list[str] = []
+    #: What is there: `pem`, `jwks` (RFC 7517), `kids` (JSON: keys by their ids), or json:/pointer.
+    key_form: Annotated[str, _key_form] = "pem"
+    #: Headers of the request for a key; ``{key}`` is the secret, ``{token}`` an access token.
+    key_headers: dict[_Name, Printable] = {}
+    #: Where an access token is fetched, a URL and a form (RFC 6749, 4.4); a secret is `id:secret`.
+    key_token: list[str] = Field([], max_length=2)
     time: Places = []
     #: Unset: seconds; with ``tolerance = 0`` any text.
     unit: Literal["s", "ms", "iso"] | None = None
@@ -116,6 +146,8 @@ class Block(Model):
     #: The names of the events, in which ``*`` stands for any text.
     events: list[str] | None = None
     handshakes: list[Handshake] = []
+    #: The methods of its deliveries. A GET's query is its body.
+    methods: list[Literal["GET", "POST", "PUT"]] = Field(["POST"], min_length=1)
     #: The body of a 200 that means "accepted".
     fallback: str | None = None
     content_type: str | None = None
@@ -139,7 +171,7 @@ class Block(Model):
     unchecked: list[str] = []
     samples: dict[str, Sample] = {}
     #: Secrets for tests: `secrets` signs, `public` verifies that, `other_secret` does not.
-    example: dict[str, str] = {}
+    example: dict[str, str | list[str]] = {}
 
     @model_validator(mode="after")
     def _consistent(self) -> Block:
@@ -148,10 +180,22 @@ class Block(Model):
         return self
 
     @property
+    def algorithm(self) -> str:
+        """The first of the algorithms, with which samples are signed."""
+        return self.algorithms[0]
+
+    @property
+    def is_jwt(self) -> bool:
+        return self.algorithm == JWT
+
+    @property
     def signed_places(self) -> list[str]:
         """The places in `signed`; the key is none, and a token signs nothing."""
-        found = PLACEHOLDER.findall(self.signed) if self.algorithm not in TOKENS else []
-        return [text for text in found if text != "key"]
+        found = [] if self.algorithm in TOKENS or self.is_jwt else [self.signed]
+        # A claim with a hash covers what was hashed.
+        found += [text for place, text in self.require.items() if place.startswith("claim:")]
+        own = ("key", "audience")
+        return [text for text in PLACEHOLDER.findall("".join(found)) if text not in own]
 
     @property
     def texts(self) -> list[tuple[str, str]]:
@@ -160,18 +204,26 @@ class Block(Model):
         found = [(key, text) for key in keys for text in getattr(self, key)]
         found += [("apart", text) for texts in self.apart for text in texts]
         for each in self.handshakes:
-            found += [("handshakes", text) for text in (*each.when, *each.reads)]
+            hashed = [text for text in PLACEHOLDER.findall(each.sha256) if text != "token"]
+            found += [("handshakes", text) for text in (*each.when, *each.reads, *hashed)]
+        required = PLACEHOLDER.findall("".join(self.require.values()))
+        required = [text for text in required if text not in ("key", "audience")]
+        found += [("require", text) for text in (*self.require, *required)]
+        found += [("key_url", text) for text in PLACEHOLDER.findall(self.key_url)]
         return [*found, *(("signed", text) for text in self.signed_places)]
 
     @property
     def covers_body(self) -> bool:
         """Does the signature cover the body, byte for byte?"""
-        whole = {Place("body"), Place("body", "", ("sha256hex",))}
-        return not whole.isdisjoint(self._signed)
+        whole = {Place(kind, "", each) for kind in ("body", "raw_body") for each in _WHOLE}
+        token = {Place("body")} if self.is_jwt and self.signature == ["body"] else set()
+        return not whole.isdisjoint(self._signed | token)
 
     def is_signed(self, text: str) -> bool:
         """Tell whether nobody but the sender can change what is at the place."""
         places, signed = self.places(text), self._signed
+        if all(place.kind == "claim" for place in places):
+            return True
         if all(place.kind in IN_BODY for place in places):
             return self.covers_body or signed.issuperset(places)
         whole = {"query": Place("url")}
@@ -181,7 +233,14 @@ class Block(Model):
 
     @property
     def _signed(self) -> set[Place]:
-        return {place for text in self.signed_places for place in self.places(text)}
+        found = {place for text in self.signed_places for place in self.places(text)}
+        lines = (f for place in found for f in place.filters if f.startswith("lines:"))
+        names = (name for each in lines for name in each.removeprefix("lines:").split(","))
+        headers = (
+            name for place in found if place.kind == "headers" for name in place.name.split(",")
+        )
+        of_body = {Place("json", f"/{name}") for name in names}
+        return found | of_body | {Place("header", name) for name in headers}
 
     def places(self, text: str) -> list[Place]:
         """Return the place that `text` names; for `id` and `time` those that they stand for."""
@@ -190,6 +249,10 @@ class Block(Model):
             return [place]
         own = (Place.parse(each) for each in getattr(self, place.kind))
         return [each._replace(filters=each.filters + place.filters) for each in own]
+
+
+#: Filters that keep a text, or make a hash of it that nobody can make of another one.
+_WHOLE = ((), ("sha256hex",), ("sha256base64",))
 
 
 def _is_pattern(text: str) -> bool:
@@ -216,20 +279,54 @@ def _problems(block: Block) -> Iterator[str]:
             yield "pick: is needed for sig: places; name the fields that are signatures"
     if block.algorithm.startswith("sha") and "key" not in found:
         yield "signed: a plain hash has to have the key in it; write {key} where it belongs"
-    if (block.algorithm in PUBLIC_KEYS) != (block.key in PUBLIC_KINDS):
-        if block.key in PUBLIC_KINDS:
-            kinds = ", ".join(PUBLIC_KEYS)
-            yield f"algorithm: {block.key} is a public key, which everybody knows; name {kinds}"
-        else:
-            yield f"key: {block.algorithm} needs a public key: {', '.join(PUBLIC_KINDS)}"
+    kinds = {_kind(each) for each in block.algorithms}
+    if len(kinds) > 1:
+        yield "algorithm: several have to be of one kind: all hmac, or all of public keys"
+    if kinds == {"public"} and block.key not in PUBLIC_KINDS:
+        yield f"key: {block.algorithm} needs a public key: {', '.join(PUBLIC_KINDS)}"
+    if not kinds <= {"public", JWT} and block.key in PUBLIC_KINDS:
+        names = ", ".join((*PUBLIC_KEYS, JWT))
+        yield f"algorithm: {block.key} is a public key, which everybody knows; name {names}"
+    yield from _key_problems(block, kinds)
     if not block.algorithm.startswith("hmac-"):
         for each in block.handshakes:
             if any(text.startswith("hmac:") for text in each.reads):
                 yield f"handshakes: {{hmac:...}} needs an hmac algorithm, not {block.algorithm}"
     if block.secret_form and (len(block.secret_form) != 2 or not _is_pattern(block.secret_form[0])):
         yield "secret_form: a regular expression, and what to say where a secret does not fit it"
+    for key, text in block.texts:
+        if "claim:" in text and not block.is_jwt:
+            yield f'{key}: {text} is a claim of a token, which only algorithm = "jwt" has'
     for text in block.time if block.algorithm not in TOKENS else ():
         if not block.is_signed(text):
             yield f"time: {text} is not signed; write {{time}} in signed"
     if block.pick and not block.separator:
         yield 'list: is needed for pick; say what separates the fields, as in ","'
+
+
+def _kind(algorithm: str) -> str:
+    return "public" if algorithm in PUBLIC_KEYS else algorithm.partition("-")[0]
+
+
+#: The beginning of a URL up to the path: nothing in it may come from a request.
+_begins = re.compile(r"https://[a-z0-9.*-]+/|http://(127\.0\.0\.1|localhost)(:[0-9]{1,5})?/").match
+
+
+def _key_problems(block: Block, kinds: set[str]) -> Iterator[str]:
+    """Yield what is wrong with where public keys are fetched."""
+    if not block.key_url:
+        if any("{key}" in text for text in block.require.values()):
+            yield "require: {key} needs key_url; without it a secret is the key itself"
+        if block.key_urls or block.key_headers:
+            yield "key_url: is needed beside key_urls and key_headers"
+        return
+    if not kinds <= {"public", JWT}:
+        yield f"key_url: {block.algorithm} has no public key that could be fetched"
+    if block.key_form in ("jwks", "kids") and not block.is_jwt:
+        yield f'key_form: {block.key_form} needs algorithm = "jwt", as tokens name their key'
+    if PLACEHOLDER.fullmatch(block.key_url) and not block.key_urls:
+        yield "key_urls: is needed if the request has the whole URL of the key"
+    for text in block.key_urls or [block.key_url]:
+        if not _begins(text):
+            hosts = "http:// is for 127.0.0.1 and localhost only"
+            yield f"key_url: {text} does not begin with https://, a host and a slash; {hosts}"

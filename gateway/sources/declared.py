@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from base64 import b64encode
+from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from functools import partial
+from hashlib import sha256
+from hmac import compare_digest
 from typing import Any, ClassVar, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote_plus, urlsplit
 from uuid import uuid4
 
 from pydantic import SecretStr
@@ -16,32 +19,30 @@ from pydantic import SecretStr
 from gateway.answer import JSON, TEXT, Answer, field_value
 from gateway.delivery import Request
 from gateway.errors import (
+    KeyNotKnown,
     MethodNotAllowed,
     OutOfTolerance,
     SignatureMismatch,
     SignatureMissing,
     Unverified,
 )
-from gateway.sources.base import Draft, Options, Signed, Source, Verified
+from gateway.sources import jwt
+from gateway.sources.base import Draft, KeyRequest, Options, Signed, Source, Verified
 from gateway.sources.block import PLACEHOLDER, Block, Handshake
+from gateway.sources.block_keys import keys_in, keys_of, texts_of
 from gateway.sources.envelopes import MAX_UNPROVEN, check_unproven, read_loosely
-from gateway.sources.fields import identity, name, pointer, put
-from gateway.sources.keys import (
-    ENCODINGS,
-    KEY,
-    KINDS,
-    POLAR,
-    PUBLIC,
-    PUBLIC_TEXTS,
-    PUBLIC_VERSION,
-    SHARED,
-    TOKENS,
-    Key,
-    SharedKey,
-    Token,
-    decoded,
+from gateway.sources.fields import identity, name, pointer, put, read_if_json
+from gateway.sources.keys import KEY, TOKENS, Key
+from gateway.sources.places import (
+    IN_BODY,
+    Place,
+    Reader,
+    Seen,
+    bytes_reader,
+    encoded,
+    first,
+    reader,
 )
-from gateway.sources.places import IN_BODY, Place, Reader, Seen, bytes_reader, first, reader
 from gateway.sources.signatures import check, digest, raw
 
 #: Signatures that are checked: there are two while keys are replaced, and each costs CPU time.
@@ -104,26 +105,36 @@ class Declared(Source):
         self._block = block = options if isinstance(options, Block) else self.block
         together = "}{" in block.signed
         self._unit = _ZONED if together and block.unit == "iso" else _UNITS[block.unit or "s"]
-        self._keys = [key_of(secret.get_secret_value(), block) for secret in options.secrets]
+        secrets = [secret.get_secret_value() for secret in options.secrets]
+        # With a public key that is fetched, the other secrets say what else has to fit.
+        self._texts = texts_of(secrets, block)
+        self._keys = [key for secret in secrets for key in keys_of(secret, block, self._texts)]
+        self.fetches = not self._keys
+        own = any("{key}" in text for text in block.require.values())
+        self.shared_key = own and bool(block.key_url) and not self._texts
+        self._fetched = self._fetching() if self.fetches else None
         headers = (each for text in block.signature for each in block.places(text))
-        own = [place.name for place in headers if place.kind == "header"]
-        self.secret_headers = frozenset([*own, *block.secret_headers])
+        whose = [place.name for place in headers if place.kind == "header"]
+        self.secret_headers = frozenset([*whose, *block.secret_headers])
         known = None if block.event else ()
         self.events = known if block.events is None else tuple(block.events)
         # A body with one member to read need not always be parsed.
         of_json = {text for _, text in block.texts if text.startswith("json:")}
         self._only, self._parses = len(of_json) == 1, len(of_json) > 1
-        self._given, clock = self._signatures(), self._times()
+        self._given = self._token() if block.is_jwt else self._signatures()
+        clock, self._required = self._times(), self._requirements()
         proof = [text for key, text in block.texts if key in ("signature", "signed")]
         # What has to be parsed is read after the proof where that is possible.
-        late = any(place.is_parsed for text in block.time for place in block.places(text))
+        late = block.is_jwt or any(
+            place.is_parsed for text in block.time for place in block.places(text)
+        )
         self._early, self._late = None if late else clock, clock if late else None
         parsed = any(place.is_parsed for text in proof for place in block.places(text))
         self._largest = (block.max_body or MAX_UNPROVEN) if parsed else None
         self._parts, self._event = self._signed_parts(), self._events()
         self._identity = self._identities()
         answers = [(each, self._handshake(each)) for each in block.handshakes]
-        self._gets = [answer for each, answer in answers if each.method == "GET"]
+        self._others = [(each.method, answer) for each, answer in answers if each.method != "POST"]
         self._posts = [answer for each, answer in answers if each.method == "POST"]
         self._unsigned = [
             answer for each, answer in answers if each.method == "POST" and not each.is_signed
@@ -134,6 +145,15 @@ class Declared(Source):
             if not each.is_signed
             for text in each.reads
         )
+
+    @classmethod
+    def needs_url(cls, options: Options) -> bool:
+        block = options if isinstance(options, Block) else cls.block
+        called = "{audience}" in block.require.values() and not getattr(options, "audience", "")
+        answers = getattr(options, "verify_token", None) and any(
+            "{url" in each.sha256 for each in block.handshakes
+        )
+        return bool(cls.needs_public_url or called or answers)
 
     @property
     def covers_body(self) -> bool:
@@ -152,14 +172,14 @@ class Declared(Source):
         for handshake in self._posts:
             if answer := handshake(seen):
                 return Verified(request.body, event=event, challenge=answer)
-        return Verified(request.body, self._identity(seen), event)
+        return Verified(seen.content, self._identity(seen), event)
 
     def handshake(self, request: Request) -> Answer:
-        if not self._gets:
+        if not self._others:
             return super().handshake(request)
         seen = Seen(request)
-        for handshake in self._gets:
-            if answer := handshake(seen):
+        for method, handshake in self._others:
+            if method == request.method and (answer := handshake(seen)):
                 return answer
         raise Unverified("A parameter or a header of the handshake is missing.")
 
@@ -171,7 +191,7 @@ class Declared(Source):
         if self._early is not None:
             self._early(seen)
         parts = self._parts(seen)
-        for key in self._keys:
+        for key in self._keys if self._fetched is None else self._fetched(seen):
             if key.verifies(given, parts):
                 seen.key = key
                 break
@@ -179,6 +199,8 @@ class Declared(Source):
             raise SignatureMismatch
         if self._late is not None:
             self._late(seen)
+        if self._required is not None:
+            self._required(seen)
         if self._signs_for_anybody and _token(b"".join(parts)):
             raise Unverified("The signed text could be a handshake's token.")
 
@@ -192,6 +214,12 @@ class Declared(Source):
     def _bytes_reader(self, text: str) -> Callable[[Seen], bytes]:
         if text == "key":
             return lambda _seen: KEY
+        if text == "token":
+            return lambda _seen: self._verify_token().encode()
+        if text == "audience":
+            if audience := getattr(self.options, "audience", ""):
+                return _constant(audience.encode())
+            text = "url|noquery"
         places = self._block.places(text)
         return first([bytes_reader(place, self.public_url.rstrip("/")) for place in places])
 
@@ -247,9 +275,94 @@ class Declared(Source):
 
         return split
 
+    def _token(self) -> Callable[[Seen], Sequence[bytes]]:
+        """Return a function that reads the token, which is the signature and what is signed."""
+        read, prefix = self._reader(self._block.signature), self._block.prefix
+        in_body = self._block.signature == ["body"]
+
+        def signature(seen: Seen) -> Sequence[bytes]:
+            text = read(seen)
+            text = text.decode("latin-1") if isinstance(text, bytes) else text or ""
+            if not isinstance(text, str) or not text or not text.startswith(prefix):
+                raise SignatureMissing("The token is missing.")
+            seen.token = jwt.read(text[len(prefix) :])
+            if in_body:
+                seen.content = seen.token.content
+            return (seen.token.signature,)
+
+        return signature
+
+    def _requirements(self) -> Callable[[Seen], None] | None:
+        """Return a function that checks what has to be in a request that is proven."""
+        wanted = [
+            (place, self._reader([place]), self._wanted(text), "{body" in text)
+            for place, text in self._block.require.items()
+            if self._texts or "{key}" not in text
+        ]
+        if not wanted:
+            return None
+
+        def check_required(seen: Seen) -> None:
+            for place, read, expected, of_body in wanted:
+                value = read(seen)
+                if (value is None or value == "") and of_body and not seen.body:
+                    continue
+                values = value if isinstance(value, list) else [value]
+                right = expected(seen)
+                if not any(compare_digest(encoded(v), each) for v in values for each in right):
+                    raise Unverified(f"{place} is not what it has to be.")
+
+        return check_required
+
+    def _wanted(self, text: str) -> Callable[[Seen], list[bytes]]:
+        """Return a function that fills in a text, once for each secret if it has one in it."""
+        reads = _pieces(text, self._bytes_reader)
+
+        def filled(seen: Seen) -> list[bytes]:
+            parts = [read(seen) for read in reads]
+            if KEY not in parts:
+                return [b"".join(parts)]
+            return [b"".join([s if part is KEY else part for part in parts]) for s in self._texts]
+
+        return filled
+
+    def _fetching(self) -> Callable[[Seen], Sequence[Key]]:
+        """Return a function that looks up the public keys which a request may be signed with."""
+        block = self._block
+        patterns = block.key_urls or [PLACEHOLDER.sub("*", block.key_url)]
+        allowed = re.compile("|".join(map(_url_pattern, patterns)), re.ASCII).fullmatch
+        read_keys = partial(keys_in, block=block, texts=self._texts)
+        url_of, named = self._wanted(block.key_url), block.key_form in ("jwks", "kids")
+        text = b"".join(self._texts[:1]).decode()
+        headers = {k: v.replace("{key}", text) for k, v in block.key_headers.items()}
+
+        def request(url: str) -> KeyRequest:
+            if not allowed(url):
+                raise Unverified("The public key is to be fetched from where this sender has none.")
+            return KeyRequest(url, headers, read_keys, block.key_token, text)
+
+        if not PLACEHOLDER.search(block.key_url):
+            self.key_requests = [request(block.key_url)]
+
+        def keys(seen: Seen) -> Sequence[Key]:
+            if self.key_store is None:
+                raise KeyNotKnown
+            wanted = request(url_of(seen)[0].decode("latin-1"))
+            found, kid = self.key_store.get(wanted), seen.token.kid if named else ""
+            if kid not in found:
+                found = self.key_store.get(wanted, newer=True)
+            if kid not in found:
+                raise Unverified("This sender has no key with the id that the token names.")
+            chosen: Sequence[Key] = found[kid]
+            return chosen
+
+        return keys
+
     def _times(self) -> Callable[[Seen], None] | None:
         """Return a function that checks the time; None: the sender sends none."""
         block, tolerance = self._block, self.options.tolerance
+        if block.is_jwt:
+            return lambda seen: jwt.check_times(seen.claims, seen.request.received_at, tolerance)
         if not block.time:
             return None
         read, missing = self._reader(block.time), Place.parse(block.time[0]).missing
@@ -270,6 +383,8 @@ class Declared(Source):
 
     def _signed_parts(self) -> Callable[[Seen], list[bytes]]:
         """Return a function that makes the parts of the signed text; a token signs nothing."""
+        if self._block.is_jwt:
+            return lambda seen: [seen.token.signed]
         pieces = PLACEHOLDER.split(self._block.signed)
         if self._block.algorithm in TOKENS:
             return lambda _seen: []
@@ -357,6 +472,7 @@ class Declared(Source):
         content_type = about.content_type
         if content_type is None:
             content_type = TEXT if about.body else ""
+        hashed = self._wanted(about.sha256) if about.sha256 else None
         body = self._filled(about.body, content_type == JSON)
         headers = {key.lower(): self._filled(text) for key, text in about.headers.items()}
         token = self._reader([about.token]) if about.token else None
@@ -375,6 +491,8 @@ class Declared(Source):
                 self._prove(seen)
             if needed and not all(name(read(seen)) for read in needed):
                 return None
+            if hashed is not None:
+                seen.sha256 = sha256(hashed(seen)[0]).hexdigest()
             given = {key: fill(seen).decode("latin-1") for key, fill in headers.items()}
             if not all(map(field_value, given.values())):
                 raise Unverified("What is to be sent back in a header is not visible ASCII.")
@@ -383,22 +501,25 @@ class Declared(Source):
         return answer
 
     def _check_token(self, given: str) -> None:
+        check([given.encode()], [self._verify_token().encode()])
+
+    def _verify_token(self) -> str:
+        """Return the token of the handshake. Raises `MethodNotAllowed` where there is none."""
         token: SecretStr | None = getattr(self.options, "verify_token", None)
         if token is None:
             raise MethodNotAllowed(
                 "This source takes no handshake: it has no verify_token.", headers={"Allow": "POST"}
             )
-        check([given.encode()], [token.get_secret_value().encode()])
+        return token.get_secret_value()
 
     def _filled(self, text: str, is_json: bool = False) -> Callable[[Seen], bytes]:
         """Return a function that fills in the places of a handshake's answer."""
-        fills = [
-            self._fill(piece, is_json) if i % 2 else _constant(piece.encode())
-            for i, piece in enumerate(PLACEHOLDER.split(text))
-        ]
+        fills = _pieces(text, lambda piece: self._fill(piece, is_json))
         return lambda seen: b"".join([fill(seen) for fill in fills])
 
     def _fill(self, text: str, is_json: bool) -> Callable[[Seen], bytes]:
+        if text == "sha256":
+            return lambda seen: seen.sha256.encode()
         read, signed = self._reader([text]), text.startswith("hmac:")
 
         def fill(seen: Seen) -> bytes:
@@ -431,12 +552,12 @@ class Declared(Source):
         ):
             place = Place.parse(texts[0]) if texts else Place("")
             if place.kind == "json" and place.name and value != "":
-                tokens = ["0" if token == "*" else token for token in pointer(place.name)]
-                message = put(message, tokens, value)
+                message = put(message, pointer(place.name.replace("*", "0")), value)
         return event, json.dumps(message, separators=(",", ":")).encode()
 
     def sign(self, draft: Draft) -> Signed:
-        block, kept = self._block, {"header": dict[str, str](), "sig": dict[str, str]()}
+        block = self._block
+        kept: dict[str, dict[str, Any]] = {"header": {}, "sig": {}, "claim": {}}
         event = draft.event.partition(".")[0] if block.subevent else draft.event
         codes = {text: code for code, text in block.names.items()}
         key = draft.identity or (f"msg_{uuid4().hex}" if block.id else "")
@@ -448,11 +569,21 @@ class Declared(Source):
         ):
             place = Place.parse(texts[0]) if texts and value else Place("")
             kept.get(place.kind, {})[place.name] = value
-        headers, fields = kept.values()
+        for text, value in block.require.items():
+            place = Place.parse(text)
+            if place.kind == "header":
+                kept["header"][place.name] = value
+        for place in (place for text in block.signed_places for place in block.places(text)):
+            if place.kind == "headers":
+                kept["header"][place.name.partition(",")[0]] = place.name
+        headers, fields, claims = kept.values()
         url = urlsplit(draft.url)
         seen = Seen(Request("POST", url.path or "/", url.query, headers, draft.body, "", 0.0, 0.0))
         seen.sig = fields
-        signature = self._keys[0].sign(self._parts(seen)).decode("latin-1")
+        if block.is_jwt:
+            signature = block.prefix + self._signed_token(seen, draft.now, claims)
+        else:
+            signature = self._keys[0].sign(self._parts(seen)).decode("latin-1")
         if block.pick:
             items = [*fields.items(), (block.pick[0], signature)]
             assigned = [f"{k}{block.assign}{v}" if block.assign else v for k, v in items]
@@ -463,43 +594,55 @@ class Declared(Source):
                 signature = b64encode(signature.encode()).decode()
             elif each.startswith("json:"):
                 signature = json.dumps(put({}, pointer(each.removeprefix("json:")), signature))
+        if place.kind == "body":
+            return Signed(signature.encode(), headers)
         if place.kind == "query":
             return Signed(draft.body, headers, {place.name: signature})
+        if place.kind == "form":
+            field = f"{place.name}={quote_plus(signature)}".encode()
+            return Signed(b"&".join(filter(None, [draft.body, field])), headers)
         if place.kind == "json":
-            message = put(seen.json, pointer(place.name), signature)
+            message = put(seen.json, pointer(place.name.replace("*", "0")), signature)
             return Signed(json.dumps(message).encode(), headers)
         return Signed(draft.body, {**headers, place.name: signature})
+
+    def _signed_token(self, seen: Seen, now: float, named: dict[str, str]) -> str:
+        """Return a token with the claims that are read, and those that are required."""
+        claims: Any = {"iat": int(now), "nbf": int(now), "exp": int(now) + 60}
+        if self._block.signature == ["body"]:
+            claims |= read_if_json(seen.body)
+        required = {
+            place.removeprefix("claim:"): self._wanted(text)(seen)[0].decode()
+            for place, text in self._block.require.items()
+            if self._texts or "{key}" not in text
+        }
+        for path, value in {**named, **required}.items():
+            claims = put(claims, pointer(path), value)
+        key = self._keys[0]
+        algorithm = key.sign([b""]).partition(b".")[0].decode()
+        texts = [json.dumps(each).encode() for each in ({"alg": algorithm}, claims)]
+        signed = b".".join([urlsafe_b64encode(text).rstrip(b"=") for text in texts])
+        return f"{signed.decode()}.{key.sign([signed]).partition(b'.')[2].decode()}"
+
+
+def _url_pattern(text: str) -> str:
+    """Return the expression for URLs: ``*`` is the name of a region in the host, else of a key.
+
+    It is no dot, slash, colon or at sign, so that nothing in a request chooses the host; nor a name
+    such as `s3`, behind which a provider's customers have hosts of their own.
+    """
+    scheme, _, host, path = text.split("/", 3)
+    region = re.escape(host).replace(r"\*", "[a-z]+(-[a-z]+)*(-[0-9]{1,2})?")
+    return f"{scheme}//{region}/" + re.escape(path).replace(r"\*", "[A-Za-z0-9_-]{1,200}")
 
 
 def _constant(value: bytes) -> Callable[[Seen], bytes]:
     return lambda _seen: value
 
 
-def key_of(secret: str, block: Block) -> Key:
-    """Make the key of a secret, as `block` describes it. Raises ValueError, with what is valid."""
-    text, kind, algorithm = secret.encode(), block.key, block.algorithm
-    if algorithm == "basic" and ":" not in secret:
-        raise ValueError("a secret is name:password")
-    prefix, encoding = block.prefix.encode(), ENCODINGS[block.encoding]
-    if algorithm in TOKENS:
-        return Token((b"Basic " + b64encode(text)) if algorithm == "basic" else prefix + text)
-    whpk = kind == "whsec" and secret.startswith(PUBLIC)
-    if algorithm in SHARED and not whpk:
-        if secret.startswith(PUBLIC_TEXTS):
-            raise ValueError(f"a public key is no secret; {algorithm} needs one that nobody knows")
-        if kind == "whsec" and not secret.startswith(POLAR):  # Supabase shows the version before it
-            secret = secret.removeprefix("v1,").removeprefix("whsec_")
-            text = decoded(secret, "base64", KINDS[kind])
-        elif kind in ENCODINGS:
-            text = decoded(secret, kind, KINDS[kind])
-        return SharedKey(text, algorithm, prefix, encoding, "{key}" in block.signed)
-    # Imported when it is used: this takes time.
-    from gateway.sources.public_keys import PublicKey, public
-
-    if whpk:
-        if any(text.startswith("hmac:") for each in block.handshakes for text in each.reads):
-            raise ValueError("a public key cannot sign the handshake's answer; give the secret")
-        keys = public(secret.removeprefix(PUBLIC), "raw-base64", KINDS[kind])
-        return PublicKey(keys, "ed25519", PUBLIC_VERSION, ENCODINGS["base64"])
-    keys = public(secret, kind, KINDS[kind])
-    return PublicKey(keys, algorithm, prefix, encoding)
+def _pieces(
+    text: str, read: Callable[[str], Callable[[Seen], bytes]]
+) -> list[Callable[[Seen], bytes]]:
+    """Return what reads each piece of a text: the places in it by `read`."""
+    pieces = enumerate(PLACEHOLDER.split(text))
+    return [read(piece) if i % 2 else _constant(piece.encode()) for i, piece in pieces if piece]

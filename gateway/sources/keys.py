@@ -48,12 +48,16 @@ _HASHES = ("sha1", "sha256", "sha384", "sha512")
 #: HMACs, and the plain hash of a text that has the key in it.
 SHARED = (*(f"hmac-{name}" for name in _HASHES), *_HASHES)
 PUBLIC_KEYS = (
-    "rsa-sha1", "rsa-sha256", "rsa-sha512", "rsa-pss-sha256", "rsa-pss-sha512", "ecdsa-sha1",
-    "ecdsa-sha256", "ed25519",
+    *(f"rsa-{name}" for name in _HASHES), *(f"rsa-pss-{name}" for name in _HASHES[1:]),
+    *(f"ecdsa-{name}" for name in _HASHES), "ed25519",
 )  # fmt: skip
 #: The secret itself is sent, or it is sent as Basic authentication (a secret is `name:password`).
 TOKENS = ("equal", "basic")
-ALGORITHMS = (*SHARED, *PUBLIC_KEYS, *TOKENS)
+#: A JSON Web Token: the key's kind decides which algorithms it may name.
+JWT = "jwt"
+ALGORITHMS = (*SHARED, *PUBLIC_KEYS, *TOKENS, JWT)
+#: The HMACs of JSON Web Tokens, with the prefixes of `gateway.sources.jwt.Token.signature`.
+JWT_SHARED = {f"HS{size}.".encode(): f"hmac-sha{size}" for size in (256, 384, 512)}
 #: The kinds of keys, with what a secret has to be.
 KINDS = {
     "utf8": "a text",

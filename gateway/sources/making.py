@@ -12,7 +12,8 @@ from pydantic import Field, SecretStr, create_model, field_validator, model_vali
 from gateway.answer import TEXT
 from gateway.sources.base import Example, Options, Sample, Source
 from gateway.sources.block import Block
-from gateway.sources.declared import Declared, key_of
+from gateway.sources.block_keys import keys_of, texts_of
+from gateway.sources.declared import Declared
 from gateway.sources.keys import TOKENS
 
 #: What a source may have whose sender's handshake has a token; None: handshakes are refused.
@@ -26,9 +27,11 @@ def source_of(name: str, table: dict[str, Any]) -> type[Source]:
     def usable(_cls: Any, secrets: list[SecretStr]) -> list[SecretStr]:
         return _usable(secrets, block)
 
-    token = any(each.token for each in block.handshakes)
+    token = any(each.token or "{token}" in each.sha256 for each in block.handshakes)
     checks: dict[str, Any] = {"_usable": field_validator("secrets")(classmethod(usable))}
     fields: dict[str, Any] = {"verify_token": _VERIFY_TOKEN} if token else {}
+    if "{audience}" in block.require.values():
+        fields["audience"] = (str, "")
     fields["tolerance"] = (float, Field(block.tolerance, ge=0))
     options = create_model(
         "Options",
@@ -41,10 +44,11 @@ def source_of(name: str, table: dict[str, Any]) -> type[Source]:
 
 def _usable(secrets: list[SecretStr], block: Block) -> list[SecretStr]:
     """Return `secrets`. Raises ValueError, with what would be valid, where one is of no use."""
+    texts = texts_of([secret.get_secret_value() for secret in secrets], block)
     for secret in secrets:
         if block.secret_form and not re.fullmatch(block.secret_form[0], secret.get_secret_value()):
             raise ValueError(block.secret_form[1])
-        key_of(secret.get_secret_value(), block)
+        keys_of(secret.get_secret_value(), block, texts)
     return secrets
 
 
@@ -57,6 +61,8 @@ class Own(Options, Block):
 
     scheme: Literal["hmac"] = "hmac"
     verify_token: SecretStr | None = Field(None, min_length=1)
+    #: What ``{audience}`` stands for; the URL if it is empty.
+    audience: str = ""
 
     @model_validator(mode="before")
     @classmethod
@@ -109,7 +115,8 @@ def _class(name: str, block: Block, options: type[Options]) -> type[Source]:
         "example": _example(block),
         "content_type": block.content_type or TEXT,
         "identifies": bool(block.identity or block.id),
-        "handshakes": any(each.method == "GET" for each in block.handshakes),
+        "handshakes": tuple({h.method: 0 for h in block.handshakes if h.method != "POST"}),
+        "methods": tuple(block.methods),
         "needs_public_url": any(text.startswith("url") for text in block.signed_places),
     }
     habits = ("deadline", "tries", "retry_after", "fallback", "max_body")
@@ -132,13 +139,13 @@ def _example(block: Block) -> Example:
     """Return what the tests of `block` need: secrets, and where its signature is."""
     given = {"secrets": "A-secret_token", "other_secret": "A-secret_tokem", **block.example}
     options = {"secrets": given["secrets"]}
-    if any(each.token for each in block.handshakes):
+    if any(each.token or "{token}" in each.sha256 for each in block.handshakes):
         options["verify_token"] = "chosen"
     body = [text for _, text in block.texts if text.startswith(("json:", "form:"))]
     ids = block.identity or block.id
     return Example(
         options,
-        other_secret=given["other_secret"],
+        other_secret=str(given["other_secret"]),
         proof=block.places(block.signature[0])[0].name,
         timed=bool(block.time) and block.time[0].startswith(("header:", "sig:")),
         receiver={"secrets": given["public"]} if "public" in given else {},

@@ -1,10 +1,13 @@
 """Places in a request, as blocks of senders name them, compiled to functions that read them.
 
     header:NAME  query:NAME  form:NAME  sig:NAME  json:/pointer   a named value, or one in JSON
-    body  url  method                                             the whole body, URL or method
+    claim:/pointer                                                a value in a JSON Web Token
+    headers:NAME,OTHER              all headers that the header NAME names, these among them
+    body  raw_body  url  path  method                             the whole body, URL or method
     id  time  event  digest                                       what the block itself names
     ... | filter                                                  e.g. `body|sha256hex`
 
+`raw_body` is the body as it was sent, `body` what it contains: only compressed ones differ.
 In a JSON pointer ``*`` stands for all items of a list: the place has their different values, in
 their order, joined by commas. A `form:` place is empty where the body looks like JSON, so that no
 text in it passes for a field.
@@ -14,33 +17,35 @@ from __future__ import annotations
 
 import json
 import re
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from operator import attrgetter
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from gateway.delivery import Request
 from gateway.errors import BadRequest, Unverified
 from gateway.sources.envelopes import read_loosely, read_query
 from gateway.sources.fields import at, name, pointer, read_form, read_if_form, utf8
+from gateway.sources.jwt import Token
 from gateway.sources.keys import Key
 from gateway.sources.signatures import digest, raw
 
 _NAMED, _DEFINED = ("header", "query", "form", "sig"), ("id", "time", "event", "digest")
 WRITTEN = (
-    "a place is header:NAME, query:NAME, form:NAME, sig:NAME, json:/pointer, body, url, method, id "
-    "or time, and filters behind `|`"
+    "a place is header:NAME, query:NAME, form:NAME, sig:NAME, json:/pointer, claim:/pointer, "
+    "headers:NAME, body, raw_body, url, path, method, id or time, and filters behind `|`"
 )
 #: Kinds that are read from the body.
-IN_BODY = ("json", "form", "body", "digest")
+IN_BODY = ("json", "form", "body", "raw_body", "digest")
 #: Parts of a multipart form that are read.
 MAX_PARTS = 100
 #: Kinds whose text is what was received, one character a byte (latin-1); others are UTF-8.
-_AS_RECEIVED = ("header", "sig", "url", "method")
+_AS_RECEIVED = ("header", "headers", "sig", "url", "path", "method")
 _valid = re.compile(
-    r"(header:[!#$%&'*+\-.^_`~0-9A-Za-z]+|(query|form|sig):[^|]+|json:(/[^\r\n|]*)?"
-    rf"|body|url|method|{'|'.join(_DEFINED)})(\|[^|]+)*"
+    r"(header:[!#$%&'*+\-.^_`~0-9A-Za-z]+|(query|form|sig|headers):[^|]+"
+    rf"|json:(/[^\r\n|]*)?|claim:/[^\r\n|]*|body|raw_body|url|path|method|{'|'.join(_DEFINED)})(\|[^|]+)*"
 ).fullmatch
 
 
@@ -58,13 +63,47 @@ def _sorted_form(body: bytes) -> bytes | None:
         return None
 
 
+#: What a value may not have in it that stands between others: a further name.
+_further_name = re.compile(r"&\w+=").search
+
+
+def _pairs(body: bytes, without: Sequence[str]) -> bytes | None:
+    """Return a form's fields as ``name=value&...``, not escaped, in the order of their names."""
+    try:
+        fields = read_form(body)
+    except BadRequest:
+        return None
+    pairs = sorted((key, value) for key, value in fields if key not in without)
+    # Nobody could tell such a value from two fields, and of two with one name which is meant.
+    if any(_further_name(value) for _, value in pairs) or len(dict(pairs)) < len(pairs):
+        return None
+    return raw("&".join([f"{key}={value}" for key, value in pairs]))
+
+
+def _lines(message: Any, names: Sequence[str]) -> bytes | None:
+    lines: list[str] = []
+    for each in names if isinstance(message, dict) else ():
+        if (text := message.get(each)) is None:
+            continue
+        # A line end would do in all but the first: nobody can tell where the first one ends.
+        if not isinstance(text, str) or (lines and "\n" in text):
+            return None
+        lines += each, text
+    return "\n".join([*lines, ""]).encode(errors="surrogatepass") if lines else None
+
+
 #: From the text behind a filter's name to a function from bytes, or from JSON, to a value.
 FILTERS: dict[str, Callable[[str], Callable[[Any], Any]]] = {
     "sha256hex": lambda _: lambda text: sha256(text).hexdigest(),
+    "sha256base64": lambda _: lambda text: b64encode(sha256(text).digest()),
+    "crc32": lambda _: lambda text: str(crc32(text)),
     "base64": lambda _: _from_base64,
     "noquery": lambda _: lambda url: url.partition(b"?")[0],
     # A form's names and values, sorted by name, without separators.
     "sortedform": lambda _: _sorted_form,
+    "pairs": lambda names: lambda body: _pairs(body, names.split(",")),
+    # The members of a JSON object that are there: a line with the name, a line with the text.
+    "lines": lambda names: lambda body: _lines(read_loosely(body), names.split(",")),
     "json": lambda text: lambda body: _at(read_loosely(body), pointer(text)),
     "member-besides": lambda other: (
         lambda message: next(
@@ -92,19 +131,20 @@ class Place(NamedTuple):
             if each.partition(":")[0] not in FILTERS:
                 known = ", ".join(FILTERS)
                 raise ValueError(f"{text}: there is no filter {each}; there are {known}")
-        return cls(kind, rest.lower() if kind == "header" else rest, tuple(filters))
+        of_header = kind in ("header", "headers")
+        return cls(kind, rest.lower() if of_header else rest, tuple(filters))
 
     @property
     def is_parsed(self) -> bool:
         """Is the body's JSON or form parsed to read it?"""
         return self.kind in ("json", "form") or any(
-            each.startswith(("json", "sortedform")) for each in self.filters
+            each.startswith(("json", "lines", "pairs", "sortedform")) for each in self.filters
         )
 
     @property
     def missing(self) -> str:
         """What to say where nothing is there."""
-        what = {"header": "header", "query": "parameter"}.get(self.kind, "field")
+        what = {"header": "header", "query": "parameter", "claim": "claim"}.get(self.kind, "field")
         return f"The {what} {self.name} is missing."
 
 
@@ -113,22 +153,29 @@ class Seen:
 
     ``json`` is None where the body is not JSON. ``form`` has one character a byte, and of several
     fields with one name the last. ``sig`` has the named fields of the header with the signature.
-    ``key`` has verified the signature.
+    ``content`` is what the task gets, ``key`` has verified the signature; ``token`` is the
+    signature where that is a JSON Web Token.
     """
 
     json: Any
     form: dict[str, str]
     query: dict[str, str]
+    claims: dict[str, Any]
+    sha256: str
     key: Key | None = None
+    token: Token
 
     def __init__(self, request: Request):
         self.request = request
         self.headers, self.body = request.headers, request.body
+        self.content = request.body
         self.sig: dict[str, str] = {}
         self.event = ""
 
     def __getattr__(self, part: str) -> Any:
         """Read a part that was not asked for before."""
+        if part not in _PARTS:
+            raise AttributeError(part)
         value = _PARTS[part](self)
         setattr(self, part, value)
         return value
@@ -152,6 +199,7 @@ _PARTS: dict[str, Callable[[Seen], Any]] = {
     "json": lambda seen: read_loosely(seen.body),
     "form": _form,
     "query": lambda seen: read_query(seen.request.query_string),
+    "claims": lambda seen: seen.token.claims,
 }
 Reader = Callable[[Seen], Any]
 
@@ -177,13 +225,13 @@ def bytes_reader(place: Place, base_url: str = "") -> Callable[[Seen], bytes]:
         of = attrgetter("headers" if kind == "header" else "sig")
         return lambda seen: raw(of(seen).get(key, ""))
     read, as_received = reader(place, base_url), kind in _AS_RECEIVED and not filters
-    changed = kind == "body" and not filters[0].startswith("json")
+    changed = kind in ("body", "raw_body") and filters and not filters[0].startswith("json")
 
     def read_bytes(seen: Seen) -> bytes:
         value = read(seen)
         if value is None and changed:
             raise Unverified(f"The body cannot be read as {filters[0]}.")
-        return _encoded(value, as_received)
+        return encoded(value, as_received)
 
     return read_bytes
 
@@ -200,7 +248,7 @@ def first(readers: Sequence[Reader]) -> Reader:
     return readers[0] if len(readers) == 1 else read
 
 
-def _encoded(value: Any, as_received: bool) -> bytes:
+def encoded(value: Any, as_received: bool = False) -> bytes:
     """Return a value's bytes: UTF-8, or of a text that was received so one byte a character."""
     if isinstance(value, bytes):
         return value
@@ -217,7 +265,7 @@ def _filtered(read: Reader, text: str, as_received: bool) -> Reader:
 
     def filtered(seen: Seen) -> Any:
         value = read(seen)
-        return value if value is None or value == "" else change(_encoded(value, as_received))
+        return value if value is None or value == "" else change(encoded(value, as_received))
 
     return filtered
 
@@ -231,18 +279,35 @@ def _plain(kind: str, key: str, base_url: str, only: bool) -> Reader:
         ),
         "sig": lambda seen: seen.sig.get(key, ""),
         "body": lambda seen: seen.body,
+        "raw_body": lambda seen: seen.request.raw_body or seen.body,
         "method": lambda seen: seen.request.method,
+        "headers": lambda seen: _named_headers(seen.headers, key.split(",")),
         "url": lambda seen: base_url + _target(seen.request),
+        "path": lambda seen: _target(seen.request),
         "event": lambda seen: seen.event,
         "digest": lambda seen: digest(seen.body),
     }
-    if kind != "json":
+    if kind not in ("json", "claim"):
         return readers[kind]
     tokens = pointer(key)
+    if kind == "claim":
+        return lambda seen: at(seen.claims, tokens)
     if len(tokens) == 1 and tokens[0].isidentifier():
         return _first_member(tokens[0]) if only else _member(tokens[0])
     find = _at if "*" in tokens else at
     return lambda seen: find(seen.json, tokens)
+
+
+def _named_headers(headers: dict[str, str], needed: Sequence[str]) -> str:
+    """Return the headers that the first of `needed` names: ``a:1;b:2``; these are among them.
+
+    If it did not name itself, nothing would say which are signed.
+    """
+    names = headers.get(needed[0], "").split(",")
+    if not set(needed) <= set(names):
+        raise Unverified(f"The header {needed[0]} has to name {', '.join(needed)}.")
+    pairs = [f"{name}:{headers[name]}" for name in sorted(names) if name in headers]
+    return ";".join(pairs)
 
 
 def _target(request: Request) -> str:

@@ -98,6 +98,33 @@ class Spans:
                     instrumentation_scope=_SCOPE,
                 )
 
+    def late(
+        self,
+        trace_id: int,
+        parent_id: int,
+        method: str,
+        attributes: dict[str, str],
+        error: str,
+        times: tuple[int, int],
+    ) -> ReadableSpan:
+        """Return the span of a request with a late answer; `times`: its nanoseconds (epoch)."""
+        return ReadableSpan(
+            name=f"{method} late answer",
+            context=_context(f"{trace_id:032x}", getrandbits(64)),
+            parent=_context(f"{trace_id:032x}", parent_id, is_remote=True),
+            resource=self._resource,
+            attributes={
+                "http.request.method": method,
+                **{name: _text(value) for name, value in attributes.items()},
+                **({"error.type": error} if error else {}),
+            },
+            kind=SpanKind.CLIENT,
+            status=_ERROR if error else _UNSET,
+            start_time=times[0],
+            end_time=times[1],
+            instrumentation_scope=_SCOPE,
+        )
+
     def _of_step(self, step: str, traced: Traced) -> dict[str, AttributeValue]:
         """Return the attributes of a step's span."""
         message = traced.message

@@ -77,6 +77,20 @@ class Tracer:
             for span in self._spans.make(traced, now, epoch):
                 self._processor.on_end(span)
 
+    def late(
+        self, traceparent: str, method: str, attributes: dict[str, str], error: str, began: int
+    ) -> None:
+        """Let the span of a request that has sent a late answer be exported.
+
+        It is a part of the trace in `traceparent`, if that is sampled; `began` is in nanoseconds
+        since the epoch.
+        """
+        _, trace_id, parent_id, flags = traceparent.split("-")
+        if int(flags, 16) & _SAMPLED:
+            ids = int(trace_id, 16), int(parent_id, 16)
+            span = self._spans.late(*ids, method, attributes, error, (began, time_ns()))
+            self._processor.on_end(span)
+
 
 def _resource(config: Config) -> Resource:
     """Return the service's attributes: OpenTelemetry's variables go before the name of ours."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from statistics import median
 
-from gateway.config.strategies import STRATEGIES
+from gateway.config.strategies import properties
 from loadtest import driver
 from loadtest.bench import Bench, Front
 from loadtest.load import closed, constant, see_that_schedules_were_kept
@@ -133,7 +133,7 @@ def _gateway(bench: Bench, strategy: str) -> Iterator[Front]:
 
 @contextmanager
 def _stock_gateway(bench: Bench, strategy: str) -> Iterator[Front]:
-    with bench.stock_worker(STRATEGIES[strategy].replies), bench.gateway(strategy) as front:
+    with bench.stock_worker(properties(strategy).replies), bench.gateway(strategy) as front:
         yield front
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from gateway.config.strategies import STRATEGIES
+from gateway.config.strategies import STRATEGIES, properties
 from loadtest import table
 from loadtest.bench import Bench
 from loadtest.load import Load, constant, see_that_schedules_were_kept
@@ -32,7 +32,7 @@ TIMED_RATE = 200  # a second, while the tasks' time grows
 #: Open then, whatever the tasks take, and used in turn: they hold all that wait for the longest.
 CONNECTIONS = OPEN + math.ceil(1.1 * TIMED_RATE * TIMES[-1])
 #: Those that push results; the others are there for contrast, as far as they can go.
-PUSH = {n for n, info in STRATEGIES.items() if info.replies or info.subscribes == "prefix"}
+PUSH = {n for n in STRATEGIES if properties(n).replies or properties(n).subscribes == "prefix"}
 CONTRAST = (50, 200)
 #: What is still called the same, as repeats differ by more.
 SAME = 1.05

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from threading import Thread
 
-from gateway.config.strategies import STRATEGIES
+from gateway.config.strategies import properties
 from loadtest import table
 from loadtest.bench import Bench, Front
 from loadtest.envelope import GITHUB, IDENTIFIED, PLAIN, SECRET, Envelope
@@ -95,7 +95,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         ]
         quorum = {"GATEWAY_QUEUES": _QUORUM}
         workers.enter_context(bench.worker(queues=("celery", _QUORUM), env=quorum))
-        for replies in {STRATEGIES[name].replies for name in options.strategies}:
+        for replies in {properties(name).replies for name in options.strategies}:
             workers.enter_context(bench.stock_worker(replies, queues=(_stock(replies),)))
         alternate(trials, options, report)
     others = [case for case in dict.fromkeys(r["case"] for r in report.rows) if case != PLAIN_ROUTE]
@@ -197,7 +197,7 @@ def _collector() -> Iterator[str]:
 def _trials(
     bench: Bench, stack: Stack, name: str, load: partial[Load], collector: str
 ) -> Iterator[Trial]:
-    stock = _stock(STRATEGIES[name].replies)
+    stock = _stock(properties(name).replies)
 
     def config(case: str, first: str = "") -> Path:
         file = stack.directory / f"{case.split()[0]}-{name}.toml"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from gateway.config.strategies import STRATEGIES
+from gateway.config.strategies import properties
 from loadtest.bench import Bench
 from loadtest.load import closed
 from loadtest.report import Report
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
                 [
                     closed(
                         bench,
-                        _BLOCKING if STRATEGIES[name].blocks else connections,
+                        _BLOCKING if properties(name).blocks else connections,
                         options.duration,
                         options.threads,
                         task.path,
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         alternate(trials, options, report)
     fast_case, slow_case = cases
     for name in options.strategies:
-        blocks = STRATEGIES[name].blocks
+        blocks = properties(name).blocks
         share_bounds: Bounds = {} if blocks else {"at_least": 0.8}
         rate_bounds: Bounds = {} if blocks else {"at_least": 1_200}
         share = ratios(report.rows, ("rps",), (name, slow_case), (name, fast_case))

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence, Set
 from functools import partial
 
-from gateway.config.strategies import STRATEGIES
+from gateway.config.strategies import STRATEGIES, properties
 from loadtest import over_time
 from loadtest.bench import Bench, Front
 from loadtest.lab import claims, first_gateway
@@ -21,7 +21,7 @@ from loadtest.tasks import Task
 from loadtest.trials import AT_ONCE, Trial, alternate
 
 #: All others work with any Celery worker.
-NEEDS_REPLY_BACKEND = {name for name, info in STRATEGIES.items() if info.replies}
+NEEDS_REPLY_BACKEND = {name for name in STRATEGIES if properties(name).replies}
 
 DEFAULTS = {"duration": 30, "repeats": 3}
 

@@ -16,6 +16,7 @@ from gateway.stack.server import StackError, poll
 from tests.alerts.rows import ROWS, Row
 from tests.alerts.site import Site
 from tests.faults.report import markdown
+from tests.support.numbers import numbers
 from tests.support.stack import RabbitMQ, Stack
 
 log = logging.getLogger("alerts")
@@ -120,13 +121,10 @@ def run_rows(rows: list[Row], factor: float) -> bool:
 
 
 def _rows(text: str) -> list[Row]:
-    numbers: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        numbers += range(int(first), int(last or first) + 1)
-    if unknown := [n for n in numbers if not 1 <= n <= len(ROWS)]:
+    chosen = numbers(text)
+    if unknown := [n for n in chosen if not 1 <= n <= len(ROWS)]:
         raise argparse.ArgumentTypeError(f"no such row: {unknown}; there are 1 to {len(ROWS)}")
-    return [ROWS[n - 1] for n in numbers]
+    return [ROWS[n - 1] for n in chosen]
 
 
 if __name__ == "__main__":

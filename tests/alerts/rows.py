@@ -208,6 +208,7 @@ ROWS = (
     Row("tasks too slow", requests_to("/echo?seconds=2"), names("Deadlines")),
     Row("tasks fail", requests_to("/echo?seconds=no-number"), names("Errors")),
     Row("accepted tasks fail", requests_to("/accept?seconds=no-number"), names("TasksFailed")),
+    Row("late answers are refused", requests_to("/late"), names("LateAnswersFailed")),
     Row("wrong signatures", requests_to("/signed"), names("Unverified"), signed=True),
     Row("no route takes the deliveries", requests_to("/choosy"), names("DeliveriesIgnored")),
     # The journal is in the same Redis.

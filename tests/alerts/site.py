@@ -39,6 +39,13 @@ queue = "{QUEUE}"
 answer = "accept"
 
 [[routes]]
+path = "/late"
+task = "faults.run"
+queue = "{QUEUE}"
+answer = "accept"
+late = {{ url = "http://127.0.0.1:9/", hosts = ["127.0.0.1:9"], tries = 1 }}
+
+[[routes]]
 path = "/choosy"
 task = "faults.run"
 queue = "{QUEUE}"

@@ -19,10 +19,12 @@ from gateway.errors import GatewayError
 from gateway.journal.base import FIRST_LOOK, NOT_ANSWERED, JournalStore, Refusal, Row
 from gateway.journal.entry import (
     ACCEPTED,
+    ANSWERED_LATE,
     DEAD_LETTERED,
     EXPIRED,
     FAILED,
     IGNORED,
+    LATE_FAILED,
     RECEIVED,
     REFUSED,
     REPLAYED,
@@ -263,6 +265,25 @@ async def test_refused_requests_have_a_bound_of_their_own(use: Use):
         # Nor do deliveries displace them.
         await store.write([answered(f"e{n}") for n in range(100)])
         assert (await ids(store))[100:] == [f"r{n}" for n in reversed(range(20, 30))]
+
+
+@awaited
+async def test_what_became_of_a_late_answer_is_the_state(use: Use):
+    async with use() as store:
+        for n, before in enumerate((RECEIVED, ACCEPTED, RUNNING, SUCCEEDED)):
+            await store.write([answered(str(n), before)])
+            await store.settle(str(n), "first", End(LATE_FAILED, "refused"), counts=False)
+            # Neither another end of it, nor one of the task, nor the answer replaces it.
+            await store.settle(str(n), "first", End(ANSWERED_LATE), counts=False)
+            await store.settle(str(n), "first", End(SUCCEEDED))
+            await store.write([later(str(n), ACCEPTED, 202)])
+            one = await got(store, str(n))
+            assert (one.state, one.error, one.ended_at) == (LATE_FAILED, "refused", "")
+        for n, before in enumerate((FAILED, EXPIRED, DEAD_LETTERED, REFUSED)):
+            await store.write([answered(f"not {n}", before)])
+            await store.settle(f"not {n}", "first", End(ANSWERED_LATE), counts=False)
+            assert (await got(store, f"not {n}")).state == before
+        assert (await store.trim(1)).open == 0
 
 
 @pytest.mark.parametrize(

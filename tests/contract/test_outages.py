@@ -24,13 +24,6 @@ def broker(own_rabbitmq: RabbitMQ) -> RabbitMQ:
 
 
 @pytest.fixture(scope="module")
-def results(stack: Stack, start) -> Server:
-    results = start(stack.redis)
-    yield results
-    results.stop()
-
-
-@pytest.fixture(scope="module")
 def gateways(stack: Stack, broker: RabbitMQ, results: Server, routes) -> dict[str, Server]:
     """All strategies, beside each other, over servers that these tests break."""
     worker = stack.worker(broker.url, results.url, pool="threads", concurrency=8)

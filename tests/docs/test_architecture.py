@@ -5,10 +5,8 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
-from collections.abc import Callable, Iterator
-from dataclasses import fields
+from collections.abc import Iterator
 
-from gateway.relay.delivery_in_flight import STAGES, Stage
 from tests.docs.test_documents import ROOT, text
 
 PACKAGE = ROOT / "gateway"
@@ -71,25 +69,3 @@ def test_files_that_are_named_exist():
     named = set(re.findall(r"`(?:gateway/)?([\w/]+\.py)`", text("ARCHITECTURE.md")))
     known = [ROOT, PACKAGE, *(PACKAGE / name for name in listed())]
     assert [name for name in named if not any((at / name).exists() for at in known)] == []
-
-
-def test_what_a_delivery_does_is_the_table_of_the_code():
-    events = [each.name for each in fields(Stage)][1:]
-    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in table("it waits for")]
-    assert rows == [
-        ["it waits for", *events],
-        *(
-            [stage.waits_for, *(_action(getattr(stage, event)) for event in events)]
-            for stage in STAGES
-        ),
-    ]
-
-
-def table(begin: str) -> list[str]:
-    """Return the lines of the table whose first line begins so, without the line below that."""
-    lines = text("ARCHITECTURE.md").split(f"| {begin}")[1].split("\n\n")[0].splitlines()
-    return [f"| {begin}{lines[0]}", *lines[2:]]
-
-
-def _action(method: Callable[..., None]) -> str:
-    return "" if method.__name__ == "_never" else method.__name__

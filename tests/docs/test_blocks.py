@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli import dev
+from gateway.cli.commands import dev
 from gateway.cli.local import plan
 from gateway.errors import ConfigError
 from tests.docs.test_documents import ROOT, text

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import configparser
-import inspect
 import re
+from difflib import unified_diff
 from html import unescape
-from importlib import import_module
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from gateway import errors
 from gateway.answer import ALLOWED_HEADERS
-from gateway.cli import COMMANDS
-from gateway.config.route import Route
-from gateway.config.settings import Config
 from gateway.config.strategies import STRATEGIES
 from gateway.config.tls import TLS
 from gateway.delivery import Delivery
 from gateway.sources.base import Options
 from loadtest import figures, render
+from tests import documents
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,56 +33,36 @@ def first_cells(document: str, heading: str) -> set[str]:
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 
 
-def test_every_strategy_is_described():
-    assert first_cells(text("docs/performance.md"), "The strategies") == set(STRATEGIES)
+WRITTEN = documents.written()
 
 
-def test_every_strategy_is_in_the_row_of_its_setting():
-    document = text("docs/configuration.md")
-    (row,) = re.findall(r"^\| `strategy` \| `redis` \| (.*) \|$", document, re.M)
-    assert re.findall(r"`(\w+)`", row) == list(STRATEGIES)
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.name)
+def test_what_is_made_from_the_code_is_up_to_date(path):
+    lines = [each.splitlines() for each in (path.read_text("utf-8"), WRITTEN[path])]
+    differences = "\n".join(unified_diff(*lines, path.name, "made from the code", n=0, lineterm=""))
+    assert not differences, f"run `make documents`:\n{differences}"
 
 
-@pytest.mark.parametrize(
-    ("heading", "names"),
-    [
-        ("Settings", set(Config.model_fields) - {"routes", "sources", "tls"}),
-        ("Routes", set(Route.model_fields)),
-        ("Sources", set(Options.model_fields)),
-        ("TLS", set(TLS.model_fields)),
-    ],
-)
-def test_every_setting_is_documented(heading, names):
-    assert first_cells(text("docs/configuration.md"), heading) == names
+def test_every_block_that_can_be_made_is_in_one_document():
+    blocks = [name for path in WRITTEN for name in re.findall("<!-- made (.+) -->", text(path))]
+    assert sorted(blocks) == sorted(documents.MADE)
 
 
-def test_every_error_is_documented_with_its_status():
-    documented = re.findall(r"^\| (\d+) \| `([a-z-]+)` \|", text("docs/errors.md"), re.M)
-    classes = [
-        c
-        for _, c in inspect.getmembers(errors, inspect.isclass)
-        if issubclass(c, errors.RequestError)
-    ]
-    # The root itself is what a bug is answered with, and `Unverified` what its reasons are.
-    bases = (errors.RequestError, errors.Unverified)
-    final = [c for c in classes if c in bases or not c.__subclasses__()]
-    final = [c for c in final if c is errors.Unverified or not issubclass(c, errors.Unverified)]
-    assert sorted(documented) == sorted((str(c.status), c.type) for c in final)
+def test_a_setting_without_a_text_is_named():
+    class Undescribed(TLS):
+        speed: int = 1
+
+    with pytest.raises(ValueError, match="Undescribed: write a text below the field speed"):
+        list(documents.settings(Undescribed, "key"))
+
+
+def test_every_option_of_a_source_is_documented():
+    assert first_cells(text("docs/configuration.md"), "Sources") == set(Options.model_fields)
 
 
 def test_every_header_that_a_task_may_set_is_documented():
     part = text("docs/errors.md").split("## Headers that a task may set\n")[1].partition(". Any")[0]
     assert {name.lower() for name in re.findall(r"`([A-Za-z-]+)`", part)} == ALLOWED_HEADERS
-
-
-def test_the_list_of_commands_has_their_own_summaries():
-    modules = {name: import_module(f"gateway.cli.{name}") for name in COMMANDS}
-    assert {name: module.__doc__.splitlines()[0] for name, module in modules.items()} == COMMANDS
-
-
-def test_every_command_is_mentioned():
-    mentioned = set(re.findall(r"`?gateway ([a-z]+)", text("docs/start.md") + text("CHANGES.md")))
-    assert set(COMMANDS) <= mentioned
 
 
 @pytest.mark.parametrize(
@@ -127,22 +103,6 @@ def test_performance_says_how_many_figures_are_missed():
     words = ["None", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine"]
     (said,) = re.findall(r"^(\w+) of the figures above (?:is|are) missed\.$", document, re.M)
     assert said == words[len(rows)]
-
-
-def test_the_shortest_strategies_are_named():
-    files = [ROOT / "gateway/strategies" / path for path in ("blocking.py", "threadpool.py")]
-    files += [ROOT / "gateway/strategies" / f"{name}.py" for name in ("ioloop", "pika_rpc")]
-    files.append(ROOT / "gateway/strategies/redis_push.py")
-    by_library: dict[bool, list[tuple[int, str]]] = {True: [], False: []}
-    for file in files:
-        code = file.read_text("utf-8")
-        by_library["celery_strategy" in code].append((code.count("\n"), file.name))
-    said = re.search(
-        r"strategies/(\w+\.py)` is the\s+shortest that publishes with pika, "
-        r"`gateway/strategies/(\w+\.py)` with kombu",
-        text("CONTRIBUTING.md"),
-    )
-    assert said.groups() == (min(by_library[False])[1], min(by_library[True])[1])
 
 
 def test_every_key_that_a_task_gets_is_documented():

@@ -22,14 +22,6 @@ def rules() -> list[dict]:
     return group["rules"]
 
 
-def test_each_metric_is_described():
-    found = re.findall(r"^\| `(\w+)` \| (\w+) \| (.*) \| (.+) \|$", text("docs/metrics.md"), re.M)
-    assert found == [
-        (name, metric.type, ", ".join(f"`{label}`" for label in metric.labels), metric.about)
-        for name, metric in KNOWN.items()
-    ]
-
-
 def series() -> dict[str, set[str]]:
     """Return the names of all series that there are, with their labels."""
     found = {}

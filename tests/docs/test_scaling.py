@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from gateway.cli import capacity
+from gateway.cli.commands import capacity
 from gateway.cli.sizing import costs, model
 from gateway.cli.sizing.model import Load
-from gateway.config.strategies import STRATEGIES
+from gateway.config.strategies import properties
 from loadtest import figures
 from loadtest.costs import EXPERIMENTS
 from loadtest.figures import COSTED
@@ -57,7 +57,7 @@ def test_the_numbers_of_the_model_are_the_code_s():
     for number in (f"{model.PORTS:,}", f"{model.STORED} bytes", f"{model.CLAIM} bytes"):
         assert number in DOCUMENT
     assert f"{model.WATERMARK} × the nodes' memory" in DOCUMENT
-    assert f"`gevent`: {STRATEGIES['gevent'].publishing + 1}" in DOCUMENT
+    assert f"`gevent`: {properties('gevent').publishing + 1}" in DOCUMENT
     assert f"{model.KEPT} × result" in DOCUMENT
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gateway.config.strategies import STRATEGIES
 from tests.faults.rows import ROWS
+from tests.support.numbers import numbers
 
 ALL = list(STRATEGIES)
 MINUTES = 42.0  # of rows; after so many no further one is begun
@@ -33,7 +34,7 @@ def parse(description: str | None) -> argparse.Namespace:
     seeds = parser.add_argument_group("random faults")
     option = seeds.add_argument
     option("--random", action="store_true", help="instead of the rows")
-    option("--seeds", type=_numbers, default=SEEDS, metavar="1,3,5-20", help="1-20")
+    option("--seeds", type=numbers, default=SEEDS, metavar="1,3,5-20", help="1-20")
     option("--seconds", type=float, help="of faults, in the place of --minutes")
     option("--at-once", type=int, default=AT_ONCE, metavar="N", help=f"lanes ({AT_ONCE})")
     options = parser.parse_args()
@@ -54,16 +55,8 @@ def parse(description: str | None) -> argparse.Namespace:
     return options
 
 
-def _numbers(text: str) -> list[int]:
-    numbers: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        numbers += range(int(first), int(last or first) + 1)
-    return numbers
-
-
 def _rows(text: str) -> list[int]:
-    rows = _numbers(text)
+    rows = numbers(text)
     if unknown := [row for row in rows if row not in ROWS]:
         raise argparse.ArgumentTypeError(f"no such row: {unknown}")
     return rows

@@ -50,6 +50,7 @@ def test_a_lane_that_cannot_be_run_holds_for_nobody_and_stops_no_other(tmp_path:
     assert "TypeError" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_who_interrupts_it_waits_until_all_is_stopped(tmp_path: Path):
     argv = [sys.executable, "-m", "tests.faults", "--random", "--seeds", "1,2", "--at-once", "2"]
     argv += ["--strategies", "pika", "--json", str(tmp_path / "random.json")]

@@ -11,7 +11,7 @@ import pytest
 
 from tests.faults.proxy import Proxy
 from tests.faults.servers import port_of
-from tests.support.stack import RabbitMQ, Server, Stack, free_port
+from tests.support.stack import Server, Stack, free_port
 
 
 @pytest.fixture
@@ -138,20 +138,3 @@ def test_a_clock_steps_for_whoever_goes_by_it_and_for_nobody_else(stack: Stack):
         await process.wait()
 
     talk(conversation())
-
-
-def test_a_worker_of_quorum_queues_does_without_a_node_of_its_list(
-    stack: Stack, rabbitmq: RabbitMQ, redis_server: Server
-):
-    """Celery's own tries to declare there for 17 s before it consumes."""
-    away = rabbitmq.url.replace(f":{port_of(rabbitmq)}/", ":1/")
-    worker = stack.worker(
-        f"{rabbitmq.url};{away}",
-        redis_server.url,
-        queues=("listed",),
-        env={"GATEWAY_QUEUES": "listed"},
-    )
-    worker.stop()
-    output = worker.output()
-    assert "Retrying delayed delivery" not in output
-    assert "Failed to setup delayed delivery" not in output

@@ -87,7 +87,7 @@ def check(*args: str, **env: str) -> Checked:
     return Checked(done.returncode, [Line(m[1], m[2], m[3] or "") for m in lines])
 
 
-def urls(broker: str, results: str) -> list[str]:
+def servers_at(broker: str, results: str) -> list[str]:
     """Return the options that name broker and result store."""
     return ["--broker", broker, "--result-backend", results]
 

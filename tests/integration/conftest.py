@@ -3,38 +3,99 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from tests.integration.deliveries import Servers
+from tests.integration.checking import worker_of
+from tests.integration.deliveries import Servers, port
 from tests.support.stack import RabbitMQ, Server, Stack
 
+Start = Callable[[Callable[[], Server]], Server]
 #: The modules that `make test` runs: those that need little time and have found the most. The
 #: others are marked `long`.
 QUICK = {
     *("bad_input", "claims", "http", "http_connections", "http_limits", "idempotency", "journal"),
-    *("late_results", "lost_connections", "pipeline", "publisher", "result_script", "subscription"),
+    *(
+        "late_answers",
+        "late_results",
+        "lost_connections",
+        "pipeline",
+        "publisher",
+        "result_script",
+        "subscription",
+    ),
 }
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Load no module of which nothing would be run."""
+    return True if config.option.markexpr == "not long" and _is_long(collection_path) else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        ours = item.path.parent == Path(__file__).parent
-        if ours and item.path.stem.removeprefix("test_") not in QUICK:
+        if _is_long(item.path):
             item.add_marker("long")
 
 
+def _is_long(path: Path) -> bool:
+    name = path.stem.removeprefix("test_")
+    return path.parent == Path(__file__).parent and name != path.stem and name not in QUICK
+
+
 @pytest.fixture(scope="module")
-def servers(
-    stack: Stack, rabbitmq: RabbitMQ, start: Callable[[Callable[[], Server]], Server]
-) -> Iterator[Servers]:
+def servers(stack: Stack, rabbitmq: RabbitMQ, start: Start) -> Iterator[Servers]:
     """A broker and a Redis of the module's own, with a worker."""
     servers = Servers(stack, rabbitmq, start(stack.redis))
     yield servers
     servers.stop()
     servers.results.stop()
+
+
+@pytest.fixture(scope="session")
+def urls(rabbitmq: RabbitMQ, redis_server: Server) -> list[str]:
+    """Return a gateway's options that name the servers of all tests."""
+    return ["--broker", rabbitmq.url, "--result-backend", redis_server.url]
+
+
+@pytest.fixture(scope="module")
+def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Server]:
+    """A worker at the same servers."""
+    worker = stack.worker(rabbitmq.url, redis_server.url)
+    yield worker
+    worker.stop()
+
+
+@pytest.fixture
+def worker_with(
+    stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, tmp_path: Path
+) -> Callable[..., AbstractContextManager[Server]]:
+    """Run workers in a `with` block, with the gateway's result store unless another is given."""
+
+    def start(
+        backend: str = redis_server.url, lines: str | None = None, *args: str, **env: str
+    ) -> AbstractContextManager[Server]:
+        return worker_of(stack, rabbitmq.url, tmp_path, backend, lines, *args, **env)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def nginx(stack: Stack, start: Start, gateway: Server) -> Iterator[Server]:
+    """An nginx in front of the module's `gateway`."""
+    nginx = start(lambda: stack.nginx([port(gateway)]))
+    yield nginx
+    nginx.stop()
+
+
+@pytest.fixture
+def nothing_is_told(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Fail where an error was logged."""
+    yield
+    assert [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")] == []
 
 
 @pytest.fixture(scope="module")

@@ -13,20 +13,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.docs.test_documents import ROOT
-from tests.integration.checking import apply, check, run, urls, write
-from tests.support.stack import RabbitMQ, Server, Stack, free_port
+from tests.integration.checking import apply, check, run, servers_at, write
+from tests.support.stack import RabbitMQ, free_port
 
-
-@pytest.fixture(scope="module")
-def servers(rabbitmq: RabbitMQ, redis_server: Server) -> list[str]:
-    return urls(rabbitmq.url, redis_server.url)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server):
-    worker = stack.worker(rabbitmq.url, redis_server.url)
-    yield worker
-    worker.kill()
+pytestmark = pytest.mark.usefixtures("worker")
 
 
 @pytest.fixture
@@ -44,8 +34,8 @@ def as_user(rabbitmq: RabbitMQ, user: str) -> str:
 # Lines ----------------------------------------------------------------------------------------
 
 
-def test_all_is_well(servers):
-    checked = check(*servers)
+def test_all_is_well(urls):
+    checked = check(*urls)
     assert checked.well
     words = [line.check.split()[0] for line in checked.lines]
     assert words == ["config", "broker", "results", "state", "workers", "queue", "stored", "task"]
@@ -54,8 +44,8 @@ def test_all_is_well(servers):
     assert re.fullmatch(rf"(Redis|Valkey) [\d.]+, {memory}", checked.of("results").text)
 
 
-def test_json_says_what_the_lines_say(servers):
-    lines, done = check(*servers), run(*servers, "--json")
+def test_json_says_what_the_lines_say(urls):
+    lines, done = check(*urls), run(*urls, "--json")
     told = json.loads(done.stdout)
     assert (done.returncode, told["ok"]) == (0, True)
     assert [each["check"] for each in told["checks"]] == [line.check for line in lines.lines]
@@ -86,8 +76,8 @@ def test_a_wrong_configuration_is_told_like_anything_else(tmp_path, form):
         ("GATEWAY_INTERFACE", "warn", "unset it"),
     ],
 )
-def test_a_variable_that_nobody_reads_is_told(servers, name, status, text):
-    checked = check(*servers, **{name: "x"})
+def test_a_variable_that_nobody_reads_is_told(urls, name, status, text):
+    checked = check(*urls, **{name: "x"})
     line = checked.worst("config")
     assert line.status == status and line.text.startswith(name) and text in line.text
     assert checked.code == (status == "FAIL")
@@ -97,7 +87,7 @@ def test_a_variable_that_nobody_reads_is_told(servers, name, status, text):
 
 
 def test_without_a_broker_the_rest_is_looked_at_as_far_as_it_goes(redis_server):
-    checked = check(*urls(f"amqp://u:sesame@127.0.0.1:{free_port()}//", redis_server.url))
+    checked = check(*servers_at(f"amqp://u:sesame@127.0.0.1:{free_port()}//", redis_server.url))
     assert checked.code == 1
     line = checked.of("broker")
     assert line.status == "FAIL" and "start it, or correct broker_url" in line.text
@@ -108,24 +98,25 @@ def test_without_a_broker_the_rest_is_looked_at_as_far_as_it_goes(redis_server):
 
 def test_one_broker_of_the_list_may_be_away(rabbitmq, redis_server):
     both = f"amqp://guest:guest@127.0.0.1:{free_port()}//;{rabbitmq.url}"
-    checked = check(*urls(both, redis_server.url))
+    checked = check(*servers_at(both, redis_server.url))
     assert checked.code == 0
     assert [x.status for x in checked.lines if x.check.startswith("broker")] == ["warn", "ok"]
     assert checked.of("task").status == "ok"
 
 
 def test_a_wrong_password_is_told_from_a_broker_that_is_away(rabbitmq, redis_server):
-    line = check(*urls(rabbitmq.url.replace(":guest@", ":sesame@"), redis_server.url)).of("broker")
+    broker = rabbitmq.url.replace(":guest@", ":sesame@")
+    line = check(*servers_at(broker, redis_server.url)).of("broker")
     assert line.status == "FAIL" and "correct user and password" in line.text
     assert "sesame" not in line.text
 
 
 def test_a_virtual_host_that_is_missing(rabbitmq, redis_server):
-    servers = urls(rabbitmq.url.removesuffix("/") + "new", redis_server.url)
-    line = check(*servers).of("broker")
+    urls = servers_at(rabbitmq.url.removesuffix("/") + "new", redis_server.url)
+    line = check(*urls).of("broker")
     assert line.status == "FAIL"
     apply(rabbitmq, line.text)
-    assert check(*servers).of("broker").status == "ok"
+    assert check(*urls).of("broker").status == "ok"
     rabbitmq.ctl("delete_vhost", "new")
 
 
@@ -149,7 +140,7 @@ def test_a_port_of_something_else_is_told_in_a_line(rabbitmq, redis_server, peer
     ports = [urlsplit(server.url).port for server in (redis_server, rabbitmq)]
     with http_server() as port:
         broker, store = ports if peer == "swapped" else (port, port)
-        found = check(*urls(f"amqp://127.0.0.1:{broker}//", f"redis://127.0.0.1:{store}/0"))
+        found = check(*servers_at(f"amqp://127.0.0.1:{broker}//", f"redis://127.0.0.1:{store}/0"))
     assert found.of("broker").status == found.of("results").status == "FAIL"
 
 
@@ -163,20 +154,20 @@ def test_a_permission_that_the_gateway_lacks_is_told_with_the_remedy(
 ):
     if permissions is not None:
         rabbitmq.ctl("set_permissions", user, *permissions)
-    servers = urls(as_user(rabbitmq, user), redis_server.url)
+    urls = servers_at(as_user(rabbitmq, user), redis_server.url)
 
-    checked = check(*servers)
+    checked = check(*urls)
 
     assert checked.code == 1
     line = checked.of("broker")
     assert line.status == "FAIL" and "set_permissions" in line.text
     apply(rabbitmq, line.text)
-    assert check(*servers).well
+    assert check(*urls).well
 
 
 def test_an_account_that_may_only_publish_is_no_failure(rabbitmq, redis_server, user):
     rabbitmq.ctl("set_permissions", user, "^$", "^amq\\.default$", "^$")
-    checked = check(*urls(as_user(rabbitmq, user), redis_server.url))
+    checked = check(*servers_at(as_user(rabbitmq, user), redis_server.url))
     assert checked.code == 0
     assert checked.of("broker").status == "ok"
     # RabbitMQ 4.3 also refuses to tell such an account whether the queue exists.
@@ -191,7 +182,7 @@ def test_the_least_permissions_of_the_documents_are_enough(rabbitmq, redis_serve
     line, _ = re.findall(r"^ *rabbitmqctl set_permissions .*$", text, re.M)
     rabbitmq.ctl(*shlex.split(line.replace("USER", user))[1:])
     for strategy in ("redis", "pika"):
-        args = urls(as_user(rabbitmq, user), redis_server.url)
+        args = servers_at(as_user(rabbitmq, user), redis_server.url)
         assert check(*args, "--strategy", strategy).well
 
 
@@ -200,12 +191,12 @@ def test_the_least_permissions_of_the_documents_are_enough(rabbitmq, redis_serve
 
 def test_the_embedded_broker_of_dev(stack, start):
     server = start(stack.embedded)
-    args = urls(server.url, server.url)
+    args = servers_at(server.url, server.url)
     none = check(*args)
     worker = stack.worker(server.url, server.url)
     try:
         well = check(*args)
-        other = check(*urls(server.url, server.url.replace("/0", "/1")))
+        other = check(*servers_at(server.url, server.url.replace("/0", "/1")))
         server.freeze()
         frozen = check(*args)
     finally:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.integration.checking import KEYED, apply, check, urls, write
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.integration.checking import KEYED, apply, check, servers_at, write
 
 # A resolver that does not answer, as seen by whoever looks up a name.
 NO_RESOLVER = """\
@@ -20,17 +17,7 @@ def getaddrinfo(host, *args, **kwargs):
 socket.getaddrinfo = getaddrinfo
 """
 
-
-@pytest.fixture(scope="module")
-def servers(rabbitmq: RabbitMQ, redis_server: Server) -> list[str]:
-    return urls(rabbitmq.url, redis_server.url)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Server]:
-    worker = stack.worker(rabbitmq.url, redis_server.url)
-    yield worker
-    worker.kill()
+pytestmark = pytest.mark.usefixtures("worker")
 
 
 @pytest.mark.parametrize(
@@ -41,26 +28,26 @@ def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[S
     ],
     ids=["memory", "disk"],
 )
-def test_an_alarm(rabbitmq, servers, alarm, end):
+def test_an_alarm(rabbitmq, urls, alarm, end):
     rabbitmq.ctl(*alarm)
     try:
-        checked = check(*servers)
+        checked = check(*urls)
         line = checked.of("broker")
         assert checked.code == 1 and line.status == "FAIL" and "takes no messages" in line.text
         assert checked.of("results").status == "ok"
         apply(rabbitmq, line.text)
-        assert check(*servers).well
+        assert check(*urls).well
     finally:
         rabbitmq.ctl(*end)
 
 
 @pytest.mark.parametrize("frozen", [("broker",), ("store",), ("broker", "store")], ids="-".join)
-def test_frozen_servers(rabbitmq, redis_server, servers, tmp_path, frozen):
+def test_frozen_servers(rabbitmq, redis_server, urls, tmp_path, frozen):
     chosen = [s for n, s in {"broker": rabbitmq, "store": redis_server}.items() if n in frozen]
     for server in chosen:
         server.freeze()
     try:
-        checked = check(*write(tmp_path, KEYED), *servers)
+        checked = check(*write(tmp_path, KEYED), *urls)
     finally:
         for server in chosen:
             server.thaw()
@@ -76,23 +63,23 @@ def test_frozen_servers(rabbitmq, redis_server, servers, tmp_path, frozen):
         assert checked.of("task").status == "ok"
 
 
-def test_a_frozen_worker(servers, worker):
+def test_a_frozen_worker(urls, worker):
     worker.freeze()
     try:
-        checked = check(*servers)
+        checked = check(*urls)
     finally:
         worker.thaw()
     line = checked.of("workers")
     assert checked.code == 1 and line.status == "FAIL" and "frozen" in line.text
     assert checked.of("task").status == "skip"
-    assert check(*servers).well
+    assert check(*urls).well
 
 
-def test_one_of_several_workers_is_frozen(stack, rabbitmq, redis_server, servers):
+def test_one_of_several_workers_is_frozen(stack, rabbitmq, redis_server, urls):
     other = stack.worker(rabbitmq.url, redis_server.url)
     other.freeze()
     try:
-        checked = check(*servers)
+        checked = check(*urls)
     finally:
         other.kill()
     line = checked.of("workers")
@@ -110,6 +97,6 @@ def test_a_name_that_nobody_resolves(rabbitmq, redis_server, tmp_path, place):
         broker = "amqp://nobody.invalid//"
     else:
         store = "redis://nobody.invalid/0"
-    checked = check(*urls(broker, store), PYTHONPATH=str(tmp_path))
+    checked = check(*servers_at(broker, store), PYTHONPATH=str(tmp_path))
     assert checked.of(place).status == "FAIL"
     assert checked.of("results" if place == "broker" else "broker").status == "ok"

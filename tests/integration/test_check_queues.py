@@ -7,20 +7,10 @@ import re
 import pika
 import pytest
 
-from tests.integration.checking import ROUTE, check, urls, write
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.integration.checking import ROUTE, check, write
+from tests.support.stack import RabbitMQ
 
-
-@pytest.fixture(scope="module")
-def servers(rabbitmq: RabbitMQ, redis_server: Server) -> list[str]:
-    return urls(rabbitmq.url, redis_server.url)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server):
-    worker = stack.worker(rabbitmq.url, redis_server.url)
-    yield worker
-    worker.kill()
+pytestmark = pytest.mark.usefixtures("worker")
 
 
 @pytest.fixture
@@ -30,11 +20,11 @@ def channel(rabbitmq: RabbitMQ):
         yield connection.channel()
 
 
-def test_what_is_missing_is_told_and_not_created(rabbitmq, servers, tmp_path):
+def test_what_is_missing_is_told_and_not_created(rabbitmq, urls, tmp_path):
     config = write(tmp_path, ROUTE + 'queue = "no-such-queue"\ntask = "no.such.task"\n')
     before = rabbitmq.ctl("list_queues", "name"), rabbitmq.ctl("list_exchanges", "name")
 
-    checked = check(*config, *servers)
+    checked = check(*config, *urls)
 
     assert checked.code == 1
     told = checked.of("queue no-such-queue").text
@@ -45,11 +35,11 @@ def test_what_is_missing_is_told_and_not_created(rabbitmq, servers, tmp_path):
 
 
 @pytest.mark.parametrize("exists", [False, True])
-def test_a_misspelt_queue_is_told_with_the_one_that_was_meant(channel, servers, tmp_path, exists):
+def test_a_misspelt_queue_is_told_with_the_one_that_was_meant(channel, urls, tmp_path, exists):
     if exists:
         channel.queue_declare("celry", durable=True)
     try:
-        checked = check(*write(tmp_path, ROUTE + 'queue = "celry"\n'), *servers)
+        checked = check(*write(tmp_path, ROUTE + 'queue = "celry"\n'), *urls)
     finally:
         channel.queue_delete("celry")
     assert checked.code == 1
@@ -61,11 +51,11 @@ def test_a_misspelt_queue_is_told_with_the_one_that_was_meant(channel, servers, 
     )
 
 
-def test_a_queue_of_another_route_may_be_the_one_that_was_meant(channel, servers, tmp_path):
+def test_a_queue_of_another_route_may_be_the_one_that_was_meant(channel, urls, tmp_path):
     channel.queue_declare("invoices", durable=True)
     other = '[[routes]]\npath = "/other"\nqueue = "invoices"\n'
     try:
-        checked = check(*write(tmp_path, ROUTE + 'queue = "invoice"\n' + other), *servers)
+        checked = check(*write(tmp_path, ROUTE + 'queue = "invoice"\n' + other), *urls)
     finally:
         channel.queue_delete("invoices")
     assert "did you mean invoices?" in checked.worst("queue invoice").text
@@ -82,14 +72,14 @@ def test_a_queue_of_another_route_may_be_the_one_that_was_meant(channel, servers
         ({}, "queue_arguments = { x-max-length = 5 }\n"),
     ],
 )
-def test_a_queue_that_is_not_what_the_route_declares(channel, servers, tmp_path, own, route):
+def test_a_queue_that_is_not_what_the_route_declares(channel, urls, tmp_path, own, route):
     channel.queue_declare("other", durable=True, arguments=own)
     text = ROUTE + 'queue = "other"\n'
     try:
-        checked = check(*write(tmp_path, text + route), *servers)
+        checked = check(*write(tmp_path, text + route), *urls)
         problems = [line.text for line in checked.lines if line.check == "queue other"]
         (problem,) = (text for text in problems if "inequivalent" in text)
-        mended = check(*write(tmp_path, text + mend(problem)), *servers)
+        mended = check(*write(tmp_path, text + mend(problem)), *urls)
     finally:
         channel.queue_delete("other")
     assert checked.code == 1
@@ -106,11 +96,11 @@ def mend(problem: str) -> str:
     return ""
 
 
-def test_a_queue_that_deletes_itself_or_is_another_connections_own(channel, servers, tmp_path):
+def test_a_queue_that_deletes_itself_or_is_another_connections_own(channel, urls, tmp_path):
     channel.queue_declare("passing", durable=True, auto_delete=True)
     channel.queue_declare("mine", exclusive=True)
     config = write(tmp_path, ROUTE + 'queue = "passing"\n[[routes]]\npath = "/m"\nqueue = "mine"\n')
-    checked = check(*config, *servers)
+    checked = check(*config, *urls)
     channel.queue_delete("passing")
     texts = [line.text for line in checked.lines if line.check == "queue passing"]
     assert checked.code == 1
@@ -118,31 +108,31 @@ def test_a_queue_that_deletes_itself_or_is_another_connections_own(channel, serv
     assert "exclusive to another connection" in checked.of("queue mine").text
 
 
-def test_arguments_of_somebody_elses_queue_are_theirs(channel, servers, tmp_path):
+def test_arguments_of_somebody_elses_queue_are_theirs(channel, urls, tmp_path):
     channel.queue_declare("theirs", durable=True, arguments={"x-max-length": 1000})
     config = write(tmp_path, ROUTE + 'queue = "theirs"\ndeclare = false\n')
-    checked = check(*config, *servers)
+    checked = check(*config, *urls)
     channel.queue_delete("theirs")
     assert "inequivalent" not in str(checked) and "no worker consumes" in checked.of("queue").text
 
 
-def test_a_queue_without_consumers_keeps_its_messages(channel, servers, tmp_path):
+def test_a_queue_without_consumers_keeps_its_messages(channel, urls, tmp_path):
     channel.queue_declare("full", durable=True, arguments={"x-max-length": 1})
     channel.basic_publish("", "full", b"precious")
     limits = "queue_arguments = { x-max-length = 1 }\n"
-    checked = check(*write(tmp_path, ROUTE + 'queue = "full"\n' + limits), *servers)
+    checked = check(*write(tmp_path, ROUTE + 'queue = "full"\n' + limits), *urls)
     _, _, body = channel.basic_get("full", auto_ack=True)
     channel.queue_delete("full")
     assert body == b"precious"
     assert "no worker consumes it, with 1 message waiting" in checked.of("queue full").text
 
 
-def test_of_dynamic_queues_the_static_one_is_examined(rabbitmq, servers, tmp_path):
+def test_of_dynamic_queues_the_static_one_is_examined(rabbitmq, urls, tmp_path):
     text = ROUTE.replace('path = "/"', 'path = "/{session}"')
     text += 'queue = "session-{param:session}"\nqueue_pattern = "session-.+"\n'
     before = rabbitmq.ctl("list_queues", "name")
 
-    checked = check(*write(tmp_path, text), *servers)
+    checked = check(*write(tmp_path, text), *urls)
 
     assert checked.of("queue celery").status == "ok"
     found = checked.of("queue session-{param:session}")

@@ -11,16 +11,8 @@ import pytest
 import redis
 
 from gateway.cli.checks import stores
-from tests.integration.checking import KEYED, ROUTE, Line, check, urls, write
+from tests.integration.checking import KEYED, ROUTE, Line, check, servers_at, write
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
-
-
-@pytest.fixture(scope="module")
-def results(stack: Stack, start) -> Iterator[Server]:
-    """A Redis of their own, whose settings are changed."""
-    server = start(stack.redis)
-    yield server
-    server.stop()
 
 
 @pytest.fixture
@@ -53,7 +45,7 @@ def test_a_redis_that_is_away(rabbitmq, results, tmp_path, place):
     config = write(tmp_path, (f'state_url = "{dead}"\n' if place == "state" else "") + ROUTE)
     backend = dead if place == "results" else results.url
 
-    checked = check(*config, *urls(rabbitmq.url, backend))
+    checked = check(*config, *servers_at(rabbitmq.url, backend))
 
     line = checked.of(place)
     assert checked.code == 1 and line.status == "FAIL" and "sesame" not in str(checked)
@@ -71,7 +63,7 @@ def test_the_state_line_names_the_setting_that_its_url_comes_from(
 
     def state(url: str) -> Line:
         config = write(tmp_path, (f'state_url = "{url}"\n' if own else "") + KEYED)
-        return check(*config, *urls(rabbitmq.url, results.url if own else url)).of("state")
+        return check(*config, *servers_at(rabbitmq.url, results.url if own else url)).of("state")
 
     well, away = state(results.url), state(dead)
 
@@ -88,7 +80,7 @@ def test_a_redis_that_evicts(rabbitmq, redis_server, results, client, tmp_path, 
     client.config_set("maxmemory-policy", "volatile-lru")
     client.config_set("appendonly", "yes")
     config = write(tmp_path, (f'state_url = "{results.url}"\n' if place == "state" else "") + ROUTE)
-    args = [*config, *urls(rabbitmq.url, results.url)]
+    args = [*config, *servers_at(rabbitmq.url, results.url)]
     assert check(*args).well
 
     # when there is one,
@@ -105,14 +97,14 @@ def test_a_redis_of_claims_alone_that_evicts(rabbitmq, redis_server, client, res
     client.config_set("maxmemory-policy", "allkeys-lru")
     client.config_set("maxmemory", "512mb")
     config = write(tmp_path, f'state_url = "{results.url}"\n' + KEYED)
-    checked = check(*config, *urls(rabbitmq.url, redis_server.url))
+    checked = check(*config, *servers_at(rabbitmq.url, redis_server.url))
     assert checked.code == 1 and "allkeys-lru" in checked.worst("state").text
 
 
 def test_how_full_it_is(rabbitmq, results, client):
     used = client.info("memory")["used_memory"]
     client.config_set("maxmemory", used * 4)
-    args = urls(rabbitmq.url, results.url)
+    args = servers_at(rabbitmq.url, results.url)
     assert re.search(r"of \d\.\d MiB used \(\d\d%\)", check(*args).of("results").text)
 
     for n in count():
@@ -128,7 +120,7 @@ def test_how_full_it_is(rabbitmq, results, client):
 
 
 def test_claims_that_are_not_on_disk_are_a_warning(rabbitmq, results, client, tmp_path):
-    args = [*write(tmp_path, KEYED), *urls(rabbitmq.url, results.url)]
+    args = [*write(tmp_path, KEYED), *servers_at(rabbitmq.url, results.url)]
     checked = check(*args)
     line = checked.of("state")
     assert (checked.code, line.status) == (0, "warn") and "nothing on disk" in line.text
@@ -141,7 +133,7 @@ def test_claims_cannot_be_taken_from_a_replica_or_a_full_redis(
     rabbitmq, redis_server, results, client, tmp_path
 ):
     config = write(tmp_path, f'state_url = "{results.url}"\n' + KEYED)
-    args = [*config, *urls(rabbitmq.url, redis_server.url)]
+    args = [*config, *servers_at(rabbitmq.url, redis_server.url)]
     client.config_set("maxmemory", 1)
     assert "give it more memory" in str(check(*args).lines)
     client.config_set("maxmemory", 0)
@@ -164,7 +156,7 @@ def test_a_permission_that_is_missing(rabbitmq, results, client, tmp_path, right
     client.execute_command("ACL", "SETUSER", "limited", *rights)
     url = results.url.replace("//", "//limited:sesame@")
     client.config_set("appendonly", "yes")
-    args = [*write(tmp_path, KEYED), *urls(rabbitmq.url, url)]
+    args = [*write(tmp_path, KEYED), *servers_at(rabbitmq.url, url)]
 
     checked = check(*args)
 
@@ -182,7 +174,7 @@ def test_a_wrong_password(rabbitmq, results, client, secret):
     client.config_set("requirepass", "sesame")
     url = results.url.replace("//", f"//{secret}")
     try:
-        checked = check(*urls(rabbitmq.url, url))
+        checked = check(*servers_at(rabbitmq.url, url))
     finally:
         client.config_set("requirepass", "")
         client.acl_deluser("limited")
@@ -191,12 +183,12 @@ def test_a_wrong_password(rabbitmq, results, client, secret):
 
 
 def test_a_database_that_is_not_there(rabbitmq, results):
-    line = check(*urls(rabbitmq.url, results.url.replace("/0", "/99"))).of("results")
+    line = check(*servers_at(rabbitmq.url, results.url.replace("/0", "/99"))).of("results")
     assert line.status == "FAIL" and "correct result_backend" in line.text
 
 
 def test_no_store_is_needed_where_workers_reply(rabbitmq, results):
-    checked = check(*urls(rabbitmq.url, ""), "--strategy", "pika")
+    checked = check(*servers_at(rabbitmq.url, ""), "--strategy", "pika")
     assert checked.well and "only reply" in checked.of("results").text
 
 
@@ -210,6 +202,6 @@ def test_a_redis_that_is_too_old(version, old):
 
 def test_valkey_is_told_by_its_name(rabbitmq, stack, start):
     server = start(stack.embedded)
-    text = check(*urls(rabbitmq.url, server.url)).of("results").text
+    text = check(*servers_at(rabbitmq.url, server.url)).of("results").text
     server.stop()
     assert text.startswith("Valkey ")

@@ -4,30 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import redis
 
 from tests.docs.test_documents import ROOT
-from tests.integration.checking import ROUTE, check, urls, worker_of, write
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.integration.checking import ROUTE, check, servers_at, write
+from tests.support.stack import Server
 from tests.support.waiting import until
-
-
-@pytest.fixture
-def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, tmp_path: Path):
-    """Start workers in a `with` block, with the gateway's result store unless another is given."""
-
-    def start(backend: str = redis_server.url, lines: str | None = None, *args, **env):
-        return worker_of(stack, rabbitmq.url, tmp_path, backend, lines, *args, **env)
-
-    return start
-
-
-@pytest.fixture
-def servers(rabbitmq: RabbitMQ, redis_server: Server) -> list[str]:
-    return urls(rabbitmq.url, redis_server.url)
 
 
 @pytest.fixture
@@ -39,43 +23,47 @@ def client(redis_server: Server) -> Iterator[redis.Redis]:
 # Who answers ----------------------------------------------------------------------------------
 
 
-def test_no_worker_at_all(servers):
-    checked = check(*servers)
+def test_no_worker_at_all(urls):
+    checked = check(*urls)
     assert checked.code == 1
     assert "celery -A APP worker -n NAME@%h -Q celery" in checked.of("workers").text
 
 
-def test_workers_on_the_queue_that_lack_its_task(stack, rabbitmq, redis_server, worker, tmp_path):
+def test_workers_on_the_queue_that_lack_its_task(
+    stack, rabbitmq, redis_server, worker_with, tmp_path
+):
     # Given a worker on the route's queue that lacks the task, and one elsewhere that has it,
     config = write(tmp_path, ROUTE + 'task = "faults.run"\n')
     other = {"app": "tests.faults.tasks", "queues": ["elsewhere"], "cwd": ROOT}
     elsewhere = stack.worker(rabbitmq.url, redis_server.url, **other)
-    with worker():
-        checked = check(*config, *urls(rabbitmq.url, redis_server.url))
+    with worker_with():
+        checked = check(*config, *servers_at(rabbitmq.url, redis_server.url))
     elsewhere.kill()
     assert checked.code == 1
     line = checked.of("task faults.run")
     assert re.search(r"\S+ on celery lacks it; \S+ has it", line.text)
 
 
-def test_workers_without_remote_control_cannot_be_looked_at(servers, worker):
-    with worker(lines="app.conf.worker_enable_remote_control = False"):
-        checked = check(*servers)
+def test_workers_without_remote_control_cannot_be_looked_at(urls, worker_with):
+    with worker_with(lines="app.conf.worker_enable_remote_control = False"):
+        checked = check(*urls)
     line = checked.of("workers")
     assert (checked.code, line.status) == (0, "warn")
     assert "worker_enable_remote_control" in line.text
     assert checked.of("task").status == "skip"
 
 
-def test_workers_that_answer_in_another_form_are_no_error(servers, worker):
-    with worker(lines="app.conf.update(task_serializer='yaml', accept_content=['yaml', 'json'])"):
-        checked = check(*servers)
+def test_workers_that_answer_in_another_form_are_no_error(urls, worker_with):
+    with worker_with(
+        lines="app.conf.update(task_serializer='yaml', accept_content=['yaml', 'json'])"
+    ):
+        checked = check(*urls)
     assert checked.of("workers").status in ("warn", "FAIL")
 
 
-def test_a_fleet_is_one_line(servers, worker):
-    with worker(), worker(), worker(), worker():
-        checked = check(*servers)
+def test_a_fleet_is_one_line(urls, worker_with):
+    with worker_with(), worker_with(), worker_with(), worker_with():
+        checked = check(*urls)
     assert checked.well
     assert re.fullmatch(
         r"4 answered: (worker-\w+@localhost, ){2}worker-\w+@localhost and 1 more",
@@ -87,11 +75,11 @@ def test_a_fleet_is_one_line(servers, worker):
 # Nothing is run, nothing stays ----------------------------------------------------------------
 
 
-def test_no_task_is_run_and_nothing_stays(servers, rabbitmq, client, worker, tmp_path):
+def test_no_task_is_run_and_nothing_stays(urls, rabbitmq, client, worker_with, tmp_path):
     client.flushall()
-    with worker(lines=""):
+    with worker_with(lines=""):
         before = rabbitmq.ctl("list_queues", "name", "messages")
-        assert check(*servers).well
+        assert check(*urls).well
         # A message is acknowledged after its reply.
         until(lambda: rabbitmq.ctl("list_queues", "name", "messages") == before, 30)
     assert client.keys("*") == []

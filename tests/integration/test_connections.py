@@ -22,7 +22,7 @@ from appserver.settings import settings
 from gateway.amqp.publisher import Publisher
 from gateway.celery_message import Message
 from gateway.config.settings import TLS, Config
-from gateway.config.strategies import STRATEGIES
+from gateway.config.strategies import STRATEGIES, properties
 from gateway.errors import BrokerUnavailable, Unroutable
 from gateway.metrics import Metrics
 from gateway.stack.programs import find
@@ -38,7 +38,7 @@ from tests.support.waiting import until
 TIMEOUT = 60  # seconds until something must have happened
 
 #: Those that have results from Redis.
-STORED = [name for name, info in STRATEGIES.items() if info.stored]
+STORED = [name for name in STRATEGIES if properties(name).stored]
 
 #: Three that publish and wait each in another way.
 DIFFERENT = ["pika", "redis", "threadpool"]

@@ -63,14 +63,6 @@ args = ["json:/id"]
 
 
 @pytest.fixture(scope="module")
-def results(stack: Stack, start) -> Iterator[Server]:
-    """One of its own: the journal is one for all gateways at a Redis."""
-    results = start(stack.redis)
-    yield results
-    results.stop()
-
-
-@pytest.fixture(scope="module")
 def servers(stack: Stack, rabbitmq: RabbitMQ, results: Server) -> Iterator[Servers]:
     servers = Servers(stack, rabbitmq, results)
     yield servers

@@ -14,7 +14,7 @@ import kombu
 import pytest
 
 from gateway.config.strategies import STRATEGIES
-from tests.integration.checking import urls
+from tests.integration.checking import servers_at
 from tests.integration.deliveries import ROOT, URLS, Servers, run, send
 from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
@@ -242,7 +242,7 @@ def test_a_replayed_delivery_does_not_go_with_an_idle_queue(servers):
     time.sleep(EXPIRES / 2 + 1)  # the queue would expire before a message is too old for it
 
     config = max(servers.directory.glob("*.toml"), key=lambda path: path.stat().st_mtime)
-    common = ["--config", str(config), *urls(servers.broker.url, servers.results.url)]
+    common = ["--config", str(config), *servers_at(servers.broker.url, servers.results.url)]
     (line, *_) = deliveries("list", "--json", "--route", "/accept/{session}", *common).splitlines()
     said = deliveries("replay", json.loads(line)["id"], *common)
 

@@ -20,7 +20,7 @@ from gateway.delivery import Delivery
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
 from gateway.stack.loopback import answers_ok
-from tests.integration.checking import check, urls, write
+from tests.integration.checking import check, servers_at, write
 from tests.integration.deliveries import URLS, Servers, cut_connections, port_of, run, send
 from tests.support.requests import confirmed
 from tests.support.stack import RabbitMQ, Server, Stack
@@ -277,7 +277,7 @@ def test_a_process_learns_what_others_have_published(servers):
 def test_check_names_the_worker_that_is_missing(servers, tmp_path):
     route = '[[routes]]\npath = "/"\nqueue = "checked"\nfair_by = "remote"\nfair_queues = 4\n'
     config = write(tmp_path, route)
-    addresses = urls(servers.broker.url, servers.results.url)
+    addresses = servers_at(servers.broker.url, servers.results.url)
     fair = "GATEWAY_FAIR_QUEUES=checked:4"
 
     checked = check(*config, *addresses)

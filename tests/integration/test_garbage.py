@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
 
 import pytest
@@ -16,19 +15,12 @@ from gateway.stack.server import Server
 from gateway.strategies import find
 from tests.support.http_client import Connection, request
 from tests.support.in_memory import Gateway
-from tests.support.stack import RabbitMQ, Stack
+from tests.support.stack import RabbitMQ
 
 TIMEOUT = 60  # seconds
 REQUESTS, AT_ONCE = 200, 4
 #: How many objects in cycles may appear meanwhile, of others: timers, reconnections.
 OTHERS = REQUESTS // 10
-
-
-@pytest.fixture(scope="module")
-def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Server]:
-    worker = stack.worker(rabbitmq.url, redis_server.url)
-    yield worker
-    worker.stop()
 
 
 # Celery's drainer has to patch its process, which only a process of its own can.

@@ -15,31 +15,17 @@ from tornado.ioloop import IOLoop
 
 from gateway.http import stream
 from tests.support.http_client import request
-from tests.support.in_memory import LOOPS, Start, arguments, running, serving
+from tests.support.in_memory import LOOPS, arguments
 
 CHUNKED = b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
 
-pytestmark = pytest.mark.gen_test(timeout=10)
+pytestmark = [
+    pytest.mark.gen_test(timeout=10),
+    pytest.mark.usefixtures("nothing_is_told"),
+    pytest.mark.parametrize("io_loop", LOOPS, indirect=True),
+]
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-
-
-@pytest.fixture(params=LOOPS)
-def io_loop(request: pytest.FixtureRequest) -> Iterator[IOLoop]:
-    with running(request.param) as io_loop:
-        yield io_loop
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_told(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    yield
-    assert [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")] == []
-
-
-@pytest.fixture
-def serve(io_loop: IOLoop) -> Iterator[Start]:
-    with serving(io_loop) as start:
-        yield start
 
 
 @pytest.fixture

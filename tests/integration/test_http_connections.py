@@ -6,11 +6,9 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Iterator
 
 import pytest
 from kombu.utils.json import loads
-from tornado.ioloop import IOLoop
 
 from gateway.celery_message import Message
 from gateway.config.settings import Config
@@ -19,27 +17,13 @@ from gateway.http import server, stream
 from gateway.outcome import FAILURE, SUCCESS, Outcome
 from gateway.relay.limits import Limits
 from tests.support.http_client import Connection, request
-from tests.support.in_memory import LOOPS, Start, echo, running, serving
+from tests.support.in_memory import LOOPS, echo
 
-pytestmark = pytest.mark.gen_test(timeout=10)
-
-
-@pytest.fixture(params=LOOPS)
-def io_loop(request: pytest.FixtureRequest) -> Iterator[IOLoop]:
-    with running(request.param) as io_loop:
-        yield io_loop
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_told(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    yield
-    assert [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")] == []
-
-
-@pytest.fixture
-def serve(io_loop: IOLoop) -> Iterator[Start]:
-    with serving(io_loop) as start:
-        yield start
+pytestmark = [
+    pytest.mark.gen_test(timeout=10),
+    pytest.mark.usefixtures("nothing_is_told"),
+    pytest.mark.parametrize("io_loop", LOOPS, indirect=True),
+]
 
 
 def small_window(port: int) -> socket.socket:

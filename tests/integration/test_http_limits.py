@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import gc
 import gzip
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
-from tornado.ioloop import IOLoop
 
 from gateway.celery_message import Message
 from gateway.delivery import Request
@@ -18,25 +17,17 @@ from gateway.http.received_request import ReceivedRequest
 from gateway.http.stream import AHEAD, Stream
 from gateway.outcome import SUCCESS, Outcome
 from tests.support.http_client import Answer, Connection, request
-from tests.support.in_memory import LOOPS, Gateway, InMemory, Start, echo, running, serving
+from tests.support.in_memory import LOOPS, Gateway, InMemory, echo
 
-pytestmark = pytest.mark.gen_test(timeout=10)
+pytestmark = [
+    pytest.mark.gen_test(timeout=10),
+    pytest.mark.usefixtures("nothing_is_told"),
+    pytest.mark.parametrize("io_loop", LOOPS, indirect=True),
+]
 
 LENGTH = b"Content-Length: 0"
 CHUNKED = ("Transfer-Encoding: chunked",)
 EXPECT = ("Expect: 100-continue",)
-
-
-@pytest.fixture(params=LOOPS)
-def io_loop(request: pytest.FixtureRequest) -> Iterator[IOLoop]:
-    with running(request.param) as io_loop:
-        yield io_loop
-
-
-@pytest.fixture
-def serve(io_loop: IOLoop) -> Iterator[Start]:
-    with serving(io_loop) as start:
-        yield start
 
 
 def head(target: str = "/", *lines: str, length: int | None = 1_000, method: str = "POST") -> bytes:
@@ -433,19 +424,13 @@ def bodies() -> int:
 
 
 @pytest.mark.parametrize("cut", CUT, ids=lambda cut: cut.__name__)
-async def test_no_cycle_keeps_a_body_whose_connection_or_request_has_ended(serve, cut):
+async def test_no_cycle_keeps_a_body_whose_connection_or_request_has_ended(serve, uncollected, cut):
     gateway = serve(None)
-    gc.collect()
-    gc.disable()
-    before = bodies()
-    try:
-        async with await gateway.open() as connection:
-            await cut(gateway, connection)
-            await until_it_holds(gateway, 0, 0)
-        for queue in (gateway.strategy.sent, gateway.strategy.freed):
-            while not queue.empty():
-                queue.get_nowait()
-        while bodies() > before:
-            await asyncio.sleep(0.01)
-    finally:
-        gc.enable()
+    async with await gateway.open() as connection:
+        await cut(gateway, connection)
+        await until_it_holds(gateway, 0, 0)
+    for queue in (gateway.strategy.sent, gateway.strategy.freed):
+        while not queue.empty():
+            queue.get_nowait()
+    while bodies():
+        await asyncio.sleep(0.01)

@@ -61,13 +61,6 @@ def check_state() -> Callable[[Config], list[Finding]]:
     return lambda config: asyncio.run(stores.check_state(config))
 
 
-@pytest.fixture
-def metrics() -> Iterator[Metrics]:
-    metrics = Metrics()
-    yield metrics
-    metrics.close()
-
-
 def message(delivery_id: str, size: int = 100) -> Message:
     about = {"id": delivery_id, "route": "/", "source": "", "event": "", "store": False}
     call = b'[[{}, {}, "%s"], {}, {}]' % (b"x" * size)

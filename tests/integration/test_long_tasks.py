@@ -11,7 +11,7 @@ from gateway.cli import main
 from gateway.stack.server import poll
 from tests.integration.losses import TIMEOUT, Servers, accept, result
 from tests.integration.test_poison import RUNS
-from tests.support.stack import RabbitMQ, Server
+from tests.support.stack import RabbitMQ
 
 LIMIT, TICK = 1_500, 500  # milliseconds
 
@@ -23,14 +23,6 @@ def broker(own_rabbitmq: RabbitMQ) -> Iterator[RabbitMQ]:
         own_rabbitmq.setting("channel_tick_interval", TICK),
     ):
         yield own_rabbitmq
-
-
-@pytest.fixture(scope="module")
-def results(stack, start) -> Iterator[Server]:
-    """A store of one's own, as others' beginnings would be counted in it."""
-    results = start(stack.redis)
-    yield results
-    results.stop()
 
 
 @pytest.fixture

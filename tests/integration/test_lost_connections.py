@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from threading import Thread
 
@@ -19,25 +19,17 @@ from gateway.amqp.publisher import Publisher
 from gateway.config.settings import TLS, Config
 from gateway.errors import GatewayError
 from gateway.http.stream import Stream
-from gateway.metrics import Metrics
 from gateway.read_throttling import ReadThrottling
 from gateway.relay.limits import Limits
 from gateway.stores import pipeline, result_store
 from gateway.stores.pipeline import Pipeline, results_of
 from gateway.stores.subscription import Subscription
-from gateway.strategies.pika_rpc import CONSUMER, PikaRPC
+from gateway.strategies.pika_strategy import CONSUMER, PikaRPC
 from tests.support.in_memory import LOOPS
 from tests.support.stack import RabbitMQ
 from tests.support.waiting import eventually
 
 TIMEOUT = 60  # seconds
-
-
-@pytest.fixture
-def metrics() -> Iterator[Metrics]:
-    metrics = Metrics()
-    yield metrics
-    metrics.close()
 
 
 @pytest.fixture(params=list(LOOPS))

@@ -19,7 +19,7 @@ from gateway.metrics import Metrics
 from gateway.stack import free_port
 from tests.faults.oracle import executions
 from tests.faults.tasks import EXECUTED
-from tests.integration.checking import Line, check, urls
+from tests.integration.checking import Line, check, servers_at
 from tests.integration.losses import Servers, ask
 from tests.support.requests import post_all
 from tests.support.stack import RabbitMQ, Server, Stack
@@ -71,7 +71,7 @@ def client_of(servers: Servers) -> Celery:
 def told(servers: Servers) -> Line:
     """Return what `gateway check` says of lost results."""
     config = ["--config", str(servers.directory / "gateway.toml")]
-    return check(*config, *urls(servers.broker.url, servers.results)).of("lost results")
+    return check(*config, *servers_at(servers.broker.url, servers.results)).of("lost results")
 
 
 async def watched(broker: str) -> float:

@@ -14,7 +14,7 @@ import redis
 from gateway.config.strategies import STRATEGIES
 from gateway.stack import free_port
 from tests.faults.proxy import Proxy
-from tests.integration.checking import check, urls, write
+from tests.integration.checking import check, servers_at, write
 from tests.integration.deliveries import KEYED, Servers, port_of, send
 from tests.support.requests import get
 from tests.support.stack import RabbitMQ, Server, Stack
@@ -149,7 +149,7 @@ def test_a_check_of_another_kind_of_redis_fails(stack, rabbitmq, tmp_path):
     with client(replica) as server:
         server.replicaof("127.0.0.1", free_port())
     for server, words in ((cluster, "it is in cluster mode"), (replica, "it is a replica")):
-        checked = check(*urls(rabbitmq.url, server.url), *write(tmp_path, ROUTES))
+        checked = check(*servers_at(rabbitmq.url, server.url), *write(tmp_path, ROUTES))
         for name in ("results", "state"):
             assert checked.of(f"{name} redis").status == "FAIL"
             assert words in checked.of(f"{name} redis").text

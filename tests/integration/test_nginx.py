@@ -37,13 +37,6 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Server]:
-    worker = stack.worker(rabbitmq.url, redis_server.url)
-    yield worker
-    worker.stop()
-
-
-@pytest.fixture(scope="module")
 def gateways(
     stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, worker: Server, tmp_path_factory
 ) -> Iterator[list[Server]]:

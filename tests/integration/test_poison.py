@@ -11,7 +11,7 @@ from appserver.worker import BEGUN_AGAIN
 from gateway.stack.server import poll
 from tests.faults.tasks import BEGUN
 from tests.integration.losses import TIMEOUT, Servers, accept, ask, result
-from tests.support.stack import RabbitMQ, Server, StackError
+from tests.support.stack import RabbitMQ, StackError
 
 RUNS = 1 + BEGUN_AGAIN
 
@@ -20,14 +20,6 @@ RUNS = 1 + BEGUN_AGAIN
 def broker(own_rabbitmq) -> RabbitMQ:
     """All its connections are closed, and it is blocked."""
     return own_rabbitmq
-
-
-@pytest.fixture(scope="module")
-def results(stack, start) -> Server:
-    """A store of one's own, as others' beginnings would be counted in it."""
-    results = start(stack.redis)
-    yield results
-    results.stop()
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from gateway.amqp.publisher import Publisher
 from gateway.celery_message import Message
 from gateway.config.settings import Config, Route
 from gateway.errors import BodyTooLarge, BrokerUnavailable, URITooLong
-from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
 from tests.faults.proxy import Proxy
 from tests.faults.servers import port_of
@@ -33,13 +32,6 @@ QUEUE = "celery"
 def broker(own_rabbitmq: RabbitMQ) -> RabbitMQ:
     """These tests freeze and block it, and their messages stay."""
     return own_rabbitmq
-
-
-@pytest.fixture
-def metrics() -> Iterator[Metrics]:
-    metrics = Metrics()
-    yield metrics
-    metrics.close()
 
 
 def run(publisher: Callable[[], Publisher], work) -> None:

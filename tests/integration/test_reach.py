@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from gateway.config.strategies import STRATEGIES
-from tests.integration.checking import check, urls, write
+from tests.integration.checking import check, servers_at, write
 from tests.integration.deliveries import ROOT, URLS, Servers, port, run, send
 from tests.support.http_client import Answer, Connection, request
 from tests.support.requests import metric
@@ -301,7 +301,7 @@ def test_check_names_a_missing_exchange(servers, tmp_path):
     route = '[[routes]]\npath = "/{}"\ntask = "shop.options"\nexchange = "{}"\n'
     text = route.format("a", "events") + route.format("b", "no-such-exchange")
 
-    checked = check(*write(tmp_path, text), *urls(servers.broker.url, servers.results.url))
+    checked = check(*write(tmp_path, text), *servers_at(servers.broker.url, servers.results.url))
 
     assert checked.code == 1
     assert "create it with its bindings" in checked.of("exchange no-such-exchange").text
@@ -311,7 +311,7 @@ def test_check_names_a_missing_exchange(servers, tmp_path):
 def test_a_replay_sends_what_was_sent(servers, gateway, tmp_path):
     """The journal has a message's exchange, routing key, headers and priority."""
     sent = post(gateway, "/kept", {"kind": "paid", "urgency": 7}, "X-Region: eu")
-    arguments = ["--json", *urls(servers.broker.url, servers.results.url)]
+    arguments = ["--json", *servers_at(servers.broker.url, servers.results.url)]
     listed = cli("list", "--route", "/kept", *arguments)
     delivery = json.loads(listed.splitlines()[0])["id"]
 

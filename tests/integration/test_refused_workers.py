@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.checking import ROUTE, check, urls, worker_of, write
+from tests.integration.checking import ROUTE, check, servers_at, worker_of, write
 from tests.support.requests import post
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import until
@@ -28,7 +28,7 @@ def quorum_url(rabbitmq: RabbitMQ) -> Iterator[str]:
 def test_workers_consume_queues_that_are_quorum_queues_by_default(
     stack: Stack, quorum_url, redis_server: Server, tmp_path, lines
 ):
-    servers = urls(quorum_url, redis_server.url)
+    servers = servers_at(quorum_url, redis_server.url)
     gateway = stack.gateway("--broker", quorum_url, "--result-backend", redis_server.url)
     with worker_of(stack, quorum_url, tmp_path, redis_server.url, lines) as worker:
         until(lambda: "the prefetch limit holds for each queue" in worker.output(), 30)
@@ -46,7 +46,7 @@ def test_a_stock_worker_that_cannot_consume_such_a_queue_is_told_what_to_set(
     stack: Stack, quorum_url, redis_server: Server
 ):
     gateway = stack.gateway("--broker", quorum_url, "--result-backend", redis_server.url)
-    checked = check(*urls(quorum_url, redis_server.url))
+    checked = check(*servers_at(quorum_url, redis_server.url))
     gateway.stop()
     assert checked.code == 1
     text = checked.of("queue celery").text

@@ -80,7 +80,9 @@ def test_every_source_takes_what_is_sent_as_it(send, scheme):
     args += ["--secret", SEED] if scheme == "discord" else []
     example = find(scheme).example
     if example.receiver and scheme != "discord":
-        args += ["--secret", example.options["secrets"]]
+        secrets = example.options["secrets"]
+        for secret in [secrets] if isinstance(secrets, str) else secrets:
+            args += ["--secret", secret]
 
     sent = send(f"/{name}", "--as", name, *args)
 

@@ -54,13 +54,6 @@ def gateway(
     gateway.kill()
 
 
-@pytest.fixture(scope="module")
-def nginx(stack: Stack, start, gateway: Server) -> Iterator[Server]:
-    nginx = start(lambda: stack.nginx([int(gateway.url.rpartition(":")[2])]))
-    yield nginx
-    nginx.kill()
-
-
 def mac(text: str) -> bytes:
     return hmac.digest(SECRET.encode(), text.encode(), "sha256")
 

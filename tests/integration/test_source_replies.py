@@ -61,13 +61,6 @@ def gateway(
     gateway.kill()
 
 
-@pytest.fixture(scope="module")
-def nginx(stack: Stack, start, gateway: Server) -> Iterator[Server]:
-    nginx = start(lambda: stack.nginx([int(gateway.url.rpartition(":")[2])]))
-    yield nginx
-    nginx.kill()
-
-
 def message(form: str, **changes: Any) -> str:
     fields = {
         "ToUserName": "gh_account",

@@ -48,13 +48,6 @@ def gateway(
     worker.kill()
 
 
-@pytest.fixture(scope="module")
-def nginx(stack: Stack, start, gateway: Server) -> Iterator[Server]:
-    nginx = start(lambda: stack.nginx([int(gateway.url.rpartition(":")[2])]))
-    yield nginx
-    nginx.kill()
-
-
 # Events -------------------------------------------------------------------------------------
 
 

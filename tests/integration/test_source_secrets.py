@@ -55,13 +55,6 @@ def gateway(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, files) -> It
     worker.kill()
 
 
-@pytest.fixture(scope="module")
-def nginx(stack: Stack, start, gateway: Server) -> Iterator[Server]:
-    nginx = start(lambda: stack.nginx([int(gateway.url.rpartition(":")[2])]))
-    yield nginx
-    nginx.kill()
-
-
 def twilio(host: str, fields: dict[str, str]) -> Call:
     url = f"https://{host}/twilio?a=b%20c"
     signature = RequestValidator(SECRET).compute_signature(url, fields)

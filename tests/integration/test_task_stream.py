@@ -11,7 +11,8 @@ import pika
 import pytest
 import redis
 
-from tests.integration.test_appserver import ROOT, Requester, eventually
+from tests.integration.test_appserver import ROOT, Requester
+from tests.support.waiting import until
 
 SHOP = """
 import os
@@ -97,7 +98,7 @@ def test_messages_of_any_size_are_read(start, rabbitmq, pool, switch):
 
     assert [requester.reply(task_id)[1]["result"] for task_id in ids] == bodies
     # Then all are acknowledged, so that nothing would run again.
-    eventually(lambda: messages(rabbitmq, requester.queue) == 0)
+    until(lambda: messages(rabbitmq, requester.queue) == 0)
 
 
 def messages(rabbitmq, queue: str) -> int:
@@ -127,4 +128,4 @@ def test_what_cannot_be_run_stops_nothing(start, rabbitmq):
     )
 
     assert requester.call("shop.gate")["result"] == "hello"
-    eventually(lambda: messages(rabbitmq, requester.queue) == 0)
+    until(lambda: messages(rabbitmq, requester.queue) == 0)

@@ -65,13 +65,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     return Installed(tmp_path_factory.mktemp("versions"))
 
 
-@pytest.fixture(scope="module")
-def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Server]:
-    worker = stack.worker(rabbitmq.url, redis_server.url)
-    yield worker
-    worker.stop()
-
-
 @pytest.fixture
 def start(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, worker, installed, tmp_path):
     """Start a gateway of the installed version, which is not the one of this checkout."""

@@ -1,4 +1,4 @@
-"""tests/vectors/webhooks.json as requests, with what of each is signed."""
+"""tests/vectors/webhooks.json as requests."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ APP_ID = FOUND["wechat-secure-post"]["plain"]["receiveid"]
 class Vector:
     """A published request, good at the time `at` (seconds since the epoch; 0: at any).
 
-    Signed are all headers, the parameters of `query` but not those of `more`, and `covered`, a
-    part of the body (None: all of it). `wrong` changes a secret in the options. The answer has
-    `status`, and `read` finds `expected` (None: the body) in it.
+    `wrong` changes a secret in the options. The answer has `status`, and `read` finds `expected`
+    (None: the body) in it.
     """
 
     name: str
@@ -34,11 +33,9 @@ class Vector:
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)
-    more: Mapping[str, str] = field(default_factory=dict)
     at: int = 0
     path: str = ""
     method: str = "POST"
-    covered: bytes | None = None
     status: int = 200
     read: Callable[[bytes], bytes] = bytes
     expected: bytes | None = None
@@ -54,8 +51,7 @@ class Vector:
 
     @property
     def call(self) -> Call:
-        path, query = self.path or self.route, {**self.more, **self.query}
-        return Call(path, self.body, self.headers, query, self.method)
+        return Call(self.path or self.route, self.body, self.headers, self.query, self.method)
 
 
 def _pick(name: str, *keys: str) -> dict[str, str]:
@@ -76,10 +72,10 @@ def _standard(name: str, found: Mapping[str, str], secret: str, wrong: str) -> V
     return Vector(name, {"secrets": secret}, {"secrets": wrong}, body, headers, at=at)
 
 
-def _wechat(name: str, body: bytes, **more: Any) -> Vector:
-    query, at = _pick(name, "signature", "timestamp", "nonce"), int(FOUND[name]["timestamp"])
+def _wechat(name: str, body: bytes, parameters: Mapping[str, str], **more: Any) -> Vector:
+    query = {**parameters, **_pick(name, "signature", "timestamp", "nonce")}
     options, wrong = {"secrets": "AAAAA"}, {"secrets": "AAAAB"}
-    return Vector(name, options, wrong, body, query=query, at=at, covered=b"", **more)
+    return Vector(name, options, wrong, body, query=query, at=int(query["timestamp"]), **more)
 
 
 def _encrypted(name: str, wrong: Mapping[str, str], message: str, *signatures: str) -> Vector:
@@ -89,10 +85,12 @@ def _encrypted(name: str, wrong: Mapping[str, str], message: str, *signatures: s
         {"secrets": found["token"], "aes_key": found["aes_key"], "receive_id": APP_ID},
         wrong,
         json.dumps({"ToUserName": "gh_1", "Encrypt": found["encrypt"]}).encode(),
-        query=_pick(name, "timestamp", "nonce", "msg_signature", *signatures),
-        more={"openid": "o_1", "encrypt_type": "aes"},
+        query={
+            "openid": "o_1",
+            "encrypt_type": "aes",
+            **_pick(name, "timestamp", "nonce", "msg_signature", *signatures),
+        },
         at=int(found["timestamp"]),
-        covered=found["encrypt"].encode(),
         read=_decrypted,
         expected=message.encode(),
     )
@@ -116,8 +114,8 @@ _called = urlsplit(_twilio["url"])
 _post, _reply = FOUND["wechat-secure-post"]["plain"]["msg"], FOUND["wechat-secure-reply"]["msg"]
 
 VECTORS = [
-    _wechat("wechat-get", b"", method="GET", more={"echostr": "437512"}, expected=b"437512"),
-    _wechat("wechat-plain-post", b"<xml><MsgType>text</MsgType><MsgId>1</MsgId></xml>"),
+    _wechat("wechat-get", b"", {"echostr": "437512"}, method="GET", expected=b"437512"),
+    _wechat("wechat-plain-post", b"<xml><MsgType>text</MsgType><MsgId>1</MsgId></xml>", {}),
     _encrypted("wechat-secure-post", {"secrets": "AAAAB"}, _post, "signature"),
     # The encrypted reply might as well be a message.
     _encrypted("wechat-secure-reply", {"secrets": "AAAAB"}, _reply),

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ seams.install()
 
 from tests.simulation import pool, shrink  # noqa: E402
 from tests.simulation.run import plan_of, run  # noqa: E402
+from tests.support.numbers import numbers  # noqa: E402
 
 #: Where it is kept which seed `--minutes` goes on with.
 NEXT = Path("build/simulation-next")
@@ -30,7 +31,7 @@ WARM_UP = 0
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--strategies", default="pika,redis")
-    parser.add_argument("--seeds", help="the first and the last: 500000-500199; or one")
+    parser.add_argument("--seeds", type=numbers, help="some, or from one to another: 307,1-200")
     parser.add_argument(
         "--minutes", type=float, help="run for so long, from where the last run stopped"
     )
@@ -82,17 +83,12 @@ def _trace(seed: int, strategy: str, wires: bool) -> int:
 
 
 def _seeds(options: argparse.Namespace, strategies: list[str]) -> int:
-    if options.seeds:
-        first, _, last = options.seeds.partition("-")
-        numbers: Iterator[int] = iter(range(int(first), int(last or first) + 1))
-    elif NEXT.exists():
-        numbers = count(int(NEXT.read_text()))
-    else:
-        numbers = count(FIRST)
+    first = int(NEXT.read_text()) if NEXT.exists() else FIRST
+    seeds: Iterable[int] = options.seeds or count(first)
     end = time.monotonic() + (options.minutes or 1e9) * 60
 
     def jobs() -> Iterator[pool.Job]:
-        for number in numbers:
+        for number in seeds:
             if time.monotonic() > end:
                 NEXT.parent.mkdir(exist_ok=True)
                 NEXT.write_text(str(number))

@@ -43,8 +43,8 @@ def _w(name: str, file: str, old: str, new: str) -> Mutant:
 
 
 _OF_STRATEGY = {
-    "gateway/strategies/pika_rpc.py": "pika",
-    "gateway/strategies/redis_push.py": "redis",
+    "gateway/strategies/pika_strategy.py": "pika",
+    "gateway/strategies/redis_strategy.py": "redis",
 }
 
 
@@ -53,31 +53,31 @@ _CLAIMED = "relay/claimed_delivery"
 MUTANTS = [
     _m(
         "an old reply queue kept",
-        "strategies/pika_rpc",
+        "strategies/pika_strategy",
         'self._reply_to = f"{REPLY_PREFIX}',
         'self._reply_to = self._reply_to or f"{REPLY_PREFIX}',
     ),
     _m(
         "lost replies not told",
-        "strategies/pika_rpc",
+        "strategies/pika_strategy",
         "pending.fail(ResultsLost())",
         "pass",
     ),
     _m(
         "an ended wait kept (pika)",
-        "strategies/pika_rpc",
+        "strategies/pika_strategy",
         "self._waiting.pop(pending.message.task_id, None)",
         "pass",
     ),
     _m(
         "an ended wait kept (redis)",
-        "strategies/redis_push",
+        "strategies/redis_strategy",
         "self._waiting.pop(pending.message.task_id, None)",
         "pass",
     ),
     _m(
         "no fetch after a new subscription",
-        "strategies/redis_push",
+        "strategies/redis_strategy",
         "await self._fetch(list(self._waiting))",
         "pass",
     ),

@@ -265,15 +265,15 @@ def test_garbage_is_an_outcome_that_cannot_be_read(payload):
     assert outcome.state == SUCCESS and outcome.error.startswith("no JSON result")
 
 
-@pytest.mark.parametrize("value", ["x", 5, None, [], {}, {"hex": "x"}, {"no": 1}, "\ud800", 1e400])
 @pytest.mark.parametrize(
     "kind", ["bytes", "base64", "datetime", "date", "time", "decimal", "uuid", "unknown", 5, []]
 )
-def test_typed_value_that_is_none_does_no_harm(kind, value):
+def test_typed_value_that_is_none_does_no_harm(kind):
     """A task may pass on what a sender made up: it ends its own request at the most."""
-    typed = {"__type__": kind, "__value__": value}
-    outcome = decode_result(json.dumps({"status": "SUCCESS", "result": typed}).encode())
-    assert outcome.state == SUCCESS
+    for value in ("x", 5, None, [], {}, {"hex": "x"}, {"no": 1}, "\ud800", 1e400):
+        typed = {"__type__": kind, "__value__": value}
+        outcome = decode_result(json.dumps({"status": "SUCCESS", "result": typed}).encode())
+        assert outcome.state == SUCCESS, value
 
 
 @given(st.binary())

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-
-import pytest
 
 from gateway import read_throttling
 from gateway.metrics import Metrics
@@ -25,13 +22,6 @@ class Transport:
     def resume_reading(self) -> None:
         self.changes.append("resumed")
         self.resumed.set()
-
-
-@pytest.fixture
-def metrics() -> Iterator[Metrics]:
-    metrics = Metrics()
-    yield metrics
-    metrics.close()
 
 
 def busy(metrics: Metrics) -> ReadThrottling:

@@ -6,10 +6,12 @@ import sys
 from argparse import Namespace
 
 import pytest
+from opentelemetry.sdk.resources import Resource
 
 from gateway.cli.configuration import configure
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
+from gateway.tracing.spans import Spans
 
 
 @pytest.mark.parametrize("missing", ["opentelemetry", "opentelemetry.exporter.otlp.proto.http"])
@@ -37,3 +39,17 @@ def test_without_its_extra_a_gateway_does_not_start(missing, monkeypatch):
 )
 def test_the_path_of_otlp_is_added_where_there_is_none(given, used):
     assert Config(trace_endpoint=given).trace_endpoint == used
+
+
+@pytest.mark.parametrize("error", ["", "refused"])
+def test_a_late_answer_has_a_span_in_its_deliverys_trace(error):
+    about = {"http.route": "/slack", "gateway.task.id": "t"}
+
+    span = Spans(Resource({}), "rabbitmq").late(5, 6, "POST", about, error, (1_000, 2_000))
+
+    assert (span.name, span.kind.name) == ("POST late answer", "CLIENT")
+    assert (span.context.trace_id, span.parent.span_id) == (5, 6)
+    assert (span.start_time, span.end_time) == (1_000, 2_000)
+    assert span.attributes.get("error.type", "") == error
+    assert span.attributes["http.route"] == "/slack"
+    assert span.status.is_unset == (not error)

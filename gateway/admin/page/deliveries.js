@@ -70,8 +70,9 @@ function path(delivery) {
 }
 
 function stateClass(state) {
-  if (state === "succeeded") return "good";
-  return ["failed", "dead-lettered", "expired", "refused", "ignored"].includes(state) ? "bad" : "";
+  if (["succeeded", "answered-late"].includes(state)) return "good";
+  const bad = ["failed", "dead-lettered", "expired", "refused", "ignored", "late-answer-failed"];
+  return bad.includes(state) ? "bad" : "";
 }
 
 function row(delivery) {

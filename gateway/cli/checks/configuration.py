@@ -20,6 +20,10 @@ _EXPOSED_REMEDY = (
     "use TLS on the whole way, or what docs/sources.md has for the scheme: an aes_key, {body} in "
     "signed, a signing token"
 )
+_SHARED = "the sender signs for all its users with this key, and anybody may be one of them"
+_SHARED_REMEDY = (
+    "add to secrets of [sources.{}] whose deliveries these are; docs/sources.md says how"
+)
 
 _HMAC = ", or set event in the source"
 _kind = re.compile(r"[^./*]+[./]").match
@@ -52,7 +56,10 @@ def sources(config: Config) -> list[Finding]:
     """
     found, exposed = [], []
     for name, options in config.sources.items():
-        if not of(options)(options, config.public_url or "").covers_body:
+        source = of(options)(options, config.public_url or "")
+        if source.shared_key:
+            found.append(warn(f"source {name}", _SHARED, _SHARED_REMEDY.format(name)))
+        if not source.covers_body:
             exposed.append(f"{name} ({options.scheme})")
         elif options.tolerance:
             found.append(ok(f"source {name}"))

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field
 
 from gateway.cli.sizing.costs import Cost, Costs
 from gateway.config.settings import Config, StrategyName
-from gateway.config.strategies import STRATEGIES
+from gateway.config.strategies import properties
 from gateway.errors import ConfigError
 from gateway.model import Model
 
@@ -151,7 +151,7 @@ class _Sizing:
     def __init__(self, load: Load, costs: Costs):
         if load.pool == "solo" and load.concurrency > 1:
             raise ConfigError(["--concurrency: a solo pool runs one task at a time; leave it out"])
-        self.load, self.costs, self.info = load, costs, STRATEGIES[load.strategy]
+        self.load, self.costs, self.info = load, costs, properties(load.strategy)
         self.aim, self.claimed = load.utilisation, load.rate * load.identified
         self.copies = REPLICAS if load.queue_type == "quorum" else 1
         pools = (load.pool, "threads", "solo")

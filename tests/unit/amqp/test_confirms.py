@@ -11,16 +11,8 @@ from gateway.amqp.confirms import Confirms
 from gateway.celery_message import Message
 from gateway.errors import BrokerUnavailable, NotConfirmed, Rejected, Unroutable
 from gateway.metric_table import PUBLISHED
-from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
 from tests.support.requests import counted
-
-
-@pytest.fixture
-def metrics():
-    metrics = Metrics()
-    yield metrics
-    metrics.close()
 
 
 @pytest.fixture

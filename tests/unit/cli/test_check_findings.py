@@ -249,14 +249,10 @@ def test_a_route_that_waits_for_events_that_its_sender_does_not_have_is_warned_o
     assert all(said in str(finding) for finding in found)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_known_events_of_a_scheme_have_those_of_its_samples(scheme):
-    known = find(scheme).events
-    if known:
-        assert all(
-            any(overlap(sample.event, each) for each in known)
-            for sample in find(scheme).samples.values()
-        )
+def test_the_known_events_of_a_scheme_have_those_of_its_samples():
+    for scheme in filter(lambda scheme: find(scheme).events, SCHEMES):
+        for sample in find(scheme).samples.values():
+            assert any(overlap(sample.event, each) for each in find(scheme).events), scheme
 
 
 @pytest.mark.parametrize(

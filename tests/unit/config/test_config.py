@@ -13,13 +13,13 @@ from pydantic import ValidationError
 from gateway.config.loading import load
 from gateway.config.problems import explain
 from gateway.config.settings import Config, Route
-from gateway.config.strategies import STRATEGIES
+from gateway.config.strategies import STRATEGIES, properties
 from gateway.config.tls import TLS
 from gateway.errors import ConfigError
 from gateway.process.handover import Start, read, write
 from gateway.sources import SCHEMES, find
 
-OTHERS = ", ".join(name for name, info in STRATEGIES.items() if not info.amqp_only)
+OTHERS = ", ".join(name for name in STRATEGIES if not properties(name).amqp_only)
 
 SECRET = "open-sesame"
 

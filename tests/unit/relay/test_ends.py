@@ -10,7 +10,6 @@ import gc
 import hmac
 import struct
 import time
-from collections.abc import Iterator
 from time import monotonic
 from typing import Any
 
@@ -719,15 +718,6 @@ def _raised(error: RequestError) -> RequestError:
         raise error
     except RequestError as raised:
         return raised
-
-
-@pytest.fixture
-def uncollected() -> Iterator[None]:
-    gc.disable()
-    gc.freeze()  # `gc.get_objects` leaves out what there is before
-    yield
-    gc.unfreeze()
-    gc.enable()
 
 
 def kept() -> list[object]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.delivery import Request
 from gateway.sources.base import Source
-from gateway.sources.feishu import NONCE, SIGNATURE, TIMESTAMP
+from gateway.sources.senders.feishu import NONCE, SIGNATURE, TIMESTAMP
 from tests.unit.sources.examples import NOW
 from tests.unit.sources.messages import post, source
 

@@ -25,6 +25,8 @@ BLOCK = {
     "event": "json:/type",
 }  # fmt: skip
 
+TOKEN = {"secrets": "key", "signature": "header:x-sig", "algorithm": "jwt"}
+
 
 def source(**changes: Any) -> Source:
     values = {**BLOCK, **changes}
@@ -43,6 +45,22 @@ def test_a_block_reaches_the_gateways_children(tmp_path):
     config = Config(sources={"p": BLOCK}, routes=[{"path": "/", "source": "p", "deadline": 3}])
     options = handover.read(handover.write(handover.Start(config, [], 0))).config.sources["p"]
     assert options == config.sources["p"]
+
+
+def test_all_keys_reach_the_gateways_children():
+    block = {
+        "secrets": "me", "signature": "header:x-sig", "algorithm": ["rsa-sha256", "rsa-sha1"],
+        "key": "pem", "methods": ["GET", "POST"], "require": {"header:x-to": "{key}"},
+        "key_url": "{header:x-url}", "key_urls": ["https://a.example/*"],
+        "key_headers": {"authorization": "{token}"}, "key_token": ["https://a.example/t", "a=b"],
+    }  # fmt: skip
+    pubsub = {"scheme": "google_pubsub", "secrets": "me@example.com", "audience": "us"}
+    route = {"path": "/", "source": "p", "methods": ["PUT"]}
+    routes = [route, {"path": "/x", "source": "p"}, {"path": "/y", "source": "g"}]
+    config = Config(sources={"p": block, "g": pubsub}, routes=routes)
+    there = handover.read(handover.write(handover.Start(config, [], 0))).config
+    assert there.sources == config.sources
+    assert [each.methods for each in there.routes] == [["PUT"], ["GET", "POST"], ["POST"]]
 
 
 @pytest.mark.parametrize(
@@ -109,3 +127,19 @@ def test_a_long_event_is_taken_from_a_header_and_from_json(header):
     receiver = source(event="header:x-event" if header else "json:/type")
     signed = receiver.sign(Draft(json.dumps({"type": long}).encode(), URL, NOW, event=long))
     assert receiver.verify(received(signed)).event == long
+
+
+@pytest.mark.parametrize(
+    ("source", "needed"),
+    [
+        ({"scheme": "google_pubsub", "secrets": "a@b"}, True),
+        ({"scheme": "google_pubsub", "secrets": "a@b", "audience": "us"}, False),
+        ({"scheme": "ebay", "secrets": "a:b"}, False),
+        ({"scheme": "ebay", "secrets": "a:b", "verify_token": "t"}, True),
+        ({**TOKEN, "require": {"claim:/aud": "{audience}"}}, True),
+        (BLOCK, False),
+    ],
+)
+def test_the_public_url_is_needed_where_it_is_signed_or_said(source, needed):
+    options = options_class(source).model_validate(source)
+    assert of(options).needs_url(options) == needed

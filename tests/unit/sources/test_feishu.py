@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import BadRequest, SignatureMissing, Unverified
-from gateway.sources.feishu import NONCE, SIGNATURE, TIMESTAMP
+from gateway.sources.senders.feishu import NONCE, SIGNATURE, TIMESTAMP
 from tests.unit.sources.examples import NOW
 from tests.unit.sources.feishu_requests import (
     CHALLENGE,

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from gateway.answer import Answer
 from gateway.delivery import Request
 from gateway.errors import Unverified
-from gateway.sources.feishu import NONCE, SIGNATURE, TIMESTAMP
+from gateway.sources.senders.feishu import NONCE, SIGNATURE, TIMESTAMP
 from tests.unit.sources.examples import NOW
 from tests.unit.sources.feishu_requests import (
     CHALLENGE,

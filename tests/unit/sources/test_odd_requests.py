@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -65,20 +66,18 @@ ODD_BODIES = {
 
 
 @every_scheme
-@pytest.mark.parametrize("body", ODD_BODIES.values(), ids=ODD_BODIES)
-def test_odd_bodies_are_refused_or_passed_on_as_they_are(scheme, body):
-    request = replace(send(scheme), body=body)
-    outcome(receiver(scheme), request)
+def test_odd_bodies_are_refused_or_passed_on_as_they_are(scheme):
+    source, request = receiver(scheme), send(scheme)
+    for body in ODD_BODIES.values():
+        outcome(source, replace(request, body=body))
 
 
 @every_scheme
-@pytest.mark.parametrize("body", ODD_BODIES.values(), ids=ODD_BODIES)
-def test_odd_bodies_that_are_signed_are_refused_or_passed_on_as_they_are(scheme, body):
-    try:
-        request = send(scheme, body)
-    except BadRequest:  # a sender that has to read it to sign it
-        return
-    outcome(receiver(scheme), request)
+def test_odd_bodies_that_are_signed_are_refused_or_passed_on_as_they_are(scheme):
+    source = receiver(scheme)
+    for body in ODD_BODIES.values():
+        with contextlib.suppress(BadRequest):  # a sender that has to read it to sign it
+            outcome(source, send(scheme, body))
 
 
 def outcome(source: Source, request: Request) -> None:

@@ -20,7 +20,7 @@ import pytest
 from gateway.delivery import Request
 from gateway.errors import Unverified
 from gateway.sources import BLOCKS, find
-from gateway.sources.base import Source
+from gateway.sources.base import Source, listed
 
 FOLDER = files("gateway.sources") / "senders"
 KINDS = {"official", "library", "third party", "derived"}
@@ -113,6 +113,10 @@ def test_each_part_of_a_vector_counts(name, vector):
         late = receiver.options.tolerance + 1
         bad.append(replace(good, received_at=good.received_at + late))
         bad.append(replace(good, received_at=good.received_at - late))
+    if block.is_jwt:  # its own times: it is good for less than an hour
+        bad.append(replace(good, received_at=good.received_at + receiver.options.tolerance + 4_000))
+        bad.append(replace(good, received_at=good.received_at - receiver.options.tolerance - 4_000))
+    bad = [each for each in bad if each != good]
     assert bad
     for each in bad:
         with pytest.raises(Unverified):
@@ -123,21 +127,22 @@ def test_each_part_of_a_vector_counts(name, vector):
 def test_secrets_can_be_replaced_one_by_one(name, vector):
     example = find(name).example
     for secrets in (
-        [example.other_secret, vector["secret"]],
-        [vector["secret"], example.other_secret],
+        [example.other_secret, *listed(vector["secret"])],
+        [*listed(vector["secret"]), example.other_secret],
     ):
         assert source(name, vector, secrets=secrets).verify(request(vector))
     with pytest.raises(Unverified):
-        source(name, vector, secrets=example.other_secret).verify(request(vector))
+        others = [example.other_secret, *listed(vector["secret"])[1:]]
+        source(name, vector, secrets=others).verify(request(vector))
 
 
-@pytest.mark.parametrize("name", BLOCKS)
-def test_a_block_says_what_was_read_and_has_vectors(name):
-    block = find(name).block
-    assert block.title and block.sources
-    assert name in {each.values[0] for each in RIGHT}, "no vector"
+def test_each_block_says_what_was_read_and_has_vectors():
+    assert [
+        name for name in BLOCKS if not (find(name).block.title and find(name).block.sources)
+    ] == []
+    assert set(BLOCKS) - {each.values[0] for each in RIGHT} == set(), "no vector"
 
 
-@pytest.mark.parametrize(("name", "vector"), VECTORS)
-def test_a_vector_says_where_it_comes_from(name, vector):
-    assert vector["kind"] in KINDS and vector["source"]
+def test_each_vector_says_where_it_comes_from():
+    assert [each.id for each in VECTORS if each.values[1]["kind"] not in KINDS] == []
+    assert [each.id for each in VECTORS if not each.values[1]["source"]] == []

@@ -122,32 +122,15 @@ def test_standard_looks_at_ten_signatures(count):
         ("hmac", "x-time"),
     ],
 )
-@pytest.mark.parametrize(
-    "text",
-    [
-        "-",
-        "-1",
-        "+1",
-        "1.0",
-        "1e9",
-        "0x1",
-        "1_0",
-        "٣",
-        "²",
-        "nan",
-        "inf",
-        "1800000000.",
-        "999999999999",
-        "",
-    ]
-    + ["9" * 10_000],
-)
 @pytest.mark.parametrize("tolerance", [0, 300])
-def test_a_timestamp_is_decimal_digits_and_not_too_many(scheme, header, text, tolerance):
-    request = send(scheme)
-    request = replace(request, headers={**request.headers, header: text})
-    with pytest.raises(Unverified):
-        receiver(scheme, tolerance=tolerance).verify(request)
+def test_a_timestamp_is_decimal_digits_and_not_too_many(scheme, header, tolerance):
+    request, source = send(scheme), receiver(scheme, tolerance=tolerance)
+    for text in (
+        *("-", "-1", "+1", "1.0", "1e9", "0x1", "1_0", "٣", "²", "nan", "inf", "1800000000."),
+        *("999999999999", "", "9" * 10_000),
+    ):
+        with pytest.raises(Unverified):
+            source.verify(replace(request, headers={**request.headers, header: text}))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from twilio.request_validator import RequestValidator
 
 from gateway.errors import Unverified
 from gateway.sources.base import Draft, Signed, Source
-from gateway.sources.twilio import SETTINGS
+from gateway.sources.senders.twilio import SETTINGS
 from tests.unit.sources.examples import NOW
 from tests.unit.sources.messages import is_secret
 from tests.unit.sources.sending import PUBLIC_URL, received, sender

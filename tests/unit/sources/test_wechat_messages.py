@@ -82,12 +82,12 @@ SLOPPY |= {f"JSON: {name}": body for name, body in {**CUT_JSON, **SLOPPY_JSON}.i
 
 
 @pytest.mark.parametrize("options", [{"secrets": "AAAAA"}, SAFE], ids=["plain", "safe"])
-@pytest.mark.parametrize("body", SLOPPY.values(), ids=SLOPPY)
-def test_a_sloppy_message_is_passed_on_as_it_is_and_answered(options, body):
+def test_a_sloppy_message_is_passed_on_as_it_is_and_answered(options):
     receiver = source("wechat", **options)
-    verified = receiver.verify(send(receiver, body))
-    assert verified.body == body
-    assert receiver.reply(said("hi"), verified, NOW).body
+    for name, body in SLOPPY.items():
+        verified = receiver.verify(send(receiver, body))
+        assert verified.body == body, name
+        assert receiver.reply(said("hi"), verified, NOW).body, name
 
 
 @pytest.mark.parametrize("user", ["o_\x1d\x10", "o_\ud83d", "o_\ufffe]]>"])
@@ -112,14 +112,14 @@ ODD = {name: body for name, body in {**ODD_XML, **ODD_JSON}.items() if name != "
 
 
 @pytest.mark.parametrize("options", [{"secrets": "AAAAA"}, SAFE], ids=["plain", "safe"])
-@pytest.mark.parametrize("body", ODD.values(), ids=ODD)
-def test_what_cannot_be_read_is_a_bad_request(options, body):
+def test_what_cannot_be_read_is_a_bad_request(options):
     receiver = source("wechat", **options)
     signed = receiver.sign(Draft(xml(**text_message()), "", NOW))
-    with pytest.raises(BadRequest):
-        receiver.verify(received(replace(signed, body=body)))
-    with pytest.raises(BadRequest):
-        receiver.verify(send(receiver, body))
+    for body in ODD.values():
+        with pytest.raises(BadRequest):
+            receiver.verify(received(replace(signed, body=body)))
+        with pytest.raises(BadRequest):
+            receiver.verify(send(receiver, body))
 
 
 @given(spoilt(st.sampled_from([xml(**text_message()), json.dumps(text_message()).encode()])))

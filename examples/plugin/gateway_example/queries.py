@@ -1,0 +1,67 @@
+"""One query a request: each asks for its own result, again and again."""
+
+from __future__ import annotations
+
+import asyncio
+
+from redis.exceptions import RedisError
+
+from gateway.amqp.publishers import publisher_for
+from gateway.celery_message import Message, decode_result
+from gateway.config.settings import Config
+from gateway.config.strategies import StrategyInfo
+from gateway.errors import ResultsUnavailable
+from gateway.metrics import Metrics
+from gateway.pending_task import PendingTask
+from gateway.stores import result_store
+from gateway.stores.pipeline import results_of
+from gateway.strategies.base import Strategy
+
+INFO = StrategyInfo(amqp_only=False)
+
+#: Seconds between two queries of a request, and after a query that the store has not answered.
+PAUSE, LONG_PAUSE = 0.02, 1.0
+
+
+class Queries(Strategy):
+    """Asks Redis for each result by itself, in a coroutine for each request."""
+
+    def __init__(self, config: Config, metrics: Metrics, prefix: str):
+        self._publisher = publisher_for(config, metrics)
+        self._results = results_of(config, metrics)
+        self._prefix = result_store.key_prefix(config)
+        self._waiting: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        await self._publisher.start()
+        await self._results.start()
+
+    async def stop(self) -> None:
+        await self._results.stop()
+        await self._publisher.stop()
+
+    def send(self, message: Message, deadline: float) -> PendingTask:
+        if self._results.error:
+            raise ResultsUnavailable
+        pending = PendingTask(message, deadline)
+        self._publisher.publish(pending)
+        waiting = asyncio.create_task(self._wait(pending))
+        self._waiting.add(waiting)
+        waiting.add_done_callback(self._waiting.discard)
+        return pending
+
+    def checks(self) -> dict[str, str]:
+        return {"broker": self._publisher.error, "results": self._results.error}
+
+    async def _wait(self, pending: PendingTask) -> None:
+        key = self._prefix + pending.message.task_id
+        while not pending.ended:
+            pause = PAUSE
+            try:
+                (payload,) = await self._results.values([key])
+            except (RedisError, OSError):
+                pause = LONG_PAUSE
+            else:
+                if payload is not None:
+                    pending.settle(decode_result(payload))
+            await asyncio.sleep(pause)

@@ -1,0 +1,1 @@
+"""The commands: `gateway NAME` is the module NAME."""

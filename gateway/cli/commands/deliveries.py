@@ -1,0 +1,276 @@
+"""List, show, watch and replay what was received, where `journal` is set."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import fnmatch
+import re
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from gateway.backoff import Backoff
+from gateway.cli import printed
+from gateway.cli.configuration import configure
+from gateway.config.settings import Config
+from gateway.errors import ConfigError, GatewayError
+from gateway.journal.base import POSITION
+from gateway.journal.entry import DONE, OPEN, Entry
+from gateway.journal.filter import PARTS, Filter
+from gateway.journal.reading import reading
+from gateway.journal.replay import outcomes, replaying
+from gateway.journal.tries import choose
+from gateway.outcome import SUCCESS
+
+_BACKOFF = (0.5, 10.0)  # seconds between attempts to watch: the first, the longest
+#: Where `journal` is 0.
+_NOTHING = "this configuration keeps none: set journal = 10000, say, and restart the gateway"
+
+Work = Callable[[argparse.Namespace, Config], Coroutine[None, None, int]]
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--config", metavar="FILE", type=Path, help="gateway.toml")
+    common.add_argument("--strategy", help="as for serve")
+    common.add_argument("--broker", metavar="URL", dest="broker_url", help="as for serve")
+    common.add_argument("--result-backend", metavar="URL", help="as for serve")
+    wanted = argparse.ArgumentParser(add_help=False)
+    for name, part in PARTS.items():
+        default = getattr(Filter(), name)
+        about = {"metavar": part.metavar, "default": default, "help": part.help}
+        wanted.add_argument(f"--{name}", type=_told(part.read), **about)
+    commands = parser.add_subparsers(metavar="list|show|watch|replay", required=True)
+
+    listing = commands.add_parser("list", parents=[common, wanted], help="the newest first")
+    listing.add_argument("--limit", metavar="N", type=_number, default=20, help="at most (20)")
+    listing.add_argument(
+        "--before",
+        metavar="POSITION",
+        default="",
+        type=_position,
+        help="those after this position, which a page has printed",
+    )
+    listing.add_argument("--json", action="store_true", help="one JSON object a line")
+    listing.set_defaults(work=_list, parser=listing)
+
+    show = commands.add_parser("show", parents=[common], help="all that is known of one")
+    show.add_argument("id", metavar="ID", help="a delivery's id")
+    show.set_defaults(work=_show, parser=show)
+
+    watch = commands.add_parser("watch", parents=[common, wanted], help="each when it changes")
+    watch.add_argument("--json", action="store_true", help="one JSON object a line")
+    watch.set_defaults(work=_watch, parser=watch)
+
+    again = commands.add_parser(
+        "replay", parents=[common, wanted], help="run them again, as other tasks"
+    )
+    again.add_argument("ids", metavar="ID", nargs="*", help="deliveries' ids; without: a filter")
+    again.add_argument("--dry-run", action="store_true", help="list what would be replayed")
+    again.add_argument("--yes", action="store_true", help="do not ask before a filter's replay")
+    again.add_argument(
+        "--again",
+        action="store_true",
+        help="also those that an interrupted replay, or another try, may have run",
+    )
+    again.add_argument("--rate", metavar="N", type=_positive, help="at most so many a second")
+    again.add_argument(
+        "--wait",
+        metavar="SECONDS",
+        type=float,
+        default=10.0,
+        help="for which results are waited for (10)",
+    )
+    again.set_defaults(work=_replay, parser=again)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    config = configure(arguments)
+    if not config.state:
+        raise ConfigError(["result_backend: the journal is kept in Redis; set it, or state_url"])
+    work: Work = arguments.work
+    return asyncio.run(work(arguments, config))
+
+
+def _told(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a function for argparse, which tells the texts of no other error."""
+
+    def told(text: str) -> Any:
+        try:
+            return read(text)
+        except ValueError as exc:
+            raise argparse.ArgumentTypeError(str(exc)) from None
+
+    return told
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text}: is not a number above 0")
+    return int(text)
+
+
+def _position(text: str) -> str:
+    if not re.fullmatch(POSITION, text):
+        raise argparse.ArgumentTypeError(f"{text}: is not what a page before has printed")
+    return text
+
+
+def _positive(text: str) -> float:
+    rate = float(text)
+    if not 0 < rate < 1e6:
+        raise argparse.ArgumentTypeError(f"{text}: is not a number above 0")
+    return rate
+
+
+def _filter(arguments: argparse.Namespace) -> Filter:
+    return Filter(**{name: getattr(arguments, name) for name in PARTS})
+
+
+async def _list(arguments: argparse.Namespace, config: Config) -> int:
+    number, position, wanted = 0, "", _filter(arguments)
+    async with (
+        reading(config) as reader,
+        aclosing(reader.find(wanted, before=arguments.before)) as found,
+    ):
+        async for entry in found:
+            if number == arguments.limit:
+                more = f"gateway: there are more: see --limit, or --before {position}"
+                print(more, file=sys.stderr)
+                break
+            position = entry.position
+            if not number and not arguments.json:
+                print(printed.HEAD)
+            number += 1
+            print(printed.listed(entry, arguments.json))
+    if not number:
+        print(f"gateway: no such deliveries{_why_none(config, wanted)}", file=sys.stderr)
+    return 0
+
+
+def _why_none(config: Config, wanted: Filter) -> str:
+    if not config.journal:
+        return f", and {_NOTHING}"
+    paths = [route.path for route in config.routes]
+    if wanted.route and not fnmatch.filter(paths, wanted.route):
+        return f"; a route is named as in the configuration: {', '.join(paths[:5])}"
+    return ""
+
+
+async def _show(arguments: argparse.Namespace, config: Config) -> int:
+    async with reading(config) as reader:
+        (entry,) = await reader.get_all([arguments.id])
+    args, kwargs = entry.arguments()
+    match args:
+        case [dict(), dict(), body] if not kwargs:  # what a route without `args` and `kwargs` gives
+            call = {"query": args[0], "headers": args[1], "body": body}
+        case _:
+            call = {"args": args, "kwargs": kwargs}
+    shown = {**printed.about(entry), **call, "task_state": None}
+    async for _, outcome in outcomes(config, [entry.task_id]):
+        shown["task_state"] = printed.outcome_text(outcome)
+    print(printed.as_json(shown, indent=2, ensure_ascii=False))
+    return 0
+
+
+async def _watch(arguments: argparse.Namespace, config: Config) -> int:
+    """Print what changes, also after Redis was away; what changed meanwhile is not printed."""
+    wanted, backoff, begun = _filter(arguments), Backoff(*_BACKOFF), False
+    while True:
+        try:
+            async with reading(config) as reader, aclosing(reader.changes()) as changed:
+                async for delivery_id in changed:
+                    if delivery_id:
+                        entry = await reader.get(delivery_id)
+                        if entry is not None and wanted.takes(entry):
+                            print(printed.listed(entry, arguments.json), flush=True)
+                        continue
+                    backoff.reset()
+                    if begun:
+                        print("gateway: connected again", file=sys.stderr)
+                        continue
+                    begun = True
+                    if not config.journal:
+                        print(f"gateway: {_NOTHING}", file=sys.stderr)
+                    if not arguments.json:
+                        print(printed.HEAD, flush=True)
+        except GatewayError as exc:
+            if not begun:
+                raise
+            print(printed.shown(f"gateway: {exc}; trying again"), file=sys.stderr, flush=True)
+            await asyncio.sleep(backoff.next())
+
+
+async def _replay(arguments: argparse.Namespace, config: Config) -> int:
+    """Replay the deliveries with some ids, or those that a filter takes."""
+    wanted = _filter(arguments)
+    if bool(arguments.ids) == (wanted != Filter()):
+        raise GatewayError("name the deliveries to replay, or say by options which: --state failed")
+    async with reading(config) as reader:
+        left, others = await choose(reader, arguments.ids or wanted, arguments.again)
+        named = bool(arguments.ids)
+        for entry, other in others:
+            text = "{} left out: {} is another try of the same delivery, {}; see --again"
+            print(text.format(entry.id, other.id, other.state), file=sys.stderr)
+        if twice := _twice(left):
+            print(twice, file=sys.stderr)
+        if arguments.dry_run:
+            print(printed.HEAD)
+            for entry in left:
+                print(printed.line(entry))
+            print(f"{len(left)} would be replayed", file=sys.stderr)
+            return 0
+        code = 1 if named and others else 0
+        if not left:
+            print("gateway: nothing to replay", file=sys.stderr)
+            return code
+        if not named and not arguments.yes and not _agreed(len(left)):
+            print("gateway: nothing was replayed", file=sys.stderr)
+            return 1
+        return await _publish(config, left, arguments) or code
+
+
+def _twice(chosen: Sequence[Entry]) -> str:
+    """Say how many of those have not failed; empty: none."""
+    states = [entry.state for entry in chosen]
+    succeeded = sum(state in DONE for state in states)
+    unfinished = sum(state in OPEN for state in states)
+    counts = [
+        f"{number} {what}"
+        for number, what in ((succeeded, "succeeded"), (unfinished, "may still run"))
+        if number
+    ]
+    return f"of {len(states)} to replay, {' and '.join(counts)}" if counts else ""
+
+
+def _agreed(number: int) -> bool:
+    """Ask whether so many deliveries are to be replayed; without a terminal that takes --yes."""
+    if not sys.stdin.isatty():
+        raise GatewayError(f"{number} deliveries would be replayed: say --yes, or see --dry-run")
+    return input(f"Replay {number} deliveries? [y/N] ").strip().lower() in ("y", "yes")
+
+
+async def _publish(config: Config, chosen: Sequence[Entry], arguments: argparse.Namespace) -> int:
+    taken: dict[str, str] = {}
+    well = True
+    async with replaying(config) as replays:
+        async for begun in replays.run_all(chosen, arguments.again, arguments.rate):
+            delivery_id = begun.delivery_id
+            if begun.problem:
+                task = f": task {begun.task_id}" if begun.task_id else ""
+                print(printed.shown(f"{delivery_id} {begun.problem}{task}"), flush=True)
+                well = False
+            else:
+                print(f"{delivery_id} taken: task {begun.task_id}", flush=True)
+                taken[begun.task_id] = delivery_id
+        async for task_id, outcome in outcomes(config, list(taken), arguments.wait):
+            delivery_id = taken.pop(task_id)
+            await replays.settle(delivery_id, task_id, outcome)
+            print(f"{delivery_id} {printed.outcome_text(outcome)}")
+            well = well and outcome.state == SUCCESS
+    for delivery_id in taken.values():
+        print(f"{delivery_id} no result" + (f" in {arguments.wait:g} s" if config.results else ""))
+    return 0 if well and not taken else 1

@@ -1,0 +1,452 @@
+"""Send the results of tasks that end after their requests were answered.
+
+Before such a request is answered, a record of what may have to be sent is written to Redis
+(`gateway.late.record`). The process that has written it listens for the result, and every process
+looks at each record from time to time, so a result is sent whichever of them has ended. Who sends
+writes that first, and what became of it afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from redis.exceptions import RedisError
+
+from gateway import background
+from gateway.celery_message import decode_result
+from gateway.clock import monotonic, time_ns
+from gateway.config.route import Route
+from gateway.config.settings import Config
+from gateway.delivery import Delivery
+from gateway.errors import GatewayError, ResultUnusable, StateUnavailable
+from gateway.failpoints import LATE_BEGUN, LATE_ENDED, LATE_GIVEN, LATE_KEPT, LATE_SENT, Failpoint
+from gateway.journal.entry import ANSWERED_LATE, LATE_FAILED, LATE_UNCERTAIN, End, ended
+from gateway.journal.writing import Journal
+from gateway.late.client import NotAllowed
+from gateway.late.record import (
+    ANSWERED,
+    DROPPED,
+    ENDS,
+    FAILED,
+    GONE,
+    LOOK,
+    TAKEN,
+    UNCERTAIN,
+    WAITING,
+    Record,
+    Verdict,
+)
+from gateway.late.sender import Sender
+from gateway.late.store import Found, Records
+from gateway.metric_table import LATE_ANSWERS
+from gateway.metrics import Metrics
+from gateway.outcome import Outcome
+from gateway.stores import result_store
+from gateway.stores.pipeline import Pipeline
+from gateway.stores.subscription import Subscription
+
+if TYPE_CHECKING:
+    from gateway.tracing.tracer import Tracer
+
+log = logging.getLogger(__name__)
+
+#: Seconds by which an acceptance is answered, whether its record is written or not.
+LATEST = 0.4
+_PAUSE = 0.5  # seconds between two looks for records whose time has come
+_SENDING = 100  # late answers that a process sends at once
+#: Seconds for which it is tried to write that a request is about to be sent, and what became of it;
+#: seconds between two attempts.
+_BEGIN_FOR, _END_FOR, _AGAIN = 3.0, 15.0, 0.5
+_DRAIN = 8.0  # seconds for what is being sent when the process ends
+_STATES = {ANSWERED: ANSWERED_LATE, FAILED: LATE_FAILED, UNCERTAIN: LATE_UNCERTAIN}
+
+
+class LateAnswers:
+    """Keeps, awaits and sends late answers; absent where no route has any."""
+
+    def __init__(
+        self,
+        config: Config,
+        metrics: Metrics,
+        journal: Journal | None,
+        tracer: Tracer | None,
+        failpoint: Failpoint,
+    ):
+        self._config, self._metrics, self._failpoint = config, metrics, failpoint
+        self._journal, self._tracer = journal, tracer
+        self._records = Records(config)
+        self._results = Pipeline(lambda: result_store.connect(config), "results sent late")
+        self._subscription = Subscription(lambda: result_store.connect(config), "results sent late")
+        self._results.on_left.append(self._subscription.renew)
+        self._prefix = result_store.key_prefix(config)
+        self._routes = {_key(route): route for route in config.routes if route.late is not None}
+        self._senders: dict[tuple[str, str], Sender] = {}
+        self._counters = {
+            (path, end): metrics.counter(LATE_ANSWERS, path, end)
+            for path in {path for path, _ in self._routes}
+            for end in ENDS
+        }
+        #: The channels of results, by task id, with when to stop (monotonic) and what to call.
+        self._listening: dict[str, tuple[float, Callable[[bytes | None], object]]] = {}
+        self._begun: dict[asyncio.Task[None], None] = {}
+        self._places = asyncio.Semaphore(_SENDING)
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        for key, route in self._routes.items():
+            assert route.late is not None
+            options = self._config.sources[route.source] if route.source else None
+            self._senders[key] = Sender(route.late, options)
+        for service in (self._records.redis, self._results, self._subscription):
+            await service.start()
+        self._task = background.start(self._keep_looking(), "late answers")
+
+    async def stop(self) -> None:
+        """Let what is being sent end, for a while: others take over the rest."""
+        await background.stop(self._task)
+        if self._begun:
+            await asyncio.wait(self._begun, timeout=_DRAIN)
+        for task in self._begun:
+            task.cancel()
+        await asyncio.gather(*self._begun, return_exceptions=True)
+        for service in (self._subscription, self._results, self._records.redis):
+            await service.stop()
+        for sender in self._senders.values():
+            sender.close()
+
+    def held(self) -> dict[str, int]:
+        """Return how many results are listened for, and how many steps are under way."""
+        return {"late answers": len(self._listening), "late steps": len(self._begun)}
+
+    # What the relay calls ----------------------------------------------------------------------
+
+    def expect(
+        self,
+        route: Route,
+        delivery: Delivery,
+        task_id: str,
+        age: float,
+        deadline: float,
+        give: Callable[[], bool | None],
+    ) -> None:
+        """Write a record, then `give` the answer without a result, which tells whether it was.
+
+        `age` is the time since the first try, in seconds. `give` is called by `LATEST` from now, or
+        from `deadline` (monotonic) on where that has passed.
+        """
+        assert route.late is not None
+        path, key = _key(route)
+        sender, values = self._senders[path, key], route.late.values(delivery)
+        try:
+            sender.check(values)
+        except KeyError as exc:  # as most of a sender's deliveries, it is not to be answered late
+            where = route.path, delivery.id
+            log.info("a delivery has no %s (route %s, delivery %s)", exc.args[0], *where)
+            if give():
+                self._count(route.path, DROPPED)
+            return
+        except NotAllowed as exc:
+            if give():
+                self._fail(route.path, delivery.id, task_id, str(exc))
+            return
+        make = partial(Record, task_id, delivery.id, path, key, values, delivery.traceparent)
+        kept = asyncio.ensure_future(self._keep(make, sender.window(values, age)))
+        late = max(monotonic() - deadline, 0.0)
+        then = partial(self._give, kept, give, path, delivery.id, task_id)
+        background.when_done(kept, then, LATEST - late)
+
+    def yields(self, task_id: str, deadline: float, give: Callable[[bool], object]) -> None:
+        """Call `give` with whether the task's result was sent late, so that a try does not get it.
+
+        If it was not, it will not be. `deadline` as for `expect`.
+        """
+        found = asyncio.ensure_future(self._take_back(task_id))
+
+        def then() -> None:
+            if not found.done():
+                log.warning("Redis does not say whether the result of task %s was sent", task_id)
+            give(found.done() and found.result())
+
+        late = max(monotonic() - deadline, 0.0)
+        background.when_done(found, then, LATEST - late)
+
+    async def _keep(self, make: Callable[..., Record], seconds: float) -> Record | None:
+        """Write a new record, whose sender takes it for `seconds`; None: there is one already."""
+        now = await self._records.now()
+        record = make(due=now + LOOK, expires=now + seconds)
+        kept = await self._records.swap(record, 0, now)
+        self._failpoint.reach(LATE_KEPT)
+        return record if kept else None
+
+    def _give(
+        self,
+        kept: asyncio.Future[Record | None],
+        give: Callable[[], bool | None],
+        *about: str,
+    ) -> None:
+        given = bool(give())
+        if given:
+            self._failpoint.reach(LATE_GIVEN)
+        kept.add_done_callback(partial(self._given, given, about))
+
+    def _given(
+        self, given: bool, about: tuple[str, ...], kept: asyncio.Future[Record | None]
+    ) -> None:
+        if kept.cancelled():
+            return
+        path, delivery_id, task_id = about
+        if (exc := kept.exception()) is not None:
+            reason = f"it could not be written to Redis: {exc.__cause__ or exc}"
+            if given:
+                self._fail(path, delivery_id, task_id, reason)
+        elif (record := kept.result()) is not None:
+            if given:
+                self._listen(record, record.expires - record.due + LOOK)
+            else:  # the sender has disconnected, or has got an error
+                self._run(self._drop(task_id))
+
+    def _fail(self, path: str, delivery_id: str, task_id: str, reason: str) -> None:
+        """Tell that nothing will be sent for a delivery that has no record."""
+        text = "a result will not be sent late: %s (route %s, delivery %s, task %s)"
+        log.warning(text, reason, path, delivery_id, task_id)
+        self._count(path, FAILED)
+        if self._journal is not None:
+            self._run(self._journal.settle(delivery_id, task_id, End(LATE_FAILED, reason)))
+
+    async def _drop(self, task_id: str) -> None:
+        await self._take_back(task_id)
+
+    async def _take_back(self, task_id: str) -> bool:
+        """Let nothing be sent for a task any more; True: something has been, or may have been."""
+        try:
+            while (found := await self._records.get(task_id)) is not None:
+                record, version, now = found
+                if record.state != WAITING or record.doubt:
+                    return record.taken
+                dropped = record.ended(DROPPED)
+                if await self._records.swap(dropped, version, now):
+                    await self._ended(Found(dropped, version + 1, now))
+                    return False
+        except StateUnavailable as exc:
+            log.warning("it is not known whether a late answer was sent: %s", exc.__cause__)
+        return False
+
+    # Results -----------------------------------------------------------------------------------
+
+    def _listen(self, record: Record, seconds: float) -> None:
+        task_id = record.task_id
+        if task_id in self._listening:
+            return
+        if len(self._listening) >= self._config.max_in_flight:
+            self._forget(next(iter(self._listening)))
+
+        def on_message(_: bytes | None) -> None:
+            self._run(self._look_at(task_id))
+
+        self._listening[task_id] = monotonic() + seconds, on_message
+        self._subscription.add(self._prefix + task_id, on_message)
+        self._run(self._look_when_subscribed(task_id))
+
+    def _forget(self, task_id: str) -> None:
+        if task_id in self._listening:
+            _, on_message = self._listening.pop(task_id)
+            self._subscription.remove(self._prefix + task_id, on_message)
+
+    async def _look_when_subscribed(self, task_id: str) -> None:
+        await self._subscription.ready(self._prefix + task_id)
+        await self._look_at(task_id)
+
+    async def _look_at(self, task_id: str) -> None:
+        """See whether a task has ended; where that fails, the next look will."""
+        try:
+            found = await self._records.get(task_id)
+            if found is None:
+                self._forget(task_id)
+            else:
+                await self._look([found])
+        except (StateUnavailable, RedisError, OSError) as exc:
+            log.warning("a late answer has to wait: %s", exc.__cause__ or exc)
+
+    async def _keep_looking(self) -> None:
+        failed = ""
+        while True:
+            some: list[Found] = []
+            try:
+                some = await self._records.due()
+                await self._look(some)
+                failed = ""
+            except (StateUnavailable, RedisError, OSError) as exc:
+                if (reason := str(exc.__cause__ or exc)) != failed:
+                    log.warning("late answers have to wait: %s", reason)
+                    failed = reason
+            now = monotonic()
+            for task_id in [key for key, (until, _) in self._listening.items() if until <= now]:
+                self._forget(task_id)
+            if not some:
+                await asyncio.sleep(_PAUSE)
+
+    async def _look(self, some: list[Found]) -> None:
+        """Send those whose task has ended, and end those whose time is over."""
+        ready = [found for found in some if found.record.ready(found.now)]
+        unread = [found.record for found in ready if found.record.message is None]
+        results: dict[str, bytes | None] = {}
+        if unread:
+            keys = [self._prefix + record.task_id for record in unread]
+            values = await self._results.values(keys)
+            results = {r.task_id: v for r, v in zip(unread, values, strict=True)}
+        for found in some:
+            record = found.record
+            sender = self._senders.get((record.route, record.key))
+            terms = sender.terms if sender else GONE
+            if (changed := record.looked_at(terms, found.now)) is not None:
+                self._run(self._end(found, changed))
+            elif found in ready:
+                payload = results.get(record.task_id)
+                outcome = decode_result(payload) if payload is not None else None
+                if record.message is not None or outcome is not None:
+                    self._run(self._send(found, outcome))
+            elif record.told:
+                self._forget(record.task_id)
+            elif record.end:
+                self._run(self._ended(found))
+
+    # Sending -----------------------------------------------------------------------------------
+
+    async def _send(self, found: Found, outcome: Outcome | None) -> None:
+        """Send what a task has returned, or once more what is known already."""
+        record, version, now = found
+        since, route = monotonic(), self._routes.get((record.route, record.key))
+        if route is None:
+            why = "the `late` of its route has changed since"
+            await self._end(found, record.ended(UNCERTAIN if record.doubt else FAILED, why))
+            return
+        sender, message = self._senders[record.route, record.key], record.message
+        if message is None:
+            assert outcome is not None
+            with suppress(GatewayError):  # who follows the journal's tasks writes it, too
+                await self._tell(record, ended(outcome))
+            end, message = self._message(sender, route, record, outcome)
+            if message is None:
+                await self._end(found, end)
+                return
+        async with self._places:
+            now += monotonic() - since
+            record = record.begin(message, now)
+            if not await self._swap(record, version, now, _BEGIN_FOR):
+                return  # another process has it
+            self._failpoint.reach(LATE_BEGUN)
+            since, began = monotonic(), time_ns()
+            verdict = await sender.send(record)
+            self._failpoint.reach(LATE_SENT)
+        self._trace(record, sender, verdict, began)
+        now += monotonic() - since
+        after = record.after(verdict, sender.terms, now)
+        await self._end(Found(record, version + 1, now), after)
+
+    def _message(
+        self, sender: Sender, route: Route, record: Record, outcome: Outcome
+    ) -> tuple[Record, str | None]:
+        """Return the message for a task's outcome, or how the record ends without one."""
+        done = ended(outcome)
+        given, _ = route.read(outcome)
+        if given is None:
+            return record.ended(FAILED, f"the task has no answer: {done.error or done.state}"), None
+        if given.status >= 300:
+            return record.ended(FAILED, f"the task's answer has the status {given.status}"), None
+        try:
+            return record.ended(DROPPED), sender.message(given, record.values)
+        except (ResultUnusable, KeyError) as exc:
+            return record.ended(FAILED, str(exc)), None
+
+    async def _end(self, found: Found, record: Record) -> None:
+        """Write what became of a record, unless another process has."""
+        try:
+            written = await self._swap(record, found.version, found.now, _END_FOR)
+        except StateUnavailable as exc:
+            log.error(
+                "what became of a late answer is not written: %s (delivery %s: %s)",
+                exc.__cause__, record.delivery_id, record.end or record.state,
+            )  # fmt: skip
+            return
+        if written and record.end:
+            self._failpoint.reach(LATE_ENDED)
+            await self._ended(Found(record, found.version + 1, found.now))
+
+    async def _swap(self, record: Record, version: int, now: float, seconds: float) -> bool:
+        """Write a record as `Records.swap` does, and try for `seconds` until it is known."""
+        until, doubt = monotonic() + seconds, False
+        while True:
+            try:
+                if await self._records.swap(record, version, now):
+                    return True
+                # What an earlier attempt has sent may have been executed nevertheless.
+                found = await self._records.get(record.task_id) if doubt else None
+                return found is not None and found.record == record
+            except StateUnavailable:
+                if monotonic() >= until:
+                    raise
+                doubt = True
+                await asyncio.sleep(_AGAIN)
+
+    async def _ended(self, found: Found) -> None:
+        """Tell how a record has ended; where the journal cannot be written, a later look will."""
+        record = found.record
+        self._forget(record.task_id)
+        if not record.told:
+            await self._tell(record, End(_STATES[record.end], record.reason))
+            if not await self._records.swap(replace(record, told=True), found.version, found.now):
+                return  # another process has told it
+        self._count(record.route, record.end)
+        if record.end in (FAILED, UNCERTAIN):
+            log.warning(
+                "late answer %s: %s (route %s, delivery %s, task %s)", record.end, record.reason,
+                record.route, record.delivery_id, record.task_id,
+            )  # fmt: skip
+
+    async def _tell(self, record: Record, end: End) -> None:
+        if self._journal is not None:
+            await self._journal.settle(record.delivery_id, record.task_id, end)
+
+    def _count(self, path: str, end: str) -> None:
+        if (path, end) in self._counters:
+            self._counters[path, end].add()
+        else:  # of a route that the configuration has no more
+            self._metrics.count(LATE_ANSWERS, path, end)
+
+    def _trace(self, record: Record, sender: Sender, verdict: Verdict, began: int) -> None:
+        if self._tracer is None or not record.traceparent:
+            return
+        about = {
+            "http.route": record.route,
+            "gateway.delivery.id": record.delivery_id,
+            "gateway.task.id": record.task_id,
+        }
+        error = "" if verdict.kind == TAKEN else verdict.kind
+        method = sender.late.method
+        self._tracer.late(record.traceparent, method, about, error, began)
+
+    def _run(self, step: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(step)
+        self._begun[task] = None
+        task.add_done_callback(self._stepped)
+
+    def _stepped(self, task: asyncio.Task[None]) -> None:
+        self._begun.pop(task)
+        if task.cancelled() or (exc := task.exception()) is None:
+            return
+        if isinstance(exc, (GatewayError, RedisError, OSError)):
+            log.warning("a late answer has to wait: %s", exc.__cause__ or exc)
+        else:
+            log.error("a late answer could not be sent", exc_info=exc)
+
+
+def _key(route: Route) -> tuple[str, str]:
+    """Return what records know a route by: what is sent depends on it, and on nothing else."""
+    assert route.late is not None
+    return route.path, f"{route.late.key} {route.content_type}"

@@ -1,0 +1,136 @@
+"""Late answers in the Redis of the claims: what is to be sent is written before it is sent.
+
+A hash *late:task:ID* has a record and its version; the sorted set *late:due* has the ids of those
+whose end is not told, by the time (seconds) of the next look. Only Redis' own clock is used.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from redis.exceptions import RedisError
+
+from gateway.config.settings import Config
+from gateway.errors import StateUnavailable
+from gateway.late.record import ENDED, LOOK, Record
+from gateway.stores import result_store
+from gateway.stores.pipeline import Arg, Pipeline
+
+#: Seconds for which a record is kept after the sender takes no answer any more.
+_AFTER = 3_600.0
+_MOST = 100  # records of one look
+
+# Writes a record if its version is still the one that is known. KEYS: the hash, due. Arguments:
+# known version (0: there is none), id, record, next look (seconds; "": none), life (ms)
+_SWAP = """
+if (redis.call('HGET', KEYS[1], 'version') or '0') ~= ARGV[1] then
+    return 0
+end
+redis.call('HSET', KEYS[1], 'version', ARGV[1] + 1, 'record', ARGV[3])
+redis.call('PEXPIRE', KEYS[1], ARGV[5])
+if ARGV[4] == '' then
+    redis.call('ZREM', KEYS[2], ARGV[2])
+else
+    redis.call('ZADD', KEYS[2], ARGV[4], ARGV[2])
+end
+return 1
+"""
+
+# Returns the time (seconds, as text), then version and record of those whose time for a look has
+# come, and postpones the next one. KEYS: due. Arguments: number, pause (seconds), what the keys of
+# records begin with
+_DUE = """
+local time = redis.call('TIME')
+local now = time[1] + time[2] / 1e6
+local found = {string.format('%.6f', now)}
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[1])) do
+    local hash = redis.call('HMGET', ARGV[3] .. id, 'version', 'record')
+    if hash[1] then
+        redis.call('ZADD', KEYS[1], now + ARGV[2], id)
+        found[#found + 1] = hash
+    else
+        redis.call('ZREM', KEYS[1], id)
+    end
+end
+return found
+"""
+
+# The same for one record. KEYS: the hash
+_GET = """
+local time = redis.call('TIME')
+local hash = redis.call('HMGET', KEYS[1], 'version', 'record')
+return {string.format('%.6f', time[1] + time[2] / 1e6), hash[1] and hash or nil}
+"""
+
+
+class Found(NamedTuple):
+    """A record, its version, and the store's time when it was read, in seconds."""
+
+    record: Record
+    version: int
+    now: float
+
+
+class Records:
+    """Reads and writes records; all methods raise `StateUnavailable`."""
+
+    def __init__(self, config: Config):
+        self.redis = Pipeline(lambda: result_store.connect(config, config.state), "late answers")
+        self._prefix = f"{config.prefix}late:"
+        self._kept = config.idempotency_window
+
+    async def now(self) -> float:
+        """Return the store's time, in seconds since the epoch."""
+        seconds, microseconds = await self._run("TIME")
+        return int(seconds) + int(microseconds) / 1e6
+
+    async def swap(self, record: Record, version: int, now: float) -> bool:
+        """Write `record` if what is stored has `version` (0: nothing); tell whether it had."""
+        ended = record.state == ENDED
+        # Later tries of the delivery may ask whether it was answered.
+        life = self._kept if ended else record.expires - now + _AFTER
+        due = "" if record.told else f"{record.due or now + LOOK:.6f}"
+        return bool(
+            await self._run(
+                "EVAL",
+                _SWAP,
+                2,
+                self._key(record.task_id),
+                self._due,
+                version,
+                record.task_id,
+                record.dump(),
+                due,
+                int(life * 1000),
+            )  # fmt: skip
+        )
+
+    async def get(self, task_id: str) -> Found | None:
+        now, *found = await self._run("EVAL", _GET, 1, self._key(task_id))
+        return _found(found[0], now) if found and found[0] else None
+
+    async def due(self) -> list[Found]:
+        """Return the records whose time for a look has come, and postpone their next one."""
+        now, *found = await self._run(
+            "EVAL", _DUE, 1, self._due, _MOST, f"{LOOK:g}", f"{self._prefix}task:"
+        )
+        return [_found(each, now) for each in found]
+
+    @property
+    def _due(self) -> str:
+        return f"{self._prefix}due"
+
+    def _key(self, task_id: str) -> str:
+        return f"{self._prefix}task:{task_id}"
+
+    async def _run(self, *command: Arg) -> list[Any]:
+        try:
+            found: list[Any] = await self.redis.run(*command)
+        except (RedisError, OSError) as exc:
+            raise StateUnavailable from exc
+        return found
+
+
+def _found(pair: list[bytes], now: bytes) -> Found:
+    version, record = pair
+    return Found(Record.load(record), int(version), float(now))

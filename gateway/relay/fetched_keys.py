@@ -1,0 +1,176 @@
+"""A sender's public keys: fetched in the background, kept for a while.
+
+Requests name keys before anybody has proven them, so that what they cause is bounded: fetches of
+one source are few, one at a time, and what could not be fetched is not asked for again at once.
+What is known stays known, whatever forged requests ask for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from asyncio import Queue, Task
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tornado.httpclient import HTTPClientError, HTTPRequest
+from tornado.simple_httpclient import SimpleAsyncHTTPClient
+
+from gateway import background
+from gateway.clock import monotonic
+from gateway.errors import KeyNotKnown, Unverified
+from gateway.sources.base import KeyRequest
+
+log = logging.getLogger(__name__)
+
+#: The most keys that are kept for a source, the failed ones among them, and that wait.
+MAX_KEYS, MAX_WAITING = 64, 8
+#: Seconds: for a fetch; until what is known is fetched again; until it is no longer believed, if
+#: that fails; until something is asked for again, whether there was an answer or not.
+TIMEOUT, FRESH, STALE, PAUSE = 5.0, 3_600.0, 86_400.0, 60.0
+#: Seconds that an access token is used; they are good for an hour or longer.
+TOKEN = 600.0
+#: How many keys that nobody knows are asked for at once, and seconds until there may be one more.
+BURST, REFILL = 10, 6.0
+#: Bytes of an answer; a large set of keys has about 10 KiB.
+MAX_ANSWER = 128 * 1024
+
+
+@dataclass(slots=True)
+class Known:
+    """What is known about a key: its ``value``, and when that was fetched and last tried."""
+
+    value: Any = None
+    fetched: float = -STALE
+    tried: float = -PAUSE
+    #: Is it waiting to be fetched, or being fetched?
+    asked: bool = False
+    #: Does the sender say that there is no such key?
+    absent: bool = False
+
+
+class Fetch(Protocol):
+    """Fetches what is at a URL, or raises OSError, ValueError or HTTPClientError.
+
+    With a `login`, a name and password joined by a colon, it posts a `form`.
+    """
+
+    async def __call__(
+        self, url: str, headers: dict[str, str], login: str = "", form: str = ""
+    ) -> bytes: ...
+
+
+class FetchedKeys:
+    """Knows the public keys of one source; `start` fetches those that every delivery needs."""
+
+    def __init__(self, needed: Iterable[KeyRequest], fetch: Fetch | None = None):
+        self._needed, self._fetch = list(needed), fetch or _over_https
+        self._known: dict[str, Known] = {}
+        self._waiting: Queue[KeyRequest] = Queue(MAX_WAITING)
+        self._left, self._at = float(BURST), monotonic()
+        self._token, self._token_until = "", 0.0
+        self._task: Task[None] | None = None
+
+    async def start(self) -> None:
+        self._task = background.start(self._run(), "public keys")
+        for each in self._needed:
+            self._ask(each)
+
+    async def stop(self) -> None:
+        await background.stop(self._task)
+
+    def get(self, wanted: KeyRequest, newer: bool = False) -> Any:
+        """Return what was fetched; see `gateway.sources.base.KeyStore`."""
+        about, now = self._known.get(wanted.url) or Known(), monotonic()
+        age = now - about.fetched
+        if age > FRESH or (newer and age > PAUSE):
+            about = self._ask(wanted)
+        if about.value is not None and age < STALE and not (newer and about.asked):
+            return about.value
+        if about.absent and not about.asked:
+            raise Unverified("The sender has no such public key.")
+        raise KeyNotKnown
+
+    def _ask(self, wanted: KeyRequest) -> Known:
+        """Have a key fetched, unless that is under way or was just tried, or there is no room."""
+        about = self._known.get(wanted.url)
+        if about is not None and (about.asked or monotonic() - about.tried < PAUSE):
+            return about
+        # A new key costs a share of the few; what is known is few itself.
+        if self._waiting.full() or ((about is None or about.value is None) and not self._spend()):
+            return about or Known()
+        if about is None:
+            self._make_room()
+            about = self._known[wanted.url] = Known()
+        about.asked = True
+        self._waiting.put_nowait(wanted)
+        return about
+
+    def _spend(self) -> bool:
+        now = monotonic()
+        self._left, self._at = min(BURST, self._left + (now - self._at) / REFILL), now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+    def _make_room(self) -> None:
+        """Forget the key that was tried first, one that has failed if there is any."""
+        if len(self._known) < MAX_KEYS:
+            return
+        some = [item for item in self._known.items() if not item[1].asked]
+        url, _ = min(some, key=lambda item: (item[1].value is not None, item[1].tried))
+        del self._known[url]
+
+    async def _run(self) -> None:
+        while True:
+            wanted = await self._waiting.get()
+            about = self._known[wanted.url]
+            try:
+                async with asyncio.timeout(TIMEOUT):
+                    headers = await self._headers(wanted)
+                    about.value = wanted.read(await self._fetch(wanted.url, headers))
+                about.fetched, about.absent = monotonic(), False
+            except (OSError, ValueError, HTTPClientError) as exc:
+                about.absent = isinstance(exc, HTTPClientError) and exc.code in (400, 404, 410)
+                log.warning("the public key at %s cannot be fetched: %s", wanted.url, exc)
+            about.asked, about.tried = False, monotonic()
+
+    async def _headers(self, wanted: KeyRequest) -> dict[str, str]:
+        """Return the headers of the request for a key, with an access token if it needs one."""
+        if wanted.login and monotonic() >= self._token_until:
+            url, form = wanted.login
+            answer = json.loads(await self._fetch(url, {}, wanted.secret, form))
+            if not isinstance(answer, dict) or not isinstance(answer.get("access_token"), str):
+                raise ValueError("no access token in the answer")
+            self._token, self._token_until = answer["access_token"], monotonic() + TOKEN
+        return {name: text.replace("{token}", self._token) for name, text in wanted.headers.items()}
+
+
+async def _over_https(url: str, headers: dict[str, str], login: str = "", form: str = "") -> bytes:
+    """Fetch over HTTPS: the host's certificate is checked, and no redirect is followed."""
+    name, _, password = login.partition(":")
+    client = SimpleAsyncHTTPClient(
+        force_instance=True, max_body_size=MAX_ANSWER, max_header_size=16 * 1024
+    )
+    try:
+        request = HTTPRequest(
+            url,
+            "POST" if login else "GET",
+            headers,
+            form if login else None,
+            name if login else None,
+            password,
+            connect_timeout=TIMEOUT,
+            request_timeout=TIMEOUT,
+            follow_redirects=False,
+            decompress_response=False,
+        )
+        answer = await client.fetch(request)
+        if answer.code != 200:
+            raise ValueError(f"the answer has the status {answer.code}")
+        return answer.body
+    finally:
+        client.close()

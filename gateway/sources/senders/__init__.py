@@ -1,0 +1,1 @@
+"""The schemes: each is NAME.toml, a block of data, or NAME.py, a subclass of `Source`."""

@@ -1,0 +1,87 @@
+"""pika, and one poller a process: MGET of all pending results."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from redis.exceptions import RedisError
+
+from gateway import background
+from gateway.amqp.publishers import publisher_for
+from gateway.celery_message import Message, decode_result
+from gateway.config.settings import Config
+from gateway.config.strategies import StrategyInfo
+from gateway.errors import ResultsUnavailable
+from gateway.metrics import Metrics
+from gateway.pending_task import PendingTask
+from gateway.stores import result_store
+from gateway.stores.pipeline import results_of
+from gateway.strategies.base import Strategy
+
+INFO = StrategyInfo(amqp_only=False)
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two queries: the shortest while results come, the longest while none do.
+PAUSE = (0.001, 0.05)
+
+
+class IOLoop(Strategy):
+    """Queries all pending keys by MGET, less often while no results come."""
+
+    def __init__(self, config: Config, metrics: Metrics, prefix: str):
+        self._publisher = publisher_for(config, metrics)
+        self._results = results_of(config, metrics)
+        self._prefix = result_store.key_prefix(config)
+        self._waiting: dict[str, PendingTask] = {}
+        self._some = asyncio.Event()
+        self._poller: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._publisher.start()
+        await self._results.start()
+        self._poller = background.start(self._poll(), "result poller")
+
+    async def stop(self) -> None:
+        await background.stop(self._poller)
+        await self._results.stop()
+        await self._publisher.stop()
+
+    def send(self, message: Message, deadline: float) -> PendingTask:
+        if self._results.error:
+            raise ResultsUnavailable
+        pending = PendingTask(message, deadline, self._release)
+        self._publisher.publish(pending)
+        self._waiting[message.task_id] = pending
+        self._some.set()
+        return pending
+
+    def checks(self) -> dict[str, str]:
+        return {"broker": self._publisher.error, "results": self._results.error}
+
+    def _release(self, pending: PendingTask) -> None:
+        self._waiting.pop(pending.message.task_id, None)
+
+    async def _poll(self) -> None:
+        pause = PAUSE[0]
+        while True:
+            if not self._waiting:
+                self._some.clear()
+                await self._some.wait()
+                pause = PAUSE[0]
+            task_ids, payloads = list(self._waiting), []
+            try:
+                payloads = await self._results.values([self._prefix + each for each in task_ids])
+            except (RedisError, OSError) as exc:
+                log.warning("cannot fetch results from the result store: %s", exc)
+                pause = PAUSE[1]
+                await asyncio.sleep(1)
+            waiting = len(self._waiting)
+            for task_id, payload in zip(task_ids, payloads, strict=False):
+                if payload is not None and (pending := self._waiting.get(task_id)):
+                    pending.settle(decode_result(payload))
+            if len(self._waiting) < waiting:
+                pause = PAUSE[0]
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, PAUSE[1])

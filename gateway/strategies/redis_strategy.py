@@ -1,0 +1,125 @@
+"""pika, and one pattern subscription a process for all results; the default.
+
+Celery's worker publishes each result on the channel that has the name of its key. The task ids of
+this process share a prefix, so one PSUBSCRIBE receives all their results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from redis.exceptions import RedisError
+
+from gateway import background
+from gateway.amqp.publishers import publisher_for
+from gateway.celery_message import Message, decode_result
+from gateway.config.settings import Config
+from gateway.config.strategies import StrategyInfo
+from gateway.errors import ResultsUnavailable
+from gateway.metrics import Metrics
+from gateway.pending_task import PendingTask
+from gateway.read_throttling import ReadThrottling
+from gateway.stores import result_store
+from gateway.stores.pipeline import Pipeline
+from gateway.stores.result_store import CONNECT_TIMEOUT
+from gateway.stores.subscription import Subscription
+from gateway.strategies.base import Strategy
+
+INFO = StrategyInfo(subscribes="prefix", amqp_only=False)
+
+log = logging.getLogger(__name__)
+
+SWEEP = 1.0  # seconds between sweeps; each fetches the results that the next-to-last one awaited
+
+
+class RedisPush(Strategy):
+    """Receives results by a subscription, and fetches those that may have been missed."""
+
+    def __init__(self, config: Config, metrics: Metrics, prefix: str):
+        self._config = config
+        self._metrics = metrics
+        self._waiting: dict[str, PendingTask] = {}
+        self._throttling = ReadThrottling(metrics)
+        self._publisher = publisher_for(config, metrics, self._throttling)
+        self._results = Pipeline(
+            lambda: result_store.connect(config), "missed results", patience=CONNECT_TIMEOUT
+        )
+        self._prefix = result_store.key_prefix(config)
+        self._skip = len(self._prefix.encode())
+        self._channels = self._prefix + prefix
+        self._subscription = Subscription(
+            lambda: result_store.connect(config),
+            "result subscription",
+            self._channels,
+            self._on_result,
+            self._opened,
+            self._throttling,
+        )
+        self._results.on_left.append(self._subscription.renew)
+        # The ids sent since the last sweep, and those of the sweep before it.
+        self._young: list[str] = []
+        self._older: list[str] = []
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._publisher.start()
+        await self._results.start()
+        await self._subscription.start()
+        self._sweeper = background.start(self._sweep(), "result sweep")
+
+    async def stop(self) -> None:
+        await self._subscription.stop()
+        await background.stop(self._sweeper)
+        await self._results.stop()
+        await self._publisher.stop()
+
+    def send(self, message: Message, deadline: float) -> PendingTask:
+        if self._subscription.error:
+            raise ResultsUnavailable
+        pending = PendingTask(message, deadline, self._release)
+        self._publisher.publish(pending)
+        self._waiting[message.task_id] = pending
+        self._young.append(message.task_id)
+        return pending
+
+    def checks(self) -> dict[str, str]:
+        return {"broker": self._publisher.error, "results": self._subscription.error}
+
+    def _release(self, pending: PendingTask) -> None:
+        self._waiting.pop(pending.message.task_id, None)
+
+    def _receive(self, task_id: str, payload: bytes) -> None:
+        pending = self._waiting.get(task_id)
+        if pending is None:
+            self._metrics.add("gateway_results_unclaimed_total")
+        else:
+            pending.settle(decode_result(payload))
+
+    async def _opened(self) -> None:
+        if self._waiting:
+            await self._fetch(list(self._waiting))
+        log.info("subscribed to %s*", self._channels)
+        self._metrics.connected("results")
+
+    def _on_result(self, channel: bytes, payload: bytes) -> None:
+        # Any client of Redis may publish here, also on channels whose names are not UTF-8.
+        self._receive(channel[self._skip :].decode(errors="replace"), payload)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP)
+            stragglers = [task_id for task_id in self._older if task_id in self._waiting]
+            self._older, self._young = self._young, []
+            if stragglers:
+                try:
+                    await self._fetch(stragglers)
+                except (RedisError, OSError) as exc:
+                    log.warning("cannot fetch results from the result store: %s", exc)
+                    self._older += stragglers
+
+    async def _fetch(self, task_ids: list[str]) -> None:
+        payloads = await self._results.values([self._prefix + each for each in task_ids])
+        for task_id, payload in zip(task_ids, payloads, strict=True):
+            if payload is not None and task_id in self._waiting:
+                self._receive(task_id, payload)

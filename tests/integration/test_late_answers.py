@@ -1,0 +1,534 @@
+"""Results that are sent late: to servers that play senders, from processes that are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from random import Random
+from time import time
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import redis
+
+from gateway.config.settings import Config
+from gateway.delivery import Delivery
+from gateway.failpoints import LATE, LATE_BEGUN, LATE_SENT
+from gateway.journal.entry import ANSWERED_LATE, LATE_FAILED, LATE_UNCERTAIN, SUCCEEDED
+from gateway.late import answers, record
+from gateway.late.answers import LateAnswers
+from gateway.metrics import Metrics
+from tests.integration.late_senders import (
+    CUT,
+    HANG,
+    SenderServer,
+    dingtalk,
+    discord,
+    feishu,
+    free_address,
+    serving,
+    slack,
+    wechat,
+)
+from tests.support.stack import Server
+from tests.support.waiting import eventually
+
+KILLS = int(os.environ.get("KILLS", "2"))
+
+
+@pytest.fixture
+def client(redis_server: Server) -> redis.Redis:
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.flushdb()
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def shortened(monkeypatch):
+    """Let processes look soon at what others have left."""
+    monkeypatch.setattr(record, "LOOK", 0.2)
+    monkeypatch.setattr("gateway.late.store.LOOK", 0.2)
+    monkeypatch.setattr(answers, "LOOK", 0.2)
+    monkeypatch.setattr(answers, "_PAUSE", 0.05)
+    monkeypatch.setattr(record, "LEASE", 1.0)
+    monkeypatch.setattr(record, "_FIRST", 0.1)
+    monkeypatch.setattr("gateway.late.client.REQUEST", 0.5)
+
+
+class Killed(BaseException):
+    """Ends what a process does at the step where it is."""
+
+
+class Doomed:
+    """A failpoint that kills its process, which is one in name only, at the step `name`."""
+
+    def __init__(self, name: str = ""):
+        self.name = name
+        self.killed = asyncio.Event()
+
+    def reach(self, name: str) -> None:
+        if name == self.name or self.killed.is_set():
+            self.killed.set()
+            raise Killed
+
+
+class Journal:
+    """Notes what it is told, once, however often a record is taken over."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, list[str]] = {}
+
+    async def settle(self, delivery_id: str, task_id: str, end: Any) -> None:
+        states = self.states.setdefault(delivery_id, [])
+        if end.state not in states:
+            states.append(end.state)
+
+
+class Gateways:
+    """Processes of gateways on one Redis, with one route."""
+
+    def __init__(self, url: str, late: dict[str, Any], **source: Any):
+        known = {"scheme": "github", "secrets": "s", **source}
+        route = {"path": "/r", "source": "s", "answer": "wait-then-accept", "fallback": "wait"}
+        self.config = Config(
+            result_backend=url, sources={"s": known}, routes=[{**route, "late": late}]
+        )
+        self.journal = Journal()
+        self.metrics = Metrics(routes=["/r"])
+        self.given: list[str] = []
+
+    @asynccontextmanager
+    async def process(self, failpoint: Doomed | None = None) -> AsyncIterator[LateAnswers]:
+        failpoint = failpoint or Doomed()
+        late = LateAnswers(self.config, self.metrics, self.journal, None, failpoint)
+        await late.start()
+        try:
+            yield late
+        finally:
+            if failpoint.killed.is_set():  # what a killed process leaves is not ended
+                for task in (*late._begun, late._task):
+                    task.cancel()
+                await asyncio.gather(*late._begun, late._task, return_exceptions=True)
+            await late.stop()
+
+    async def answer(self, late: LateAnswers, body: Any, given: bool = True) -> str:
+        """Give the fallback for a delivery with `body`; return the id of its task."""
+        task_id, fallback = str(uuid4()), asyncio.Event()
+
+        def give() -> bool:
+            self.given.append(task_id)
+            fallback.set()
+            return given
+
+        loop = asyncio.get_running_loop()
+        late.expect(self.config.routes[0], delivery(task_id, body), task_id, 0.0, loop.time(), give)
+        await fallback.wait()
+        return task_id
+
+    def count(self, result: str) -> float:
+        return self.metrics._values[
+            self.metrics._find(("gateway_late_answers_total", "/r", result))
+        ]
+
+
+def delivery(delivery_id: str, body: Any) -> Delivery:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return Delivery(delivery_id, "/r", {}, {}, "", {}, data, "", time())
+
+
+def end(client: redis.Redis, task_id: str, value: Any, status: str = "SUCCESS") -> None:
+    """End a task, as Celery's worker does."""
+    payload = json.dumps({"status": status, "result": value})
+    key = f"celery-task-meta-{task_id}"
+    client.pipeline().set(key, payload, ex=300).publish(key, payload).execute()
+
+
+def run(work: Awaitable[None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 600))
+
+
+#: For each sender: its server, the block, the source's options, the delivery, what a text becomes.
+def parts(kind: str, server: SenderServer) -> tuple[dict, dict, Any, Any]:
+    url, hosts = server.url, [server.host]
+    block: dict[str, Any] = {"like": kind, "hosts": hosts}
+    app = {"app_id": "wx1", "app_secret": "app secret"}
+    if kind == "slack":
+        return block, {}, {"response_url": f"{url}/actions/{uuid4()}"}, {"text": "done"}
+    if kind == "discord":
+        block["url"] = url + "/webhooks/{json:/application_id}/{json:/token}/messages/@original"
+        return block, {}, {"application_id": "1", "token": "a/b"}, {"content": "done"}
+    if kind == "dingtalk-robot":
+        until = int((time() + 60) * 1000)
+        body = {"sessionWebhook": f"{url}/robot", "sessionWebhookExpiredTime": until}
+        return block, {}, body, {"msgtype": "text", "text": {"content": "done"}}
+    if kind == "feishu-card":
+        block["url"] = url + "/open-apis/interactive/v1/card/update"
+        block["fetch"] = {
+            "url": url + "/open-apis/auth/v3/tenant_access_token/internal",
+            "body": {"app_id": "{app_id}", "app_secret": "{app_secret}"},
+            "token": "/tenant_access_token", "life": "/expire",
+        }  # fmt: skip
+        token = f"c-{uuid4()}"
+        inner = {"tag": "div", "text": {"tag": "plain_text", "content": "done"}}
+        expected = {"token": token, "card": {"elements": [inner]}}
+        return block, app, {"event": {"token": token}}, expected
+    block["url"] = url + "/cgi-bin/message/custom/send?access_token={token}"
+    block["fetch"] = {
+        "url": url + "/cgi-bin/stable_token",
+        "body": {"grant_type": "client_credential", "appid": "{app_id}", "secret": "{app_secret}"},
+        "token": "/access_token", "life": "/expires_in",
+    }  # fmt: skip
+    user = f"o{uuid4()}"
+    body = f"<xml><FromUserName>{user}</FromUserName></xml>".encode()
+    expected = {"msgtype": "text", "text": {"content": "done"}, "touser": user}
+    return block, app, body, expected
+
+
+SENDERS = {
+    "slack": slack, "discord": discord, "dingtalk-robot": dingtalk, "feishu-card": feishu,
+    "wechat": wechat,
+}  # fmt: skip
+STATES = (ANSWERED_LATE, LATE_UNCERTAIN)
+REPLACES = {"discord", "feishu-card"}
+
+
+@pytest.mark.parametrize("kind", SENDERS)
+def test_a_result_is_sent_after_the_fallback(client, redis_server, kind):
+    async def work() -> None:
+        async with serving(SenderServer(SENDERS[kind])) as server:
+            block, source, body, expected = parts(kind, server)
+            gateways = Gateways(redis_server.url, block, **source)
+            async with gateways.process() as late:
+                task_id = await gateways.answer(late, body)
+                end(client, task_id, "done")
+                await eventually(lambda: gateways.count("answered"))
+
+            assert server.taken == [expected]
+            assert gateways.journal.states[task_id] == [SUCCEEDED, ANSWERED_LATE]
+            assert late.held() == {"late answers": 0, "late steps": 0}
+
+    run(work())
+
+
+@pytest.mark.parametrize("kind", SENDERS)
+def test_errors_and_limits_are_waited_out(client, redis_server, kind):
+    async def work() -> None:
+        async with serving(SenderServer(SENDERS[kind])) as server:
+            block, source, body, expected = parts(kind, server)
+            gateways = Gateways(redis_server.url, {**block, "tries": 5}, **source)
+            # Where a token is fetched, that fails first, and then what it is for.
+            server.faults = [(429, {"Retry-After": "1"}, ""), (503, {}, ""), (500, {}, "")]
+            async with gateways.process() as late:
+                begun = time()
+                end(client, await gateways.answer(late, body), "done")
+                await eventually(lambda: gateways.count("answered"))
+
+            assert time() - begun > 1
+            assert server.taken == [expected]
+
+    run(work())
+
+
+@pytest.mark.parametrize("fault", [HANG, CUT])
+@pytest.mark.parametrize("takes", [True, False])
+@pytest.mark.parametrize("kind", SENDERS)
+def test_without_an_answer_only_what_replaces_is_sent_again(
+    client, redis_server, kind, takes, fault
+):
+    async def work() -> None:
+        async with serving(SenderServer(SENDERS[kind], takes=takes)) as server:
+            block, source, body, expected = parts(kind, server)
+            gateways = Gateways(redis_server.url, block, **source)
+            async with gateways.process() as late:
+                if source:  # the token is there already
+                    end(client, await gateways.answer(late, parts(kind, server)[2]), "done")
+                    await eventually(lambda: gateways.count("answered"))
+                    server.taken.clear()
+                server.faults = [fault]
+                task_id = await gateways.answer(late, body)
+                end(client, task_id, "done")
+                await eventually(lambda: len(gateways.journal.states.get(task_id, ())) == 2)
+
+            state = gateways.journal.states[task_id][-1]
+            assert state == (ANSWERED_LATE if kind in REPLACES else LATE_UNCERTAIN)
+            expected_times = takes + (kind in REPLACES)
+            assert server.taken == [expected] * expected_times
+
+    run(work())
+
+
+def test_what_the_sender_refuses_is_told_and_not_sent_again(client, redis_server):
+    async def work() -> None:
+        async with serving(SenderServer(slack, faults=[(404, {}, "expired_url")])) as server:
+            block, _, body, _ = parts("slack", server)
+            gateways = Gateways(redis_server.url, block)
+            async with gateways.process() as late:
+                task_id = await gateways.answer(late, body)
+                end(client, task_id, "done")
+                await eventually(lambda: gateways.count("failed"))
+
+            assert len(server.seen) == 1
+            assert gateways.journal.states[task_id] == [SUCCEEDED, LATE_FAILED]
+
+    run(work())
+
+
+def test_redirects_are_not_followed(client, redis_server):
+    async def work() -> None:
+        async with serving(SenderServer(slack)) as other, serving(SenderServer(slack)) as server:
+            server.faults = [(307, {"Location": f"{other.url}/x"}, "")]
+            block, _, body, _ = parts("slack", server)
+            gateways = Gateways(redis_server.url, {**block, "hosts": [server.host, other.host]})
+            async with gateways.process() as late:
+                end(client, await gateways.answer(late, body), "done")
+                await eventually(lambda: gateways.count("failed"))
+
+            assert not other.seen
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://{}/x", "https://{}/x", "https://hooks.slack.com@{}/x", "https://169.254.169.254/"],
+)
+def test_no_other_host_is_connected_to(client, redis_server, url):
+    async def work() -> None:
+        async with serving(SenderServer(slack)) as server:
+            gateways = Gateways(redis_server.url, "slack")
+            async with gateways.process() as late:
+                body = {"response_url": url.format(server.host)}
+                task_id = await gateways.answer(late, body)
+                end(client, task_id, "done")
+                await eventually(lambda: gateways.count("failed"))
+
+            assert gateways.given == [task_id]
+            assert gateways.journal.states[task_id] == [LATE_FAILED]
+            assert not server.seen
+
+    run(work())
+
+
+def test_a_name_that_leads_into_our_network_is_not_connected_to(client, redis_server, monkeypatch):
+    async def work() -> None:
+        async with serving(SenderServer(slack)) as server:
+            loop = asyncio.get_running_loop()
+            real, asked = loop.getaddrinfo, []
+
+            async def rebound(host: str, port: int, **options: Any) -> Any:
+                if host == "hooks.slack.com":
+                    asked.append(host)
+                    host, port = "127.0.0.1", server.port
+                return await real(host, port, **options)
+
+            monkeypatch.setattr(loop, "getaddrinfo", rebound)
+            gateways = Gateways(redis_server.url, "slack")
+            async with gateways.process() as late:
+                body = {"response_url": "https://hooks.slack.com/actions/1"}
+                task_id = await gateways.answer(late, body)
+                end(client, task_id, "done")
+                await eventually(lambda: gateways.count("failed"))
+
+            assert asked == ["hooks.slack.com"]
+            assert not server.seen
+            assert gateways.journal.states[task_id][-1] == LATE_FAILED
+
+    run(work())
+
+
+def test_a_host_that_refuses_the_connection_is_tried_again(client, redis_server):
+    async def work() -> None:
+        nobody = free_address()
+        gateways = Gateways(redis_server.url, {"like": "slack", "hosts": [nobody], "tries": 3})
+        async with gateways.process() as late:
+            end(client, await gateways.answer(late, {"response_url": f"http://{nobody}/"}), "done")
+            await eventually(lambda: gateways.count("failed"))
+
+    run(work())
+
+
+@pytest.mark.parametrize("code", [40001, 42001])
+def test_wechats_token_is_fetched_once_and_renewed_when_it_is_not_valid(client, redis_server, code):
+    async def work() -> None:
+        async with serving(SenderServer(wechat)) as server:
+            block, source, body, _ = parts("wechat", server)
+            gateways = Gateways(redis_server.url, block, **source)
+            async with gateways.process() as late:
+                for _ in range(3):
+                    end(client, await gateways.answer(late, body), "done")
+                await eventually(lambda: gateways.count("answered") == 3)
+                assert len(server.tokens) == 1
+                server.faults = [(200, {}, json.dumps({"errcode": code}))]
+                end(client, await gateways.answer(late, body), "done")
+                await eventually(lambda: gateways.count("answered") == 4)
+                # Five messages to one user: the sender's limit is reached with the next two.
+                for _ in range(2):
+                    end(client, await gateways.answer(late, body), "done")
+                await eventually(lambda: gateways.count("failed"))
+
+            assert len(server.tokens) == 2
+            assert len(server.taken) == 5
+
+    run(work())
+
+
+def test_a_renewed_token_that_is_refused_is_not_renewed_again(client, redis_server):
+    async def work() -> None:
+        async with serving(SenderServer(wechat)) as server:
+            block, source, body, _ = parts("wechat", server)
+            gateways = Gateways(redis_server.url, block, **source)
+            async with gateways.process() as late:
+                end(client, await gateways.answer(late, body), "done")
+                await eventually(lambda: gateways.count("answered"))
+                server.faults = [(200, {}, '{"errcode":40001}'), None]
+                server.tokens.append("another one")
+                real = server.answer
+                refused = (200, {}, '{"errcode":42001}')
+                server.answer = lambda s, r: real(s, r) if "token" in r.target[:22] else refused
+                end(client, await gateways.answer(late, body), "done")
+                await eventually(lambda: gateways.count("failed"))
+
+            sent = [each for each in server.seen if "custom/send" in each.target]
+            assert len(sent) == 3
+
+    run(work())
+
+
+def test_the_end_of_dingtalks_window_ends_the_wait(client, redis_server):
+    async def work() -> None:
+        async with serving(SenderServer(dingtalk)) as server:
+            block, _, body, _ = parts("dingtalk-robot", server)
+            body["sessionWebhookExpiredTime"] = int((time() + 0.5) * 1000)
+            gateways = Gateways(redis_server.url, block)
+            async with gateways.process() as late:
+                task_id = await gateways.answer(late, body)
+                await eventually(lambda: gateways.count("failed"))
+                end(client, task_id, "too late")
+
+            assert not server.seen
+
+    run(work())
+
+
+def test_nothing_is_sent_for_an_empty_result_a_failure_or_a_sender_that_has_left(
+    client, redis_server
+):
+    async def work() -> None:
+        async with serving(SenderServer(slack)) as server:
+            block, _, body, _ = parts("slack", server)
+            gateways = Gateways(redis_server.url, block)
+            async with gateways.process() as late:
+                empty, failed = [await gateways.answer(late, body) for _ in range(2)]
+                gone = await gateways.answer(late, body, given=False)
+                end(client, empty, None)
+                end(client, failed, {"exc_type": "Boom", "exc_message": ["x"]}, "FAILURE")
+                await eventually(lambda: gateways.count("dropped") == 2)
+                await eventually(lambda: gateways.count("failed") == 1)
+                end(client, gone, "done")
+
+            assert not server.seen
+            assert gateways.journal.states[failed] == ["failed", LATE_FAILED]
+
+    run(work())
+
+
+def test_a_later_try_gets_the_result_only_if_it_was_not_sent(client, redis_server):
+    async def work() -> None:
+        async with serving(SenderServer(slack)) as server:
+            block, _, body, _ = parts("slack", server)
+            gateways = Gateways(redis_server.url, block)
+            async with gateways.process() as late, gateways.process() as other:
+                sent, unsent = [await gateways.answer(late, body) for _ in range(2)]
+                end(client, sent, "done")
+                await eventually(lambda: gateways.count("answered"))
+                told: dict[str, bool] = {}
+                for task_id in (sent, unsent, "unknown"):
+                    now = asyncio.get_running_loop().time()
+                    other.yields(task_id, now + 5, lambda yes, t=task_id: told.update({t: yes}))
+                await eventually(lambda: len(told) == 3)
+                end(client, unsent, "done")
+                await eventually(lambda: gateways.count("dropped"))
+
+            assert told == {sent: True, unsent: False, "unknown": False}
+            assert len(server.seen) == 1
+
+    run(work())
+
+
+@pytest.mark.parametrize("kind", SENDERS)
+def test_killed_at_each_step(client, redis_server, kind):
+    killed(client, redis_server, kind, KILLS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", SENDERS)
+def test_killed_at_each_step_two_hundred_times(client, redis_server, kind):
+    killed(client, redis_server, kind, 200 // len(SENDERS))
+
+
+def killed(client: redis.Redis, redis_server: Server, kind: str, times: int) -> None:
+    """Kill a process at each step, so often, while another one is there."""
+
+    async def work() -> None:
+        async with serving(SenderServer(SENDERS[kind])) as server:
+            block, source, _, _ = parts(kind, server)
+            gateways = Gateways(redis_server.url, block, **source)
+            async with gateways.process():
+                for n in range(times):
+                    await asyncio.gather(*(one(server, gateways, step, n) for step in LATE))
+
+    async def one(server: SenderServer, gateways: Gateways, step: str, seed: int) -> None:
+        body, expected = parts(kind, server)[2:]
+        text, task_id = f"{step} {seed}", str(uuid4())
+        early = Random(f"{kind} {text}").random() < 0.5
+        doomed = Doomed(step)
+        async with gateways.process(doomed) as late:
+            if early:
+                end(client, task_id, text)
+            await expect(gateways, late, doomed, task_id, body)
+            if not early:
+                end(client, task_id, text)
+            await eventually(lambda: doomed.killed.is_set() or settled(client, task_id))
+        await eventually(lambda: settled(client, task_id))
+
+        expected = json.loads(json.dumps(expected).replace("done", text))
+        assert gateways.journal.states[task_id][-1] in STATES
+        taken = [message for message in server.taken if text in json.dumps(message)]
+        state = json.loads(client.hget(hash_of(task_id), "record"))["end"]
+        in_between = doomed.killed.is_set() and step in (LATE_BEGUN, LATE_SENT)
+        arrived = not in_between or step == LATE_SENT
+        if in_between and kind not in REPLACES:
+            assert (state, taken) == ("uncertain", [expected] * arrived)
+        else:
+            again = in_between and arrived
+            assert (state, taken) == ("answered", [expected] * (1 + again))
+
+    async def expect(
+        gateways: Gateways, late: LateAnswers, doomed: Doomed, task_id: str, body: Any
+    ) -> None:
+        """Give the fallback, unless the process is killed before."""
+        loop = asyncio.get_running_loop()
+        given = loop.create_future()
+
+        def give() -> bool:
+            given.set_result(None)
+            return True
+
+        route = gateways.config.routes[0]
+        late.expect(route, delivery(task_id, body), task_id, 0.0, loop.time(), give)
+        await eventually(lambda: given.done() or doomed.killed.is_set())
+
+    run(work())
+
+
+def hash_of(task_id: str) -> str:
+    return f"gateway:/::late:task:{task_id}"
+
+
+def settled(client: redis.Redis, task_id: str) -> bool:
+    text = client.hget(hash_of(task_id), "record")
+    return text is not None and json.loads(text).get("told", False)

@@ -1,0 +1,254 @@
+"""Public keys that are fetched: when, how often, and what is believed for how long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tornado.httpclient import HTTPClientError
+
+from gateway.errors import KeyNotKnown, Unverified
+from gateway.relay import fetched_keys
+from gateway.relay.fetched_keys import (
+    BURST,
+    FRESH,
+    MAX_KEYS,
+    PAUSE,
+    REFILL,
+    STALE,
+    TOKEN,
+    FetchedKeys,
+)
+from gateway.sources.base import KeyRequest
+
+
+def number(text: bytes) -> int:
+    return int(text)
+
+
+def wanted(name: str = "a", read: Callable[[bytes], Any] = number) -> KeyRequest:
+    return KeyRequest(f"https://keys.example/{name}", {}, read)
+
+
+class Sender:
+    """Has keys by their names, and counts who asks for them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.answers: dict[str, bytes | Exception] = {"a": b"1"}
+        self.asked: Counter[str] = Counter()
+        self.headers: list[dict[str, str]] = []
+        self.now = 1_000.0
+        self.held: asyncio.Event | None = None
+        monkeypatch.setattr(fetched_keys, "monotonic", lambda: self.now)
+
+    async def fetch(
+        self, url: str, headers: dict[str, str], login: str = "", form: str = ""
+    ) -> bytes:
+        name = url.rpartition("/")[2]
+        self.asked[name] += 1
+        self.headers.append(headers)
+        if self.held is not None:
+            await self.held.wait()
+        answer = self.answers.get(name, HTTPClientError(404))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer if not login else b'{"access_token":"%s"}' % answer
+
+
+@pytest.fixture
+def sender(monkeypatch) -> Sender:
+    return Sender(monkeypatch)
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def run(sender: Sender, steps: Callable[[FetchedKeys], Any], *needed: KeyRequest) -> None:
+    async def all_steps() -> None:
+        keys = FetchedKeys(needed, sender.fetch)
+        await keys.start()
+        await settle()
+        try:
+            await steps(keys)
+        finally:
+            await keys.stop()
+
+    asyncio.run(all_steps())
+
+
+def test_what_every_delivery_needs_is_there_before_the_first(sender):
+    async def steps(keys: FetchedKeys) -> None:
+        assert keys.get(wanted()) == 1
+
+    run(sender, steps, wanted())
+
+
+def test_a_key_is_fetched_once_while_many_ask_and_then_known(sender):
+    async def steps(keys: FetchedKeys) -> None:
+        sender.held = asyncio.Event()
+        for _ in range(50):
+            with pytest.raises(KeyNotKnown) as refused:
+                keys.get(wanted())
+            await asyncio.sleep(0)
+        assert refused.value.status == 503 and refused.value.retry_after
+        sender.held.set()
+        await settle()
+        assert [keys.get(wanted()) for _ in range(50)] == [1] * 50
+        assert sender.asked == {"a": 1}
+
+    run(sender, steps)
+
+
+@pytest.mark.parametrize("error", [OSError("away"), ValueError("bad"), HTTPClientError(500)])
+def test_a_failure_is_remembered_for_a_while(sender, error):
+    async def steps(keys: FetchedKeys) -> None:
+        sender.answers["a"] = error
+        for _ in range(5):
+            with pytest.raises(KeyNotKnown):
+                keys.get(wanted())
+            await settle()
+        assert sender.asked == {"a": 1}
+        sender.answers["a"], sender.now = b"2", sender.now + PAUSE
+        with pytest.raises(KeyNotKnown):
+            keys.get(wanted())
+        await settle()
+        assert keys.get(wanted()) == 2
+
+    run(sender, steps)
+
+
+def test_what_cannot_be_read_is_no_key(sender):
+    async def steps(keys: FetchedKeys) -> None:
+        sender.answers["a"] = b"<html>"
+        for _ in range(2):
+            with pytest.raises(KeyNotKnown):
+                keys.get(wanted())
+            await settle()
+
+    run(sender, steps)
+
+
+def test_a_key_that_the_sender_does_not_have_is_unverified(sender):
+    async def steps(keys: FetchedKeys) -> None:
+        with pytest.raises(KeyNotKnown):
+            keys.get(wanted("forged"))
+        await settle()
+        with pytest.raises(Unverified):
+            keys.get(wanted("forged"))
+
+    run(sender, steps)
+
+
+def test_forged_names_are_fetched_at_a_low_rate_and_cost_no_known_key(sender):
+    async def steps(keys: FetchedKeys) -> None:
+        for hour in range(3):
+            for i in range(2_000):
+                with pytest.raises(KeyNotKnown):
+                    keys.get(wanted(f"forged-{hour}-{i}"))
+                if i % 7 == 0:
+                    await settle()
+            fetches = sender.asked.total() - sender.asked["a"]
+            assert fetches <= BURST * (hour + 1) + hour * 3_600 / REFILL
+            assert keys.get(wanted()) == 1
+            assert len(keys._known) <= MAX_KEYS
+            sender.now += FRESH + 1
+            keys.get(wanted())  # fetched again, whatever the others have spent
+            await settle()
+        assert sender.asked["a"] == 4
+
+    run(sender, steps, wanted())
+
+
+def test_a_known_key_is_fetched_again_and_believed_for_a_day(sender):
+    async def steps(keys: FetchedKeys) -> None:
+        sender.answers["a"], sender.now = b"2", sender.now + FRESH + 1
+        assert keys.get(wanted()) == 1
+        await settle()
+        assert keys.get(wanted()) == 2
+        sender.answers["a"] = OSError("away")
+        sender.now += STALE - 1
+        assert keys.get(wanted()) == 2
+        await settle()
+        sender.now += 2
+        with pytest.raises(KeyNotKnown):
+            keys.get(wanted())
+
+    run(sender, steps, wanted())
+
+
+def test_a_set_without_the_id_is_fetched_again_but_not_at_once(sender):
+    async def steps(keys: FetchedKeys) -> None:
+        sender.answers["a"] = b"2"
+        for _ in range(20):
+            assert keys.get(wanted(), newer=True) == 1
+            await settle()
+        sender.now += PAUSE + 1
+        with pytest.raises(KeyNotKnown):
+            keys.get(wanted(), newer=True)
+        await settle()
+        assert keys.get(wanted(), newer=True) == 2
+        assert sender.asked == {"a": 2}
+
+    run(sender, steps, wanted())
+
+
+def test_a_fetch_ends_in_time(sender, monkeypatch):
+    async def steps(keys: FetchedKeys) -> None:
+        monkeypatch.setattr(fetched_keys, "TIMEOUT", 0.01)
+        sender.held = asyncio.Event()
+        with pytest.raises(KeyNotKnown):
+            keys.get(wanted())
+        about = keys._known[wanted().url]
+        async with asyncio.timeout(5):
+            while about.asked:
+                await asyncio.sleep(0.01)
+        assert about.value is None
+
+    run(sender, steps)
+
+
+def test_an_access_token_is_fetched_with_the_secret_and_used_for_a_while(sender):
+    request = KeyRequest(
+        "https://keys.example/a", {"Authorization": "Bearer {token}"}, number,
+        ("https://keys.example/login", "grant_type=client_credentials"), "id:secret",
+    )  # fmt: skip
+
+    async def steps(keys: FetchedKeys) -> None:
+        sender.answers |= {"login": b"T1", "b": b"2"}
+        for name in ("a", "b"):
+            with pytest.raises(KeyNotKnown):
+                keys.get(request._replace(url=f"https://keys.example/{name}"))
+            await settle()
+        sender.now += TOKEN + FRESH
+        keys.get(request)
+        await settle()
+        assert sender.asked == {"login": 2, "a": 2, "b": 1}
+        assert sender.headers == [{}, *[{"Authorization": "Bearer T1"}] * 2, {}, sender.headers[1]]
+
+    run(sender, steps)
+
+
+@pytest.mark.parametrize("answer", [b"[]", b"{}", b'{"access_token":1}', b"x"])
+def test_an_answer_without_an_access_token_is_a_failure(sender, answer):
+    request = KeyRequest(
+        "https://keys.example/a", {}, number, ("https://keys.example/x", ""), "a:b"
+    )
+
+    async def fetch(*_: Any) -> bytes:
+        return answer
+
+    async def steps() -> None:
+        keys = FetchedKeys((), fetch)
+        await keys.start()
+        for _ in range(2):
+            with pytest.raises(KeyNotKnown):
+                keys.get(request)
+            await settle()
+        await keys.stop()
+
+    asyncio.run(steps())
