@@ -59,8 +59,12 @@ def shortened(monkeypatch):
     monkeypatch.setattr("gateway.late.client.REQUEST", 0.5)
 
 
-class Killed(BaseException):
-    """Ends what a process does at the step where it is."""
+class Killed(asyncio.CancelledError):
+    """Ends what a process does at the step where it is.
+
+    A task that ends with a `CancelledError` has no exception that somebody must retrieve: asyncio
+    would log thousands of them whenever the garbage collector runs.
+    """
 
 
 class Doomed:

@@ -341,7 +341,7 @@ def test_a_command_whose_packages_are_missing_is_completed_by_its_name():
     program = "import sys; sys.modules['psutil'] = None; from gateway.cli import main; main()"
     argv = [sys.executable, "-c", program, "completion", "bash"]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
-    assert '"dev "*) words="--help" ;;' in done.stdout and " dev check " in done.stdout
+    assert '"dev "*) words="--help" ;;' in done.stdout and " deliveries dev " in done.stdout
 
 
 def test_options_are_shown_without_loading_what_serves():
