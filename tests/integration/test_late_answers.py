@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from math import ceil
 from random import Random
 from time import time
 from typing import Any
@@ -54,7 +55,7 @@ def shortened(monkeypatch):
     monkeypatch.setattr("gateway.late.store.LOOK", 0.2)
     monkeypatch.setattr(answers, "LOOK", 0.2)
     monkeypatch.setattr(answers, "_PAUSE", 0.05)
-    monkeypatch.setattr(record, "LEASE", 1.0)
+    monkeypatch.setattr(record, "LEASE", 2.0)
     monkeypatch.setattr(record, "_FIRST", 0.1)
     monkeypatch.setattr("gateway.late.client.REQUEST", 0.5)
 
@@ -471,7 +472,7 @@ def test_killed_at_each_step(client, redis_server, kind):
 @pytest.mark.long
 @pytest.mark.parametrize("kind", SENDERS)
 def test_killed_at_each_step_two_hundred_times(client, redis_server, kind):
-    killed(client, redis_server, kind, 200 // len(SENDERS))
+    killed(client, redis_server, kind, ceil(200 / len(LATE) / len(SENDERS)))
 
 
 def killed(client: redis.Redis, redis_server: Server, kind: str, times: int) -> None:
