@@ -19,6 +19,7 @@ from appserver.processes import PromptProcesses
 from appserver.queues import named_queues
 from appserver.replacements import carry_over
 from appserver.reply_backend import ReplyMixin
+from appserver.signatures import TellParameters
 from appserver.task_stream import Stream
 from appserver.worker import PoisonAwareTasks
 
@@ -72,6 +73,7 @@ def setup(app: Celery, fair: Mapping[str, int] | None = None) -> None:
             PromptHub,
             PromptProcesses,
             SettledTasks,
+            TellParameters,
         )
     )
     app.steps["consumer"].update((DeadLetters, PromptEvents, Stream, TakeBack))

@@ -17,20 +17,28 @@ from gateway.sources.fields import MISSING
 
 
 class Argument(Model):
-    """A value of the delivery, and what stands for it where the delivery has none."""
+    """A value of the delivery, and what stands for it where the delivery has none.
+
+    An `optional` one is left out there, so that the task's own default applies.
+    """
 
     place: Pointer = Field(alias="from")
     default: Any = MISSING
+    optional: bool = False
 
     def extractor(self) -> Callable[[Delivery], Any]:
-        """Return the function that extracts the value, and raises `BadRequest` without one."""
+        """Return the function that extracts the value.
+
+        Without one it raises `BadRequest`, or returns `MISSING` where the argument is `optional`.
+        """
         extract, place, default = pointers.extractor(self.place), self.place, self.default
+        optional = self.optional
 
         def found(delivery: Delivery) -> Any:
             value = extract(delivery)
             if value is MISSING:
                 value = default
-            if value is MISSING:
+            if value is MISSING and not optional:
                 raise BadRequest(f"{place} is missing.")
             return value
 
@@ -59,6 +67,6 @@ def call_encoder(
     named = {name: argument.extractor() for name, argument in (kwargs or {}).items()}
     return lambda delivery: encode_call(
         [find(delivery) for find in listed],
-        {name: find(delivery) for name, find in named.items()},
+        {name: value for name, find in named.items() if (value := find(delivery)) is not MISSING},
         embed,
     )

@@ -313,6 +313,8 @@ def _check(task: TaskSettings) -> None:
     for name in task.kwargs or ():
         if not name.isidentifier():
             raise ValueError(f"kwargs: {name!r} is no name of an argument")
+    if any(argument.optional for argument in task.args or ()):
+        raise ValueError("args: an optional argument needs a name; move it to kwargs")
 
 
 def _check_queues(task: TaskSettings) -> None:

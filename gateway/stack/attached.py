@@ -26,6 +26,7 @@ from kombu import Connection, Queue
 from appserver.celery_setup import ReplyingBackend, override_backends
 from appserver.lost_results import CountLostResults
 from appserver.settings import settings
+from appserver.signatures import TellParameters
 from gateway.stack.stack import DESCRIBE
 
 POOL, CONCURRENCY = "prefork", 2
@@ -98,7 +99,7 @@ def attach(app: Celery, attachment: Attachment, own_queue: str = "") -> None:
 
     attachment.apply(app)
     # What it tells shows `gateway check` that the worker replies.
-    app.steps["worker"].update((Attach, CountLostResults))
+    app.steps["worker"].update((Attach, CountLostResults, TellParameters))
     app.task(describe, name=DESCRIBE, base=Task, ignore_result=False, shared=False)
 
 

@@ -44,6 +44,17 @@ def test_workers_on_the_queue_that_lack_its_task(
     assert re.search(r"\S+ on celery lacks it; \S+ has it", line.text)
 
 
+def test_a_route_that_gives_its_task_other_arguments_than_it_takes(
+    rabbitmq, redis_server, worker_with, tmp_path
+):
+    config = write(tmp_path, ROUTE + 'kwargs = { query = "body", header = "body" }\n')
+    with worker_with():
+        checked = check(*config, *servers_at(rabbitmq.url, redis_server.url))
+    line = checked.of("task api.core.main")
+    assert (checked.code, line.status) == (1, "FAIL")
+    assert "it takes `headers`, and gets `header`" in line.text
+
+
 def test_workers_without_remote_control_cannot_be_looked_at(urls, worker_with):
     with worker_with(lines="app.conf.worker_enable_remote_control = False"):
         checked = check(*urls)

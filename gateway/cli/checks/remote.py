@@ -26,9 +26,11 @@ from gateway.errors import GatewayError
 from gateway.strategies.celery_client import CeleryClient
 
 QUICK = 1.0  # seconds in which workers usually answer
+#: The attribute of tasks in which a worker with the app server has their parameters.
+PARAMETERS = "gateway_parameters"
 _QUESTIONS: dict[str, dict[str, Any]] = {
     "active_queues": {},
-    "registered": {},
+    "registered": {"taskinfoitems": [PARAMETERS]},
     "active": {"safe": True},  # without the arguments
     "conf": {"with_defaults": True},
     "stats": {},
@@ -50,6 +52,8 @@ class Worker:
 
     queues: set[str] | None = None
     tasks: set[str] | None = None
+    #: The parameters of tasks that it tells, as ``(order, currency=Ellipsis)``.
+    parameters: dict[str, str] = field(default_factory=dict)
     #: Empty: they are no settings of Celery's, for example an error in their place.
     settings: dict[str, Any] | None = None
     #: Does it run tasks in its main process?
@@ -85,8 +89,10 @@ class Worker:
             self.queues = {str(q.get("name")) for q in answer if isinstance(q, dict)}
         elif question == "active":
             self.running = [one for each in answer if (one := _running(each))]
-        else:  # Celery adds options after a task's name
-            self.tasks = {str(task).partition(" ")[0] for task in answer}
+        else:  # Celery adds attributes after a task's name
+            told = dict(_told(str(task)) for task in answer)
+            self.tasks = set(told)
+            self.parameters = {name: text for name, text in told.items() if text}
 
     @property
     def backend(self) -> str:
@@ -198,6 +204,12 @@ async def _publish(
         if exc.reply_code == 404:  # no worker has ever been connected to this broker
             return False
         raise
+
+
+def _told(text: str) -> tuple[str, str]:
+    """Return a task's name and its parameters; empty: they are not told."""
+    name, _, attributes = text.partition(" ")
+    return name, attributes.partition(f"[{PARAMETERS}=")[2].removesuffix("]")
 
 
 def _running(said: Any) -> Running | None:

@@ -16,6 +16,7 @@ from gateway.cli.checks.finding import (
     skipped,
     warn,
 )
+from gateway.cli.checks.parameters import unfit
 from gateway.cli.checks.queues import Seen, consumed_as, fair_setting, grouped
 from gateway.cli.checks.remote import Answers, Sufficient
 from gateway.config.settings import Config
@@ -110,6 +111,8 @@ def judge_tasks(
             found.append(_elsewhere(task, queues, answers))
         elif problem := _lacking(task, queues, answers):
             found.append(fail(f"task {task}", problem, _correction(task, answers)))
+        elif some := unfit(task, config.routes, answers):
+            found += some
         else:
             found.append(ok(f"task {task}"))
     return found

@@ -63,6 +63,14 @@ def test_a_missing_value_is_named_or_has_a_default(pointer):
         assert call({"args": [{"from": pointer, "default": default}]}) == ([default], {})
 
 
+def test_an_optional_argument_is_left_out_without_a_value():
+    optional = {"from": "json:/b", "optional": True}
+    assert call({"kwargs": {"k": optional, "a": "json:/a"}}) == ([], {"a": 1})
+    assert call({"kwargs": {"k": optional}}, delivery(b'{"b": null}')) == ([], {"k": None})
+    with pytest.raises(ValueError, match="move it to kwargs"):
+        call({"args": [optional]})
+
+
 def test_any_json_is_a_value_and_anything_else_is_not():
     assert call({"args": ["json:"]}, delivery(b"[1]")) == ([[1]], {})
     assert call({"args": ["json:/0"]}, delivery(b'["x"]')) == (["x"], {})
