@@ -87,7 +87,8 @@ class Message:
     """A task to publish.
 
     ``expires`` and ``eta`` are in seconds since the epoch, and are rounded up to whole seconds: a
-    worker begins the task between them. ``extra`` are headers of the message beside Celery's.
+    worker begins the task between them. ``extra`` are headers of the message beside Celery's. One
+    that is only kept, and not published, may lack the values at the pointers ``redacted``.
     """
 
     task_id: str
@@ -101,6 +102,7 @@ class Message:
     priority: int | None = None
     extra: dict[str, str] | None = None
     options: Options = DEFAULTS
+    redacted: Sequence[str] = ()
 
     @property
     def nowhere(self) -> str:

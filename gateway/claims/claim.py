@@ -18,6 +18,7 @@ from struct import Struct
 from uuid import UUID
 
 from gateway.answer import BINARY, JSON, TEXT, Answer
+from gateway.config.redaction import Redacted
 from gateway.outcome import FAILURE, SUCCESS, Outcome
 
 MINE, LAPSED, PUBLISHING, CONFIRMED, DONE = "mine", "lapsed", "publishing", "confirmed", "done"
@@ -46,7 +47,7 @@ class Claim:
     the ``answer`` unless that was too large. ``owner`` is the task id of this try. ``span`` is the
     time that all tries of the sender take, ``age`` the time since the first one, ``lease`` the time
     until the state lapses, all in seconds. On ``channel`` the joined tries are told that the claim
-    was confirmed, done or released.
+    was confirmed, done or released. ``redacted`` knows the values that no kept answer may have.
     """
 
     key: bytes
@@ -60,6 +61,7 @@ class Claim:
     tries: int = 1
     lease: float = 0.0
     answer: Answer | None = None
+    redacted: Redacted | None = None
 
     @property
     def ours(self) -> bool:

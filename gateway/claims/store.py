@@ -208,16 +208,20 @@ class Claims:
 
     def finish(self, claim: Claim, given: Answer) -> None:
         """Write the final answer, which all later tries get."""
-        answer = dump(given) if len(given.body) <= self._largest else b""
+        answer = dump(given) if self._may_keep(claim, given) else b""
         args: list[Arg] = [_raw(claim.task_id), claim.digest, self._window, answer, claim.channel]
         self._write(scripts.FINISH, claim, args)
+
+    def _may_keep(self, claim: Claim, given: Answer) -> bool:
+        redacted = claim.redacted is not None and claim.redacted.is_in(given)
+        return len(given.body) <= self._largest and not redacted
 
     def fail(self, claim: Claim, error: str, given: Answer | None = None) -> None:
         """Write that the task has failed: joined tries are told, and the next try runs it again.
 
         `given` is the task's answer, where it gave one that is not final.
         """
-        if given is not None and len(given.body) > self._largest:
+        if given is not None and not self._may_keep(claim, given):
             error, given = f"answered {given.status}", None
         end = dump_end(error, given)
         args: list[Arg] = [_raw(claim.task_id), end, _ms(_REMEMBER), _ms(claim.span), claim.channel]

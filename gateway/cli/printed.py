@@ -50,6 +50,7 @@ def about(entry: Entry) -> dict[str, Any]:
         "replaying": entry.replaying,
         "identity": entry.identity,
         "request": entry.request or None,
+        "redacted": entry.redacted,
     }
 
 

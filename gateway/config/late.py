@@ -182,6 +182,11 @@ class Late(Model):
         return {inner for text in texts for inner in _braces.findall(text)}
 
     @property
+    def places(self) -> set[str]:
+        """The pointers to the values of a delivery that are used."""
+        return {place for inner in self._inner - {*OURS} for place in inner.split(_OR)}
+
+    @property
     def own_hosts(self) -> set[str]:
         """Those hosts that are not the sender's: they may be private, and without TLS."""
         return {*self.hosts} - {*senders().get(self.like, {}).get("hosts", ())}

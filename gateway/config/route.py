@@ -14,6 +14,7 @@ from gateway.answer import TEXT, Answer, of_outcome
 from gateway.config import pointers
 from gateway.config.late import Late
 from gateway.config.pointers import KEY, MAX_NAME, Pointer, pointing
+from gateway.config.redaction import Place, Redaction
 from gateway.config.task import FurtherTask, TaskSettings
 from gateway.delivery import PRIVATE_HEADERS, Delivery
 from gateway.errors import RequestError
@@ -81,6 +82,10 @@ class Route(TaskSettings):
     """obey `Prefer: respond-async` and `Prefer: wait=N`"""
     journal: bool = True
     """keep its deliveries in the journal, where there is one"""
+    redact: list[Place] = []
+    """[pointers](#pointers) to values that nothing which the gateway keeps may have, as
+    `["json:/card/number", "header:x-national-id"]`; [the task gets
+    them](delivery.md#what-is-not-kept)"""
     idempotency: Annotated[str, _idempotency] = "auto"
     """where a delivery's identity comes from. `auto`: the source; `header:NAME`; `json:/pointer`;
     `none`"""
@@ -141,15 +146,29 @@ class Route(TaskSettings):
                 "late: only what was answered without its result is answered late; set answer to "
                 "wait-then-accept or accept, without ignore_result"
             )
+        self._check_redact()
         if self.events is not None and self.source is None:
             raise ValueError("events: only a source knows the event; name it in `source`")
         return self
+
+    def _check_redact(self) -> None:
+        """Refuse to redact what is kept in another place, or has to be sent from there."""
+        named = {*pointers.pointers_in(self.queue), *pointers.pointers_in(self.routing_key)}
+        late = () if self.late is None else self.late.places
+        for place in self.redact:
+            if place in named:
+                raise ValueError(f"redact: {place} names the queue, and so it is kept in RabbitMQ")
+            if any(_within(each, place) for each in late):
+                raise ValueError(
+                    f"redact: a late answer needs {place}, which is kept until that is sent"
+                )
 
     def _all_places(self) -> Iterator[tuple[str, str]]:
         yield from self.places()
         for i, further in enumerate(self.also):
             yield from ((f"also[{i}].{setting}", place) for setting, place in further.places())
         yield from (("when", place) for place in self.when)
+        yield from (("redact", place) for place in self.redact)
 
     @field_validator("final")
     @classmethod
@@ -200,6 +219,11 @@ class Route(TaskSettings):
     def hold(self) -> float:
         """The time from the first try's arrival to the last one's, in seconds."""
         return (self.tries - 1) * self.retry_after
+
+    @cached_property
+    def redaction(self) -> Redaction | None:
+        """What finds the values that are not kept; None: there are none."""
+        return Redaction(self.redact) if self.redact else None
 
     def takes_event(self, event: str) -> bool:
         """Tell whether one of `events` is the name or the pattern of `event`, if there are any."""
@@ -261,6 +285,13 @@ class Route(TaskSettings):
     def takes_chosen_keys(self) -> bool:
         """Does a header or JSON value that the operator chose identify a delivery?"""
         return self.idempotency.startswith(("header:", "json:"))
+
+
+def _within(place: str, other: str) -> bool:
+    """Tell whether the value at one pointer is a part of that at the other one, or has it."""
+    if not (place.startswith("json:") and other.startswith("json:")):
+        return place == other or (other == "body" and place.startswith(("json:", "form:", "xml:")))
+    return f"{place}/".startswith(f"{other}/") or f"{other}/".startswith(f"{place}/")
 
 
 def taking(routes: Iterable[Route], event: str) -> Iterable[Route]:

@@ -114,6 +114,10 @@ class Config(Model):
     """how many bytes of deliveries to keep at most"""
     journal_age: float = Field(7 * 86_400.0, ge=1, le=366 * 86_400)
     """for how long to keep a delivery"""
+    keep_bodies: Literal["all", "failed", "none"] = "all"
+    """whose calls, which have body, headers and query, the journal and the archive keep. `failed`:
+    those of deliveries that have not succeeded (yet); `none`: only what is known about a delivery
+    ([delivery.md](delivery.md#what-is-not-kept))"""
     journal_refused: bool = False
     """keep requests that were refused before they had a task as well
     ([delivery.md](delivery.md#what-was-refused-or-ignored)): in addition to `journal`, at most a

@@ -197,10 +197,12 @@ class ReceivedRequest(HTTPMessageDelegate):
         self._shared.metrics.count(ERRORS, error.type)
         status, method, remote = error.status, self._start.method, self._remote()
         path, _ = head.split_target(self._start.path)
-        if self._shared.relay.refusals is not None:
-            headers = {} if self._start is _NO_START else self._headers
-            about = (method, path, "", headers, b"", remote, self.arrived, time())
-            self._shared.relay.keep(Request(*about, whole=False), delivery, error, seconds)
+        headers = {} if self._start is _NO_START else self._headers
+        about = (method, path, "", headers, b"", remote, self.arrived, time())
+        request = Request(*about, whole=False)
+        self._shared.relay.keep(request, delivery, error, seconds)
+        kept = self._shared.relay.redacted(request)
+        path, remote = kept.path, kept.remote
         # No route and no task are known.
         text = f"%d {error.type}: %s (delivery %s, %s %s from %s)"
         asked = (delivery, request_log.printable(method), request_log.shown_path(path), remote)

@@ -49,6 +49,8 @@ LATE_UNCERTAIN = "late-answer-uncertain"
 LATE = frozenset((ANSWERED_LATE, LATE_FAILED, LATE_UNCERTAIN))
 #: States of deliveries whose task need not run again.
 DONE = LATE | {SUCCEEDED}
+#: States whose calls are not kept with `keep_bodies = "failed"`.
+WELL = frozenset((SUCCEEDED, ANSWERED_LATE, IGNORED))
 #: All states, in the order in which they are shown.
 STATES = (
     RECEIVED, REFUSED, IGNORED, ACCEPTED, RUNNING, SUCCEEDED, FAILED, DEAD_LETTERED, EXPIRED,
@@ -80,7 +82,8 @@ class Entry:
     published again; ``replaying`` the task id of a replay of which it is not known whether the
     broker has taken it, or "". ``identity`` is the same for all tries of a delivery that its sender
     repeats, and "" where they cannot be recognized. ``position`` is that in the journal, where it
-    was read in order.
+    was read in order. ``redacted`` are the pointers whose values are not kept. An empty ``call``
+    was not kept, or not read.
     """
 
     delivery: dict[str, Any]
@@ -101,6 +104,7 @@ class Entry:
     published: float | None = None
     attempts: int = 0
     request: dict[str, Any] = field(default_factory=dict)
+    redacted: list[str] = field(default_factory=list)
 
     @property
     def id(self) -> str:
@@ -112,10 +116,14 @@ class Entry:
         return str(self.delivery.get("route") or self.request.get("path", ""))
 
     @property
-    def sendable(self) -> bool:
-        """Was there a message, which can be published again?"""
+    def unsendable(self) -> str:
+        """Why its message cannot be published again as it was; "": it can."""
         # With an exchange `queue` is the routing key, which may be empty.
-        return bool(self.queue or self.options.get("exchange"))
+        if not (self.queue or self.options.get("exchange")):
+            return f"it had no message: {self.error}"
+        if self.redacted:
+            return f"{', '.join(self.redacted)} was redacted, and is not kept"
+        return "" if self.call else "its call was not kept (`keep_bodies`)"
 
     def message(self, task_id: str) -> Message:
         """Return a persistent message for the same call, as another task with a stored result.
@@ -138,7 +146,9 @@ class Entry:
         )
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
-        """Return the positional and the keyword arguments that the task is called with."""
+        """Return the positional and the keyword arguments that the task is called with, if kept."""
+        if not self.call:
+            return [], {}
         args, kwargs, _ = json.loads(self.call)
         return args, kwargs
 
@@ -154,7 +164,8 @@ def described(message: Message, identity: str) -> str:
     options = _own(message.options) | {k: v for k, v in own.items() if v is not None}
     about = {"delivery": message.delivery, "task": message.task, "queue": message.queue}
     known = {"identity": identity_digest(identity).hex()} if identity else {}
-    return json.dumps({**about, "options": options, **known})
+    hidden = {"redacted": message.redacted} if message.redacted else {}
+    return json.dumps({**about, "options": options, **known, **hidden})
 
 
 class End(NamedTuple):

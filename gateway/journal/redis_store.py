@@ -43,6 +43,7 @@ class RedisStore(JournalStore):
             lambda: result_store.connect(config, config.state), "journal", _translated
         )
         self._run: Ask = run or self._pipeline.run
+        self._drops = int(config.keep_bodies == "failed")
         self._age = int(config.journal_age * 1000)  # ms
 
     @classmethod
@@ -62,7 +63,7 @@ class RedisStore(JournalStore):
         return self._run(
             "EVAL", scripts.WRITE, 3, keys.deliveries, keys.open, keys.bytes,
             config.journal, config.journal_bytes, self._age, FIRST_LOOK, keys.prefix, keys.changes,
-            *chain.from_iterable(rows),
+            self._drops, *chain.from_iterable(rows),
         )  # fmt: skip
 
     def refuse(self, refusal: Refusal) -> Awaitable[None]:
@@ -93,7 +94,8 @@ class RedisStore(JournalStore):
             fields += ["ended_at", now.isoformat(timespec="milliseconds")]
         return self._run(
             "EVAL", scripts.SETTLE, 2, keys.of(delivery_id), keys.open,
-            delivery_id, task_id, end.state, int(ended and counts), keys.changes, *fields,
+            delivery_id, task_id, end.state, int(ended and counts), keys.changes,
+            self._drops, *fields,
         )  # fmt: skip
 
     async def begin_replay(self, delivery_id: str, task_id: str, before: str) -> str | None:

@@ -172,8 +172,8 @@ class Replays:
         if entry.task_id != chosen.task_id:
             why = f"another replay has just run it: task {entry.task_id}"
             return Replay(entry.id, problem=why)
-        if not entry.sendable:
-            why = f"cannot be replayed, as it had no message: {entry.error}"
+        if entry.unsendable:
+            why = f"cannot be replayed as it was: {entry.unsendable}"
             return Replay(entry.id, problem=why)
         task_id = self._ids.new()
         other = await self._store.begin_replay(entry.id, task_id, entry.task_id)

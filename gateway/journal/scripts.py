@@ -19,6 +19,7 @@ local function further(state, before)
     end
     return not before or (rank[state] or 4) > (rank[before] or 4)
 end
+local well = {succeeded = 1, ['answered-late'] = 1, ignored = 1}
 local function open(state)
     return rank[state] and state ~= 'refused'
 end
@@ -26,16 +27,18 @@ end
 
 # Writes deliveries: how each has begun, how it was answered, or both.
 # KEYS: deliveries, open, bytes. Arguments: most deliveries, most bytes, life (ms), first look (ms
-# from now), what keys of deliveries begin with, channel, then for each delivery what `Row` of
-# gateway.journal.base has. Returns an error where all is written, but not announced.
+# from now), what keys of deliveries begin with, channel, 1 to drop the call of one that has ended
+# well, then for each delivery what `Row` of gateway.journal.base has. Returns an error where all is
+# written, but not announced.
 WRITE = (
     _RANK
     + """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local life, prefix, channel = ARGV[3], ARGV[5], ARGV[6]
+local drops = ARGV[7] == '1'
 local count, added, changed = 0, 0, {}
-for i = 7, #ARGV, 11 do
+for i = 8, #ARGV, 11 do
     local id, state, followed, task, status, seconds, published, failure, attempts, about, call =
         unpack(ARGV, i, i + 10)
     local key = prefix .. id
@@ -58,6 +61,9 @@ for i = 7, #ARGV, 11 do
             'seconds', seconds, 'published', published, 'error', failure, 'attempts', attempts)
         if about ~= '' then
             redis.call('HSET', key, 'about', about, 'call', call)
+        end
+        if drops and well[state] then
+            redis.call('HDEL', key, 'call')
         end
     end
     if before then
@@ -182,8 +188,9 @@ return {removed, redis.call('XLEN', KEYS[1]), redis.call('ZCARD', KEYS[3]), byte
 # Writes what became of a task, unless the delivery has another task or another end by now. Returns,
 # once for each task that has ended, how its request was answered: 'accepted' with a 2xx, which is
 # also said of a replay, 'error', or 'unknown' if the answer is not written (yet).
+# The error of a delivery with redacted values is shortened, as its text may have one.
 # KEYS: the hash, open. Arguments: id, task id, state, 1 if it is an end that the caller counts,
-# channel, then fields and their values
+# channel, 1 to drop the call of one that has ended well, then fields and their values
 SETTLE = (
     _RANK
     + """
@@ -192,7 +199,16 @@ if before[1] ~= ARGV[2] then
     return
 end
 if (open(before[2]) or late[ARGV[3]]) and further(ARGV[3], before[2]) then
-    redis.call('HSET', KEYS[1], 'state', ARGV[3], unpack(ARGV, 6))
+    if ARGV[7] == 'error' then
+        local about = redis.call('HGET', KEYS[1], 'about')
+        if about and string.find(about, '"redacted": [', 1, true) then
+            ARGV[8] = string.match(ARGV[8], '^(.-): ') or ARGV[8]
+        end
+    end
+    redis.call('HSET', KEYS[1], 'state', ARGV[3], unpack(ARGV, 7))
+    if ARGV[6] == '1' and well[ARGV[3]] then
+        redis.call('HDEL', KEYS[1], 'call')
+    end
     redis.pcall('PUBLISH', ARGV[5], ARGV[1] .. ' ' .. ARGV[3])
 end
 if ARGV[4] == '0' or redis.call('ZREM', KEYS[2], ARGV[1]) == 0 then

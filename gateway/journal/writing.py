@@ -19,7 +19,7 @@ from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.journal.base import NOT_ANSWERED, Answered, JournalStore, Refusal, Row
-from gateway.journal.entry import OPEN, RECEIVED, End, described
+from gateway.journal.entry import OPEN, RECEIVED, STATES, WELL, End, described
 from gateway.journal.follower import Follower
 from gateway.journal.refusals import Refusals
 from gateway.journal.stores import store_for
@@ -61,6 +61,8 @@ class Journal:
         self._stored = config.strategy_info.stored
         self._size = SizeWatch(self._store, metrics)
         self._metrics = metrics
+        #: The states whose calls are not kept.
+        self._bodiless = {"failed": WELL, "none": frozenset(STATES)}.get(config.keep_bodies, ())
         self._most_bytes = config.max_in_flight_bytes
         #: Those of bodies that wait for the store.
         self.bytes = 0
@@ -142,7 +144,7 @@ class Journal:
     ) -> Future[bool]:
         """Let a delivery be written with others, unless too many bytes wait for the store."""
         loop = asyncio.get_running_loop()
-        size = len(message.body) if whole else 0
+        size = len(message.body) if whole and state not in self._bodiless else 0
         answered = int(state != RECEIVED)
         if not self._reserve(size, answered):
             lost = loop.create_future()
@@ -154,7 +156,8 @@ class Journal:
             self._batch = batch
         stored = message.delivery["store"] or (self._stored and not message.options.ignore_result)
         followed = self._follower is not None and stored and state in OPEN
-        about, call = (described(message, identity), message.body) if whole else ("", b"")
+        about = described(message, identity) if whole else ""
+        call = message.body if size else b""
         delivery_id = message.delivery["id"]
         batch.rows.append((delivery_id, state, int(followed), task_id, *answer, about, call))
         batch.size += size
@@ -176,6 +179,8 @@ class Journal:
     def _keep(self, refusal: Refusal) -> None:
         """Write a request without a message, unless too many bytes wait for the store."""
         self._flush()  # first, so that the journal is in order
+        if refusal.state in self._bodiless:
+            refusal = refusal._replace(call=b"")
         size = len(refusal.call)
         if self._reserve(size, 1):
             reply = asyncio.ensure_future(self._store.refuse(refusal))

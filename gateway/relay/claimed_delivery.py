@@ -155,6 +155,7 @@ class ClaimedDelivery(DeliveryInFlight):
         to wait is not held.
         """
         self.claim = claim
+        claim.redacted = self.reply.redacted
         self.reply.task_id = claim.task_id
         if not claim.ours:
             if not self.reply.joined:

@@ -40,8 +40,8 @@ class DeliveryInFlight(InFlight):
     """
 
     __slots__ = (
-        "delivery", "further", "identity", "message", "mode", "owner", "pending", "route", "size",
-        "source", "stage", "tracked", "verified",
+        "delivery", "further", "identity", "kept", "message", "mode", "owner", "pending", "route",
+        "size", "source", "stage", "tracked", "verified",
     )  # fmt: skip
 
     def __init__(
@@ -67,12 +67,14 @@ class DeliveryInFlight(InFlight):
         #: Is the delivery written to the journal before its task has ended?
         self.tracked = journalled and self.mode != "wait"
         reply.kept = route.journal
+        reply.redacted = None if route.redaction is None else route.redaction.of(delivery)
         try:
             self.message = self._message()
         except BadRequest:
-            reply.message = self._unsent() if journalled else None
+            unsent = self._unsent() if journalled else None
+            reply.message = unsent and self._redacted(unsent)
             raise
-        reply.message = self.message
+        reply.message = self._redacted(self.message)
         self.identity = reply.identity = route.identity(delivery, verified)
         self.further: Sequence[Message] = ()
         if self.identity and route.runs_once:
@@ -84,8 +86,14 @@ class DeliveryInFlight(InFlight):
         for message in (self.message, *self.further):
             self.trace.carry(message)
             self.size += len(message.body)
+        #: The message as the journal and traces have it.
+        self.kept = reply.message = self._redacted(self.message)
         self.stage = CLAIM
         self.pending: PendingTask | None = None
+
+    def _redacted(self, message: Message) -> Message:
+        redacted = self.reply.redacted
+        return redacted.message(message) if redacted is not None else message
 
     def _message(self) -> Message:
         route, delivery = self.route, self.delivery
@@ -154,7 +162,7 @@ class DeliveryInFlight(InFlight):
         context, strategy = self.context, self.context.strategy
         if self.tracked and context.journal is not None:
             task_id = self.message.task_id
-            self.reply.begun = context.journal.begin(self.message, task_id, self.identity)
+            self.reply.begun = context.journal.begin(self.kept, task_id, self.identity)
         send = strategy.publish if self.mode == "accept" else strategy.send
         pending = self._publish(send, self.message)
         if self.route.fair_by is not None:
@@ -306,6 +314,8 @@ class DeliveryInFlight(InFlight):
         self._waited(outcome.state.lower())
         self.trace.begin(ANSWER)
         self.reply.state, self.reply.failure, self.reply.attempts = ended(outcome)
+        if self.reply.redacted is not None:  # what the exception says may have such a value
+            self.reply.failure = self.reply.failure.partition(": ")[0]
         try:
             given = answer.of_outcome(outcome, self.route.content_type)
         except RequestError as error:
@@ -386,7 +396,7 @@ class DeliveryInFlight(InFlight):
             return
         reply = self.reply
         if reply.begun is None:  # the task is an earlier try's
-            reply.begun = journal.begin(self.message, reply.task_id, self.identity)
+            reply.begun = journal.begin(self.kept, reply.task_id, self.identity)
         journal.when_written(reply.begun, partial(attempt, self, self._accept), self.deadline)
 
     def _accept(self) -> None:

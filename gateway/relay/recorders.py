@@ -40,7 +40,7 @@ class JournalRecorder:
         ):
             state = IGNORED if reply.state == IGNORED else REFUSED
             about = Kept(reply.delivery_id, state, reply.path, reply.source, reply.event)
-            refusals.write(reply.request, about, reply.status, reply.seconds, reply.reason)
+            refusals.write(reply.kept_request, about, reply.status, reply.seconds, reply.reason)
 
 
 class LogRecorder:
@@ -52,7 +52,7 @@ class LogRecorder:
     def ended(self, reply: Reply) -> None:
         if 100 <= reply.status < 400 and random() >= self._share:
             return
-        request, published, seconds = reply.request, reply.published, reply.seconds
+        request, published, seconds = reply.kept_request, reply.published, reply.seconds
         steps = {}
         if published is not None:
             steps["published_ms"] = round(published * 1e3, 3)

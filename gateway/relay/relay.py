@@ -206,6 +206,14 @@ class Relay:
         journal = self.context.journal
         return None if journal is None else journal.refusals
 
+    def redacted(self, request: Request) -> Request:
+        """Return a request that was refused before it was read, as it is logged and kept."""
+        with suppress(RequestError):  # no route has this path
+            endpoint, params = self._routes.find(request.path)
+            if endpoint.redaction is not None:
+                return endpoint.redaction.of_request(request, params).request(request)
+        return request
+
     def keep(self, request: Request, delivery_id: str, error: RequestError, seconds: float) -> None:
         """Keep a request that was refused before it was read, if such ones are kept."""
         route = source = ""
@@ -214,6 +222,7 @@ class Relay:
             if not endpoint.journal:
                 return
             route, source = endpoint.path, endpoint.name
+        request = self.redacted(request)
         if self.refusals is not None and not request.path.startswith(RESULTS):
             about = Kept(delivery_id, REFUSED, route, source)
             self.refusals.write(request, about, error.status, seconds, f"{error.type}: {error}")
@@ -245,6 +254,8 @@ class Relay:
         request = reply.request
         endpoint, params = self._routes.find(request.path)
         reply.path, reply.source, reply.kept = endpoint.path, endpoint.name, endpoint.journal
+        if endpoint.redaction is not None:
+            reply.redacted = endpoint.redaction.of_request(request, params)
         verified = self._verify(reply, endpoint)
         if verified.challenge is not None:
             reply.give(verified.challenge)

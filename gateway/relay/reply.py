@@ -13,6 +13,7 @@ from gateway import answer, request_log
 from gateway.answer import Answer
 from gateway.celery_message import Message, TaskIds
 from gateway.clock import monotonic
+from gateway.config.redaction import Redacted
 from gateway.delivery import Request, recorded_trace
 from gateway.errors import RequestError, Unverified
 from gateway.journal.entry import ACCEPTED, FAILED, GONE, REFUSED
@@ -54,7 +55,8 @@ class Reply:
     end of its task is known, ``attempts`` how often that was begun (0: not known), and ``begun`` is
     from `Journal.begin`. ``joined``: an earlier try has published the task. ``failure`` is what the
     task's exception says, which the sender is not told. ``applied`` is what the answer says in
-    Preference-Applied. ``kept``: the journal may have the request.
+    Preference-Applied. ``kept``: the journal may have the request. ``redacted`` hides the values
+    that are not kept, and ``message`` is without them.
 
     ``closed``: it is ``answered``, or its sender has disconnected.
 
@@ -66,8 +68,8 @@ class Reply:
     __slots__ = (
         "_recording", "_respond", "answered", "applied", "attempts", "begun", "closed",
         "delivery_id", "error", "event", "failure", "identity", "joined", "kept", "message",
-        "path", "reason", "request", "seconds", "sent", "source", "state", "status", "task_id",
-        "trace",
+        "path", "reason", "redacted", "request", "seconds", "sent", "source", "state", "status",
+        "task_id", "trace",
     )  # fmt: skip
 
     def __init__(self, recording: Recording, request: Request, respond: Respond):
@@ -83,6 +85,15 @@ class Reply:
         self.sent = self.seconds = 0.0
         self.begun: Future[bool] | None = None
         self.message: Message | None = None
+        self.redacted: Redacted | None = None
+
+    @property
+    def kept_request(self) -> Request:
+        """The request as it is logged, traced and kept."""
+        return self.request if self.redacted is None else self.redacted.request(self.request)
+
+    def _shown(self, text: str) -> str:
+        return text if self.redacted is None else self.redacted.text(text)
 
     @property
     def published(self) -> float | None:
@@ -127,7 +138,8 @@ class Reply:
         text = f"%d {error.type}: %s (route %s, delivery %s, task %s, source %s, %s %s from %s)"
         known = (self.path, self.delivery_id, self.task_id, self.source)
         # A task's error by its text, which the sender does not get.
-        said, request = request_log.printable(self.failure or str(error)), self.request
+        said = request_log.printable(self._shown(self.failure or str(error)))
+        request = self.kept_request
         asked = (request.method, request_log.shown_path(request.path), request.remote)
         log.log(level, text, error.status, said, *(each or "none" for each in known), *asked)
         if not self.closed:
@@ -149,7 +161,7 @@ class Reply:
         self._end(GONE, monotonic() - self.request.arrived)
 
     def _end(self, status: int, seconds: float, reason: str = "") -> None:
-        self.status, self.seconds, self.reason = status, seconds, reason
+        self.status, self.seconds, self.reason = status, seconds, self._shown(reason)
         if self.message is not None:
             self.state = self.state or ACCEPTED
         for recorder in self._recording.recorders:

@@ -8,6 +8,7 @@ from urllib.parse import unquote_to_bytes
 
 from gateway.answer import Answer
 from gateway.clock import time
+from gateway.config.redaction import Redaction
 from gateway.config.route import PARAM, Route, taking
 from gateway.config.settings import Config
 from gateway.delivery import PRIVATE_HEADERS, Delivery, Request
@@ -36,6 +37,9 @@ class Endpoint:
         self.limits = limits
         #: Does the journal keep deliveries of any of its routes?
         self.journal = any(route.journal for route in some)
+        values = {place for route in some for place in route.redact}
+        #: What hides the values that no route of the path keeps; None: there are none.
+        self.redaction = Redaction(values) if values else None
         self._routes = some
         self._methods = {method for route in some for method in route.methods}
         self._posts = "POST" in self._methods

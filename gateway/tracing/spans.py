@@ -34,7 +34,8 @@ class Traced(Protocol):
 
     ``status`` is that of its answer; 0 means that its sender had disconnected. ``error`` is the
     type of the error that was the answer, or "". ``path`` is its route's, ``message`` that of its
-    own task, if there is one. ``joined``: its task is another try's.
+    own task, if there is one. ``joined``: its task is another try's. ``kept_request`` is without
+    what is not to be kept.
     """
 
     trace: Trace
@@ -46,6 +47,9 @@ class Traced(Protocol):
     task_id: str
     message: Message | None
     joined: bool
+
+    @property
+    def kept_request(self) -> Request: ...
 
 
 class Spans:
@@ -149,7 +153,7 @@ def _context(trace_id: str, span_id: int, is_remote: bool = False) -> SpanContex
 
 
 def _attributes(traced: Traced, method: str) -> dict[str, AttributeValue]:
-    request, status = traced.request, traced.status
+    request, status = traced.kept_request, traced.status
     # The rest of a result's URL is a secret, and any query may have one.
     path = f"{RESULTS}-" if request.path.startswith(RESULTS) else request.path
     found: dict[str, AttributeValue] = {

@@ -228,7 +228,7 @@ def test_a_delivery_that_lacks_a_value_is_written_whichever_task_needs_it(gatewa
         assert (shown["query"], shown["body"], shown["task"]) == ({"a": "1"}, "{}", "faults.run")
     # What the route's own task is called with is not known, so it is not called.
     needs = entries[1]["id"]
-    why = "cannot be replayed, as it had no message: bad-request: json:/id is missing."
+    why = "cannot be replayed as it was: it had no message: bad-request: json:/id is missing."
     assert deliveries("replay", needs)[:2] == (1, f"{needs} {why}\n")
 
 

@@ -177,7 +177,9 @@ def test_what_came_while_the_gateway_restarted_is_sent(servers, gateway, local):
 def test_who_cannot_be_served_is_told(gateway, local):
     with forwarding(gateway, local) as printed:
         assert run(send(gateway, "/args", '{"id": "7"}')).status == 502
-        assert printed().endswith(" not sent: its route has `args`, and the request is not kept\n")
+        assert printed().endswith(
+            " not sent: its request is not kept, as its route has `args`, or by `keep_bodies`\n"
+        )
     nobody = f"http://127.0.0.1:{free_port()}/"
     argv = [sys.executable, "-m", "gateway", "forward", "--to", local.url, "--id", "none"]
     own = {"GATEWAY_ADMIN_PORT": gateway.admin_url.rpartition(":")[2], "GATEWAY_ADMIN_TOKEN": TOKEN}

@@ -198,7 +198,9 @@ def test_it_cannot_be_replayed_nor_forwarded_and_is_found_by_the_api(gateway, de
 
     code, out, _ = deliveries("replay", refused["id"])
     assert code == 1
-    assert out.startswith(f"{refused['id']} cannot be replayed, as it had no message: unverified: ")
+    assert out.startswith(
+        f"{refused['id']} cannot be replayed as it was: it had no message: unverified: "
+    )
     _, out, err = deliveries("replay", "--state", "refused", "--dry-run")
     assert refused["id"] not in out + err and delivery_id in err
     api = f"{gateway.admin_url}/api/deliveries"

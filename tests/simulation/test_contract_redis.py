@@ -627,7 +627,7 @@ class Journal:
         flat = [str(field) for row in rows for field in row]
         return self._redis(
             "EVAL", journal.WRITE, 3, self.deliveries, self.open, self.bytes,
-            self._most, 100_000, 60_000, 0, self._prefix, self.changes, *flat,
+            self._most, 100_000, 60_000, 0, self._prefix, self.changes, 0, *flat,
         )  # fmt: skip
 
     def begin(self, id: str, task: str = "task") -> Any:
@@ -645,7 +645,7 @@ class Journal:
     def settle(self, id: str, state: str, task: str = "task", counts: int = 1) -> Any:
         return self._redis(
             "EVAL", journal.SETTLE, 2, self._prefix + id, self.open,
-            id, task, state, counts, self.changes, "ended_at", "now",
+            id, task, state, counts, self.changes, 0, "ended_at", "now",
         )  # fmt: skip
 
     def due(self) -> Any:

@@ -155,8 +155,9 @@ class WholeDelivery(Delivery):
 
     params: dict[str, str]
     query_string: str
-    call: TaskCall
-    replayable: bool = Field(description="was there a message, which can be published again?")
+    call: TaskCall | None = Field(description="null: it is not kept, see `keep_bodies`")
+    redacted: list[str] = Field(description="the pointers whose values are not kept")
+    replayable: bool = Field(description="can its message be published again as it was?")
 
     @classmethod
     def whole(cls, entry: Entry) -> Self:
@@ -165,8 +166,9 @@ class WholeDelivery(Delivery):
             entry,
             params=entry.delivery.get("params", {}),
             query_string=entry.delivery.get("query_string", ""),
-            call=TaskCall(args=args, keywords=kwargs),
-            replayable=entry.sendable,
+            call=TaskCall(args=args, keywords=kwargs) if entry.call else None,
+            redacted=entry.redacted,
+            replayable=not entry.unsendable,
         )
 
 

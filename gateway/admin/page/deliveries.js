@@ -203,7 +203,7 @@ async function open(id) {
     shownTitle.className = stateClass(delivery.state);
     const names = Object.keys(delivery).filter(name => {
       const value = delivery[name];
-      return value !== "" && value !== false && value !== null && JSON.stringify(value) !== "{}";
+      return value !== "" && value !== false && value !== null && !["{}", "[]"].includes(JSON.stringify(value));
     });
     facts.replaceChildren(...names.flatMap(name => {
       const term = document.createElement("dt"), value = document.createElement("dd");
@@ -212,7 +212,7 @@ async function open(id) {
       value.textContent = typeof fact === "object" ? JSON.stringify(fact) : String(fact);
       return [term, value];
     }));
-    call.textContent = JSON.stringify(its, null, 2);
+    call.textContent = its ? JSON.stringify(its, null, 2) : "not kept (keep_bodies)";
     replay.disabled = !delivery.replayable;
     if (!shown.open) {
       shownTold.textContent = "";

@@ -164,9 +164,12 @@ async def _show(arguments: argparse.Namespace, config: Config) -> int:
     async with reading(config) as reader:
         (entry,) = await reader.get_all([arguments.id])
     args, kwargs = entry.arguments()
+    call: dict[str, Any]
     match args:
         case [dict(), dict(), body] if not kwargs:  # what a route without `args` and `kwargs` gives
             call = {"query": args[0], "headers": args[1], "body": body}
+        case _ if not entry.call:
+            call = {"args": None, "kwargs": None}
         case _:
             call = {"args": args, "kwargs": kwargs}
     shown = {**printed.about(entry), **call, "task_state": None}

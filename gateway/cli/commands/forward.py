@@ -105,7 +105,12 @@ class Original:
 
 
 def original(delivery: Mapping[str, Any]) -> Original | None:
-    """Return the request of a delivery; None: its route passes other arguments than the request."""
+    """Return the request of a delivery.
+
+    None: it is not kept, or its route passes other arguments than the request.
+    """
+    if delivery["call"] is None:
+        return None
     args, kwargs = delivery["call"]["args"], delivery["call"]["kwargs"]
     if len(args) != 3 or kwargs:
         return None
@@ -206,7 +211,7 @@ class Forwarder:
             return False
         request = original(delivery)
         if request is None:
-            why = "not sent: its route has `args`, and the request is not kept"
+            why = "not sent: its request is not kept, as its route has `args`, or by `keep_bodies`"
             print(shown(f"{about} {why}"), flush=True)
             return False
         begun = monotonic()

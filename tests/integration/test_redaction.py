@@ -1,0 +1,180 @@
+"""Redacted values are in messages and results only, and in nothing that the gateway keeps."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from gateway.cli import main
+from tests.integration.deliveries import URLS, Servers, deliver, run, send
+from tests.support.http_client import Answer
+from tests.support.otlp import Collector
+from tests.support.stack import Server
+from tests.support.waiting import until
+
+MARK = "mark-ü 4711"
+#: How it may be written.
+FORMS = (
+    MARK,
+    json.dumps(MARK)[1:-1],
+    "mark-%C3%BC%204711",
+    "mark-%c3%bc%204711",
+    "mark-%C3%BC+4711",
+)
+CONFIG = f"""
+journal = 100
+journal_refused = true
+log_requests = true
+trace_sample = 1
+trace_endpoint = "{{collector}}"
+{URLS}
+
+[sources.shop]
+scheme = "github"
+secrets = ["sesame"]
+"""
+ROUTE = """
+[[routes]]
+path = "{path}"
+task = "faults.run"
+answer = "{answer}"
+{more}
+redact = ["json:/card/number", "header:x-national-id", "query:seconds", "query:t", "param:id"]
+"""
+CONFIG += "".join(
+    ROUTE.format(path=path, answer=answer, more=more).replace("{{", "{").replace("}}", "}")
+    for path, answer, more in (
+        ("/wait/{{id}}", "wait", 'idempotency = "header:Idempotency-Key"'),
+        ("/accept/{{id}}", "accept", ""),
+        ("/needs/{{id}}", "wait", 'args = ["json:/no/such"]'),
+        ("/value/{{id}}", "wait", 'args = ["json:/card", "query:t", "json:/card/number"]'),
+        ("/none/{{id}}", "wait", 'when = {{ "json:/kind" = "other" }}'),
+        ("/signed/{{id}}", "wait", 'source = "shop"'),
+    )
+)  # fmt: skip
+BODY = json.dumps({"card": {"number": MARK, "name": "shown"}, "memo": f"paid by {MARK}"})
+TARGET = "/mark-%C3%BC%204711?t=mark-%C3%BC+4711"
+HEADERS = (f"X-National-Id: {FORMS[2]}", "Content-Type: application/json")
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with Collector() as collector:
+        yield collector
+
+
+@pytest.fixture(scope="module")
+def gateway(servers: Servers, collector: Collector) -> Server:
+    config = CONFIG.replace("{collector}", collector.url)
+    env = {"OTEL_BSP_SCHEDULE_DELAY": "100"}
+    return servers.gateway("redis", config, "--log-format", "text", env=env)
+
+
+def kept(servers: Servers) -> dict[str, Any]:
+    """Return all of Redis but the results of tasks."""
+    found: dict[str, Any] = {}
+    with redis.Redis.from_url(servers.results.url) as client:
+        for key in client.scan_iter():
+            if not key.startswith(b"celery-task-meta-"):
+                kind = client.type(key).decode()
+                read = {"hash": client.hgetall, "string": client.get, "set": client.smembers}
+                read["stream"] = lambda key: client.xrange(key)
+                read["zset"] = lambda key: client.zrange(key, 0, -1)
+                found[repr(key)] = read[kind](key) if kind in read else None
+    return found
+
+
+def shown(gateway: Server, path: str = "") -> Any:
+    with urllib.request.urlopen(f"{gateway.admin_url}/api/deliveries{path}") as answer:
+        return json.load(answer)
+
+
+def ask(gateway: Server, path: str, *headers: str, target: str = TARGET) -> Answer:
+    answer = run(send(gateway, f"{path}{target}", BODY, *HEADERS, *headers))
+    assert answer is not None
+    return answer
+
+
+def test_a_redacted_value_is_nowhere(servers, gateway, collector, capsys):
+    known = [ask(gateway, path) for path in ("/accept", "/needs", "/none", "/signed")]
+    known.append(ask(gateway, "/accept", target=f"{TARGET}&seconds=mark-%C3%BC+4711"))
+    known.append(ask(gateway, "/value"))
+    tries = [ask(gateway, "/wait", "Idempotency-Key: k") for _ in range(2)]
+
+    assert [each.status for each in known] == [202, 400, 204, 401, 202, 200]
+    # The task has it, and so has its answer; a later try gets the same.
+    assert [(each.status, each.body.decode()) for each in tries] == [(200, BODY)] * 2
+    entries = {each.headers["x-delivery-id"]: each for each in (*known, *tries)}
+    until(lambda: len(shown(gateway)["deliveries"]) == len(entries))
+    until(lambda: {"failed", "succeeded"} <= {e["state"] for e in shown(gateway)["deliveries"]})
+    until(lambda: len(collector.spans) > 20)
+    whole = [shown(gateway, f"/{each}") for each in entries]
+    everything = {
+        "redis": repr(kept(servers)),
+        "log": gateway.log.read_text(),
+        "list": json.dumps(shown(gateway), ensure_ascii=False),
+        "each": json.dumps(whole, ensure_ascii=False),
+        "spans": repr(collector.spans),
+    }
+    for each in entries:
+        urls = ["--broker", servers.broker.url, "--result-backend", servers.results.url]
+        assert main(["deliveries", "show", *urls, each]) == 0
+    everything["command"] = capsys.readouterr().out
+    forms = [*FORMS, repr(MARK.encode())[2:-1]]
+    assert [(k, form) for k, text in everything.items() for form in forms if form in text] == []
+    assert "[redacted]" in everything["redis"] and "[redacted]" in everything["log"]
+
+    failed = [each for each in whole if each["state"] == "failed"]
+    assert {each["error"] for each in failed} >= {"ValueError"}
+    bodies = [each["call"]["args"][2] for each in whole if each["route"].startswith("/accept")]
+    card = {"card": {"number": "[redacted]", "name": "shown"}, "memo": "paid by [redacted]"}
+    assert [json.loads(each) for each in bodies] == [card, card]
+    (value,) = [each for each in whole if each["route"].startswith("/value")]
+    assert value["call"]["args"] == [card["card"], "[redacted]", "[redacted]"]
+
+
+def test_a_redacted_delivery_is_not_replayed(servers, gateway, tmp_path, capsys):
+    answer = ask(gateway, "/accept")
+    delivery = answer.headers["x-delivery-id"]
+    until(lambda: shown(gateway, f"/{delivery}")["state"] == "succeeded")
+    assert shown(gateway, f"/{delivery}")["replayable"] is False
+    assert shown(gateway, f"/{delivery}")["redacted"] == [
+        "header:x-national-id", "json:/card/number", "param:id", "query:t",
+    ]  # fmt: skip
+    urls = ["--broker", servers.broker.url, "--result-backend", servers.results.url]
+    assert main(["deliveries", "replay", *urls, delivery]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith(f"{delivery} cannot be replayed as it was: header:x-national-id, json:/")
+
+
+@pytest.mark.parametrize(("keep", "states"), [("failed", ["failed"]), ("none", [])])
+def test_calls_are_not_kept(servers, keep, states):
+    config = f'{URLS}journal = 100\nstate_prefix = "{keep}"\nkeep_bodies = "{keep}"\n'
+    for path, answer in (("/keyed", "wait"), ("/accept", "accept")):
+        more = 'idempotency = "header:Idempotency-Key"'
+        route = ROUTE.format(path=path, answer=answer, more=more)
+        config += route.partition("redact")[0]
+    gateway = servers.gateway("redis", config)
+    for path in ("/keyed", "/accept"):
+        for seconds in (0, "none"):
+            run(deliver(gateway, f"{keep}{path}{seconds}", seconds, path=path))
+
+    def ended() -> bool:
+        found = shown(gateway)["deliveries"]
+        return sorted(each["state"] for each in found) == ["failed", "failed"] + ["succeeded"] * 2
+
+    until(ended)
+    for each in shown(gateway)["deliveries"]:
+        whole = shown(gateway, f"/{each['id']}")
+        assert (whole["call"] is not None) is (each["state"] in states)
+        assert whole["replayable"] is (each["state"] in states)
+    assert [
+        key
+        for key, hash in kept(servers).items()
+        if f"{keep}:journal:delivery" in key and (hash.get(b"call") or b"") and not states
+    ] == []

@@ -1,0 +1,125 @@
+"""What of a delivery's values is left in what is kept."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.answer import Answer
+from gateway.config.redaction import HIDDEN, Redacted, Redaction
+from gateway.config.route import Route
+from gateway.delivery import Delivery, Request
+from gateway.sources.envelopes import read_query
+
+
+def delivery(body: bytes, query: str = "", **params: str) -> Delivery:
+    headers = {"x-id": "national-17", "x-other": "of national-17"}
+    return Delivery("id", "/", params, read_query(query), query, headers, body, "192.0.2.1", 0.0)
+
+
+def kept(redact: list[str], body: bytes, args: list[str] | None = None, **more: Any) -> Any:
+    """Return the call and the header `delivery` that are kept."""
+    route = Route(path="/{a}", redact=redact, args=args)
+    made = delivery(body, **{"a": "a value", **more})
+    message = route.message(made, "task", store=False, persistent=False, expires=None)
+    assert route.redaction is not None
+    redacted = route.redaction.of(made).message(message)
+    return json.loads(redacted.body)[0], redacted.delivery
+
+
+@pytest.mark.parametrize(
+    ("redact", "body", "left"),
+    [
+        (["json:/a"], '{"a": 1, "b": 2}', '{"a": "[redacted]", "b": 2}'),
+        (["json:/a"], '{"a": "x1", "b": "x1", "c": "x12"}', {"a": HIDDEN, "b": HIDDEN, "c": "x12"}),
+        (["json:/a"], '{"a": "long", "b": "a LONG one"}', {"a": HIDDEN, "b": f"a {HIDDEN} one"}),
+        (["json:/a"], '{"a": {"b": [7, true]}, "c": 7, "d": true}',
+         {"a": HIDDEN, "c": HIDDEN, "d": True}),
+        (["json:/a/1"], '{"a": [1, 2, 3]}', {"a": [1, HIDDEN, 3]}),
+        (["json:/a"], '{"a": 1, "a": 2}', {"a": HIDDEN}),
+        (["json:/none"], '{"a": 1}', {"a": 1}),
+        (["json:"], '{"a": 1}', HIDDEN),
+        (["header:X-Id"], '{"a": "national-17"}', {"a": HIDDEN}),
+    ],
+)  # fmt: skip
+def test_values_in_json(redact, body, left):
+    (_, _, text), _ = kept(redact, body.encode())
+    assert json.loads(text) == (json.loads(left) if isinstance(left, str) and left != HIDDEN
+                                else left)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("body", "left"),
+    [(b"no JSON", "no JSON"), (b"of national-17", f"of {HIDDEN}"), (b"\xff", HIDDEN), (b"", "")],
+)
+def test_other_bodies(body, left):
+    (_, headers, text), _ = kept(["json:/a", "header:x-id"], body)
+    assert text == left
+    assert headers == {"x-id": HIDDEN, "x-other": f"of {HIDDEN}"}
+
+
+def test_whole_bodies_addresses_and_parameters():
+    (text,), header = kept(
+        ["body", "remote", "param:a", "query:q"], b"text", ["body"], query="q=a%20b%63"
+    )
+    assert text == HIDDEN
+    assert header["remote"] == HIDDEN
+    assert header["params"]["a"] == HIDDEN
+    assert header["query_string"] == "q=%5Bredacted%5D"
+
+
+def test_arguments():
+    body = b'{"card": {"number": "4111", "cvc": 7}, "n": 7}'
+    args = ["json:/card", "json:/card/cvc", "json:/n", "json:/card/number"]
+    found, _ = kept(["json:/card"], body, args)
+    assert found == [HIDDEN] * 4
+
+
+def test_requests_that_may_be_anybodys():
+    redaction = Redaction(["json:/a", "param:id", "header:x-id"])
+    headers = {"x-id": "national-17"}
+    request = Request("POST", "/a/%31234/b", "q=national-17", headers, b'{"a": 1}', "::1", 0.0, 0.0)
+    hidden = redaction.of_request(request, {"id": "1234"}).request(request)
+    assert (hidden.path, hidden.body) == ("/a/[redacted]/b", HIDDEN.encode())
+    assert hidden.headers == {"x-id": HIDDEN}
+    assert "national" not in hidden.query_string
+    assert (request.path, request.body) == ("/a/%31234/b", b'{"a": 1}')
+
+
+@pytest.mark.parametrize(("body", "found"), [(b"your 4111", True), (b"411", False), (b"", False)])
+def test_answers(body, found):
+    redacted = Redacted([("json:/a", "4111")], b"")
+    assert redacted.is_in(Answer(200, "text/plain", body)) is found
+    assert redacted.is_in(Answer(200, "", b"", {"Location": "/4111"})) is True
+
+
+@given(st.text(min_size=4), st.text(), st.text())
+def test_a_value_is_in_no_text(value, before, after):
+    redacted = Redacted([("json:/a", value)], b"")
+    text = redacted.text(f"{before}{value}{after}")
+    assert value not in text.replace(HIDDEN, "") or value in before + after or value in HIDDEN
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"redact": ["json"]}, "is written as json:/pointer"),
+        ({"redact": ["event"]}, "is written as json:/pointer"),
+        ({"redact": ["param:b"]}, "redact: the path has no parameter b"),
+        (
+            {"redact": ["json:/q"], "queue": "q-{json:/q}", "queue_pattern": "q-[a-z]"},
+            "redact: json:/q names the queue",
+        ),
+        (
+            {"redact": ["json:/response_url"], "late": "slack", "answer": "accept"},
+            "redact: a late answer needs json:/response_url",
+        ),
+    ],
+)
+def test_what_cannot_be_redacted(settings, problem):
+    with pytest.raises(ValueError, match=problem):
+        Route(path="/{a}", **settings)
