@@ -1,9 +1,9 @@
 # `make` alone lists the targets.
 
 PYTHON ?= python3
-EXTRAS := build serve gevent fast otel dev loadtest docs test
+EXTRAS := build serve gevent fast otel archive dev loadtest docs test
 # What the image contains: the extras, and what is needed to build the project without a download.
-IMAGE := --extra serve --extra gevent --extra fast --extra otel --extra build
+IMAGE := --extra serve --extra gevent --extra fast --extra otel --extra archive --extra build
 # What `make run` installs: a trial needs no more.
 RUN := --extra dev --extra build
 MINUTES := 10

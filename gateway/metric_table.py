@@ -138,6 +138,18 @@ METRICS = {
         GAUGE, "Deliveries in the journal whose task's end is looked for.", alike=True
     ),
     "gateway_journal_bytes": Metric(GAUGE, "Bytes of the journal's deliveries.", alike=True),
+    "gateway_archive_waiting": Metric(
+        GAUGE, "Deliveries that have changed since they were archived.", alike=True
+    ),
+    "gateway_archive_lag_seconds": Metric(
+        GAUGE, "Seconds since the first change that is not archived.", alike=True
+    ),
+    "gateway_archive_room_used": Metric(
+        GAUGE, "How much of what the journal may hold is not archived, 0 to 1.", alike=True
+    ),
+    "gateway_archive_missed": Metric(
+        GAUGE, "Deliveries that have left the journal before they were archived.", alike=True
+    ),
     "gateway_state_keys": Metric(
         GAUGE, "Keys in the Redis database of the claims, whatever they are.", alike=True
     ),

@@ -5,14 +5,16 @@ set -eu
 
 # Servers' programs are not on everybody's PATH.
 PATH="$PATH:/usr/sbin:/usr/lib/rabbitmq/bin:/usr/local/go/bin"
+for directory in /usr/lib/postgresql/*/bin; do PATH="$PATH:$directory"; done
 here=$(dirname "$0")
 
 missing=  # packages
-for program in rabbitmq-server redis-server nginx wrk faketime curl openssl node npm go; do
+for program in rabbitmq-server redis-server nginx wrk faketime curl openssl node npm go initdb; do
     command -v "$program" >/dev/null && continue
     case $program in
         node) package=nodejs ;;
         go) package=golang-go ;;
+        initdb) package=postgresql ;;
         *) package=$program ;;
     esac
     missing="$missing $package"

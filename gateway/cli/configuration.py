@@ -34,6 +34,8 @@ def configure(arguments: argparse.Namespace) -> Config:
         problems.append("loop: no uvloop: pip install 'CHECKOUT-OR-WHEEL[fast]'")
     if config.trace_sample is not None and not _exporter_is_installed():
         problems.append("trace_sample: no opentelemetry: pip install 'CHECKOUT-OR-WHEEL[otel]'")
+    if config.archive and importlib.util.find_spec("alembic") is None:
+        problems.append("archive_url: no alembic: pip install 'CHECKOUT-OR-WHEEL[archive]'")
     if problems:
         raise ConfigError(problems)
     return config

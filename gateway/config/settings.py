@@ -114,6 +114,15 @@ class Config(Model):
     """how many bytes of deliveries to keep at most"""
     journal_age: float = Field(7 * 86_400.0, ge=1, le=366 * 86_400)
     """for how long to keep a delivery"""
+    archive_url: SecretStr | None = None
+    """(default: none) the database to which `gateway archive` copies the journal:
+    `postgresql://user:password@host/name` or `sqlite:///file.db` ([archive.md](archive.md)); it
+    needs the extra `archive`"""
+    archive_days: float = Field(90.0, ge=0.01, le=36_600)
+    """for how many days the archive keeps a delivery"""
+    archive_bytes: int = Field(0, ge=0)
+    """how many bytes the archive takes at most, with its indexes; the oldest days go first. 0: no
+    limit"""
     keep_bodies: Literal["all", "failed", "none"] = "all"
     """whose calls, which have body, headers and query, the journal and the archive keep. `failed`:
     those of deliveries that have not succeeded (yet); `none`: only what is known about a delivery
@@ -232,6 +241,18 @@ class Config(Model):
         urls.check(url, ("http", "https"))
         return url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1/traces"
 
+    @field_validator("archive_url", mode="before")
+    @classmethod
+    def _no_archive(cls, url: Any) -> Any:
+        return None if url == "" else url
+
+    @field_validator("archive_url")
+    @classmethod
+    def _database(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is not None:
+            urls.check_archive(url.get_secret_value())
+        return url
+
     @field_validator("trusted_proxies")
     @classmethod
     def _networks(cls, texts: list[str]) -> list[str]:
@@ -307,6 +328,11 @@ class Config(Model):
     def state(self) -> str:
         """The URL of the Redis with the claims and the journal; empty where there is none."""
         return self.state_url.get_secret_value() if self.state_url else self.results
+
+    @property
+    def archive(self) -> str:
+        """The archive's URL, secrets included; empty where there is none."""
+        return self.archive_url.get_secret_value() if self.archive_url else ""
 
     @property
     def most_apart(self) -> int:

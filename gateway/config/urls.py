@@ -126,6 +126,17 @@ def check_store(url: str) -> None:
         raise ValueError("has several values of master_name=; give one")
 
 
+def check_archive(url: str) -> None:
+    """Raise ValueError, without quoting the URL, unless it names a database for the archive."""
+    if url.startswith("sqlite:///"):
+        if not url.removeprefix("sqlite:///"):
+            raise ValueError("sqlite:/// is followed by the path of a file")
+        return
+    if url.startswith("sqlite:"):
+        raise ValueError("is written as sqlite:///file.db, or sqlite:////absolute/file.db")
+    check(url, ("postgresql",))
+
+
 def _check_part(url: str, known: Mapping[str, _Options]) -> None:
     check(url, known)
     parts, given = urlsplit(url), _given(url)

@@ -42,12 +42,27 @@ class Refusal(NamedTuple):
 
 
 class Size(NamedTuple):
-    """What `JournalStore.trim` has ``removed``, and which deliveries with a message are left."""
+    """What `JournalStore.trim` has ``removed``, and which deliveries with a message are left.
+
+    ``waiting`` are those that are not archived since they have changed, ``lag`` the seconds since
+    the first of these changes, ``missed`` those that were removed before they were archived.
+    """
 
     removed: int
     deliveries: int
     open: int
     bytes: int
+    waiting: int = 0
+    lag: float = 0.0
+    missed: int = 0
+
+
+class Change(NamedTuple):
+    """A delivery that has changed, as it is now (None: it is gone); ``mark`` stands for that."""
+
+    id: str
+    mark: bytes
+    entry: Entry | None
 
 
 class JournalStore(ABC):
@@ -67,7 +82,8 @@ class JournalStore(ABC):
       answer replaces *succeeded* and those states after which a task may run.
     - A delivery is open if the end of its task is to be looked for, until `write` has written an
       end, or `settle` one that counts. What the bounds remove is not open any more.
-    - Each change is announced by `changes`.
+    - Each change is announced by `changes`. With `Config.archive_url` the store remembers that it
+      is not archived, until `archived` says so, or the bounds remove the delivery.
     - Ages, looks and positions are by one clock, the store's.
     - No method blocks. What is called first takes effect first, also if it is awaited later. `stop`
       waits for that as well.
@@ -171,6 +187,26 @@ class JournalStore(ABC):
     @abstractmethod
     async def trim(self, most: int) -> Size:
         """Remove what is older than `Config.journal_age`, at most `most` of each kind."""
+
+    @abstractmethod
+    async def changed(self, number: int, most_bytes: int, age: float) -> list[Change]:
+        """Return deliveries, with calls, that are not archived, the first change first.
+
+        At most `number`, with about `most_bytes`, and only those whose last change is `age` seconds
+        ago.
+        """
+
+    @abstractmethod
+    async def archived(self, changes: Sequence[Change]) -> None:
+        """Write that these changes are archived; what has changed since then is not."""
+
+    @abstractmethod
+    async def there(self, ids: Sequence[str]) -> set[str]:
+        """Return those of the `ids` whose deliveries are in the journal."""
+
+    @abstractmethod
+    async def erase(self, entry: Entry) -> bool:
+        """Remove a delivery, which `entries` or `get` has returned; tell whether it was there."""
 
     @abstractmethod
     async def check(self) -> None:

@@ -19,6 +19,8 @@ class Keys:
         self.refused = f"{prefix}refused"
         self.open = f"{prefix}open"
         self.bytes = f"{prefix}bytes"
+        self.changed = f"{prefix}changed"
+        self.missed = f"{prefix}missed"
         #: What the key of each delivery begins with.
         self.prefix = f"{prefix}delivery:"
 

@@ -19,6 +19,8 @@ class Reader:
 
     def __init__(self, store: JournalStore):
         self._store = store
+        #: Why not all is read that there may be.
+        self.problems: list[str] = []
 
     async def get(self, delivery_id: str) -> Entry | None:
         """Return the delivery with this id; None: there is none."""
@@ -28,7 +30,9 @@ class Reader:
         """Return the deliveries with these `ids`, in their order; it is an error if one is gone."""
         found = {each: await self.get(each) for each in ids}
         if missing := [each for each, entry in found.items() if entry is None]:
-            raise GatewayError(f"no such delivery in the journal: {', '.join(missing)}")
+            where = "" if self.problems else " in the journal"
+            why = "".join(f"; {problem}" for problem in self.problems)
+            raise GatewayError(f"no such delivery{where}: {', '.join(missing)}{why}")
         return [entry for entry in found.values() if entry is not None]
 
     async def find(self, wanted: Filter, before: str = "") -> AsyncGenerator[Entry, None]:

@@ -17,7 +17,7 @@ from gateway.clock import time
 from gateway.config.settings import REFUSED, Config
 from gateway.errors import GatewayError
 from gateway.journal import scripts
-from gateway.journal.base import FIRST_LOOK, NOT_ANSWERED, JournalStore, Refusal, Row, Size
+from gateway.journal.base import FIRST_LOOK, NOT_ANSWERED, Change, JournalStore, Refusal, Row, Size
 from gateway.journal.entry import LATE, RECEIVED, RUNNING, End, Entry
 from gateway.journal.keys import Keys
 from gateway.stores import result_store
@@ -43,6 +43,8 @@ class RedisStore(JournalStore):
             lambda: result_store.connect(config, config.state), "journal", _translated
         )
         self._run: Ask = run or self._pipeline.run
+        keys = self._keys
+        self._marks = (keys.changed, keys.missed) if config.archive_url else ()
         self._drops = int(config.keep_bodies == "failed")
         self._age = int(config.journal_age * 1000)  # ms
 
@@ -61,7 +63,8 @@ class RedisStore(JournalStore):
     def write(self, rows: Sequence[Row]) -> Awaitable[bytes | None]:
         keys, config = self._keys, self._config
         return self._run(
-            "EVAL", scripts.WRITE, 3, keys.deliveries, keys.open, keys.bytes,
+            "EVAL", scripts.WRITE, 3 + len(self._marks),
+            keys.deliveries, keys.open, keys.bytes, *self._marks,
             config.journal, config.journal_bytes, self._age, FIRST_LOOK, keys.prefix, keys.changes,
             self._drops, *chain.from_iterable(rows),
         )  # fmt: skip
@@ -69,7 +72,8 @@ class RedisStore(JournalStore):
     def refuse(self, refusal: Refusal) -> Awaitable[None]:
         keys = self._keys
         return self._run(
-            "EVAL", scripts.REFUSE, 2, keys.of(refusal.id), keys.refused,
+            "EVAL", scripts.REFUSE, 2 + len(self._marks),
+            keys.of(refusal.id), keys.refused, *self._marks,
             refusal.id, self._config.most_apart, self._age, keys.prefix, keys.changes,
             refusal.state, "about", refusal.about, "call", refusal.call, "task_id", "",
             "status", refusal.status, "seconds", f"{refusal.seconds:.6f}", "error", refusal.error,
@@ -93,20 +97,23 @@ class RedisStore(JournalStore):
             now = datetime.fromtimestamp(time(), UTC)
             fields += ["ended_at", now.isoformat(timespec="milliseconds")]
         return self._run(
-            "EVAL", scripts.SETTLE, 2, keys.of(delivery_id), keys.open,
+            "EVAL", scripts.SETTLE, 2 + len(self._marks),
+            keys.of(delivery_id), keys.open, *self._marks,
             delivery_id, task_id, end.state, int(ended and counts), keys.changes,
             self._drops, *fields,
         )  # fmt: skip
 
     async def begin_replay(self, delivery_id: str, task_id: str, before: str) -> str | None:
-        key = self._keys.of(delivery_id)
-        other = await self._run("EVAL", scripts.BEGIN_REPLAY, 1, key, task_id, before)
+        keys = (self._keys.of(delivery_id), *self._marks)
+        about = (task_id, before, delivery_id)
+        other = await self._run("EVAL", scripts.BEGIN_REPLAY, len(keys), *keys, *about)
         return None if other is None else str(other, "utf-8")
 
     async def end_replay(self, delivery_id: str, task_id: str, taken: bool) -> None:
         keys = self._keys
         await self._run(
-            "EVAL", scripts.END_REPLAY, 2, keys.of(delivery_id), keys.open,
+            "EVAL", scripts.END_REPLAY, 2 + len(self._marks),
+            keys.of(delivery_id), keys.open, *self._marks,
             delivery_id, task_id, int(taken), FIRST_LOOK, keys.changes,
         )  # fmt: skip
 
@@ -159,11 +166,51 @@ class RedisStore(JournalStore):
 
     async def trim(self, most: int) -> Size:
         keys = self._keys
-        removed, deliveries, unfinished, size = await self._run(
-            "EVAL", scripts.TRIM, 4, keys.deliveries, keys.refused, keys.open, keys.bytes,
+        removed, deliveries, unfinished, size, waiting, lag, missed = await self._run(
+            "EVAL", scripts.TRIM, 4 + len(self._marks),
+            keys.deliveries, keys.refused, keys.open, keys.bytes, *self._marks,
             self._age, most, keys.prefix,
         )  # fmt: skip
-        return Size(removed, deliveries, unfinished, int(size))
+        return Size(removed, deliveries, unfinished, int(size), waiting, float(lag), int(missed))
+
+    async def changed(self, number: int, most_bytes: int, age: float) -> list[Change]:
+        keys = self._keys
+        found = await self._run(
+            "EVAL", scripts.CHANGED, 1, keys.changed,
+            number, keys.prefix, most_bytes, int(age * 1e6),
+        )  # fmt: skip
+        changes = []
+        for delivery_id, mark, flat in found:
+            fields = _fields(flat)
+            entry = _entry(fields) if {b"about", b"position"} <= fields.keys() else None
+            changes.append(Change(delivery_id.decode(), mark, entry))
+        return changes
+
+    async def archived(self, changes: Sequence[Change]) -> None:
+        marks = chain.from_iterable((change.id, change.mark) for change in changes)
+        await self._run("EVAL", scripts.ARCHIVED, 1, self._keys.changed, *marks)
+
+    async def there(self, ids: Sequence[str]) -> set[str]:
+        known = await self._run("EVAL", scripts.THERE, 0, self._keys.prefix, *ids)
+        return {each for each, is_there in zip(ids, known.decode(), strict=True) if is_there == "1"}
+
+    async def erase(self, entry: Entry) -> bool:
+        keys = self._keys
+        return bool(
+            await self._run(
+                "EVAL",
+                scripts.ERASE,
+                6,
+                keys.of(entry.id),
+                keys.deliveries,
+                keys.refused,
+                keys.open,
+                keys.bytes,
+                keys.changed,
+                entry.id,
+                entry.position,
+            )  # fmt: skip
+        )
 
     async def check(self) -> None:
         """Write two deliveries to a journal of one, as the account may lack a permission."""
@@ -215,5 +262,5 @@ def _entry(fields: Mapping[bytes, bytes], position: str = "") -> Entry:
         ended_at=texts.get("ended_at", ""),
         replays=int(texts.get("replays", 0)),
         replaying=texts.get("replaying", ""),
-        position=position,
+        position=position or texts.get("position", ""),
     )

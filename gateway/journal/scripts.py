@@ -7,6 +7,24 @@ set *open* has those whose end is not known, by the time (ms) of the next look a
 were refused or ignored, so that these never displace deliveries. Every change is published on the
 channel *changes*. Where the account may not publish, it is written all the same, and only `WRITE`
 says so. Only Redis' own clock is used.
+
+Where there is an archive, the sorted set *changed* has those that have changed since they were
+archived, by the time (us) of the last change, and *missed* counts those that were removed before.
+Each script has these two keys last, if at all.
+"""
+
+# Marks deliveries as changed. `marks` has a time and an id for each.
+_MARK = """
+local function microseconds()
+    local time = redis.call('TIME')
+    return string.format('%.0f', time[1] * 1e6 + time[2])
+end
+local function missed(changed, key, ids)
+    local number = redis.call('ZREM', changed, unpack(ids))
+    if number > 0 then
+        redis.call('INCRBY', key, number)
+    end
+end
 """
 
 # A state is only replaced by one further on; a task may have ended before its answer is written.
@@ -26,18 +44,19 @@ end
 """
 
 # Writes deliveries: how each has begun, how it was answered, or both.
-# KEYS: deliveries, open, bytes. Arguments: most deliveries, most bytes, life (ms), first look (ms
-# from now), what keys of deliveries begin with, channel, 1 to drop the call of one that has ended
-# well, then for each delivery what `Row` of gateway.journal.base has. Returns an error where all is
-# written, but not announced.
+# KEYS: deliveries, open, bytes, changed, missed. Arguments: most deliveries, most bytes, life (ms),
+# first look (ms from now), what keys of deliveries begin with, channel, 1 to drop the call of one
+# that has ended well, then for each delivery what `Row` of gateway.journal.base has. Returns an
+# error where all is written, but not announced.
 WRITE = (
     _RANK
+    + _MARK
     + """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local life, prefix, channel = ARGV[3], ARGV[5], ARGV[6]
 local drops = ARGV[7] == '1'
-local count, added, changed = 0, 0, {}
+local count, added, changed, marks, at = 0, 0, {}, {}, KEYS[4] and microseconds()
 for i = 8, #ARGV, 11 do
     local id, state, followed, task, status, seconds, published, failure, attempts, about, call =
         unpack(ARGV, i, i + 10)
@@ -52,15 +71,25 @@ for i = 8, #ARGV, 11 do
             failure, attempts = old[4] or '', old[5] or ''
         end
     end
+    local place
+    if not before and about ~= '' then
+        local size = #id + #state + #task + #status + #seconds + #published + #failure + #about
+            + #call
+        place = redis.call('XADD', KEYS[1], '*', 'id', id, 'bytes', size)
+        count, added = count + 1, added + size
+    elseif about ~= '' then
+        place = redis.call('HGET', key, 'position') or ''
+    end
     if not before and about == '' then
         state = nil -- the bounds have removed it
     elseif status == '' then
-        redis.call('HSET', key, 'state', state, 'task_id', task, 'about', about, 'call', call)
+        redis.call('HSET', key, 'state', state, 'task_id', task, 'about', about, 'call', call,
+            'position', place or '')
     else
         redis.call('HSET', key, 'state', state, 'task_id', task, 'status', status,
             'seconds', seconds, 'published', published, 'error', failure, 'attempts', attempts)
         if about ~= '' then
-            redis.call('HSET', key, 'about', about, 'call', call)
+            redis.call('HSET', key, 'about', about, 'call', call, 'position', place)
         end
         if drops and well[state] then
             redis.call('HDEL', key, 'call')
@@ -74,15 +103,15 @@ for i = 8, #ARGV, 11 do
         if open(state) and followed == '1' then
             redis.call('ZADD', KEYS[2], now + ARGV[4], id)
         end
-        local size = #id + #state + #task + #status + #seconds + #published + #failure + #about
-            + #call
         redis.call('PEXPIRE', key, life)
-        redis.call('XADD', KEYS[1], '*', 'id', id, 'bytes', size)
-        count, added = count + 1, added + size
     end
     if state then
+        marks[#marks + 1], marks[#marks + 2] = at, id
         changed[#changed + 1] = id .. ' ' .. state
     end
+end
+if at and #marks > 0 then
+    redis.call('ZADD', KEYS[4], unpack(marks))
 end
 local bytes, number = redis.call('INCRBY', KEYS[3], added), redis.call('XLEN', KEYS[1])
 if (number == count) ~= (bytes == added) then -- one of the two keys was lost
@@ -107,6 +136,9 @@ while number > 1 and (number > tonumber(ARGV[1]) or bytes > tonumber(ARGV[2])) d
     redis.call('UNLINK', unpack(keys))
     redis.call('ZREM', KEYS[2], unpack(ids))
     redis.call('DECRBY', KEYS[3], removed)
+    if at then
+        missed(KEYS[4], KEYS[5], ids)
+    end
 end
 for _, change in ipairs(changed) do
     local told = redis.pcall('PUBLISH', channel, change)
@@ -118,10 +150,13 @@ end
 )
 
 # Writes a request without a message. Its place in the stream is one that no
-# delivery has, so that both streams can be read as one. KEYS: the hash, refused. Arguments: id,
+# delivery has, so that both streams can be read as one. KEYS: the hash, refused, changed, missed.
+# Arguments: id,
 # most requests, life (ms), what keys of deliveries begin with, channel, state, then fields and
 # their values
-REFUSE = """
+REFUSE = (
+    _MARK
+    + """
 local time = redis.call('TIME')
 local now, number = time[1] * 1000 + math.floor(time[2] / 1000), 1e9
 local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
@@ -131,16 +166,24 @@ if last then
         now, number = tonumber(ms), seq + 1
     end
 end
-redis.call('HSET', KEYS[1], 'state', ARGV[6], unpack(ARGV, 7))
+local place = string.format('%.0f-%.0f', now, number)
+redis.call('HSET', KEYS[1], 'state', ARGV[6], 'position', place, unpack(ARGV, 7))
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
-redis.call('XADD', KEYS[2], string.format('%.0f-%.0f', now, number), 'id', ARGV[1])
+redis.call('XADD', KEYS[2], place, 'id', ARGV[1])
+if KEYS[3] then
+    redis.call('ZADD', KEYS[3], microseconds(), ARGV[1])
+end
 while redis.call('XLEN', KEYS[2]) > tonumber(ARGV[2]) do
     local oldest = redis.call('XRANGE', KEYS[2], '-', '+', 'COUNT', 1)[1]
     redis.call('XDEL', KEYS[2], oldest[1])
     redis.call('UNLINK', ARGV[4] .. oldest[2][2])
+    if KEYS[3] then
+        missed(KEYS[3], KEYS[4], {oldest[2][2]})
+    end
 end
 redis.pcall('PUBLISH', ARGV[5], ARGV[1] .. ' ' .. ARGV[6])
 """
+)
 
 # Returns id and task id of those whose time for a look has come, and postpones the next one: each
 # time twice as long. KEYS: open. Arguments: number, first pause (ms), longest pause (ms), what keys
@@ -164,9 +207,13 @@ return found
 """
 
 # Removes what is older than the journal's age. Returns how many were removed, how many deliveries
-# there are, how many of them are open, and their bytes. KEYS: deliveries, refused, open, bytes.
+# there are, how many of them are open, their bytes, and how many are not archived, since when
+# (seconds), and how many were removed before they were.
+# KEYS: deliveries, refused, open, bytes, changed, missed.
 # Arguments: life (ms), most that are removed of each stream, what keys of deliveries begin with
-TRIM = """
+TRIM = (
+    _MARK
+    + """
 local time = redis.call('TIME')
 local last = time[1] * 1000 + math.floor(time[2] / 1000) - ARGV[1]
 local removed = 0
@@ -175,6 +222,9 @@ for _, stream in ipairs({KEYS[1], KEYS[2]}) do
         redis.call('XDEL', stream, old[1])
         redis.call('UNLINK', ARGV[3] .. old[2][2])
         redis.call('ZREM', KEYS[3], old[2][2])
+        if KEYS[5] then
+            missed(KEYS[5], KEYS[6], {old[2][2]})
+        end
         if old[2][4] then
             redis.call('DECRBY', KEYS[4], old[2][4])
         end
@@ -182,17 +232,26 @@ for _, stream in ipairs({KEYS[1], KEYS[2]}) do
     end
 end
 local bytes = redis.call('GET', KEYS[4]) or 0
-return {removed, redis.call('XLEN', KEYS[1]), redis.call('ZCARD', KEYS[3]), bytes}
+local waiting, lag, lost = 0, 0, 0
+if KEYS[5] then
+    waiting, lost = redis.call('ZCARD', KEYS[5]), redis.call('GET', KEYS[6]) or 0
+    local oldest = redis.call('ZRANGE', KEYS[5], 0, 0, 'WITHSCORES')
+    lag = oldest[2] and math.max(microseconds() - oldest[2], 0) / 1e6 or 0
+end
+return {removed, redis.call('XLEN', KEYS[1]), redis.call('ZCARD', KEYS[3]), bytes,
+    waiting, string.format('%.3f', lag), lost}
 """
+)
 
 # Writes what became of a task, unless the delivery has another task or another end by now. Returns,
 # once for each task that has ended, how its request was answered: 'accepted' with a 2xx, which is
 # also said of a replay, 'error', or 'unknown' if the answer is not written (yet).
 # The error of a delivery with redacted values is shortened, as its text may have one.
-# KEYS: the hash, open. Arguments: id, task id, state, 1 if it is an end that the caller counts,
-# channel, 1 to drop the call of one that has ended well, then fields and their values
+# KEYS: the hash, open, changed, missed. Arguments: id, task id, state, 1 if it is an end that the
+# caller counts, channel, 1 to drop the call of one that has ended well, fields and their values
 SETTLE = (
     _RANK
+    + _MARK
     + """
 local before = redis.call('HMGET', KEYS[1], 'task_id', 'state', 'status', 'replays')
 if before[1] ~= ARGV[2] then
@@ -209,6 +268,9 @@ if (open(before[2]) or late[ARGV[3]]) and further(ARGV[3], before[2]) then
     if ARGV[6] == '1' and well[ARGV[3]] then
         redis.call('HDEL', KEYS[1], 'call')
     end
+    if KEYS[3] then
+        redis.call('ZADD', KEYS[3], microseconds(), ARGV[1])
+    end
     redis.pcall('PUBLISH', ARGV[5], ARGV[1] .. ' ' .. ARGV[3])
 end
 if ARGV[4] == '0' or redis.call('ZREM', KEYS[2], ARGV[1]) == 0 then
@@ -223,9 +285,11 @@ return status and 'error' or 'unknown'
 )
 
 # Writes that a replay is about to be published, so that no other replay is. Returns the task id of
-# the replay that is under way already, '' if the delivery is gone, or nothing. KEYS: the hash.
-# Arguments: its new task id, the task id that it must have now
-BEGIN_REPLAY = """
+# the replay that is under way already, '' if the delivery is gone, or nothing. KEYS: the hash,
+# changed, missed. Arguments: its new task id, the task id that it must have now, its id
+BEGIN_REPLAY = (
+    _MARK
+    + """
 local before = redis.call('HMGET', KEYS[1], 'task_id', 'replaying')
 if before[2] then
     return before[2]
@@ -233,15 +297,24 @@ elseif before[1] ~= ARGV[2] then
     return before[1] or ''
 end
 redis.call('HSET', KEYS[1], 'replaying', ARGV[1])
+if KEYS[2] then
+    redis.call('ZADD', KEYS[2], microseconds(), ARGV[3])
+end
 """
+)
 
-# Writes how a replay's publishing has ended. KEYS: the hash, open. Arguments: id, its task id, 1 if
-# the broker has taken it, first look (ms from now), channel
-END_REPLAY = """
+# Writes how a replay's publishing has ended. KEYS: the hash, open, changed, missed.
+# Arguments: id, its task id, 1 if the broker has taken it, first look (ms from now), channel
+END_REPLAY = (
+    _MARK
+    + """
 if redis.call('HGET', KEYS[1], 'replaying') ~= ARGV[2] then
     return
 end
 redis.call('HDEL', KEYS[1], 'replaying')
+if KEYS[3] then
+    redis.call('ZADD', KEYS[3], microseconds(), ARGV[1])
+end
 if ARGV[3] == '1' then
     local time = redis.call('TIME')
     local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -251,6 +324,69 @@ if ARGV[3] == '1' then
     redis.call('ZADD', KEYS[2], now + ARGV[4], ARGV[1])
     redis.pcall('PUBLISH', ARGV[5], ARGV[1] .. ' replayed')
 end
+"""
+)
+
+# Returns deliveries that have changed and are not archived, the first change first: id, time of the
+# change, and all fields (none: it is gone). It ends where these would be too many bytes.
+# KEYS: changed. Arguments: number, what keys of deliveries begin with, most bytes, least age (us)
+CHANGED = (
+    _MARK
+    + """
+local found, left = {}, tonumber(ARGV[3])
+local last = string.format('%.0f', microseconds() - ARGV[4])
+local some = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', last, 'WITHSCORES', 'LIMIT', 0, ARGV[1])
+for i = 1, #some, 2 do
+    local fields = redis.call('HGETALL', ARGV[2] .. some[i])
+    found[#found + 1] = {some[i], some[i + 1], fields}
+    for _, field in ipairs(fields) do
+        left = left - #field
+    end
+    if left < 0 then
+        break
+    end
+end
+return found
+"""
+)
+
+# Removes the marks of deliveries that were archived and have not changed since. KEYS: changed.
+# Arguments: for each its id, and the time of the change
+ARCHIVED = """
+for i = 1, #ARGV, 2 do
+    if redis.call('ZSCORE', KEYS[1], ARGV[i]) == ARGV[i + 1] then
+        redis.call('ZREM', KEYS[1], ARGV[i])
+    end
+end
+"""
+
+# Returns which deliveries are there, as a text of 0 and 1. Arguments: what keys of deliveries begin
+# with, ids. It has no keys: they all have the prefix
+THERE = """
+local found = {}
+for i = 2, #ARGV do
+    found[i - 1] = redis.call('EXISTS', ARGV[1] .. ARGV[i])
+end
+return table.concat(found)
+"""
+
+# Removes a delivery; returns 1 if it was there. KEYS: the hash, deliveries,
+# refused, open, bytes, changed. Arguments: id, its position
+ERASE = """
+local size
+for i = 2, 3 do
+    local entry = redis.call('XRANGE', KEYS[i], ARGV[2], ARGV[2])[1]
+    if entry and entry[2][2] == ARGV[1] then
+        redis.call('XDEL', KEYS[i], ARGV[2])
+        size = entry[2][4] or size
+    end
+end
+if size then
+    redis.call('DECRBY', KEYS[5], size)
+end
+redis.call('ZREM', KEYS[4], ARGV[1])
+redis.call('ZREM', KEYS[6], ARGV[1])
+return redis.call('DEL', KEYS[1])
 """
 
 # Returns a page of deliveries, the newest first: the stream's id of each, and its fields (none: it

@@ -18,7 +18,7 @@ from gateway.celery_message import Message
 from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-from gateway.journal.base import NOT_ANSWERED, Answered, JournalStore, Refusal, Row
+from gateway.journal.base import NOT_ANSWERED, Answered, JournalStore, Refusal, Row, Size
 from gateway.journal.entry import OPEN, RECEIVED, STATES, WELL, End, described
 from gateway.journal.follower import Follower
 from gateway.journal.refusals import Refusals
@@ -59,7 +59,7 @@ class Journal:
         self._store = store_for(config)(config)
         self._follower = Follower(config, self._store, metrics) if config.results else None
         self._stored = config.strategy_info.stored
-        self._size = SizeWatch(self._store, metrics)
+        self._size = SizeWatch(config, self._store, metrics)
         self._metrics = metrics
         #: The states whose calls are not kept.
         self._bodiless = {"failed": WELL, "none": frozenset(STATES)}.get(config.keep_bodies, ())
@@ -226,7 +226,8 @@ _TRIMMED = 200  # deliveries that are removed at once
 class SizeWatch:
     """Trims the journal's `store`, and sets its gauges."""
 
-    def __init__(self, store: JournalStore, metrics: Metrics):
+    def __init__(self, config: Config, store: JournalStore, metrics: Metrics):
+        self._config = config
         self._store = store
         self._metrics = metrics
         self._task: asyncio.Task[None] | None = None
@@ -237,6 +238,15 @@ class SizeWatch:
     async def stop(self) -> None:
         await background.stop(self._task)
 
+    def _room_used(self, size: Size) -> float:
+        """Return how much of what the journal may hold waits for the archive, from 0 to 1."""
+        config, share = self._config, size.waiting / max(size.deliveries, 1)
+        return max(
+            size.waiting / config.journal,
+            min(share, 1.0) * size.bytes / config.journal_bytes,
+            size.lag / config.journal_age,
+        )
+
     async def _watch(self) -> None:
         while True:
             removed = 0
@@ -246,6 +256,10 @@ class SizeWatch:
                 self._metrics.set("gateway_journal_deliveries", size.deliveries)
                 self._metrics.set("gateway_journal_open", size.open)
                 self._metrics.set("gateway_journal_bytes", size.bytes)
+                self._metrics.set("gateway_archive_waiting", size.waiting)
+                self._metrics.set("gateway_archive_lag_seconds", size.lag)
+                self._metrics.set("gateway_archive_missed", size.missed)
+                self._metrics.set("gateway_archive_room_used", self._room_used(size))
             except GatewayError as exc:
                 # Only a debug line: whoever writes to the journal logs its errors.
                 log.debug("the size of the journal cannot be queried: %s", exc)

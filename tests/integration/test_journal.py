@@ -213,7 +213,7 @@ def test_what_is_too_old_is_removed_though_no_results_are_followed(
         await eventually(lambda: client.xlen(keys.deliveries) == 10)
         assert int(client.get(keys.bytes)) > 0
         async with RedisStore.opened(config) as store:
-            watch = SizeWatch(store, metrics)
+            watch = SizeWatch(config, store, metrics)
             await watch.start()
             try:
                 await eventually(

@@ -203,7 +203,7 @@ def test_a_journal_that_cannot_be_asked_keeps_its_last_sizes(caplog):
 
     async def ask() -> None:
         store = RedisStore(config)
-        watch = SizeWatch(store, metrics)
+        watch = SizeWatch(config, store, metrics)
         await store.start()
         await watch.start()
         await eventually(lambda: "the size of the journal" in caplog.text)

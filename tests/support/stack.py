@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import glob
+import os
 import secrets
+import shutil
 import signal
+import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 from gateway import stack
 from gateway.stack import ProgramMissing, StackError, free_port
+from gateway.stack.programs import find
 from loadtest.stack import Measured
 from loadtest.stack import Stack as MeasuredStack
 from tests.support.clock import Clock
@@ -135,6 +143,31 @@ class Stack(MeasuredStack):
     ) -> Server:
         """Start a process; where the tests' coverage is measured, that of the process is, too."""
         return super().spawn(name, argv, env={**measured(), **(env or {})}, **options)
+
+    def postgresql(self) -> Server:
+        """Start a PostgreSQL with an empty database; it does not run as root, so nor does this."""
+        port, home = free_port(), Path(tempfile.mkdtemp(prefix="gateway-postgresql-"))
+        self._exit.callback(shutil.rmtree, home, ignore_errors=True)
+        where = sorted(glob.glob("/usr/lib/postgresql/*/bin"))
+        first, program = tuple(where[-1:]), "postgres"
+        other = []
+        if os.geteuid() == 0:
+            shutil.chown(home, "postgres", "postgres")
+            other = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
+        find_in = partial(find, package="postgresql", first=first)
+        argv = [*other, find_in("initdb"), "-D", str(home / "data"), "-A", "trust", "-U", "gateway"]
+        made = subprocess.run([*argv, "-E", "UTF8"], capture_output=True, text=True, cwd="/")
+        if made.returncode:
+            raise StackError(made.stderr)
+        settings = {"listen_addresses": "127.0.0.1", "port": port, "fsync": "off"}
+        settings["unix_socket_directories"] = home
+        argv = [*other, find_in(program), "-D", str(home / "data")]
+        for name, value in settings.items():
+            argv += ["-c", f"{name}={value}"]
+        ready = "database system is ready to accept connections"
+        server = self.spawn("postgresql", argv, cwd="/", ready=ready)
+        server.url = f"postgresql://gateway@127.0.0.1:{port}/postgres"
+        return server
 
     def rabbitmq_cluster(self, nodes: int = 3) -> list[RabbitMQ]:
         """Start so many RabbitMQ nodes and make one cluster of them."""

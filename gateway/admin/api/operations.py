@@ -22,11 +22,13 @@ from gateway.admin.api.schema import (
     ReplayWanted,
     WholeDelivery,
 )
+from gateway.archive.reading import reading
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.journal.entry import Entry
 from gateway.journal.filter import Filter
-from gateway.journal.reading import Reader, reading
+from gateway.journal.reading import Reader
+from gateway.journal.reading import reading as reading_journal
 from gateway.journal.replay import replaying
 from gateway.journal.tries import choose
 
@@ -53,10 +55,10 @@ async def list_deliveries(config: Config, wanted: PageWanted) -> Page:
     ):
         async for entry in entries:
             if len(found) == wanted.limit:
-                return Page(deliveries=found, next=position)
+                return Page(deliveries=found, next=position, problems=reader.problems)
             found.append(Delivery.of(entry))
             position = entry.position
-    return Page(deliveries=found, next=None)
+        return Page(deliveries=found, next=None, problems=reader.problems)
 
 
 async def get_delivery(config: Config, wanted: One) -> WholeDelivery:
@@ -67,7 +69,7 @@ async def get_delivery(config: Config, wanted: One) -> WholeDelivery:
 
 async def replay_delivery(config: Config, wanted: ReplayWanted) -> Replayed:
     """Run a delivery's task again, as another task."""
-    async with reading(config) as reader:
+    async with reading_journal(config) as reader:
         entry = await _known(reader, wanted.id)
         _, others = await choose(reader, [wanted.id], wanted.again)
     if others:
@@ -96,7 +98,7 @@ async def replay_deliveries(config: Config, wanted: ReplaysWanted) -> Replays:
     chosen = wanted.filter()
     if chosen == Filter():
         raise Refused(400, "bad-request", "say which: give at least one filter, such as state")
-    async with reading(config) as reader:
+    async with reading_journal(config) as reader:
         found, others = await choose(reader, chosen, wanted.again)
     found = [each for each in found if _is_between(wanted.after, each.position, wanted.to)]
     # Nobody waits longer than a minute for an answer.
@@ -145,7 +147,7 @@ async def _replay(
 async def _known(reader: Reader, delivery_id: str) -> Entry:
     entry = await reader.get(delivery_id)
     if entry is None:
-        raise Refused(404, "not-found", "there is no such delivery in the journal")
+        raise Refused(404, "not-found", "there is no such delivery")
     return entry
 
 

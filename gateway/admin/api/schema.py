@@ -177,6 +177,7 @@ class Page(BaseModel):
 
     deliveries: list[Delivery]
     next: str | None = Field(description="`before` of the next page; null: there is none")
+    problems: list[str] = Field(description="why the journal or the archive could not be read")
 
 
 class Replayed(BaseModel):

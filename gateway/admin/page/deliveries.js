@@ -144,7 +144,8 @@ async function more() {
 function listed(page) {
   next = page.next;
   older.hidden = next === null;
-  tell(rows.children.length ? "" : "There are no such deliveries.");
+  const none = rows.children.length ? "" : "There are no such deliveries.";
+  tell(page.problems.join("; ") || none, page.problems.length > 0);
 }
 
 // What changes --------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+from gateway.archive.reading import reading
 from gateway.backoff import Backoff
 from gateway.cli import printed
 from gateway.cli.configuration import configure
@@ -20,7 +21,7 @@ from gateway.errors import ConfigError, GatewayError
 from gateway.journal.base import POSITION
 from gateway.journal.entry import DONE, OPEN, Entry
 from gateway.journal.filter import PARTS, Filter
-from gateway.journal.reading import reading
+from gateway.journal.reading import reading as reading_journal
 from gateway.journal.replay import outcomes, replaying
 from gateway.journal.tries import choose
 from gateway.outcome import SUCCESS
@@ -89,7 +90,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     config = configure(arguments)
-    if not config.state:
+    if not config.state and not (config.archive and arguments.work in (_list, _show)):
         raise ConfigError(["result_backend: the journal is kept in Redis; set it, or state_url"])
     work: Work = arguments.work
     return asyncio.run(work(arguments, config))
@@ -146,9 +147,16 @@ async def _list(arguments: argparse.Namespace, config: Config) -> int:
                 print(printed.HEAD)
             number += 1
             print(printed.listed(entry, arguments.json))
+        _tell(reader.problems)
     if not number:
         print(f"gateway: no such deliveries{_why_none(config, wanted)}", file=sys.stderr)
     return 0
+
+
+def _tell(problems: Sequence[str]) -> None:
+    """Say what could not be read, where the rest was."""
+    for problem in problems:
+        print(printed.shown(f"gateway: {problem}"), file=sys.stderr)
 
 
 def _why_none(config: Config, wanted: Filter) -> str:
@@ -163,6 +171,7 @@ def _why_none(config: Config, wanted: Filter) -> str:
 async def _show(arguments: argparse.Namespace, config: Config) -> int:
     async with reading(config) as reader:
         (entry,) = await reader.get_all([arguments.id])
+        _tell(reader.problems)
     args, kwargs = entry.arguments()
     call: dict[str, Any]
     match args:
@@ -173,8 +182,13 @@ async def _show(arguments: argparse.Namespace, config: Config) -> int:
         case _:
             call = {"args": args, "kwargs": kwargs}
     shown = {**printed.about(entry), **call, "task_state": None}
-    async for _, outcome in outcomes(config, [entry.task_id]):
-        shown["task_state"] = printed.outcome_text(outcome)
+    try:
+        async for _, outcome in outcomes(config, [entry.task_id]):
+            shown["task_state"] = printed.outcome_text(outcome)
+    except GatewayError as exc:
+        if not config.archive:
+            raise
+        _tell([str(exc)])
     print(printed.as_json(shown, indent=2, ensure_ascii=False))
     return 0
 
@@ -184,7 +198,7 @@ async def _watch(arguments: argparse.Namespace, config: Config) -> int:
     wanted, backoff, begun = _filter(arguments), Backoff(*_BACKOFF), False
     while True:
         try:
-            async with reading(config) as reader, aclosing(reader.changes()) as changed:
+            async with reading_journal(config) as reader, aclosing(reader.changes()) as changed:
                 async for delivery_id in changed:
                     if delivery_id:
                         entry = await reader.get(delivery_id)
@@ -212,7 +226,7 @@ async def _replay(arguments: argparse.Namespace, config: Config) -> int:
     wanted = _filter(arguments)
     if bool(arguments.ids) == (wanted != Filter()):
         raise GatewayError("name the deliveries to replay, or say by options which: --state failed")
-    async with reading(config) as reader:
+    async with reading_journal(config) as reader:
         left, others = await choose(reader, arguments.ids or wanted, arguments.again)
         named = bool(arguments.ids)
         for entry, other in others:

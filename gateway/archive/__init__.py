@@ -1,0 +1,1 @@
+"""The archive: what the journal had, in SQL, for as long as it is wanted."""

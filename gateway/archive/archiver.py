@@ -1,0 +1,107 @@
+"""Follow the journal, and copy each delivery that has changed into the archive.
+
+The journal remembers what is not archived. Whoever writes begins a transaction first, as the only
+one, then asks the journal, writes, commits, and tells the journal. Killed in between, it leaves
+what was not committed to the next one, which finds it again; what was committed and not told is
+written again, in the place of itself. So nothing is lost, and nothing is there twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import NamedTuple
+
+from gateway.archive.database import Database
+from gateway.archive.tables import row
+from gateway.backoff import Backoff
+from gateway.clock import monotonic, time
+from gateway.config.settings import Config
+from gateway.errors import GatewayError
+from gateway.journal.base import Change, JournalStore
+from gateway.journal.stores import store_for
+
+log = logging.getLogger(__name__)
+
+#: Deliveries of one transaction, and about how many bytes.
+MOST, MOST_BYTES = 500, 4 << 20
+#: Seconds for which a delivery has not changed: most are written once, with their end.
+QUIET = 1.0
+_PAUSE = 0.5  # seconds between two looks, where there was little
+_PRUNE = 60.0  # seconds between two looks for what is too old, or too much
+_BACKOFF = (0.5, 10.0)  # seconds between two attempts where a server does not answer
+
+
+class Copied(NamedTuple):
+    """How many changes were archived, and how many more there may be."""
+
+    changes: int
+    more: bool
+
+
+class Archiver:
+    """Copies the journal; `run` until it is cancelled, or `run_once` what is there now."""
+
+    def __init__(self, config: Config):
+        self._config = config
+        self._database = Database(config)
+        self._pruned = -_PRUNE
+        self._told = ""
+
+    async def run(self) -> None:
+        """Copy what changes, also after a server was away."""
+        backoff = Backoff(*_BACKOFF)
+        while True:
+            try:
+                await asyncio.to_thread(self._database.migrate)
+                async with store_for(self._config).opened(self._config) as store:
+                    while True:
+                        copied = await self._copy(store, QUIET)
+                        await self._prune()
+                        if self._told:
+                            log.info("deliveries are archived again")
+                        self._told = ""
+                        backoff.reset()
+                        if not copied.more:
+                            await asyncio.sleep(_PAUSE)
+            except GatewayError as exc:
+                if str(exc) != self._told:
+                    log.warning("deliveries are not archived, and wait in the journal: %s", exc)
+                    self._told = str(exc)
+                await asyncio.sleep(backoff.next())
+
+    async def run_once(self) -> int:
+        """Copy what is not archived now; return how many changes these were."""
+        await asyncio.to_thread(self._database.migrate)
+        number = 0
+        async with store_for(self._config).opened(self._config) as store:
+            more = True
+            while more:
+                copied = await self._copy(store, 0.0)
+                number, more = number + copied.changes, copied.more
+        await self._prune()
+        return number
+
+    async def _copy(self, store: JournalStore, age: float) -> Copied:
+        """Copy a batch of those that have not changed for `age` seconds."""
+        writing = self._database.writing()
+        connection = await asyncio.to_thread(writing.__enter__)
+        try:
+            changes = await store.changed(MOST, MOST_BYTES, age)
+            rows = [row(each.entry) for each in changes if each.entry is not None]
+            await asyncio.to_thread(self._database.write, connection, rows)
+        except BaseException as exc:
+            await asyncio.to_thread(writing.__exit__, type(exc), exc, exc.__traceback__)
+            raise
+        await asyncio.to_thread(writing.__exit__, None, None, None)
+        await self._tell(store, changes)
+        return Copied(len(changes), len(changes) >= MOST // 2)
+
+    async def _tell(self, store: JournalStore, changes: list[Change]) -> None:
+        if changes:
+            await store.archived(changes)
+
+    async def _prune(self) -> None:
+        if monotonic() - self._pruned >= _PRUNE:
+            await asyncio.to_thread(self._database.prune, time())
+            self._pruned = monotonic()

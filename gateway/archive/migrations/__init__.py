@@ -1,0 +1,1 @@
+"""The archive's schema, version by version (Alembic)."""

@@ -1,0 +1,71 @@
+"""The archive's table, and a delivery as a row of it.
+
+The migrations make the table. In PostgreSQL it has a partition for each day, by ``ms``.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import sqlalchemy as sa
+
+from gateway.journal.entry import Entry
+
+METADATA = sa.MetaData()
+DELIVERIES = sa.Table(
+    "deliveries",
+    METADATA,
+    # The position in the journal, as two numbers: milliseconds since the epoch, and their number.
+    sa.Column("ms", sa.BigInteger, primary_key=True),
+    sa.Column("seq", sa.BigInteger, primary_key=True),
+    sa.Column("id", sa.Text, primary_key=True),
+    *(sa.Column(name, sa.Text) for name in ("state", "task_id", "identity")),
+    sa.Column("status", sa.Integer),
+    sa.Column("seconds", sa.Float),
+    sa.Column("published", sa.Float),
+    *(sa.Column(name, sa.Integer) for name in ("attempts", "replays")),
+    *(sa.Column(name, sa.Text) for name in ("ended_at", "replaying", "error")),
+    # What never changes, and the message's body; both are JSON.
+    *(sa.Column(name, sa.Text) for name in ("about", "call")),
+)
+_ABOUT = ("delivery", "task", "queue", "options", "identity", "request", "redacted")
+_OWN = (
+    "state", "task_id", "status", "seconds", "published", "attempts", "replays", "ended_at",
+    "replaying", "error",
+)  # fmt: skip
+
+
+def position(text: str) -> tuple[int, int]:
+    """Return a position in the journal as two numbers; raises ValueError where it is none."""
+    ms, seq = text.split("-")
+    return int(ms), int(seq)
+
+
+def row(entry: Entry) -> dict[str, Any]:
+    """Return the row of a delivery."""
+    ms, seq = position(entry.position)
+    about = {name: value for name in _ABOUT if (value := getattr(entry, name))}
+    own = {name: getattr(entry, name) for name in _OWN}
+    call = compact(json.loads(entry.call)) if entry.call else ""
+    texts = {"about": json.dumps(about), "call": call, "identity": entry.identity}
+    texts["error"] = storable(entry.error)
+    return {"ms": ms, "seq": seq, "id": entry.id, **own, **texts}
+
+
+def entry(found: Any, call: bool) -> Entry:
+    """Return the delivery of a row; without its call, unless that is wanted."""
+    own = {name: getattr(found, name) for name in _OWN}
+    about = {"task": "", "queue": "", **json.loads(found.about)}
+    text = found.call.encode() if call else b""
+    return Entry(**about, **own, call=text, position=f"{found.ms}-{found.seq}")
+
+
+def compact(value: Any) -> str:
+    """Return JSON without spaces and, as far as it can be stored, without escapes."""
+    return storable(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+def storable(text: str) -> str:
+    """Return `text` without what no database stores: zeros, and halves of characters."""
+    return text.replace("\0", "\ufffd").encode(errors="replace").decode()

@@ -1,0 +1,383 @@
+"""The archive: each delivery once, whatever is killed, and read as one with the journal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import secrets
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from gateway.archive.archiver import Archiver
+from gateway.archive.database import Database
+from gateway.archive.reading import reading
+from gateway.archive.tables import DELIVERIES
+from gateway.cli import main
+from gateway.config.settings import Config
+from gateway.errors import GatewayError
+from gateway.journal.base import NOT_ANSWERED, Refusal, Row
+from gateway.journal.entry import ACCEPTED, FAILED, RECEIVED, SUCCEEDED, End, Entry
+from gateway.journal.filter import Filter
+from gateway.journal.redis_store import RedisStore
+from gateway.journal.writing import SizeWatch
+from tests.support.stack import Server, Stack
+from tests.support.waiting import eventually
+
+KILLS = int(os.environ.get("KILLS", "3"))
+
+
+@pytest.fixture(scope="module")
+def postgresql(stack: Stack, start) -> Iterator[Server]:
+    server = start(stack.postgresql)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def config(request: pytest.FixtureRequest, results: Server, tmp_path: Path) -> Config:
+    """A configuration with an empty journal and an empty archive."""
+    url = f"sqlite:///{tmp_path}/archive.db"
+    if request.param == "postgresql":
+        server = request.getfixturevalue("postgresql")
+        url = new_database(server)
+    return of(results.url, url)
+
+
+def new_database(server: Server) -> str:
+    import psycopg
+
+    name = f"a{secrets.token_hex(4)}"
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return f"{server.url.rpartition('/')[0]}/{name}"
+
+
+def of(store: str, archive: str, **settings: Any) -> Config:
+    own = {"journal": 10_000, "strategy": "pika", "state_url": store, "archive_url": archive}
+    own |= {"result_backend": None, "state_prefix": secrets.token_hex(4)}
+    return Config(**{**own, **settings})
+
+
+def about(delivery_id: str, event: str = "") -> str:
+    received = datetime.now(UTC).isoformat()
+    delivery = {"id": delivery_id, "route": "/a", "source": "s", "event": event, "store": False}
+    delivery["received_at"] = received
+    return json.dumps({"delivery": delivery, "task": "t", "queue": "celery", "options": {}})
+
+
+def begun(delivery_id: str, text: str = "", event: str = "") -> Row:
+    call = json.dumps([[{}, {}, text], {}, {}]).encode()
+    return (delivery_id, RECEIVED, 0, "first", *NOT_ANSWERED, about(delivery_id, event), call)
+
+
+def answer(delivery_id: str, state: str, status: int = 200, error: str = "") -> Row:
+    return (delivery_id, state, 0, "first", str(status), "0.25", "0.01", error, "1", "", b"")
+
+
+@asynccontextmanager
+async def journal(config: Config):
+    async with RedisStore.opened(config) as store:
+        yield store
+
+
+def archive(config: Config) -> int:
+    return asyncio.run(Archiver(config).run_once())
+
+
+def stored(config: Config) -> dict[str, Any]:
+    """Return what is in the archive by id; each delivery has to be there once."""
+    with Database(config).reading() as connection:
+        rows = connection.execute(DELIVERIES.select()).all()
+    found = {each.id: each for each in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def written(config: Config, *rows: Row) -> None:
+    async def write() -> None:
+        async with journal(config) as store:
+            await store.write(rows)
+
+    asyncio.run(write())
+
+
+def found(config: Config, limit: int = 1_000, **wanted: Any) -> list[Entry]:
+    async def find() -> list[Entry]:
+        entries: list[Entry] = []
+        before = ""
+        while True:
+            page = 0
+            async with (
+                reading(config) as reader,
+                aclosing(reader.find(Filter(**wanted), before)) as some,
+            ):
+                async for entry in some:
+                    entries.append(entry)
+                    before, page = entry.position, page + 1
+                    if page == limit:
+                        break
+            if page < limit:
+                return entries
+
+    return asyncio.run(find())
+
+
+def test_a_delivery_is_archived_as_it_changes(config):
+    written(config, begun("a", "hello"), begun("b"))
+    assert archive(config) == 2
+    assert {each.state for each in stored(config).values()} == {RECEIVED}
+    assert archive(config) == 0
+
+    written(config, answer("a", ACCEPTED, 202), answer("b", SUCCEEDED))
+    assert archive(config) == 2
+    assert {key: (each.state, each.status) for key, each in stored(config).items()} == {
+        "a": (ACCEPTED, 202), "b": (SUCCEEDED, 200),
+    }  # fmt: skip
+
+    async def go_on() -> None:
+        async with journal(config) as store:
+            await store.settle("a", "first", End(FAILED, "ValueError: \0\ud800 no", 3))
+            await store.begin_replay("b", "second", "first")
+            await store.end_replay("b", "second", taken=True)
+            refusal = Refusal("c", about("c"), b"[[{}, {}, null], {}, {}]", 401, 0.1, "unverified")
+            await store.refuse(refusal)
+
+    asyncio.run(go_on())
+    assert archive(config) == 3
+    rows = stored(config)
+    assert (rows["a"].state, rows["a"].attempts, rows["a"].error[:11]) == (FAILED, 3, "ValueError:")
+    assert (rows["b"].state, rows["b"].replays, rows["b"].task_id) == ("replayed", 1, "second")
+    assert rows["c"].state == "refused"
+
+
+def test_journal_and_archive_are_read_as_one(config):
+    written(config, *(begun(f"{i:02}") for i in range(30)))
+    archive(config)
+    small = config.model_copy(update={"journal": 10})
+    written(small, *(begun(f"{i:02}") for i in range(30, 40)), answer("35", FAILED, 502))
+    ids = [f"{i:02}" for i in reversed(range(40))]
+    for limit in (1_000, 7):
+        entries = found(config, limit)
+        assert [each.id for each in entries] == ids
+    assert [each.id for each in found(config, state=frozenset([FAILED]))] == ["35"]
+
+    async def one(delivery_id: str) -> Entry | None:
+        async with reading(config) as reader:
+            return await reader.get(delivery_id)
+
+    old, new = asyncio.run(one("00")), asyncio.run(one("39"))
+    assert old is not None and new is not None and asyncio.run(one("none")) is None
+    assert old.arguments() == new.arguments() == ([{}, {}, ""], {})
+    assert (old.delivery["route"], old.queue) == ("/a", "celery")
+
+
+def test_what_the_archive_has_not_heard_of_yet_is_told_by_the_journal(config):
+    written(config, begun("a"), answer("a", FAILED, 502))
+    archive(config)
+
+    async def replay() -> None:
+        async with journal(config) as store:
+            await store.begin_replay("a", "second", "first")
+            await store.end_replay("a", "second", taken=True)
+
+    asyncio.run(replay())
+    assert found(config, state=frozenset([FAILED])) == []
+    assert [each.state for each in found(config)] == ["replayed"]
+
+
+@pytest.mark.parametrize("text", ["Order 4711", "order 4711", '"b":"x', "müller", "MÜLLER", "订单",
+                                  "100%_", "\\path", 'say "hi"', "no such JSON"])  # fmt: skip
+def test_texts_are_found_in_the_archive(config, text):
+    bodies = ['{"b":"x, Order 4711"}', "Herr Müller, 订单 7", '100%_ of \\path, say "hi"', "other"]
+    written(config, *(begun(str(i), body) for i, body in enumerate(bodies)))
+    written(config, answer("3", FAILED, 502, "bad: no such json"))
+    expected = [each.id for each in found(config, text=text)]
+    assert len(expected) == 1
+    archive(config)
+    lost(config)
+    assert [each.id for each in found(config, text=text)] == expected
+
+
+def lost(config: Config) -> None:
+    """Let the journal be lost."""
+    with redis.Redis.from_url(config.state) as client:
+        client.flushdb()
+
+
+def test_filters_find_the_same_in_the_archive(config):
+    rows = [begun(f"{i}", event=event) for i, event in enumerate(["a", "a,b", "b.c", "%", ""])]
+    written(config, *rows, answer("0", FAILED, 502), answer("1", SUCCEEDED, 200))
+    written(config, answer("2", ACCEPTED, 0))
+    filters: list[dict[str, Any]] = [
+        {"event": "a"}, {"event": "b*"}, {"event": "%"}, {"source": "s"}, {"source": "x"},
+        {"route": "/a*"}, {"route": "/b"}, {"status": "5xx"}, {"status": "2?0"},
+        {"status": "gone"}, {"state": frozenset([FAILED, SUCCEEDED])}, {"text": "0"},
+        {"since": datetime(2020, 1, 1, tzinfo=UTC)}, {"until": datetime(2020, 1, 1, tzinfo=UTC)},
+    ]  # fmt: skip
+    expected = [[each.id for each in found(config, **wanted)] for wanted in filters]
+    archive(config)
+    lost(config)
+    assert [[each.id for each in found(config, **wanted)] for wanted in filters] == expected
+    assert [len(each) for each in expected] == [2, 2, 1, 5, 0, 5, 0, 1, 1, 1, 2, 1, 5, 0]
+
+
+def test_the_command_reads_an_archive_without_servers(config, tmp_path, capsys):
+    written(config, begun("a", "hello"))
+    archive(config)
+    nobody = "redis://127.0.0.1:1/0"
+    file = tmp_path / "gateway.toml"
+    file.write_text(
+        f'journal = 100\nstrategy = "pika"\nresult_backend = "{nobody}"\n'
+        f'archive_url = "{config.archive}"\n'
+    )
+    assert main(["deliveries", "list", "--json", "--config", str(file)]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["id"] == "a"
+    assert f"gateway: {nobody}" in err
+    assert main(["deliveries", "show", "--config", str(file), "a"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["body"] == "hello"
+
+
+def test_a_missing_archive_leaves_the_journal(results, capsys):
+    for url in ("postgresql://u:secret@127.0.0.1:1/x", "sqlite:////none/such/archive.db"):
+        config = of(results.url, url)
+        written(config, begun("a"))
+        assert [each.id for each in found(config)] == ["a"]
+
+        async def problems(config: Config = config) -> list[str]:
+            async with reading(config) as reader, aclosing(reader.find(Filter())) as some:
+                assert [each.id async for each in some] == ["a"]
+            return reader.problems
+
+        (problem,) = asyncio.run(problems())
+        assert "see archive_url" in problem and "secret" not in problem
+        with pytest.raises(GatewayError, match="see archive_url"):
+            archive(config)
+
+
+def test_what_is_old_or_too_much_is_removed(config):
+    day = 86_400_000
+    now = 1_700_000_000.0
+    database = Database(config.model_copy(update={"archive_days": 30.0}))
+    database.migrate()
+    template = dict.fromkeys(("state", "task_id", "identity", "ended_at", "replaying"), "")
+    template |= {"error": "", "about": "{}", "call": "x" * 4_000, "seconds": 0.0, "seq": 0}
+    template |= {"attempts": 0, "replays": 0, "status": None, "published": None}
+    rows = [
+        {**template, "id": f"{age}-{i}", "ms": int(now * 1000) - age * day}
+        for age in (0, 1, 2, 40)
+        for i in range(2_000)
+    ]
+    with database.writing() as connection:
+        database.write(connection, rows)
+    database.prune(now)
+    number, size = database.size()
+    assert number == 6_000
+
+    Database(config.model_copy(update={"archive_bytes": size // 2})).prune(now)
+    left = {each.partition("-")[0] for each in stored(config)}
+    assert "0" in left and "2" not in left
+    assert 0 < database.size()[0] < 6_000
+
+
+def test_lag_and_what_was_missed_are_measured(results, tmp_path, metrics):
+    config = of(results.url, f"sqlite:///{tmp_path}/archive.db", journal=10)
+    written(config, *(begun(str(i)) for i in range(10)))
+
+    async def watch(waiting: int) -> None:
+        async with journal(config) as store:
+            watch = SizeWatch(config, store, metrics)
+            await watch.start()
+            await eventually(lambda: metrics.get("gateway_archive_waiting") == waiting)
+            await watch.stop()
+
+    asyncio.run(watch(10))
+    assert metrics.get("gateway_archive_lag_seconds") > 0
+    assert metrics.get("gateway_archive_room_used") == 1.0
+    archive(config)
+    asyncio.run(watch(0))
+    assert metrics.get("gateway_archive_room_used") == metrics.get("gateway_archive_missed") == 0
+    written(config, *(begun(str(i)) for i in range(10, 30)))
+    asyncio.run(watch(10))
+    assert metrics.get("gateway_archive_missed") == 10
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_nothing_is_lost_or_twice_whatever_is_killed(
+    kind: str, stack: Stack, start: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Archiver, Redis and PostgreSQL are killed while deliveries come."""
+    own = tmp_path / "redis"
+    own.mkdir()
+    # Redis has on disk what it has confirmed: what it loses is not the archive's.
+    store = start(lambda: stack._redis("redis", "redis-server", "--appendonly", "yes",
+                                       "--appendfsync", "always"))  # fmt: skip
+    database = start(stack.postgresql) if kind == "postgresql" else None
+    url = database.url if database else f"sqlite:///{tmp_path}/archive.db"
+    config = of(store.url, url, journal=1_000_000)
+    file = tmp_path / "gateway.toml"
+    file.write_text(
+        f'journal = 1000000\nstrategy = "pika"\nresult_backend = ""\nstate_url = "{store.url}"\n'
+        f'archive_url = "{url}"\nstate_prefix = "{config.state_prefix}"\n'
+    )
+    argv = [sys.executable, "-m", "gateway", "archive", "--config", str(file)]
+    archiver = stack.spawn("archiver", argv, cwd=Path(__file__).parents[2])
+    known: dict[str, str] = {}
+
+    async def produce(stop: asyncio.Event) -> None:
+        number = 0
+        while not stop.is_set():
+            try:
+                async with journal(config) as store:
+                    ids = [f"{number + i:08}" for i in range(20)]
+                    await store.write([begun(each, f"body {each}") for each in ids])
+                    known.update(dict.fromkeys(ids, RECEIVED))
+                    number += 20
+                    some = random.sample(sorted(known), 10)
+                    await store.write([answer(each, SUCCEEDED) for each in some])
+                    known.update(dict.fromkeys(some, SUCCEEDED))
+            except GatewayError:
+                # It may have been written: the next ids are other ones.
+                number += 20
+            await asyncio.sleep(0.01)
+
+    async def work() -> None:
+        stop = asyncio.Event()
+        producing = asyncio.create_task(produce(stop))
+        victims = [archiver, store, *([database] if database else [])]
+        for i in range(KILLS * len(victims)):
+            await asyncio.sleep(random.uniform(0.5, 1.5))
+            victim = victims[i % len(victims)]
+            await asyncio.to_thread(victim.kill)
+            await asyncio.to_thread(victim.restart)
+        stop.set()
+        await producing
+
+    asyncio.run(work())
+    archiver.kill()
+    archive(config)
+    rows = stored(config)
+    wrong = {key: state for key, state in known.items() if rows[key].state != state}
+    # A write that Redis has executed and not confirmed may have gone further.
+    assert set(wrong.values()) <= {RECEIVED}
+    assert all(rows[key].state == SUCCEEDED for key in wrong)
+    assert all(json.loads(each.call)[0][2] == f"body {key}" for key, each in rows.items())
+
+    async def in_the_journal() -> set[str]:
+        async with journal(config) as store, aclosing(store.entries(False)) as entries:
+            return {entry.id async for entry in entries}
+
+    assert set(rows) == asyncio.run(in_the_journal())
+    for server in (archiver, store, *([database] if database else [])):
+        server.stop()
