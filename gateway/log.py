@@ -88,17 +88,20 @@ class _JSON(_Text):
         return json.dumps(line, ensure_ascii=False)
 
 
+def formatter(form: str) -> logging.Formatter:
+    """Return what makes lines as ``text`` or ``json``."""
+    if form == "json":
+        return _JSON()
+    return _Text("%(asctime)s %(levelname)-7s [%(process)d] %(name)s: %(message)s")
+
+
 def start(form: str) -> Listener:
     """Send all log lines to standard error as ``text`` or ``json``.
 
     The caller stops the listener that is returned when the process ends.
     """
     output = logging.StreamHandler(sys.stderr)
-    output.setFormatter(
-        _JSON()
-        if form == "json"
-        else _Text("%(asctime)s %(levelname)-7s [%(process)d] %(name)s: %(message)s")
-    )
+    output.setFormatter(formatter(form))
     waiting: queue.Queue[logging.LogRecord] = queue.Queue(WAITING)
     listener = Listener(waiting, output)
     root = logging.getLogger()

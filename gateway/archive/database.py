@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,7 +16,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from gateway.archive.tables import DELIVERIES
+from gateway.archive.tables import DELIVERIES, entry, like
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.journal.entry import Entry
@@ -28,6 +29,7 @@ _DAY = 86_400_000  # ms
 #: ms by which a delivery may have been in the journal before: Redis has lost it in between.
 _BEFORE = 3_600_000
 _TRIGRAM = 3
+_PAGE = 500  # deliveries that are removed at once, where they are named
 _REMOVED = 5_000  # deliveries that are removed at once, where there are no partitions
 
 
@@ -100,11 +102,42 @@ class Database:
         connection.execute(sa.delete(DELIVERIES).where(near, DELIVERIES.c.id.in_(ids)))
         connection.execute(sa.insert(DELIVERIES), list(rows))
 
-    def remove(self, entry: Entry) -> bool:
-        """Remove a delivery; tell whether it was there."""
+    def erase(
+        self,
+        forms: Sequence[str],
+        is_about: Callable[[Entry], bool],
+        ids: Sequence[str],
+        dry_run: bool,
+    ) -> int:
+        """Remove the deliveries with these `ids`, and those of which `is_about` is true.
+
+        The latter have one of the texts `forms`. Return how many all these are.
+        """
+        columns = DELIVERIES.c
+        patterns = {like(text) for form in forms for text in (form, json.dumps(form)[1:-1])}
+        wanted = sa.or_(
+            columns.id.in_(forms),
+            columns.task_id.in_(forms),
+            *(self.has_text(each) for each in sorted(patterns)),
+            *(sa.func.lower(columns.about).like(each.lower()) for each in sorted(patterns)),
+        )
         with self.writing() as connection:
-            done = connection.execute(sa.delete(DELIVERIES).where(DELIVERIES.c.id == entry.id))
-            return done.rowcount > 0
+            query = sa.select(DELIVERIES).where(wanted).execution_options(yield_per=_PAGE)
+            found = [
+                (each.ms, each.seq, each.id)
+                for each in connection.execute(query)
+                if is_about(entry(each, call=True))
+            ]
+            others = sorted({*ids} - {found_id for _, _, found_id in found})
+            for i in range(0, len(others), _PAGE):
+                some = columns.id.in_(others[i : i + _PAGE])
+                named = sa.select(columns.ms, columns.seq, columns.id).where(some)
+                found += [(ms, seq, its) for ms, seq, its in connection.execute(named)]
+            place = sa.tuple_(columns.ms, columns.seq, columns.id)
+            for i in range(0, 0 if dry_run else len(found), _PAGE):
+                some = place.in_(found[i : i + _PAGE])
+                connection.execute(sa.delete(DELIVERIES).where(some))
+        return len(found)
 
     def prune(self, now: float) -> None:
         """Remove what is too old (`now`: seconds since the epoch), and what is too much."""

@@ -87,7 +87,10 @@ class Archive:
                 query = query.where(columns.about.like(text, escape="\\"))
         if wanted.text:
             ids = columns.id == wanted.text, columns.task_id == wanted.text
-            likes = {_like(wanted.text), _like(json.dumps(wanted.text, ensure_ascii=False)[1:-1])}
+            likes = {
+                tables.like(wanted.text),
+                tables.like(json.dumps(wanted.text, ensure_ascii=False)[1:-1]),
+            }
             query = query.where(sa.or_(*ids, *map(self._database.has_text, sorted(likes))))
         with self._database.reading() as connection:
             rows = connection.execute(query).all()
@@ -190,19 +193,3 @@ def _order(position: str) -> tuple[int, ...]:
 
 def _ms(when: datetime) -> int:
     return max(int(when.timestamp() * 1000), 0)
-
-
-def _like(text: str) -> str:
-    """Return the pattern for a text within another one, of which case does not matter.
-
-    Letters outside ASCII stand for any text: not every database knows their other case.
-    """
-    loose = "".join(
-        "%" if each > "\x7f" and each.casefold() != each.upper() else _escaped(each)
-        for each in text
-    )
-    return f"%{loose}%"
-
-
-def _escaped(character: str) -> str:
-    return "_" if character in "%_\\" else character

@@ -69,3 +69,19 @@ def compact(value: Any) -> str:
 def storable(text: str) -> str:
     """Return `text` without what no database stores: zeros, and halves of characters."""
     return text.replace("\0", "\ufffd").encode(errors="replace").decode()
+
+
+def like(text: str) -> str:
+    """Return the pattern for a text within another one, of which case does not matter.
+
+    Letters outside ASCII stand for any text: not every database knows their other case.
+    """
+    loose = "".join(
+        "%" if each > "\x7f" and each.casefold() != each.upper() else _escaped(each)
+        for each in text
+    )
+    return f"%{loose}%"
+
+
+def _escaped(character: str) -> str:
+    return "_" if character in "%_\\" else character

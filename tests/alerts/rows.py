@@ -126,6 +126,13 @@ def worker_killed(site: Site) -> Iterator[None]:
     site.worker.restart()
 
 
+@contextmanager
+def archiver_killed(site: Site) -> Iterator[None]:
+    site.archiver.kill()
+    yield
+    site.archiver.restart()
+
+
 def requests_to(path: str) -> Callable[[Site], AbstractContextManager[None]]:
     """Return the fault that all requests go to `path`."""
 
@@ -214,4 +221,5 @@ ROWS = (
     # The journal is in the same Redis.
     Row("claims' Redis full", state_full, names("StateFull"), names("JournalLost"), signed=True),
     Row("journal's Redis frozen", state_frozen, names("JournalLost")),
+    Row("no archiver", archiver_killed, names("ArchiveBehind")),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import tempfile
 import threading
 import time
@@ -73,7 +74,8 @@ class Site:
         self.broker = broker
         directory = Path(tempfile.mkdtemp(dir=stack.directory))
         config = directory / "gateway.toml"
-        config.write_text(CONFIG + (SIGNED if signed else ""))
+        archive = f'archive_url = "sqlite:///{directory}/archive.db"\n'
+        config.write_text(archive + CONFIG + (SIGNED if signed else ""))
         self.results = self._own(stack.redis())
         self.state = self._own(stack.redis("--maxmemory-policy", "noeviction"))
         self.worker = self._own(
@@ -93,6 +95,13 @@ class Site:
                 "--result-backend", self.results.url, env={"GATEWAY_STATE_URL": self.state.url},
             )
         )  # fmt: skip
+        self.archiver = self._own(
+            stack.spawn(
+                "archiver",
+                [sys.executable, "-m", "gateway", "archive", "--config", str(config)],
+                env={"GATEWAY_BROKER_URL": broker.url, "GATEWAY_STATE_URL": self.state.url},
+            )
+        )
         self.prometheus = Prometheus(stack, self.gateway, directory / "prometheus", factor)
         self._own(self.prometheus.server)
         self.traffic = Traffic(urlsplit(self.gateway.url).port)

@@ -13,14 +13,17 @@ from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import redis
 
+from gateway.answer import Answer
 from gateway.archive.archiver import Archiver
 from gateway.archive.database import Database
 from gateway.archive.reading import reading
 from gateway.archive.tables import DELIVERIES
+from gateway.claims.claim import dump, dump_end
 from gateway.cli import main
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
@@ -310,6 +313,76 @@ def test_lag_and_what_was_missed_are_measured(results, tmp_path, metrics):
     written(config, *(begun(str(i)) for i in range(10, 30)))
     asyncio.run(watch(10))
     assert metrics.get("gateway_archive_missed") == 10
+
+
+MARK = "Erika Müster-4711"
+
+
+def everything(config: Config) -> str:
+    """Return all that is in Redis and in the archive."""
+    texts = [repr(row) for row in stored(config).values()]
+    with redis.Redis.from_url(config.state) as client:
+        for key in client.scan_iter():
+            kind = client.type(key)
+            read = {b"hash": client.hgetall, b"string": client.get, b"stream": client.xrange}
+            texts.append(str(read.get(kind, lambda key: client.zrange(key, 0, -1))(key)))
+    return "\n".join(texts)
+
+
+@pytest.mark.parametrize("archived", ["all", "before", "none"])
+def test_a_person_is_erased(config, archived, tmp_path, capsys):
+    escaped = json.dumps(MARK)[1:-1]
+    marked = (begun("in-a-body", f"paid by {MARK}"), begun("in-json", json.dumps({"who": MARK})),
+              begun("in-an-event", event=MARK.upper()), begun("other", "another"))  # fmt: skip
+    written(config, *marked, begun("in-an-error"))
+    if archived == "before":
+        archive(config)
+    written(config, answer("in-an-error", FAILED, 502, f"no {MARK}"))
+    if archived == "all":
+        archive(config)
+    else:
+        Database(config).migrate()
+
+    digest, task = b"d" * 16, uuid4()
+    done = b"D" + bytes(7) + task.bytes + b"8" * 8
+    kept = done + dump(Answer(200, "text/plain", f"of {MARK}".encode()))
+    with redis.Redis.from_url(config.state) as client:
+        client.set(config.prefix.encode() + b"c:" + digest, kept, px=60_000)
+        client.set(config.prefix.encode() + b"c:other", done + b"other", px=60_000)
+        client.set(f"{config.prefix}failed:{task}", dump_end(f"no {MARK}", None), px=60_000)
+        values = {"version": 1, "record": json.dumps({"message": f"for {MARK}"})}
+        client.hset(f"{config.prefix}late:task:{task}", mapping=values)
+        client.zadd(f"{config.prefix}late:due", {str(task): 1.0})
+
+    file = tmp_path / "gateway.toml"
+    file.write_text(
+        f'journal = 100\nstrategy = "pika"\nresult_backend = ""\nstate_url = "{config.state}"\n'
+        f'archive_url = "{config.archive}"\nstate_prefix = "{config.state_prefix}"\n'
+    )
+    own = ["deliveries", "erase", "--config", str(file), "--text", MARK.lower()]
+    assert main([*own, "--dry-run"]) == 0
+    number = {"all": 4, "before": 4, "none": 0}[archived]
+    counts = f"4 deliveries of the journal, {number} of the archive, 2 kept answers, 1 late answers"
+    assert capsys.readouterr().out == f"would be removed: {counts}\n"
+    assert main(own) == 1  # nobody can be asked
+    capsys.readouterr()
+
+    assert main([*own, "--yes"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(f"removed: {counts}\nWhat may be left, and where:\n")
+    assert "audit: erasure by " in err and MARK.lower() not in err.lower()
+    archive(config)
+    left = everything(config)
+    forms = (MARK, escaped, MARK.encode().decode("latin-1"), repr(MARK.encode())[2:-1])
+    assert [form for form in forms if form.casefold() in left.casefold()] == []
+    assert [each.id for each in found(config)] == ["other"]
+    with redis.Redis.from_url(config.state) as client:
+        assert client.get(config.prefix.encode() + b"c:" + digest) == done
+        assert client.get(config.prefix.encode() + b"c:other") == done + b"other"
+        assert client.zcard(f"{config.prefix}late:due") == 0
+        assert int(client.get(f"{config.prefix}journal:bytes")) < 500
+    assert main([*own, "--yes"]) == 0
+    assert capsys.readouterr().out.startswith("would be removed: 0 deliveries")
 
 
 @pytest.mark.long

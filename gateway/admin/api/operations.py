@@ -23,6 +23,7 @@ from gateway.admin.api.schema import (
     WholeDelivery,
 )
 from gateway.archive.reading import reading
+from gateway.audit import LOOK, REPLAY
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.journal.entry import Entry
@@ -158,6 +159,8 @@ class Operation:
     method: str
     path: str
     run: Callable[[Config, Any], Awaitable[BaseModel]]
+    #: What the log says of it: see `gateway.audit`.
+    audited: str = ""
 
     @property
     def summary(self) -> str:
@@ -176,9 +179,9 @@ class Operation:
 
 OPERATIONS = (
     Operation("GET", "/api/deliveries", list_deliveries),
-    Operation("GET", "/api/deliveries/{id}", get_delivery),
-    Operation("POST", "/api/deliveries/{id}/replay", replay_delivery),
-    Operation("POST", "/api/replays", replay_deliveries),
+    Operation("GET", "/api/deliveries/{id}", get_delivery, LOOK),
+    Operation("POST", "/api/deliveries/{id}/replay", replay_delivery, REPLAY),
+    Operation("POST", "/api/replays", replay_deliveries, REPLAY),
 )
 #: The stream of changes, which is no answer with an end.
 CHANGES = "/api/changes"

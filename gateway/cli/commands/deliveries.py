@@ -1,17 +1,22 @@
-"""List, show, watch and replay what was received, where `journal` is set."""
+"""List, show, watch, replay and erase what was received, where `journal` is set."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import fnmatch
+import getpass
+import logging
 import re
+import socket
 import sys
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from gateway import audit, log
+from gateway.archive.erasing import LEFT, Erased, erase
 from gateway.archive.reading import reading
 from gateway.backoff import Backoff
 from gateway.cli import printed
@@ -44,7 +49,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         default = getattr(Filter(), name)
         about = {"metavar": part.metavar, "default": default, "help": part.help}
         wanted.add_argument(f"--{name}", type=_told(part.read), **about)
-    commands = parser.add_subparsers(metavar="list|show|watch|replay", required=True)
+    commands = parser.add_subparsers(metavar="list|show|watch|replay|erase", required=True)
 
     listing = commands.add_parser("list", parents=[common, wanted], help="the newest first")
     listing.add_argument("--limit", metavar="N", type=_number, default=20, help="at most (20)")
@@ -87,13 +92,39 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     again.set_defaults(work=_replay, parser=again)
 
+    person = commands.add_parser(
+        "erase", parents=[common], help="remove a person from all that is kept"
+    )
+    person.add_argument("--text", metavar="TEXT", required=True, help="what stands for the person")
+    person.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    person.add_argument("--yes", action="store_true", help="do not ask before")
+    person.set_defaults(work=_erase, parser=person)
+
 
 def run(arguments: argparse.Namespace) -> int:
     config = configure(arguments)
     if not config.state and not (config.archive and arguments.work in (_list, _show)):
         raise ConfigError(["result_backend: the journal is kept in Redis; set it, or state_url"])
     work: Work = arguments.work
-    return asyncio.run(work(arguments, config))
+    with _audited(config):
+        return asyncio.run(work(arguments, config))
+
+
+@contextmanager
+def _audited(config: Config) -> Iterator[None]:
+    """Write audit lines to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(log.formatter(config.log_format))
+    audit.log.addHandler(handler)
+    audit.log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        audit.log.removeHandler(handler)
+
+
+def _who() -> str:
+    return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
 def _told(read: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -172,6 +203,7 @@ async def _show(arguments: argparse.Namespace, config: Config) -> int:
     async with reading(config) as reader:
         (entry,) = await reader.get_all([arguments.id])
         _tell(reader.problems)
+    audit.note(audit.LOOK, _who(), id=entry.id)
     args, kwargs = entry.arguments()
     call: dict[str, Any]
     match args:
@@ -244,10 +276,39 @@ async def _replay(arguments: argparse.Namespace, config: Config) -> int:
         if not left:
             print("gateway: nothing to replay", file=sys.stderr)
             return code
-        if not named and not arguments.yes and not _agreed(len(left)):
+        if not named and not arguments.yes and not _agreed("Replay", len(left)):
             print("gateway: nothing was replayed", file=sys.stderr)
             return 1
+        given = {k: getattr(arguments, k) for k in PARTS if getattr(arguments, k)}
+        audit.note(audit.REPLAY, _who(), ids=arguments.ids or None, **given)
         return await _publish(config, left, arguments) or code
+
+
+async def _erase(arguments: argparse.Namespace, config: Config) -> int:
+    """Remove the deliveries that have a text, and the answers that do; say what is left."""
+    text = arguments.text
+    if not text.strip():
+        raise GatewayError("--text: say which text stands for the person")
+    found = await erase(config, text, dry_run=True)
+    if arguments.dry_run or not any(found):
+        print(_erased("would be removed", found))
+        return 0
+    if not arguments.yes and not _agreed("Erase", found.journal + found.archive):
+        print("gateway: nothing was removed", file=sys.stderr)
+        return 1
+    audit.note(audit.ERASURE, _who(), digest=audit.digest(text))
+    print(_erased("removed", await erase(config, text)))
+    print("What may be left, and where:")
+    for line in LEFT:
+        print(f"- {line.format(expires=config.result_expires)}")
+    return 0
+
+
+def _erased(what: str, found: Erased) -> str:
+    return (
+        f"{what}: {found.journal} deliveries of the journal, {found.archive} of the archive, "
+        f"{found.answers} kept answers, {found.late} late answers"
+    )
 
 
 def _twice(chosen: Sequence[Entry]) -> str:
@@ -263,11 +324,12 @@ def _twice(chosen: Sequence[Entry]) -> str:
     return f"of {len(states)} to replay, {' and '.join(counts)}" if counts else ""
 
 
-def _agreed(number: int) -> bool:
-    """Ask whether so many deliveries are to be replayed; without a terminal that takes --yes."""
+def _agreed(do: str, number: int) -> bool:
+    """Ask whether to `do` it with so many deliveries; without a terminal that takes --yes."""
     if not sys.stdin.isatty():
-        raise GatewayError(f"{number} deliveries would be replayed: say --yes, or see --dry-run")
-    return input(f"Replay {number} deliveries? [y/N] ").strip().lower() in ("y", "yes")
+        done = {"Replay": "replayed", "Erase": "erased"}[do]
+        raise GatewayError(f"{number} deliveries would be {done}: say --yes, or see --dry-run")
+    return input(f"{do} {number} deliveries? [y/N] ").strip().lower() in ("y", "yes")
 
 
 async def _publish(config: Config, chosen: Sequence[Entry], arguments: argparse.Namespace) -> int:

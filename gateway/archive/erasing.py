@@ -1,0 +1,147 @@
+"""Remove a person from what the gateway keeps: journal, archive, kept answers, late answers.
+
+The journal comes first: what the archiver has read before that is committed before the archive is
+looked through, and what it reads later has the person no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import asdict
+from typing import NamedTuple
+
+from gateway.claims.claim import DONE, read
+from gateway.config.settings import Config
+from gateway.journal.entry import Entry
+from gateway.journal.filter import Filter
+from gateway.journal.stores import store_for
+from gateway.stores import result_store
+from gateway.stores.result_store import Ask
+
+_KEYS = 500  # keys that are looked at between two replies of Redis
+# Replaces the value of a key, unless it has changed; "": removes it. Arguments: old value, new one
+_REPLACE = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+    return 0
+elseif ARGV[2] == '' then
+    return redis.call('DEL', KEYS[1])
+end
+redis.call('SET', KEYS[1], ARGV[2], 'KEEPTTL')
+return 1
+"""
+#: What may have the person still; `docs/archive.md` says more.
+LEFT = (
+    "results of tasks in the result store: for {expires:g} s after their end",
+    "messages that no worker has run yet, or that lie in gateway.dead: in RabbitMQ",
+    "log lines and traces that were written before, and the log of nginx",
+    "backups, replicas and write-ahead logs of Redis and of the archive's database",
+)
+
+
+class Erased(NamedTuple):
+    """How many of each were removed, or would be."""
+
+    journal: int
+    archive: int
+    answers: int
+    late: int
+
+
+class Text:
+    """A text that is looked for in all that is known of a delivery, in any case."""
+
+    def __init__(self, text: str):
+        #: As it is, and as a body in JSON may have it.
+        self.forms = sorted({text, *_escaped(text)})
+        self._folded = {form.casefold() for form in self.forms}
+        self._filters = [Filter(text=form) for form in self.forms]
+
+    def is_in(self, data: bytes | str) -> bool:
+        text = data if isinstance(data, str) else data.decode(errors="replace")
+        folded = text.casefold()
+        return any(form in folded for form in self._folded)
+
+    def is_about(self, entry: Entry) -> bool:
+        known = {**asdict(entry), "call": ""}
+        if any(each.takes(entry) for each in self._filters):
+            return True
+        return self.is_in(json.dumps(known, ensure_ascii=False))
+
+
+def _escaped(text: str) -> set[str]:
+    return {json.dumps(text, ensure_ascii=each)[1:-1] for each in (True, False)}
+
+
+async def erase(config: Config, text: str, dry_run: bool = False) -> Erased:
+    """Remove all deliveries that have `text`, and the answers and late answers that do."""
+    wanted = Text(text)
+    journal = answers = late = archive = 0
+    some: list[Entry] = []
+    if config.state:
+        async with store_for(config).opened(config) as store:
+            async with aclosing(store.entries(True)) as entries:
+                some = [entry async for entry in entries if wanted.is_about(entry)]
+            journal = len(some)
+            if not dry_run:
+                journal = sum([await store.erase(entry) for entry in some])
+        async with result_store.asking(config, config.state) as ask:
+            answers = await _erase_answers(ask, config.prefix, wanted, dry_run)
+            late = await _erase_late(ask, config.prefix, wanted, dry_run)
+    if config.archive:
+        from gateway.archive.database import Database
+
+        database, ids = Database(config), [entry.id for entry in some]
+        archive = await asyncio.to_thread(
+            database.erase, wanted.forms, wanted.is_about, ids, dry_run
+        )
+    return Erased(journal, archive, answers, late)
+
+
+async def _erase_answers(ask: Ask, prefix: str, wanted: Text, dry_run: bool) -> int:
+    """Forget the kept answers with the text: later tries get the stored result, or a 202."""
+    number = 0
+    for kind in ("c:", "failed:"):
+        async for key in _keys(ask, prefix + kind):
+            value = await ask("GET", key)
+            if value is None:
+                continue
+            left = b""
+            if kind == "c:":
+                record = read(value)
+                if record.state != DONE or not wanted.is_in(record.rest):
+                    continue
+                left = value[: len(value) - len(record.rest)]
+            elif not wanted.is_in(value):
+                continue
+            number += 1 if dry_run else await ask("EVAL", _REPLACE, 1, key, value, left)
+    return number
+
+
+async def _erase_late(ask: Ask, prefix: str, wanted: Text, dry_run: bool) -> int:
+    """Remove late answers with the text; those that were not sent are not sent any more."""
+    number = 0
+    begin = f"{prefix}late:task:"
+    async for key in _keys(ask, begin):
+        record = await ask("HGET", key, "record")
+        if record is not None and wanted.is_in(record):
+            number += 1
+            if not dry_run:
+                await ask("DEL", key)
+                await ask("ZREM", f"{prefix}late:due", key[len(begin.encode()) :])
+    return number
+
+
+async def _keys(ask: Ask, begin: str) -> AsyncIterator[bytes]:
+    """Yield the keys that begin so."""
+    literal = "".join(f"\\{each}" if each in "*?[]^\\" else each for each in begin)
+    cursor = "0"
+    while True:
+        found, keys = await ask("SCAN", cursor, "MATCH", f"{literal}*", "COUNT", _KEYS)
+        for key in keys:
+            yield key
+        cursor = found.decode() if isinstance(found, bytes) else str(found)
+        if cursor == "0":
+            return
