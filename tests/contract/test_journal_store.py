@@ -235,14 +235,14 @@ async def test_what_is_too_old_is_removed_a_few_at_once(use: Use):
         await store.write([answered(f"d{n}") for n in range(5)])
         for n in range(5):
             await store.refuse(refusal(f"r{n}"))
-        removed, deliveries, unfinished, size = await patient.trim(3)
+        removed, deliveries, unfinished, size, *_ = await patient.trim(3)
         assert (removed, deliveries, unfinished) == (0, 5, 5) and size > 500
         await asyncio.sleep(1.1)
 
         assert (await store.trim(3))[:3] == (6, 2, 2)
-        assert await store.trim(3) == (4, 0, 0, 0)
+        assert (await store.trim(3))[:4] == (4, 0, 0, 0)
 
-        assert await store.trim(3) == (0, 0, 0, 0)
+        assert (await store.trim(3))[:4] == (0, 0, 0, 0)
         assert await ids(store) == []
         assert [await store.get(each) for each in ("d0", "r0")] == [None, None]
 
@@ -609,3 +609,73 @@ async def test_entries_with_long_calls_come_in_small_pages(server: Server, name:
     assert all(len(entry.call) > 100_000 for entry in found)
     assert max(sizes) < 1_010_000
     assert len(sizes) == 10  # three long ones alone, the others in twos and ones, and the end
+
+
+ARCHIVE = {"archive_url": "sqlite:///none"}
+
+
+async def changed(store: JournalStore) -> list[str]:
+    return [change.id for change in await store.changed(100, 1 << 20, 0.0)]
+
+
+@awaited
+async def test_what_has_changed_is_told_until_it_is_archived(use: Use):
+    async with use(journal=10, **ARCHIVE) as store:
+        await store.write([begun("one"), begun("two")])
+        first = await store.changed(100, 1 << 20, 0.0)
+        assert sorted(each.id for each in first) == ["one", "two"]
+        assert all(each.entry is not None and each.entry.call == call() for each in first)
+        assert [each.entry.position for each in first if each.entry] == sorted(
+            [entry.position for entry in await listed(store)]
+        )
+        assert await store.changed(100, 1 << 20, 60.0) == []
+        assert len(await store.changed(1, 1 << 20, 0.0)) == len(await store.changed(9, 1, 0.0)) == 1
+
+        # What has changed after it was read is told again.
+        await store.settle("one", "first", End(RUNNING))
+        await store.archived(first)
+        assert await changed(store) == ["one"]
+
+        await store.archived(await store.changed(100, 1 << 20, 0.0))
+        assert await changed(store) == []
+        await store.write([later("two", ACCEPTED)])
+        assert await store.begin_replay("one", "second", "first") is None
+        assert sorted(await changed(store)) == ["one", "two"]
+        await store.archived(await store.changed(100, 1 << 20, 0.0))
+        await store.end_replay("one", "second", taken=True)
+        await store.refuse(refusal("three"))
+        assert await changed(store) == ["one", "three"]
+
+
+@awaited
+async def test_what_was_removed_before_it_was_archived_is_counted(use: Use):
+    async with use(journal=10, journal_age=1, **ARCHIVE) as store, use(journal=10) as other:
+        await store.write([answered(f"d{n}") for n in range(10)])
+        size = await store.trim(1)
+        assert (size.waiting, size.missed) == (10, 0) and 0 < size.lag < 60
+        await store.archived(await store.changed(4, 1 << 20, 0.0))
+        await store.write([answered(f"d{n}") for n in range(10, 16)])
+        size = await store.trim(1)
+        assert (size.waiting, size.missed) == (10, 2)
+        await asyncio.sleep(1.1)
+        assert (await store.trim(100))[4:] == (0, 0.0, 12)
+
+        await other.write([answered("unmarked")])
+        assert await changed(store) == []
+
+
+@awaited
+async def test_a_delivery_is_erased(use: Use):
+    async with use(journal=10, **ARCHIVE) as store:
+        await store.write([begun("one"), answered("two")])
+        await store.refuse(refusal("three"))
+        assert await store.there(["one", "none", "three"]) == {"one", "three"}
+        for delivery_id in ("one", "three"):
+            assert await store.erase(await got(store, delivery_id)) is True
+        assert await ids(store) == await changed(store) == ["two"]
+        assert (await store.trim(1)).open == 1
+        await store.write([later("one", ACCEPTED)])
+        assert await store.there(["one"]) == set()
+        (two,) = await listed(store)
+        assert await store.erase(two) is True and await store.erase(two) is False
+        assert (await store.trim(1))[:4] == (0, 0, 0, 0)
