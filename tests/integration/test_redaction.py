@@ -124,10 +124,13 @@ def test_a_redacted_value_is_nowhere(servers, gateway, collector, capsys):
     for each in entries:
         urls = ["--broker", servers.broker.url, "--result-backend", servers.results.url]
         assert main(["deliveries", "show", *urls, each]) == 0
-    everything["command"] = capsys.readouterr().out
+    everything["command"], told = capsys.readouterr()
     forms = [*FORMS, repr(MARK.encode())[2:-1]]
     assert [(k, form) for k, text in everything.items() for form in forms if form in text] == []
     assert "[redacted]" in everything["redis"] and "[redacted]" in everything["log"]
+
+    assert f"audit: look by 127.0.0.1 (no token) id='{whole[0]['id']}'" in gateway.log.read_text()
+    assert "audit: look by " in told
 
     failed = [each for each in whole if each["state"] == "failed"]
     assert {each["error"] for each in failed} >= {"ValueError"}

@@ -691,7 +691,7 @@ def test_a_delivery_s_way_through_the_journal(server, written):
     assert written.settle("a", "succeeded") is None
     assert written.settle("a", "failed") is None
     assert written.fields("a")[b"state"] == b"succeeded"
-    removed, deliveries, unfinished, size = written.trim()
+    removed, deliveries, unfinished, size, *_ = written.trim()
     assert (removed, deliveries, unfinished) == (0, 1, 0) and int(size) > 0
     told = [subscriber.next()[2] for _ in range(5)]
     assert told == [b"a received", b"a accepted", b"a accepted", b"a running", b"a succeeded"]
@@ -703,7 +703,7 @@ def test_the_journal_has_bounds(redis, key):
         assert short.begin(f"d{number}") is None
     page = short.page()
     assert [json.loads(fields[b"about"])["id"] for _, fields in page] == ["d19", "d18", "d17"]
-    removed, deliveries, unfinished, size = short.trim()
+    removed, deliveries, unfinished, size, *_ = short.trim()
     assert (removed, deliveries, unfinished) == (0, 3, 3)
     assert int(redis("GET", short.bytes)) == int(size) > 0
     redis("DEL", short.bytes)
