@@ -550,7 +550,7 @@ async def test_deployments_do_not_see_each_other(use: Use):
         await store.refuse(refusal("r"))
 
         assert await other.get("one") is None and await ids(other) == []
-        assert await other.trim(100) == (0, 0, 0, 0)
+        assert (await other.trim(100))[:4] == (0, 0, 0, 0)
         assert await other.begin_replay("one", "second", "first") == ""
         assert await other.settle("one", "first", End(FAILED)) is None
         assert await until_due(store) == [("one", "first")]
