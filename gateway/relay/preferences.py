@@ -25,18 +25,6 @@ class Preference:
     applied: str
 
 
-@dataclass(slots=True, frozen=True)
-class Terms:
-    """How a request is answered, according to its route and its sender's preference.
-
-    ``deadline`` is in monotonic seconds, ``applied`` is the answer's Preference-Applied.
-    """
-
-    answer: str
-    deadline: float
-    applied: str = ""
-
-
 def read(header: str) -> Preference | None:
     """Return the preference in a Prefer header; None where it has none that is known.
 

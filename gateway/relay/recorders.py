@@ -9,7 +9,7 @@ from gateway.delivery import traceparent_of
 from gateway.journal.entry import IGNORED, REFUSED
 from gateway.journal.refusals import Kept
 from gateway.journal.writing import Journal
-from gateway.relay.reply import Reply
+from gateway.relay.in_flight import InFlight
 
 
 class JournalRecorder:
@@ -18,29 +18,31 @@ class JournalRecorder:
     def __init__(self, journal: Journal):
         self._journal = journal
 
-    def ended(self, reply: Reply) -> None:
-        message, refusals = reply.message, self._journal.refusals
-        if not reply.kept:
+    def ended(self, it: InFlight) -> None:
+        message, refusals = it.message, self._journal.refusals
+        if not it.kept:
             return
         if message is not None:
-            published = reply.published
+            published = it.published
             answered = (
-                str(reply.status),
-                f"{reply.seconds:.6f}",
+                str(it.status),
+                f"{it.seconds:.6f}",
                 "" if published is None else f"{published:.6f}",
-                reply.reason,
-                str(reply.attempts or ""),
+                it.reason,
+                str(it.end.attempts or ""),
             )
-            ids = reply.task_id or message.task_id, reply.identity
-            self._journal.write(message, *ids, reply.state, answered, reply.begun)
-        elif (
-            refusals is not None
-            and reply.reason
-            and (reply.status >= 400 or reply.state == IGNORED)
-        ):
-            state = IGNORED if reply.state == IGNORED else REFUSED
-            about = Kept(reply.delivery_id, state, reply.path, reply.source, reply.event)
-            refusals.write(reply.request, about, reply.status, reply.seconds, reply.reason)
+            ids = it.task_id or message.task_id, it.identity
+            self._journal.write(message, *ids, it.state, answered, it.begun)
+        elif refusals is not None and it.reason and (it.status >= 400 or it.state == IGNORED):
+            state = IGNORED if it.state == IGNORED else REFUSED
+            about = Kept(
+                it.delivery_id,
+                state,
+                it.path,
+                it.endpoint.name,
+                it.event,
+            )
+            refusals.write(it.request, about, it.status, it.seconds, it.reason)
 
 
 class LogRecorder:
@@ -49,28 +51,28 @@ class LogRecorder:
     def __init__(self, share: float, strategy: str):
         self._share, self._strategy = share, strategy
 
-    def ended(self, reply: Reply) -> None:
-        if 100 <= reply.status < 400 and random() >= self._share:
+    def ended(self, it: InFlight) -> None:
+        if 100 <= it.status < 400 and random() >= self._share:
             return
-        request, published, seconds = reply.request, reply.published, reply.seconds
+        request, published, seconds = it.request, it.published, it.seconds
         steps = {}
         if published is not None:
             steps["published_ms"] = round(published * 1e3, 3)
             steps["waited_ms"] = round((seconds - published) * 1e3, 3)
-        joined = f"an earlier try has published the task {reply.task_id}" if reply.joined else ""
+        joined = f"an earlier try has published the task {it.task_id}" if it.joined else ""
         request_log.write(
             request.method,
             request.path,
-            reply.status,
+            it.status,
             seconds,
-            reply.reason or joined,
-            delivery=reply.delivery_id,
-            task=reply.task_id,
-            trace=reply.trace.trace_id or traceparent_of(request.headers)[3:35],
-            route=reply.path,
-            source=reply.source,
-            event=reply.event,
-            state=reply.state,
+            it.reason or joined,
+            delivery=it.delivery_id,
+            task=it.task_id,
+            trace=it.trace.trace_id or traceparent_of(request.headers)[3:35],
+            route=it.path,
+            source=it.endpoint.name,
+            event=it.event,
+            state=it.state,
             strategy=self._strategy,
             remote=request.remote,
             **steps,

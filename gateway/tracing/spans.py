@@ -41,11 +41,13 @@ class Traced(Protocol):
     request: Request
     status: int
     error: str
-    path: str
     delivery_id: str
     task_id: str
     message: Message | None
     joined: bool
+
+    @property
+    def path(self) -> str: ...
 
 
 class Spans:

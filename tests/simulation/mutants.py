@@ -48,7 +48,7 @@ _OF_STRATEGY = {
 }
 
 
-_CLAIMS, _RELAY = "claims/store", "relay/delivery_in_flight"
+_CLAIMS, _RELAY = "claims/store", "relay/delivery"
 _CLAIMED = "relay/claimed_delivery"
 MUTANTS = [
     _m(
@@ -199,7 +199,7 @@ MUTANTS = [
     ),
     _m(
         "deadlines that end with the first",
-        "relay/deadlines",
+        "relay/limits",
         "self._arm(min(self._ticks))",
         "pass",
     ),
