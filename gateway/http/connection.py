@@ -14,8 +14,7 @@ from tornado.http1connection import HTTP1Connection, HTTP1ConnectionParameters, 
 from tornado.httputil import HTTPInputError, HTTPMessageDelegate
 
 from gateway.errors import BadRequest, HeaderTooLarge
-from gateway.http.read_buffer import RequestRefused, bare_line_end
-from gateway.http.stream import Stream
+from gateway.http.stream import RequestRefused, Stream, bare_line_end
 
 #: The most header lines that a request may have.
 MAX_HEADERS = 256

@@ -24,8 +24,7 @@ from gateway.errors import BadRequest, BodyTooLarge, BodyTooSlow, Full, RequestE
 from gateway.http import head
 from gateway.http.connection import Connection, Headers
 from gateway.http.head import Proxies
-from gateway.http.read_buffer import RequestRefused
-from gateway.http.stream import Stream
+from gateway.http.stream import RequestRefused, Stream
 from gateway.metric_table import ACTIVE, ERRORS
 from gateway.metrics import Metrics
 from gateway.relay.in_flight import InFlight

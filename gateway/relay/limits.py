@@ -28,18 +28,14 @@ class Limits:
 
     def __init__(self, config: Config):
         self._most = config.max_in_flight
-        self._most_bytes = config.max_in_flight_bytes
+        #: The limits are exceeded while `bytes` are more.
+        self.most_bytes = config.max_in_flight_bytes
         self.bytes = 0
         self.in_flight = 0
 
-    @property
-    def exceeded(self) -> bool:
-        """Are more bytes held than `max_in_flight_bytes`?"""
-        return self.bytes > self._most_bytes
-
     def admit(self, size: int) -> None:
         """Raise `Full` where a request with `size` more bytes would exceed a limit."""
-        if self.in_flight >= self._most or self.bytes + size > self._most_bytes:
+        if self.in_flight >= self._most or self.bytes + size > self.most_bytes:
             raise Full
 
 

@@ -634,9 +634,9 @@ async def refused_before_it_is_counted(h: Harness) -> list[int]:
     h.post("/limited")
     h.post("/limited")
     h.post(late=60)
-    h.relay.limits.bytes += h.relay.limits._most_bytes
+    h.relay.limits.bytes += h.relay.limits.most_bytes
     h.post()
-    h.relay.limits.bytes -= h.relay.limits._most_bytes
+    h.relay.limits.bytes -= h.relay.limits.most_bytes
     await turns()
     h.tasks.confirm().settle(Outcome(SUCCESS, "done"))
     return [404, 429, 408, 503, 200]
