@@ -111,7 +111,12 @@ MUTANTS = [
         "self._confirms.give_up(now - self._confirm_timeout)",
         "self._confirms.give_up(-1.0)",
     ),
-    _m("multiple acks ignored", "amqp/confirms", "        if multiple:", "        if False:"),
+    _m(
+        "multiple acks ignored",
+        "amqp/publishing_channel",
+        "        if multiple:",
+        "        if False:",
+    ),
     _m("no heartbeats", "amqp/broker", "HEARTBEAT = 10\n", "HEARTBEAT = 0\n"),
     _m(
         "a failed claim restored",
