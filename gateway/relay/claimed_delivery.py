@@ -73,7 +73,7 @@ class ClaimedDelivery(DeliveryInFlight):
             return
         # Only a returned message is surely not taken. A rejected one may be: when a queue crashes,
         # the broker also rejects messages that are in the queue after it has recovered.
-        self.idempotency.claims.release(claim, certain=isinstance(error, Unroutable))
+        self.idempotency.claims.release(claim, not_taken=isinstance(error, Unroutable))
         if not isinstance(error, (Rejected, Unroutable)):
             self._unattended()
 
@@ -81,9 +81,9 @@ class ClaimedDelivery(DeliveryInFlight):
         if self.claim is not None:
             self.idempotency.late.listen(self.claim, self.route.read)
 
-    def _ran(self, outcome: Outcome, given: Answer | None, final: bool) -> None:
+    def _ran(self, outcome: Outcome, answer: Answer | None, final: bool) -> None:
         if self.claim is not None:
-            self.idempotency.claims.settle(self.claim, outcome, given, final)
+            self.idempotency.claims.settle(self.claim, outcome, answer, final)
 
     def _waits_again(self, error: RequestError) -> bool:
         """Wait for the stored result, as joined tries do, where the connection for it was lost."""
@@ -171,11 +171,11 @@ class ClaimedDelivery(DeliveryInFlight):
 
     async def _repeat_answer(self, claim: Claim) -> None:
         """Give the answer that an earlier try got."""
-        given = claim.answer
-        if given is None and (outcome := await self.idempotency.waiter.stored(claim)) is not None:
-            given, _ = self.route.read(outcome)
-        if given is not None:
-            self.repeat_answer(given)
+        answer = claim.answer
+        if answer is None and (outcome := await self.idempotency.waiter.stored(claim)) is not None:
+            answer, _ = self.route.read(outcome)
+        if answer is not None:
+            self.repeat_answer(answer)
         else:  # too large to be kept, and the result has expired
             self.accept()
 
@@ -193,13 +193,13 @@ class ClaimedDelivery(DeliveryInFlight):
             self._not_published(claim)
             raise
         if outcome is not None:
-            given, final = self.route.read(outcome)
+            answer, final = self.route.read(outcome)
             if not final:
-                self._ran(outcome, given, final)
+                self._ran(outcome, answer, final)
                 return None
             pending.settle(outcome)
         elif claim.ours:
-            publish = partial(self.publish_again, pending.message)
+            publish = partial(self.publish, pending.message)
             published = await self._publish_for(claim, publish)
             if published is None:
                 pending.abandon()
@@ -239,4 +239,4 @@ class ClaimedDelivery(DeliveryInFlight):
     def _not_published(self, claim: Claim) -> None:
         """Release the claim, as nothing was sent: the next try publishes under its own task id."""
         if claim.ours:
-            self.idempotency.claims.release(claim, certain=True)
+            self.idempotency.claims.release(claim, not_taken=True)

@@ -7,9 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from gateway import answer
-from gateway.amqp.dynamic_queues import Send
-from gateway.answer import Answer
+from gateway.answer import Answer, of_acceptance, of_outcome
 from gateway.celery_message import Message, encode_body
 from gateway.clock import monotonic, time
 from gateway.config.route import Route
@@ -154,34 +152,24 @@ class DeliveryInFlight(InFlight):
             self.trace.begin(FURTHER)
             await self.context.further.publish(self.further, self.identity, self.deadline, recorded)
 
-    def publish(self) -> PendingTask:
+    def publish(self, again: Message | None = None) -> PendingTask:
         """Publish the route's own message, and wait for its confirm or its result.
 
-        Only for its confirm where the mode is ``accept``.
+        Only for its confirm where the mode is ``accept``, or where it is published `again`: then it
+        is the message of an earlier try. A dynamic queue is declared before.
         """
-        context, strategy = self.context, self.context.strategy
-        if self.tracked and context.journal is not None:
-            task_id = self.message.task_id
-            self.begun = context.journal.begin(self.message, task_id, self.identity)
-        send = strategy.publish if self.mode == "accept" else strategy.send
-        pending = self._publish(send, self.message)
-        if self.route.fair_by is not None:
-            context.fairness.follow(pending)
-        return pending
-
-    def publish_again(self, message: Message) -> PendingTask:
-        """Publish the `message` of an earlier try; wait for its confirm only."""
-        return self._publish(self.context.strategy.publish, message)
-
-    def _publish(self, send: Send, message: Message) -> PendingTask:
-        """Publish by `send`; a dynamic queue is declared before."""
-        queues, trace = self.context.queues, self.trace
-        trace.begin(PUBLISH)
-        if queues is not None and self.route.dynamic:
-            pending = queues.send(self.route, message, self.deadline, send)
+        context, strategy, message = self.context, self.context.strategy, again or self.message
+        if self.tracked and context.journal is not None and again is None:
+            self.begun = context.journal.begin(message, message.task_id, self.identity)
+        send = strategy.publish if again or self.mode == "accept" else strategy.send
+        self.trace.begin(PUBLISH)
+        if context.queues is not None and self.route.dynamic:
+            pending = context.queues.send(self.route, message, self.deadline, send)
         else:
             pending = send(message, self.deadline)
-        trace.begin(CONFIRM)
+        self.trace.begin(CONFIRM)
+        if self.route.fair_by is not None and again is None:
+            context.fairness.follow(pending)
         return pending
 
     def follow(self, pending: PendingTask) -> None:
@@ -211,8 +199,8 @@ class DeliveryInFlight(InFlight):
     def _unattended(self) -> None:
         """Nobody waits any more for the task, which may still run."""
 
-    def _ran(self, outcome: Outcome, given: Answer | None, final: bool) -> None:
-        """The task has ended; `given` and `final` are from `Route.read` of its `outcome`."""
+    def _ran(self, outcome: Outcome, answer: Answer | None, final: bool) -> None:
+        """The task has ended; `answer` and `final` are from `Route.read` of its `outcome`."""
 
     def _waits_again(self, error: RequestError) -> bool:
         """Is the result, whose connection was lost with `error`, waited for in another way?"""
@@ -293,9 +281,10 @@ class DeliveryInFlight(InFlight):
         self._stop_waiting()
         self._unattended()
         self._revoke()
-        answered = "fallback" if self.route.fallback is not None else "accepted"
-        given = answered if self.mode == "wait-then-accept" else "error"
-        self.context.metrics.count(MISSES, self.route.path, given)
+        answered = "error"
+        if self.mode == "wait-then-accept":
+            answered = "fallback" if self.route.fallback is not None else "accepted"
+        self.context.metrics.count(MISSES, self.route.path, answered)
         self._give_up(DeadlinePassed())
 
     def _give_up(self, error: RequestError) -> None:
@@ -311,7 +300,7 @@ class DeliveryInFlight(InFlight):
         self.trace.begin(ANSWER)
         self.outcome = outcome
         try:
-            given = answer.of_outcome(outcome, self.route.content_type)
+            answer = of_outcome(outcome, self.route.content_type)
         except RequestError as error:
             # If it succeeded, the sender hears nevertheless that it failed.
             self.state = FAILED if outcome.state == SUCCESS else self.end.state
@@ -322,8 +311,8 @@ class DeliveryInFlight(InFlight):
             else:
                 self.refuse(error)
         else:
-            self._ran(outcome, given, given.status in self.route.final_statuses)
-            self.repeat_answer(given)
+            self._ran(outcome, answer, answer.status in self.route.final_statuses)
+            self.repeat_answer(answer)
 
     def _never(self, *_: object) -> None:
         """Nothing is published yet, or the event has led to the next stage."""
@@ -350,7 +339,7 @@ class DeliveryInFlight(InFlight):
             seconds = monotonic() - self.pending.sent
             self.context.metrics.observe(seconds, WAITS, self.context.strategy_name, outcome)
 
-    def repeat_answer(self, given: Answer) -> None:
+    def repeat_answer(self, answer: Answer) -> None:
         """Answer with a task's answer, or with its acceptance where the mode is ``accept``."""
         self.state = SUCCEEDED
         late = self.context.late if self.route.late is not None and self.joined else None
@@ -359,28 +348,28 @@ class DeliveryInFlight(InFlight):
         elif late is not None:  # an earlier try may have been answered without it
             self.extend(monotonic() + _YIELDING)
             late.yields(
-                self.task_id, self.deadline, partial(self.guarded, self._give_unless, given)
+                self.task_id, self.deadline, partial(self.guarded, self._give_unless, answer)
             )
         else:
-            self._give_result(given)
+            self._give_result(answer)
 
-    def _give_unless(self, given: Answer, sent: bool) -> None:
+    def _give_unless(self, answer: Answer, sent: bool) -> None:
         """Give a task's answer, unless it was `sent` late."""
         if sent:
             self._give_acceptance()
         else:
-            self._give_result(given)
+            self._give_result(answer)
 
-    def _give_result(self, given: Answer) -> None:
+    def _give_result(self, answer: Answer) -> None:
         """Answer with a task's answer, in the form that the sender expects."""
         source = self.endpoint.source
-        if source is not None and given.status < 300:
+        if source is not None and answer.status < 300:
             try:
-                given = source.reply(given, self.verified, time())
+                answer = source.reply(answer, self.verified, time())
             except RequestError as error:
                 self.refuse(error)
                 return
-        self.give(given)
+        self.give(answer)
 
     def accept(self) -> None:
         """Answer that the message is taken, once the journal has the delivery, if it is to."""
@@ -423,7 +412,7 @@ class DeliveryInFlight(InFlight):
         location = ""
         if not route.ignore_result:
             location = self.context.result_urls.location(*ids, route, self._age)
-        self.give(answer.of_acceptance(*ids, location))
+        self.give(of_acceptance(*ids, location))
 
 
 @dataclass(slots=True, frozen=True, eq=False)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from gateway import answer, request_log
+from gateway import request_log
 from gateway.amqp.dynamic_queues import DynamicQueues
-from gateway.answer import Answer
+from gateway.answer import DELIVERY_ID, Answer, of_error
 from gateway.celery_message import Message, TaskIds
 from gateway.claims.idempotency import Idempotency
 from gateway.clock import monotonic
@@ -315,10 +315,10 @@ class InFlight(ABC):
             self.context.metrics.count(ERRORS, error.type)
         self.state = self.state or _STATES.get(error.status, REFUSED)
         self.error = error.type
-        given = answer.of_error(error, self.delivery_id, self.task_id)
-        self.give(given, f"{error.type}: {why}")
+        answer = of_error(error, self.delivery_id, self.task_id)
+        self.give(answer, f"{error.type}: {why}")
 
-    def give(self, given: Answer, reason: str = "") -> None:
+    def give(self, answer: Answer, reason: str = "") -> None:
         """Answer, unless the sender has disconnected.
 
         `reason` is empty where a task's answer is given, or its acceptance.
@@ -328,24 +328,24 @@ class InFlight(ABC):
             return
         self.answered = True
         if self.applied:
-            given.headers["Preference-Applied"] = self.applied
+            answer.headers["Preference-Applied"] = self.applied
         if self.delivery_id:
-            given.headers[answer.DELIVERY_ID] = self.delivery_id
+            answer.headers[DELIVERY_ID] = self.delivery_id
         request, trace = self.request, self.trace
         trace.begin(ANSWER)
         traceparent = trace.traceparent
         if traceparent:
-            given.headers[TRACERESPONSE] = traceparent
+            answer.headers[TRACERESPONSE] = traceparent
         else:
             traceparent = dict.get(request.headers, "traceparent", "")
         seconds = monotonic() - request.arrived
         recorded = recorded_trace(traceparent) if traceparent else ""
         self.context.metrics.answered(
-            self.endpoint.path, request.method, given.status, seconds, recorded
+            self.endpoint.path, request.method, answer.status, seconds, recorded
         )
-        self._respond(given)
+        self._respond(answer)
         self.closed = True  # only now: if `respond` raises, an error can still be given
-        self._record(given.status, seconds, reason)
+        self._record(answer.status, seconds, reason)
 
     def _record(self, status: int, seconds: float, reason: str = "") -> None:
         self.status, self.seconds, self.reason = status, seconds, reason

@@ -139,10 +139,10 @@ class Relay:
         context = self.context
         # While it stops, the strategy still ends tasks, whose claims and entries are to be written.
         own = (context.tracer, self._results, context.idempotency, context.journal, context.late)
-        some: Sequence[Service | None]
+        services: Sequence[Service | None]
         keys = self._routes.fetched_keys
-        some = (*own, context.strategy, context.queues, context.fairness, *keys)
-        return [service for service in some if service is not None]
+        services = (*own, context.strategy, context.queues, context.fairness, *keys)
+        return [service for service in services if service is not None]
 
     def checks(self) -> dict[str, str]:
         """Return for each server that requests need what is wrong with it; empty: nothing."""

@@ -95,7 +95,7 @@ def test_an_outcome_that_cannot_be_answered_is_a_500_for_its_request_alone(
             raise ZeroDivisionError
         return answer.of_outcome(outcome, content_type)
 
-    monkeypatch.setattr(delivery, "answer", Patched(of_outcome=of_outcome))
+    monkeypatch.setattr(delivery, "of_outcome", of_outcome)
 
     async def work(gateway: Gateway) -> None:
         fine = [b"fine"] * NEIGHBOURS

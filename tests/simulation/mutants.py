@@ -145,8 +145,8 @@ MUTANTS = [
     _m(
         "an unknown confirm taken for none",
         _CLAIMED,
-        "certain=isinstance(error, Unroutable)",
-        "certain=True",
+        "not_taken=isinstance(error, Unroutable)",
+        "not_taken=True",
     ),
     _m(
         "what is unconfirmed not listened for",
@@ -160,11 +160,11 @@ MUTANTS = [
         "self.idempotency.late.listen(self.claim, self.route.read)",
         "pass",
     ),
-    _m("an answer not written to its claim", _CLAIMS, "self.finish(claim, given)", "pass"),
+    _m("an answer not written to its claim", _CLAIMS, "self.finish(claim, answer)", "pass"),
     _m(
         "a failure not written to its claim",
         _CLAIMS,
-        'self.fail(claim, outcome.error or "", given)',
+        'self.fail(claim, outcome.error or "", answer)',
         "pass",
     ),
     _m("claims' writes not repeated", _CLAIMS, "if monotonic() - since < _RETRY_FOR:", "if False:"),
@@ -186,9 +186,8 @@ MUTANTS = [
     _m(
         "an accepted message not confirmed",
         _RELAY,
-        'send = strategy.publish if self.mode == "accept"',
-        'self.mode == "accept" and self.accept()\n'
-        '        send = strategy.publish if self.mode == "accept"',
+        "send = strategy.publish if again",
+        'self.mode == "accept" and self.accept()\n        send = strategy.publish if again',
     ),
     _m(
         "further tasks not published",
@@ -292,8 +291,8 @@ MUTANTS = [
     _m(
         "a cycle of references that keeps a body",
         "pending_task",
-        "changed, self._changed = self._changed, None",
-        "changed = self._changed",
+        "        self._changed = None\n        self.ended = True\n",
+        "        self.ended = True\n",
     ),
     _m(
         "a failure that is not remembered",

@@ -112,7 +112,7 @@ def test_the_message_of_a_lapsed_claim_is_published_in_steps_of_its_trace(harnes
     delivery = harness.delivery()
     harness.strategy.publish = harness.strategy.send  # which is in memory
     delivery.trace = Trace("1" * 32, "2" * 16, "", sampled=True)
-    delivery.publish_again(delivery.message)
+    delivery.publish(delivery.message)
     assert [step for step, _ in delivery.trace.steps] == [PUBLISH, CONFIRM]
 
 
