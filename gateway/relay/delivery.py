@@ -11,7 +11,7 @@ from gateway.answer import Answer, of_acceptance, of_outcome
 from gateway.celery_message import Message, encode_body
 from gateway.clock import monotonic, time
 from gateway.config.route import Route
-from gateway.delivery import Delivery, Request
+from gateway.delivery import Delivery, Preference, Request, read_prefer
 from gateway.errors import (
     BadRequest,
     BodyTooSlow,
@@ -25,9 +25,7 @@ from gateway.journal.entry import FAILED, SUCCEEDED
 from gateway.metric_table import MISSES, WAITS
 from gateway.outcome import SUCCESS, Outcome
 from gateway.pending_task import PendingTask
-from gateway.relay import preferences
 from gateway.relay.in_flight import Context, InFlight, Respond
-from gateway.relay.preferences import Preference
 from gateway.sources.base import Verified
 from gateway.tracing.trace import ANSWER, CONFIRM, FURTHER, PUBLISH, WAIT
 
@@ -66,7 +64,7 @@ class DeliveryInFlight(InFlight):
         self.route, self.delivery, self.verified = route, delivery, verified
         self.mode, self.deadline = route.answer, request.arrived + route.deadline
         if route.prefer and "prefer" in request.headers:
-            self._apply(preferences.read(request.headers["prefer"]))
+            self._apply(read_prefer(request.headers["prefer"]))
         if self.deadline <= monotonic():
             raise BodyTooSlow("The body came after the deadline.")
         self.kept = route.journal

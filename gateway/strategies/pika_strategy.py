@@ -10,8 +10,8 @@ from pika.channel import Channel
 
 from gateway.amqp import broker
 from gateway.amqp.broker import REPLY_PREFIX
+from gateway.amqp.frames import Scanner
 from gateway.amqp.publisher import Publisher
-from gateway.amqp.scanner import Scanner
 from gateway.celery_message import Message, decode_result
 from gateway.config.settings import Config
 from gateway.config.strategies import StrategyInfo
