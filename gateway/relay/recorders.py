@@ -18,31 +18,31 @@ class JournalRecorder:
     def __init__(self, journal: Journal):
         self._journal = journal
 
-    def ended(self, it: InFlight) -> None:
-        message, refusals = it.message, self._journal.refusals
-        if not it.kept:
+    def ended(self, done: InFlight) -> None:
+        message, refusals = done.message, self._journal.refusals
+        if not done.kept:
             return
         if message is not None:
-            published = it.published
+            published = done.published
             answered = (
-                str(it.status),
-                f"{it.seconds:.6f}",
+                str(done.status),
+                f"{done.seconds:.6f}",
                 "" if published is None else f"{published:.6f}",
-                it.reason,
-                str(it.end.attempts or ""),
+                done.reason,
+                str(done.end.attempts or ""),
             )
-            ids = it.task_id or message.task_id, it.identity
-            self._journal.write(message, *ids, it.state, answered, it.begun)
-        elif refusals is not None and it.reason and (it.status >= 400 or it.state == IGNORED):
-            state = IGNORED if it.state == IGNORED else REFUSED
+            ids = done.task_id or message.task_id, done.identity
+            self._journal.write(message, *ids, done.state, answered, done.begun)
+        elif refusals is not None and done.reason and (done.status >= 400 or done.state == IGNORED):
+            state = IGNORED if done.state == IGNORED else REFUSED
             about = Kept(
-                it.delivery_id,
+                done.delivery_id,
                 state,
-                it.path,
-                it.endpoint.name,
-                it.event,
+                done.path,
+                done.endpoint.name,
+                done.event,
             )
-            refusals.write(it.request, about, it.status, it.seconds, it.reason)
+            refusals.write(done.request, about, done.status, done.seconds, done.reason)
 
 
 class LogRecorder:
@@ -51,28 +51,28 @@ class LogRecorder:
     def __init__(self, share: float, strategy: str):
         self._share, self._strategy = share, strategy
 
-    def ended(self, it: InFlight) -> None:
-        if 100 <= it.status < 400 and random() >= self._share:
+    def ended(self, done: InFlight) -> None:
+        if 100 <= done.status < 400 and random() >= self._share:
             return
-        request, published, seconds = it.request, it.published, it.seconds
+        request, published, seconds = done.request, done.published, done.seconds
         steps = {}
         if published is not None:
             steps["published_ms"] = round(published * 1e3, 3)
             steps["waited_ms"] = round((seconds - published) * 1e3, 3)
-        joined = f"an earlier try has published the task {it.task_id}" if it.joined else ""
+        joined = f"an earlier try has published the task {done.task_id}" if done.joined else ""
         request_log.write(
             request.method,
             request.path,
-            it.status,
+            done.status,
             seconds,
-            it.reason or joined,
-            delivery=it.delivery_id,
-            task=it.task_id,
-            trace=it.trace.trace_id or traceparent_of(request.headers)[3:35],
-            route=it.path,
-            source=it.endpoint.name,
-            event=it.event,
-            state=it.state,
+            done.reason or joined,
+            delivery=done.delivery_id,
+            task=done.task_id,
+            trace=done.trace.trace_id or traceparent_of(request.headers)[3:35],
+            route=done.path,
+            source=done.endpoint.name,
+            event=done.event,
+            state=done.state,
             strategy=self._strategy,
             remote=request.remote,
             **steps,

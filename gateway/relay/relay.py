@@ -226,56 +226,56 @@ class Relay:
             about = Kept(delivery_id, REFUSED, route, source)
             self.refusals.write(request, about, error.status, seconds, f"{error.type}: {error}")
 
-    def _deliver(self, it: DeliveryInFlight) -> None:
+    def _deliver(self, in_flight: DeliveryInFlight) -> None:
         """Verify a delivery, find its route and publish its messages.
 
         It is answered at once if it is a handshake, or if no route takes it.
         """
-        request = it.request
+        request = in_flight.request
         self.limits.admit(request.size)
-        it.endpoint, params = self._routes.find(request.path)
-        it.kept = it.endpoint.journal
-        verified = self._verify(it)
+        in_flight.endpoint, params = self._routes.find(request.path)
+        in_flight.kept = in_flight.endpoint.journal
+        verified = self._verify(in_flight)
         if verified.challenge is not None:
-            it.give(verified.challenge)
+            in_flight.give(verified.challenge)
             return
-        it.delivery_id, it.event = self.context.ids.new(), verified.event[:MAX_EVENT]
-        delivery = _delivery(it, params, verified)
+        in_flight.delivery_id, in_flight.event = self.context.ids.new(), verified.event[:MAX_EVENT]
+        delivery = _delivery(in_flight, params, verified)
         try:
-            route = it.endpoint.route(delivery, verified.event)
+            route = in_flight.endpoint.route(delivery, verified.event)
             if route is None:
-                self._ignore(it, verified)
+                self._ignore(in_flight, verified)
                 return
-            it.endpoint.limits.admit()
-            size = it.make_messages(route, delivery, verified)
+            in_flight.endpoint.limits.admit()
+            size = in_flight.make_messages(route, delivery, verified)
         finally:
             # Parsed JSON takes up to 30 times its text: it lasts only until the messages are made.
             delivery.document = None
         self.limits.admit(size)
-        it.begin()
-        if not it.closed:  # `blocking` has answered already
-            it.enter(size)
+        in_flight.begin()
+        if not in_flight.closed:  # `blocking` has answered already
+            in_flight.enter(size)
 
-    def _verify(self, it: DeliveryInFlight) -> Verified:
+    def _verify(self, in_flight: DeliveryInFlight) -> Verified:
         """Return what is known of the verified request; raises as `Endpoint.verify` does."""
-        it.trace.begin(VERIFY)
+        in_flight.trace.begin(VERIFY)
         try:
-            verified = it.endpoint.verify(it.request)
+            verified = in_flight.endpoint.verify(in_flight.request)
         except (Unverified, BadRequest) as error:
-            failure = it.endpoint.name, it.endpoint.scheme, error.reason
+            failure = in_flight.endpoint.name, in_flight.endpoint.scheme, error.reason
             self.context.metrics.count(UNVERIFIED, *failure)
             raise
-        it.trace.begin(NOTHING)
+        in_flight.trace.begin(NOTHING)
         return verified
 
-    def _ignore(self, it: DeliveryInFlight, verified: Verified) -> None:
+    def _ignore(self, in_flight: DeliveryInFlight, verified: Verified) -> None:
         """Answer a delivery that no route takes, and say whether that is because of `when`."""
-        counter, reason = UNROUTED, f"no route takes the event {it.event!r}"
-        if it.endpoint.routed(verified.event):
+        counter, reason = UNROUTED, f"no route takes the event {in_flight.event!r}"
+        if in_flight.endpoint.routed(verified.event):
             counter, reason = FILTERED, "the `when` of no route takes it"
-        self._ignored[it.path, counter].add()
-        it.state = IGNORED
-        it.give(it.endpoint.unrouted(verified), reason)
+        self._ignored[in_flight.path, counter].add()
+        in_flight.state = IGNORED
+        in_flight.give(in_flight.endpoint.unrouted(verified), reason)
 
 
 def _late_answers(
@@ -318,13 +318,13 @@ def _tracer(config: Config) -> Tracer | None:
     return Tracer(config)
 
 
-def _delivery(it: DeliveryInFlight, params: dict[str, str], verified: Verified) -> Delivery:
-    request, endpoint = it.request, it.endpoint
+def _delivery(in_flight: DeliveryInFlight, params: dict[str, str], verified: Verified) -> Delivery:
+    request, endpoint = in_flight.request, in_flight.endpoint
     return Delivery(
-        id=it.delivery_id,
+        id=in_flight.delivery_id,
         source=endpoint.name,
         route=endpoint.path,
-        event=it.event,
+        event=in_flight.event,
         params=params,
         # A sender has verified, and would send the same again, if its URL cannot be read.
         query=read_query(request.query_string, "replace" if endpoint.source else "strict"),
@@ -333,5 +333,5 @@ def _delivery(it: DeliveryInFlight, params: dict[str, str], verified: Verified) 
         body=verified.body,
         remote=request.remote,
         received_at=request.received_at,
-        traceparent=it.trace.traceparent or traceparent_of(request.headers),
+        traceparent=in_flight.trace.traceparent or traceparent_of(request.headers),
     )
