@@ -71,7 +71,7 @@ def of_outcome(outcome: Outcome, content_type: str = TEXT) -> Answer:
     if outcome.error is not None:
         raise ResultUnusable(f"The task's result cannot be read: {outcome.error}.")
     value = outcome.value
-    if _is_envelope(value):
+    if isinstance(value, dict) and _is_envelope(value):
         answer = _of_envelope(value, content_type)
     else:
         answer = _of_value(200, value, content_type)
@@ -80,17 +80,13 @@ def of_outcome(outcome: Outcome, content_type: str = TEXT) -> Answer:
     return answer
 
 
-def _is_envelope(value: Any) -> bool:
+def _is_envelope(value: dict[str, Any]) -> bool:
     """Tell whether a task's result describes a whole answer; any other dict is a JSON body.
 
     Such a result has an int ``status`` (a bool does not count), a ``body``, perhaps ``headers``,
     and nothing else.
     """
-    return (
-        isinstance(value, dict)
-        and _NEEDED <= value.keys() <= _ENVELOPE
-        and type(value["status"]) is int
-    )
+    return _NEEDED <= value.keys() <= _ENVELOPE and type(value["status"]) is int
 
 
 def _of_value(status: int, value: Any, content_type: str) -> Answer:

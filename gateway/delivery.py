@@ -12,6 +12,13 @@ from typing import Any
 _IDS = "-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 _traceparent = re.compile(f"00{_IDS}|(?!00|ff)[0-9a-f]{{2}}{_IDS}(-[!-~]{{0,200}})?").fullmatch
 
+#: Characters of a Prefer header. https://www.rfc-editor.org/rfc/rfc7240
+MAX_PREFER = 1_000
+
+_wait = re.compile(r'wait\s*=\s*"?([0-9]{1,5})"?').fullmatch
+# The parts between commas; a comma in a quoted string does not separate.
+_parts = re.compile(r'(?:"(?:\\.|[^"\\])*+"?|[^,"])+').findall
+
 #: Request headers that are meant for the gateway only; the task does not get them.
 PRIVATE_HEADERS = frozenset(["authorization", "cookie"])
 
@@ -99,3 +106,38 @@ def recorded_trace(traceparent: str) -> str:
 def identity_digest(identity: str) -> bytes:
     """Return the 16 bytes that stand for an identity in the stores: it may have a credential."""
     return hashlib.blake2b(identity.encode(), digest_size=16).digest()
+
+
+@dataclass(slots=True, frozen=True)
+class Preference:
+    """What a sender prefers.
+
+    ``answer`` is the mode that it asks for, ``wait`` is in seconds; ``applied`` is the answer's
+    Preference-Applied.
+    """
+
+    answer: str
+    wait: float | None
+    applied: str
+
+
+def read_prefer(header: str) -> Preference | None:
+    """Return the preference in a Prefer header; None where it has none that is known.
+
+    An unknown or malformed preference is ignored, as the RFC demands, and so is a header that is
+    too long.
+    """
+    if len(header) > MAX_PREFER:
+        return None
+    wait, respond_async = None, False
+    for part in _parts(header):
+        part = part.split(";")[0].strip().lower()
+        if part == "respond-async":
+            respond_async = True
+        elif (found := _wait(part)) and wait is None:
+            wait = int(found[1])
+    if wait:
+        return Preference("wait-then-accept", float(wait), f"wait={wait}")
+    if respond_async or wait == 0:
+        return Preference("accept", None, "respond-async" if respond_async else "wait=0")
+    return None

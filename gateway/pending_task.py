@@ -70,8 +70,13 @@ class PendingTask:
 
     def abandon(self) -> None:
         """Stop waiting and free its resources; the watcher is not called any more."""
+        # The watcher refers to this object. Such a reference cycle would keep the bodies in memory
+        # until the garbage collector runs.
         self._changed = None
-        self._free()
+        self.ended = True
+        on_release, self.on_release = self.on_release, None
+        if on_release is not None:
+            on_release(self)
 
     async def until_confirmed(self) -> RequestError | None:
         """Wait for the confirm, until the deadline at the latest; for a message without a reader.
@@ -94,15 +99,7 @@ class PendingTask:
             self.abandon()
 
     def _end(self) -> None:
-        self._free()
-        # The watcher refers to this object. Such a reference cycle would keep the bodies in memory
-        # until the garbage collector runs.
-        changed, self._changed = self._changed, None
+        changed = self._changed
+        self.abandon()
         if changed is not None:
             changed(self)
-
-    def _free(self) -> None:
-        self.ended = True
-        on_release, self.on_release = self.on_release, None
-        if on_release is not None:
-            on_release(self)

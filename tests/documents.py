@@ -28,7 +28,7 @@ from gateway.config.strategies import STRATEGIES, properties
 from gateway.config.tls import TLS
 from gateway.metric_table import METRICS, PARENT
 from gateway.model import Model
-from gateway.relay.delivery_in_flight import STAGES, Stage
+from gateway.relay.delivery import STAGES, Stage
 from gateway.sources import BLOCKS, SCHEMES, find
 from gateway.sources.block import Block
 from loadtest import figures

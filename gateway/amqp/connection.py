@@ -13,7 +13,7 @@ import pika
 from pika.adapters.asyncio_connection import AsyncioConnection, _AsyncioIOServicesAdapter
 from pika.adapters.utils.connection_workflow import AMQPConnectionWorkflowAborted
 
-from gateway.amqp.scanner import Scanner
+from gateway.amqp.frames import Scanner
 from gateway.clock import monotonic
 from gateway.read_throttling import ReadThrottling
 

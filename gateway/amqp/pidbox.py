@@ -5,16 +5,26 @@ https://docs.celeryq.dev/en/stable/userguide/workers.html#remote-control
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pika
 from pika.channel import Channel
 
+from gateway.amqp import broker
+from gateway.amqp.connection import TurnConnection
+
+log = logging.getLogger(__name__)
+
 #: The exchange to which workers bind their queues for commands, unless they have another
 #: `control_exchange` than `celery`.
 EXCHANGE = "celery.pidbox"
+
+_COLLECT = 0.02  # seconds; each command costs every worker, so one revokes many tasks
+_MOST = 10_000  # tasks that one command revokes
 
 PROPERTIES = pika.BasicProperties(
     content_type="application/json",
@@ -63,3 +73,42 @@ def decode(body: bytes) -> Any:
         return json.loads(body)
     except (ValueError, RecursionError):
         return None
+
+
+class Revocations:
+    """Sends revocations on a channel of its own, because a missing exchange would close it.
+
+    They are sent once and not confirmed: a worker that misses one runs the task for nobody.
+    """
+
+    def __init__(self, connection: TurnConnection):
+        self._connection = connection
+        self._channel: Channel | None = None
+        self._task_ids: list[str] = []
+        self._sending: asyncio.Task[None] | None = None
+
+    def revoke(self, task_id: str) -> None:
+        """Revoke a task, soon and together with others."""
+        if len(self._task_ids) < _MOST:
+            self._task_ids.append(task_id)
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send())
+
+    async def _send(self) -> None:
+        while self._task_ids:
+            await asyncio.sleep(_COLLECT)
+            task_ids, self._task_ids = self._task_ids, []
+            if not self._connection.writable:
+                continue
+            try:
+                if self._channel is None or not self._channel.is_open:
+                    self._channel = await broker.open_channel(self._connection)
+                    # The broker closes it where there is no such exchange, and so no worker.
+                    self._channel.add_on_close_callback(_on_closed)
+                publish(self._channel, "revoke", {"task_id": task_ids, "terminate": False})
+            except broker.ERRORS as exc:
+                log.info("tasks could not be revoked: %s", broker.describe(exc))
+
+
+def _on_closed(_channel: Channel, exc: BaseException) -> None:
+    log.info("the channel for revocations was closed: %s", broker.describe(exc))

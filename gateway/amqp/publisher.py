@@ -23,10 +23,9 @@ from pika.channel import Channel
 from gateway import background
 from gateway.amqp import broker
 from gateway.amqp.broker import describe
-from gateway.amqp.confirms import Confirms
 from gateway.amqp.connection import TurnConnection
-from gateway.amqp.publishing_channel import PublishingChannel
-from gateway.amqp.revocations import Revocations
+from gateway.amqp.pidbox import Revocations
+from gateway.amqp.publishing_channel import Confirms, PublishingChannel
 from gateway.backoff import Backoff
 from gateway.celery_message import Message
 from gateway.clock import monotonic

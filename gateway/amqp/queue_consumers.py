@@ -17,8 +17,7 @@ from pika.exceptions import ChannelClosedByBroker
 from gateway import background
 from gateway.amqp import broker
 from gateway.amqp.broker import describe
-from gateway.amqp.dynamic_queue import DynamicQueue
-from gateway.amqp.known_queues import KnownQueues
+from gateway.amqp.known_queues import DynamicQueue, KnownQueues
 from gateway.amqp.publisher import Publisher
 from gateway.amqp.remote_control import DYNAMIC, Consumed, RemoteControl
 from gateway.clock import monotonic

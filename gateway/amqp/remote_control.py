@@ -80,8 +80,8 @@ class RemoteControl:
             async for answer in _until(answers, _SETTLED if hurry else ANSWERS):
                 for worker, queues in answer.items() if isinstance(answer, dict) else ():
                     if isinstance(queues, list):  # an error is a dict
-                        some = [each for each in queues if isinstance(each, dict)]
-                        found[worker] = {str(each.get("name")): _dynamic(each) for each in some}
+                        known = [each for each in queues if isinstance(each, dict)]
+                        found[worker] = {str(each.get("name")): _dynamic(each) for each in known}
         return found
 
     async def used_elsewhere(self, queues: Collection[str]) -> set[str]:
@@ -154,16 +154,16 @@ class RemoteControl:
 
     def _on_message(self, channel: Channel, _method: Any, properties: Any, body: bytes) -> None:
         """Take an answer, or answer another gateway. Called by pika."""
-        headers, said = properties.headers or {}, pidbox.decode(body)
-        if said is None:
+        headers, answer = properties.headers or {}, pidbox.decode(body)
+        if answer is None:
             # Not a warning: whoever may publish to the virtual host could fill the log.
             log.debug("a message to the queue for answers is not JSON, and is ignored")
             return
         ticket, reply_to = str(headers.get("ticket")), headers.get("reply_to")
         if ticket in self._asked:
             if reply_to is None:  # it is not our own question
-                self._asked[ticket].put_nowait(said)
-        elif isinstance(reply_to, str) and (used := self._in_use(_texts(said))):
+                self._asked[ticket].put_nowait(answer)
+        elif isinstance(reply_to, str) and (used := self._in_use(_texts(answer))):
             # The first question may come before `_open` has returned the channel.
             _publish(channel, "", reply_to, used, ticket=ticket)
 
@@ -178,8 +178,8 @@ def _dynamic(queue: Mapping[str, Any]) -> bool:
     return isinstance(exchange, dict) and exchange.get("name") == DYNAMIC
 
 
-def _texts(said: Any) -> list[str]:
-    return [each for each in said if isinstance(each, str)] if isinstance(said, list) else []
+def _texts(value: Any) -> list[str]:
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
 
 
 async def _until(answers: asyncio.Queue[Any], settled: float) -> AsyncIterator[Any]:

@@ -65,9 +65,9 @@ class WorkerWatch:
             # Not a warning: an account may do without this, and the publisher logs each outage.
             log.debug("workers are not asked for lost results: %s", describe(exc))
             return
-        told = [stats for each in answers if isinstance(each, dict) for stats in each.values()]
+        replies = [stats for each in answers if isinstance(each, dict) for stats in each.values()]
         # Workers without the app server do not count them.
-        if counts := [lost.number for stats in told if (lost := lost_results(stats))]:
+        if counts := [lost.number for stats in replies if (lost := lost_results(stats))]:
             self._metrics.set(LOST, sum(counts))
 
 
@@ -91,10 +91,10 @@ async def _ask(connection: TurnConnection) -> list[Any]:
 
 def lost_results(stats: Any) -> Lost | None:
     """Read what a worker tells in its answer to `stats`; None: it does not count them."""
-    said = stats.get("lost_results") if isinstance(stats, dict) else None
-    if not isinstance(said, dict):
+    lost = stats.get("lost_results") if isinstance(stats, dict) else None
+    if not isinstance(lost, dict):
         return None
-    number, last = said.get("number"), said.get("last") or 0
+    number, last = lost.get("number"), lost.get("last") or 0
     if not isinstance(number, int) or not isinstance(last, int | float):
         return None
     return Lost(number, last) if number >= 0 and 0 <= last < _FAR else None

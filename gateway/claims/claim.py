@@ -35,7 +35,7 @@ _CONTENT_TYPES = ("", TEXT, JSON, BINARY)
 _ANSWER = Struct(">HBB")  # status, content type, 1 if there are headers
 _WRITTEN_OUT = 0x80
 #: The first byte of a failed task's record: an error follows, or an answer.
-_ERROR, _GIVEN = b"!", b"="
+_ERROR, _ANSWERED = b"!", b"="
 _HEADERS = Struct(">I")  # the length of a text, which a task may choose
 
 
@@ -93,19 +93,19 @@ def read(data: bytes) -> Record:
     return Record(_STATES[state], tries, first_ms, task_id, digest, until, data[at:])
 
 
-def dump(given: Answer) -> bytes:
+def dump(answer: Answer) -> bytes:
     """Encode an answer as bytes."""
     try:
-        kind, written_out = _CONTENT_TYPES.index(given.content_type), b""
+        kind, written_out = _CONTENT_TYPES.index(answer.content_type), b""
     except ValueError:
-        written_out = given.content_type.encode()
+        written_out = answer.content_type.encode()
         kind = _WRITTEN_OUT
-    headers = json.dumps(given.headers).encode() if given.headers else b""
-    parts = [_ANSWER.pack(given.status, kind, bool(headers))]
+    headers = json.dumps(answer.headers).encode() if answer.headers else b""
+    parts = [_ANSWER.pack(answer.status, kind, bool(headers))]
     for text in (written_out, headers):
         if text:
             parts += _HEADERS.pack(len(text)), text
-    return b"".join((*parts, given.body))
+    return b"".join((*parts, answer.body))
 
 
 def load(data: bytes) -> Answer:
@@ -124,19 +124,19 @@ def load(data: bytes) -> Answer:
     return Answer(status, content_type, data[at:], headers)
 
 
-def dump_end(error: str, given: Answer | None) -> bytes:
+def dump_end(error: str, answer: Answer | None) -> bytes:
     """Encode the end of a task that did not end its delivery: its error, or its answer."""
-    if given is None:
+    if answer is None:
         return _ERROR + error.encode(errors="replace")
-    return _GIVEN + dump(given)
+    return _ANSWERED + dump(answer)
 
 
 def read_end(data: bytes) -> Outcome:
     """Decode what `dump_end` has encoded, as an outcome that makes the same answer."""
     if data.startswith(_ERROR):
         return Outcome(FAILURE, error=data[len(_ERROR) :].decode())
-    given = load(data[len(_GIVEN) :])
-    kind = {"Content-Type": given.content_type} if given.content_type else {}
-    headers = {**given.headers, **kind}
-    body = given.body or None
-    return Outcome(SUCCESS, {"status": given.status, "headers": headers, "body": body})
+    answer = load(data[len(_ANSWERED) :])
+    kind = {"Content-Type": answer.content_type} if answer.content_type else {}
+    headers = {**answer.headers, **kind}
+    body = answer.body or None
+    return Outcome(SUCCESS, {"status": answer.status, "headers": headers, "body": body})

@@ -135,16 +135,16 @@ class Claims:
                 reply = await self.redis.run("EVAL", scripts.TAKE, 1, key, *args)
         except (RedisError, OSError, asyncio.CancelledError) as exc:
             # Redis may have executed the command nevertheless: then the claim is released.
-            self.release(self._claim(key, owner, span, MINE, task_id, digest), certain=True)
+            self.release(self._claim(key, owner, span, MINE, task_id, digest), not_taken=True)
             if isinstance(exc, asyncio.CancelledError):  # the sender has got an error
                 raise
             log.warning("a claim could not be taken: %s", exc)
             raise StateUnavailable from exc
-        found, task, known, age, tries, lease, answer = reply
+        found, task, first_digest, age, tries, lease, answer = reply
         if found == b"conflict":
             raise KeyConflict
         state = _NAMES.get(found) or found.decode()
-        claim = self._claim(key, owner, span, state, str(UUID(bytes=task)), known)
+        claim = self._claim(key, owner, span, state, str(UUID(bytes=task)), first_digest)
         claim.age = max(int(age), 0) / 1000  # Redis' clock may have been set back
         claim.tries, claim.lease = int(tries), int(lease) / 1000
         claim.answer = load(answer) if answer else None
@@ -178,12 +178,12 @@ class Claims:
         """Renew the lease until the claim is confirmed or released, or `until` (monotonic)."""
         self._leased[claim.owner] = (claim, until)
 
-    def settle(self, claim: Claim, outcome: Outcome, given: Answer | None, final: bool) -> None:
-        """Write the end of the claim's task; `given` and `final` are from `Route.read`."""
+    def settle(self, claim: Claim, outcome: Outcome, answer: Answer | None, final: bool) -> None:
+        """Write the end of the claim's task; `answer` and `final` are from `Route.read`."""
         if not final:
-            self.fail(claim, outcome.error or "", given)
-        elif given is not None:
-            self.finish(claim, given)
+            self.fail(claim, outcome.error or "", answer)
+        elif answer is not None:
+            self.finish(claim, answer)
         else:  # the result can never be an answer, so the claim stays confirmed
             self.confirm(claim)
 
@@ -206,34 +206,34 @@ class Claims:
                     log.warning("claims could not be kept for longer: %s", reply)
                     return
 
-    def finish(self, claim: Claim, given: Answer) -> None:
+    def finish(self, claim: Claim, answer: Answer) -> None:
         """Write the final answer, which all later tries get."""
-        answer = dump(given) if self._may_keep(claim, given) else b""
-        args: list[Arg] = [_raw(claim.task_id), claim.digest, self._window, answer, claim.channel]
+        data = dump(answer) if self._may_keep(claim, answer) else b""
+        args: list[Arg] = [_raw(claim.task_id), claim.digest, self._window, data, claim.channel]
         self._write(scripts.FINISH, claim, args)
 
-    def _may_keep(self, claim: Claim, given: Answer) -> bool:
-        redacted = claim.redacted is not None and claim.redacted.is_in(given)
-        return len(given.body) <= self._largest and not redacted
+    def _may_keep(self, claim: Claim, answer: Answer) -> bool:
+        redacted = claim.redacted is not None and claim.redacted.is_in(answer)
+        return len(answer.body) <= self._largest and not redacted
 
-    def fail(self, claim: Claim, error: str, given: Answer | None = None) -> None:
+    def fail(self, claim: Claim, error: str, answer: Answer | None = None) -> None:
         """Write that the task has failed: joined tries are told, and the next try runs it again.
 
-        `given` is the task's answer, where it gave one that is not final.
+        `answer` is the task's answer, where it gave one that is not final.
         """
-        if given is not None and not self._may_keep(claim, given):
-            error, given = f"answered {given.status}", None
-        end = dump_end(error, given)
+        if answer is not None and not self._may_keep(claim, answer):
+            error, answer = f"answered {answer.status}", None
+        end = dump_end(error, answer)
         args: list[Arg] = [_raw(claim.task_id), end, _ms(_REMEMBER), _ms(claim.span), claim.channel]
         self._write(scripts.FAIL, claim, args)
 
-    def release(self, claim: Claim, certain: bool) -> None:
+    def release(self, claim: Claim, not_taken: bool) -> None:
         """Write that the message was not confirmed: the next try publishes.
 
-        It does so under the same task id, unless it is `certain` that the broker has not taken
+        It does so under the same task id, unless the broker has surely `not_taken`
         the message, and no earlier try has published it.
         """
-        args: list[Arg] = [_raw(claim.owner), int(certain), _ms(claim.span), claim.channel]
+        args: list[Arg] = [_raw(claim.owner), int(not_taken), _ms(claim.span), claim.channel]
         self._write(scripts.RELEASE, claim, args)
 
     def _failed(self, claim: Claim) -> str:

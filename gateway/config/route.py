@@ -241,11 +241,10 @@ class Route(TaskSettings):
     def identity(self, delivery: Delivery, verified: Verified) -> str:
         """Return a text that is the same for all tries of `delivery`, and for no other delivery.
 
-        It is empty where the delivery has no identity. Raises `BadRequest` where the value that the
-        operator has configured as the key is missing.
+        Only for a route whose deliveries are `identified`. It is empty where this one has no
+        identity. Raises `BadRequest` where the value that the operator has configured as the key is
+        missing.
         """
-        if not self.identified:
-            return ""
         own = self._chosen_key(delivery) if self._chosen_key else verified.identity
         if not own:
             return ""

@@ -14,8 +14,7 @@ from tornado.http1connection import HTTP1Connection, HTTP1ConnectionParameters, 
 from tornado.httputil import HTTPInputError, HTTPMessageDelegate
 
 from gateway.errors import BadRequest, HeaderTooLarge
-from gateway.http.read_buffer import RequestRefused, bare_line_end
-from gateway.http.stream import Stream
+from gateway.http.stream import RequestRefused, Stream, bare_line_end
 
 #: The most header lines that a request may have.
 MAX_HEADERS = 256
@@ -117,11 +116,11 @@ class Connection(HTTP1Connection):
         Small chunks are handed on together. RFC 9112, 7.1
         """
         read, most = self._bytes, self.params.chunk_size
-        some, beside, total, number = bytearray(), BESIDE, 0, 0
+        pending, beside, total, number = bytearray(), BESIDE, 0, 0
         while True:
-            if some and not read.size:  # what is too long is refused as soon as it has come
-                await self._deliver_body(delegate, bytes(some))
-                some.clear()
+            if pending and not read.size:  # what is too long is refused as soon as it has come
+                await self._deliver_body(delegate, bytes(pending))
+                pending.clear()
             line = await read.read_until(b"\r\n", min(beside, CHUNK_SIZE))
             text, semicolon, extension = line[:-2].partition(b";")
             beside -= len(extension)
@@ -136,17 +135,17 @@ class Connection(HTTP1Connection):
             while size:
                 piece = await read.read_bytes(min(size, most), partial=True)
                 size -= len(piece)
-                some += piece
-                if len(some) >= most:
-                    await self._deliver_body(delegate, bytes(some))
-                    some.clear()
+                pending += piece
+                if len(pending) >= most:
+                    await self._deliver_body(delegate, bytes(pending))
+                    pending.clear()
             if await read.read_bytes(2) != b"\r\n":
                 raise HTTPInputError("improperly terminated chunk")
             number += 1
             if number % TOGETHER == 0:  # they may all have come already
                 await asyncio.sleep(0)
-        if some:
-            await self._deliver_body(delegate, bytes(some))
+        if pending:
+            await self._deliver_body(delegate, bytes(pending))
         while (trailer := await read.read_until(b"\r\n", beside)) != b"\r\n":
             beside -= len(trailer)
             if bare_line_end(trailer) or not _field_lines("\n" + trailer.decode("latin1")):

@@ -15,8 +15,8 @@ from time import gmtime, strftime
 
 from tornado.httputil import HTTPMessageDelegate, RequestStartLine
 
-from gateway import answer, request_log
-from gateway.answer import Answer
+from gateway import request_log
+from gateway.answer import Answer, of_error
 from gateway.clock import monotonic, time
 from gateway.config.settings import Config
 from gateway.delivery import Request
@@ -24,8 +24,7 @@ from gateway.errors import BadRequest, BodyTooLarge, BodyTooSlow, Full, RequestE
 from gateway.http import head
 from gateway.http.connection import Connection, Headers
 from gateway.http.head import Proxies
-from gateway.http.read_buffer import RequestRefused
-from gateway.http.stream import Stream
+from gateway.http.stream import RequestRefused, Stream
 from gateway.metric_table import ACTIVE, ERRORS
 from gateway.metrics import Metrics
 from gateway.relay.in_flight import InFlight
@@ -129,7 +128,7 @@ class ReceivedRequest(HTTPMessageDelegate):
         except RequestError as error:
             delivery = self._shared.relay.delivery_id()
             self._record(error, delivery)
-            self.respond(answer.of_error(error, delivery))
+            self.respond(of_error(error, delivery))
             return
         in_flight = self._shared.relay.relay(request, self.respond)
         if in_flight is not None and not self.answered:
@@ -189,7 +188,7 @@ class ReceivedRequest(HTTPMessageDelegate):
         self._pieces.clear()
         delivery = self._shared.relay.delivery_id()
         self._record(error, delivery)
-        self._write(answer.of_error(error, delivery), "close")
+        self._write(of_error(error, delivery), "close")
 
     def _record(self, error: RequestError, delivery: str) -> None:
         seconds = monotonic() - self.arrived if self.arrived else 0.0
@@ -206,11 +205,11 @@ class ReceivedRequest(HTTPMessageDelegate):
         # No route and no task are known.
         text = f"%d {error.type}: %s (delivery %s, %s %s from %s)"
         asked = (delivery, request_log.printable(method), request_log.shown_path(path), remote)
-        said = request_log.printable(str(error))
-        log.log(WARNING if status >= 500 else INFO, text, status, said, *asked)
+        why = request_log.printable(str(error))
+        log.log(WARNING if status >= 500 else INFO, text, status, why, *asked)
         if self._shared.config.log_requests:
-            known = {"delivery": delivery, "remote": remote}
-            request_log.write(method, path, status, seconds, f"{error.type}: {error}", **known)
+            ids = {"delivery": delivery, "remote": remote}
+            request_log.write(method, path, status, seconds, f"{error.type}: {error}", **ids)
 
     def _remote(self) -> str:
         """Return the sender's address; that of its proxy, as long as no header has come."""
@@ -222,29 +221,29 @@ class ReceivedRequest(HTTPMessageDelegate):
         if self.arrived:
             self._shared.metrics.add(ACTIVE, -1)
 
-    def respond(self, given: Answer) -> None:
+    def respond(self, answer: Answer) -> None:
         """Answer a complete request, unless an answer has been written."""
         if self.answered:
             return
         connection = self._connection
         last = connection.last or self._shared.closing
         kept = "keep-alive" if self._start.version == "HTTP/1.0" else ""
-        self._write(given, "close" if last else kept)
+        self._write(answer, "close" if last else kept)
         connection.end(last)
 
-    def _write(self, given: Answer, connection: str) -> None:
-        lines = self._shared.start_of(given.status)
-        for name, value in given.headers.items():
+    def _write(self, answer: Answer, connection: str) -> None:
+        lines = self._shared.start_of(answer.status)
+        for name, value in answer.headers.items():
             lines += f"{name}: {value}\r\n"
-        if given.status not in (204, 304):
-            lines += f"Content-Length: {len(given.body)}\r\n"
-        if given.content_type:
-            lines += f"Content-Type: {given.content_type}\r\n"
+        if answer.status not in (204, 304):
+            lines += f"Content-Length: {len(answer.body)}\r\n"
+        if answer.content_type:
+            lines += f"Content-Type: {answer.content_type}\r\n"
         if connection:
             lines += f"Connection: {connection}\r\n"
         data = f"{lines}\r\n".encode("latin1")
         if self._start.method != "HEAD":
-            data += given.body
+            data += answer.body
         self.answered = True
         self._in_flight = None
         self._stream.send(data)

@@ -24,7 +24,7 @@ from gateway.errors import Rejected, RequestError, ResultsLost, StateUnavailable
 from gateway.failpoints import CLAIMED, PUBLISHED
 from gateway.outcome import Outcome
 from gateway.pending_task import PendingTask
-from gateway.relay.delivery_in_flight import DeliveryInFlight
+from gateway.relay.delivery import DeliveryInFlight
 from gateway.tracing.trace import CLAIM, WAIT
 
 
@@ -35,19 +35,23 @@ class ClaimedDelivery(DeliveryInFlight):
     the delivery is relayed without one.
     """
 
-    __slots__ = ("claim", "idempotency")
+    __slots__ = ("claim", "idempotency", "owner")
 
     idempotency: Idempotency
     claim: Claim | None
+    #: The id of this try, which is that of its task, too, unless other tries have the same task id.
+    owner: str
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         assert self.context.idempotency is not None  # the relay has looked
         self.idempotency, self.claim = self.context.idempotency, None
         if self.identity:
+            runs_once = self.route.runs_once
+            self.owner = self.context.ids.new() if runs_once else self.message.task_id
             self.trace.begin(CLAIM)
             self.run(self._relay())
         else:
-            super()._begin()
+            super().begin()
 
     # What the delivery's own steps call --------------------------------------------------------
 
@@ -69,7 +73,7 @@ class ClaimedDelivery(DeliveryInFlight):
             return
         # Only a returned message is surely not taken. A rejected one may be: when a queue crashes,
         # the broker also rejects messages that are in the queue after it has recovered.
-        self.idempotency.claims.release(claim, certain=isinstance(error, Unroutable))
+        self.idempotency.claims.release(claim, not_taken=isinstance(error, Unroutable))
         if not isinstance(error, (Rejected, Unroutable)):
             self._unattended()
 
@@ -77,14 +81,14 @@ class ClaimedDelivery(DeliveryInFlight):
         if self.claim is not None:
             self.idempotency.late.listen(self.claim, self.route.read)
 
-    def _ran(self, outcome: Outcome, given: Answer | None, final: bool) -> None:
+    def _ran(self, outcome: Outcome, answer: Answer | None, final: bool) -> None:
         if self.claim is not None:
-            self.idempotency.claims.settle(self.claim, outcome, given, final)
+            self.idempotency.claims.settle(self.claim, outcome, answer, final)
 
     def _waits_again(self, error: RequestError) -> bool:
         """Wait for the stored result, as joined tries do, where the connection for it was lost."""
         claim = self.claim
-        if claim is None or self.reply.closed or not isinstance(error, ResultsLost):
+        if claim is None or self.closed or not isinstance(error, ResultsLost):
             return False
         pending = PendingTask(replace(self.message, task_id=claim.task_id), self.deadline)
         pending.confirm()
@@ -114,7 +118,7 @@ class ClaimedDelivery(DeliveryInFlight):
                 raise
             self.claim = None
             await self.publish_further(recorded=False)
-            if not self.reply.answered:
+            if not self.answered:
                 self.follow(self.publish())
             return True
         self.join(claim, again)
@@ -155,31 +159,31 @@ class ClaimedDelivery(DeliveryInFlight):
         to wait is not held.
         """
         self.claim = claim
-        claim.redacted = self.reply.redacted
-        self.reply.task_id = claim.task_id
+        claim.redacted = self.redacted
+        self.task_id = claim.task_id
         if not claim.ours:
-            if not self.reply.joined:
+            if not self.joined:
                 self.context.metrics.add("gateway_duplicates_joined_total")
             self.trace.begin(WAIT)
-        self.reply.joined = not claim.ours
-        if claim.tries < self.route.tries and not again and not self.reply.applied:
-            first = self.reply.request.arrived - claim.age
+        self.joined = not claim.ours
+        if claim.tries < self.route.tries and not again and not self.applied:
+            first = self.request.arrived - claim.age
             self.extend(first + self.route.hold + self.route.deadline)
 
     async def _repeat_answer(self, claim: Claim) -> None:
         """Give the answer that an earlier try got."""
-        given = claim.answer
-        if given is None and (outcome := await self.idempotency.waiter.stored(claim)) is not None:
-            given, _ = self.route.read(outcome)
-        if given is not None:
-            self.repeat_answer(given)
+        answer = claim.answer
+        if answer is None and (outcome := await self.idempotency.waiter.stored(claim)) is not None:
+            answer, _ = self.route.read(outcome)
+        if answer is not None:
+            self.repeat_answer(answer)
         else:  # too large to be kept, and the result has expired
             self.accept()
 
     async def _resume(self, claim: Claim) -> PendingTask | None:
         """Follow the task of an existing claim; None: that task has failed."""
         pending = PendingTask(replace(self.message, task_id=claim.task_id), self.deadline)
-        if self.reply.closed and not claim.ours:
+        if self.closed and not claim.ours:
             pending.abandon()
             return pending
         expired = claim.state == CONFIRMED and claim.lease < 0
@@ -190,13 +194,13 @@ class ClaimedDelivery(DeliveryInFlight):
             self._not_published(claim)
             raise
         if outcome is not None:
-            given, final = self.route.read(outcome)
+            answer, final = self.route.read(outcome)
             if not final:
-                self._ran(outcome, given, final)
+                self._ran(outcome, answer, final)
                 return None
             pending.settle(outcome)
         elif claim.ours:
-            publish = partial(self.publish_again, pending.message)
+            publish = partial(self.publish, pending.message)
             published = await self._publish_for(claim, publish)
             if published is None:
                 pending.abandon()
@@ -221,7 +225,7 @@ class ClaimedDelivery(DeliveryInFlight):
         self.idempotency.claims.hold(claim, self.deadline)
         try:
             await self.publish_further()
-            if self.reply.answered:  # then nothing may be published any more
+            if self.answered:  # then nothing may be published any more
                 self._not_published(claim)
                 return None
             pending = publish()
@@ -236,4 +240,4 @@ class ClaimedDelivery(DeliveryInFlight):
     def _not_published(self, claim: Claim) -> None:
         """Release the claim, as nothing was sent: the next try publishes under its own task id."""
         if claim.ours:
-            self.idempotency.claims.release(claim, certain=True)
+            self.idempotency.claims.release(claim, not_taken=True)

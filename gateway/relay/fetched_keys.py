@@ -120,8 +120,8 @@ class FetchedKeys:
         """Forget the key that was tried first, one that has failed if there is any."""
         if len(self._known) < MAX_KEYS:
             return
-        some = [item for item in self._known.items() if not item[1].asked]
-        url, _ = min(some, key=lambda item: (item[1].value is not None, item[1].tried))
+        unasked = [item for item in self._known.items() if not item[1].asked]
+        url, _ = min(unasked, key=lambda item: (item[1].value is not None, item[1].tried))
         del self._known[url]
 
     async def _run(self) -> None:

@@ -53,8 +53,8 @@ class FurtherTasks:
         earlier tries. Raises the `RequestError` of the first message that was refused.
         """
         taken = self._taken if identity and recorded else None
-        known = await taken.of(identity, deadline) if taken is not None else set()
-        sent = [message for message in messages if message.task_id not in known]
+        confirmed_before = await taken.of(identity, deadline) if taken is not None else set()
+        sent = [message for message in messages if message.task_id not in confirmed_before]
         errors = await asyncio.gather(*(self._publish(each, deadline) for each in sent))
         confirmed = [each.task_id for each, error in zip(sent, errors, strict=True) if not error]
         error = next((each for each in errors if each is not None), None)

@@ -9,7 +9,7 @@ from gateway.delivery import traceparent_of
 from gateway.journal.entry import IGNORED, REFUSED
 from gateway.journal.refusals import Kept
 from gateway.journal.writing import Journal
-from gateway.relay.reply import Reply
+from gateway.relay.in_flight import InFlight
 
 
 class JournalRecorder:
@@ -18,29 +18,31 @@ class JournalRecorder:
     def __init__(self, journal: Journal):
         self._journal = journal
 
-    def ended(self, reply: Reply) -> None:
-        message, refusals = reply.message, self._journal.refusals
-        if not reply.kept:
+    def ended(self, done: InFlight) -> None:
+        message, refusals = done.message, self._journal.refusals
+        if not done.kept:
             return
         if message is not None:
-            published = reply.published
+            published = done.published
             answered = (
-                str(reply.status),
-                f"{reply.seconds:.6f}",
+                str(done.status),
+                f"{done.seconds:.6f}",
                 "" if published is None else f"{published:.6f}",
-                reply.reason,
-                str(reply.attempts or ""),
+                done.reason,
+                str(done.end.attempts or ""),
             )
-            ids = reply.task_id or message.task_id, reply.identity
-            self._journal.write(message, *ids, reply.state, answered, reply.begun)
-        elif (
-            refusals is not None
-            and reply.reason
-            and (reply.status >= 400 or reply.state == IGNORED)
-        ):
-            state = IGNORED if reply.state == IGNORED else REFUSED
-            about = Kept(reply.delivery_id, state, reply.path, reply.source, reply.event)
-            refusals.write(reply.kept_request, about, reply.status, reply.seconds, reply.reason)
+            ids = done.task_id or message.task_id, done.identity
+            self._journal.write(done.recorded(message), *ids, done.state, answered, done.begun)
+        elif refusals is not None and done.reason and (done.status >= 400 or done.state == IGNORED):
+            state = IGNORED if done.state == IGNORED else REFUSED
+            about = Kept(
+                done.delivery_id,
+                state,
+                done.path,
+                done.endpoint.name,
+                done.event,
+            )
+            refusals.write(done.kept_request, about, done.status, done.seconds, done.reason)
 
 
 class LogRecorder:
@@ -49,28 +51,28 @@ class LogRecorder:
     def __init__(self, share: float, strategy: str):
         self._share, self._strategy = share, strategy
 
-    def ended(self, reply: Reply) -> None:
-        if 100 <= reply.status < 400 and random() >= self._share:
+    def ended(self, done: InFlight) -> None:
+        if 100 <= done.status < 400 and random() >= self._share:
             return
-        request, published, seconds = reply.kept_request, reply.published, reply.seconds
+        request, published, seconds = done.kept_request, done.published, done.seconds
         steps = {}
         if published is not None:
             steps["published_ms"] = round(published * 1e3, 3)
             steps["waited_ms"] = round((seconds - published) * 1e3, 3)
-        joined = f"an earlier try has published the task {reply.task_id}" if reply.joined else ""
+        joined = f"an earlier try has published the task {done.task_id}" if done.joined else ""
         request_log.write(
             request.method,
             request.path,
-            reply.status,
+            done.status,
             seconds,
-            reply.reason or joined,
-            delivery=reply.delivery_id,
-            task=reply.task_id,
-            trace=reply.trace.trace_id or traceparent_of(request.headers)[3:35],
-            route=reply.path,
-            source=reply.source,
-            event=reply.event,
-            state=reply.state,
+            done.reason or joined,
+            delivery=done.delivery_id,
+            task=done.task_id,
+            trace=done.trace.trace_id or traceparent_of(request.headers)[3:35],
+            route=done.path,
+            source=done.endpoint.name,
+            event=done.event,
+            state=done.state,
             strategy=self._strategy,
             remote=request.remote,
             **steps,

@@ -11,39 +11,39 @@ from gateway.amqp.publisher import Publisher
 from gateway.amqp.queue_lengths import QueueLengths
 from gateway.celery_message import TaskIds
 from gateway.claims.idempotency import Idempotency
-from gateway.clock import monotonic
-from gateway.config.route import RESULTS, Route
+from gateway.config.route import RESULTS
 from gateway.config.settings import Config
 from gateway.delivery import Delivery, Request, traceparent_of
-from gateway.errors import BadRequest, BodyTooSlow, RequestError, Unverified
+from gateway.errors import BadRequest, RequestError, Unverified
 from gateway.failpoints import Failpoint
 from gateway.journal.entry import IGNORED, REFUSED
 from gateway.journal.refusals import Kept, Refusals
 from gateway.journal.writing import Journal
 from gateway.metric_table import FILTERED, UNROUTED, UNVERIFIED
 from gateway.metrics import Metrics
-from gateway.relay import preferences
-from gateway.relay.attempt import Steps, attempt
 from gateway.relay.claimed_delivery import ClaimedDelivery
-from gateway.relay.context import Context
-from gateway.relay.deadlines import Deadlines
-from gateway.relay.delivery_in_flight import DeliveryInFlight
+from gateway.relay.delivery import DeliveryInFlight
 from gateway.relay.fairness import Fairness
 from gateway.relay.further_tasks import FurtherTasks
-from gateway.relay.in_flight import InFlight
-from gateway.relay.limits import Limits
-from gateway.relay.preferences import Terms
+from gateway.relay.in_flight import (
+    Context,
+    InFlight,
+    Recorder,
+    Respond,
+    ResultLookup,
+    Steps,
+    check_method,
+)
+from gateway.relay.limits import Deadlines, Limits
 from gateway.relay.recorders import JournalRecorder, LogRecorder
-from gateway.relay.reply import Recorder, Recording, Reply, Respond
-from gateway.relay.result_lookup import ResultLookup, check_method
 from gateway.relay.result_urls import ResultURLs
-from gateway.relay.routes import MAX_EVENT, Endpoint, Routes
+from gateway.relay.routes import MAX_EVENT, Routes
 from gateway.sources.base import Verified
 from gateway.sources.envelopes import read_query
 from gateway.stores import result_store
 from gateway.stores.pipeline import Pipeline
 from gateway.strategies.base import Strategy
-from gateway.tracing.trace import NOTHING, UNTRACED, VERIFY, Trace
+from gateway.tracing.trace import NOTHING, VERIFY
 
 if TYPE_CHECKING:
     from gateway.late.answers import LateAnswers
@@ -92,23 +92,24 @@ class Relay:
             if joined and self._results is not None
             else None
         )
+        #: Only where a route has identities there are claims.
+        self._made = DeliveryInFlight if idempotency is None else ClaimedDelivery
         journal = Journal(config, metrics) if config.journal else None
-        self._tracer = _tracer(config)
+        tracer = _tracer(config)
         recorders: list[Recorder] = []
         if journal is not None:
             recorders.append(JournalRecorder(journal))
         if config.log_requests:
             recorders.append(LogRecorder(config.log_requests, config.strategy))
-        if self._tracer is not None:
-            recorders.append(self._tracer)
-        trace = _untraced if self._tracer is None else self._tracer.begin
+        if tracer is not None:
+            recorders.append(tracer)
         taken = idempotency.taken if idempotency else None
         self.context = Context(
             strategy=strategy,
             strategy_name=config.strategy,
             ids=ids,
             metrics=metrics,
-            recording=Recording(metrics, ids, trace, recorders),
+            recorders=recorders,
             limits=self.limits,
             deadlines=Deadlines(),
             result_urls=ResultURLs(config, self._results),
@@ -116,9 +117,10 @@ class Relay:
             steps=Steps(),
             further=FurtherTasks(config.prefix, strategy, ids, taken),
             fairness=_fairness(config, strategy),
+            tracer=tracer,
             journal=journal,
             idempotency=idempotency,
-            late=_late_answers(config, metrics, journal, self._tracer, failpoint),
+            late=_late_answers(config, metrics, journal, tracer, failpoint),
             queues=_dynamic_queues(config, metrics, strategy),
         )
 
@@ -136,11 +138,11 @@ class Relay:
         """Return the services in the order in which they are started."""
         context = self.context
         # While it stops, the strategy still ends tasks, whose claims and entries are to be written.
-        own = (self._tracer, self._results, context.idempotency, context.journal, context.late)
-        some: Sequence[Service | None]
+        own = (context.tracer, self._results, context.idempotency, context.journal, context.late)
+        services: Sequence[Service | None]
         keys = self._routes.fetched_keys
-        some = (*own, context.strategy, context.queues, context.fairness, *keys)
-        return [service for service in some if service is not None]
+        services = (*own, context.strategy, context.queues, context.fairness, *keys)
+        return [service for service in services if service is not None]
 
     def checks(self) -> dict[str, str]:
         """Return for each server that requests need what is wrong with it; empty: nothing."""
@@ -196,9 +198,15 @@ class Relay:
         Returns the request in flight, which is to be cancelled if the sender disconnects, or None
         if the request is answered already.
         """
-        reply = Reply(self.context.recording, request, respond)
-        in_flight = attempt(reply, self._begin, reply)
-        return None if reply.closed else in_flight
+        in_flight: InFlight
+        if request.path.startswith(RESULTS):
+            in_flight = lookup = ResultLookup(self.context, request, respond)
+            lookup.deadline = request.arrived + self._timeout
+            lookup.guarded(lookup.begin)
+        else:
+            in_flight = delivery = self._made(self.context, request, respond)
+            delivery.guarded(self._deliver, delivery)
+        return None if in_flight.closed else in_flight
 
     @property
     def refusals(self) -> Refusals | None:
@@ -227,88 +235,58 @@ class Relay:
             about = Kept(delivery_id, REFUSED, route, source)
             self.refusals.write(request, about, error.status, seconds, f"{error.type}: {error}")
 
-    def _begin(self, reply: Reply) -> InFlight | None:
-        """Start the request of `reply`; None: it is answered already."""
-        request = reply.request
+    def _deliver(self, in_flight: DeliveryInFlight) -> None:
+        """Verify a delivery, find its route and publish its messages.
+
+        It is answered at once if it is a handshake, or if no route takes it.
+        """
+        request = in_flight.request
         self.limits.admit(request.size)
-        in_flight: InFlight | None
-        if request.path.startswith(RESULTS):
-            in_flight = self._lookup(reply)
-        else:
-            in_flight = self._delivery(reply)
-        if in_flight is not None:
-            attempt(in_flight, in_flight.start)
-        return in_flight
-
-    def _lookup(self, reply: Reply) -> ResultLookup:
-        """Return the look-up for a GET of a result's URL."""
-        request = reply.request
-        check_method(request.method)
-        reply.path, reply.kept = RESULTS, False
-        ticket = self.context.result_urls.ticket(request.path)
-        reply.delivery_id, reply.task_id = ticket.delivery_id, ticket.task_id
-        return ResultLookup(self.context, reply, request.arrived + self._timeout, ticket)
-
-    def _delivery(self, reply: Reply) -> DeliveryInFlight | None:
-        """Verify a delivery and make its message; None: it is answered without a task."""
-        request = reply.request
-        endpoint, params = self._routes.find(request.path)
-        reply.path, reply.source, reply.kept = endpoint.path, endpoint.name, endpoint.journal
-        if endpoint.redaction is not None:
-            reply.redacted = endpoint.redaction.of_request(request, params)
-        verified = self._verify(reply, endpoint)
+        in_flight.endpoint, params = self._routes.find(request.path)
+        in_flight.kept = in_flight.endpoint.journal
+        if in_flight.endpoint.redaction is not None:
+            in_flight.redacted = in_flight.endpoint.redaction.of_request(request, params)
+        verified = self._verify(in_flight)
         if verified.challenge is not None:
-            reply.give(verified.challenge)
-            return None
-        reply.delivery_id, reply.event = self.context.ids.new(), verified.event[:MAX_EVENT]
-        delivery = _deliver(reply, endpoint, params, verified)
+            in_flight.give(verified.challenge)
+            return
+        in_flight.delivery_id, in_flight.event = self.context.ids.new(), verified.event[:MAX_EVENT]
+        delivery = _delivery(in_flight, params, verified)
         try:
-            in_flight = self._routed(reply, endpoint, verified, delivery)
+            route = in_flight.endpoint.route(delivery, verified.event)
+            if route is None:
+                self._ignore(in_flight, verified)
+                return
+            in_flight.endpoint.limits.admit()
+            size = in_flight.make_messages(route, delivery, verified)
         finally:
             # Parsed JSON takes up to 30 times its text: it lasts only until the messages are made.
             delivery.document = None
-        if in_flight is not None:
-            self.limits.admit(in_flight.size)
-        return in_flight
+        self.limits.admit(size)
+        in_flight.begin()
+        if not in_flight.closed:  # `blocking` has answered already
+            in_flight.enter(size)
 
-    def _routed(
-        self, reply: Reply, endpoint: Endpoint, verified: Verified, delivery: Delivery
-    ) -> DeliveryInFlight | None:
-        """Find the route of a delivery and make its messages; None: no route takes it."""
-        request = reply.request
-        route = endpoint.route(delivery, verified.event)
-        if route is None:
-            self._unrouted(reply, endpoint, verified)
-            return None
-        endpoint.limits.admit()
-        terms = _terms(route, request)
-        reply.applied = terms.applied
-        if terms.deadline <= monotonic():
-            raise BodyTooSlow("The body came after the deadline.")
-        claimed = route.identified and self.context.idempotency is not None
-        made = ClaimedDelivery if claimed else DeliveryInFlight
-        return made(self.context, reply, endpoint, route, terms, verified, delivery)
-
-    def _verify(self, reply: Reply, endpoint: Endpoint) -> Verified:
+    def _verify(self, in_flight: DeliveryInFlight) -> Verified:
         """Return what is known of the verified request; raises as `Endpoint.verify` does."""
-        reply.trace.begin(VERIFY)
+        in_flight.trace.begin(VERIFY)
         try:
-            verified = endpoint.verify(reply.request)
+            verified = in_flight.endpoint.verify(in_flight.request)
         except (Unverified, BadRequest) as error:
-            failure = endpoint.name, endpoint.scheme, error.reason
+            failure = in_flight.endpoint.name, in_flight.endpoint.scheme, error.reason
             self.context.metrics.count(UNVERIFIED, *failure)
             raise
-        reply.trace.begin(NOTHING)
+        in_flight.trace.begin(NOTHING)
         return verified
 
-    def _unrouted(self, reply: Reply, endpoint: Endpoint, verified: Verified) -> None:
+    def _ignore(self, in_flight: DeliveryInFlight, verified: Verified) -> None:
         """Answer a delivery that no route takes, and say whether that is because of `when`."""
-        counter, reason = UNROUTED, f"no route takes the event {reply.event!r}"
-        if endpoint.routed(verified.event):
+        counter, reason = UNROUTED, f"no route takes the event {in_flight.event!r}"
+        if in_flight.endpoint.routed(verified.event):
             counter, reason = FILTERED, "the `when` of no route takes it"
-        self._ignored[endpoint.path, counter].add()
-        reply.state = IGNORED
-        reply.give(endpoint.unrouted(verified), reason)
+        self._ignored[in_flight.path, counter].add()
+        in_flight.state = IGNORED
+        in_flight.give(in_flight.endpoint.unrouted(verified), reason)
 
 
 def _late_answers(
@@ -342,18 +320,6 @@ def _dynamic_queues(config: Config, metrics: Metrics, strategy: Strategy) -> Dyn
     return DynamicQueues(config, metrics, publisher)
 
 
-def _terms(route: Route, request: Request) -> Terms:
-    """Return how `request` is answered, according to its route and its Prefer header."""
-    deadline = request.arrived + route.deadline
-    if route.prefer and "prefer" in request.headers:
-        preference = preferences.read(request.headers["prefer"])
-        if preference is not None:
-            if preference.wait is not None:
-                deadline = min(deadline, request.arrived + preference.wait)
-            return Terms(preference.answer, deadline, preference.applied)
-    return Terms(route.answer, deadline)
-
-
 def _tracer(config: Config) -> Tracer | None:
     if config.trace_sample is None:
         return None
@@ -363,19 +329,13 @@ def _tracer(config: Config) -> Tracer | None:
     return Tracer(config)
 
 
-def _untraced(_: Request) -> Trace:
-    return UNTRACED
-
-
-def _deliver(
-    reply: Reply, endpoint: Endpoint, params: dict[str, str], verified: Verified
-) -> Delivery:
-    request = reply.request
+def _delivery(in_flight: DeliveryInFlight, params: dict[str, str], verified: Verified) -> Delivery:
+    request, endpoint = in_flight.request, in_flight.endpoint
     return Delivery(
-        id=reply.delivery_id,
+        id=in_flight.delivery_id,
         source=endpoint.name,
         route=endpoint.path,
-        event=reply.event,
+        event=in_flight.event,
         params=params,
         # A sender has verified, and would send the same again, if its URL cannot be read.
         query=read_query(request.query_string, "replace" if endpoint.source else "strict"),
@@ -384,5 +344,5 @@ def _deliver(
         body=verified.body,
         remote=request.remote,
         received_at=request.received_at,
-        traceparent=reply.trace.traceparent or traceparent_of(request.headers),
+        traceparent=in_flight.trace.traceparent or traceparent_of(request.headers),
     )

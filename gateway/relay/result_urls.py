@@ -19,8 +19,7 @@ from uuid import UUID
 
 from redis.exceptions import RedisError
 
-from gateway import answer
-from gateway.answer import Answer
+from gateway.answer import Answer, of_outcome
 from gateway.celery_message import decode_result
 from gateway.clock import time
 from gateway.config.route import RESULTS, Route
@@ -145,7 +144,7 @@ class ResultURLs:
     async def fetch(self, ticket: Ticket) -> Answer:
         """Return the answer for a ticket: the task's answer, or a 202 while there is no result.
 
-        Raises `ResultExpired`, `ResultsUnavailable` and what `gateway.answer.of_outcome` raises.
+        Raises `ResultExpired`, `ResultsUnavailable` and what `gateway.of_outcome` raises.
         """
         if self._store is None:
             raise ResultsUnavailable
@@ -159,7 +158,7 @@ class ResultURLs:
         outcome = decode_result(payload) if payload is not None else None
         if outcome is None:
             return Answer(202, "", b"", {"Retry-After": str(RETRY_AFTER)})
-        return answer.of_outcome(outcome, ticket.content_type)
+        return of_outcome(outcome, ticket.content_type)
 
     def _now(self) -> float:
         return time() + self._ahead

@@ -28,7 +28,7 @@ class Endpoint:
     """A path with its source and the routes of its events."""
 
     def __init__(
-        self, path: str, name: str, source: Source | None, limits: SourceLimits, some: list[Route]
+        self, path: str, name: str, source: Source | None, limits: SourceLimits, routes: list[Route]
     ):
         self.path = path
         self.name = name
@@ -36,16 +36,18 @@ class Endpoint:
         self.scheme = source.options.scheme if source else ""
         self.limits = limits
         #: Does the journal keep deliveries of any of its routes?
-        self.journal = any(route.journal for route in some)
-        values = {place for route in some for place in route.redact}
+        self.journal = any(route.journal for route in routes)
+        values = {place for route in routes for place in route.redact}
         #: What hides the values that no route of the path keeps; None: there are none.
         self.redaction = Redaction(values) if values else None
-        self._routes = some
-        self._methods = {method for route in some for method in route.methods}
+        self._routes = routes
+        self._methods = {method for route in routes for method in route.methods}
         self._posts = "POST" in self._methods
         self._allowed = sorted(self._methods.union(source.handshakes if source else ()))
         #: The route that takes everything, where there is no other.
-        self._only = some[0] if len(some) == 1 and not (some[0].events or some[0].when) else None
+        self._only = None
+        if len(routes) == 1 and not (routes[0].events or routes[0].when):
+            self._only = routes[0]
         kept = source.options.pass_headers if source else []
         self._kept = frozenset(name.lower() for name in kept)
 
@@ -133,11 +135,11 @@ class Routes:
             routes.setdefault(route.path, []).append(route)
         self._plain: dict[str, Endpoint] = {}
         self._patterns: list[tuple[re.Pattern[str], Endpoint]] = []
-        for path, some in routes.items():
-            name = some[0].source or ""
+        for path, of_path in routes.items():
+            name = of_path[0].source or ""
             source = sources.get(name)
             spent = limits.get(name) or SourceLimits(None)
-            endpoint = Endpoint(path, name, source, spent, some)
+            endpoint = Endpoint(path, name, source, spent, of_path)
             if "{" in path:
                 self._patterns.append((_pattern(path), endpoint))
             else:

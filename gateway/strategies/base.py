@@ -30,21 +30,17 @@ class Strategy(ABC):
       SUCCESS, FAILURE and REVOKED end it.
     - When a task is ended or abandoned, everything that was kept for it is freed.
     - A lost connection is restored automatically.
-    - `_publisher` is the asynchronous publisher, which `start` connects: `publisher_for` returns
+    - `publisher` is the asynchronous publisher, which `start` connects: `publisher_for` returns
       it; beside Celery's client it is a `Publisher`. `publish` uses it for routes that accept.
     """
 
-    _publisher: Publisher | KombuPublisher
+    #: With an AMQP broker it is a `Publisher`.
+    publisher: Publisher | KombuPublisher
     #: The pending tasks whose results are waited for, where the strategy keeps them.
     _waiting: Sized = ()
 
     def __init__(self, config: Config, metrics: Metrics, prefix: str):  # noqa: B027
         """Open nothing; the ids of this process' tasks begin with `prefix`."""
-
-    @property
-    def publisher(self) -> Publisher | KombuPublisher:
-        """The asynchronous publisher; with an AMQP broker it is a `Publisher`."""
-        return self._publisher
 
     @abstractmethod
     async def start(self) -> None:
@@ -57,12 +53,12 @@ class Strategy(ABC):
     def publish(self, message: Message, deadline: float) -> PendingTask:
         """Publish `message` through the asynchronous publisher and wait for its confirm only."""
         pending = PendingTask(message, deadline)
-        self._publisher.publish(pending)
+        self.publisher.publish(pending)
         return pending
 
     def revoke(self, task_id: str) -> None:
         """Tell the workers not to begin a task that nobody waits for any more."""
-        self._publisher.revoke(task_id)
+        self.publisher.revoke(task_id)
 
     @abstractmethod
     async def stop(self) -> None:
@@ -71,7 +67,7 @@ class Strategy(ABC):
     def held(self) -> dict[str, int]:
         """Return how many messages and results are waited for."""
         return {
-            "confirms awaited": self._publisher.unconfirmed,
+            "confirms awaited": self.publisher.unconfirmed,
             "results awaited": len(self._waiting),
         }
 

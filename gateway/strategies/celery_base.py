@@ -24,12 +24,12 @@ class CeleryStrategy(Strategy):
     blocked or its connection is lost. So no thread has to wait for a timeout to find that out.
     """
 
-    _publisher: Publisher
+    publisher: Publisher
 
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         self._config = config
         self._metrics = metrics
-        self._publisher = Publisher(config, metrics)
+        self.publisher = Publisher(config, metrics)
         self._store = results_of(config, metrics)
         self._store.on_left.append(lambda _: self._client.leave_store())
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -37,21 +37,21 @@ class CeleryStrategy(Strategy):
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        await self._publisher.start()
+        await self.publisher.start()
         await self._store.start()
 
     async def stop(self) -> None:
         await self._store.stop()
-        await self._publisher.stop()
+        await self.publisher.stop()
         self._client.close()
 
     def checks(self) -> dict[str, str]:
-        return {"broker": self._publisher.error, "results": self._store.error}
+        return {"broker": self.publisher.error, "results": self._store.error}
 
     def _new_client(self) -> CeleryClient:
         # The client publishes to the broker to which the publisher is connected, because the
         # queues were declared there, and its state is known.
-        return CeleryClient(self._config, lambda: self._publisher.url, self._check_broker)
+        return CeleryClient(self._config, lambda: self.publisher.url, self._check_broker)
 
     def _send(self, pending: PendingTask) -> None:
         """Publish, and wait for the confirm; called in any thread."""
@@ -72,17 +72,17 @@ class CeleryStrategy(Strategy):
     def _check_broker(self) -> None:
         """Let the publisher find out whether the broker is blocked; called in any thread."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._publisher.probe)
+            self._loop.call_soon_threadsafe(self.publisher.probe)
 
     def _admit(self, message: Message) -> None:
         """Raise a `RequestError` where it is known that `message` cannot be taken or answered."""
-        if self._publisher.blocked:
+        if self.publisher.blocked:
             raise BrokerBlocked
-        if self._publisher.error:
+        if self.publisher.error:
             raise BrokerUnavailable
         if self._store.error:
             raise ResultsUnavailable
         delivery = message.delivery
         if delivery["query_string"] or delivery["params"] or message.options.exchange:
             # py-amqp checks neither the length of the headers nor the exchange.
-            self._publisher.check(message)
+            self.publisher.check(message)

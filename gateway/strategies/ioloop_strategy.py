@@ -31,34 +31,34 @@ class IOLoop(Strategy):
     """Queries all pending keys by MGET, less often while no results come."""
 
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
-        self._publisher = publisher_for(config, metrics)
+        self.publisher = publisher_for(config, metrics)
         self._results = results_of(config, metrics)
         self._prefix = result_store.key_prefix(config)
         self._waiting: dict[str, PendingTask] = {}
-        self._some = asyncio.Event()
+        self._waited_for = asyncio.Event()
         self._poller: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        await self._publisher.start()
+        await self.publisher.start()
         await self._results.start()
         self._poller = background.start(self._poll(), "result poller")
 
     async def stop(self) -> None:
         await background.stop(self._poller)
         await self._results.stop()
-        await self._publisher.stop()
+        await self.publisher.stop()
 
     def send(self, message: Message, deadline: float) -> PendingTask:
         if self._results.error:
             raise ResultsUnavailable
         pending = PendingTask(message, deadline, self._release)
-        self._publisher.publish(pending)
+        self.publisher.publish(pending)
         self._waiting[message.task_id] = pending
-        self._some.set()
+        self._waited_for.set()
         return pending
 
     def checks(self) -> dict[str, str]:
-        return {"broker": self._publisher.error, "results": self._results.error}
+        return {"broker": self.publisher.error, "results": self._results.error}
 
     def _release(self, pending: PendingTask) -> None:
         self._waiting.pop(pending.message.task_id, None)
@@ -67,8 +67,8 @@ class IOLoop(Strategy):
         pause = PAUSE[0]
         while True:
             if not self._waiting:
-                self._some.clear()
-                await self._some.wait()
+                self._waited_for.clear()
+                await self._waited_for.wait()
                 pause = PAUSE[0]
             task_ids, payloads = list(self._waiting), []
             try:

@@ -10,8 +10,8 @@ from pika.channel import Channel
 
 from gateway.amqp import broker
 from gateway.amqp.broker import REPLY_PREFIX
+from gateway.amqp.frames import Scanner
 from gateway.amqp.publisher import Publisher
-from gateway.amqp.scanner import Scanner
 from gateway.celery_message import Message, decode_result
 from gateway.config.settings import Config
 from gateway.config.strategies import StrategyInfo
@@ -31,23 +31,23 @@ class PikaRPC(Strategy):
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         self._metrics = metrics
         self._waiting: dict[str, PendingTask] = {}
-        self._publisher = Publisher(config, metrics, self._consume, self._lost)
+        self.publisher = Publisher(config, metrics, self._consume, self._lost)
         self._reply_to = ""
 
     async def start(self) -> None:
-        await self._publisher.start()
+        await self.publisher.start()
 
     async def stop(self) -> None:
-        await self._publisher.stop()
+        await self.publisher.stop()
 
     def send(self, message: Message, deadline: float) -> PendingTask:
         pending = PendingTask(message, deadline, self._release)
-        self._publisher.publish(pending, self._reply_to)
+        self.publisher.publish(pending, self._reply_to)
         self._waiting[message.task_id] = pending
         return pending
 
     def checks(self) -> dict[str, str]:
-        return {"broker": self._publisher.error}
+        return {"broker": self.publisher.error}
 
     def _release(self, pending: PendingTask) -> None:
         self._waiting.pop(pending.message.task_id, None)

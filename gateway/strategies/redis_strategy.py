@@ -41,7 +41,7 @@ class RedisPush(Strategy):
         self._metrics = metrics
         self._waiting: dict[str, PendingTask] = {}
         self._throttling = ReadThrottling(metrics)
-        self._publisher = publisher_for(config, metrics, self._throttling)
+        self.publisher = publisher_for(config, metrics, self._throttling)
         self._results = Pipeline(
             lambda: result_store.connect(config), "missed results", patience=CONNECT_TIMEOUT
         )
@@ -63,7 +63,7 @@ class RedisPush(Strategy):
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        await self._publisher.start()
+        await self.publisher.start()
         await self._results.start()
         await self._subscription.start()
         self._sweeper = background.start(self._sweep(), "result sweep")
@@ -72,19 +72,19 @@ class RedisPush(Strategy):
         await self._subscription.stop()
         await background.stop(self._sweeper)
         await self._results.stop()
-        await self._publisher.stop()
+        await self.publisher.stop()
 
     def send(self, message: Message, deadline: float) -> PendingTask:
         if self._subscription.error:
             raise ResultsUnavailable
         pending = PendingTask(message, deadline, self._release)
-        self._publisher.publish(pending)
+        self.publisher.publish(pending)
         self._waiting[message.task_id] = pending
         self._young.append(message.task_id)
         return pending
 
     def checks(self) -> dict[str, str]:
-        return {"broker": self._publisher.error, "results": self._subscription.error}
+        return {"broker": self.publisher.error, "results": self._subscription.error}
 
     def _release(self, pending: PendingTask) -> None:
         self._waiting.pop(pending.message.task_id, None)

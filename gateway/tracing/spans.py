@@ -42,14 +42,18 @@ class Traced(Protocol):
     request: Request
     status: int
     error: str
-    path: str
     delivery_id: str
     task_id: str
     message: Message | None
     joined: bool
 
     @property
+    def path(self) -> str: ...
+
+    @property
     def kept_request(self) -> Request: ...
+
+    def recorded(self, message: Message) -> Message: ...
 
 
 class Spans:
@@ -176,7 +180,7 @@ def _attributes(traced: Traced, method: str) -> dict[str, AttributeValue]:
     if traced.joined:
         found["gateway.joined"] = True
     if traced.message is not None:
-        delivery = traced.message.delivery
+        delivery = traced.recorded(traced.message).delivery
         found |= {
             f"gateway.{name}": _text(delivery[name])
             for name in ("source", "event")

@@ -119,11 +119,11 @@ def test_only_whoever_publishes_can_say_that_it_came_to_nothing(two, redis_serve
         stale = await a.take("x", b"digest", task("a"))
         lapse(redis_server, stale)
         owner = await b.take("x", b"digest", task("b"))
-        a.release(stale, certain=True)
-        a.release(stale, certain=False)
+        a.release(stale, not_taken=True)
+        a.release(stale, not_taken=False)
         assert await a.state(stale) == (PUBLISHING, None)
         assert (await a.take("x", b"digest", task("c"))).state == PUBLISHING
-        b.release(owner, certain=True)
+        b.release(owner, not_taken=True)
         assert await b.state(owner) == (RELEASED, None)
 
     two(work)
@@ -136,13 +136,13 @@ def test_a_late_confirm_outlives_the_takeover_s_failure(two, redis_server):
         owner = await b.take("x", b"digest", task("b"))
         a.confirm(stale)
         assert await a.state(stale) == (CONFIRMED, None)
-        b.release(owner, certain=True)
+        b.release(owner, not_taken=True)
         assert (await b.take("x", b"digest", task("c"))).task_id == task("a")
         # And in the other order: what the broker has taken is not run under another id.
         owner = await a.take("y", b"digest", task("a"))
         lapse(redis_server, owner)
         takeover = await b.take("y", b"digest", task("b"))
-        b.release(takeover, certain=True)
+        b.release(takeover, not_taken=True)
         assert await b.state(takeover) == (RELEASED, None)
         a.confirm(owner)
         assert await a.state(owner) == (CONFIRMED, None)
@@ -155,10 +155,10 @@ def test_a_late_confirm_outlives_the_takeover_s_failure(two, redis_server):
 def test_what_the_broker_may_have_taken_is_published_under_the_same_id(two):
     async def work(a: Claims, b: Claims) -> tuple[Claim, Claim]:
         first = await a.take("x", b"digest", task("a"))
-        a.release(first, certain=False)
+        a.release(first, not_taken=False)
         assert await a.state(first) == (RELEASED, None)
         again = await a.take("x", b"digest", task("b"))
-        a.release(again, certain=True)
+        a.release(again, not_taken=True)
         await a.state(again)
         return again, await b.take("x", b"digest", task("c"))
 
@@ -174,7 +174,7 @@ def test_a_lost_reply_to_a_takeover_forgets_no_task_id(start, stack):
 
     async def work(a: Claims, b: Claims) -> Claim:
         first = await a.take("x", b"digest", task("a"))
-        a.release(first, certain=False)
+        a.release(first, not_taken=False)
         assert await a.state(first) == (RELEASED, None)
         await b.take("y", b"digest", task("y"))  # it is connected: what it asks for arrives
         server.freeze()
@@ -288,7 +288,7 @@ def test_who_listens_keeps_a_confirmed_claim_from_lapsing(two, redis_server):
 def test_a_release_keeps_count_while_the_sender_tries(two, redis_server):
     async def work(a: Claims, b: Claims) -> tuple[Claim, Claim, Claim]:
         first = await a.take("x", b"digest", task("1"), span=60.0)
-        a.release(first, certain=True)
+        a.release(first, not_taken=True)
         await a.state(first)
         shift(redis_server, first, -1.0)
         second = await b.take("x", b"other", task("2"), span=60.0)
@@ -347,7 +347,7 @@ def test_the_first_answer_stays(two):
         await b.state(joined)
         a.finish(owner, Answer(200, "", b"another"))
         a.fail(owner, "ValueError")
-        a.release(owner, certain=True)
+        a.release(owner, not_taken=True)
         a.confirm(owner)
         assert await a.state(owner) == (DONE, None)
         return owner, await a.take("x", b"digest", task("c"))

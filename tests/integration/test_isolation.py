@@ -11,7 +11,7 @@ import redis
 import uvloop
 
 from gateway import answer
-from gateway.relay import delivery_in_flight
+from gateway.relay import delivery
 from gateway.strategies import find
 from tests.support.http_client import Answer, Connection, request
 from tests.support.in_memory import Gateway
@@ -95,7 +95,7 @@ def test_an_outcome_that_cannot_be_answered_is_a_500_for_its_request_alone(
             raise ZeroDivisionError
         return answer.of_outcome(outcome, content_type)
 
-    monkeypatch.setattr(delivery_in_flight, "answer", Patched(of_outcome=of_outcome))
+    monkeypatch.setattr(delivery, "of_outcome", of_outcome)
 
     async def work(gateway: Gateway) -> None:
         fine = [b"fine"] * NEIGHBOURS
@@ -132,7 +132,7 @@ def test_a_deadline_that_cannot_be_told_is_a_500_for_its_request_alone(
         raise ZeroDivisionError
 
     async def work(gateway: Gateway) -> None:
-        monkeypatch.setattr(delivery_in_flight, "DeadlinePassed", fails)
+        monkeypatch.setattr(delivery, "DeadlinePassed", fails)
         worker.freeze()
         try:
             (told,) = await ask(gateway, b"late", path="/late")

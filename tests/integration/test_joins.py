@@ -105,10 +105,10 @@ def test_a_confirm_is_heard_of_and_waiting_goes_on(joined):
     joined(work)
 
 
-@pytest.mark.parametrize("certain", [True, False])
-def test_a_claim_that_was_released_has_to_be_taken_again(joined, certain):
+@pytest.mark.parametrize("not_taken", [True, False])
+def test_a_claim_that_was_released_has_to_be_taken_again(joined, not_taken):
     async def work(one: Waiting) -> None:
-        one.claims.release(one.owned, certain)
+        one.claims.release(one.owned, not_taken)
         assert not await one.waiting
         assert one.pending.ended and one.pending.outcome is None
 

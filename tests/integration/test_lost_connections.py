@@ -219,13 +219,13 @@ def test_a_reply_queue_that_goes_while_its_connection_closes(run, rabbitmq: Rabb
         strategy = PikaRPC(Config(strategy="pika", broker_url=rabbitmq.url), metrics, "prefix")
         await strategy.start()
         await eventually(lambda: not strategy.checks()["broker"])
-        connection = strategy._publisher.connection
-        number = strategy._publisher._channel._channel.channel_number
+        connection = strategy.publisher.connection
+        number = strategy.publisher._channel._channel.channel_number
         gone = pika.frame.Method(number, pika.spec.Basic.Cancel(CONSUMER, True)).marshal()
         # The broker's last words come after the beginning of the end.
         connection.close()
         connection._on_data_available(gone)
-        publisher = strategy._publisher
+        publisher = strategy.publisher
         await eventually(lambda: not publisher.error and publisher.connection is not connection)
         assert connection.is_closed
         await strategy.stop()

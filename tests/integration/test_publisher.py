@@ -13,7 +13,7 @@ import pytest
 
 from gateway.amqp import broker as broker_module
 from gateway.amqp import publisher as publisher_module
-from gateway.amqp import templates
+from gateway.amqp import publishing_channel
 from gateway.amqp.publisher import Publisher
 from gateway.celery_message import Message
 from gateway.config.settings import Config, Route
@@ -150,7 +150,7 @@ def test_a_return_that_comes_after_its_timeout_concerns_no_later_try(broker, met
 
 
 def test_templates_are_kept_in_bounds(broker, metrics, monkeypatch):
-    monkeypatch.setattr(templates, "_MOST", 3)
+    monkeypatch.setattr(publishing_channel, "_TEMPLATES", 3)
 
     async def work(publisher: Publisher) -> None:
         await eventually(lambda: not publisher.error)

@@ -38,7 +38,7 @@ _SCRIPTS = {
     scripts.PROLONG: (PROLONG, "task lease"),
     scripts.FINISH: (FINISH, "task digest life answer channel"),
     scripts.FAIL: (FAIL, "task end remembered span channel"),
-    scripts.RELEASE: (RELEASE, "owner certain span channel"),
+    scripts.RELEASE: (RELEASE, "owner not_taken span channel"),
 }
 _FOUND = {b"mine": MINE, b"lapsed": LAPSED, b"conflict": CONFLICT}
 _FOUND |= {b"P": PUBLISHING, b"C": CONFIRMED, b"D": DONE}
@@ -189,7 +189,7 @@ def _follow(state: State, done: Operation, now: Moment) -> Iterator[State]:
             yield state
         elif done.name == RENEW:
             yield state._replace(until=_after(now, given["lease"]))
-        elif given["certain"] and state.task == state.owner:
+        elif given["not_taken"] and state.task == state.owner:
             yield State(failed=state.failed)
         else:
             yield state._replace(until=AT_ONCE)

@@ -48,7 +48,7 @@ _OF_STRATEGY = {
 }
 
 
-_CLAIMS, _RELAY = "claims/store", "relay/delivery_in_flight"
+_CLAIMS, _RELAY = "claims/store", "relay/delivery"
 _CLAIMED = "relay/claimed_delivery"
 MUTANTS = [
     _m(
@@ -111,7 +111,12 @@ MUTANTS = [
         "self._confirms.give_up(now - self._confirm_timeout)",
         "self._confirms.give_up(-1.0)",
     ),
-    _m("multiple acks ignored", "amqp/confirms", "        if multiple:", "        if False:"),
+    _m(
+        "multiple acks ignored",
+        "amqp/publishing_channel",
+        "        if multiple:",
+        "        if False:",
+    ),
     _m("no heartbeats", "amqp/broker", "HEARTBEAT = 10\n", "HEARTBEAT = 0\n"),
     _m(
         "a failed claim restored",
@@ -140,8 +145,8 @@ MUTANTS = [
     _m(
         "an unknown confirm taken for none",
         _CLAIMED,
-        "certain=isinstance(error, Unroutable)",
-        "certain=True",
+        "not_taken=isinstance(error, Unroutable)",
+        "not_taken=True",
     ),
     _m(
         "what is unconfirmed not listened for",
@@ -155,11 +160,11 @@ MUTANTS = [
         "self.idempotency.late.listen(self.claim, self.route.read)",
         "pass",
     ),
-    _m("an answer not written to its claim", _CLAIMS, "self.finish(claim, given)", "pass"),
+    _m("an answer not written to its claim", _CLAIMS, "self.finish(claim, answer)", "pass"),
     _m(
         "a failure not written to its claim",
         _CLAIMS,
-        'self.fail(claim, outcome.error or "", given)',
+        'self.fail(claim, outcome.error or "", answer)',
         "pass",
     ),
     _m("claims' writes not repeated", _CLAIMS, "if monotonic() - since < _RETRY_FOR:", "if False:"),
@@ -181,9 +186,8 @@ MUTANTS = [
     _m(
         "an accepted message not confirmed",
         _RELAY,
-        'send = strategy.publish if self.mode == "accept"',
-        'self.mode == "accept" and self.accept()\n'
-        '        send = strategy.publish if self.mode == "accept"',
+        "send = strategy.publish if again",
+        'self.mode == "accept" and self.accept()\n        send = strategy.publish if again',
     ),
     _m(
         "further tasks not published",
@@ -199,7 +203,7 @@ MUTANTS = [
     ),
     _m(
         "deadlines that end with the first",
-        "relay/deadlines",
+        "relay/limits",
         "self._arm(min(self._ticks))",
         "pass",
     ),
@@ -287,8 +291,8 @@ MUTANTS = [
     _m(
         "a cycle of references that keeps a body",
         "pending_task",
-        "changed, self._changed = self._changed, None",
-        "changed = self._changed",
+        "        self._changed = None\n        self.ended = True\n",
+        "        self.ended = True\n",
     ),
     _m(
         "a failure that is not remembered",

@@ -549,8 +549,8 @@ class Claim:
     def fail(self, task: bytes = TASK) -> None:
         self.run(claims.FAIL, task, b"!why", 20_000, 100_000, self.channel)
 
-    def release(self, owner: bytes, certain: int) -> None:
-        self.run(claims.RELEASE, owner, certain, 100_000, self.channel)
+    def release(self, owner: bytes, not_taken: int) -> None:
+        self.run(claims.RELEASE, owner, not_taken, 100_000, self.channel)
 
 
 @pytest.fixture
@@ -589,7 +589,7 @@ def test_a_claim_whose_task_fails_is_free(claim):
     claim.fail()
     found, task, tries, *_ = claim.take(NEXT)
     assert (found, task, tries) == (b"mine", NEXT, 2)
-    claim.release(NEXT, certain=1)
+    claim.release(NEXT, not_taken=1)
     claim.confirm()  # it has failed, so this restores nothing
     assert claim.take(OTHER)[:3] == (b"mine", OTHER, 3)
 
@@ -599,12 +599,12 @@ def test_a_claim_that_is_lost_is_restored(claim):
     assert claim.take(OTHER)[:2] == (b"C", TASK)
 
 
-@pytest.mark.parametrize("certain", [0, 1])
-def test_a_released_claim_keeps_its_task_unless_it_is_certain(claim, certain):
+@pytest.mark.parametrize("not_taken", [0, 1])
+def test_a_released_claim_keeps_its_task_unless_it_is_certain(claim, not_taken):
     claim.take(TASK)
-    claim.release(TASK, certain)
+    claim.release(TASK, not_taken)
     found, task, *_ = claim.take(OTHER)
-    assert (found, task) == ((b"mine", OTHER) if certain else (b"lapsed", TASK))
+    assert (found, task) == ((b"mine", OTHER) if not_taken else (b"lapsed", TASK))
 
 
 def test_a_lease_lapses(server, claim):

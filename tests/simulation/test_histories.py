@@ -39,7 +39,7 @@ def write(name: str, began: float, ended: float, task: bytes, **given: Any) -> O
     lease = LEASE if name == RENEW else KEPT
     values = {
         "task": task, "owner": task, "digest": b"", "lease": lease, "life": WINDOW,
-        "answer": b"it", "remembered": 20_000, "certain": 0, **given,
+        "answer": b"it", "remembered": 20_000, "not_taken": 0, **given,
     }  # fmt: skip
     return Operation(name, began, ended, given=values)
 
@@ -66,7 +66,7 @@ RIGHT = {
         take(1, 2, B, PUBLISHING, task=A),
     ],
     "or not": [take(0, inf, A), take(1, 2, B, MINE)],
-    "or later": [take(0, inf, A), take(1, 2, B, MINE), write(RELEASE, 3, 4, B, certain=1),
+    "or later": [take(0, inf, A), take(1, 2, B, MINE), write(RELEASE, 3, 4, B, not_taken=1),
                  take(5, 6, B, PUBLISHING, task=A)],
     "a lease lapses": [take(0, 1, A, MINE), take(4.5, 5.5, B, LAPSED, task=A)],
     "a lease that is renewed lasts longer": [
@@ -79,12 +79,12 @@ RIGHT = {
         write(RELEASE, 1, 2, A),
         state(2, 3, A, PUBLISHING, lapsed=True),
         take(2, 3, B, LAPSED, task=A),
-        write(RELEASE, 3, 4, B, certain=1),
+        write(RELEASE, 3, 4, B, not_taken=1),
         take(4, 5, B, LAPSED, task=A),
     ],
     "what was surely not published is free": [
         take(0, 1, A, MINE),
-        write(RELEASE, 1, 2, A, certain=1),
+        write(RELEASE, 1, 2, A, not_taken=1),
         take(2, 3, B, MINE),
     ],
     "after a failure another task": [
@@ -150,7 +150,7 @@ WRONG = {
     ],
     "who does not own it releases it": [
         take(0, 1, A, MINE),
-        write(RELEASE, 1, 2, B, certain=1),
+        write(RELEASE, 1, 2, B, not_taken=1),
         take(2, 3, B, MINE),
     ],
     "what is prolonged expires": [

@@ -41,7 +41,7 @@ def arguments(message: Message) -> Outcome:
 class InMemory(Strategy):
     """Runs `task` on each message at once; without one, whoever takes it from `sent` ends it."""
 
-    _publisher = None  # there is no broker
+    publisher = None  # there is no broker
 
     def __init__(self, task: Callable[[Message], Outcome] | None):
         self.task = task

@@ -53,7 +53,7 @@ def test_every_line_of_the_gateway_goes_through_it(capfd):
     listener = log.start("text")
     try:
         for number in range(3 * log.MOST):
-            logging.getLogger("gateway.amqp.confirms").warning("message returned: %d", number)
+            logging.getLogger("gateway.amqp.broker").warning("message returned: %d", number)
             logging.getLogger("elsewhere").warning("something else: %d", number)
     finally:
         listener.stop()

@@ -27,31 +27,31 @@ class Queries(Strategy):
     """Asks Redis for each result by itself, in a coroutine for each request."""
 
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
-        self._publisher = publisher_for(config, metrics)
+        self.publisher = publisher_for(config, metrics)
         self._results = results_of(config, metrics)
         self._prefix = result_store.key_prefix(config)
         self._waiting: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        await self._publisher.start()
+        await self.publisher.start()
         await self._results.start()
 
     async def stop(self) -> None:
         await self._results.stop()
-        await self._publisher.stop()
+        await self.publisher.stop()
 
     def send(self, message: Message, deadline: float) -> PendingTask:
         if self._results.error:
             raise ResultsUnavailable
         pending = PendingTask(message, deadline)
-        self._publisher.publish(pending)
+        self.publisher.publish(pending)
         waiting = asyncio.create_task(self._wait(pending))
         self._waiting.add(waiting)
         waiting.add_done_callback(self._waiting.discard)
         return pending
 
     def checks(self) -> dict[str, str]:
-        return {"broker": self._publisher.error, "results": self._results.error}
+        return {"broker": self.publisher.error, "results": self._results.error}
 
     async def _wait(self, pending: PendingTask) -> None:
         key = self._prefix + pending.message.task_id

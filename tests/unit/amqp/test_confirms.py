@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gateway.amqp.confirms import Confirms
+from gateway.amqp.publishing_channel import Confirms
 from gateway.celery_message import Message
 from gateway.errors import BrokerUnavailable, NotConfirmed, Rejected, Unroutable
 from gateway.metric_table import PUBLISHED

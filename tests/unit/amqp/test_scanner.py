@@ -15,7 +15,7 @@ from pika.exceptions import BodyTooLongError, InvalidFrameError
 from pika.spec import Basic
 
 from gateway.amqp.connection import TurnConnection
-from gateway.amqp.scanner import Scanner
+from gateway.amqp.frames import Scanner
 
 OURS, OTHER = 1, 2  # channels
 CONSUMER = "gateway"

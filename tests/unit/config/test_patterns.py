@@ -12,8 +12,8 @@ import pytest
 from gateway.config.dynamic import check_pattern
 from gateway.config.pointers import MAX_LENGTH, MAX_NAME, glob
 from gateway.config.settings import Config
+from gateway.delivery import read_prefer
 from gateway.errors import NotFound
-from gateway.relay import preferences
 from gateway.relay.routes import Routes
 
 
@@ -67,7 +67,7 @@ def test_parameters_of_one_segment_are_found_in_one_pass(path, fitting, long):
 
 
 def test_a_preference_without_its_last_quote_is_read_in_one_pass():
-    assert preferences.read('"' + '\\"' * 200_000) is None
+    assert read_prefer('"' + '\\"' * 200_000) is None
 
 
 @pytest.mark.parametrize(

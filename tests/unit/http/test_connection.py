@@ -11,7 +11,7 @@ from tornado.http1connection import HTTP1Connection
 from tornado.httputil import HTTPInputError, RequestStartLine, parse_request_start_line
 
 from gateway.http.connection import MAX_HEADERS, Connection, Headers
-from gateway.http.read_buffer import RequestRefused
+from gateway.http.stream import RequestRefused
 
 FIRST = "POST / HTTP/1.1"
 #: The characters that make a difference in a header.

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import BadRequest, HeaderTooLarge, URITooLong
-from gateway.http.read_buffer import END_OF_HEADER, ReadBuffer, RequestRefused
+from gateway.http.stream import END_OF_HEADER, ReadBuffer, RequestRefused
 
 MESSAGES = b"POST / HTTP/1.1\r\nA: 1\r\n\r\n" + b"hello" + b"5\r\n" + b"world\r\n" + b"GET"
 READS = [

@@ -8,8 +8,8 @@ from time import monotonic
 
 import pytest
 
-from gateway.relay import deadlines as module
-from gateway.relay.deadlines import TICK, Deadlines
+from gateway.relay import limits as module
+from gateway.relay.limits import TICK, Deadlines
 
 
 @dataclass(eq=False)

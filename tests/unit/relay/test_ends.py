@@ -27,12 +27,11 @@ from gateway.outcome import FAILURE, SUCCESS, Outcome
 from gateway.pending_task import PendingTask
 from gateway.relay.in_flight import InFlight
 from gateway.relay.relay import Relay
-from gateway.relay.reply import Reply
 from gateway.stores.pipeline import Pipeline
 from tests.support.in_memory import InMemory
 
 #: What has a request's body, or leads to it.
-KEPT = (Delivery, InFlight, Message, PendingTask, Reply, Request)
+KEPT = (Delivery, InFlight, Message, PendingTask, Request)
 
 CLAIM = {
     scripts.TAKE, scripts.CONFIRM, scripts.FINISH, scripts.FAIL, scripts.RELEASE, scripts.PROLONG,
@@ -331,7 +330,7 @@ async def gone_while_the_journal_is_away(h: Harness) -> list[int]:
     sent = h.post("/accept")
     await turns()
     h.tasks.confirm()
-    if sent is not None and not sent.reply.closed:
+    if sent is not None and not sent.closed:
         sent.cancel()
         return []
     return [202]
@@ -635,9 +634,9 @@ async def refused_before_it_is_counted(h: Harness) -> list[int]:
     h.post("/limited")
     h.post("/limited")
     h.post(late=60)
-    h.relay.limits.bytes += h.relay.limits._most_bytes
+    h.relay.limits.bytes += h.relay.limits.most_bytes
     h.post()
-    h.relay.limits.bytes -= h.relay.limits._most_bytes
+    h.relay.limits.bytes -= h.relay.limits.most_bytes
     await turns()
     h.tasks.confirm().settle(Outcome(SUCCESS, "done"))
     return [404, 429, 408, 503, 200]
@@ -731,7 +730,7 @@ def test_nothing_of_a_request_is_left(uncollected, monkeypatch, end, journal):
     monkeypatch.setattr(Pipeline, "run", redis.run)
     monkeypatch.setattr(writing, "LATEST", 0.02)
     # A log record that pytest keeps has the frames of an unexpected error.
-    monkeypatch.setattr("gateway.relay.attempt.log.error", lambda *_, **__: None)
+    monkeypatch.setattr("gateway.relay.in_flight.log.error", lambda *_, **__: None)
 
     async def run() -> None:
         h = Harness(metrics, redis, journal)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from time import monotonic
-from types import SimpleNamespace
 
 import pytest
 
@@ -17,13 +16,10 @@ from gateway.config.settings import Config
 from gateway.delivery import Delivery, Request
 from gateway.errors import TaskFailed
 from gateway.metrics import Metrics
+from gateway.outcome import FAILURE, Outcome
 from gateway.relay.claimed_delivery import ClaimedDelivery
-from gateway.relay.limits import SourceLimits
-from gateway.relay.preferences import Terms
+from gateway.relay.in_flight import ResultLookup
 from gateway.relay.relay import Relay
-from gateway.relay.reply import Reply
-from gateway.relay.result_lookup import ResultLookup
-from gateway.relay.result_urls import Ticket
 from gateway.sources.base import Verified
 from gateway.tracing.trace import CONFIRM, PUBLISH, Trace
 from tests.support.in_memory import InMemory, echo
@@ -44,26 +40,14 @@ class Harness:
         """Return a request whose header came `ago` seconds before its body."""
         return Request("POST", "/", "", {}, b"hello", "127.0.0.1", monotonic() - ago, 0.0)
 
-    def reply(self) -> Reply:
-        return Reply(self.relay.context.recording, self.request(), self.given.append)
-
     def delivery(self, applied: str = "") -> ClaimedDelivery:
         """Return one that waits for its claim."""
-        reply = self.reply()
-        reply.applied = applied
+        in_flight = ClaimedDelivery(self.relay.context, self.request(), self.given.append)
         route = Route(path="/", tries=3, retry_after=5, deadline=DEADLINE, idempotency="header:Key")
-        terms = Terms("wait", reply.request.arrived + DEADLINE, applied)
         delivery = Delivery("id", "/", {}, {}, "", {"key": "1"}, b"hello", "127.0.0.1", 0.0)
-        endpoint = SimpleNamespace(limits=SourceLimits(None), source=None)
-        return ClaimedDelivery(
-            self.relay.context,
-            reply,
-            endpoint,
-            route,
-            terms,
-            Verified(b"hello"),
-            delivery,
-        )
+        in_flight.make_messages(route, delivery, Verified(b"hello"))
+        in_flight.applied = applied
+        return in_flight
 
 
 @pytest.fixture
@@ -74,9 +58,10 @@ def harness() -> Iterator[Harness]:
 
 
 def test_the_log_has_the_text_of_a_tasks_error_and_the_sender_its_type(harness, caplog):
-    reply = harness.reply()
-    reply.failure = "TypeError: take_order() missing 1 required positional argument: 'shop'"
-    reply.refuse(TaskFailed("The task failed: TypeError."))
+    said = "take_order() missing 1 required positional argument: 'shop'"
+    delivery = harness.delivery()
+    delivery.outcome = Outcome(FAILURE, error="TypeError", detail=said)
+    delivery.refuse(TaskFailed("The task failed: TypeError."))
     assert "take_order() missing 1 required" in caplog.text
     (given,) = harness.given
     assert b"The task failed: TypeError." in given.body and b"take_order" not in given.body
@@ -104,7 +89,7 @@ def test_earlier_tries_are_held_unless_the_sender_says_how_long_it_waits(harness
         delivery.enter(0)
         delivery.join(claim, again=False)
         delivery.give(Answer(200, "", b""))
-        return delivery.deadline - delivery.reply.request.arrived
+        return delivery.deadline - delivery.request.arrived
 
     assert asyncio.run(join()) == pytest.approx(DEADLINE + 10 * held)
 
@@ -127,13 +112,13 @@ def test_the_message_of_a_lapsed_claim_is_published_in_steps_of_its_trace(harnes
     delivery = harness.delivery()
     harness.strategy.publish = harness.strategy.send  # which is in memory
     delivery.trace = Trace("1" * 32, "2" * 16, "", sampled=True)
-    delivery.publish_again(delivery.message)
+    delivery.publish(delivery.message)
     assert [step for step, _ in delivery.trace.steps] == [PUBLISH, CONFIRM]
 
 
 def test_who_waits_for_a_store_in_vain_is_told_which(harness):
     harness.delivery().expire()
-    ResultLookup(harness.relay.context, harness.reply(), 0.0, Ticket("", "", 0.0, "")).expire()
+    ResultLookup(harness.relay.context, harness.request(), harness.given.append).expire()
 
     claims, results = harness.given
     assert b"state-unavailable" in claims.body

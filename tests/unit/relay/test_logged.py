@@ -102,7 +102,7 @@ def test_why_a_401_was_given_is_logged_and_no_secret_is(
     answer = ask(forged("push", body, signature))
 
     assert answer.status == 401
-    (warning,) = lines(caplog, "gateway.relay.reply")
+    (warning,) = lines(caplog, "gateway.relay.in_flight")
     assert warning.startswith(f"401 unverified: {reason} (route /forge, delivery ")
     assert caplog.records[0].levelname == "WARNING"
     told = lines(caplog, "requests")
@@ -116,7 +116,7 @@ def test_what_lacks_a_value_has_its_reason_in_its_line(ask, caplog, log_requests
 
     assert ask(request).status == 400
 
-    (line,) = lines(caplog, "gateway.relay.reply")
+    (line,) = lines(caplog, "gateway.relay.in_flight")
     assert line.startswith("400 bad-request: json:/id is missing. (route /plain, delivery ")
     assert line.endswith(", task none, source none, POST /plain from 127.0.0.1)")
     assert caplog.records[0].levelname == "INFO"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.relay.preferences import Preference, read
+from gateway.delivery import Preference, read_prefer
 
 ASYNC = Preference("accept", None, "respond-async")
 
@@ -53,9 +53,9 @@ def wait(seconds: int) -> Preference:
     ],
 )
 def test_what_is_asked_for(header, preference):
-    assert read(header) == preference
+    assert read_prefer(header) == preference
 
 
 @given(st.text(max_size=100))
 def test_anything_may_be_sent(text):
-    read(text)
+    read_prefer(text)

@@ -7,25 +7,25 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from gateway import answer
-from gateway.amqp.dynamic_queues import Send
-from gateway.answer import Answer
+from gateway.answer import Answer, of_acceptance, of_outcome
 from gateway.celery_message import Message, encode_body
 from gateway.clock import monotonic, time
 from gateway.config.route import Route
-from gateway.delivery import Delivery
-from gateway.errors import BadRequest, DeadlinePassed, NotConfirmed, RequestError, StateUnavailable
+from gateway.delivery import Delivery, Preference, Request, read_prefer
+from gateway.errors import (
+    BadRequest,
+    BodyTooSlow,
+    DeadlinePassed,
+    NotConfirmed,
+    RequestError,
+    StateUnavailable,
+)
 from gateway.failpoints import CONFIRMED
-from gateway.journal.entry import FAILED, SUCCEEDED, ended
+from gateway.journal.entry import FAILED, SUCCEEDED
 from gateway.metric_table import MISSES, WAITS
 from gateway.outcome import SUCCESS, Outcome
 from gateway.pending_task import PendingTask
-from gateway.relay.attempt import attempt
-from gateway.relay.context import Context
-from gateway.relay.in_flight import InFlight
-from gateway.relay.preferences import Terms
-from gateway.relay.reply import Reply
-from gateway.relay.routes import Endpoint
+from gateway.relay.in_flight import Context, InFlight, Respond
 from gateway.sources.base import Verified
 from gateway.tracing.trace import ANSWER, CONFIRM, FURTHER, PUBLISH, WAIT
 
@@ -39,63 +39,65 @@ class DeliveryInFlight(InFlight):
     A confirm is an answer only where the mode is ``accept``. `STAGES` has what happens when.
     """
 
-    __slots__ = (
-        "delivery", "further", "identity", "kept", "message", "mode", "owner", "pending", "route",
-        "size", "source", "stage", "tracked", "verified",
-    )  # fmt: skip
+    __slots__ = ("delivery", "further", "mode", "route", "stage", "tracked", "verified")
 
-    def __init__(
-        self,
-        context: Context,
-        reply: Reply,
-        endpoint: Endpoint,
-        route: Route,
-        terms: Terms,
-        verified: Verified,
-        delivery: Delivery,
-    ):
-        """Make the messages; raises `BadRequest` where the delivery lacks a value for them."""
-        super().__init__(context, reply, terms.deadline, endpoint.limits)
-        self.route = route
-        self.source = endpoint.source
-        self.mode = terms.answer
-        self.verified = verified
-        self.delivery = delivery
-        #: The id of this try; in general it is that of its task, too.
-        self.owner = context.ids.new()
-        journalled = context.journal is not None and route.journal
+    # Set by `make_messages`.
+    delivery: Delivery
+    message: Message
+    route: Route
+    verified: Verified
+
+    def __init__(self, context: Context, request: Request, respond: Respond):
+        super().__init__(context, request, respond)
+        self.mode = ""
+        self.stage = CLAIM
         #: Is the delivery written to the journal before its task has ended?
-        self.tracked = journalled and self.mode != "wait"
-        reply.kept = route.journal
-        reply.redacted = None if route.redaction is None else route.redaction.of(delivery)
-        try:
-            self.message = self._message()
-        except BadRequest:
-            unsent = self._unsent() if journalled else None
-            reply.message = unsent and self._redacted(unsent)
-            raise
-        reply.message = self._redacted(self.message)
-        self.identity = reply.identity = route.identity(delivery, verified)
+        self.tracked = False
         self.further: Sequence[Message] = ()
+
+    def make_messages(self, route: Route, delivery: Delivery, verified: Verified) -> int:
+        """Make the messages for the tasks of `route`; return how many bytes the request holds.
+
+        Raises `BodyTooSlow` after the deadline, and `BadRequest` where the delivery lacks a value.
+        """
+        context, request = self.context, self.request
+        self.route, self.delivery, self.verified = route, delivery, verified
+        self.mode, self.deadline = route.answer, request.arrived + route.deadline
+        if route.prefer and "prefer" in request.headers:
+            self._apply(read_prefer(request.headers["prefer"]))
+        if self.deadline <= monotonic():
+            raise BodyTooSlow("The body came after the deadline.")
+        self.kept = route.journal
+        self.redacted = None if route.redaction is None else route.redaction.of(delivery)
+        journalled = context.journal is not None and route.journal
+        self.tracked = journalled and self.mode != "wait"
+        try:
+            self.message = message = self._message()
+        except BadRequest:
+            if journalled:
+                self._keep_unsent()
+            raise
+        if route.identified:
+            self.identity = route.identity(delivery, verified)
         if self.identity and route.runs_once:
-            self.message.task_id = context.further.task_id(self.identity)
+            message.task_id = context.further.task_id(self.identity)
         if route.also:
             self.further = context.further.messages(route, delivery, self.identity)
-        #: The bytes that the request holds: its own, and those of its messages.
-        self.size = reply.request.size
-        for message in (self.message, *self.further):
-            self.trace.carry(message)
-            self.size += len(message.body)
-        #: The message as the journal and traces have it.
-        self.kept = reply.message = self._redacted(self.message)
-        self.stage = CLAIM
-        self.pending: PendingTask | None = None
+        size = request.size
+        for each in (message, *self.further):
+            self.trace.carry(each)
+            size += len(each.body)
+        return size
 
-    def _redacted(self, message: Message) -> Message:
-        redacted = self.reply.redacted
-        return redacted.message(message) if redacted is not None else message
+    def _apply(self, preference: Preference | None) -> None:
+        """Answer as the sender prefers, within the route's deadline."""
+        if preference is not None:
+            self.mode, self.applied = preference.answer, preference.applied
+            if preference.wait is not None:
+                self.deadline = min(self.deadline, self.request.arrived + preference.wait)
 
     def _message(self) -> Message:
+        """Make the message for the route's own task."""
         route, delivery = self.route, self.delivery
         later = route.identified or self.mode != "wait"
         queue = ""
@@ -103,7 +105,7 @@ class DeliveryInFlight(InFlight):
             queue = self.context.fairness.shorter(route.fair_pair(delivery))
         return route.message(
             delivery,
-            self.owner,
+            self.context.ids.new(),
             store=later,
             # Persistent where a 2xx may come before the result, or a retry may join the task.
             persistent=later or route.durable,
@@ -113,25 +115,20 @@ class DeliveryInFlight(InFlight):
             tracked=self.tracked,
         )
 
-    def _unsent(self) -> Message | None:
-        """Return what the journal keeps of a delivery that lacks a value for its message.
+    def _keep_unsent(self) -> None:
+        """Make what the journal keeps of a delivery that lacks a value for its message.
 
         It is a message with the call of a route without `args`, and without a queue. It is not
-        published. None: the delivery cannot be written as a call.
+        published. There is none where the delivery cannot be written as a call.
         """
-        delivery = self.delivery
+        delivery, task = self.delivery, self.route.task
         with suppress(BadRequest):  # its query or headers cannot be arguments, either
             call = encode_body(delivery.query, delivery.headers, delivery.body)
-            return Message(self.owner, self.route.task, "", call, delivery.table(store=False))
-        return None
+            table = delivery.table(store=False)
+            self.message = Message(self.context.ids.new(), task, "", call, table)
 
-    def start(self) -> None:
+    def begin(self) -> None:
         """Begin to publish the messages."""
-        self._begin()
-        if not self.reply.closed:  # `blocking` has answered already
-            self.enter(self.size)
-
-    def _begin(self) -> None:
         if self.further:
             self.run(self._publish_all())
         else:
@@ -139,8 +136,8 @@ class DeliveryInFlight(InFlight):
 
     async def _publish_all(self) -> None:
         await self.publish_further()
-        unwanted = self.route.revoke and self.reply.closed  # the sender has disconnected
-        if not self.reply.answered and not unwanted:
+        unwanted = self.route.revoke and self.closed  # the sender has disconnected
+        if not self.answered and not unwanted:
             self.follow(self.publish())
 
     async def publish_further(self, recorded: bool = True) -> None:
@@ -154,42 +151,32 @@ class DeliveryInFlight(InFlight):
             self.trace.begin(FURTHER)
             await self.context.further.publish(self.further, self.identity, self.deadline, recorded)
 
-    def publish(self) -> PendingTask:
+    def publish(self, again: Message | None = None) -> PendingTask:
         """Publish the route's own message, and wait for its confirm or its result.
 
-        Only for its confirm where the mode is ``accept``.
+        Only for its confirm where the mode is ``accept``, or where it is published `again`: then it
+        is the message of an earlier try. A dynamic queue is declared before.
         """
-        context, strategy = self.context, self.context.strategy
-        if self.tracked and context.journal is not None:
-            task_id = self.message.task_id
-            self.reply.begun = context.journal.begin(self.kept, task_id, self.identity)
-        send = strategy.publish if self.mode == "accept" else strategy.send
-        pending = self._publish(send, self.message)
-        if self.route.fair_by is not None:
-            context.fairness.follow(pending)
-        return pending
-
-    def publish_again(self, message: Message) -> PendingTask:
-        """Publish the `message` of an earlier try; wait for its confirm only."""
-        return self._publish(self.context.strategy.publish, message)
-
-    def _publish(self, send: Send, message: Message) -> PendingTask:
-        """Publish by `send`; a dynamic queue is declared before."""
-        queues, trace = self.context.queues, self.trace
-        trace.begin(PUBLISH)
-        if queues is not None and self.route.dynamic:
-            pending = queues.send(self.route, message, self.deadline, send)
+        context, strategy, message = self.context, self.context.strategy, again or self.message
+        if self.tracked and context.journal is not None and again is None:
+            kept = self.recorded(message)
+            self.begun = context.journal.begin(kept, message.task_id, self.identity)
+        send = strategy.publish if again or self.mode == "accept" else strategy.send
+        self.trace.begin(PUBLISH)
+        if context.queues is not None and self.route.dynamic:
+            pending = context.queues.send(self.route, message, self.deadline, send)
         else:
             pending = send(message, self.deadline)
-        trace.begin(CONFIRM)
+        self.trace.begin(CONFIRM)
+        if self.route.fair_by is not None and again is None:
+            context.fairness.follow(pending)
         return pending
 
     def follow(self, pending: PendingTask) -> None:
         """Answer with the confirm or the end of `pending`."""
         self.stage, self.pending = CONFIRMS, pending
-        self.reply.sent = pending.sent
-        self.reply.task_id = pending.message.task_id
-        pending.watch(partial(attempt, self, self._advance))
+        self.task_id = pending.message.task_id
+        pending.watch(partial(self.guarded, self._advance))
 
     # What a claim adds; here there is none -----------------------------------------------------
 
@@ -212,8 +199,8 @@ class DeliveryInFlight(InFlight):
     def _unattended(self) -> None:
         """Nobody waits any more for the task, which may still run."""
 
-    def _ran(self, outcome: Outcome, given: Answer | None, final: bool) -> None:
-        """The task has ended; `given` and `final` are from `Route.read` of its `outcome`."""
+    def _ran(self, outcome: Outcome, answer: Answer | None, final: bool) -> None:
+        """The task has ended; `answer` and `final` are from `Route.read` of its `outcome`."""
 
     def _waits_again(self, error: RequestError) -> bool:
         """Is the result, whose connection was lost with `error`, waited for in another way?"""
@@ -237,9 +224,6 @@ class DeliveryInFlight(InFlight):
 
     def _expire(self) -> None:
         self.stage.deadline(self)
-
-    def _busy(self) -> bool:
-        return self.pending is not None and not self.pending.ended
 
     # Actions ------------------------------------------------------------------------------------
 
@@ -270,7 +254,7 @@ class DeliveryInFlight(InFlight):
 
     def _left(self) -> None:
         self._revoke()
-        if self.reply.closed:
+        if self.closed:
             self._waited("client-gone")
         self._abandon()
         if self._owns_claim:
@@ -279,7 +263,7 @@ class DeliveryInFlight(InFlight):
     def _confirmed(self) -> None:
         self.context.failpoint.reach(CONFIRMED)
         self._taken()
-        if self.reply.closed:
+        if self.closed:
             self._abandon()
             self._unattended()
             self._finish_if_idle()
@@ -297,9 +281,10 @@ class DeliveryInFlight(InFlight):
         self._stop_waiting()
         self._unattended()
         self._revoke()
-        answered = "fallback" if self.route.fallback is not None else "accepted"
-        given = answered if self.mode == "wait-then-accept" else "error"
-        self.context.metrics.count(MISSES, self.route.path, given)
+        answered = "error"
+        if self.mode == "wait-then-accept":
+            answered = "fallback" if self.route.fallback is not None else "accepted"
+        self.context.metrics.count(MISSES, self.route.path, answered)
         self._give_up(DeadlinePassed())
 
     def _give_up(self, error: RequestError) -> None:
@@ -313,14 +298,12 @@ class DeliveryInFlight(InFlight):
     def _ended(self, outcome: Outcome) -> None:
         self._waited(outcome.state.lower())
         self.trace.begin(ANSWER)
-        self.reply.state, self.reply.failure, self.reply.attempts = ended(outcome)
-        if self.reply.redacted is not None:  # what the exception says may have such a value
-            self.reply.failure = self.reply.failure.partition(": ")[0]
+        self.outcome = outcome
         try:
-            given = answer.of_outcome(outcome, self.route.content_type)
+            answer = of_outcome(outcome, self.route.content_type)
         except RequestError as error:
-            if outcome.state == SUCCESS:  # the sender hears that it failed
-                self.reply.state = FAILED
+            # If it succeeded, the sender hears nevertheless that it failed.
+            self.state = FAILED if outcome.state == SUCCESS else self.end.state
             taken = outcome.state == SUCCESS or self.route.runs_once
             self._ran(outcome, None, taken)
             if taken and self.mode == "accept":  # the sender does not want the result
@@ -328,8 +311,8 @@ class DeliveryInFlight(InFlight):
             else:
                 self.refuse(error)
         else:
-            self._ran(outcome, given, given.status in self.route.final_statuses)
-            self.repeat_answer(given)
+            self._ran(outcome, answer, answer.status in self.route.final_statuses)
+            self.repeat_answer(answer)
 
     def _never(self, *_: object) -> None:
         """Nothing is published yet, or the event has led to the next stage."""
@@ -352,84 +335,84 @@ class DeliveryInFlight(InFlight):
     def _waited(self, outcome: str) -> None:
         """Count how long the task's result was waited for."""
         if self.mode != "accept":
-            seconds = monotonic() - self.reply.sent
+            assert self.pending is not None
+            seconds = monotonic() - self.pending.sent
             self.context.metrics.observe(seconds, WAITS, self.context.strategy_name, outcome)
 
-    def repeat_answer(self, given: Answer) -> None:
+    def repeat_answer(self, answer: Answer) -> None:
         """Answer with a task's answer, or with its acceptance where the mode is ``accept``."""
-        self.reply.state = SUCCEEDED
-        late = self.context.late if self.route.late is not None and self.reply.joined else None
+        self.state = SUCCEEDED
+        late = self.context.late if self.route.late is not None and self.joined else None
         if self.mode == "accept":
             self.accept()
         elif late is not None:  # an earlier try may have been answered without it
             self.extend(monotonic() + _YIELDING)
             late.yields(
-                self.reply.task_id, self.deadline, partial(attempt, self, self._give_unless, given)
+                self.task_id, self.deadline, partial(self.guarded, self._give_unless, answer)
             )
         else:
-            self._give_result(given)
+            self._give_result(answer)
 
-    def _give_unless(self, given: Answer, sent: bool) -> None:
+    def _give_unless(self, answer: Answer, sent: bool) -> None:
         """Give a task's answer, unless it was `sent` late."""
         if sent:
             self._give_acceptance()
         else:
-            self._give_result(given)
+            self._give_result(answer)
 
-    def _give_result(self, given: Answer) -> None:
+    def _give_result(self, answer: Answer) -> None:
         """Answer with a task's answer, in the form that the sender expects."""
-        source = self.source
-        if source is not None and given.status < 300:
+        source = self.endpoint.source
+        if source is not None and answer.status < 300:
             try:
-                given = source.reply(given, self.verified, time())
+                answer = source.reply(answer, self.verified, time())
             except RequestError as error:
                 self.refuse(error)
                 return
-        self.give(given)
+        self.give(answer)
 
     def accept(self) -> None:
         """Answer that the message is taken, once the journal has the delivery, if it is to."""
         journal = self.context.journal
         self.trace.begin(ANSWER)
-        if journal is None or not self.tracked or self.reply.closed:
+        if journal is None or not self.tracked or self.closed:
             self._accept()
             return
-        reply = self.reply
-        if reply.begun is None:  # the task is an earlier try's
-            reply.begun = journal.begin(self.kept, reply.task_id, self.identity)
-        journal.when_written(reply.begun, partial(attempt, self, self._accept), self.deadline)
+        if self.begun is None:  # the task is an earlier try's
+            self.begun = journal.begin(self.recorded(self.message), self.task_id, self.identity)
+        journal.when_written(self.begun, partial(self.guarded, self._accept), self.deadline)
 
     def _accept(self) -> None:
         """Answer that the message is taken, once it is written what has to be sent late."""
-        late, reply = self.context.late, self.reply
-        if late is None or self.route.late is None or reply.closed:
+        late = self.context.late
+        if late is None or self.route.late is None or self.closed:
             self._give_acceptance()
             return
         late.expect(
-            self.route, self.delivery, reply.task_id, self._age, self.deadline,
-            partial(attempt, self, self._accept_and_tell),
+            self.route, self.delivery, self.task_id, self._age, self.deadline,
+            partial(self.guarded, self._accept_and_tell),
         )  # fmt: skip
 
     def _accept_and_tell(self) -> bool:
         """Answer that the message is taken; tell whether the sender is still there."""
-        if self.reply.closed:
+        if self.closed:
             return False
         self._give_acceptance()
-        return self.reply.answered
+        return self.answered
 
     def _give_acceptance(self) -> None:
         """Answer that the message is taken, and that there is no result yet."""
-        route, reply = self.route, self.reply
+        route = self.route
         # A sender that expects another answer than a 202 would treat a 202 as a failure.
-        own_way = self.source is not None and not reply.applied
+        own_way = self.endpoint.source is not None and not self.applied
         if route.fallback is not None and (own_way or self.mode == "wait-then-accept"):
             self._give_result(Answer(200, route.content_type, route.fallback.encode()))
             return
-        ids = reply.delivery_id, reply.task_id
+        ids = self.delivery_id, self.task_id
         location = ""
         if not route.ignore_result:
             location = self.context.result_urls.location(*ids, route, self._age)
-        self.give(answer.of_acceptance(*ids, location))
+        self.give(of_acceptance(*ids, location))
 
 
 @dataclass(slots=True, frozen=True, eq=False)
