@@ -215,8 +215,9 @@ class Publisher:
                 _give_up(connection, "no heartbeats have come")
 
     def _on_silence(self, connection: TurnConnection) -> None:
-        # A broker that takes no messages does not read the question either.
-        if not self.blocked:
+        # A broker that takes no messages does not read the question either; and a connection that
+        # was given up already is asked until its end is noticed.
+        if connection is self.connection:
             _give_up(connection, "it neither confirms nor answers")
 
     async def _connect(self, url: str) -> None:

@@ -70,10 +70,7 @@ task = "faults.run"
 scheme = "standard"
 secrets = ["{secret}"]
 """
-QUORUM = """\
-queue_type = "quorum"
-queue_arguments = { x-dead-letter-exchange = "gateway.dead", x-delivery-limit = 20 }
-"""
+QUORUM = 'queue_type = "quorum"\n'
 
 
 class Lane:

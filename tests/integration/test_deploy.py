@@ -59,7 +59,9 @@ OFFICIAL = {
     "nginx": set(),
 }
 #: What a worker reads, and all that it is given: appserver/settings.py.
-WORKERS = {"GATEWAY_BROKER_URL", "GATEWAY_RESULT_BACKEND", "GATEWAY_RESULT_EXPIRES"}
+WORKERS = {
+    "GATEWAY_BROKER_URL", "GATEWAY_RESULT_BACKEND", "GATEWAY_RESULT_EXPIRES", "GATEWAY_QUEUES"
+}  # fmt: skip
 
 
 def judge(start, config: Path) -> None:
@@ -112,7 +114,7 @@ def test_compose_service_uses_what_exists(name):
     service = SERVICES[name]
     if "build" in service:
         assert (ROOT / "deploy" / service["build"] / "Dockerfile").exists()
-        known = {f"GATEWAY_{field.upper()}" for field in Config.model_fields}
+        known = {f"GATEWAY_{field.upper()}" for field in Config.model_fields} | WORKERS
         assert_command_exists(service["command"])
     else:
         image, _, tag = service["image"].partition(":")
@@ -142,7 +144,8 @@ def test_compose_serves_a_configuration_that_can_be_edited():
     assert (target, mode) == (command[command.index("--config") + 1], "ro")
     routes = load({}, {}, ROOT / "deploy" / source).routes
     # One that the workers of the same file consume.
-    assert {route.queue for route in routes} == {"celery"}
+    named = SERVICES["worker"]["environment"]["GATEWAY_QUEUES"]
+    assert declared_by(routes) == declared_by_workers(named)
     assert not [arg for arg in SERVICES["worker"]["command"] if arg.startswith(("-Q", "--queues"))]
 
 
@@ -406,7 +409,7 @@ def test_kubernetes_starts_commands_that_exist_with_what_they_need(name):
     assert mounted == {volume["name"] for volume in pod["volumes"]}
     # One's own, and nobody else's.
     assert container["envFrom"] == [{"secretRef": {"name": name}}]
-    assert "env" not in container
+    assert {each["name"] for each in container.get("env", [])} <= {"GATEWAY_QUEUES"}
 
 
 def test_kubernetes_asks_and_reaches_the_gateway_where_it_listens():
@@ -569,7 +572,7 @@ def test_gateways_are_scaled_by_a_metric_that_prometheus_can_read():
     assert f".{namespace}.svc:" in trigger["metadata"]["serverAddress"]
 
 
-def test_the_cluster_of_rabbitmq_fits_its_quorum_queues(tmp_path):
+def test_the_cluster_of_rabbitmq_fits_its_quorum_queues():
     spec, text = RABBITMQ["spec"], (ROOT / "deploy/kubernetes/rabbitmq.yaml").read_text()
     assert spec["replicas"] == 3
     # The version of compose, which is tested.
@@ -582,16 +585,24 @@ def test_the_cluster_of_rabbitmq_fits_its_quorum_queues(tmp_path):
     (term,) = spec["affinity"]["podAntiAffinity"].popitem()[1]
     assert term["labelSelector"] == {"matchLabels": {"app.kubernetes.io/name": name}}
     assert f"get secret {name}-default-user " in text
-    # The route that the comment shows is what workers declare the queue as.
-    lines = re.findall(r"^#     ([\w\[].*)$", text.split("apiVersion")[0], re.M)
-    shown = "\n".join(line for line in lines if not line.startswith("kubectl"))
-    file = tmp_path / "gateway.toml"
-    file.write_text(shown)
-    (route,) = load({}, {}, file).routes
-    (queue,) = named_queues(route.queue)
-    declared = {"x-queue-type": route.queue_type, **route.queue_arguments}
-    assert declared == queue.queue_arguments
-    assert f"GATEWAY_QUEUES={route.queue}" in text
+
+
+def test_workers_consume_the_queues_that_the_manifests_name():
+    (env,) = pods()["worker"]["containers"][0]["env"]
+    assert env["name"] == "GATEWAY_QUEUES"
+    assert declared_by(load({}, {}, GATEWAY_TOML).routes) == declared_by_workers(env["value"])
+    # On one machine they have the routes of compose.
+    (named,) = re.findall(r"echo GATEWAY_QUEUES=(\S+) ", (ROOT / "docs/deploy.md").read_text())
+    routes = load({}, {}, ROOT / "deploy/gateway.toml").routes
+    assert declared_by(routes) == declared_by_workers(named)
+
+
+def declared_by(routes: list[Route]) -> dict[str, dict[str, object]]:
+    return {route.queue: route.arguments() for route in routes}
+
+
+def declared_by_workers(names: str) -> dict[str, dict[str, object]]:
+    return {queue.name: queue.queue_arguments for queue in named_queues(names)}
 
 
 def read_unit(path: Path) -> ConfigParser:
