@@ -57,7 +57,7 @@ def shortened(monkeypatch):
     monkeypatch.setattr(answers, "_PAUSE", 0.05)
     monkeypatch.setattr(record, "LEASE", 1.0)
     monkeypatch.setattr(record, "_FIRST", 0.1)
-    monkeypatch.setattr("gateway.late.client.REQUEST", 0.5)
+    monkeypatch.setattr("gateway.http_client.REQUEST", 0.5)
 
 
 @pytest.fixture
