@@ -35,10 +35,10 @@ EVENTS = (
 class Twilio(Source):
     """Signs the public URL and a form's fields; for any other body its digest is in the URL.
 
-    The headers and the order of a form's fields are not signed, nor where a field's name ends and its
-    value begins. The event is a form's
-    ``MessageStatus`` or ``CallStatus``. ``I-Twilio-Idempotency-Token`` identifies the delivery,
-    with the digest of what is signed: path, query and fields.
+    The headers and the order of a form's fields are not signed, nor where a field's name ends and
+    its value begins. The event is a form's ``MessageStatus`` or ``CallStatus``.
+    ``I-Twilio-Idempotency-Token`` identifies the delivery, with the digest of what is signed: path,
+    query and fields.
     """
 
     samples = {

@@ -15,7 +15,7 @@ from gateway.sources.base import Draft, Signed, Source
 from gateway.sources.senders.twilio import SETTINGS
 from tests.unit.sources.examples import NOW
 from tests.unit.sources.messages import is_secret
-from tests.unit.sources.sending import PUBLIC_URL, receiver, received, send, sender
+from tests.unit.sources.sending import PUBLIC_URL, received, receiver, send, sender
 
 characters = st.characters(codec="utf-8", exclude_categories=["C"])
 secrets = st.text(characters, min_size=1, max_size=40).filter(is_secret)
