@@ -64,7 +64,7 @@ def shortened(monkeypatch):
 def unhurried(monkeypatch):
     """Let a busy machine end a request in time: where it does not, the record goes another way."""
     monkeypatch.setattr(record, "LEASE", 4.0)
-    monkeypatch.setattr("gateway.late.client.REQUEST", 2.0)
+    monkeypatch.setattr("gateway.http_client.REQUEST", 2.0)
 
 
 class Killed(asyncio.CancelledError):
