@@ -26,9 +26,9 @@ from gateway.config.settings import Config
 from gateway.delivery import Delivery
 from gateway.errors import GatewayError, ResultUnusable, StateUnavailable
 from gateway.failpoints import LATE_BEGUN, LATE_ENDED, LATE_GIVEN, LATE_KEPT, LATE_SENT, Failpoint
+from gateway.http_client import NotAllowed
 from gateway.journal.entry import ANSWERED_LATE, LATE_FAILED, LATE_UNCERTAIN, End, ended
 from gateway.journal.writing import Journal
-from gateway.late.client import NotAllowed
 from gateway.late.record import (
     ANSWERED,
     DROPPED,

@@ -13,7 +13,8 @@ from gateway.answer import JSON, Answer
 from gateway.clock import monotonic, time
 from gateway.config.late import OURS, Late, fill, fill_url
 from gateway.errors import ResultUnusable
-from gateway.late.client import Client, NotAllowed, NotKnown, NotSent, Response
+from gateway.http_client import NotAllowed, NotKnown, NotSent, Response
+from gateway.late.client import Client
 from gateway.late.record import NOT_TAKEN, REFUSED, TAKEN, UNKNOWN, Record, Terms, Verdict
 from gateway.sources.base import Options
 from gateway.sources.envelopes import read_loosely

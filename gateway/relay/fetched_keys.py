@@ -11,16 +11,15 @@ import asyncio
 import json
 import logging
 from asyncio import Queue, Task
+from base64 import b64encode
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from tornado.httpclient import HTTPClientError, HTTPRequest
-from tornado.simple_httpclient import SimpleAsyncHTTPClient
+from typing import Any
 
 from gateway import background
 from gateway.clock import monotonic
 from gateway.errors import KeyNotKnown, Unverified
+from gateway.http_client import HttpClient, NotKnown, NotSent, Response
 from gateway.sources.base import KeyRequest
 
 log = logging.getLogger(__name__)
@@ -34,6 +33,7 @@ TIMEOUT, FRESH, STALE, PAUSE = 5.0, 3_600.0, 86_400.0, 60.0
 TOKEN = 600.0
 #: How many keys that nobody knows are asked for at once, and seconds until there may be one more.
 BURST, REFILL = 10, 6.0
+FORM = "application/x-www-form-urlencoded"
 #: Bytes of an answer; a large set of keys has about 10 KiB.
 MAX_ANSWER = 128 * 1024
 
@@ -51,22 +51,12 @@ class Known:
     absent: bool = False
 
 
-class Fetch(Protocol):
-    """Fetches what is at a URL, or raises OSError, ValueError or HTTPClientError.
-
-    With a `login`, a name and password joined by a colon, it posts a `form`.
-    """
-
-    async def __call__(
-        self, url: str, headers: dict[str, str], login: str = "", form: str = ""
-    ) -> bytes: ...
-
-
 class FetchedKeys:
     """Knows the public keys of one source; `start` fetches those that every delivery needs."""
 
-    def __init__(self, needed: Iterable[KeyRequest], fetch: Fetch | None = None):
-        self._needed, self._fetch = list(needed), fetch or _over_https
+    def __init__(self, needed: Iterable[KeyRequest], client: HttpClient | None = None):
+        # A company's own keys may be at a private address; nothing in a request chooses the host.
+        self._needed, self._client = list(needed), client or HttpClient(MAX_ANSWER, public=False)
         self._known: dict[str, Known] = {}
         self._waiting: Queue[KeyRequest] = Queue(MAX_WAITING)
         self._left, self._at = float(BURST), monotonic()
@@ -80,6 +70,7 @@ class FetchedKeys:
 
     async def stop(self) -> None:
         await background.stop(self._task)
+        self._client.close()
 
     def get(self, wanted: KeyRequest, newer: bool = False) -> Any:
         """Return what was fetched; see `gateway.sources.base.KeyStore`."""
@@ -128,13 +119,14 @@ class FetchedKeys:
         while True:
             wanted = await self._waiting.get()
             about = self._known[wanted.url]
+            about.absent = False
             try:
                 async with asyncio.timeout(TIMEOUT):
                     headers = await self._headers(wanted)
-                    about.value = wanted.read(await self._fetch(wanted.url, headers))
-                about.fetched, about.absent = monotonic(), False
-            except (OSError, ValueError, HTTPClientError) as exc:
-                about.absent = isinstance(exc, HTTPClientError) and exc.code in (400, 404, 410)
+                    found = await self._client.fetch("GET", wanted.url, headers, b"")
+                about.absent = found.status in (400, 404, 410)
+                about.value, about.fetched = wanted.read(_body(found)), monotonic()
+            except (TimeoutError, ValueError, NotSent, NotKnown) as exc:
                 log.warning("the public key at %s cannot be fetched: %s", wanted.url, exc)
             about.asked, about.tried = False, monotonic()
 
@@ -142,35 +134,16 @@ class FetchedKeys:
         """Return the headers of the request for a key, with an access token if it needs one."""
         if wanted.login and monotonic() >= self._token_until:
             url, form = wanted.login
-            answer = json.loads(await self._fetch(url, {}, wanted.secret, form))
+            login = b64encode(wanted.secret.encode()).decode()
+            kind = {"Authorization": f"Basic {login}", "Content-Type": FORM}
+            answer = json.loads(_body(await self._client.fetch("POST", url, kind, form.encode())))
             if not isinstance(answer, dict) or not isinstance(answer.get("access_token"), str):
                 raise ValueError("no access token in the answer")
             self._token, self._token_until = answer["access_token"], monotonic() + TOKEN
         return {name: text.replace("{token}", self._token) for name, text in wanted.headers.items()}
 
 
-async def _over_https(url: str, headers: dict[str, str], login: str = "", form: str = "") -> bytes:
-    """Fetch over HTTPS: the host's certificate is checked, and no redirect is followed."""
-    name, _, password = login.partition(":")
-    client = SimpleAsyncHTTPClient(
-        force_instance=True, max_body_size=MAX_ANSWER, max_header_size=16 * 1024
-    )
-    try:
-        request = HTTPRequest(
-            url,
-            "POST" if login else "GET",
-            headers,
-            form if login else None,
-            name if login else None,
-            password,
-            connect_timeout=TIMEOUT,
-            request_timeout=TIMEOUT,
-            follow_redirects=False,
-            decompress_response=False,
-        )
-        answer = await client.fetch(request)
-        if answer.code != 200:
-            raise ValueError(f"the answer has the status {answer.code}")
-        return answer.body
-    finally:
-        client.close()
+def _body(found: Response) -> bytes:
+    if found.status != 200:
+        raise ValueError(f"the answer has the status {found.status}")
+    return found.body

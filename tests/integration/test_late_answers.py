@@ -57,14 +57,14 @@ def shortened(monkeypatch):
     monkeypatch.setattr(answers, "_PAUSE", 0.05)
     monkeypatch.setattr(record, "LEASE", 1.0)
     monkeypatch.setattr(record, "_FIRST", 0.1)
-    monkeypatch.setattr("gateway.late.client.REQUEST", 0.5)
+    monkeypatch.setattr("gateway.http_client.REQUEST", 0.5)
 
 
 @pytest.fixture
 def unhurried(monkeypatch):
     """Let a busy machine end a request in time: where it does not, the record goes another way."""
     monkeypatch.setattr(record, "LEASE", 4.0)
-    monkeypatch.setattr("gateway.late.client.REQUEST", 2.0)
+    monkeypatch.setattr("gateway.http_client.REQUEST", 2.0)
 
 
 class Killed(asyncio.CancelledError):

@@ -35,9 +35,10 @@ EVENTS = (
 class Twilio(Source):
     """Signs the public URL and a form's fields; for any other body its digest is in the URL.
 
-    The headers and the order of a form's fields are not signed. The event is a form's
-    ``MessageStatus`` or ``CallStatus``. ``I-Twilio-Idempotency-Token`` identifies the delivery,
-    with the digest of what is signed: path, query and fields.
+    The headers and the order of a form's fields are not signed, nor where a field's name ends and
+    its value begins. The event is a form's ``MessageStatus`` or ``CallStatus``.
+    ``I-Twilio-Idempotency-Token`` identifies the delivery, with the digest of what is signed: path,
+    query and fields.
     """
 
     samples = {
@@ -91,6 +92,9 @@ class Twilio(Source):
 
 
 def _read_form(body: bytes) -> list[tuple[str, str]]:
+    # Twilio writes one in each field; without it the same text would be all name.
+    if any(field and b"=" not in field for field in body.split(b"&")):
+        raise Unverified("A field of the form has no equals sign.")
     try:
         return read_form(body)
     except BadRequest as exc:  # a form that cannot be read cannot have been signed

@@ -12,7 +12,7 @@ from gateway.answer import JSON, TEXT, Answer
 from gateway.clock import time
 from gateway.config.late import Late, senders
 from gateway.errors import ResultUnusable
-from gateway.late.client import NotAllowed, Response, is_public
+from gateway.http_client import NotAllowed, Response, is_public
 from gateway.late.record import NOT_TAKEN, REFUSED, TAKEN, UNKNOWN
 from gateway.late.sender import MAX_MESSAGE, Sender, retry_after
 

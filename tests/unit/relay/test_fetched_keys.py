@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tornado.httpclient import HTTPClientError
 
 from gateway.errors import KeyNotKnown, Unverified
+from gateway.http_client import HttpClient, NotKnown, NotSent, Response
 from gateway.relay import fetched_keys
 from gateway.relay.fetched_keys import (
     BURST,
@@ -33,29 +33,30 @@ def wanted(name: str = "a", read: Callable[[bytes], Any] = number) -> KeyRequest
     return KeyRequest(f"https://keys.example/{name}", {}, read)
 
 
-class Sender:
+class Sender(HttpClient):
     """Has keys by their names, and counts who asks for them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        self.answers: dict[str, bytes | Exception] = {"a": b"1"}
+        super().__init__(fetched_keys.MAX_ANSWER)
+        self.answers: dict[str, bytes | int | Exception] = {"a": b"1"}
         self.asked: Counter[str] = Counter()
         self.headers: list[dict[str, str]] = []
         self.now = 1_000.0
         self.held: asyncio.Event | None = None
         monkeypatch.setattr(fetched_keys, "monotonic", lambda: self.now)
 
-    async def fetch(
-        self, url: str, headers: dict[str, str], login: str = "", form: str = ""
-    ) -> bytes:
+    async def fetch(self, method: str, url: str, headers: dict[str, str], body: bytes) -> Response:
         name = url.rpartition("/")[2]
         self.asked[name] += 1
         self.headers.append(headers)
         if self.held is not None:
             await self.held.wait()
-        answer = self.answers.get(name, HTTPClientError(404))
+        answer = self.answers.get(name, 404)
         if isinstance(answer, Exception):
             raise answer
-        return answer if not login else b'{"access_token":"%s"}' % answer
+        if isinstance(answer, int):
+            return Response(answer, {}, b"")
+        return Response(200, {}, b'{"access_token":"%s"}' % answer if body else answer)
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ async def settle() -> None:
 
 def run(sender: Sender, steps: Callable[[FetchedKeys], Any], *needed: KeyRequest) -> None:
     async def all_steps() -> None:
-        keys = FetchedKeys(needed, sender.fetch)
+        keys = FetchedKeys(needed, sender)
         await keys.start()
         await settle()
         try:
@@ -104,7 +105,7 @@ def test_a_key_is_fetched_once_while_many_ask_and_then_known(sender):
     run(sender, steps)
 
 
-@pytest.mark.parametrize("error", [OSError("away"), ValueError("bad"), HTTPClientError(500)])
+@pytest.mark.parametrize("error", [NotSent("away"), NotKnown("no answer"), 302, 500])
 def test_a_failure_is_remembered_for_a_while(sender, error):
     async def steps(keys: FetchedKeys) -> None:
         sender.answers["a"] = error
@@ -170,7 +171,7 @@ def test_a_known_key_is_fetched_again_and_believed_for_a_day(sender):
         assert keys.get(wanted()) == 1
         await settle()
         assert keys.get(wanted()) == 2
-        sender.answers["a"] = OSError("away")
+        sender.answers["a"] = NotSent("away")
         sender.now += STALE - 1
         assert keys.get(wanted()) == 2
         await settle()
@@ -228,7 +229,9 @@ def test_an_access_token_is_fetched_with_the_secret_and_used_for_a_while(sender)
         keys.get(request)
         await settle()
         assert sender.asked == {"login": 2, "a": 2, "b": 1}
-        assert sender.headers == [{}, *[{"Authorization": "Bearer T1"}] * 2, {}, sender.headers[1]]
+        bearer, login = {"Authorization": "Bearer T1"}, sender.headers[0]
+        assert login["Authorization"] == "Basic aWQ6c2VjcmV0"
+        assert sender.headers == [login, bearer, bearer, login, bearer]
 
     run(sender, steps)
 
@@ -239,16 +242,12 @@ def test_an_answer_without_an_access_token_is_a_failure(sender, answer):
         "https://keys.example/a", {}, number, ("https://keys.example/x", ""), "a:b"
     )
 
-    async def fetch(*_: Any) -> bytes:
-        return answer
-
-    async def steps() -> None:
-        keys = FetchedKeys((), fetch)
-        await keys.start()
+    async def steps(keys: FetchedKeys) -> None:
+        sender.answers["x"] = answer
         for _ in range(2):
             with pytest.raises(KeyNotKnown):
                 keys.get(request)
             await settle()
-        await keys.stop()
+        assert sender.asked == {"x": 1}
 
-    asyncio.run(steps())
+    run(sender, steps)

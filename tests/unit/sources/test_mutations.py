@@ -186,8 +186,9 @@ def signed_by(found: Source, one: Request, body: bytes) -> list[Any]:
     """Return all that the sender has signed in a request; `body` is what the task gets of it."""
     block = getattr(found, "block", None)
     if block is None:
-        # Twilio signs the set of a form's fields.
-        return [set(body.split(b"&"))] if found.covers_body else []
+        # Twilio signs the set of a form's fields, whose names and values nothing separates.
+        fields = {field.replace(b"=", b"", 1) for field in body.split(b"&")}
+        return [fields] if found.covers_body else []
     texts = list(block.signed_places)
     if block.is_jwt or block.algorithm in ("equal", "basic"):
         texts += block.signature[:1]

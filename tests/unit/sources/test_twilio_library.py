@@ -15,7 +15,7 @@ from gateway.sources.base import Draft, Signed, Source
 from gateway.sources.senders.twilio import SETTINGS
 from tests.unit.sources.examples import NOW
 from tests.unit.sources.messages import is_secret
-from tests.unit.sources.sending import PUBLIC_URL, received, sender
+from tests.unit.sources.sending import PUBLIC_URL, received, receiver, send, sender
 
 characters = st.characters(codec="utf-8", exclude_categories=["C"])
 secrets = st.text(characters, min_size=1, max_size=40).filter(is_secret)
@@ -114,3 +114,11 @@ def test_twilio_agrees_with_its_library_on_json(token, body, path, query, url):
     assert not library.validate(whole, body + " ", signature)
     assert library.compute_signature(whole, {}) == signature
     assert source.verify(received(signed, target)).body == signed.body
+
+
+def test_a_field_without_an_equals_sign_is_refused_although_the_signed_text_is_the_same():
+    request = send("twilio")
+    assert b"CallStatus=ringing" in request.body
+    body = request.body.replace(b"CallStatus=ringing", b"CallStatusringing")
+    with pytest.raises(Unverified):
+        receiver("twilio").verify(replace(request, body=body))
