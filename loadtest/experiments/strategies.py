@@ -7,9 +7,8 @@ from collections.abc import Sequence, Set
 from functools import partial
 
 from gateway.config.strategies import STRATEGIES, properties
-from loadtest import over_time
+from loadtest import claims, over_time
 from loadtest.bench import Bench, Front
-from loadtest.lab import claims, first_gateway
 from loadtest.load import Load, closed
 from loadtest.over_time import OverTime
 from loadtest.plot import Plot
@@ -57,7 +56,9 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     cases = {(task, n): _case(task, n, tasks) for task in tasks for n in connections}
     loads = [
         *(
-            _watched(bench, task, closed(bench, n, *_how(options), task.path, case))
+            _watched(
+                bench, task, options.duration, closed(bench, n, *_how(options), task.path, case)
+            )
             for (task, n), case in cases.items()
         ),
         accepted(bench, connections[0], *_how(options), "/accept", _accepting(connections[0])),
@@ -74,8 +75,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     with bench.worker(*slowest.pool):
         faulty = alternate(trials, options, report)
     report.advice = conclude(report.summaries(), faulty)
-    said = first_gateway.judge(report.summaries(), options.duration)
-    report.tables = {"What was said, and what is found here": claims.lines(said)}
+    report.tables = claims.tables("strategies", report.rows)
     report.plots = _plots(report.rows, tasks, connections)
     report.remarks = [
         "Rows without `accept` wait for the task's result. accept: a 202 as soon as RabbitMQ has "
@@ -100,13 +100,14 @@ def _accepting(connections: int) -> str:
     return f"{ACCEPT}, {connections:,} connections"
 
 
-def _watched(bench: Bench, task: Task, load: Load) -> Load:
+def _watched(bench: Bench, task: Task, duration: int, load: Load) -> Load:
     """Add to a row what its servers used over time, and what tells it from the others."""
 
     def measure(front: Front) -> Row:
         with OverTime(front.servers, load.seconds / SAMPLES, bench.connections_open) as watch:
             row = load.measure(front)
-        return {**row, "task_seconds": task.seconds, "answer": "wait", "over_time": watch.series}
+        more = {"task_seconds": task.seconds, "answer": "wait", "duration": duration}
+        return {**row, **more, "over_time": watch.series}
 
     return Load(load.case, load.seconds, measure)
 
@@ -200,7 +201,7 @@ def _use(clean: Sequence[Summary], several: bool) -> str:
 
 def _accept(clean: Sequence[Summary]) -> list[str]:
     """Say what `accept` changes for each strategy, if it was measured."""
-    gains = first_gateway.accepting_gains(clean)
+    gains = _accepting_gains(clean)
     if not gains:
         return []
     times = ", ".join(f"{name} {gain:.1f}" for name, gain in gains.items())
@@ -209,3 +210,18 @@ def _accept(clean: Sequence[Summary]) -> list[str]:
         'With answer = "accept" senders do not wait for the task, which runs on the same cores all '
         f"the same: requests/s over those with the result, at {connections} connections: {times}."
     ]
+
+
+def _accepting_gains(clean: Sequence[Summary]) -> dict[str, float]:
+    """Return how many times as many requests a second each strategy takes where it accepts, the
+    greatest first. The route that accepts runs a task that takes no time."""
+    accepting = [s for s in clean if s.rows[0].get("answer") == ACCEPT]
+    gains = {
+        taken.strategy: taken.median("rps") / waiting.median("rps")
+        for taken in accepting
+        for waiting in clean
+        if (taken.strategy, taken.connections) == (waiting.strategy, waiting.connections)
+        and waiting not in accepting
+        and not waiting.rows[0].get("task_seconds")
+    }
+    return dict(sorted(gains.items(), key=lambda gain: -gain[1]))
