@@ -18,6 +18,7 @@ from amqp.exceptions import AMQPError
 from gateway.errors import GatewayError
 from loadtest import claims, table
 from loadtest.bench import Bench, Front
+from loadtest.experiments import WrongOption
 from loadtest.lab import advice
 from loadtest.lab.consumers import bindings, broker_memory, drivers
 from loadtest.lab.consumers.bindings import Times
@@ -25,7 +26,6 @@ from loadtest.lab.consumers.broker_memory import Cost
 from loadtest.lab.consumers.consumer import LIMIT, Consumer, Messages
 from loadtest.lab.consumers.part import QUEUES
 from loadtest.load import Load, take
-from loadtest.options import WrongOption
 from loadtest.plot import Plot, Point
 from loadtest.progress import Progress
 from loadtest.report import Report

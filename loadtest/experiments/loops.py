@@ -14,21 +14,6 @@ from loadtest.bench import Bench, Front
 from loadtest.lab import advice, program
 from loadtest.lab.checker import AT_ONCE, PROCESSES
 from loadtest.lab.echo_client import SIZE
-from loadtest.lab.loop_ways import (
-    AIOHTTP,
-    ASYNCIO,
-    CHECKER,
-    INTERFACES,
-    LOOPS,
-    MANY,
-    MS,
-    ONE,
-    SERVER,
-    UVLOOP,
-    WAYS,
-    echo,
-    gateway,
-)
 from loadtest.lab.sites import LEAST, MOST, statuses
 from loadtest.load import Load, closed, take
 from loadtest.report import Report
@@ -37,6 +22,35 @@ from loadtest.summary import Row
 from loadtest.table import Column
 from loadtest.targets import Target, ratios
 from loadtest.trials import Trial, alternate
+
+ASYNCIO, UVLOOP = LOOPS = ("asyncio", "uvloop")
+NO_LOOP = "no loop"
+INTERFACES = ("sockets", "streams", "protocols")
+ONE = "one thread"
+MANY = f"{PROCESSES} processes"
+THREADS = f"{AT_ONCE} threads"
+AIOHTTP = "aiohttp"
+#: Way and loop -> what `loadtest.lab.checker` calls it.
+WAYS = {
+    (ONE, NO_LOOP): "one-thread",
+    (MANY, NO_LOOP): "processes",
+    (THREADS, NO_LOOP): "threads",
+    (AIOHTTP, ASYNCIO): "asyncio",
+    (AIOHTTP, UVLOOP): "uvloop",
+}
+
+#: Where a row has the time and the CPU of a checker, and the CPU of a server.
+MS, CHECKER = ("checker", "ms"), ("cpu_us_per_request", "checker")
+SERVER = ("server", "cpu_us")
+
+
+def echo(interface: str) -> str:
+    return f"echo, {interface}"
+
+
+def gateway(strategy: str) -> str:
+    return f"gateway, {strategy}"
+
 
 DEFAULTS = {
     "strategies": ["pika"],

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from gateway.stack import StackError
 from loadtest import claims, table
 from loadtest.bench import Bench, Front
+from loadtest.experiments import WrongOption
 from loadtest.lab import advice
 from loadtest.lab.pools import starts
 from loadtest.lab.pools.chords import Producer, Work, producer, split, unique
@@ -20,7 +21,6 @@ from loadtest.lab.pools.starts import Found
 from loadtest.lab.pools.watch import Watch, line, shared_once_mb
 from loadtest.lab.pools.worker import Start, records_of, sleeping_server, spawn, unusable
 from loadtest.load import Load, take
-from loadtest.options import WrongOption
 from loadtest.plot import Plot
 from loadtest.progress import Progress
 from loadtest.report import Report

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence, Set
+from dataclasses import replace
 from functools import partial
+from time import monotonic, sleep
 
 from gateway.config.strategies import STRATEGIES, properties
-from loadtest import claims, over_time
+from loadtest import claims, over_time, wrk
 from loadtest.bench import Bench, Front
-from loadtest.load import Load, closed
+from loadtest.driver import ran
+from loadtest.envelope import ACCEPTED
+from loadtest.load import AROUND, Load, closed, take
 from loadtest.over_time import OverTime
 from loadtest.plot import Plot
 from loadtest.report import Report
 from loadtest.stack import Stack
 from loadtest.summary import Row, Summary, figure, summarize
-from loadtest.taken import accepted
 from loadtest.tasks import Task
 from loadtest.trials import AT_ONCE, Trial, alternate
 
@@ -225,3 +228,44 @@ def _accepting_gains(clean: Sequence[Summary]) -> dict[str, float]:
         and not waiting.rows[0].get("task_seconds")
     }
     return dict(sorted(gains.items(), key=lambda gain: -gain[1]))
+
+
+_EVERY = 0.5  # seconds between two looks at the worker
+
+
+def accepted(
+    bench: Bench, connections: int, duration: int, threads: int, path: str, case: str
+) -> Load:
+    """Have wrk keep `connections` busy, then wait until the worker has run what was taken.
+
+    In a row, `drained` are the seconds that this took. What was taken and has not run counts as
+    missing; more runs than requests count as wrong answers. wrk leaves up to a request for each
+    connection behind, of which it does not know whether it was taken.
+    """
+
+    def measure(front: Front) -> Row:
+        url = front.at(path).url
+        timeout = bench.deadline + 5
+        before = ran(bench)
+        row = take(
+            bench,
+            replace(front, envelope=ACCEPTED),
+            connections,
+            lambda: wrk.run(url, connections, threads, duration, timeout, ACCEPTED),
+        )
+        taken, begin = row["requests"] - row["errors_by_kind"]["status"], monotonic()
+        # As long as it took to take them, and as long again.
+        end = begin + 2 * duration + timeout
+        done, last = ran(bench) - before, -1
+        # Until no more run, too: one that runs twice may do so last.
+        while (done < taken or done != last) and monotonic() < end:
+            sleep(_EVERY)
+            done, last = ran(bench) - before, done
+        row["drained"] = round(monotonic() - begin, 1)
+        missing = max(0, taken - done)
+        row["errors_by_kind"]["missing"] += missing
+        row["errors"] += missing
+        row["wrong_answers"] += max(0, done - taken - connections)
+        return {**row, "answer": "accept"}
+
+    return Load(case, 2 * duration + AROUND, measure)

@@ -6,9 +6,17 @@ from typing import Any
 
 import pytest
 
-from loadtest.experiments.loops import compared
+from loadtest.experiments.loops import (
+    AIOHTTP,
+    ASYNCIO,
+    MANY,
+    NO_LOOP,
+    ONE,
+    THREADS,
+    UVLOOP,
+    compared,
+)
 from loadtest.lab import advice
-from loadtest.lab.loop_ways import AIOHTTP, ASYNCIO, MANY, NO_LOOP, ONE, THREADS, UVLOOP
 from loadtest.lab.sites import LEAST, MOST, sites, statuses
 from loadtest.lab.transport import END, MESSAGE, Counts, Settings, Transport
 from loadtest.lab.transport_cases import (
