@@ -205,7 +205,7 @@ def _judge(report: Report, times: Times, costs: dict[str, Cost]) -> None:
             for n, each in enumerate(seconds, 1)
         ),
         *(
-            _single(f"memory of a {kind}", f"{cost.number:,} made", 1, object_kb=cost.each)
+            _single(f"memory, {kind}", f"{cost.number:,} made", 1, object_kb=cost.each)
             for kind, cost in costs.items()
         ),
     ]  # fmt: skip
