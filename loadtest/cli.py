@@ -20,8 +20,7 @@ from typing import TypeVar
 from gateway.config.strategies import STRATEGIES
 from gateway.errors import GatewayError
 from loadtest import compare, machine, wrk
-from loadtest.experiments import EXPERIMENTS, find
-from loadtest.options import WrongOption
+from loadtest.experiments import EXPERIMENTS, WrongOption, find
 from loadtest.report import MOST_OTHERS, Report, dump
 from loadtest.stack import Stack
 from loadtest.tasks import Task

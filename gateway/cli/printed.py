@@ -15,20 +15,17 @@ _ERROR = 80  # characters of an error that are shown
 HEAD = _LINE.format("received", "delivery", "state", "status", "ms", "route, event, error")
 
 
-def listed(entry: Entry, as_object: bool) -> str:
+def line(entry: Entry, as_object: bool = False) -> str:
     """Return a delivery in one line: as JSON, or in columns below `HEAD`."""
-    return as_json(about(entry)) if as_object else line(entry)
-
-
-def line(entry: Entry) -> str:
-    """Return a delivery in one line, in columns below `HEAD`."""
+    if as_object:
+        return as_json(about(entry))
     delivery = entry.delivery
     received = datetime.fromisoformat(delivery["received_at"])
     at = received.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     milliseconds = f"{entry.seconds * 1e3:,.1f}"
     error = entry.error if len(entry.error) <= _ERROR else f"{entry.error[: _ERROR - 3]}..."
-    about = " ".join(filter(None, (entry.path, delivery["event"], error)))
-    columns = (at, entry.id, entry.state, status(entry), milliseconds, about)
+    what = " ".join(filter(None, (entry.path, delivery["event"], error)))
+    columns = (at, entry.id, entry.state, status(entry), milliseconds, what)
     return shown(_LINE.format(*columns).rstrip())
 
 

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -20,7 +20,7 @@ from gateway.delivery import PRIVATE_HEADERS, Delivery
 from gateway.errors import RequestError
 from gateway.model import Seconds, matching
 from gateway.outcome import SUCCESS, Outcome
-from gateway.sources.base import Source, Verified
+from gateway.sources.base import Source, Verified, listed
 
 PARAM = re.compile(r"\{([a-z_][a-z0-9_]*)\}")
 #: The path of result URLs; no route may use it.
@@ -34,12 +34,8 @@ _content_type = matching(
 _final = re.compile(r"below ([2-6]\d\d)(?:, but (\d{3}(?:, \d{3})*))?").fullmatch
 
 
-def _listed(values: Any) -> Any:
-    return values if isinstance(values, list) else [values]
-
-
 #: What a value in `when` may be: one of these.
-_Wanted = Annotated[list[str | int | bool], BeforeValidator(_listed), Field(min_length=1)]
+_Wanted = Annotated[list[str | int | bool], BeforeValidator(listed), Field(min_length=1)]
 
 
 class Route(TaskSettings):

@@ -33,7 +33,7 @@ from gateway.config.tls import TLS
 from gateway.errors import PluginError
 from gateway.model import Model, Seconds
 from gateway.sources import of, options_class
-from gateway.sources.base import Options
+from gateway.sources.base import Options, listed
 
 #: The most bytes of a refused request in the journal.
 REFUSED = 64 * 1024
@@ -53,11 +53,9 @@ def _strategy(name: str) -> str:
     return name
 
 
-def _listed(value: Any) -> Any:
+def _urls(value: Any) -> Any:
     """Return a list from one URL, from several separated by `;` (as in Celery), or from a list."""
-    if isinstance(value, str):
-        return value.split(";")
-    return value if isinstance(value, list) else [value]
+    return value.split(";") if isinstance(value, str) else listed(value)
 
 
 def _share(value: Any) -> float:
@@ -77,7 +75,7 @@ class Config(Model):
 
     strategy: StrategyName = "redis"
     """how a result is awaited: one of [the strategies](performance.md#the-strategies)"""
-    broker_url: Annotated[list[SecretStr], BeforeValidator(_listed)] = [
+    broker_url: Annotated[list[SecretStr], BeforeValidator(_urls)] = [
         SecretStr("amqp://guest:guest@127.0.0.1:5672//")
     ]
     """amqp:// or amqps://; the URLs of a list (in a variable: separated by `;`) are tried in turn.

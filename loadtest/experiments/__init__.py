@@ -10,6 +10,11 @@ from __future__ import annotations
 from importlib import import_module
 from types import ModuleType
 
+
+class WrongOption(Exception):
+    """An experiment cannot do what the options ask for; one line says what to do instead."""
+
+
 #: Name -> what it compares, in a line. The module has the same name, with `_` for `-`.
 EXPERIMENTS = {
     "strategies": "the gateway's strategies, each in front of the same worker",

@@ -19,8 +19,8 @@ from urllib.request import urlopen
 from gateway.stack import StackError
 from loadtest import openloop, table
 from loadtest.bench import Bench, Front
+from loadtest.experiments import WrongOption
 from loadtest.load import Load, constant, see_that_schedules_were_kept, watched
-from loadtest.options import WrongOption
 from loadtest.report import Report, dump
 from loadtest.signed import ROUTE, signed
 from loadtest.stack import Measured, Stack

@@ -16,17 +16,16 @@ from typing import TypeVar
 from amqp.exceptions import AMQPError
 
 from gateway.errors import GatewayError
-from loadtest import table
+from loadtest import claims, table
 from loadtest.bench import Bench, Front
-from loadtest.lab.consumers import bindings, broker_memory, claims, drivers, originals
-from loadtest.lab.consumers.advice import advise
+from loadtest.experiments import WrongOption
+from loadtest.lab import advice
+from loadtest.lab.consumers import bindings, broker_memory, drivers
 from loadtest.lab.consumers.bindings import Times
 from loadtest.lab.consumers.broker_memory import Cost
 from loadtest.lab.consumers.consumer import LIMIT, Consumer, Messages
 from loadtest.lab.consumers.part import QUEUES
-from loadtest.lab.consumers.settings import ACKS, CPU, RATE, case
 from loadtest.load import Load, take
-from loadtest.options import WrongOption
 from loadtest.plot import Plot, Point
 from loadtest.progress import Progress
 from loadtest.report import Report
@@ -37,6 +36,9 @@ from loadtest.targets import number
 from loadtest.trials import Trial, alternate
 
 _T = TypeVar("_T")
+
+#: Where a row has its messages/s, its consumer's CPU time for a message, and the time in basic_ack.
+RATE, CPU, ACKS = ("rps",), ("cpu_us_per_request", "worker"), ("ack_ms",)
 
 DEFAULTS = {
     "strategies": [],
@@ -189,20 +191,27 @@ def _explain(report: Report, requests: int) -> None:
         "Memory of the broker: what Erlang counts after a garbage collection of all its processes, "
         "without binaries, and so without the buffers of sockets.",
         *([] if "librabbitmq" in report.options["drivers"] else [_NO_C]),
-        *filter(None, [originals.order(report.rows)]),
     ]
 
 
 def _judge(report: Report, times: Times, costs: dict[str, Cost]) -> None:
     """Compare with what was said, and advise."""
-    judged = [
-        *claims.of_drivers(report.rows),
-        *(claims.of_bindings(times, report.rows) if times else ()),
-        *(claims.of_memory(costs) if costs else ()),
-    ]
+    rows = [
+        *report.rows,
+        *(
+            _single(f"bind {'an' if kind == 'exchange' else 'a'} {kind}", f"{size:,} bindings", n,
+                    seconds=each, bindings=size)
+            for (kind, size), seconds in times.items()
+            for n, each in enumerate(seconds, 1)
+        ),
+        *(
+            _single(f"memory, {kind}", f"{cost.number:,} made", 1, object_kb=cost.each)
+            for kind, cost in costs.items()
+        ),
+    ]  # fmt: skip
+    report.remarks += claims.reasons("consumers", rows)
     report.tables = {
-        "What was said, and what this run shows": [claims.HEAD, *(c.line() for c in judged)],
-        "The original's figures beside ours": originals.beside(report.rows),
+        **claims.tables("consumers", rows),
         "Binding to a topic exchange, one bind after the other": [
             ["what is bound, bindings there", "binds/s", "ms a bind", "min-max"],
             *(_binding(f"{kind}, {size:,}", seconds) for (kind, size), seconds in times.items()),
@@ -215,7 +224,18 @@ def _judge(report: Report, times: Times, costs: dict[str, Cost]) -> None:
     if report.problems():
         report.advice = "Nothing is advised before the failures of this run are gone."
     else:
-        report.advice = advise(report.rows)
+        report.advice = advice.driver(report.rows)
+
+
+def _single(strategy: str, case: str, repeat: int, **figures: float) -> Row:
+    """Return a figure that is no load's as a row by which claims are judged."""
+    name: Row = {"strategy": strategy, "case": case, "repeat": repeat}
+    return {**name, "requests": 1, "errors": 0, "wrong_answers": 0, **figures}
+
+
+def case(connections: int, prefetch: int) -> str:
+    """Name a setting."""
+    return f"{connections} connection{'s' * (connections != 1)}, prefetch {prefetch}"
 
 
 def _binding(name: str, seconds: Sequence[float]) -> list[str]:

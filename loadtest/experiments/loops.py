@@ -9,26 +9,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from loadtest import table
+from loadtest import claims, table
 from loadtest.bench import Bench, Front
-from loadtest.lab import claims, loop_verdicts, program
+from loadtest.lab import advice, program
 from loadtest.lab.checker import AT_ONCE, PROCESSES
 from loadtest.lab.echo_client import SIZE
-from loadtest.lab.loop_ways import (
-    AIOHTTP,
-    ASYNCIO,
-    CHECKER,
-    INTERFACES,
-    LOOPS,
-    MANY,
-    MS,
-    ONE,
-    SERVER,
-    UVLOOP,
-    WAYS,
-    echo,
-    gateway,
-)
 from loadtest.lab.sites import LEAST, MOST, statuses
 from loadtest.load import Load, closed, take
 from loadtest.report import Report
@@ -37,6 +22,35 @@ from loadtest.summary import Row
 from loadtest.table import Column
 from loadtest.targets import Target, ratios
 from loadtest.trials import Trial, alternate
+
+ASYNCIO, UVLOOP = LOOPS = ("asyncio", "uvloop")
+NO_LOOP = "no loop"
+INTERFACES = ("sockets", "streams", "protocols")
+ONE = "one thread"
+MANY = f"{PROCESSES} processes"
+THREADS = f"{AT_ONCE} threads"
+AIOHTTP = "aiohttp"
+#: Way and loop -> what `loadtest.lab.checker` calls it.
+WAYS = {
+    (ONE, NO_LOOP): "one-thread",
+    (MANY, NO_LOOP): "processes",
+    (THREADS, NO_LOOP): "threads",
+    (AIOHTTP, ASYNCIO): "asyncio",
+    (AIOHTTP, UVLOOP): "uvloop",
+}
+
+#: Where a row has the time and the CPU of a checker, and the CPU of a server.
+MS, CHECKER = ("checker", "ms"), ("cpu_us_per_request", "checker")
+SERVER = ("server", "cpu_us")
+
+
+def echo(interface: str) -> str:
+    return f"echo, {interface}"
+
+
+def gateway(strategy: str) -> str:
+    return f"gateway, {strategy}"
+
 
 DEFAULTS = {
     "strategies": ["pika"],
@@ -100,13 +114,10 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
             values = ratios(report.rows, path, (name, UVLOOP), (name, ASYNCIO))
             report.judge(Target(f"{what}, {name}, uvloop / asyncio", values))
     report.conclusion = ""  # no figure has a bound
-    report.advice = loop_verdicts.advice(report.rows)
-    report.tables = {
-        "The original's figures beside ours": loop_verdicts.beside(report.rows),
-        "What was said, and what is found here": claims.lines(loop_verdicts.judge(report.rows)),
-    }
+    report.advice = advice.loop(report.rows)
+    report.tables = claims.tables("loops", report.rows)
     report.remarks = [
-        *loop_verdicts.why(report.rows),
+        *claims.reasons("loops", report.rows),
         f"Checkers: {number:,} URLs, each over a connection of its own, which answer after "
         f"{LEAST * 1e3:.0f} to {MOST * 1e3:.0f} ms, the same in each repeat; {AT_ONCE} requests at "
         f"once with aiohttp. The counts of all statuses have to be right. Echo: "

@@ -11,16 +11,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gateway.stack import StackError
-from loadtest import table
+from loadtest import claims, table
 from loadtest.bench import Bench, Front
-from loadtest.lab.claims import lines
-from loadtest.lab.pools import claims, original, starts
+from loadtest.experiments import WrongOption
+from loadtest.lab import advice
+from loadtest.lab.pools import starts
 from loadtest.lab.pools.chords import Producer, Work, producer, split, unique
 from loadtest.lab.pools.starts import Found
 from loadtest.lab.pools.watch import Watch, line, shared_once_mb
 from loadtest.lab.pools.worker import Start, records_of, sleeping_server, spawn, unusable
 from loadtest.load import Load, take
-from loadtest.options import WrongOption
 from loadtest.plot import Plot
 from loadtest.progress import Progress
 from loadtest.report import Report
@@ -32,7 +32,9 @@ from loadtest.trials import Trial, alternate
 
 DEFAULTS = {"connections": [1, 2, 4, 8, 16, 32], "requests": 10, "repeats": 1, "task": Task(2.0)}
 
-POOLS = claims.POOLS
+POOLS = advice.POOLS
+#: Seconds that the original's calls slept, about, and how many its chords had.
+SLEEP, CHORDS = 200, [7, 3]
 #: At 1 they run one task after the other, as the other pools do.
 AT_LEAST = {"gevent": 2, "eventlet": 2}
 #: A setting is given up after so many times what its sleeps take, and so many seconds.
@@ -74,7 +76,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         ]
         alternate([setting.trial for setting in settings], options, report)
     found = _starts(bench, stack, report, chords, seconds, pools)
-    report.advice = claims.advice(report.rows)
+    report.advice = advice.pool(report.rows)
     _show(report, found, seconds, problems)
     return report
 
@@ -176,7 +178,7 @@ def _starts(
             return []
         for each in found:
             progress.note(f"{each.name}: {each.says}")
-    report.failures += claims.broken(found)
+    report.failures += starts.broken(found)
     return found
 
 
@@ -205,21 +207,23 @@ def _show(
         ("Most result connections", "shorter is better", ("connections_open", "redis")),
     ]
     report.plots = list(_plots(report.rows))
+    judged = [*report.rows, *(each.row for each in found if not each.problem)]
     report.tables = {
-        "What was said, and whether it holds": lines(claims.claims(report.rows, found)),
+        **claims.tables("pools", judged, {"total_seconds": SLEEP / seconds}),
         "Heartbeats, and workers that a script starts": [
             starts.HEAD,
             *(each.line for each in found),
         ],
-        "The original's figures beside ours": original.beside(report.rows, seconds),
     }
-    if report.options["chords"] != original.CHORDS:
+    if report.options["chords"] != CHORDS:
         report.remarks.append(
-            f"The original's chords had {original.CHORDS} calls, these have "
+            f"The original's chords had {CHORDS} calls, these have "
             f"{report.options['chords']}: the total times cannot be compared."
         )
     report.remarks += [
-        " ".join(filter(None, (original.differences(report.rows), original.larger(report.rows)))),
+        *claims.reasons("pools", judged),
+        f"The original's calls slept for about {SLEEP} s: our total times are multiplied by "
+        f"{SLEEP / seconds:g} beside its own.",
         f"{sum(report.options['chords'])} calls of a server that sleeps for 0.9 to 1.05 times "
         f"{seconds:g} s, the same times for every setting, and a summary of each chord; one worker "
         "with prefetch multiplier 1 on two queues. Total: the latest end minus the earliest start. "
@@ -232,7 +236,6 @@ def _show(
         f"{starts.LONG:g} s and are acknowledged late: RabbitMQ closes a connection on which "
         f"nothing came for two to three heartbeats of {starts.HEARTBEAT} s, and gives out again "
         "what was not acknowledged.",
-        *claims.reasons(found),
         *(f"{pool} is left out, as it does not work here: {why}" for pool, why in problems.items()),
     ]
 

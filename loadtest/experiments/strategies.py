@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence, Set
+from dataclasses import replace
 from functools import partial
+from time import monotonic, sleep
 
 from gateway.config.strategies import STRATEGIES, properties
-from loadtest import over_time
+from loadtest import claims, over_time, wrk
 from loadtest.bench import Bench, Front
-from loadtest.lab import claims, first_gateway
-from loadtest.load import Load, closed
+from loadtest.driver import ran
+from loadtest.envelope import ACCEPTED
+from loadtest.load import AROUND, Load, closed, take
 from loadtest.over_time import OverTime
 from loadtest.plot import Plot
 from loadtest.report import Report
 from loadtest.stack import Stack
 from loadtest.summary import Row, Summary, figure, summarize
-from loadtest.taken import accepted
 from loadtest.tasks import Task
 from loadtest.trials import AT_ONCE, Trial, alternate
 
@@ -57,7 +59,9 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     cases = {(task, n): _case(task, n, tasks) for task in tasks for n in connections}
     loads = [
         *(
-            _watched(bench, task, closed(bench, n, *_how(options), task.path, case))
+            _watched(
+                bench, task, options.duration, closed(bench, n, *_how(options), task.path, case)
+            )
             for (task, n), case in cases.items()
         ),
         accepted(bench, connections[0], *_how(options), "/accept", _accepting(connections[0])),
@@ -74,8 +78,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     with bench.worker(*slowest.pool):
         faulty = alternate(trials, options, report)
     report.advice = conclude(report.summaries(), faulty)
-    said = first_gateway.judge(report.summaries(), options.duration)
-    report.tables = {"What was said, and what is found here": claims.lines(said)}
+    report.tables = claims.tables("strategies", report.rows)
     report.plots = _plots(report.rows, tasks, connections)
     report.remarks = [
         "Rows without `accept` wait for the task's result. accept: a 202 as soon as RabbitMQ has "
@@ -100,13 +103,14 @@ def _accepting(connections: int) -> str:
     return f"{ACCEPT}, {connections:,} connections"
 
 
-def _watched(bench: Bench, task: Task, load: Load) -> Load:
+def _watched(bench: Bench, task: Task, duration: int, load: Load) -> Load:
     """Add to a row what its servers used over time, and what tells it from the others."""
 
     def measure(front: Front) -> Row:
         with OverTime(front.servers, load.seconds / SAMPLES, bench.connections_open) as watch:
             row = load.measure(front)
-        return {**row, "task_seconds": task.seconds, "answer": "wait", "over_time": watch.series}
+        more = {"task_seconds": task.seconds, "answer": "wait", "duration": duration}
+        return {**row, **more, "over_time": watch.series}
 
     return Load(load.case, load.seconds, measure)
 
@@ -200,7 +204,7 @@ def _use(clean: Sequence[Summary], several: bool) -> str:
 
 def _accept(clean: Sequence[Summary]) -> list[str]:
     """Say what `accept` changes for each strategy, if it was measured."""
-    gains = first_gateway.accepting_gains(clean)
+    gains = _accepting_gains(clean)
     if not gains:
         return []
     times = ", ".join(f"{name} {gain:.1f}" for name, gain in gains.items())
@@ -209,3 +213,59 @@ def _accept(clean: Sequence[Summary]) -> list[str]:
         'With answer = "accept" senders do not wait for the task, which runs on the same cores all '
         f"the same: requests/s over those with the result, at {connections} connections: {times}."
     ]
+
+
+def _accepting_gains(clean: Sequence[Summary]) -> dict[str, float]:
+    """Return how many times as many requests a second each strategy takes where it accepts, the
+    greatest first. The route that accepts runs a task that takes no time."""
+    accepting = [s for s in clean if s.rows[0].get("answer") == ACCEPT]
+    gains = {
+        taken.strategy: taken.median("rps") / waiting.median("rps")
+        for taken in accepting
+        for waiting in clean
+        if (taken.strategy, taken.connections) == (waiting.strategy, waiting.connections)
+        and waiting not in accepting
+        and not waiting.rows[0].get("task_seconds")
+    }
+    return dict(sorted(gains.items(), key=lambda gain: -gain[1]))
+
+
+_EVERY = 0.5  # seconds between two looks at the worker
+
+
+def accepted(
+    bench: Bench, connections: int, duration: int, threads: int, path: str, case: str
+) -> Load:
+    """Have wrk keep `connections` busy, then wait until the worker has run what was taken.
+
+    In a row, `drained` are the seconds that this took. What was taken and has not run counts as
+    missing; more runs than requests count as wrong answers. wrk leaves up to a request for each
+    connection behind, of which it does not know whether it was taken.
+    """
+
+    def measure(front: Front) -> Row:
+        url = front.at(path).url
+        timeout = bench.deadline + 5
+        before = ran(bench)
+        row = take(
+            bench,
+            replace(front, envelope=ACCEPTED),
+            connections,
+            lambda: wrk.run(url, connections, threads, duration, timeout, ACCEPTED),
+        )
+        taken, begin = row["requests"] - row["errors_by_kind"]["status"], monotonic()
+        # As long as it took to take them, and as long again.
+        end = begin + 2 * duration + timeout
+        done, last = ran(bench) - before, -1
+        # Until no more run, too: one that runs twice may do so last.
+        while (done < taken or done != last) and monotonic() < end:
+            sleep(_EVERY)
+            done, last = ran(bench) - before, done
+        row["drained"] = round(monotonic() - begin, 1)
+        missing = max(0, taken - done)
+        row["errors_by_kind"]["missing"] += missing
+        row["errors"] += missing
+        row["wrong_answers"] += max(0, done - taken - connections)
+        return {**row, "answer": "accept"}
+
+    return Load(case, 2 * duration + AROUND, measure)

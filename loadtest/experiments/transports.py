@@ -9,9 +9,9 @@ from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from loadtest import table
+from loadtest import claims, table
 from loadtest.bench import Bench, Front
-from loadtest.lab import claims, program, transport_verdicts
+from loadtest.lab import advice, program
 from loadtest.lab.transport import WINDOW
 from loadtest.lab.transport_cases import CASES, RATE, SERVERS, Case
 from loadtest.load import Load, take
@@ -49,13 +49,10 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     ]
     alternate(trials, options, report)
     rows = report.rows
-    report.advice = transport_verdicts.advice(rows)
-    report.tables = {
-        "The original's figures beside ours": transport_verdicts.beside(rows),
-        "What was said, and what is found here": claims.lines(transport_verdicts.judge(rows)),
-    }
+    report.advice = advice.transport(rows)
+    report.tables = claims.tables("transports", rows)
     report.remarks = [
-        *transport_verdicts.why(rows),
+        *claims.reasons("transports", rows),
         "A receiver counts every message and compares it with what was sent; one that is missing, "
         "comes twice or is another fails the run. Slower transports send fewer: see messages. us: "
         "CPU of a message that was sent, of all receivers together. PUB/SUB: messages that were "

@@ -21,7 +21,7 @@ from threading import Lock, Thread
 from time import monotonic
 from urllib.parse import urlsplit
 
-from loadtest.lab.usage import peak_memory
+from loadtest.lab import peak_memory
 
 #: Threads, and requests of asyncio, at once.
 AT_ONCE = 100

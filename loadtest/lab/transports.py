@@ -21,8 +21,8 @@ from multiprocessing.synchronize import Barrier
 from time import monotonic, process_time
 from typing import Any
 
+from loadtest.lab import peak_memory
 from loadtest.lab.transport import CONNECT, Run, Settings, Transport
-from loadtest.lab.usage import peak_memory
 
 #: Those of this package that have transports, by their names.
 MODULES = ("local", "zeromq", "redis_transports", "rabbitmq_transports")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from math import inf
@@ -47,6 +47,19 @@ class Sent:
     def wrong(self) -> bool:
         """Was it answered with what another request was to be answered with?"""
         return self.status == 200 and self.body.partition(" ")[0] != self.id
+
+
+async def outcome(asking: Awaitable[Answer], patience: float) -> Answer | str:
+    """Return an answer; or what became of a request that has none after `patience` seconds."""
+    try:
+        async with asyncio.timeout(patience):
+            return await asking
+    except ConnectionRefusedError:
+        return REFUSED
+    except TimeoutError:
+        return SILENT
+    except (OSError, EOFError):
+        return RESET
 
 
 class Sender:
@@ -99,15 +112,12 @@ class Sender:
         """Send one request with further header lines; `body` is its id unless given."""
         one = Sent(body or f"{self.name}-{len(self.sent)}", target, monotonic())
         self.sent.append(one)
-        try:
-            async with asyncio.timeout(self.patience + EXTRA):
-                answer = await self._ask(one, headers)
+        answer = await outcome(self._ask(one, headers), self.patience + EXTRA)
+        if isinstance(answer, Answer):
             one.status, one.body = answer.status, answer.body.decode(errors="replace")
             one.location = answer.headers.get("location", "")
-        except ConnectionRefusedError:
-            one.status = REFUSED
-        except (OSError, EOFError) as exc:
-            one.status = SILENT if isinstance(exc, TimeoutError) else RESET
+        else:
+            one.status = answer
         one.answered = monotonic()
         with self._log.open("a") as log:
             log.write(json.dumps(asdict(one) | {"body": None, "lane": self.name}) + "\n")

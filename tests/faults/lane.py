@@ -182,11 +182,14 @@ class Lane:
 
     def drain(self) -> None:
         """Wait until everything acknowledged is executed and nothing more is, but not for ever."""
-        acknowledged = {s.id for s in self.sender.sent if s.good} - self.excused
-        poll(lambda: acknowledged <= self.executed(), DRAINED)
-        count, end = -1, monotonic() + DRAINED
+        self._drain({s.id for s in self.sender.sent if s.good} - self.excused)
+
+    def _drain(self, acknowledged: set[str], within: float = DRAINED, pause: float = 1) -> None:
+        """Nothing more is executed where nothing was in a `pause` (seconds)."""
+        poll(lambda: acknowledged <= self.executed(), within)
+        count, end = -1, monotonic() + within
         while count != (count := len(self.executions())) and monotonic() < end:
-            sleep(1)
+            sleep(pause)
 
     def checks(self) -> list[dict]:
         """Return what each child of the gateways says of itself."""

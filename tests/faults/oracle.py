@@ -19,13 +19,20 @@ DESCRIPTORS, MEMORY = 12, 32 * 2**20
 
 @dataclass(frozen=True)
 class Execution:
-    """A task's line: the request that it served, which attempt it was, its task id, its replay."""
+    """A task's line: the request that it served, its task id, and what that task notes of itself.
+
+    `attempt` counts the executions for a request, `by` is the try that published it, `nonce` what
+    it alone has returned, `at` when it ended (monotonic seconds).
+    """
 
     id: str
-    attempt: int
     task: str
     redelivered: bool
+    attempt: int = 1
     replay: int = 0
+    by: str = ""
+    nonce: str = ""
+    at: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def nonce(self, query: dict[str, str], headers: dict[str, str], body: str) -> st
     execution = {
         "id": body,
         "task": self.request.id,
-        "attempt": headers["x-try"],
+        "by": headers["x-try"],
         "nonce": word,
         "redelivered": bool(self.request.delivery_info.get("redelivered")),
         "at": time.monotonic(),

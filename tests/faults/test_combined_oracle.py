@@ -10,7 +10,7 @@ from tests.faults.client import REFUSED, RESET, SILENT
 from tests.faults.combined import oracle
 from tests.faults.combined.injection import Injected
 from tests.faults.combined.oracle import Result
-from tests.faults.combined.rules import RULES, Evidence, Execution
+from tests.faults.combined.rules import RULES, Evidence
 from tests.faults.combined.schedule import (
     CHILD,
     CONNECTIONS,
@@ -21,6 +21,7 @@ from tests.faults.combined.schedule import (
     Fault,
 )
 from tests.faults.combined.senders import GONE, Try
+from tests.faults.oracle import Execution
 
 
 def injected(target: str, kind: str, began: float, ended: float) -> Injected:
@@ -51,7 +52,9 @@ def tried(name: str, at: float = 103, status: int | str = 200, took: float = 0.2
 
 def ran(name: str, at: float = 103.1, **more) -> Execution:
     delivery = name.partition(".")[0]
-    one = Execution(delivery, f"task-of-{delivery}", name, f"nonce-of-{delivery}", False, at)
+    one = Execution(
+        delivery, f"task-of-{delivery}", False, by=name, nonce=f"nonce-of-{delivery}", at=at
+    )
     return replace(one, **more)
 
 

@@ -19,7 +19,7 @@ def sent(name: str, at: float = 50, took: float = 0.1, status: int | str = 200) 
 
 
 def execution(name: str, attempt: int = 1, task: str = "") -> Execution:
-    return Execution(name, attempt, task or f"task-of-{name}", redelivered=attempt > 1)
+    return Execution(name, task or f"task-of-{name}", attempt > 1, attempt)
 
 
 SENT = [sent("before"), sent("inside", 105, status=503), sent("after", 112)]

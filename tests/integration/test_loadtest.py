@@ -27,7 +27,7 @@ import pytest
 from kombu import Connection
 
 from gateway.stack.programs import find, find_rabbitmq
-from loadtest import amqp, cli, client, crowd, load, openloop, over_time, page, picture, wrk
+from loadtest import amqp, cli, client, load, openloop, over_time, page, picture, wrk
 from loadtest.amqp import Requester
 from loadtest.bench import Bench, Front
 from loadtest.driver import tasks
@@ -43,6 +43,7 @@ from loadtest.experiments import (
     worker_pools,
 )
 from loadtest.experiments.strategies import conclude
+from loadtest.experiments.waiting import NotHeld, hold
 from loadtest.lab.consumers import bindings, broker_memory, drivers
 from loadtest.lab.consumers.consumer import Consumer, ConsumerError, Messages
 from loadtest.lab.pools import starts
@@ -544,9 +545,9 @@ def test_what_was_not_held_at_once_is_no_measurement(servers: Stack):
     bench = Bench(servers)
     with (
         bench.alone(0.05, "--announce", "9") as front,
-        pytest.raises(crowd.NotHeld, match="8 requests were not held at once: [1-8] answers"),
+        pytest.raises(NotHeld, match="8 requests were not held at once: [1-8] answers"),
     ):
-        crowd.hold(front, 8, seconds=0.05, timeout=5)
+        hold(front, 8, seconds=0.05, timeout=5)
 
 
 def test_a_schedule_that_was_not_kept_fails_the_run():

@@ -6,11 +6,17 @@ from typing import Any
 
 import pytest
 
-from loadtest.experiments.loops import compared
-from loadtest.lab import loop_verdicts as loops
-from loadtest.lab import loop_ways
-from loadtest.lab import transport_verdicts as transports
-from loadtest.lab.loop_ways import AIOHTTP, ASYNCIO, MANY, NO_LOOP, ONE, THREADS, UVLOOP
+from loadtest.experiments.loops import (
+    AIOHTTP,
+    ASYNCIO,
+    MANY,
+    NO_LOOP,
+    ONE,
+    THREADS,
+    UVLOOP,
+    compared,
+)
+from loadtest.lab import advice
 from loadtest.lab.sites import LEAST, MOST, sites, statuses
 from loadtest.lab.transport import END, MESSAGE, Counts, Settings, Transport
 from loadtest.lab.transport_cases import (
@@ -52,67 +58,12 @@ RATES: Rates = {
 }
 
 
-def verdicts(changed: Rates) -> list[str]:
-    return [claim.verdict for claim in transports.judge(rows({**RATES, **changed}, "rps"))]
-
-
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ({}, ["confirmed", "confirmed", "refuted", "confirmed"]),
-        # In one of two repeats the queue was faster, and so the distance is none.
-        (
-            {(PUSH, BYTES): (90_000, 120_000)},
-            ["refuted", "refuted", "refuted", "confirmed"],
-        ),
-        # Most of the distance is that of pickles.
-        (
-            {(PUSH, PICKLES): (150_000, 150_000)},
-            ["confirmed", "confirmed", "confirmed", "confirmed"],
-        ),
-        ({(CONFIRMED, BYTES): (300_000,)}, ["confirmed", "confirmed", "refuted", "refuted"]),
-        (
-            {(QUEUE, PICKLES): (), (CONFIRMED, BYTES): ()},
-            ["not measured"] * 4,
-        ),
-    ],
-)
-def test_what_was_said_of_transports_is_judged_by_the_rows(changed: Rates, expected: list[str]):
-    assert verdicts(changed) == expected
-
-
-def test_a_verdict_on_transports_names_the_rows_that_show_it():
-    faster, times, pickling, far = transports.judge(rows(RATES, "rps"))
-    assert faster.shown == (
-        "ZeroMQ PUSH/PULL, ipc, bytes: 1,550,000/s; multiprocessing.Queue: 105,000/s"
-    )
-    assert times.shown == "14.8 times (13.6-16.0)"
-    assert "1,150,000/s, which is 1.3 of the 14.8 times; the other 11.0 are" in pickling.shown
-    assert far.shown.startswith(f"{BUFFERED}: 2,000,000/s; {CONFIRMED}: 5,000/s, 400.0 times")
-
-
 def test_the_advice_on_transports_names_the_fastest_and_what_a_broker_costs():
-    advice = transports.advice(rows(RATES, "rps"))
-    assert "UNIX socket, buffered moves 2,000,000 messages a second, 19 times" in advice
-    assert "moves 5,000, 400 times fewer" in advice
+    text = advice.transport(rows(RATES, "rps"))
+    assert "UNIX socket, buffered moves 2,000,000 messages a second, 19 times" in text
+    assert "moves 5,000, 400 times fewer" in text
     # Nothing is said of what has failed.
-    assert transports.advice(rows({(PUSH, BYTES): 5}, "rps")) == ""
-
-
-def test_the_originals_transports_are_beside_ours():
-    measured = rows(RATES, "rps")
-    assert transports.beside(measured)[1:] == [
-        ["multiprocessing.Queue, pickles", "79,781", "105,000", "1.32"],
-        ["ZeroMQ PUSH/PULL, ipc, bytes", "1,699,180", "1,550,000", "0.91"],
-        ["ZeroMQ / queue", "21.3 times", "14.8 times", "0.70"],
-    ]
-    (why,) = transports.why(measured)
-    assert why.startswith("The order is the same as then; the distance is 14.8 times here")
-    assert "8.0 times slower than writes of 64 KiB" in why
-    (other,) = transports.why(rows({**RATES, (PUSH, BYTES): (9_000, 9_000)}, "rps"))
-    assert other.startswith("The order is the other way round as then")
-    assert transports.why([]) == []
-    assert transports.beside([])[1][2:] == ["-", "-"]
+    assert advice.transport(rows({(PUSH, BYTES): 5}, "rps")) == ""
 
 
 class Nothing(Transport):
@@ -190,98 +141,16 @@ def lab(times: Rates = TIMES, cpu: Rates = CPU) -> list[Row]:
     return [*checkers, *rows(cpu, "server", "cpu_us")]
 
 
-@pytest.mark.parametrize(
-    ("times", "cpu", "expected"),
-    [
-        ({}, {}, ["confirmed", "confirmed", "confirmed"]),
-        # A way that was as slow as one thread once, and a loop that saves nothing.
-        (
-            {(MANY, NO_LOOP): (3_600, 28_000), (AIOHTTP, UVLOOP): (640, 650)},
-            {},
-            ["refuted", "refuted", "confirmed"],
-        ),
-        # uvloop helps everywhere and as much.
-        (
-            {},
-            {
-                ("echo, sockets", UVLOOP): (10.0, 10.0),
-                ("echo, streams", UVLOOP): (15.0, 15.0),
-                ("echo, protocols", UVLOOP): (7.0, 8.0),
-            },
-            ["confirmed", "confirmed", "refuted"],
-        ),
-        # It helps nowhere.
-        (
-            {},
-            {
-                (f"echo, {name}", loop): (9.0, 9.0)
-                for name in loop_ways.INTERFACES
-                for loop in loop_ways.LOOPS
-            },
-            ["confirmed", "confirmed", "refuted"],
-        ),
-        # Different in the median only: the repeats overlap.
-        (
-            {},
-            {
-                ("echo, sockets", UVLOOP): (10.0, 20.0),
-                ("echo, streams", UVLOOP): (15.0, 15.0),
-                ("echo, protocols", UVLOOP): (5.0, 8.0),
-            },
-            ["confirmed", "confirmed", "refuted"],
-        ),
-        (
-            {(ONE, NO_LOOP): (), (AIOHTTP, UVLOOP): ()},
-            {("echo, streams", UVLOOP): ()},
-            ["not measured"] * 3,
-        ),
-    ],
-)
-def test_what_was_said_of_ways_and_loops_is_judged_by_the_rows(
-    times: Rates, cpu: Rates, expected: list[str]
-):
-    measured = lab({**TIMES, **times}, {**CPU, **cpu})
-    assert [claim.verdict for claim in loops.judge(measured)] == expected
-
-
-def test_a_verdict_on_loops_names_the_rows_that_show_it():
-    many, saved, differ = loops.judge(lab())
-    assert "8 processes: 7.4 times; 100 threads: 38.0 times; aiohttp on asyncio" in many.shown
-    assert saved.text.startswith("uvloop saves a checker on asyncio 44% of its time")
-    assert saved.shown == "24% saved by aiohttp (23% to 26%)"
-    assert differ.shown.endswith("sockets 1.05; echo, streams 1.50; echo, protocols 2.75; "
-                                 "gateway, pika 1.31")  # fmt: skip
-
-
 def test_the_advice_on_loops_names_the_fastest_way_and_where_uvloop_helps():
-    advice = loops.advice(lab())
-    assert advice.startswith(
+    text = advice.loop(lab())
+    assert text.startswith(
         "To wait for many, use aiohttp on uvloop: 0.49 s and 40 MB where one thread takes 27.50 s"
     )
-    assert "CPU time (echo, streams: 33%; echo, protocols: 64%; gateway, pika: 24%)" in advice
-    assert advice.endswith("elsewhere (echo, sockets: 5%).")
-    near = loops.advice(lab({**TIMES, (AIOHTTP, ASYNCIO): (500, 510)}))
-    assert "takes 27.50 s (about as fast: aiohttp on asyncio, 0.51 s); and" in near
+    assert "CPU time (echo, streams: 33%; echo, protocols: 64%; gateway, pika: 24%)" in text
+    assert text.endswith("elsewhere (echo, sockets: 5%).")
     same = dict.fromkeys(CPU, (9.0, 9.0))
-    assert loops.advice(lab(cpu=same)).endswith("; and do without uvloop.")
-    assert loops.advice(lab(cpu={})) == loops.advice([]) == ""
-
-
-def test_the_originals_checkers_are_beside_ours():
-    measured = lab()
-    assert [line[:2] for line in loops.beside(measured)[1:]] == [
-        ["100 threads", "5.4"],
-        ["aiohttp on asyncio", "46.4"],
-        ["aiohttp on uvloop", "82.2"],
-        ["uvloop / asyncio", "1.77"],
-    ]
-    (why,) = loops.why(measured)
-    assert why.startswith("The order is the same as then, from the fastest: aiohttp on uvloop, ")
-    assert "used CPU for 76% of its time, 500 us a URL, and on uvloop 400 us" in why
-    (other,) = loops.why(lab({**TIMES, (THREADS, NO_LOOP): 100}))
-    assert other.startswith("The order was, from the fastest: aiohttp on uvloop, ")
-    assert loops.why([]) == []
-    assert loops.beside([])[1][2:] == ["-", "-"]
+    assert advice.loop(lab(cpu=same)).endswith("; and do without uvloop.")
+    assert advice.loop(lab(cpu={})) == advice.loop([]) == ""
 
 
 def test_a_checkers_counts_have_to_be_those_of_the_sites():

@@ -177,7 +177,7 @@ async def _list(arguments: argparse.Namespace, config: Config) -> int:
             if not number and not arguments.json:
                 print(printed.HEAD)
             number += 1
-            print(printed.listed(entry, arguments.json))
+            print(printed.line(entry, arguments.json))
         _tell(reader.problems)
     if not number:
         print(f"gateway: no such deliveries{_why_none(config, wanted)}", file=sys.stderr)
@@ -235,7 +235,7 @@ async def _watch(arguments: argparse.Namespace, config: Config) -> int:
                     if delivery_id:
                         entry = await reader.get(delivery_id)
                         if entry is not None and wanted.takes(entry):
-                            print(printed.listed(entry, arguments.json), flush=True)
+                            print(printed.line(entry, arguments.json), flush=True)
                         continue
                     backoff.reset()
                     if begun:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import secrets
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from gateway.cli.checks.configuration import events
+from gateway.cli.checks.finding import listed
 from gateway.cli.local.first_task import Described
 from gateway.cli.local.plan import APP, Plan
 from gateway.cli.outgoing import curl_line, signed_request
@@ -20,7 +21,7 @@ from gateway.sources import of
 from gateway.sources.base import Draft
 from gateway.stack import Server
 
-_FEW = 3  # the most sources, and tasks, that are named
+_FEW = 3  # the most sources that are named
 _DEFAULT = "api.core.main"
 
 
@@ -59,7 +60,7 @@ def warnings(config: Config, app: str, worker: Described, path: Path | None) -> 
     lines, tasks = [], worker.tasks
     for task in sorted(config.queues_by_task.keys() - set(tasks)):
         near = similar(task, tasks)
-        hint = f"did you mean {near}?" if near else f"it has {_listed(tasks)}"
+        hint = f"did you mean {near}?" if near else f"it has {listed(tasks) or 'none'}"
         lines.append(
             f"warning: the app {app} has no task {task}, so {_without(task, config)}; {hint}"
         )
@@ -89,11 +90,6 @@ def _without(task: str, config: Config) -> str:
 def _deliveries(route: Route) -> str:
     """Name the deliveries that a route takes: its path, and its events where it has some only."""
     return f"{route.path} ({', '.join(route.events)})" if route.events else route.path
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _FEW
-    return (", ".join(names[:_FEW]) or "none") + (f" and {more} more" if more > 0 else "")
 
 
 def _sent(config: Config, path: Path | None, url: str) -> list[str]:

@@ -172,8 +172,7 @@ class _Sizing:
 
     def _claim(self, part: str) -> float:
         """Return the CPU seconds of a request that its claim takes, on average."""
-        cost = self.costs.get(f"{part} claims")
-        return cost.cores(1) * self.load.identified if cost else 0.0
+        return self.costs[f"{part} claims"].cores(1) * self.load.identified
 
     def plan(self) -> Plan:
         load = self.load

@@ -16,7 +16,6 @@ from gateway.stack import StackError
 from loadtest.bench import Bench
 from loadtest.beside import beside
 from loadtest.lab.pools.chords import Outcome, Producer, Work, producer, unique
-from loadtest.lab.pools.original import GREEN
 from loadtest.lab.pools.worker import (
     COMMAND,
     PATCHED,
@@ -27,7 +26,10 @@ from loadtest.lab.pools.worker import (
     spawn,
 )
 from loadtest.stack import Measured, Stack
+from loadtest.summary import Row
 
+#: The pools whose tasks run in greenlets.
+GREEN = ("gevent", "eventlet")
 #: Seconds. RabbitMQ closes a connection on which nothing has come for two to three of them.
 HEARTBEAT = 2
 #: Seconds that a call sleeps in the runs with a heartbeat: longer than RabbitMQ waits.
@@ -75,9 +77,26 @@ class Found:
 
     @property
     def name(self) -> str:
+        return f"{self.start.pool}, {self.case}"
+
+    @property
+    def case(self) -> str:
         beat = "" if self.start.heartbeat is None else f", heartbeat {self.start.heartbeat} s"
-        block = ", calls block" if self.start.blocks else ""
-        return f"{self.start.pool}, {self.start.by}{beat}{block}"
+        return f"{self.start.by}{beat}{', calls block' if self.start.blocks else ''}"
+
+    @property
+    def row(self) -> Row:
+        """A row by which claims are judged: 1 where the run is `kept`, or all tasks ended."""
+        return {
+            "strategy": self.start.pool,
+            "case": self.case,
+            "repeat": 1,
+            "requests": self.calls,
+            "errors": 0,
+            "wrong_answers": 0,
+            "kept": int(self.kept),
+            "ended": int(bool(self.seconds)),
+        }
 
     @property
     def says(self) -> str:
@@ -94,6 +113,18 @@ class Found:
         after = f"{self.seconds:.1f}" if self.seconds else self.problem or "never"
         figures = (self.twice, self.missed, self.lost)
         return [self.name, f"{self.done} of {self.calls}", *map(str, figures), after]
+
+
+def broken(found: Sequence[Found]) -> list[str]:
+    """Name the runs that had to be in order, as nothing was said against them, and were not.
+
+    Those are the command's without a heartbeat; with one, it has to start at least.
+    """
+    return [
+        f"{run.name}: {run.problem or run.says}"
+        for run in found
+        if run.start.by == COMMAND and (run.problem or not (run.start.heartbeat or run.kept))
+    ]
 
 
 HEAD = [

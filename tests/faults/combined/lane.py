@@ -20,7 +20,7 @@ from tests.faults.client import Client
 from tests.faults.combined import oracle
 from tests.faults.combined.injection import Injection
 from tests.faults.combined.oracle import Result
-from tests.faults.combined.rules import Evidence, Execution
+from tests.faults.combined.rules import Evidence
 from tests.faults.combined.schedule import Fault, schedule
 from tests.faults.combined.senders import DEADLINES, KEY, Senders, Try
 from tests.faults.combined.watchdog import Watchdog
@@ -106,28 +106,16 @@ task = "faults.nonce"
             self.say("all is put right")
             sleep(size.after)
             client.stop(2 * GIVE_UP)
-            self._drain({one.delivery for one in senders.tries if one.good})
+            acknowledged = {one.delivery for one in senders.tries if one.good}
+            self._drain(acknowledged, DRAINED, pause=2)  # longer than any task
             read = client.run(_read(senders))
         self.problems += injection.problems
-        done = self._noted()
+        done = self.executions()
         failed = self._failed({one.task for one in [*done, *senders.tries] if one.task})
         return Evidence(self.strategy, senders.tries, done, injection.done, failed, read)
 
     def say(self, what: str) -> None:
         log.info("seed %d %s: %s", self.seed, self.strategy, what)
-
-    def _noted(self) -> list[Execution]:
-        """Return what the tasks have noted, without a line that is just being written."""
-        path = self.directory / EXECUTED
-        lines = path.read_text().split("\n")[:-1] if path.exists() else []
-        return [Execution(**json.loads(line)) for line in lines]
-
-    def _drain(self, acknowledged: set[str]) -> None:
-        """Wait until all that is acknowledged is executed and nothing more is, within limits."""
-        poll(lambda: acknowledged <= {one.id for one in self._noted()}, DRAINED)
-        count, end = -1, monotonic() + DRAINED
-        while count != (count := len(self._noted())) and monotonic() < end:
-            sleep(2)  # longer than any task
 
     def _failed(self, tasks: set[str]) -> set[str]:
         """Return those of the task ids whose stored result is a failure."""

@@ -10,7 +10,7 @@ from tests.faults.client import REFUSED, RESET, SILENT
 from tests.faults.combined import schedule
 from tests.faults.combined.injection import Injected
 from tests.faults.combined.senders import DEADLINES, GONE, Try
-from tests.faults.oracle import GRACE
+from tests.faults.oracle import GRACE, Execution
 
 STANDSTILL = 0.3  # seconds for which a machine may hold up what is late all the same
 #: Seconds for which a fault has consequences: a broker and its clients part after two heartbeats.
@@ -34,18 +34,6 @@ VAGUE = {"blocking", "gevent", "threadpool"}
 LOST = "connection to the broker was lost"
 #: After these, no task need run twice.
 HARMLESS = {schedule.RELOADED, schedule.CLIENTS, schedule.SUBSCRIBERS}
-
-
-@dataclass(frozen=True)
-class Execution:
-    """A task's line: its delivery, its task id, the try that published it, at which moment."""
-
-    id: str
-    task: str
-    attempt: str
-    nonce: str
-    redelivered: bool
-    at: float
 
 
 @dataclass
@@ -132,7 +120,7 @@ def second_ids(seen: Evidence) -> Iterator[str]:
     failed = seen.failed | {one.task for one in seen.tries if one.type == "task-failed"}
     tasks: dict[str, dict[str, int]] = defaultdict(dict)
     for one in seen.done:
-        number = int(one.attempt.rpartition(".")[2])
+        number = int(one.by.rpartition(".")[2])
         tasks[one.id][one.task] = min(number, tasks[one.id].get(one.task, number))
     for delivery, first in tasks.items():
         *earlier, _last = sorted(first, key=first.__getitem__)
@@ -144,7 +132,7 @@ def second_ids(seen: Evidence) -> Iterator[str]:
 
 def refused_and_run(seen: Evidence) -> Iterator[str]:
     """Find tasks of tries that were told that nothing had been published or taken."""
-    ran = {one.attempt for one in seen.done}
+    ran = {one.by for one in seen.done}
     for one in seen.tries:
         lost_before_confirm = one.type == "broker-unavailable" and (
             seen.strategy in VAGUE or LOST in one.detail

@@ -13,7 +13,7 @@ from math import inf
 from pathlib import Path
 from time import monotonic
 
-from tests.faults.client import EXTRA, REFUSED, RESET, SILENT
+from tests.faults.client import EXTRA, SILENT, outcome
 from tests.faults.combined.watchdog import Watchdog
 from tests.support.http_client import Answer, Connection, request
 
@@ -115,18 +115,12 @@ class Senders:
     async def _try(self, one: Try, target: str, patience: float) -> None:
         self.tries.append(one)
         lines = (f"{KEY}: {one.delivery}", f"{TRY}: {one.id}")
-        try:
-            async with asyncio.timeout(patience):
-                # Each on a connection of its own: one that was idle may just be being closed.
-                async with await Connection.open(self._ports[one.gateway]) as connection:
-                    answer = await connection.ask(request(one.delivery.encode(), target, *lines))
+        message = request(one.delivery.encode(), target, *lines)
+        answer = await outcome(self._ask(one.gateway, message), patience)
+        if isinstance(answer, Answer):
             _note(one, answer)
-        except ConnectionRefusedError:
-            one.status = REFUSED
-        except TimeoutError:
-            one.status = GONE if patience == HANGS_UP else SILENT
-        except (OSError, EOFError):
-            one.status = RESET
+        else:
+            one.status = GONE if answer == SILENT and patience == HANGS_UP else answer
         one.answered = monotonic()
         self._watchdog.look(one.gateway)
         one.delay = round(self._watchdog.delay(one.gateway, one.at, one.answered), 3)
@@ -135,12 +129,16 @@ class Senders:
             time = datetime.now().isoformat(timespec="milliseconds")
             log.write(json.dumps({"answered at": time} | asdict(one)) + "\n")
 
+    async def _ask(self, gateway: str, message: bytes) -> Answer:
+        """Each is on a connection of its own: one that was idle may just be being closed."""
+        async with await Connection.open(self._ports[gateway]) as connection:
+            return await connection.ask(message)
+
     async def read(self, location: str) -> Answer:
         """Ask the first gateway for the result that is at `location`."""
         path = "/results/" + location.rpartition("/results/")[2]
         async with asyncio.timeout(max(DEADLINES.values()) + EXTRA):
-            async with await Connection.open(next(iter(self._ports.values()))) as connection:
-                return await connection.ask(request(b"", path, method="GET"))
+            return await self._ask(next(iter(self._ports)), request(b"", path, method="GET"))
 
 
 def _note(one: Try, answer: Answer) -> None:

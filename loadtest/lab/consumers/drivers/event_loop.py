@@ -12,8 +12,7 @@ import pika
 from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.channel import Channel
 
-from loadtest.lab.consumers.drivers import Broker, Run
-from loadtest.lab.consumers.drivers.ending import Ending
+from loadtest.lab.consumers.drivers import Broker, Ending, Run
 from loadtest.lab.consumers.part import Part
 
 

@@ -15,8 +15,7 @@ from gateway.amqp.frames import ACK, METHOD, frame
 from gateway.config.tls import TLS
 from gateway.metrics import Metrics
 from gateway.read_throttling import ReadThrottling
-from loadtest.lab.consumers.drivers import Broker, Run
-from loadtest.lab.consumers.drivers.ending import Ending
+from loadtest.lab.consumers.drivers import Broker, Ending, Run
 from loadtest.lab.consumers.drivers.event_loop import close, open_limited
 from loadtest.lab.consumers.part import Part
 

@@ -10,8 +10,7 @@ from time import perf_counter
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
-from loadtest.lab.consumers.drivers import Broker, Run
-from loadtest.lab.consumers.drivers.ending import Ending
+from loadtest.lab.consumers.drivers import Broker, Ending, Run
 from loadtest.lab.consumers.part import Part
 
 
