@@ -3,8 +3,8 @@
 ``celery`` is Celery's own default and never gets arguments, because any Celery client may have
 declared it already. Its dead letters are published by the worker (`appserver.dead_letters`). Those
 named in GATEWAY_QUEUES are quorum queues with a delivery limit and a dead-letter exchange. A
-gateway declares quorum queues with the same arguments (`gateway.config.task`): RabbitMQ refuses
-the second of two declarations that differ, with PRECONDITION_FAILED.
+gateway route that declares one of them must name the same type and arguments (`QUEUE_TYPE`,
+`QUEUE_ARGUMENTS`): RabbitMQ refuses any other with PRECONDITION_FAILED.
 https://www.rabbitmq.com/docs/quorum-queues#poison-message-handling
 """
 

@@ -34,12 +34,6 @@ _HIGHEST = 255
 _CELERYS = frozenset(Message("", "", "", b"", {}).headers()) | {"stamps", "stamped_headers"}
 #: Arguments of a dynamic queue that follow `queue_expires`.
 _OWN = ("x-expires", "x-message-ttl", "x-dead-letter-exchange", "x-dead-letter-routing-key")
-#: Arguments of a quorum queue as `appserver.queues` has them. RabbitMQ refuses the second of two
-#: declarations that differ, and the gateway's may be the first.
-_NAMED: dict[str, str | int | bool] = {
-    "x-dead-letter-exchange": "gateway.dead",
-    "x-delivery-limit": 20,
-}
 
 Queue = Annotated[str, Field(min_length=1), AfterValidator(pointers.check_name)]
 
@@ -87,10 +81,8 @@ class TaskSettings(Model):
     queue_type: Literal["classic", "quorum"] = "classic"
     """or `quorum`. Set it also if somebody else declares the queue (`declare = false`): the gateway
     then knows that a rejection may mean a lost leader"""
-    queue_arguments: dict[str, str | int | bool] | None = None
-    """(default: none; of a quorum queue `{ x-dead-letter-exchange = "gateway.dead",
-    x-delivery-limit = 20 }`, as workers declare the queues in `GATEWAY_QUEUES`) further arguments,
-    as in `{ x-max-length = 1000 }`; `{}`: none"""
+    queue_arguments: dict[str, str | int | bool] = {}
+    """further arguments, as in `{ x-max-length = 1000 }`"""
     exchange: Queue | None = None
     """(default: the default one) an exchange instead of a queue. The gateway declares no exchange
     and no binding. What the exchange routes to no queue is a 503"""
@@ -162,15 +154,13 @@ class TaskSettings(Model):
         """Return the arguments with which its queues are declared, but for dynamic ones."""
         if self.dynamic:
             return {}
-        if self.queue_type == "classic":
-            return self.queue_arguments or {}
-        given = _NAMED if self.queue_arguments is None else self.queue_arguments
-        return {"x-queue-type": self.queue_type, **given}
+        kind = {} if self.queue_type == "classic" else {"x-queue-type": self.queue_type}
+        return {**kind, **self.queue_arguments}
 
     def dynamic_arguments(self) -> dict[str, str | int | bool]:
         """Return the arguments with which its dynamic queues are declared."""
         return {
-            **(self.queue_arguments or {}),
+            **self.queue_arguments,
             # The default of a virtual host may be another type, whose expiry is not renewed.
             "x-queue-type": "classic",
             "x-expires": int(1000 * self.queue_expires),
@@ -404,7 +394,7 @@ def _check_dynamic(task: TaskSettings) -> None:
         )
     if not task.declare:
         raise ValueError("declare: dynamic queues are declared on first use; leave it out")
-    if given := sorted(set(_OWN) & (task.queue_arguments or {}).keys()):
+    if given := sorted(set(_OWN) & task.queue_arguments.keys()):
         raise ValueError(f"queue_arguments: {given[0]} of a dynamic queue follows queue_expires")
     if re.fullmatch(task.queue_pattern, task.static_queue):
         raise ValueError("static_queue: must not fit queue_pattern, as it does not expire")

@@ -70,7 +70,10 @@ task = "faults.run"
 scheme = "standard"
 secrets = ["{secret}"]
 """
-QUORUM = 'queue_type = "quorum"\n'
+QUORUM = """\
+queue_type = "quorum"
+queue_arguments = { x-dead-letter-exchange = "gateway.dead", x-delivery-limit = 20 }
+"""
 
 
 class Lane:

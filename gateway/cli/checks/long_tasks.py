@@ -89,7 +89,7 @@ def _running(config: Config, answers: Answers) -> Iterator[str]:
 def _timeout(config: Config, queues: Collection[str]) -> float:
     """Return the shortest timeout of the `queues` that is known, in seconds."""
     known = {
-        queue: task.arguments().get("x-consumer-timeout")
+        queue: task.queue_arguments.get("x-consumer-timeout")
         for task in config.tasks
         for queue in task.queue_names
     }

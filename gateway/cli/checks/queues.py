@@ -254,15 +254,11 @@ def _other(task: TaskSettings, refused: Mapping[str, ChannelClosedByBroker]) -> 
     if not task.declare and argument != "x-queue-type":
         return []  # with `declare = false` the route need not know the other arguments
     problem = f"it is not what the route declares: {exc.reply_text}"
-    default = task.queue_arguments is None
-    return [fail(name, problem, _adapt(list(refused), argument, current.strip("'"), kind, default))]
+    return [fail(name, problem, _adapt(list(refused), argument, current.strip("'"), kind))]
 
 
-def _adapt(names: list[str], argument: str, current: str, kind: str, default: bool) -> str:
-    """Return the remedy for a difference, where the queues' argument has the value `current`.
-
-    `default`: the route has no arguments but those of its type.
-    """
+def _adapt(names: list[str], argument: str, current: str, kind: str) -> str:
+    """Return the remedy for a difference, where the queues' argument has the value `current`."""
     delete = f"delete it once it is empty: rabbitmqctl delete_queue {names[0]} --if-empty"
     if len(names) > 1:
         delete += f" (and so each of {ranged(names)})"
@@ -271,8 +267,6 @@ def _adapt(names: list[str], argument: str, current: str, kind: str, default: bo
     if argument == "x-queue-type":
         own = "classic" if current == "none" else current
         return f'set queue_type = "{own}" in the route, or {delete}'
-    if current == "none" and default:
-        return f"set queue_arguments = {{}} in the route, or {delete}"
     if current == "none":
         return f"take {argument} out of queue_arguments in the route, or {delete}"
     value = f'"{current}"' if kind == "longstr" else current

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from appserver.queues import named_queues
 from gateway.config.loading import load
 from gateway.config.problems import explain
 from gateway.config.settings import Config, Route
@@ -129,13 +128,6 @@ def test_queue_arguments_follow_the_type():
     assert Route(path="/").arguments() == {}
     route = Route(path="/", queue="q", queue_type="quorum", queue_arguments={"x-delivery-limit": 3})
     assert route.arguments() == {"x-queue-type": "quorum", "x-delivery-limit": 3}
-    bare = Route(path="/", queue="q", queue_type="quorum", queue_arguments={})
-    assert bare.arguments() == {"x-queue-type": "quorum"}
-
-
-def test_a_quorum_queue_is_declared_as_workers_declare_it():
-    (named,) = named_queues("q")
-    assert Route(path="/", queue="q", queue_type="quorum").arguments() == named.queue_arguments
 
 
 def test_tls_context_verifies_unless_told_not_to():
