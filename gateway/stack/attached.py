@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -111,7 +112,7 @@ def _addresses(connection: Connection) -> list[str]:
 def load(name: str) -> Celery:
     """Return the Celery app called `name`, as ``celery -A`` finds it.
 
-    Ends the process with a sentence where there is none. Errors of the app's own code are raised.
+    Ends the process with a sentence where there is none, or where its import fails.
     """
     module, colon, attribute = name.partition(":")
     try:
@@ -120,18 +121,39 @@ def load(name: str) -> Celery:
         if colon and exc.name == name:
             sys.exit(f"--app {name}: {module} has no Celery app called {attribute}")
         if not f"{module}.".startswith(f"{exc.name}."):
-            raise
+            sys.exit(_failed(name, exc))
         sys.exit(
             f"--app {name}: there is no module {exc.name} in {Path.cwd()}, nor is one installed; "
             "start it where `celery -A` finds the app"
         )
     except AttributeError as exc:
-        if not isinstance(exc.obj, ModuleType):
-            raise
-        sys.exit(f"--app {name}: {exc.obj.__name__} has no Celery app called {exc.name}")
+        owner = exc.obj.__name__ if isinstance(exc.obj, ModuleType) else ""
+        if not f"{module}.".startswith(f"{owner}."):
+            sys.exit(_failed(name, exc))
+        sys.exit(f"--app {name}: {owner} has no Celery app called {exc.name}")
+    except Exception as exc:  # noqa: BLE001 - whatever the app's own code raises
+        sys.exit(_failed(name, exc))
     if not isinstance(app, Celery):
         sys.exit(f"--app {name}: this is not a Celery app")
     return app
+
+
+def _failed(name: str, exc: Exception) -> str:
+    """Return what the import of an app has raised, and the last line below this folder."""
+    here = str(Path.cwd())
+    frames = [
+        frame
+        for frame in traceback.extract_tb(exc.__traceback__)
+        if frame.filename.startswith(here) and "site-packages" not in frame.filename
+    ]
+    # A SyntaxError has its own place.
+    at = f" in {frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line}" if frames else ""
+    error = "".join(traceback.format_exception_only(exc)).strip()
+    module = name.partition(":")[0]
+    return (
+        f"--app {name}: its import fails{at}\n{error}\n"
+        f"correct the app; `python -c 'import {module}'` shows the whole traceback"
+    )
 
 
 def main() -> None:

@@ -171,6 +171,7 @@ def test_what_keeps_the_app_from_starting_is_told_once(tmp_path):
         )
         assert ran.returncode == 1
         assert f"{ran.stdout}{ran.stderr}".count(told) == (2 if app == "shop" else 1), ran.stdout
+        assert "Traceback" not in ran.stdout
         assert ran.stderr == "gateway: worker exited with 1: see its lines above\n"
 
 

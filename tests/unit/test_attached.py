@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -210,8 +211,23 @@ def test_an_app_that_is_not_there_is_told_in_a_sentence(name, told):
     assert str(end.value).startswith(f"--app {name}: ") and told in str(end.value)
 
 
-def test_what_an_apps_own_import_lacks_is_raised_as_it_is(tmp_path, monkeypatch):
-    (tmp_path / "shop_with_a_gap.py").write_text("import no_such_library\n")
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("import no_such_library", "ModuleNotFoundError: No module named 'no_such_library'"),
+        ("import os; os.no_such_name", "AttributeError: module 'os' has no attribute"),
+        ("int('x')", "invalid literal for int"),
+        ("def broken(:", "SyntaxError: "),
+    ],
+)
+def test_an_app_whose_import_fails_is_told_with_the_line_and_the_error(
+    line, told, tmp_path, monkeypatch
+):
+    (tmp_path / "shop_with_a_gap.py").write_text(f"\n{line}\n")
+    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+    monkeypatch.delitem(sys.modules, "shop_with_a_gap", raising=False)
+    with pytest.raises(SystemExit) as end:
         load("shop_with_a_gap")
+    assert told in str(end.value) and "Traceback" not in str(end.value)
+    assert "shop_with_a_gap.py" in str(end.value) and "line 2" in str(end.value)
