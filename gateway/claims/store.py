@@ -16,6 +16,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -52,6 +53,8 @@ log = logging.getLogger(__name__)
 
 _KIND = b"c:"  # short, so that a key with the usual prefix fits into 32 bytes of Redis' memory
 _RENEWAL = 1.0  # seconds between renewals of a lease
+#: Seconds that replicas may take for a claim; other commands wait meanwhile, some for two of them.
+_COPYING = 0.3
 _AT_ONCE = 500  # claims that are prolonged before others get their turn
 #: Seconds for which a failed write is repeated, and for which a task's failure is remembered, so
 #: that a late confirm does not restore the claim of a failed task.
@@ -85,6 +88,9 @@ class Claims:
         self._kept = _ms(max(config.result_expires, longest))
         self._life = max(self._window, _ms(self._lease) + self._kept)
         self._largest = config.max_kept_answer
+        self._replicas = config.state_replicas
+        #: Why claims are not safe, in words; empty where the replicas have the last one.
+        self.uncopied = ""
         # Claims whose message waits for its confirm, and until when (monotonic seconds).
         self._leased: dict[str, tuple[Claim, float]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -133,6 +139,8 @@ class Claims:
         try:
             async with asyncio.timeout(patience):
                 reply = await self.redis.run("EVAL", scripts.TAKE, 1, key, *args)
+                if self._replicas and reply[0] in (b"mine", b"lapsed"):
+                    await self._copy(key)
         except (RedisError, OSError, asyncio.CancelledError) as exc:
             # Redis may have executed the command nevertheless: then the claim is released.
             self.release(self._claim(key, owner, span, MINE, task_id, digest), certain=True)
@@ -149,6 +157,15 @@ class Claims:
         claim.tries, claim.lease = int(tries), int(lease) / 1000
         claim.answer = load(answer) if answer else None
         return claim
+
+    async def _copy(self, key: bytes) -> None:
+        """Wait until enough replicas have what was written; raises OSError if too few have it."""
+        # Others wait for the same reply.
+        found = await asyncio.shield(self.redis.copied(self._replicas, _COPYING, key))
+        self.uncopied = ""
+        if found < self._replicas:
+            self.uncopied = f"{found} of {self._replicas} replicas have the last claim"
+            raise OSError(f"{self.uncopied} after {_COPYING:g} s")
 
     def _claim(
         self, key: bytes, owner: str, span: float, state: str, task_id: str, digest: bytes
@@ -262,6 +279,9 @@ class Claims:
                 args: list[Arg] = [_raw(owner), _ms(self._lease)]
                 renewed = self.redis.run("EVAL", scripts.RENEW, 1, claim.key, *args)
                 renewed.add_done_callback(_missed)
+            if self.uncopied:
+                with suppress(RedisError, OSError):
+                    await self._copy(b"")
 
 
 def _missed(renewal: asyncio.Future[Any]) -> None:

@@ -87,6 +87,7 @@ class Pipeline(asyncio.Protocol):
         self._waiting: list[_Command] = []
         self._sent: deque[_Command] = deque()
         self._flushes = False  # in this turn
+        self._copied: Future[Any] | None = None  # a WAIT that is not sent yet
         self._scripts: set[Arg] = set()  # that were sent on this connection
         self._by_digest = True  # unless the user may not
         self._some = asyncio.Event()
@@ -100,6 +101,8 @@ class Pipeline(asyncio.Protocol):
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._asking: asyncio.Future[None] = self._loop.create_future()  # the Sentinels
+        self._asking.cancel()
         self._task = background.start(self._keep_connected(), self._name)
 
     async def stop(self) -> None:
@@ -139,6 +142,16 @@ class Pipeline(asyncio.Protocol):
             self._flush_soon()
         return reply
 
+    def copied(self, replicas: int, patience: float, _key: Arg = b"") -> Future[Any]:
+        """Return a future of how many replicas have what was written by commands with a reply.
+
+        It ends when so many have it, or after `patience` seconds; it fails as `run` does. Those who
+        ask in one turn of the loop share a WAIT, behind which the connection's commands wait.
+        """
+        if self._copied is None:
+            self._copied = self.run("WAIT", replicas, int(patience * 1000))
+        return self._copied
+
     def _flush_soon(self) -> None:
         if not self._flushes:
             self._flushes = True
@@ -153,7 +166,7 @@ class Pipeline(asyncio.Protocol):
                 self._since = monotonic()
                 for leave in self.on_left:
                     leave(self._since)
-                await self._until_lost()
+                await self._until_lost(client)
             except LOST as exc:
                 self._reason = f"{type(exc).__name__}: {str(exc) or 'no answer in time'}"
                 self._fail(self._waiting)
@@ -162,6 +175,7 @@ class Pipeline(asyncio.Protocol):
             finally:
                 if self._transport is not None:
                     self._transport.abort()
+                self._asking.cancel()
                 await client.aclose()
                 self._settle()
             # A connection that has lasted is opened again immediately.
@@ -188,19 +202,26 @@ class Pipeline(asyncio.Protocol):
         self._transport, self._reason = transport, "no answer in time"
         self._flush()
 
-    async def _until_lost(self) -> None:
+    async def _until_lost(self, client: redis.asyncio.Redis) -> None:
         probe = 0.0  # when the next one is sent
         while not self._lost.is_set():
             now = monotonic()
             if probe <= now:
                 probe = now + PING
                 self.run(*self._probe).add_done_callback(self._probed)
+                if isinstance(client, result_store.Master) and self._asking.done():
+                    self._asking = asyncio.create_task(self._leave_replaced(client))
             end = self._sent[0].end if self._sent else inf
             if end <= now and self._transport is not None:
                 self._transport.abort()
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(min(end, probe) - now, 0.001)):
                     await self._lost.wait()
+
+    async def _leave_replaced(self, client: result_store.Master) -> None:
+        since = self._since
+        if await client.replaced() and self._since == since:
+            self._leave("the Sentinels have another master by now")
 
     def _probed(self, reply: Future[Any]) -> None:
         if reply.cancelled():
@@ -235,7 +256,7 @@ class Pipeline(asyncio.Protocol):
         self._flushes = False
         if self._transport is None or self._transport.is_closing():
             return
-        now, packed = monotonic(), []
+        now, packed, self._copied = monotonic(), [], None
         for command in self._waiting:
             # A future that is done already was cancelled: its command need not be sent.
             if not command.reply.done():
