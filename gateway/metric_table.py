@@ -171,7 +171,7 @@ METRICS = {
 #: What the parent adds about itself.
 PARENT = {
     "gateway_build_info": Metric(GAUGE, "The value is 1.", ("version", "strategy", "python")),
-    "gateway_ready": Metric(GAUGE, "1 if a process has its broker and results and takes requests."),
+    "gateway_ready": Metric(GAUGE, "1 if a process serves at least one route."),
     "gateway_processes": Metric(GAUGE, "Serving processes."),
     "gateway_process_restarts_total": Metric(
         COUNTER, "Serving processes that ended unexpectedly and were replaced."

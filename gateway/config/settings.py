@@ -347,6 +347,12 @@ class Config(Model):
         """Is the broker an AMQP one (and not the Redis that `gateway dev` embeds)?"""
         return _is_amqp(self.broker_url[0])
 
+    def unneeded(self, route: Route) -> set[str]:
+        """Return without which servers, by the names of a process's checks, `route` is served."""
+        results = {"results"} if route.answer == "accept" else set()
+        state = set() if route.identified and self.without_state == "refuse" else {"state"}
+        return results | state
+
     @property
     def paths(self) -> list[str]:
         """The paths of routes and results, by which requests are counted."""
