@@ -141,6 +141,11 @@ METRICS = {
     "gateway_state_keys": Metric(
         GAUGE, "Keys in the Redis database of the claims, whatever they are.", alike=True
     ),
+    "gateway_state_available_ratio": Metric(
+        GAUGE,
+        "The share of claims whose Redis answers, 0 to 1: a part of a cluster may be away.",
+        alike=True,
+    ),
     "gateway_state_memory_ratio": Metric(
         GAUGE, "How full the Redis of the claims is, from 0 to 1.", alike=True
     ),

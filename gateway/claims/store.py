@@ -41,17 +41,16 @@ from gateway.claims.claim import (
     read,
     read_end,
 )
+from gateway.claims.keys import delivery_key
 from gateway.clock import monotonic
 from gateway.config.settings import Config
-from gateway.delivery import identity_digest
 from gateway.errors import KeyConflict, StateUnavailable
 from gateway.outcome import Outcome
-from gateway.stores import result_store
-from gateway.stores.pipeline import Arg, Pipeline
+from gateway.stores.pipeline import Arg
+from gateway.stores.state_store import StateStore
 
 log = logging.getLogger(__name__)
 
-_KIND = b"c:"  # short, so that a key with the usual prefix fits into 32 bytes of Redis' memory
 _RENEWAL = 1.0  # seconds between renewals of a lease
 #: Seconds that replicas may take for a claim; other commands wait meanwhile, some for two of them.
 _COPYING = 0.3
@@ -70,12 +69,8 @@ class Claims:
 
     def __init__(self, config: Config):
         #: Commands to the Redis of the claims.
-        self.redis = Pipeline(
-            lambda: result_store.connect(config, config.state),
-            "claims",
-            # A write that changes nothing.
-            probe=("DEL", f"{config.prefix}nothing"),
-        )
+        # The probe is a write that changes nothing.
+        self.redis = StateStore(config, "claims", probe=("DEL", f"{config.prefix}nothing"))
         self._prefix = config.prefix
         longest = _longest(config)
         # A strategy that blocks can write neither a confirm nor a renewal while it waits.
@@ -129,7 +124,7 @@ class Claims:
         `body`; `rerun` runs the task again where its result has expired before it was read.
         Raises `KeyConflict` and, after `patience` seconds at the latest, `StateUnavailable`.
         """
-        key = self._prefix.encode() + _KIND + identity_digest(identity)
+        key = delivery_key(self._prefix, identity)
         owner = owner or task_id
         digest = hashlib.blake2b(body, digest_size=DIGEST).digest()
         flags = [1 - again, int(strict), int(rerun)]
@@ -165,6 +160,7 @@ class Claims:
         self.uncopied = ""
         if found < self._replicas:
             self.uncopied = f"{found} of {self._replicas} replicas have the last claim"
+            self._uncopied_key = key
             raise OSError(f"{self.uncopied} after {_COPYING:g} s")
 
     def _claim(
@@ -249,9 +245,9 @@ class Claims:
         args: list[Arg] = [_raw(claim.owner), int(certain), _ms(claim.span), claim.channel]
         self._write(scripts.RELEASE, claim, args)
 
-    def _failed(self, claim: Claim) -> str:
+    def _failed(self, claim: Claim) -> bytes:
         """Return the key of the record that the claim's task has failed."""
-        return f"{self._prefix}failed:{claim.task_id}"
+        return claim.key + claim.task_id.encode()
 
     def _write(self, script: str, claim: Claim, args: list[Arg], since: float = 0.0) -> None:
         self._leased.pop(claim.owner, None)
@@ -281,7 +277,7 @@ class Claims:
                 renewed.add_done_callback(_missed)
             if self.uncopied:
                 with suppress(RedisError, OSError):
-                    await self._copy(b"")
+                    await self._copy(self._uncopied_key)
 
 
 def _missed(renewal: asyncio.Future[Any]) -> None:

@@ -100,7 +100,8 @@ class Config(Model):
     app server reads only `GATEWAY_RESULT_EXPIRES`, so set it there"""
     state_url: SecretStr | None = None
     """(default: `result_backend`) the Redis that holds claims and the journal: redis://, rediss://
-    or sentinel://"""
+    or sentinel://, or any node of a Redis Cluster, which says itself that it is one
+    ([Redis Cluster](configuration.md#redis-cluster))"""
     state_replicas: int = Field(0, ge=0, le=16)
     """how many replicas of that Redis must have a claim before the delivery is published (Redis'
     WAIT; [reliability.md](reliability.md#what-a-lost-redis-server-takes-with-it)); 0: none"""
@@ -349,7 +350,8 @@ class Config(Model):
 
     def unneeded(self, route: Route) -> set[str]:
         """Return without which servers, by the names of a process's checks, `route` is served."""
-        results = {"results"} if route.answer == "accept" else set()
+        # A cluster's nodes that are away refuse their share only.
+        results = {"results", "shards"} if route.answer == "accept" else {"shards"}
         state = set() if route.identified and self.without_state == "refuse" else {"state"}
         return results | state
 

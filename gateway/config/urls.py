@@ -187,6 +187,14 @@ def without_options(url: str) -> str:
     )
 
 
+def at(url: str, host: str, port: int) -> str:
+    """Return the URL of another server with the same account and options."""
+    parts = urlsplit(url)
+    account = parts.netloc.rpartition("@")[0]
+    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return parts._replace(netloc=f"{account}@{place}" if account else place).geturl()
+
+
 def master_name(url: str) -> str:
     """Return the name of the master that a sentinel URL asks for."""
     return options(url).get("master_name", "mymaster")

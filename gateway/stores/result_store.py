@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, cast
 
 import redis.asyncio
@@ -16,11 +17,13 @@ from redis.exceptions import ConnectionError, RedisError
 
 from gateway.celery_message import RESULT_KEY
 from gateway.config.settings import Config
-from gateway.config.urls import database, master_name, redis_tls, secure, without_options
+from gateway.config.urls import at, database, master_name, redis_tls, secure, without_options
 from gateway.errors import GatewayError
-from gateway.stores.primary import only_primary
+from gateway.stores.primary import greet
 
 Ask = Callable[..., Awaitable[Any]]
+#: Host and port.
+Address = tuple[str, int]
 
 #: Errors of a lost connection. For a write to a closed transport uvloop raises RuntimeError, and
 #: asyncio of Python 3.12 and 3.13 TypeError (https://github.com/python/cpython/issues/136234).
@@ -40,24 +43,30 @@ def key_prefix(config: Config) -> str:
     return prefix + RESULT_KEY
 
 
-def connect(config: Config, url: str = "") -> redis.asyncio.Redis:
+def connect(
+    config: Config, url: str = "", *, state: bool = False, node: Address | None = None
+) -> redis.asyncio.Redis:
     """Make a client for the Redis at `url` (default: the result store); it connects when used.
 
-    It does not retry, and commands have no timeout: the caller sets a deadline. A replica and a
-    node of a cluster are refused: see `gateway.stores.primary`.
+    It does not retry, and commands have no timeout: the caller sets a deadline. A replica is
+    refused, and so is a node of a cluster, which only the Redis of the claims may be (`state`):
+    this or another `node` of it. See `gateway.stores.primary`.
     """
+    clusters = state and config.state_url is not None
     options: dict[str, Any] = {
         "socket_connect_timeout": CONNECT_TIMEOUT,
         "socket_timeout": None,
         "socket_keepalive": True,
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,
-        "redis_connect_func": only_primary,
+        "redis_connect_func": partial(greet, clusters=clusters, primary=node is not None),
     }
     url = url or config.results
     options |= redis_tls(url, config.tls)
     if url.startswith("sentinel:"):
         return _master(config, url, options)
+    if node is not None:
+        url = at(url, *node)
     return redis.asyncio.Redis.from_url(without_options(url), **options)
 
 
@@ -147,6 +156,14 @@ def without_password(url: str) -> str:
     return ";".join(map(maybe_sanitize_url, url.split(";")))
 
 
+def no_answer(config: Config, url: str, exc: Exception) -> GatewayError:
+    """Make the error of a command to the Redis at `url`, with the remedy."""
+    away = isinstance(exc, (ConnectionError, OSError, RuntimeError, TypeError))
+    name = "state_url" if config.state_url and url == config.state else "result_backend"
+    remedy = f"; start it, or correct {name} (GATEWAY_{name.upper()})" if away else ""
+    return GatewayError(f"{without_password(url)}: {str(exc) or 'no answer in time'}{remedy}")
+
+
 @asynccontextmanager
 async def asking(config: Config, url: str) -> AsyncIterator[Ask]:
     """Yield a coroutine function that sends a command to the Redis at `url` and returns the reply.
@@ -159,11 +176,7 @@ async def asking(config: Config, url: str) -> AsyncIterator[Ask]:
             async with asyncio.timeout(PATIENCE):
                 return await client.execute_command(*encoded(command))
         except LOST as exc:
-            away = isinstance(exc, (ConnectionError, OSError, RuntimeError, TypeError))
-            name = "state_url" if config.state_url and url == config.state else "result_backend"
-            remedy = f"; start it, or correct {name} (GATEWAY_{name.upper()})" if away else ""
-            problem = f"{without_password(url)}: {str(exc) or 'no answer in time'}{remedy}"
-            raise GatewayError(problem) from exc
+            raise no_answer(config, url, exc) from exc
 
     async with connect(config, url) as client:
         yield ask

@@ -75,7 +75,7 @@ CLIENTS = (
 def test_what_workers_clients_do_in_their_way_changes_nothing_here(url: str):
     plain = connect(Config(result_backend=url)).connection_pool.connection_kwargs
     given = connect(Config(result_backend=f"{url}?{CLIENTS}")).connection_pool.connection_kwargs
-    own = {"retry", "himport_registry"}  # an object each
+    own = {"retry", "himport_registry", "redis_connect_func"}  # an object each
     assert given.keys() == plain.keys()
     assert {name for name in given if given[name] != plain[name]} <= own
     assert (given["protocol"], given["socket_timeout"], given["db"]) == (2, None, 2)
