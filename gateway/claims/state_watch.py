@@ -54,7 +54,7 @@ class StateWatch:
                 used = [share_used(await node.run("INFO", "memory")) for node in asked]
                 keys = [await node.run("DBSIZE") for node in asked]
                 # The fullest one refuses first.
-                self._metrics.set("gateway_state_memory_ratio", max(used))
+                self._metrics.set("gateway_state_memory_ratio", max(used, default=0.0))
                 self._metrics.set("gateway_state_keys", sum(keys))
                 entry = json.dumps({"seen": time(), "as": description})
                 await self._redis.run("HSET", key, field, entry)

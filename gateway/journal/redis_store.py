@@ -135,7 +135,7 @@ class RedisStore(JournalStore):
             newest = f"({page[-1][0].decode()}"
 
     async def changes(self) -> AsyncGenerator[str, None]:
-        store = result_store.connect(self._config, self._config.state, state=True)
+        store = self._store.connect()
         try:
             async with store as client, client.pubsub() as listening:
                 async with asyncio.timeout(result_store.PATIENCE):

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Self
 
+import redis.asyncio
 from redis.exceptions import RedisError
 
 from gateway import background
@@ -153,6 +154,12 @@ class StateStore:
             return 1.0
         return sum(node is not None and not node.error for node in self._slots) / SLOTS
 
+    def connect(self) -> redis.asyncio.Redis:
+        """Make a client for a subscription: any node has what is published on any other."""
+        living = (address for address, node in self._nodes.items() if not node.error)
+        node = next(living, None) if self._first.error else None
+        return result_store.connect(self._config, self._config.state, node=node, state=True)
+
     def copied(self, replicas: int, patience: float, key: Arg) -> Future[Any]:
         """As `Pipeline.copied`, of the node that has `key`."""
         return self._of(key).copied(replicas, patience)
@@ -185,15 +192,17 @@ class StateStore:
 
     async def _learn(self) -> None:
         """Ask one node after the other for all of them, until one says that the cluster is well."""
+        problem = ""
         for asked in (self._first, *self._nodes.values()):
             if asked.error and asked is not self._first:
                 continue
             try:
-                state = asked.run("CLUSTER", "INFO")
-                ranges = await asked.run("CLUSTER", "SLOTS")
-                well = b"cluster_state:ok" in await state
+                state, ranges = await asyncio.gather(
+                    asked.run("CLUSTER", "INFO"), asked.run("CLUSTER", "SLOTS")
+                )
+                well = b"cluster_state:ok" in state
             except (RedisError, OSError, GatewayError) as exc:
-                self._problem = self._problem or str(exc)
+                problem = problem or str(exc)
                 continue
             slots: list[Pipeline | None] = [None] * SLOTS
             nodes: dict[Address, Pipeline] = {}
@@ -203,9 +212,10 @@ class StateStore:
                 nodes[address] = node = self._node(address)
                 slots[first : last + 1] = [node] * (last + 1 - first)
             self._adopt(nodes, slots)
-            self._problem = "" if well else "the cluster is down (cluster_state:fail)"
+            problem = "" if well else "the cluster is down (cluster_state:fail)"
             if well:
-                return
+                break
+        self._problem = problem
 
     def _adopt(self, nodes: dict[Address, Pipeline], slots: list[Pipeline | None]) -> None:
         gone = [node for address, node in self._nodes.items() if address not in nodes]

@@ -20,9 +20,10 @@ from gateway.errors import StateUnavailable
 from gateway.stores.state_store import SLOTS, StateStore, slot
 from tests.integration.checking import check, servers_at, write
 from tests.integration.deliveries import KEYED, Servers
+from tests.integration.test_new_primary import keyed
 from tests.integration.test_readiness import asked
 from tests.support.redis_kinds import Nodes
-from tests.support.requests import metric, post
+from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import eventually, until
 
@@ -218,6 +219,7 @@ def test_a_shard_that_is_away_refuses_its_share_and_is_named(nodes, servers, str
     nodes.masters[1].kill()
 
     until(lambda: "shards" in asked(gateway)[1]["children"][0])
+    until(lambda: asked(gateway, "/keyed")[0] == 200)  # its subscription was on that node
 
     code, told = asked(gateway, "/keyed")
     assert code == 200 and told["routes"] == {"/keyed": True}
@@ -246,10 +248,6 @@ def of_gateway(nodes: Nodes, gateway: Server) -> dict[int, list[str]]:
 def size(node: Server) -> int:
     with redis.Redis.from_url(node.url) as client:
         return sum(1 for key in client.scan_iter("gateway:*:{*}", 1_000) if b"}:" not in key)
-
-
-def keyed(gateway: Server, key: str) -> int:
-    return post(f"{gateway.url}/keyed", key.encode(), {"Idempotency-Key": key}).code
 
 
 def test_the_check_asks_every_node(nodes, servers, tmp_path):

@@ -74,7 +74,7 @@ class Nodes:
 
     @property
     def url(self) -> str:
-        return self.masters[-1].url
+        return self.masters[-2].url
 
     def _start(self) -> Server:
         server = self._stack.redis(
