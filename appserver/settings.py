@@ -10,7 +10,7 @@ import random
 import ssl
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from celery.exceptions import ImproperlyConfigured
 from redis.backoff import NoBackoff
@@ -106,14 +106,22 @@ def _results(url: str, environ: Mapping[str, str]) -> dict[str, Any]:
     # Celery's own retries are used (below). Those of its Redis backend would multiply them, and do
     # not cover reading.
     options: dict[str, Any] = {"retry_policy": {"max_retries": 0}}
+    tls = _redis_tls(environ) if scheme == "rediss" else {}
     if prefix := environ.get("GATEWAY_RESULT_KEY_PREFIX"):
         options["global_keyprefix"] = prefix
     if scheme == "sentinel":
-        queries = [parse_qs(urlsplit(part).query) for part in url.split(";")]
-        names = [name for query in queries for name in query.get("master_name", ())]
-        options["master_name"] = names[-1] if names else "mymaster"
+        query = dict(pair for part in url.split(";") for pair in parse_qsl(urlsplit(part).query))
+        options["master_name"] = query.get("master_name", "mymaster")
+        if query.get("ssl", "").lower() == "true":
+            tls = {**_redis_tls(environ), **_own_tls(query)}
         # A Sentinel that does not answer is skipped without retries.
-        options["sentinel_kwargs"] = {"socket_timeout": 2.0, "retry": Retry(NoBackoff(), 0)}
+        options["sentinel_kwargs"] = {
+            "socket_timeout": 2.0,
+            "retry": Retry(NoBackoff(), 0),
+            "username": environ.get("GATEWAY_SENTINEL_USERNAME") or None,
+            "password": environ.get("GATEWAY_SENTINEL_PASSWORD") or None,
+            **({"ssl": True, **tls} if tls else {}),
+        }
     settings = {
         "result_backend": url,
         "result_backend_transport_options": options,
@@ -127,9 +135,20 @@ def _results(url: str, environ: Mapping[str, str]) -> dict[str, Any]:
         "redis_socket_timeout": 3.0,
         "redis_socket_keepalive": True,
     }
-    if scheme == "rediss":
-        settings["redis_backend_use_ssl"] = _redis_tls(environ)
+    if tls:
+        settings["redis_backend_use_ssl"] = tls
     return settings
+
+
+def _own_tls(query: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options of a URL of Sentinels, where Celery reads none about TLS."""
+    own: dict[str, Any] = {name: query[name] for name in query if name.startswith("ssl_")}
+    if needed := own.get("ssl_cert_reqs"):
+        own["ssl_cert_reqs"] = ssl.VerifyMode[f"CERT_{needed.removeprefix('CERT_').upper()}"]
+    if "ssl_check_hostname" in own or own.get("ssl_cert_reqs") == ssl.CERT_NONE:
+        named = own.get("ssl_check_hostname", "true").lower() == "true"
+        own["ssl_check_hostname"] = named and own.get("ssl_cert_reqs") != ssl.CERT_NONE
+    return own
 
 
 def _result_expires(environ: Mapping[str, str]) -> int:

@@ -153,6 +153,11 @@ METRICS = {
     "gateway_state_keys": Metric(
         GAUGE, "Keys in the Redis database of the claims, whatever they are.", alike=True
     ),
+    "gateway_state_available_ratio": Metric(
+        GAUGE,
+        "The share of claims whose Redis answers, 0 to 1: a part of a cluster may be away.",
+        alike=True,
+    ),
     "gateway_state_memory_ratio": Metric(
         GAUGE, "How full the Redis of the claims is, from 0 to 1.", alike=True
     ),
@@ -183,7 +188,7 @@ METRICS = {
 #: What the parent adds about itself.
 PARENT = {
     "gateway_build_info": Metric(GAUGE, "The value is 1.", ("version", "strategy", "python")),
-    "gateway_ready": Metric(GAUGE, "1 if a process has its broker and results and takes requests."),
+    "gateway_ready": Metric(GAUGE, "1 if a process serves at least one route."),
     "gateway_processes": Metric(GAUGE, "Serving processes."),
     "gateway_process_restarts_total": Metric(
         COUNTER, "Serving processes that ended unexpectedly and were replaced."

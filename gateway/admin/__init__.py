@@ -2,10 +2,12 @@
 
 GET /healthz: 200 if at least one child's loop answers within a second, and all others do so or are
     just being started; otherwise 503.
-GET /readyz: 200 if any child is connected to its broker and results and is not draining, otherwise
-    503; JSON: ``{"ready": true, "version": "1.0", "strategy": "redis", "uptime": 7,
-    "children": [{"pid": 7, "broker": "", "results": ""}]}``, where a child's text says what is
-    wrong, and the uptime is in seconds.
+GET /readyz: 200 if any child that is not draining is connected to all servers that some route
+    needs, otherwise 503; JSON: ``{"ready": true, "version": "1.0", "strategy": "redis",
+    "uptime": 7, "routes": {"/": true}, "children": [{"pid": 7, "broker": ""}]}``, where a child's
+    text says what is wrong, and the uptime is in seconds.
+GET /readyz?route=/path: the same for this route, as the configuration writes it; if it has no such
+    route, 404 and ``{"error": "..."}``.
 GET /metrics: the sums of all processes, in Prometheus' text format or in OpenMetrics.
 GET /: a page that shows readiness, metrics and the journal's deliveries.
 /api/: the deliveries of the journal, as `gateway.admin.api` describes them.
@@ -125,9 +127,9 @@ class _Page(_Local):
         if (answered := self.get()) is not None:
             await answered
 
-    def ready(self, answers: health.Answers) -> bool:
+    def ready(self, answers: health.Answers, path: str = "") -> bool:
         """Does any child serve, as far as these `answers` tell?"""
-        return not self.supervisor.draining and health.ready(answers)
+        return not self.supervisor.draining and health.ready(answers, path)
 
 
 class Health(_Page):
@@ -144,12 +146,21 @@ class Health(_Page):
 
 class Readiness(_Page):
     async def get(self) -> None:
+        paths = list(dict.fromkeys(route.path for route in self.supervisor.config.routes))
+        asked = self.get_query_argument("route", "")
+        if asked and asked not in paths:
+            self.set_status(404)
+            self.write({"error": f"there is no route {asked!r}; there are {', '.join(paths)}"})
+            return
         answers = await health.ask(self.supervisor.children)
-        ready = self.ready(answers)
+        ready = self.ready(answers, asked)
         self.set_status(200 if ready else 503)
         self.write(
             {
                 "ready": ready,
+                "routes": {
+                    path: self.ready(answers, path) for path in ([asked] if asked else paths)
+                },
                 "version": __version__,
                 "strategy": self.supervisor.config.strategy,
                 "uptime": int(time() - STARTED),

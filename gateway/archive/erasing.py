@@ -13,13 +13,16 @@ from contextlib import aclosing
 from dataclasses import asdict
 from typing import NamedTuple
 
+from redis.exceptions import RedisError
+
 from gateway.claims.claim import DONE, read
+from gateway.claims.keys import CLAIM, FAILURE, TAGGED
 from gateway.config.settings import Config
 from gateway.journal.entry import Entry
 from gateway.journal.filter import Filter
 from gateway.journal.stores import store_for
 from gateway.stores import result_store
-from gateway.stores.result_store import Ask
+from gateway.stores.state_store import StateStore
 
 _KEYS = 500  # keys that are looked at between two replies of Redis
 # Replaces the value of a key, unless it has changed; "": removes it. Arguments: old value, new one
@@ -87,9 +90,12 @@ async def erase(config: Config, text: str, dry_run: bool = False) -> Erased:
             journal = len(some)
             if not dry_run:
                 journal = sum([await store.erase(entry) for entry in some])
-        async with result_store.asking(config, config.state) as ask:
-            answers = await _erase_answers(ask, config.prefix, wanted, dry_run)
-            late = await _erase_late(ask, config.prefix, wanted, dry_run)
+        try:
+            async with StateStore.opened(config) as keys:
+                answers = await _erase_answers(keys, config.prefix, wanted, dry_run)
+                late = await _erase_late(keys, config.prefix, wanted, dry_run)
+        except (RedisError, OSError) as exc:
+            raise result_store.no_answer(config, config.state, exc) from exc
     if config.archive:
         from gateway.archive.database import Database
 
@@ -100,48 +106,47 @@ async def erase(config: Config, text: str, dry_run: bool = False) -> Erased:
     return Erased(journal, archive, answers, late)
 
 
-async def _erase_answers(ask: Ask, prefix: str, wanted: Text, dry_run: bool) -> int:
+async def _erase_answers(store: StateStore, prefix: str, wanted: Text, dry_run: bool) -> int:
     """Forget the kept answers with the text: later tries get the stored result, or a 202."""
     number = 0
-    for kind in ("c:", "failed:"):
-        async for key in _keys(ask, prefix + kind):
-            value = await ask("GET", key)
+    for kind in (CLAIM, FAILURE, TAGGED):
+        async for key in _keys(store, prefix + kind):
+            value = await store.run("GET", key)
             if value is None:
                 continue
             left = b""
-            if kind == "c:":
+            if kind == CLAIM or (kind == TAGGED and key.endswith(b"}")):
                 record = read(value)
                 if record.state != DONE or not wanted.is_in(record.rest):
                     continue
                 left = value[: len(value) - len(record.rest)]
             elif not wanted.is_in(value):
                 continue
-            number += 1 if dry_run else await ask("EVAL", _REPLACE, 1, key, value, left)
+            number += 1 if dry_run else await store.run("EVAL", _REPLACE, 1, key, value, left)
     return number
 
 
-async def _erase_late(ask: Ask, prefix: str, wanted: Text, dry_run: bool) -> int:
+async def _erase_late(store: StateStore, prefix: str, wanted: Text, dry_run: bool) -> int:
     """Remove late answers with the text; those that were not sent are not sent any more."""
     number = 0
-    begin = f"{prefix}late:task:"
-    async for key in _keys(ask, begin):
-        record = await ask("HGET", key, "record")
+    begin = f"{prefix}{{late}}:task:"
+    async for key in _keys(store, begin):
+        record = await store.run("HGET", key, "record")
         if record is not None and wanted.is_in(record):
             number += 1
             if not dry_run:
-                await ask("DEL", key)
-                await ask("ZREM", f"{prefix}late:due", key[len(begin.encode()) :])
+                await store.run("DEL", key)
+                await store.run("ZREM", f"{prefix}{{late}}:due", key[len(begin.encode()) :])
     return number
 
 
-async def _keys(ask: Ask, begin: str) -> AsyncIterator[bytes]:
-    """Yield the keys that begin so."""
+async def _keys(store: StateStore, begin: str) -> AsyncIterator[bytes]:
+    """Yield the keys that begin so, of all nodes."""
     literal = "".join(f"\\{each}" if each in "*?[]^\\" else each for each in begin)
-    cursor = "0"
-    while True:
-        found, keys = await ask("SCAN", cursor, "MATCH", f"{literal}*", "COUNT", _KEYS)
-        for key in keys:
-            yield key
-        cursor = found.decode() if isinstance(found, bytes) else str(found)
-        if cursor == "0":
-            return
+    for node in store.nodes.values():
+        cursor = b""
+        while cursor != b"0":
+            match = ("MATCH", f"{literal}*", "COUNT", _KEYS)
+            cursor, keys = await node.run("SCAN", cursor or b"0", *match)
+            for key in keys:
+                yield key

@@ -48,4 +48,4 @@ class Idempotency:
     @property
     def error(self) -> str:
         """Why deliveries cannot be taken, in words; empty when they can."""
-        return self.waiter.error if self.refuse else ""
+        return (self.waiter.error or self.claims.uncopied) if self.refuse else ""

@@ -38,9 +38,7 @@ class ResultWaiter:
         )
         self._claims_subscription = self.results_subscription
         if config.state != config.results:
-            self._claims_subscription = Subscription(
-                lambda: result_store.connect(config, config.state), "joined claims"
-            )
+            self._claims_subscription = Subscription(claims.redis.connect, "joined claims")
         results.on_left.append(self.results_subscription.renew)
         claims.redis.on_left.append(self._claims_subscription.renew)
 

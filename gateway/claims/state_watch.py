@@ -19,8 +19,8 @@ from gateway import background
 from gateway.clock import time
 from gateway.config.settings import Config
 from gateway.metrics import Metrics
-from gateway.stores.pipeline import Pipeline
 from gateway.stores.result_store import Ask
+from gateway.stores.state_store import StateStore
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ PRESENT = 120.0  # seconds for which a deployment counts as running after its la
 class StateWatch:
     """Sets gauges of its size and writes this deployment's entry; `redis` is that of the claims."""
 
-    def __init__(self, config: Config, metrics: Metrics, redis: Pipeline):
+    def __init__(self, config: Config, metrics: Metrics, redis: StateStore):
         self._config = config
         self._metrics = metrics
         self._redis = redis
@@ -48,9 +48,14 @@ class StateWatch:
         description = _description(self._config)
         while True:
             try:
-                memory = await self._redis.run("INFO", "memory")
-                self._metrics.set("gateway_state_memory_ratio", share_used(memory))
-                self._metrics.set("gateway_state_keys", await self._redis.run("DBSIZE"))
+                self._metrics.set("gateway_state_available_ratio", self._redis.available)
+                nodes = self._redis.nodes.values()
+                asked = [node for node in nodes if not node.error] or nodes
+                used = [share_used(await node.run("INFO", "memory")) for node in asked]
+                keys = [await node.run("DBSIZE") for node in asked]
+                # The fullest one refuses first.
+                self._metrics.set("gateway_state_memory_ratio", max(used, default=0.0))
+                self._metrics.set("gateway_state_keys", sum(keys))
                 entry = json.dumps({"seen": time(), "as": description})
                 await self._redis.run("HSET", key, field, entry)
                 await self._redis.run("EXPIRE", key, 86_400)
@@ -78,7 +83,10 @@ async def others(config: Config, ask: Ask) -> list[str]:
     `ask` sends a command to the Redis of the claims and returns the reply.
     """
     names = []
-    for field, entry_json in (await ask("HGETALL", _key(config))).items():
+    found = await ask("HGETALL", _key(config))
+    # Redis' own reply is a list, and redis-py's a dict.
+    pairs = found.items() if isinstance(found, dict) else zip(found[::2], found[1::2], strict=True)
+    for field, entry_json in pairs:
         entry = json.loads(entry_json)
         if field.decode() != _fingerprint(config) and time() - entry["seen"] < PRESENT:
             names.append(entry["as"])

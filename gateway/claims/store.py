@@ -16,6 +16,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -40,18 +41,19 @@ from gateway.claims.claim import (
     read,
     read_end,
 )
+from gateway.claims.keys import claim_key, failure_key
 from gateway.clock import monotonic
 from gateway.config.settings import Config
-from gateway.delivery import identity_digest
 from gateway.errors import KeyConflict, StateUnavailable
 from gateway.outcome import Outcome
-from gateway.stores import result_store
-from gateway.stores.pipeline import Arg, Pipeline
+from gateway.stores.pipeline import Arg
+from gateway.stores.state_store import StateStore
 
 log = logging.getLogger(__name__)
 
-_KIND = b"c:"  # short, so that a key with the usual prefix fits into 32 bytes of Redis' memory
 _RENEWAL = 1.0  # seconds between renewals of a lease
+#: Seconds that replicas may take for a claim; other commands wait meanwhile, some for two of them.
+_COPYING = 0.3
 _AT_ONCE = 500  # claims that are prolonged before others get their turn
 #: Seconds for which a failed write is repeated, and for which a task's failure is remembered, so
 #: that a late confirm does not restore the claim of a failed task.
@@ -67,12 +69,8 @@ class Claims:
 
     def __init__(self, config: Config):
         #: Commands to the Redis of the claims.
-        self.redis = Pipeline(
-            lambda: result_store.connect(config, config.state),
-            "claims",
-            # A write that changes nothing.
-            probe=("DEL", f"{config.prefix}nothing"),
-        )
+        # The probe is a write that changes nothing.
+        self.redis = StateStore(config, "claims", probe=("DEL", f"{config.prefix}nothing"))
         self._prefix = config.prefix
         longest = _longest(config)
         # A strategy that blocks can write neither a confirm nor a renewal while it waits.
@@ -85,6 +83,9 @@ class Claims:
         self._kept = _ms(max(config.result_expires, longest))
         self._life = max(self._window, _ms(self._lease) + self._kept)
         self._largest = config.max_kept_answer
+        self._replicas = config.state_replicas
+        #: Why claims are not safe, in words; empty where the replicas have the last one.
+        self.uncopied = ""
         # Claims whose message waits for its confirm, and until when (monotonic seconds).
         self._leased: dict[str, tuple[Claim, float]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -123,8 +124,8 @@ class Claims:
         `body`; `rerun` runs the task again where its result has expired before it was read.
         Raises `KeyConflict` and, after `patience` seconds at the latest, `StateUnavailable`.
         """
-        key = self._prefix.encode() + _KIND + identity_digest(identity)
         owner = owner or task_id
+        key = b""
         digest = hashlib.blake2b(body, digest_size=DIGEST).digest()
         flags = [1 - again, int(strict), int(rerun)]
         lease = _ms(self._lease)
@@ -132,10 +133,16 @@ class Claims:
         args = [*who, digest, lease, self._life, *flags, _ms(span), self._longest_lease]
         try:
             async with asyncio.timeout(patience):
+                if self.redis.clustered is None:  # two gateways have to use the same key
+                    await self.redis.run("PING")
+                key = claim_key(self._prefix, identity, bool(self.redis.clustered))
                 reply = await self.redis.run("EVAL", scripts.TAKE, 1, key, *args)
+                if self._replicas and reply[0] in (b"mine", b"lapsed"):
+                    await self._copy(key)
         except (RedisError, OSError, asyncio.CancelledError) as exc:
             # Redis may have executed the command nevertheless: then the claim is released.
-            self.release(self._claim(key, owner, span, MINE, task_id, digest), not_taken=True)
+            if key:
+                self.release(self._claim(key, owner, span, MINE, task_id, digest), not_taken=True)
             if isinstance(exc, asyncio.CancelledError):  # the sender has got an error
                 raise
             log.warning("a claim could not be taken: %s", exc)
@@ -149,6 +156,16 @@ class Claims:
         claim.tries, claim.lease = int(tries), int(lease) / 1000
         claim.answer = load(answer) if answer else None
         return claim
+
+    async def _copy(self, key: bytes) -> None:
+        """Wait until enough replicas have what was written; raises OSError if too few have it."""
+        # Others wait for the same reply.
+        found = await asyncio.shield(self.redis.copied(self._replicas, _COPYING, key))
+        self.uncopied = ""
+        if found < self._replicas:
+            self.uncopied = f"{found} of {self._replicas} replicas have the last claim"
+            self._uncopied_key = key
+            raise OSError(f"{self.uncopied} after {_COPYING:g} s")
 
     def _claim(
         self, key: bytes, owner: str, span: float, state: str, task_id: str, digest: bytes
@@ -236,9 +253,9 @@ class Claims:
         args: list[Arg] = [_raw(claim.owner), int(not_taken), _ms(claim.span), claim.channel]
         self._write(scripts.RELEASE, claim, args)
 
-    def _failed(self, claim: Claim) -> str:
+    def _failed(self, claim: Claim) -> bytes:
         """Return the key of the record that the claim's task has failed."""
-        return f"{self._prefix}failed:{claim.task_id}"
+        return failure_key(self._prefix, claim.key, claim.task_id)
 
     def _write(self, script: str, claim: Claim, args: list[Arg], since: float = 0.0) -> None:
         self._leased.pop(claim.owner, None)
@@ -266,6 +283,9 @@ class Claims:
                 args: list[Arg] = [_raw(owner), _ms(self._lease)]
                 renewed = self.redis.run("EVAL", scripts.RENEW, 1, claim.key, *args)
                 renewed.add_done_callback(_missed)
+            if self.uncopied:
+                with suppress(RedisError, OSError):
+                    await self._copy(self._uncopied_key)
 
 
 def _missed(renewal: asyncio.Future[Any]) -> None:

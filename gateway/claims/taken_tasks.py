@@ -14,7 +14,7 @@ from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.delivery import identity_digest
 from gateway.errors import StateUnavailable
-from gateway.stores.pipeline import Pipeline
+from gateway.stores.state_store import StateStore
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +28,9 @@ redis.call('PEXPIRE', KEYS[1], ARGV[1])
 class TakenTasks:
     """Remembers the task ids for as long as the gateway recognizes a delivery's later tries."""
 
-    def __init__(self, config: Config, redis: Pipeline):
+    def __init__(self, config: Config, redis: StateStore):
         self._redis = redis
-        self._prefix = config.prefix.encode()
+        self._prefix = config.prefix
         self._window = int(config.idempotency_window * 1000)
         self._refuse = config.without_state == "refuse"
 
@@ -61,7 +61,7 @@ class TakenTasks:
         return reply
 
     def _key(self, identity: str) -> bytes:
-        return self._prefix + b"also:" + identity_digest(identity)
+        return self._prefix.encode() + b"also:" + identity_digest(identity)
 
 
 def _written(reply: Future[Any]) -> None:

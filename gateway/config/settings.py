@@ -84,6 +84,12 @@ class Config(Model):
     result_backend: SecretStr | None = SecretStr("redis://127.0.0.1:6379/0")
     """redis://, rediss:// or `sentinel://host:26379/0;sentinel://...?master_name=NAME`; may be
     empty with `pika`"""
+    sentinel_username: str | None = None
+    """the Sentinels' own user, if they have one
+    ([Sentinel](configuration.md#several-brokers-sentinel)). The app server reads
+    `GATEWAY_SENTINEL_USERNAME` and `GATEWAY_SENTINEL_PASSWORD`"""
+    sentinel_password: SecretStr | None = None
+    """the Sentinels' own password, if they have one; that of Redis is in the URL"""
     result_key_prefix: str = ""
     """Celery's `global_keyprefix`; the same for gateway and workers"""
     result_expires: Seconds = 300.0
@@ -92,7 +98,11 @@ class Config(Model):
     app server reads only `GATEWAY_RESULT_EXPIRES`, so set it there"""
     state_url: SecretStr | None = None
     """(default: `result_backend`) the Redis that holds claims and the journal: redis://, rediss://
-    or sentinel://"""
+    or sentinel://, or any node of a Redis Cluster, which says itself that it is one
+    ([Redis Cluster](configuration.md#redis-cluster))"""
+    state_replicas: int = Field(0, ge=0, le=16)
+    """how many replicas of that Redis must have a claim before the delivery is published (Redis'
+    WAIT; [reliability.md](reliability.md#what-a-lost-redis-server-takes-with-it)); 0: none"""
     state_prefix: str | None = Field(None, min_length=1, max_length=200)
     """(default: the broker's virtual host and `result_key_prefix`) the beginning of all key names
     that the gateway uses there. If two deployments would have the same prefix, set a different one
@@ -365,6 +375,13 @@ class Config(Model):
     def amqp(self) -> bool:
         """Is the broker an AMQP one (and not the Redis that `gateway dev` embeds)?"""
         return _is_amqp(self.broker_url[0])
+
+    def unneeded(self, route: Route) -> set[str]:
+        """Return without which servers, by the names of a process's checks, `route` is served."""
+        # A cluster's nodes that are away refuse their share only.
+        results = {"results", "shards"} if route.answer == "accept" else {"shards"}
+        state = set() if route.identified and self.without_state == "refuse" else {"state"}
+        return results | state
 
     @property
     def paths(self) -> list[str]:

@@ -61,7 +61,7 @@ _STORE: dict[str, _Value] = {"db": _WHOLE, **_CLIENT}
 _OF_STORES: dict[str, _Options] = {
     "redis": _STORE,
     "rediss": {**_STORE, **_SECURE},
-    "sentinel": {"master_name": _TEXT, **_STORE},
+    "sentinel": {"master_name": _TEXT, "ssl": _BOOL, **_STORE, **_SECURE},
 }
 #: The options of a broker's URL, by its scheme: kombu has no others that work.
 _OF_BROKERS: dict[str, _Options] = {
@@ -78,7 +78,6 @@ _INSTEAD = {
     "amqp": "use amqps://, and [tls] (the workers: broker_use_ssl, the app server: GATEWAY_TLS_CA)",
     "amqps": "use [tls] (the workers: broker_use_ssl, the app server: GATEWAY_TLS_CA)",
     "redis": "use rediss://",
-    "sentinel": "leave it out, as there is no TLS with Sentinel",
 }
 
 _database = re.compile(r"/*\d*/*").fullmatch
@@ -124,6 +123,8 @@ def check_store(url: str) -> None:
         _check_part(part, known)
     if len({name for part in parts if (name := options(part).get("master_name"))}) > 1:
         raise ValueError("has several values of master_name=; give one")
+    if sentinel and not secure(url) and (unused := _SECURE.keys() & options(url).keys()):
+        raise ValueError(f"{min(unused)}= has no effect without ssl=true; add that")
 
 
 def check_archive(url: str) -> None:
@@ -197,14 +198,27 @@ def without_options(url: str) -> str:
     )
 
 
+def at(url: str, host: str, port: int) -> str:
+    """Return the URL of another server with the same account and options."""
+    parts = urlsplit(url)
+    account = parts.netloc.rpartition("@")[0]
+    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return parts._replace(netloc=f"{account}@{place}" if account else place).geturl()
+
+
 def master_name(url: str) -> str:
     """Return the name of the master that a sentinel URL asks for."""
     return options(url).get("master_name", "mymaster")
 
 
+def secure(url: str) -> bool:
+    """Tell whether a store is connected to with TLS: also Sentinels, and the Redis behind them."""
+    return url.startswith("rediss:") or options(url).get("ssl", "").lower() == "true"
+
+
 def redis_tls(url: str, tls: TLS) -> dict[str, Any]:
-    """Return redis-py's options for TLS: those of a rediss:// URL, and otherwise those of `tls`."""
-    if not url.startswith("rediss:"):
+    """Return redis-py's options for TLS: those of a URL with TLS, and otherwise those of `tls`."""
+    if not secure(url):
         return {}
     own = options(url)
     needed = own.get("ssl_cert_reqs", "required" if tls.verify else "none")

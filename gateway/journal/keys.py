@@ -12,7 +12,8 @@ class Keys:
     """
 
     def __init__(self, config: Config, part: str = ""):
-        prefix = f"{config.prefix}journal:"
+        # In a cluster the whole journal is on one node, by the tag in braces.
+        prefix = f"{config.prefix}{{journal}}:"
         self.changes = f"{prefix}changes"
         prefix += part
         self.deliveries = f"{prefix}deliveries"

@@ -20,9 +20,9 @@ from gateway.journal import scripts
 from gateway.journal.base import FIRST_LOOK, NOT_ANSWERED, Change, JournalStore, Refusal, Row, Size
 from gateway.journal.entry import LATE, RECEIVED, RUNNING, End, Entry
 from gateway.journal.keys import Keys
-from gateway.stores import result_store
-from gateway.stores.pipeline import Pipeline
+from gateway.stores import result_store, state_store
 from gateway.stores.result_store import Ask
+from gateway.stores.state_store import StateStore
 
 _SILENCE = 15.0  # seconds without a change after which Redis is asked whether it is there
 #: Deliveries a query, and bytes of their calls: with more, the other clients of Redis would wait.
@@ -33,16 +33,14 @@ class RedisStore(JournalStore):
     """Keeps the journal in the Redis of the claims, 6.2 or newer.
 
     `run` sends a command and returns an awaitable of the reply. Without it, this store's own
-    pipeline does that, between `start` and `stop`, and returns futures. `part`: see `Keys`.
+    connection does that, between `start` and `stop`, and returns futures. `part`: see `Keys`.
     """
 
     def __init__(self, config: Config, run: Ask | None = None, part: str = ""):
         self._config = config
         self._keys = Keys(config, part)
-        self._pipeline = Pipeline(
-            lambda: result_store.connect(config, config.state), "journal", _translated
-        )
-        self._run: Ask = run or self._pipeline.run
+        self._store = StateStore(config, "journal", _translated)
+        self._given = run
         keys = self._keys
         self._marks = (keys.changed, keys.missed) if config.archive_url else ()
         self._drops = int(config.keep_bodies == "failed")
@@ -51,14 +49,18 @@ class RedisStore(JournalStore):
     @classmethod
     @asynccontextmanager
     async def opened(cls, config: Config) -> AsyncIterator[Self]:
-        async with result_store.asking(config, config.state) as ask:
+        async with state_store.asking(config) as ask:
             yield cls(config, ask)
 
     async def start(self) -> None:
-        await self._pipeline.start()
+        await self._store.start()
 
     async def stop(self) -> None:
-        await self._pipeline.stop()
+        await self._store.stop()
+
+    @property
+    def _run(self) -> Ask:
+        return self._given or self._store.run
 
     def write(self, rows: Sequence[Row]) -> Awaitable[bytes | None]:
         keys, config = self._keys, self._config
@@ -142,7 +144,7 @@ class RedisStore(JournalStore):
             newest = f"({page[-1][0].decode()}"
 
     async def changes(self) -> AsyncGenerator[str, None]:
-        store = result_store.connect(self._config, self._config.state)
+        store = self._store.connect()
         try:
             async with store as client, client.pubsub() as listening:
                 async with asyncio.timeout(result_store.PATIENCE):

@@ -1,7 +1,8 @@
 """Late answers in the Redis of the claims: what is to be sent is written before it is sent.
 
-A hash *late:task:ID* has a record and its version; the sorted set *late:due* has the ids of those
-whose end is not told, by the time (seconds) of the next look. Only Redis' own clock is used.
+A hash *{late}:task:ID* has a record and its version; the sorted set *{late}:due* has the ids of
+those whose end is not told, by the time (seconds) of the next look. All of them are on one node of
+a cluster, by the tag in braces, and only its own clock is used.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from redis.exceptions import RedisError
 from gateway.config.settings import Config
 from gateway.errors import StateUnavailable
 from gateway.late.record import ENDED, LOOK, Record
-from gateway.stores import result_store
-from gateway.stores.pipeline import Arg, Pipeline
+from gateway.stores.pipeline import Arg
+from gateway.stores.state_store import StateStore
 
 #: Seconds for which a record is kept after the sender takes no answer any more.
 _AFTER = 3_600.0
 _MOST = 100  # records of one look
+
+# Returns the time of the server that has the records. KEYS: due
+_TIME = "return redis.call('TIME')"
 
 # Writes a record if its version is still the one that is known. KEYS: the hash, due. Arguments:
 # known version (0: there is none), id, record, next look (seconds; "": none), life (ms)
@@ -75,13 +79,13 @@ class Records:
     """Reads and writes records; all methods raise `StateUnavailable`."""
 
     def __init__(self, config: Config):
-        self.redis = Pipeline(lambda: result_store.connect(config, config.state), "late answers")
-        self._prefix = f"{config.prefix}late:"
+        self.redis = StateStore(config, "late answers")
+        self._prefix = f"{config.prefix}{{late}}:"
         self._kept = config.idempotency_window
 
     async def now(self) -> float:
         """Return the store's time, in seconds since the epoch."""
-        seconds, microseconds = await self._run("TIME")
+        seconds, microseconds = await self._run("EVAL", _TIME, 1, self._due)
         return int(seconds) + int(microseconds) / 1e6
 
     async def swap(self, record: Record, version: int, now: float) -> bool:

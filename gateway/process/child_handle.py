@@ -98,13 +98,23 @@ class ChildHandle:
         except (TimeoutError, OSError):
             return None
 
+    def serves(self, checks: dict[str, str], path: str = "") -> bool:
+        """Tell from its `checks` whether the child serves a route; with `path`, all routes there.
+
+        What a route does not need may be away.
+        """
+        lacking = {name for name, error in checks.items() if error}
+        routes = [route for route in self.config.routes if path in ("", route.path)]
+        served = [lacking <= self.config.unneeded(route) for route in routes]
+        return any(served) and (not path or all(served))
+
     async def ready(self, timeout: float = START_TIMEOUT) -> bool:
-        """Wait until the child serves and its strategy is ready; False: it is not, or has ended."""
+        """Wait until the child serves a route; False: it does not, or has ended."""
         end = monotonic() + timeout
         # Each answer may take all the time that is left: where a machine is busy, a child that
         # starts well can be silent for longer than `ASK_TIMEOUT`.
         while (checks := await self.ask(end - monotonic())) is not None:
-            if not any(checks.values()):
+            if self.serves(checks):
                 return True
             await asyncio.sleep(0.05)
         return False

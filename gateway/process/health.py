@@ -25,9 +25,9 @@ def alive(answers: Answers) -> bool:
     return len(silent) < len(answers) and all(child.starting for child in silent)
 
 
-def ready(answers: Answers) -> bool:
-    """Is any child connected to its servers, and not draining?"""
-    return any(checks is not None and not any(checks.values()) for _, checks in answers)
+def ready(answers: Answers, path: str = "") -> bool:
+    """Does any child that is not draining serve a route; with `path`, all routes there?"""
+    return any(checks is not None and child.serves(checks, path) for child, checks in answers)
 
 
 def failing(answers: Answers) -> list[str]:

@@ -149,6 +149,8 @@ class Relay:
         checks = self.context.strategy.checks()
         if self.context.idempotency is not None:
             checks["state"] = self.context.idempotency.error
+            if part := self.context.idempotency.claims.redis.partly:
+                checks["shards"] = part
         return checks
 
     def held(self) -> dict[str, int]:

@@ -27,7 +27,7 @@ from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.metrics import Metrics
 from gateway.stores import result_store
-from gateway.stores.primary import HELLO, elsewhere, unusable
+from gateway.stores.primary import HELLO, elsewhere, is_clustered, unusable
 from gateway.stores.result_store import LOST
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,9 @@ _MGET = 500  # keys in one command: a longer one would delay the store's other c
 Arg = bytes | str | int
 
 
-class _Command(NamedTuple):
+class Command(NamedTuple):
+    """A command that waits for its reply."""
+
     reply: Future[Any]
     #: When its patience ends (monotonic).
     end: float
@@ -60,7 +62,9 @@ class Pipeline(asyncio.Protocol):
     It stays connected. Where a command has no reply after `patience` seconds, the connection is
     aborted, so all that were sent on it fail. So it is where the server says that it is not, or no
     more, the one to use: see `gateway.stores.primary`. `probe` is the command that finds that out.
-    `translated` converts an error into the one of the futures.
+    `translated` converts an error into the one of the futures. `redirect` is called with a command
+    and its error, and returns whether it has sent it to another server. `primary`: of a cluster
+    only a node that takes writes is used.
     """
 
     def __init__(
@@ -71,12 +75,20 @@ class Pipeline(asyncio.Protocol):
         *,
         probe: tuple[Arg, ...] = (HELLO,),
         patience: float = PATIENCE,
+        redirect: Callable[[Command, str], bool] = lambda command, error: False,
+        primary: bool = True,
     ):
         self._connect = connect
         self._name = name
         self._translated = translated
         self._probe = probe
         self._patience = patience
+        self._redirect = redirect
+        self._primary = primary
+        #: Is the server a node of a cluster, and what is its host?
+        #: Is the server a node of a cluster? None: that is not known yet.
+        self.clustered: bool | None = None
+        self.host = ""
         #: What is wrong with the server, in words; empty while it answers.
         self.error = "not connected yet"
         #: Called each time the server answers again.
@@ -84,9 +96,10 @@ class Pipeline(asyncio.Protocol):
         #: Called with a time of `gateway.clock.monotonic`: connections of before that time may lead
         #: to a server that is not to be used any more, as they live on.
         self.on_left: list[Callable[[float], object]] = []
-        self._waiting: list[_Command] = []
-        self._sent: deque[_Command] = deque()
+        self._waiting: list[Command] = []
+        self._sent: deque[Command] = deque()
         self._flushes = False  # in this turn
+        self._copied: Future[Any] | None = None  # a WAIT that is not sent yet
         self._scripts: set[Arg] = set()  # that were sent on this connection
         self._by_digest = True  # unless the user may not
         self._some = asyncio.Event()
@@ -99,7 +112,13 @@ class Pipeline(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
+        self.open()
+
+    def open(self) -> None:
+        """Begin to connect."""
         self._loop = asyncio.get_running_loop()
+        self._asking: asyncio.Future[None] = self._loop.create_future()  # the Sentinels
+        self._asking.cancel()
         self._task = background.start(self._keep_connected(), self._name)
 
     async def stop(self) -> None:
@@ -131,13 +150,37 @@ class Pipeline(asyncio.Protocol):
         the command was executed.
         """
         reply = self._loop.create_future()
-        self._waiting.append(_Command(reply, monotonic() + self._patience, command))
+        self._waiting.append(Command(reply, monotonic() + self._patience, command))
         self._idle.clear()
         if self._transport is None:
             self._some.set()
         else:
             self._flush_soon()
         return reply
+
+    def send(self, command: Command, *, asking: bool = False) -> None:
+        """Send a command that another server has refused; `asking`: before its slot has moved."""
+        if asking:
+            # A server that has not got the script yet would forget what was asked before.
+            self._scripts.discard(command.words[1])
+            told = self.run("ASKING")
+            told.add_done_callback(lambda reply: reply.cancelled() or reply.exception())
+        self._waiting.append(command)
+        self._idle.clear()
+        if self._transport is None:
+            self._some.set()
+        else:
+            self._flush_soon()
+
+    def copied(self, replicas: int, patience: float) -> Future[Any]:
+        """Return a future of how many replicas have what was written by commands with a reply.
+
+        It ends when so many have it, or after `patience` seconds; it fails as `run` does. Those who
+        ask in one turn of the loop share a WAIT, behind which the connection's commands wait.
+        """
+        if self._copied is None:
+            self._copied = self.run("WAIT", replicas, int(patience * 1000))
+        return self._copied
 
     def _flush_soon(self) -> None:
         if not self._flushes:
@@ -153,7 +196,7 @@ class Pipeline(asyncio.Protocol):
                 self._since = monotonic()
                 for leave in self.on_left:
                     leave(self._since)
-                await self._until_lost()
+                await self._until_lost(client)
             except LOST as exc:
                 self._reason = f"{type(exc).__name__}: {str(exc) or 'no answer in time'}"
                 self._fail(self._waiting)
@@ -162,6 +205,7 @@ class Pipeline(asyncio.Protocol):
             finally:
                 if self._transport is not None:
                     self._transport.abort()
+                self._asking.cancel()
                 await client.aclose()
                 self._settle()
             # A connection that has lasted is opened again immediately.
@@ -170,7 +214,7 @@ class Pipeline(asyncio.Protocol):
                     await asyncio.wait_for(self._some.wait(), PING)
 
     def _miss(self, error: str) -> None:
-        if error != self.error:
+        if error != self.error and self._name:
             log.warning("%s: Redis cannot be used: %s", self._name, error)
         self.error = error
 
@@ -179,6 +223,7 @@ class Pipeline(asyncio.Protocol):
         self._reader = hiredis.Reader(protocolError=InvalidResponse)
         self._lost.clear()
         self._scripts.clear()
+        self.clustered, self.host = is_clustered(connection), connection.host
         # redis-py has no public name for it.
         transport = connection._writer.transport
         self._before = transport.get_protocol()
@@ -188,13 +233,17 @@ class Pipeline(asyncio.Protocol):
         self._transport, self._reason = transport, "no answer in time"
         self._flush()
 
-    async def _until_lost(self) -> None:
+    async def _until_lost(self, client: redis.asyncio.Redis) -> None:
         probe = 0.0  # when the next one is sent
         while not self._lost.is_set():
             now = monotonic()
             if probe <= now:
                 probe = now + PING
-                self.run(*self._probe).add_done_callback(self._probed)
+                # A node of a cluster may not have the key of another command.
+                asked = (HELLO,) if self.clustered else self._probe
+                self.run(*asked).add_done_callback(self._probed)
+                if isinstance(client, result_store.Master) and self._asking.done():
+                    self._asking = asyncio.create_task(self._leave_replaced(client))
             end = self._sent[0].end if self._sent else inf
             if end <= now and self._transport is not None:
                 self._transport.abort()
@@ -202,12 +251,19 @@ class Pipeline(asyncio.Protocol):
                 async with asyncio.timeout(max(min(end, probe) - now, 0.001)):
                     await self._lost.wait()
 
+    async def _leave_replaced(self, client: result_store.Master) -> None:
+        since = self._since
+        if await client.replaced() and self._since == since:
+            self._leave("the Sentinels have another master by now")
+
     def _probed(self, reply: Future[Any]) -> None:
         if reply.cancelled():
             return
         error, exc = "", reply.exception()
         if exc is None:
-            error = unusable(reply.result()) if self._probe == (HELLO,) else ""
+            hello = reply.result()
+            if isinstance(hello, list):
+                error = unusable(hello, bool(self.clustered), self._primary)
             if error:
                 self._leave(error)
                 return
@@ -217,7 +273,8 @@ class Pipeline(asyncio.Protocol):
         if error:
             self._miss(error)
         elif self.error:
-            log.info("%s: connected to Redis", self._name)
+            if self._name:
+                log.info("%s: connected to Redis", self._name)
             self.error = ""
             for call in self.on_connected:
                 call()
@@ -235,7 +292,7 @@ class Pipeline(asyncio.Protocol):
         self._flushes = False
         if self._transport is None or self._transport.is_closing():
             return
-        now, packed = monotonic(), []
+        now, packed, self._copied = monotonic(), [], None
         for command in self._waiting:
             # A future that is done already was cancelled: its command need not be sent.
             if not command.reply.done():
@@ -273,7 +330,9 @@ class Pipeline(asyncio.Protocol):
                 elif command.words[0] == "EVAL" and self._needs_script(str(answer), command):
                     self._waiting.append(command)
                     self._flush_soon()
-                elif elsewhere(error := str(answer)):
+                elif self._redirect(command, error := str(answer)):
+                    pass
+                elif elsewhere(error):
                     self._leave(error)
                     self._reject(command, OSError(error))
                 else:
@@ -284,7 +343,7 @@ class Pipeline(asyncio.Protocol):
             self._transport.abort()
         self._settle()
 
-    def _needs_script(self, error: str, command: _Command) -> bool:
+    def _needs_script(self, error: str, command: Command) -> bool:
         """Tell whether the command is to be sent again with its script."""
         if error.startswith("NOSCRIPT"):  # forgotten, or never taken
             self._scripts.discard(command.words[1])
@@ -304,12 +363,12 @@ class Pipeline(asyncio.Protocol):
         self._sent.clear()
         self._lost.set()
 
-    def _fail(self, commands: list[_Command] | deque[_Command]) -> None:
+    def _fail(self, commands: list[Command] | deque[Command]) -> None:
         for command in commands:
             if not command.reply.done():
                 self._reject(command, OSError(self._reason))
 
-    def _reject(self, command: _Command, exc: Exception) -> None:
+    def _reject(self, command: Command, exc: Exception) -> None:
         command.reply.set_exception(self._translated(exc))
 
     def _settle(self) -> None:

@@ -1,4 +1,4 @@
-"""Tell the Redis that is to be used from a replica, and from a node of a cluster.
+"""Tell the Redis that is to be used from a replica, and a node of a cluster from others.
 
 A name may lead to a new primary while connections to the old one live on. What that one answers to
 a write says so; to a subscriber it says nothing at all.
@@ -28,20 +28,33 @@ def elsewhere(error: str) -> bool:
     return _elsewhere(error) is not None
 
 
-def unusable(hello: Sequence[Any]) -> str:
-    """Return why a server is not to be used, from its reply to HELLO; empty where it is."""
-    about = dict(zip(hello[::2], hello[1::2], strict=False))
+def unusable(hello: Sequence[Any], clusters: bool = False, primary: bool = True) -> str:
+    """Return why a server is not to be used, from its reply to HELLO; empty where it is.
+
+    `clusters`: a node of a cluster may be; without `primary` also one that takes no writes.
+    """
+    about = _about(hello)
     if about.get(b"mode") == b"cluster":
-        return "it is in cluster mode, which is not supported"
+        if not clusters:
+            return (
+                "it is in cluster mode: Celery stores no results there; use the strategy pika, or "
+                "another Redis as result_backend and this one as state_url"
+            )
+        if not primary:
+            return ""
     if about.get(b"role", b"master") != b"master":
         return "it is a replica, which takes no writes"
     return ""
 
 
-async def only_primary(connection: Any) -> None:
+def _about(hello: Sequence[Any]) -> dict[bytes, Any]:
+    return dict(zip(hello[::2], hello[1::2], strict=False))
+
+
+async def greet(connection: Any, clusters: bool = False, primary: bool = True) -> None:
     """Greet the server of a new `connection` of redis-py (its `redis_connect_func`).
 
-    Raises `redis.exceptions.ConnectionError` where it is not to be used.
+    Raises `redis.exceptions.ConnectionError` where it is not to be used: see `unusable`.
     """
     await connection.on_connect()
     await connection.send_command(HELLO)
@@ -49,5 +62,11 @@ async def only_primary(connection: Any) -> None:
         hello = await connection.read_response()
     except ResponseError:  # an older Redis, a proxy, an account that may not
         return
-    if problem := unusable(hello):
+    connection.greeted = _about(hello)
+    if problem := unusable(hello, clusters, primary):
         raise ConnectionError(problem)
+
+
+def is_clustered(connection: Any) -> bool:
+    """Tell whether the server of a greeted connection is a node of a cluster."""
+    return bool(getattr(connection, "greeted", {}).get(b"mode") == b"cluster")

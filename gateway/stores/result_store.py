@@ -5,29 +5,32 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, cast
 
 import redis.asyncio
 from kombu.utils.url import maybe_sanitize_url, url_to_parts
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, RedisError
 
 from gateway.celery_message import RESULT_KEY
 from gateway.config.settings import Config
-from gateway.config.urls import database, master_name, redis_tls, without_options
+from gateway.config.urls import at, database, master_name, redis_tls, secure, without_options
 from gateway.errors import GatewayError
-from gateway.stores.primary import only_primary
+from gateway.stores.primary import greet
 
 Ask = Callable[..., Awaitable[Any]]
+#: Host and port.
+Address = tuple[str, int]
 
 #: Errors of a lost connection. For a write to a closed transport uvloop raises RuntimeError, and
 #: asyncio of Python 3.12 and 3.13 TypeError (https://github.com/python/cpython/issues/136234).
 LOST = (RedisError, OSError, RuntimeError, TypeError)
 
 CONNECT_TIMEOUT = 3.0  # seconds
-#: Seconds for all Sentinels together: whoever connects waits for at least a second.
+#: Seconds for the Sentinels' answers: whoever connects waits for at least a second.
 SENTINELS = 0.6
 PATIENCE = 3.0  # seconds that `asking` waits for a reply
 
@@ -40,24 +43,30 @@ def key_prefix(config: Config) -> str:
     return prefix + RESULT_KEY
 
 
-def connect(config: Config, url: str = "") -> redis.asyncio.Redis:
+def connect(
+    config: Config, url: str = "", *, state: bool = False, node: Address | None = None
+) -> redis.asyncio.Redis:
     """Make a client for the Redis at `url` (default: the result store); it connects when used.
 
-    It does not retry, and commands have no timeout: the caller sets a deadline. A replica and a
-    node of a cluster are refused: see `gateway.stores.primary`.
+    It does not retry, and commands have no timeout: the caller sets a deadline. A replica is
+    refused, and so is a node of a cluster, which only the Redis of the claims may be (`state`):
+    this or another `node` of it. See `gateway.stores.primary`.
     """
+    clusters = state and config.state_url is not None
     options: dict[str, Any] = {
         "socket_connect_timeout": CONNECT_TIMEOUT,
         "socket_timeout": None,
         "socket_keepalive": True,
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,
-        "redis_connect_func": only_primary,
+        "redis_connect_func": partial(greet, clusters=clusters, primary=node is not None),
     }
     url = url or config.results
-    if url.startswith("sentinel:"):
-        return _master(url, options)
     options |= redis_tls(url, config.tls)
+    if url.startswith("sentinel:"):
+        return _master(config, url, options)
+    if node is not None:
+        url = at(url, *node)
     return redis.asyncio.Redis.from_url(without_options(url), **options)
 
 
@@ -71,8 +80,45 @@ def encoded(command: Sequence[bytes | str | int]) -> tuple[bytes | str | int, ..
     return name, *(a.encode(errors="replace") if isinstance(a, str) else a for a in arguments)
 
 
-class _Master(redis.asyncio.Redis):
+class _Sentinels(Sentinel):
+    """Asks all Sentinels at once, as one of them may be cut off from the others.
+
+    Where they disagree, the configuration of the highest epoch is the latest.
+    https://redis.io/docs/latest/operate/oss_and_stack/management/sentinel/#configuration-epochs
+    """
+
+    async def discover_master(self, service_name: str) -> tuple[str, int]:
+        asked = (each.sentinel_masters() for each in self.sentinels)
+        replies = await asyncio.gather(*asked, return_exceptions=True)
+        states = [
+            state
+            for reply in replies
+            if isinstance(reply, dict) and (state := reply.get(service_name)) is not None
+        ]
+        if not states:
+            problems = {str(r) if isinstance(r, Exception) else "unknown there" for r in replies}
+            known = "; ".join(sorted(problems))
+            raise MasterNotFoundError(f"the Sentinels tell no master {service_name!r}: {known}")
+        latest = max(states, key=lambda state: int(state["config-epoch"]))
+        if not self.check_master_state(latest, service_name):
+            raise MasterNotFoundError(f"the master {service_name!r} is down, say the Sentinels")
+        return latest["ip"], int(latest["port"])
+
+
+class Master(redis.asyncio.Redis):
     """A client of a master, which also closes the clients of the Sentinels."""
+
+    async def replaced(self) -> bool:
+        """Ask the Sentinels whether the master is another one by now.
+
+        Where a partition has cut it off, it still answers, and only they know.
+        """
+        pool = cast(SentinelConnectionPool, self.connection_pool)
+        try:
+            found = await pool.sentinel_manager.discover_master(pool.service_name)
+        except LOST:  # they do not answer, or the master is down: its connection tells that
+            return False
+        return bool(found != pool.master_address)
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
         await super().aclose(close_connection_pool)
@@ -81,21 +127,41 @@ class _Master(redis.asyncio.Redis):
         await asyncio.gather(*(sentinel.aclose() for sentinel in sentinels))
 
 
-def _master(url: str, options: dict[str, Any]) -> redis.asyncio.Redis:
+def _master(config: Config, url: str, options: dict[str, Any]) -> redis.asyncio.Redis:
     """Make a client for ``sentinel://host:26379/0;sentinel://...?master_name=NAME``."""
     parts = [url_to_parts(part) for part in url.split(";")]
     watchers = [(part.hostname, part.port or 26379) for part in parts]
     # A Sentinel that does not answer is skipped without a retry.
-    patience = {"socket_timeout": SENTINELS / len(parts), "retry": options["retry"]}
+    asking = sentinel_options(config, url, SENTINELS) | {"retry": options["retry"]}
     account: dict[str, Any] = {"username": parts[0].username, "password": parts[0].password}
-    sentinel = Sentinel(watchers, sentinel_kwargs=patience)
-    account["db"] = int(database(url.split(";")[0]))
-    return sentinel.master_for(master_name(url), _Master, **account, **options)
+    account |= {"db": int(database(url.split(";")[0])), "ssl": secure(url)}
+    sentinels = _Sentinels(watchers, sentinel_kwargs=asking)
+    return sentinels.master_for(master_name(url), Master, **account, **options)
+
+
+def sentinel_options(config: Config, url: str, timeout: float) -> dict[str, Any]:
+    """Return redis-py's options for the Sentinels of `url`; they have an account of their own."""
+    password = config.sentinel_password
+    return {
+        "socket_timeout": timeout,
+        "username": config.sentinel_username,
+        "password": password and password.get_secret_value(),
+        "ssl": secure(url),
+        **redis_tls(url, config.tls),
+    }
 
 
 def without_password(url: str) -> str:
     """Return a store's URL without its password, so that it can be shown."""
     return ";".join(map(maybe_sanitize_url, url.split(";")))
+
+
+def no_answer(config: Config, url: str, exc: Exception) -> GatewayError:
+    """Make the error of a command to the Redis at `url`, with the remedy."""
+    away = isinstance(exc, (ConnectionError, OSError, RuntimeError, TypeError))
+    name = "state_url" if config.state_url and url == config.state else "result_backend"
+    remedy = f"; start it, or correct {name} (GATEWAY_{name.upper()})" if away else ""
+    return GatewayError(f"{without_password(url)}: {str(exc) or 'no answer in time'}{remedy}")
 
 
 @asynccontextmanager
@@ -110,11 +176,7 @@ async def asking(config: Config, url: str) -> AsyncIterator[Ask]:
             async with asyncio.timeout(PATIENCE):
                 return await client.execute_command(*encoded(command))
         except LOST as exc:
-            away = isinstance(exc, (ConnectionError, OSError, RuntimeError, TypeError))
-            name = "state_url" if config.state_url and url == config.state else "result_backend"
-            remedy = f"; start it, or correct {name} (GATEWAY_{name.upper()})" if away else ""
-            problem = f"{without_password(url)}: {str(exc) or 'no answer in time'}{remedy}"
-            raise GatewayError(problem) from exc
+            raise no_answer(config, url, exc) from exc
 
     async with connect(config, url) as client:
         yield ask

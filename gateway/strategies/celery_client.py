@@ -35,6 +35,7 @@ from gateway.errors import (
     Unroutable,
 )
 from gateway.outcome import Outcome
+from gateway.stores.result_store import sentinel_options
 from gateway.strategies.celery_results import result_backend
 
 RESULT_TIMEOUT = 3  # seconds for one command to the result store
@@ -60,8 +61,9 @@ def sentinel(config: Config) -> dict[str, Any]:
     if not config.results.startswith("sentinel:"):
         return {}
     # A Sentinel that does not answer is skipped without retries.
-    patience = {"socket_timeout": RESULT_TIMEOUT, "retry": Retry(NoBackoff(), 0)}
-    return {"master_name": master_name(config.results), "sentinel_kwargs": patience}
+    asking = sentinel_options(config, config.results, RESULT_TIMEOUT)
+    asking["retry"] = Retry(NoBackoff(), 0)
+    return {"master_name": master_name(config.results), "sentinel_kwargs": asking}
 
 
 log = logging.getLogger(__name__)

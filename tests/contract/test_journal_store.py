@@ -35,19 +35,21 @@ from gateway.journal.entry import (
 )
 from gateway.journal.redis_store import RedisStore
 from gateway.journal.stores import STORES
-from gateway.stores import result_store
+from gateway.stores import state_store
+from tests.support.redis_kinds import Nodes
 from tests.support.stack import Server, Stack, free_port
 
 #: For each store its server, and the setting that has a server's URL.
 SERVERS: dict[str, tuple[Callable[[Stack], Callable[[], Server]], str]] = {
     "redis": (lambda stack: stack.redis, "state_url"),
+    "redis cluster": (lambda stack: lambda: Nodes(stack, 1).masters[0], "state_url"),
 }
 PAUSES = (100, 400)  # ms between two looks: the first, the longest
 
 Use = Callable[..., AbstractAsyncContextManager[JournalStore]]
 
 
-@pytest.fixture(scope="module", params=list(STORES))
+@pytest.fixture(scope="module", params=list(SERVERS))
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -69,10 +71,10 @@ def use(request: pytest.FixtureRequest, name: str, server: Server) -> Use:
         own = {"journal": 1_000, "strategy": "pika", "state_prefix": prefix, SERVERS[name][1]: url}
         config = Config(**{**own, **settings})
         if request.param == "opened":
-            async with STORES[name].opened(config) as store:
+            async with STORES[name.split()[0]].opened(config) as store:
                 yield store
             return
-        store = STORES[name](config)
+        store = STORES[name.split()[0]](config)
         await store.start()
         try:
             yield store
@@ -592,7 +594,7 @@ async def test_entries_with_long_calls_come_in_small_pages(server: Server, name:
     config = Config(journal=100, strategy="pika", **{SERVERS[name][1]: server.url})
     sizes = []
 
-    async with result_store.asking(config, config.state) as ask:
+    async with state_store.asking(config) as ask:
 
         async def run(*command: Any) -> Any:
             reply = await ask(*command)

@@ -229,7 +229,7 @@ def test_one_that_cannot_be_replayed_is_a_conflict(gateway, servers):
 
     # One that an interrupted replay may have published.
     with redis.Redis.from_url(servers.results.url) as client:
-        client.hset(f"api:journal:delivery:{well['id']}", "replaying", "task-7")
+        client.hset(f"api:{{journal}}:delivery:{well['id']}", "replaying", "task-7")
     status, kind, said = problem(ask(gateway, f"deliveries/{well['id']}/replay", "POST"))
     assert (status, kind) == (409, "may-have-run") and said.endswith("see `again`: task task-7")
 

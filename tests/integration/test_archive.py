@@ -351,8 +351,8 @@ def test_a_person_is_erased(config, archived, tmp_path, capsys):
         client.set(config.prefix.encode() + b"c:other", done + b"other", px=60_000)
         client.set(f"{config.prefix}failed:{task}", dump_end(f"no {MARK}", None), px=60_000)
         values = {"version": 1, "record": json.dumps({"message": f"for {MARK}"})}
-        client.hset(f"{config.prefix}late:task:{task}", mapping=values)
-        client.zadd(f"{config.prefix}late:due", {str(task): 1.0})
+        client.hset(f"{config.prefix}{{late}}:task:{task}", mapping=values)
+        client.zadd(f"{config.prefix}{{late}}:due", {str(task): 1.0})
 
     file = tmp_path / "gateway.toml"
     file.write_text(
@@ -379,8 +379,8 @@ def test_a_person_is_erased(config, archived, tmp_path, capsys):
     with redis.Redis.from_url(config.state) as client:
         assert client.get(config.prefix.encode() + b"c:" + digest) == done
         assert client.get(config.prefix.encode() + b"c:other") == done + b"other"
-        assert client.zcard(f"{config.prefix}late:due") == 0
-        assert int(client.get(f"{config.prefix}journal:bytes")) < 500
+        assert client.zcard(f"{config.prefix}{{late}}:due") == 0
+        assert int(client.get(f"{config.prefix}{{journal}}:bytes")) < 500
     assert main([*own, "--yes"]) == 0
     assert capsys.readouterr().out.startswith("would be removed: 0 deliveries")
 

@@ -1,10 +1,10 @@
-"""Claims on a real Redis: what any two processes do to one at the same moment."""
+"""Claims on real servers of each kind: what any two processes do to one at the same moment."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from math import inf
 from time import monotonic
 from typing import Any
@@ -33,11 +33,21 @@ from gateway.config.settings import Config
 from gateway.errors import KeyConflict, StateUnavailable
 from gateway.outcome import FAILURE, Outcome
 from gateway.stores.pipeline import Arg, Pipeline
-from tests.support.stack import Server
+from tests.support.certificates import Certificates
+from tests.support.redis_kinds import KINDS, redis_of
+from tests.support.stack import Server, Stack
 from tests.support.waiting import eventually
 
 SUCCESS = Answer(200, "text/plain", b"\x00done\xff", {"X-Slack-No-Retry": "1"})
 Work = Callable[[Claims, Claims], Awaitable[Any]]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def redis_server(
+    request: pytest.FixtureRequest, stack: Stack, certificates: Certificates
+) -> Iterator[Server]:
+    with redis_of(request.param, stack, certificates) as server:
+        yield server
 
 
 @pytest.fixture
@@ -45,15 +55,16 @@ def two(redis_server: Server) -> Callable[[Work], Any]:
     """Run something with the claims of two processes, on an empty Redis."""
     with redis.Redis.from_url(redis_server.url) as client:
         client.flushdb()
-    return lambda work, **settings: asyncio.run(with_claims(redis_server.url, work, settings))
+    return lambda work, **settings: asyncio.run(with_claims(redis_server.state, work, settings))
 
 
 async def with_claims(url: str, work: Work, settings: dict[str, Any]) -> Any:
-    config = Config(result_backend=url, **settings)
+    config = Config(state_url=url, **settings)
     some = Claims(config), Claims(config)
     for claims in some:
         await claims.start()
     try:
+        await eventually(lambda: not any(claims.redis.error for claims in some))
         return await work(*some)
     finally:
         for claims in some:
@@ -249,7 +260,7 @@ def test_a_large_answer_is_not_kept_beside_its_claim(two):
 
 def test_two_deployments_share_no_claims(redis_server):
     async def take(**settings: Any) -> str:
-        claims = Claims(Config(result_backend=redis_server.url, **settings))
+        claims = Claims(Config(state_url=redis_server.state, **settings))
         await claims.start()
         try:
             return (await claims.take("x", b"digest", TaskIds().new())).state
@@ -540,7 +551,7 @@ def test_what_is_known_of_further_tasks_expires_with_their_delivery(two, redis_s
         taken = TakenTasks(Config(idempotency_window=100), a.redis)
         await taken.add("x", [task("first")])
         with redis.Redis.from_url(redis_server.url) as client:
-            (key,) = client.keys("*also:*")
+            (key,) = client.keys("*also")
             client.pexpire(key, 1_000)
             await taken.add("x", [task("second")])  # of a later try
             return client.pttl(key), client.scard(key)

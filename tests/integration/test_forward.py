@@ -137,7 +137,7 @@ def test_what_was_kept_is_sent_first_and_each_once(servers, gateway, local):
     assert run(send(gateway, "/plain", "before 1")).status == 200
     assert run(send(gateway, "/plain", "before 2")).status == 200
     with redis.Redis.from_url(servers.results.url) as client:
-        assert poll(lambda: client.xlen("forward:journal:deliveries") == 2, PATIENCE)
+        assert poll(lambda: client.xlen("forward:{journal}:deliveries") == 2, PATIENCE)
     local.status = 500
     argv = command(gateway, local.url, "--since", "1h")
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:

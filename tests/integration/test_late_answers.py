@@ -550,7 +550,7 @@ def killed(redis_server: Server, kind: str, times: int) -> None:
 
 
 def hash_of(task_id: str) -> str:
-    return f"gateway:/::late:task:{task_id}"
+    return f"gateway:/::{{late}}:task:{task_id}"
 
 
 def settled(client: redis.Redis, task_id: str) -> bool:

@@ -80,7 +80,7 @@ url = "http://{discord}/webhooks/{{json:/application_id}}/{{json:/token}}/messag
 
 def entry(servers: Servers, delivery_id: str) -> dict[str, str]:
     with redis.Redis.from_url(servers.results.url, decode_responses=True) as client:
-        (key,) = client.keys(f"gateway:*journal:delivery:{delivery_id}")
+        (key,) = client.keys(f"gateway:*{{journal}}:delivery:{delivery_id}")
         return client.hgetall(key)
 
 

@@ -226,7 +226,7 @@ def test_an_interrupted_replay_is_told_and_not_repeated_unasked(servers, gateway
     found = entry(journal, "one")
     # Given a replay that has ended between its publishing and its confirm,
     with redis.Redis.from_url(servers.results.url) as client:
-        client.hset(f"lifecycle:journal:delivery:{found['id']}", "replaying", "task-7")
+        client.hset(f"lifecycle:{{journal}}:delivery:{found['id']}", "replaying", "task-7")
 
     code, out, _ = journal("replay", found["id"])
     assert (code, "an earlier replay was interrupted, and may run" in out) == (1, True)
@@ -414,15 +414,15 @@ def test_the_journal_keeps_to_its_bounds(servers: Servers, journal: Callable):
     with redis.Redis.from_url(servers.results.url) as client:
 
         def keys() -> set[bytes]:
-            return {key.split(b":")[2] for key in client.keys("lifecycle:journal:*")}
+            return {key.split(b":")[2] for key in client.keys("lifecycle:{journal}:*")}
 
-        assert poll(lambda: int(client.get("lifecycle:journal:bytes")) <= 20_000, 30)
+        assert poll(lambda: int(client.get("lifecycle:{journal}:bytes")) <= 20_000, 30)
         assert 1 <= len(states(journal)) <= 5
         # What is older than another gateway's age is gone, and nothing is left of it.
         young = f"journal_age = 1\n{CONFIG}"
         others = servers.gateway("redis", young)
-        assert poll(lambda: int(client.get("lifecycle:journal:bytes")) == 0, 30)
-        assert client.xlen("lifecycle:journal:deliveries") == 0
+        assert poll(lambda: int(client.get("lifecycle:{journal}:bytes")) == 0, 30)
+        assert client.xlen("lifecycle:{journal}:deliveries") == 0
         assert poll(lambda: keys() == {b"deliveries", b"bytes"}, 30)
     assert metric(gateway, "gateway_journal_lost_total") == 0
     gateway.stop()

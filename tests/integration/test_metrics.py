@@ -183,10 +183,10 @@ def test_the_sizes_of_journal_and_state_are_known(servers, gateway):
     assert run(send(gateway, "/accepted", "kept")).status == 202
 
     with redis.Redis.from_url(servers.results.url) as client:
-        until(lambda: client.zcard("metrics:journal:open") == 0)
+        until(lambda: client.zcard("metrics:{journal}:open") == 0)
         sizes = {
-            "gateway_journal_deliveries": lambda: client.xlen("metrics:journal:deliveries"),
-            "gateway_journal_bytes": lambda: int(client.get("metrics:journal:bytes")),
+            "gateway_journal_deliveries": lambda: client.xlen("metrics:{journal}:deliveries"),
+            "gateway_journal_bytes": lambda: int(client.get("metrics:{journal}:bytes")),
             "gateway_journal_open": lambda: 0,
         }
         for name, size in sizes.items():

@@ -80,7 +80,7 @@ def keyed(gateway: Server, body: str) -> int:
 
 
 def readiness(gateway: Server) -> tuple[int, str]:
-    answer = get(f"{gateway.admin_url}/readyz")
+    answer = get(f"{gateway.admin_url}/readyz?route=/keyed")
     return answer.code, answer.body.decode()
 
 

@@ -179,5 +179,5 @@ def test_calls_are_not_kept(servers, keep, states):
     assert [
         key
         for key, hash in kept(servers).items()
-        if f"{keep}:journal:delivery" in key and (hash.get(b"call") or b"") and not states
+        if f"{keep}:{{journal}}:delivery" in key and (hash.get(b"call") or b"") and not states
     ] == []

@@ -65,7 +65,7 @@ def gateways(servers: Servers, state: Server) -> dict[str, Server]:
 
 
 def is_ready(gateway: Server) -> bool:
-    return answers_ok(int(gateway.admin_url.rpartition(":")[2]), "/readyz")
+    return answers_ok(int(gateway.admin_url.rpartition(":")[2]), "/readyz?route=/keyed")
 
 
 async def use(gateways: dict[str, Server], state: Server) -> None:

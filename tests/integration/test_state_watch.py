@@ -14,7 +14,7 @@ from gateway.claims.state_watch import StateWatch, others
 from gateway.config.settings import Config
 from gateway.metrics import Metrics
 from gateway.stores import result_store
-from gateway.stores.pipeline import Pipeline
+from gateway.stores.state_store import StateStore
 from tests.integration.deliveries import KEYED
 from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
@@ -90,13 +90,13 @@ def test_where_redis_is_gone_the_last_sizes_are_kept(rabbitmq, caplog):
     metrics.set("gateway_state_keys", 7)
 
     async def watch() -> None:
-        pipeline = Pipeline(lambda: result_store.connect(gone, gone.state), "claims")
-        watching = StateWatch(gone, metrics, pipeline)
-        await pipeline.start()
+        store = StateStore(gone, "claims")
+        watching = StateWatch(gone, metrics, store)
+        await store.start()
         await watching.start()
         await eventually(lambda: "cannot check the Redis of the claims" in caplog.text)
         await watching.stop()
-        await pipeline.stop()
+        await store.stop()
 
     asyncio.run(watch())
     assert metrics.get("gateway_state_keys") == 7

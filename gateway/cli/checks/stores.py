@@ -17,6 +17,7 @@ from gateway.cli.checks.finding import LIMIT, Finding, fail, listed, ok, skipped
 from gateway.config.settings import Config
 from gateway.journal.redis_store import RedisStore
 from gateway.stores import result_store
+from gateway.stores.state_store import StateStore
 
 OLDEST = (6, 2)  # Redis
 FULL = 0.9  # of its maxmemory
@@ -28,7 +29,7 @@ _REMEDIES = {
     "NOAUTH|Authentication|WRONGPASS|invalid password": "correct user and password in {}",
     "OOM|OutOfMemory": "give it more memory: CONFIG SET maxmemory, and the same in redis.conf",
     "READONLY|ReadOnly|a replica": "name the primary, and not a replica, in {}",
-    "cluster mode": "name a Redis that is not in cluster mode in {}",
+    "cluster mode": "name a Redis that is not in cluster mode in {}; a cluster may be state_url",
     "MISCONF": "its log says why it cannot save to disk; it takes no writes until it can",
     "NOPERM|NoPermission|ACL|can't (run|publish)": (
         "ACL SETUSER NAME ~* &* +@read +@write +@pubsub +@scripting +@connection +info, or more "
@@ -69,15 +70,41 @@ async def check_state(config: Config) -> list[Finding]:
     name = f"state {result_store.without_password(config.state)} ({origin})"
     shared = config.state == config.results
     found: list[Finding] = []
-    async with asking(config, config.state, name, setting, found) as client:
+    async with asking(config, config.state, name, setting, found, state=True) as client:
         info = await client.info()
+        if info.get("redis_mode") == "cluster":
+            async with StateStore.opened(config) as store:
+                await _write_state(config, store.run)
+                found += _alone(name, await others(config, store.run))
+                found += await _check_nodes(config, name, store)
+            return found or [ok(name, f"{described(info)}, a cluster of {len(store.nodes)} nodes")]
         found += [] if shared else judge(name, info)
-        await client.eval(_CLAIM, 1, f"{config.prefix}c:check-{secrets.token_hex(8)}")
-        if config.journal:
-            await RedisStore(config, client.execute_command).check()
+        await _write_state(config, client.execute_command)
         found += await _persistence(client, name, info)
         found += _alone(name, await others(config, client.execute_command))
     return found or [ok(name, described(info))]
+
+
+async def _write_state(config: Config, run: result_store.Ask) -> None:
+    key = f"{config.prefix}{{check-{secrets.token_hex(8)}}}"
+    await run("EVAL", _CLAIM, 1, key)
+    if config.journal:
+        await RedisStore(config, run).check()
+
+
+async def _check_nodes(config: Config, name: str, store: StateStore) -> list[Finding]:
+    """Return findings about each node of a cluster, and about slots that none has."""
+    found: list[Finding] = []
+    if problem := store.error or store.partly:
+        remedy = "redis-cli --cluster check says why; start the node, or let a replica take over"
+        found.append(fail(name, problem, remedy))
+    for node, pipeline in store.nodes.items():
+        if node is None or pipeline.error:
+            continue
+        async with result_store.connect(config, config.state, state=True, node=node) as client:
+            info, own = await client.info(), f"{name}, node {node[0]}:{node[1]}"
+            found += [*judge(own, info), *await _persistence(client, own, info)]
+    return found
 
 
 def judge(name: str, info: Mapping[str, Any]) -> list[Finding]:
@@ -166,11 +193,12 @@ def _alone(name: str, deployments: list[str]) -> list[Finding]:
 
 @asynccontextmanager
 async def asking(
-    config: Config, url: str, name: str, setting: str, found: list[Finding]
+    config: Config, url: str, name: str, setting: str, found: list[Finding], state: bool = False
 ) -> AsyncIterator[Redis]:
     """Yield a client of the Redis at `url`; an error or a timeout is added to `found`."""
     try:
-        async with asyncio.timeout(LIMIT), result_store.connect(config, url) as client:
+        connection = result_store.connect(config, url, state=state)
+        async with asyncio.timeout(LIMIT), connection as client:
             yield client
     except TimeoutError:
         problem = f"no answer within {LIMIT:g} s"

@@ -92,6 +92,33 @@ def test_result_backends():
         backend("mongodb://host")
 
 
+def test_sentinels_have_an_account_and_tls():
+    def asked(url: str, **more: str) -> tuple[dict, dict | None]:
+        conf = settings({"GATEWAY_RESULT_BACKEND": url, **more})
+        options = conf["result_backend_transport_options"]["sentinel_kwargs"]
+        return options, conf.get("redis_backend_use_ssl")
+
+    account = {"GATEWAY_SENTINEL_USERNAME": "watcher", "GATEWAY_SENTINEL_PASSWORD": "p"}
+    plain, tls = asked("sentinel://a;sentinel://b", **account)
+    assert (plain["username"], plain["password"], plain.get("ssl"), tls) == (
+        "watcher",
+        "p",
+        None,
+        None,
+    )
+
+    url = "sentinel://a?ssl=true&ssl_cert_reqs=CERT_OPTIONAL&ssl_check_hostname=false;sentinel://b"
+    secure, tls = asked(url, GATEWAY_TLS_CA="/ca.pem")
+    assert secure["ssl"] is True
+    assert tls.items() <= secure.items()
+    assert (tls["ssl_ca_certs"], tls["ssl_cert_reqs"]) == ("/ca.pem", ssl.CERT_OPTIONAL)
+    assert tls["ssl_check_hostname"] is False
+    _, tls = asked("sentinel://a?ssl=true&ssl_cert_reqs=none")
+    assert (tls["ssl_cert_reqs"], tls["ssl_check_hostname"]) == (ssl.CERT_NONE, False)
+    _, tls = asked("sentinel://a?ssl=true")
+    assert (tls["ssl_cert_reqs"], tls["ssl_check_hostname"]) == (ssl.CERT_REQUIRED, True)
+
+
 def test_redis_as_broker_has_no_confirms():
     conf = settings({"GATEWAY_BROKER_URL": "redis://host/1"})
     assert conf["broker_transport_options"] == {"visibility_timeout": 600}

@@ -75,7 +75,7 @@ CLIENTS = (
 def test_what_workers_clients_do_in_their_way_changes_nothing_here(url: str):
     plain = connect(Config(result_backend=url)).connection_pool.connection_kwargs
     given = connect(Config(result_backend=f"{url}?{CLIENTS}")).connection_pool.connection_kwargs
-    own = {"retry", "himport_registry"}  # an object each
+    own = {"retry", "himport_registry", "redis_connect_func"}  # an object each
     assert given.keys() == plain.keys()
     assert {name for name in given if given[name] != plain[name]} <= own
     assert (given["protocol"], given["socket_timeout"], given["db"]) == (2, None, 2)
@@ -143,7 +143,7 @@ NEITHER = "do not both know the option"
         ("redis://h?password=x", "password= is not read: write redis://USER:PASSWORD@HOST"),
         ("redis://h?ssl_cert_reqs=CERT_NONE", "ssl_cert_reqs= has no effect on workers in a URL"),
         ("redis://h?ssl_cert_reqs=CERT_NONE", "; use rediss://"),
-        ("sentinel://h?ssl_cert_reqs=CERT_NONE", "as there is no TLS with Sentinel"),
+        ("sentinel://h?ssl_cert_reqs=CERT_NONE", "has no effect without ssl=true; add that"),
         ("rediss://h?ssl_cert_reqs=maybe", "has to be CERT_REQUIRED, CERT_OPTIONAL or CERT_NONE"),
         ("rediss://h?ssl_cert_reqs=cert_none", "has to be CERT_REQUIRED"),
         ("rediss://h?ssl_ca_certs=/none", "ssl_ca_certs= has to be the path of a file that there"),

@@ -1,0 +1,268 @@
+"""A Redis Cluster as `state_url`: found by itself, failed over, resharded, with a part away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import redis
+
+from gateway.claims.claim import CONFIRMED, MINE, Claim
+from gateway.claims.keys import claim_key, failure_key
+from gateway.claims.store import Claims
+from gateway.claims.taken_tasks import TakenTasks
+from gateway.config.settings import Config
+from gateway.delivery import identity_digest
+from gateway.errors import StateUnavailable
+from gateway.stores.state_store import SLOTS, StateStore, slot
+from tests.integration.checking import check, servers_at, write
+from tests.integration.deliveries import KEYED, Servers
+from tests.integration.test_new_primary import keyed
+from tests.integration.test_readiness import asked
+from tests.support.redis_kinds import Nodes
+from tests.support.requests import metric
+from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.waiting import eventually, until
+
+OPEN = "\n[[routes]]\npath = '/open'\ntask = 'faults.run'\n"
+
+
+@pytest.fixture
+def nodes(stack: Stack) -> Iterator[Nodes]:
+    nodes = Nodes(stack, 3, replica=True)
+    yield nodes
+    nodes.stop()
+
+
+def run(nodes: Nodes, work: Callable[[Claims], Coroutine[Any, Any, Any]], **more: Any) -> Any:
+    async def with_claims() -> Any:
+        claims = Claims(Config(state_url=nodes.url, **more))
+        await claims.start()
+        try:
+            async with asyncio.timeout(60):
+                await eventually(lambda: len(claims.redis.nodes) == 3)
+                return await work(claims)
+        finally:
+            await claims.stop()
+
+    return asyncio.run(with_claims())
+
+
+async def take(claims: Claims, identity: str) -> Claim:
+    return await claims.take(identity, b"body", str(uuid4()))
+
+
+async def take_all(claims: Claims, identities: list[str]) -> list[Claim]:
+    return await asyncio.gather(*(take(claims, identity) for identity in identities))
+
+
+def names(count: int) -> list[str]:
+    return [f"delivery-{n}" for n in range(count)]
+
+
+def slot_of(identity: str) -> int:
+    return slot(claim_key(Config().prefix, identity, True))
+
+
+def of_shard(number: int, count: int) -> list[str]:
+    """Return identities whose keys are on one of three masters."""
+    found = [each for each in names(500) if slot_of(each) * 3 // SLOTS == number]
+    return found[:count]
+
+
+@pytest.mark.parametrize("key", [b"a", b"{x}b", "{x}c", b"{}d", b"a{b", b"e{x}{y}", "a}{"])
+def test_a_keys_slot_is_that_of_the_server(nodes, key):
+    assert slot(key) == int(nodes.ask(nodes.masters[0], "CLUSTER", "KEYSLOT", key))
+
+
+def test_all_keys_of_a_delivery_have_one_slot():
+    closing = next(each for each in map(str, range(9_999)) if identity_digest(each)[0] == ord("}"))
+    for identity in (closing, "b", "c"):
+        claim = claim_key("gateway:/::", identity, True)
+        assert slot(claim) == slot(failure_key("gateway:/::", claim, "some-task"))
+
+
+def test_on_one_server_keys_have_the_names_that_older_gateways_know():
+    claim = claim_key("gateway:/::", "a", False)
+    assert claim == b"gateway:/::c:" + identity_digest("a")
+    assert failure_key("gateway:/::", claim, "some-task") == b"gateway:/::failed:some-task"
+
+
+def test_claims_are_spread_over_the_nodes(nodes):
+    async def work(claims: Claims) -> None:
+        taken = await take_all(claims, names(300))
+        assert {claim.state for claim in taken} == {MINE}
+        for claim in taken:
+            claims.confirm(claim)
+        again = await take_all(claims, names(300))
+        assert {claim.state for claim in again} == {CONFIRMED}
+        further = TakenTasks(Config(state_url=nodes.url), claims.redis)
+        await asyncio.gather(*(further.add(name, ["a", "b"]) for name in names(50)))
+        assert await further.of("delivery-7", 0.0) == {"a", "b"}
+
+    run(nodes, work)
+    for node in nodes.masters:
+        with redis.Redis.from_url(node.url) as client:
+            assert client.dbsize() > 80
+
+
+def test_a_shard_that_fails_over_is_found(nodes):
+    async def work(claims: Claims) -> None:
+        before = await take_all(claims, mine := of_shard(0, 20))
+        with redis.Redis.from_url(nodes.masters[0].url) as client:
+            await eventually(lambda: client.wait(1, 100) == 1)
+        nodes.masters[0].kill()
+        with pytest.raises(StateUnavailable):
+            await take(claims, mine[0])
+        # The others go on meanwhile.
+        assert {claim.state for claim in await take_all(claims, of_shard(1, 20))} == {MINE}
+        again = []
+        while len(again) < len(mine):
+            try:
+                again.append(await take(claims, mine[len(again)]))
+            except StateUnavailable:
+                await asyncio.sleep(0.1)
+        assert [claim.task_id for claim in again] == [claim.task_id for claim in before]
+        await eventually(lambda: not claims.redis.partly and claims.redis.available == 1.0)
+
+    run(nodes, work)
+
+
+def test_nothing_is_taken_twice_while_slots_move(nodes):
+    source, target = nodes.masters[0], nodes.masters[1]
+
+    async def work(claims: Claims) -> None:
+        first = {name: (await take(claims, name)).task_id for name in of_shard(0, 40)}
+        moving = asyncio.create_task(
+            asyncio.to_thread(
+                lambda: [nodes.move(each, source, target) for each in map(slot_of, first)]
+            )
+        )
+        rounds = 0
+        while not moving.done() or rounds < 2:
+            rounds += moving.done()
+            found = await take_all(claims, list(first))
+            assert [claim.task_id for claim in found] == list(first.values())
+            claims.confirm(found[0])
+        await moving
+        for claim in await take_all(claims, list(first)):
+            claims.confirm(claim)
+        found = await take_all(claims, list(first))
+        assert {claim.state for claim in found} == {CONFIRMED}
+
+    run(nodes, work)
+    with redis.Redis.from_url(target.url) as client:
+        assert client.dbsize() == 40
+
+
+def test_a_slot_that_is_half_moved_is_asked_on_both_sides(nodes):
+    source, target = nodes.masters[0], nodes.masters[1]
+    here, there = of_shard(0, 2)
+
+    async def work(claims: Claims) -> None:
+        before = await take(claims, here)
+        for name in (here, there):
+            nodes.ask(target, "CLUSTER", "SETSLOT", slot_of(name), "IMPORTING", nodes.id(source))
+            nodes.ask(source, "CLUSTER", "SETSLOT", slot_of(name), "MIGRATING", nodes.id(target))
+        assert (await take(claims, here)).task_id == before.task_id
+        # A new key of such a slot is made by its next node, which has no script yet.
+        new = await take(claims, there)
+        assert (new.state, (await take(claims, there)).task_id) == (MINE, new.task_id)
+        with redis.Redis.from_url(target.url) as client:
+            assert client.dbsize() == 1
+
+    run(nodes, work)
+
+
+def test_a_claim_waits_for_the_replica_of_its_own_node(nodes):
+    async def work(claims: Claims) -> None:
+        assert (await take(claims, of_shard(0, 1)[0])).state == MINE
+        with pytest.raises(StateUnavailable):  # the other nodes have no replicas
+            await take(claims, of_shard(1, 1)[0])
+        assert "0 of 1 replicas" in claims.uncopied
+
+    run(nodes, work, state_replicas=1)
+
+
+def test_a_name_that_leads_to_a_plain_redis_again_is_followed(nodes, stack, redis_server):
+    from tests.faults.proxy import Proxy
+    from tests.support.redis_kinds import port_of
+
+    proxy = Proxy(port_of(nodes.masters[0]))
+
+    async def work() -> None:
+        store = StateStore(Config(state_url=f"redis://127.0.0.1:{proxy.port}/0"), "test")
+        await store.start()
+        await eventually(lambda: len(store.nodes) == 3)
+        proxy.lead(port_of(redis_server))
+        proxy.reset()
+        await eventually(lambda: list(store.nodes) == [None] and not store.error)
+        assert await store.run("GET", "a") is None
+        await store.stop()
+
+    asyncio.run(work())
+    proxy.close()
+
+
+# The whole gateway ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Servers]:
+    servers = Servers(stack, rabbitmq, redis_server, concurrency=2)
+    yield servers
+    servers.stop()
+
+
+@pytest.mark.parametrize("strategy", ["pika", "redis"])
+def test_a_shard_that_is_away_refuses_its_share_and_is_named(nodes, servers, strategy):
+    top = f'state_url = "{nodes.url}"\njournal = 1000\n'
+    gateway = servers.gateway(strategy, top + KEYED + OPEN)
+    mine = of_gateway(nodes, gateway)
+    nodes.masters[1].kill()
+
+    until(lambda: "shards" in asked(gateway)[1]["children"][0])
+    until(lambda: asked(gateway, "/keyed")[0] == 200)  # its subscription was on that node
+
+    code, told = asked(gateway, "/keyed")
+    assert code == 200 and told["routes"] == {"/keyed": True}
+    lost = told["children"][0]["shards"]
+    assert nodes.masters[1].url.removeprefix("redis://").removesuffix("/0") in lost
+    assert "of 16384 slots" in lost
+    found = {n: [keyed(gateway, key) for key in keys] for n, keys in mine.items()}
+    assert found == {0: [200] * 3, 1: [503] * 3, 2: [200] * 3}
+    until(lambda: 0.6 < metric(gateway, "gateway_state_available_ratio") < 0.7)
+
+
+def of_gateway(nodes: Nodes, gateway: Server) -> dict[int, list[str]]:
+    """Return three keys of each shard, by where their claims have come to."""
+    found: dict[int, list[str]] = {0: [], 1: [], 2: []}
+    for n in range(200):
+        sizes = [size(node) for node in nodes.masters]
+        assert keyed(gateway, f"key-{n}") == 200
+        grown = [n for n, node in enumerate(nodes.masters) if size(node) > sizes[n]]
+        if len(grown) == 1 and len(found[grown[0]]) < 3:
+            found[grown[0]].append(f"key-{n}")
+        if all(len(keys) == 3 for keys in found.values()):
+            break
+    return found
+
+
+def size(node: Server) -> int:
+    with redis.Redis.from_url(node.url) as client:
+        return sum(1 for key in client.scan_iter("gateway:*:{*}", 1_000) if b"}:" not in key)
+
+
+def test_the_check_asks_every_node(nodes, servers, tmp_path):
+    top = f'state_url = "{nodes.url}"\njournal = 1000\n'
+    checked = check(*servers_at(servers.broker.url, servers.results.url), *write(tmp_path, top))
+    # None keeps anything on disk, which is said of each.
+    for node in nodes.masters:
+        assert any(f"node 127.0.0.1:{port(node)}" in line.check for line in checked.lines)
+
+
+def port(server: Server) -> str:
+    return server.url.rpartition(":")[2].removesuffix("/0")

@@ -1,0 +1,66 @@
+"""What a route needs decides whether it is ready: without Redis some are served all the same."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.integration.deliveries import KEYED, Servers
+from tests.support.requests import get, post
+from tests.support.stack import RabbitMQ, Stack
+from tests.support.waiting import until
+
+ROUTES = f"""
+secret_key = "a key of these tests"
+public_url = "https://hooks.example.com"
+{KEYED}
+
+[[routes]]
+path = "/accept"
+task = "faults.run"
+answer = "accept"
+
+[[routes]]
+path = "/wait/{{name}}"
+task = "faults.run"
+"""
+
+
+def asked(gateway, route: str = "") -> tuple[int, dict]:
+    answer = get(f"{gateway.admin_url}/readyz" + (f"?route={route}" if route else ""))
+    return answer.code, json.loads(answer.body)
+
+
+@pytest.mark.parametrize("strategy", ["pika", "redis", "threadpool"])
+def test_without_redis_those_routes_are_ready_that_do_not_need_it(
+    stack: Stack, rabbitmq: RabbitMQ, strategy
+):
+    servers = Servers(stack, rabbitmq, stack.redis(), concurrency=1)
+    gateway = servers.gateway(strategy, ROUTES)
+    assert asked(gateway)[1]["routes"] == {"/keyed": True, "/accept": True, "/wait/{name}": True}
+
+    servers.results.kill()
+
+    waits = strategy == "pika"
+    until(lambda: not asked(gateway)[1]["routes"]["/keyed"])
+    until(lambda: asked(gateway)[1]["routes"]["/wait/{name}"] == waits)
+    code, told = asked(gateway)
+    assert (code, told["ready"], told["routes"]["/accept"]) == (200, True, True)
+    assert told["children"][0]["state"]
+    assert asked(gateway, "/accept")[0] == 200
+    assert asked(gateway, "/keyed")[0] == 503
+    assert asked(gateway, "/wait/{name}")[0] == (200 if waits else 503)
+    assert post(f"{gateway.url}/wait/x", b"b").code == (200 if waits else 503)
+    assert post(f"{gateway.url}/accept", b"a").code == 202
+
+    servers.stop()
+
+
+def test_an_unknown_route_is_named_with_those_that_there_are(
+    stack: Stack, rabbitmq: RabbitMQ, redis_server
+):
+    gateway = stack.gateway("--broker", rabbitmq.url, "--result-backend", redis_server.url)
+    assert asked(gateway, "/none") == (404, {"error": "there is no route '/none'; there are /"})
+    assert asked(gateway, "/")[0] == 200
+    gateway.stop()

@@ -1,0 +1,332 @@
+"""Redis behind Sentinels: passwords, TLS, a primary that is cut off, replicas that have a claim."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from appserver.settings import settings
+from gateway.claims.claim import MINE, PUBLISHING
+from gateway.claims.idempotency import Idempotency
+from gateway.claims.store import Claims
+from gateway.config.settings import TLS, Config
+from gateway.errors import StateUnavailable
+from gateway.metrics import Metrics
+from gateway.stack.programs import find
+from gateway.stores.pipeline import Pipeline, results_of
+from gateway.strategies.celery_client import CeleryClient
+from tests.integration.deliveries import port_of as port_in
+from tests.integration.test_claims import task
+from tests.support.certificates import Certificates
+from tests.support.stack import Server, Stack, free_port
+from tests.support.waiting import eventually, until
+
+NAME, PASSWORD = "main", "watch-word"
+#: What a Sentinel may do whose partition is to end without it; the other knows nothing of it.
+USERS = [
+    *("--user", "default", "off"),
+    *("--user", "gateway", "on", ">s", "~*", "&*", "+@all"),
+    *("--user", "sentinel", "on", ">s", "~*", "&*", "+@all"),
+    *("--user", "cut", "on", ">s", "resetchannels", "+ping", "+info", "+client"),
+]
+
+
+def port_of(server: Server) -> int:
+    return port_in(server.url.removesuffix("/0"))
+
+
+class Watched:
+    """A primary and its replica; a Sentinel watches them, one more is on the primary's side."""
+
+    def __init__(self, stack: Stack, *options: str, tls: TLS | None = None):
+        self._stack, self._tls = stack, tls
+        self.primary = self._redis(*options)
+        of = "--replicaof", "127.0.0.1", str(port_of(self.primary))
+        self.replica = self._redis(*of, "--masteruser", "sentinel", "--masterauth", "s")
+        self.sentinel = self._sentinel("sentinel", "+slave ")
+        self.cut = self._sentinel("cut", "+monitor master")
+        # Each connection with TLS takes a tenth of a second of CPU time.
+        ports = [self.sentinel.port] if tls else [self.cut.port, self.sentinel.port]
+        self.url = ";".join(f"sentinel://gateway:s@127.0.0.1:{port}/0" for port in ports)
+        self.url += f"?master_name={NAME}" + ("&ssl=true" if tls else "")
+
+    def _files(self, prefix: str = "--tls-") -> list[str]:
+        tls = self._tls
+        if tls is None:
+            return []
+        return [
+            *(f"{prefix}ca-cert-file", str(tls.ca), f"{prefix}cert-file", str(tls.cert)),
+            *(f"{prefix}key-file", str(tls.key), f"{prefix}replication", "yes"),
+        ]
+
+    def _redis(self, *options: str) -> Server:
+        args = [*USERS, *options]
+        if self._tls is not None:
+            port = free_port()
+            server = self._stack.redis(
+                *args, "--port", "0", "--tls-port", str(port), *self._files()
+            )
+            server.url = f"rediss://gateway:s@127.0.0.1:{port}/0"
+            return server
+        server = self._stack.redis(*args)
+        server.url = server.url.replace("//", "//gateway:s@")
+        return server
+
+    def _sentinel(self, user: str, ready: str) -> Server:
+        port, conf = free_port(), self._stack.directory / f"{user}-{free_port()}.conf"
+        files, down_after = self._files("tls-"), 500 if user == "sentinel" else 3_600_000
+        pairs = zip(files[::2], files[1::2], strict=True)
+        conf.write_text(
+            "\n".join(
+                (
+                    *(f"{name} {value}" for name, value in pairs),
+                    f"{'port 0' if files else ''}\n{'tls-' if files else ''}port {port}",
+                    "bind 127.0.0.1",
+                    f"requirepass {PASSWORD}",
+                    f"sentinel monitor {NAME} 127.0.0.1 {port_of(self.primary)} 1",
+                    f"sentinel auth-user {NAME} {user}",
+                    f"sentinel auth-pass {NAME} s",
+                    f"sentinel down-after-milliseconds {NAME} {down_after}",
+                    f"sentinel failover-timeout {NAME} 5000",
+                )
+            )
+        )
+        argv = [find("redis-server", "redis-server"), str(conf), "--sentinel"]
+        server = self._stack.spawn(f"sentinel-{user}", argv, ready=ready)
+        server.port = port
+        return server
+
+    def client(self, server: Server) -> redis.Redis:
+        files = {}
+        if self._tls is not None:
+            files = {"ssl_ca_certs": self._tls.ca, "ssl_certfile": self._tls.cert}
+            files |= {"ssl_keyfile": self._tls.key}
+        return redis.Redis.from_url(server.url, **files)
+
+    def part(self) -> None:
+        """Cut the primary off from its replica and the Sentinel, until that promotes the other."""
+        with self.client(self.primary) as client:
+            client.execute_command("ACL", "SETUSER", "sentinel", "off")
+            client.execute_command("CLIENT", "KILL", "USER", "sentinel")
+        until(lambda: "+switch-master" in self.sentinel.output(), said=self.sentinel.output)
+        with self.client(self.primary) as client:
+            assert client.role()[0] == b"master"
+
+    def config(self, **more: Any) -> Config:
+        return Config(result_backend=self.url, sentinel_password=PASSWORD, **more)
+
+    def stop(self) -> None:
+        for server in (self.cut, self.sentinel, self.replica, self.primary):
+            server.stop()
+
+
+@pytest.fixture
+def watched(stack: Stack) -> Iterator[Callable[..., Watched]]:
+    made: list[Watched] = []
+
+    def make(*options: str, **more: Any) -> Watched:
+        made.append(Watched(stack, *options, **more))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+def run(work: Callable[[Claims], Coroutine[Any, Any, Any]], config: Config) -> Any:
+    async def with_claims() -> Any:
+        claims = Claims(config)
+        await claims.start()
+        try:
+            async with asyncio.timeout(60):
+                await eventually(lambda: not claims.redis.error)
+                return await work(claims)
+        finally:
+            await claims.stop()
+
+    return asyncio.run(with_claims())
+
+
+def run_id(server: Server) -> bytes:
+    with redis.Redis.from_url(server.url) as client:
+        return client.info("server")["run_id"].encode()
+
+
+async def info(claims: Claims) -> bytes:
+    try:
+        return await claims.redis.run("INFO", "server")
+    except OSError:
+        return b""
+
+
+async def take(claims: Claims, name: str, by: str) -> Any:
+    return await claims.take(name, b"body", task(by))
+
+
+@pytest.mark.parametrize("options", [(), ("--min-replicas-to-write", "1")])
+def test_a_primary_that_is_cut_off_is_left_though_it_answers(watched, options):
+    """One Sentinel, the first that is named, is on its side and knows of nothing else."""
+    servers = watched(*options, "--min-replicas-max-lag", "1")
+
+    async def work(claims: Claims) -> None:
+        with servers.client(servers.primary) as primary:
+            await eventually(lambda: primary.wait(1, 100) == 1)
+        assert (await take(claims, "before", "one")).state == MINE
+        with servers.client(servers.replica) as replica:
+            await eventually(lambda: replica.dbsize() == 1)
+        await asyncio.to_thread(servers.part)
+        while b"run_id:" + run_id(servers.replica) not in await info(claims):
+            await asyncio.sleep(0.05)
+        assert (await take(claims, "after", "two")).state == MINE
+        again = await take(claims, "before", "three")
+        assert (again.state, again.task_id) == (PUBLISHING, task("one"))
+
+    run(work, servers.config())
+    with servers.client(servers.replica) as new:
+        assert new.dbsize() == 2
+
+
+def test_the_sentinels_have_an_account_of_their_own(watched):
+    servers = watched()
+
+    async def trying(password: str | None) -> str:
+        config = Config(result_backend=servers.url, sentinel_password=password)
+        some = Pipeline(lambda: results_of(config, Metrics())._connect(), "test")
+        await some.start()
+        await eventually(lambda: some.error != "not connected yet")
+        await some.stop()
+        return some.error
+
+    assert "HELLO must be called with the client already authenticated" in asyncio.run(trying(None))
+    assert "invalid username-password pair" in asyncio.run(trying("wrong"))
+    assert asyncio.run(trying(PASSWORD)) == ""
+    assert CeleryClient(servers.config()).app.backend.client.ping()
+    # Sentinels know users as well.
+    named = servers.config(sentinel_username="default")
+    assert CeleryClient(named).app.backend.client.ping()
+
+
+def test_sentinels_and_redis_are_connected_to_over_tls(watched, certificates: Certificates):
+    servers = watched(tls=certificates.server)
+    tls = certificates.client
+
+    async def work(claims: Claims) -> None:
+        assert (await take(claims, "a", "one")).state == MINE
+
+    run(work, servers.config(tls=tls))
+    assert CeleryClient(servers.config(tls=tls)).app.backend.client.ping()
+    files = f"ssl_ca_certs={tls.ca}&ssl_certfile={tls.cert}&ssl_keyfile={tls.key}"
+    by_url = Config(result_backend=f"{servers.url}&{files}", sentinel_password=PASSWORD)
+    run(work_again, by_url)
+    environ = {"GATEWAY_SENTINEL_PASSWORD": PASSWORD}
+    own = {"GATEWAY_TLS_CA": tls.ca, "GATEWAY_TLS_CERT": tls.cert, "GATEWAY_TLS_KEY": tls.key}
+    assert pings({**environ, "GATEWAY_RESULT_BACKEND": f"{servers.url}&{files}"})
+    assert pings({**environ, "GATEWAY_RESULT_BACKEND": servers.url, **own})
+    with pytest.raises(redis.ConnectionError):
+        pings({**environ, "GATEWAY_RESULT_BACKEND": servers.url})
+
+
+async def work_again(claims: Claims) -> None:
+    assert (await take(claims, "a", "two")).task_id == task("one")
+
+
+def pings(environ: dict[str, Any]) -> bool:
+    """Connect as the app server's workers do."""
+    from celery import Celery
+
+    app = Celery(set_as_current=False)
+    app.conf.update(settings({name: str(value) for name, value in environ.items()}))
+    app.conf.result_backend_always_retry = False
+    return app.backend.client.ping()
+
+
+# Replicas that have a claim ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def copied(stack: Stack) -> Iterator[tuple[Server, Server]]:
+    primary = stack.redis("--repl-diskless-sync-delay", "0")
+    replica = stack.redis("--replicaof", "127.0.0.1", str(port_of(primary)))
+    with redis.Redis.from_url(primary.url) as client:
+        until(lambda: client.wait(1, 100))
+    yield primary, replica
+    for server in (replica, primary):
+        server.kill()
+
+
+def test_a_claim_is_taken_when_the_replicas_have_it(copied):
+    primary, replica = copied
+
+    async def work(claims: Claims) -> None:
+        taken = await asyncio.gather(*(take(claims, f"{n % 50}", f"{n}") for n in range(100)))
+        assert [claim.state for claim in taken] == [MINE] * 50 + [PUBLISHING] * 50
+        with redis.Redis.from_url(replica.url) as client:
+            assert all(client.exists(claim.key) for claim in taken)
+        # Those of one turn have asked together.
+        with redis.Redis.from_url(primary.url) as client:
+            assert client.info("commandstats")["cmdstat_wait"]["calls"] < 10
+
+    run(work, Config(result_backend=primary.url, state_replicas=1))
+
+
+@pytest.mark.parametrize("without", ["refuse", "relay"])
+def test_without_enough_replicas_no_claim_is_taken(copied, without):
+    primary, replica = copied
+    config = Config(result_backend=primary.url, state_replicas=1, without_state=without)
+
+    async def work(claims: Claims) -> None:
+        waiting = Idempotency(config, results_of(config, Metrics()), Metrics())
+        waiting.claims = claims
+        with redis.Redis.from_url(replica.url) as client:
+            client.replicaof("NO", "ONE")
+        with pytest.raises(StateUnavailable):
+            await take(claims, "a", "one")
+        assert claims.uncopied == "0 of 1 replicas have the last claim"
+        assert ("0 of 1 replicas" in waiting.error) == (without == "refuse" and waiting_ok(waiting))
+        # The claim is not left behind: the next try has its own.
+        with redis.Redis.from_url(replica.url) as client:
+            client.replicaof("127.0.0.1", port_of(primary))
+        await eventually(lambda: not claims.uncopied)
+        again = await take(claims, "a", "two")
+        assert (again.state, again.task_id) == (MINE, task("two"))
+
+    run(work, config)
+
+
+def waiting_ok(waiting: Idempotency) -> bool:
+    return not waiting.waiter.error
+
+
+def test_a_wait_that_is_given_up_by_one_goes_on_for_the_others(copied):
+    primary, replica = copied
+
+    async def work(claims: Claims) -> None:
+        with redis.Redis.from_url(replica.url) as client:
+            client.replicaof("NO", "ONE")
+        first = asyncio.create_task(take(claims, "a", "one"))
+        second = asyncio.create_task(take(claims, "b", "two"))
+        while claims.redis.pending != 1:  # the WAIT of both
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        first.cancel()
+        with pytest.raises(StateUnavailable):
+            await second
+        assert first.cancelled()
+
+    run(work, Config(result_backend=primary.url, state_replicas=1))
+
+
+def test_a_sentinel_that_is_silent_is_passed_over(watched):
+    servers = watched()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"sentinel://gateway:s@127.0.0.1:{silent.getsockname()[1]}/0;{servers.url}"
+
+        async def work(claims: Claims) -> None:
+            assert (await take(claims, "a", "one")).state == MINE
+
+        run(work, Config(result_backend=url, sentinel_password=PASSWORD))
