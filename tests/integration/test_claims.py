@@ -551,7 +551,7 @@ def test_what_is_known_of_further_tasks_expires_with_their_delivery(two, redis_s
         taken = TakenTasks(Config(idempotency_window=100), a.redis)
         await taken.add("x", [task("first")])
         with redis.Redis.from_url(redis_server.url) as client:
-            (key,) = client.keys("*also")
+            (key,) = client.keys("*also:*")
             client.pexpire(key, 1_000)
             await taken.add("x", [task("second")])  # of a later try
             return client.pttl(key), client.scard(key)
