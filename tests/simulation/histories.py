@@ -108,8 +108,8 @@ def name_of(key: bytes) -> str:
 
 
 def _operation(words: tuple[Any, ...]) -> tuple[bytes, Operation] | None:
-    if words[0] == "MGET" and len(words) == 3 and ":failed:" in f"{words[2]}":
-        task = bytes.fromhex(words[2].rpartition(":")[2].replace("-", ""))
+    if words[0] == "MGET" and len(words) == 3 and b":failed:" in words[2]:
+        task = bytes.fromhex(words[2].rpartition(b":")[2].decode().replace("-", ""))
         return words[1], Operation(STATE, 0.0, given={"task": task})
     if words[0] != "EVAL" or words[1] not in _SCRIPTS:
         return None

@@ -90,5 +90,5 @@ async def inspect(world: World) -> dict[str, Any]:
     return {
         "entries": entries,
         "size": size,
-        "bytes": world.stream_bytes("gateway:/::journal:deliveries"),
+        "bytes": world.stream_bytes("gateway:/::{journal}:deliveries"),
     }
