@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
 
@@ -94,7 +94,7 @@ class LateAnswers:
         }
         #: The channels of results, by task id, with when to stop (monotonic) and what to call.
         self._listening: dict[str, tuple[float, Callable[[bytes | None], object]]] = {}
-        self._begun: dict[asyncio.Task[None], None] = {}
+        self._begun: dict[asyncio.Task[Any], None] = {}
         self._places = asyncio.Semaphore(_SENDING)
         self._task: asyncio.Task[None] | None = None
 
@@ -176,17 +176,30 @@ class LateAnswers:
         late = max(monotonic() - deadline, 0.0)
         background.when_done(found, then, LATEST - late)
 
-    async def _keep(self, make: Callable[..., Record], seconds: float) -> Record | None:
-        """Write a new record, whose sender takes it for `seconds`; None: there is one already."""
-        now = await self._records.now()
-        record = make(due=now + LOOK, expires=now + seconds)
-        kept = await self._records.swap(record, 0, now)
+    async def _keep(self, make: Callable[..., Record], seconds: float) -> Found | None:
+        """Write a new record, whose sender takes it for `seconds`; None: another try has one.
+
+        A record that another try has dropped is replaced. One that waits gets a new version, so
+        that the other try does not drop it any more: this one is going to be answered.
+        """
+        now, version = await self._records.now(), 0
+        record = kept = make(due=now + LOOK, expires=now + seconds)
+        while not await self._records.swap(kept, version, now):
+            found = await self._records.get(record.task_id)
+            if found is None:
+                kept, version = record, 0
+            elif found.record.state == WAITING:
+                kept, version, now = found
+            elif found.record.end == DROPPED:
+                kept, version = record, found.version
+            else:
+                return None
         self._failpoint.reach(LATE_KEPT)
-        return record if kept else None
+        return Found(kept, version + 1, now) if kept is record else None
 
     def _give(
         self,
-        kept: asyncio.Future[Record | None],
+        kept: asyncio.Future[Found | None],
         give: Callable[[], bool | None],
         *about: str,
     ) -> None:
@@ -196,7 +209,7 @@ class LateAnswers:
         kept.add_done_callback(partial(self._given, given, about))
 
     def _given(
-        self, given: bool, about: tuple[str, ...], kept: asyncio.Future[Record | None]
+        self, given: bool, about: tuple[str, ...], kept: asyncio.Future[Found | None]
     ) -> None:
         if kept.cancelled():
             return
@@ -205,11 +218,12 @@ class LateAnswers:
             reason = f"it could not be written to Redis: {exc.__cause__ or exc}"
             if given:
                 self._fail(path, delivery_id, task_id, reason)
-        elif (record := kept.result()) is not None:
+        elif (found := kept.result()) is not None:
             if given:
+                record = found.record
                 self._listen(record, record.expires - record.due + LOOK)
             else:  # the sender has disconnected, or has got an error
-                self._run(self._drop(task_id))
+                self._run(self._drop(found))
 
     def _fail(self, path: str, delivery_id: str, task_id: str, reason: str) -> None:
         """Tell that nothing will be sent for a delivery that has no record."""
@@ -219,19 +233,22 @@ class LateAnswers:
         if self._journal is not None:
             self._run(self._journal.settle(delivery_id, task_id, End(LATE_FAILED, reason)))
 
-    async def _drop(self, task_id: str) -> None:
-        await self._take_back(task_id)
+    async def _drop(self, found: Found) -> bool:
+        """End a record without sending anything, unless it has changed; tell whether it had not."""
+        record, version, now = found
+        dropped = record.ended(DROPPED)
+        if not await self._records.swap(dropped, version, now):
+            return False
+        await self._ended(Found(dropped, version + 1, now))
+        return True
 
     async def _take_back(self, task_id: str) -> bool:
         """Let nothing be sent for a task any more; True: something has been, or may have been."""
         try:
             while (found := await self._records.get(task_id)) is not None:
-                record, version, now = found
-                if record.state != WAITING or record.doubt:
-                    return record.taken
-                dropped = record.ended(DROPPED)
-                if await self._records.swap(dropped, version, now):
-                    await self._ended(Found(dropped, version + 1, now))
+                if found.record.state != WAITING or found.record.doubt:
+                    return found.record.taken
+                if await self._drop(found):
                     return False
         except StateUnavailable as exc:
             log.warning("it is not known whether a late answer was sent: %s", exc.__cause__)
@@ -431,12 +448,12 @@ class LateAnswers:
         method = sender.late.method
         self._tracer.late(record.traceparent, method, about, error, began)
 
-    def _run(self, step: Coroutine[None, None, None]) -> None:
+    def _run(self, step: Coroutine[None, None, object]) -> None:
         task = asyncio.create_task(step)
         self._begun[task] = None
         task.add_done_callback(self._stepped)
 
-    def _stepped(self, task: asyncio.Task[None]) -> None:
+    def _stepped(self, task: asyncio.Task[Any]) -> None:
         self._begun.pop(task)
         if task.cancelled() or (exc := task.exception()) is None:
             return

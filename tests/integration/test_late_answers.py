@@ -127,9 +127,11 @@ class Gateways:
                 await asyncio.gather(*late._begun, late._task, return_exceptions=True)
             await late.stop()
 
-    async def answer(self, late: LateAnswers, body: Any, given: bool = True) -> str:
+    async def answer(
+        self, late: LateAnswers, body: Any, given: bool = True, task_id: str = ""
+    ) -> str:
         """Give the fallback for a delivery with `body`; return the id of its task."""
-        task_id, fallback = str(uuid4()), asyncio.Event()
+        task_id, fallback = task_id or str(uuid4()), asyncio.Event()
 
         def give() -> bool:
             self.given.append(task_id)
@@ -467,6 +469,51 @@ def test_a_later_try_gets_the_result_only_if_it_was_not_sent(client, redis_serve
 
             assert told == {sent: True, unsent: False, "unknown": False}
             assert len(server.seen) == 1
+
+    run(work())
+
+
+def test_a_later_try_is_answered_late_though_an_earlier_one_has_left(client, redis_server):
+    async def work() -> None:
+        async with serving(SenderServer(slack)) as server:
+            block, _, body, expected = parts("slack", server)
+            gateways = Gateways(redis_server.url, block)
+            async with gateways.process() as late, gateways.process() as other:
+                task_id = await gateways.answer(late, body, given=False)
+                await eventually(lambda: gateways.count("dropped"))
+                await gateways.answer(other, body, task_id=task_id)
+                end(client, task_id, "done")
+                await eventually(lambda: gateways.count("answered"))
+
+            assert server.taken == [expected]
+
+    run(work())
+
+
+def test_a_try_that_leaves_drops_nothing_that_a_later_one_waits_for(client, redis_server):
+    async def work() -> None:
+        async with serving(SenderServer(slack)) as server:
+            block, _, body, expected = parts("slack", server)
+            gateways = Gateways(redis_server.url, block)
+            async with gateways.process() as late, gateways.process() as other:
+                task_id = str(uuid4())
+                records, swap = late._records, late._records.swap
+
+                async def delayed(record: Any, version: int, now: float) -> bool:
+                    if record.end:  # the later try comes before the earlier one's is dropped
+                        await gateways.answer(other, body, task_id=task_id)
+                    return await swap(record, version, now)
+
+                records.swap = delayed
+                now = asyncio.get_running_loop().time()
+                route = gateways.config.routes[0]
+                late.expect(route, delivery(task_id, body), task_id, 0.0, now, lambda: False)
+                await eventually(lambda: task_id in gateways.given)
+                records.swap = swap
+                end(client, task_id, "done")
+                await eventually(lambda: gateways.count("answered"))
+
+            assert server.taken == [expected]
 
     run(work())
 
