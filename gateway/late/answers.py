@@ -96,6 +96,8 @@ class LateAnswers:
         self._listening: dict[str, tuple[float, Callable[[bytes | None], object]]] = {}
         self._begun: dict[asyncio.Task[Any], None] = {}
         self._places = asyncio.Semaphore(_SENDING)
+        #: The tasks whose results are being sent, or wait for a place.
+        self._sending: set[str] = set()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -310,6 +312,7 @@ class LateAnswers:
 
     async def _look(self, some: list[Found]) -> None:
         """Send those whose task has ended, and end those whose time is over."""
+        some = [found for found in some if found.record.task_id not in self._sending]
         ready = [found for found in some if found.record.ready(found.now)]
         unread = [found.record for found in ready if found.record.message is None]
         results: dict[str, bytes | None] = {}
@@ -326,8 +329,12 @@ class LateAnswers:
             elif found in ready:
                 payload = results.get(record.task_id)
                 outcome = decode_result(payload) if payload is not None else None
-                if record.message is not None or outcome is not None:
-                    self._run(self._send(found, outcome))
+                known = record.message is not None or outcome is not None
+                # Another look may have begun while this one asked for the result.
+                if known and record.task_id not in self._sending:
+                    self._sending.add(record.task_id)
+                    sending = self._run(self._send(found, outcome))
+                    sending.add_done_callback(partial(self._sent, record.task_id))
             elif record.told:
                 self._forget(record.task_id)
             elif record.end:
@@ -365,6 +372,9 @@ class LateAnswers:
         now += monotonic() - since
         after = record.after(verdict, sender.terms, now)
         await self._end(Found(record, version + 1, now), after)
+
+    def _sent(self, task_id: str, _: asyncio.Task[Any]) -> None:
+        self._sending.discard(task_id)
 
     def _message(
         self, sender: Sender, route: Route, record: Record, outcome: Outcome
@@ -448,10 +458,11 @@ class LateAnswers:
         method = sender.late.method
         self._tracer.late(record.traceparent, method, about, error, began)
 
-    def _run(self, step: Coroutine[None, None, object]) -> None:
+    def _run(self, step: Coroutine[None, None, object]) -> asyncio.Task[Any]:
         task = asyncio.create_task(step)
         self._begun[task] = None
         task.add_done_callback(self._stepped)
+        return task
 
     def _stepped(self, task: asyncio.Task[Any]) -> None:
         self._begun.pop(task)

@@ -518,6 +518,35 @@ def test_a_try_that_leaves_drops_nothing_that_a_later_one_waits_for(client, redi
     run(work())
 
 
+def test_what_waits_for_a_place_is_not_taken_up_again(client, redis_server):
+    async def work() -> None:
+        async with serving(SenderServer(slack)) as server:
+            gateways = Gateways(redis_server.url, parts("slack", server)[0])
+            async with gateways.process() as late:
+                looks, due = [], late._records.due
+
+                async def looked() -> Any:
+                    looks.append(await due())
+                    return looks[-1]
+
+                late._records.due = looked
+                for _ in range(answers._SENDING):
+                    await late._places.acquire()
+                bodies = [parts("slack", server)[2] for _ in range(3)]
+                for task_id in [await gateways.answer(late, body) for body in bodies]:
+                    end(client, task_id, "done")
+                await eventually(lambda: late.held()["late steps"] == 3)
+                await eventually(lambda: sum(map(len, looks)) > 12)
+                assert late.held()["late steps"] <= 3
+                for _ in range(answers._SENDING):
+                    late._places.release()
+                await eventually(lambda: gateways.count("answered") == 3)
+
+            assert len(server.taken) == 3
+
+    run(work())
+
+
 @pytest.mark.parametrize("kind", SENDERS)
 def test_killed_at_each_step(unhurried, redis_server, kind):
     killed(redis_server, kind, KILLS)
