@@ -390,6 +390,29 @@ def test_wechats_token_is_fetched_once_and_renewed_when_it_is_not_valid(client, 
     run(work())
 
 
+def test_a_token_that_does_not_come_leaves_no_doubt(client, redis_server, monkeypatch):
+    """Many answers wait for one token: nobody waits for one fetch after the other."""
+    monkeypatch.setattr(record, "LEASE", 2.0)
+
+    async def work() -> None:
+        async with serving(SenderServer(wechat, takes=False)) as server:
+            server.faults = [HANG] * 5
+            block, source, _, _ = parts("wechat", server)
+            gateways = Gateways(redis_server.url, {**block, "tries": 20}, **source)
+            async with gateways.process() as late, gateways.process():
+                bodies = [parts("wechat", server)[2] for _ in range(8)]
+                ids = [await gateways.answer(late, body) for body in bodies]
+                for task_id in ids:
+                    end(client, task_id, "done")
+                await eventually(lambda: all(map(settled, [client] * 8, ids)))
+
+            ends = {task_id: gateways.journal.states[task_id] for task_id in ids}
+            assert ends == dict.fromkeys(ids, [SUCCEEDED, ANSWERED_LATE])
+            assert len(server.taken) == 8
+
+    run(work())
+
+
 def test_a_renewed_token_that_is_refused_is_not_renewed_again(client, redis_server):
     async def work() -> None:
         async with serving(SenderServer(wechat)) as server:
