@@ -60,11 +60,10 @@ class Sender:
         """
         window = self.late.window - age
         until: Any = values.get(self.late.until.strip("{}"))
-        with suppress(
-            TypeError, ValueError, OverflowError
-        ):  # then the sender says when it is too late
+        # Where it is a number, the sender says when it is too late.
+        with suppress(TypeError, ValueError, OverflowError):
             window = min(window, int(until) / 1000 - time())
-        return window
+        return max(window, 0.0)
 
     def message(self, answer: Answer, values: dict[str, Any]) -> str | None:
         """Return the body of the request for a task's `answer`; None: there is nothing to send.
@@ -199,7 +198,7 @@ def retry_after(text: str) -> float:
     except ValueError:
         try:
             when = parsedate_to_datetime(text)
-        except ValueError:
+        except (ValueError, OverflowError):
             return 0.0
         now = datetime.fromtimestamp(time(), UTC)
         seconds = (when.replace(tzinfo=when.tzinfo or UTC) - now).total_seconds()

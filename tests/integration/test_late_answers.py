@@ -435,11 +435,12 @@ def test_a_renewed_token_that_is_refused_is_not_renewed_again(client, redis_serv
     run(work())
 
 
-def test_the_end_of_dingtalks_window_ends_the_wait(client, redis_server):
+@pytest.mark.parametrize("seconds", [0.5, -1e6])
+def test_the_end_of_dingtalks_window_ends_the_wait(client, redis_server, seconds):
     async def work() -> None:
         async with serving(SenderServer(dingtalk)) as server:
             block, _, body, _ = parts("dingtalk-robot", server)
-            body["sessionWebhookExpiredTime"] = int((time() + 0.5) * 1000)
+            body["sessionWebhookExpiredTime"] = int((time() + seconds) * 1000)
             gateways = Gateways(redis_server.url, block)
             async with gateways.process() as late:
                 task_id = await gateways.answer(late, body)
