@@ -171,12 +171,21 @@ class Sender:
         document = read_loosely(found.body)
         token, life = (at(document, pointer(each)) for each in (fetch.token, fetch.life))
         if not isinstance(token, str) or not token:
-            said = found.body[:_SAID].decode(errors="replace")
+            said = f"{found.status}: {found.body[:_SAID].decode(errors='replace')}"
+            if isinstance(document, dict) and found.status < 300 and not self._refused(document):
+                # It may have the token, at another place than the pointer says.
+                said = (
+                    f"{found.status}, with nothing at {fetch.token}: {', '.join(document)[:_SAID]}"
+                )
             error = NotSent(f"no token was fetched: the sender has answered {said}")
             error.after = retry_after(found.headers.get("retry-after", ""))
             raise error
         seconds = life if isinstance(life, (int, float)) else 0
         self._token, self._token_until = token, monotonic() + max(seconds - _EARLY, seconds / 2)
+
+    def _refused(self, document: Any) -> bool:
+        """Does the code in an answer say that it is an error?"""
+        return bool(self.late.code and at(document, pointer(self.late.code)))
 
     def _forget(self, token: str) -> None:
         if token == self._token:  # another request may have fetched one already

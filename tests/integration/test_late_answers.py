@@ -413,6 +413,24 @@ def test_a_token_that_does_not_come_leaves_no_doubt(client, redis_server, monkey
     run(work())
 
 
+def test_no_token_is_told_where_the_pointer_to_it_is_wrong(client, redis_server, caplog):
+    async def work() -> None:
+        async with serving(SenderServer(wechat)) as server:
+            block, source, body, _ = parts("wechat", server)
+            block |= {"tries": 2, "fetch": {**block["fetch"], "token": "/token"}}
+            gateways = Gateways(redis_server.url, block, **source)
+            async with gateways.process() as late:
+                server.faults = [(200, {}, '{"errcode":-1,"errmsg":"busy"}')]
+                end(client, await gateways.answer(late, body), "done")
+                await eventually(lambda: gateways.count("failed"))
+
+            assert server.tokens == ["token 0"]
+            assert "token 0" not in caplog.text
+            assert "200, with nothing at /token: access_token, expires_in" in caplog.text
+
+    run(work())
+
+
 def test_a_renewed_token_that_is_refused_is_not_renewed_again(client, redis_server):
     async def work() -> None:
         async with serving(SenderServer(wechat)) as server:
