@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from math import ceil
@@ -19,6 +21,7 @@ import redis
 from gateway.config.settings import Config
 from gateway.delivery import Delivery
 from gateway.failpoints import LATE, LATE_BEGUN, LATE_SENT
+from gateway.http_client import HttpClient, NotSent
 from gateway.journal.entry import ANSWERED_LATE, LATE_FAILED, LATE_UNCERTAIN, SUCCEEDED
 from gateway.late import answers, record
 from gateway.late.answers import LateAnswers
@@ -330,16 +333,15 @@ def test_no_other_host_is_connected_to(client, redis_server, url):
 def test_a_name_that_leads_into_our_network_is_not_connected_to(client, redis_server, monkeypatch):
     async def work() -> None:
         async with serving(SenderServer(slack)) as server:
-            loop = asyncio.get_running_loop()
-            real, asked = loop.getaddrinfo, []
+            real, asked = socket.getaddrinfo, []
 
-            async def rebound(host: str, port: int, **options: Any) -> Any:
+            def rebound(host: str, port: int, *options: Any, **more: Any) -> Any:
                 if host == "hooks.slack.com":
                     asked.append(host)
                     host, port = "127.0.0.1", server.port
-                return await real(host, port, **options)
+                return real(host, port, *options, **more)
 
-            monkeypatch.setattr(loop, "getaddrinfo", rebound)
+            monkeypatch.setattr(socket, "getaddrinfo", rebound)
             gateways = Gateways(redis_server.url, "slack")
             async with gateways.process() as late:
                 body = {"response_url": "https://hooks.slack.com/actions/1"}
@@ -352,6 +354,35 @@ def test_a_name_that_leads_into_our_network_is_not_connected_to(client, redis_se
             assert gateways.journal.states[task_id][-1] == LATE_FAILED
 
     run(work())
+
+
+def test_a_name_that_is_not_resolved_holds_up_no_other_names(monkeypatch):
+    answered, real = threading.Event(), socket.getaddrinfo
+    monkeypatch.setattr("gateway.http_client.RESOLVE", 0.2)
+
+    def silent(host: str, *options: Any, **more: Any) -> Any:
+        if host == "hooks.slack.com":
+            answered.wait()
+            raise socket.gaierror
+        return real(host, *options, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", silent)
+
+    async def work() -> None:
+        client = HttpClient(1_000)
+        url = "https://hooks.slack.com/x"
+        some = [client.fetch("POST", url, {}, b"x") for _ in range(50)]
+        found = await asyncio.gather(*some, return_exceptions=True)
+        assert all(isinstance(each, NotSent) for each in found)
+        assert await asyncio.get_running_loop().getaddrinfo("localhost", 1)
+        assert not answered.is_set()
+        answered.set()
+        client.close()
+
+    try:
+        run(work())
+    finally:
+        answered.set()
 
 
 def test_a_host_that_refuses_the_connection_is_tried_again(client, redis_server):
