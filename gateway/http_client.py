@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from functools import cached_property
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from tornado.simple_httpclient import SimpleAsyncHTTPClient
 from gateway.errors import GatewayError
 
 CONNECT, REQUEST = 4.0, 6.0  # seconds for the connection, and for all of a request
+RESOLVE = 3.0  # seconds of those for the connection in which the name has to be resolved
 #: Bytes of an answer's headers.
 MAX_HEADERS = 16 * 1024
 #: Addresses that stand for an IPv4 one in their last 32 bits: RFC 6052
@@ -61,12 +63,17 @@ class HttpClient:
         self._max_body, self._public = max_body, public
 
     @cached_property
+    def _resolver(self) -> _Checked:
+        made: _Checked = _Checked(public=self._public)  # a Resolver of any class, to mypy
+        return made
+
+    @cached_property
     def _client(self) -> SimpleAsyncHTTPClient:
         # Made when it is used, as it belongs to the loop that is running.
         return SimpleAsyncHTTPClient(
             force_instance=True,
             max_clients=1_000,
-            resolver=_Checked(public=self._public),
+            resolver=self._resolver,
             max_body_size=self._max_body,
             max_header_size=MAX_HEADERS,
         )
@@ -74,6 +81,7 @@ class HttpClient:
     def close(self) -> None:
         if "_client" in vars(self):
             self._client.close()
+            self._resolver.close()
 
     async def fetch(self, method: str, url: str, headers: dict[str, str], body: bytes) -> Response:
         """Send a request and return the answer, whatever its status; a GET has no body.
@@ -99,7 +107,7 @@ class HttpClient:
         )
         try:
             found = await self._client.fetch(request, raise_error=False)
-        except NotAllowed:
+        except NotSent:
             raise
         # A library for HTTP, TLS and names can raise much.
         except Exception as exc:
@@ -114,12 +122,21 @@ class _Checked(Resolver):
 
     def initialize(self, public: bool) -> None:
         self._public = public
+        # Those of the loop resolve the broker's name: they must not wait for a sender's DNS server.
+        self._threads = ThreadPoolExecutor(4, "names")
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def resolve(
         self, host: str, port: int, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[tuple[int, Any]]:
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
+        look = partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM)
+        try:
+            async with asyncio.timeout(RESOLVE):
+                found = await asyncio.get_running_loop().run_in_executor(self._threads, look)
+        except TimeoutError as exc:
+            raise NotSent(f"the name {host} is not resolved within {RESOLVE:g} s") from exc
         for _, _, _, _, address in found:
             if self._public and not is_public(str(address[0])):
                 raise NotAllowed(f"{host} has the address {address[0]}, which is not public")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
 
@@ -94,8 +94,10 @@ class LateAnswers:
         }
         #: The channels of results, by task id, with when to stop (monotonic) and what to call.
         self._listening: dict[str, tuple[float, Callable[[bytes | None], object]]] = {}
-        self._begun: dict[asyncio.Task[None], None] = {}
+        self._begun: dict[asyncio.Task[Any], None] = {}
         self._places = asyncio.Semaphore(_SENDING)
+        #: The tasks whose results are being sent, or wait for a place.
+        self._sending: set[str] = set()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -176,17 +178,30 @@ class LateAnswers:
         late = max(monotonic() - deadline, 0.0)
         background.when_done(found, then, LATEST - late)
 
-    async def _keep(self, make: Callable[..., Record], seconds: float) -> Record | None:
-        """Write a new record, whose sender takes it for `seconds`; None: there is one already."""
-        now = await self._records.now()
-        record = make(due=now + LOOK, expires=now + seconds)
-        kept = await self._records.swap(record, 0, now)
+    async def _keep(self, make: Callable[..., Record], seconds: float) -> Found | None:
+        """Write a new record, whose sender takes it for `seconds`; None: another try has one.
+
+        A record that another try has dropped is replaced. One that waits gets a new version, so
+        that the other try does not drop it any more: this one is going to be answered.
+        """
+        now, version = await self._records.now(), 0
+        record = kept = make(due=now + LOOK, expires=now + seconds)
+        while not await self._records.swap(kept, version, now):
+            found = await self._records.get(record.task_id)
+            if found is None:
+                kept, version = record, 0
+            elif found.record.state == WAITING:
+                kept, version, now = found
+            elif found.record.end == DROPPED:
+                kept, version = record, found.version
+            else:
+                return None
         self._failpoint.reach(LATE_KEPT)
-        return record if kept else None
+        return Found(kept, version + 1, now) if kept is record else None
 
     def _give(
         self,
-        kept: asyncio.Future[Record | None],
+        kept: asyncio.Future[Found | None],
         give: Callable[[], bool | None],
         *about: str,
     ) -> None:
@@ -196,7 +211,7 @@ class LateAnswers:
         kept.add_done_callback(partial(self._given, given, about))
 
     def _given(
-        self, given: bool, about: tuple[str, ...], kept: asyncio.Future[Record | None]
+        self, given: bool, about: tuple[str, ...], kept: asyncio.Future[Found | None]
     ) -> None:
         if kept.cancelled():
             return
@@ -205,11 +220,12 @@ class LateAnswers:
             reason = f"it could not be written to Redis: {exc.__cause__ or exc}"
             if given:
                 self._fail(path, delivery_id, task_id, reason)
-        elif (record := kept.result()) is not None:
+        elif (found := kept.result()) is not None:
             if given:
+                record = found.record
                 self._listen(record, record.expires - record.due + LOOK)
             else:  # the sender has disconnected, or has got an error
-                self._run(self._drop(task_id))
+                self._run(self._drop(found))
 
     def _fail(self, path: str, delivery_id: str, task_id: str, reason: str) -> None:
         """Tell that nothing will be sent for a delivery that has no record."""
@@ -219,19 +235,22 @@ class LateAnswers:
         if self._journal is not None:
             self._run(self._journal.settle(delivery_id, task_id, End(LATE_FAILED, reason)))
 
-    async def _drop(self, task_id: str) -> None:
-        await self._take_back(task_id)
+    async def _drop(self, found: Found) -> bool:
+        """End a record without sending anything, unless it has changed; tell whether it had not."""
+        record, version, now = found
+        dropped = record.ended(DROPPED)
+        if not await self._records.swap(dropped, version, now):
+            return False
+        await self._ended(Found(dropped, version + 1, now))
+        return True
 
     async def _take_back(self, task_id: str) -> bool:
         """Let nothing be sent for a task any more; True: something has been, or may have been."""
         try:
             while (found := await self._records.get(task_id)) is not None:
-                record, version, now = found
-                if record.state != WAITING or record.doubt:
-                    return record.taken
-                dropped = record.ended(DROPPED)
-                if await self._records.swap(dropped, version, now):
-                    await self._ended(Found(dropped, version + 1, now))
+                if found.record.state != WAITING or found.record.doubt:
+                    return found.record.taken
+                if await self._drop(found):
                     return False
         except StateUnavailable as exc:
             log.warning("it is not known whether a late answer was sent: %s", exc.__cause__)
@@ -293,6 +312,7 @@ class LateAnswers:
 
     async def _look(self, some: list[Found]) -> None:
         """Send those whose task has ended, and end those whose time is over."""
+        some = [found for found in some if found.record.task_id not in self._sending]
         ready = [found for found in some if found.record.ready(found.now)]
         unread = [found.record for found in ready if found.record.message is None]
         results: dict[str, bytes | None] = {}
@@ -309,8 +329,12 @@ class LateAnswers:
             elif found in ready:
                 payload = results.get(record.task_id)
                 outcome = decode_result(payload) if payload is not None else None
-                if record.message is not None or outcome is not None:
-                    self._run(self._send(found, outcome))
+                known = record.message is not None or outcome is not None
+                # Another look may have begun while this one asked for the result.
+                if known and record.task_id not in self._sending:
+                    self._sending.add(record.task_id)
+                    sending = self._run(self._send(found, outcome))
+                    sending.add_done_callback(partial(self._sent, record.task_id))
             elif record.told:
                 self._forget(record.task_id)
             elif record.end:
@@ -348,6 +372,9 @@ class LateAnswers:
         now += monotonic() - since
         after = record.after(verdict, sender.terms, now)
         await self._end(Found(record, version + 1, now), after)
+
+    def _sent(self, task_id: str, _: asyncio.Task[Any]) -> None:
+        self._sending.discard(task_id)
 
     def _message(
         self, sender: Sender, route: Route, record: Record, outcome: Outcome
@@ -431,12 +458,13 @@ class LateAnswers:
         method = sender.late.method
         self._tracer.late(record.traceparent, method, about, error, began)
 
-    def _run(self, step: Coroutine[None, None, None]) -> None:
+    def _run(self, step: Coroutine[None, None, object]) -> asyncio.Task[Any]:
         task = asyncio.create_task(step)
         self._begun[task] = None
         task.add_done_callback(self._stepped)
+        return task
 
-    def _stepped(self, task: asyncio.Task[None]) -> None:
+    def _stepped(self, task: asyncio.Task[Any]) -> None:
         self._begun.pop(task)
         if task.cancelled() or (exc := task.exception()) is None:
             return

@@ -11,7 +11,7 @@ from typing import Any
 
 from gateway.answer import JSON, Answer
 from gateway.clock import monotonic, time
-from gateway.config.late import OURS, Late, fill, fill_url
+from gateway.config.late import OURS, Fetch, Late, fill, fill_url
 from gateway.errors import ResultUnusable
 from gateway.http_client import NotAllowed, NotKnown, NotSent, Response
 from gateway.late.client import Client
@@ -41,6 +41,8 @@ class Sender:
         self._ours = credentials(late, options)
         self._token, self._token_until = "", 0.0
         self._fetching = Lock()
+        #: Why the last fetch of a token has failed, and when.
+        self._failed, self._failed_at = NotSent(), 0.0
 
     def close(self) -> None:
         self._client.close()
@@ -58,11 +60,10 @@ class Sender:
         """
         window = self.late.window - age
         until: Any = values.get(self.late.until.strip("{}"))
-        with suppress(
-            TypeError, ValueError, OverflowError
-        ):  # then the sender says when it is too late
+        # Where it is a number, the sender says when it is too late.
+        with suppress(TypeError, ValueError, OverflowError):
             window = min(window, int(until) / 1000 - time())
-        return window
+        return max(window, 0.0)
 
     def message(self, answer: Answer, values: dict[str, Any]) -> str | None:
         """Return the body of the request for a task's `answer`; None: there is nothing to send.
@@ -141,30 +142,50 @@ class Sender:
 
     async def _valid_token(self) -> str:
         """Return the token, which is fetched if need be. Raises `NotSent`."""
-        fetch = self.late.fetch
+        fetch, since = self.late.fetch, monotonic()
         if fetch is None:
             return self._ours["token"]
         async with self._fetching:
             if self._token and monotonic() < self._token_until:
                 return self._token
-            url, body = fill_url(fetch.url, self._ours), b""
-            if fetch.method == "POST":
-                body = json.dumps(fill(fetch.body, self._ours)).encode()
+            # A fetch may take as long as a request, and who waits for several loses its lease.
+            if self._failed_at > since:
+                raise self._failed.with_traceback(None)
             try:
-                kind = {"Content-Type": JSON} if body else {}
-                found = await self._client.fetch(fetch.method, url, kind, body)
-            except NotKnown as exc:  # but nothing of the answer was sent
-                raise NotSent(f"no token was fetched: {exc}") from exc
-            document = read_loosely(found.body)
-            token, life = (at(document, pointer(each)) for each in (fetch.token, fetch.life))
-            if not isinstance(token, str) or not token:
-                said = found.body[:_SAID].decode(errors="replace")
-                error = NotSent(f"no token was fetched: the sender has answered {said}")
-                error.after = retry_after(found.headers.get("retry-after", ""))
-                raise error
-            seconds = life if isinstance(life, (int, float)) else 0
-            self._token, self._token_until = token, monotonic() + max(seconds - _EARLY, seconds / 2)
-            return token
+                await self._fetch_token(fetch)
+            except NotSent as exc:
+                self._failed, self._failed_at = exc, monotonic()
+                raise
+            return self._token
+
+    async def _fetch_token(self, fetch: Fetch) -> None:
+        """Fetch a token. Raises `NotSent`."""
+        url, body = fill_url(fetch.url, self._ours), b""
+        if fetch.method == "POST":
+            body = json.dumps(fill(fetch.body, self._ours)).encode()
+        try:
+            kind = {"Content-Type": JSON} if body else {}
+            found = await self._client.fetch(fetch.method, url, kind, body)
+        except NotKnown as exc:  # but nothing of the answer was sent
+            raise NotSent(f"no token was fetched: {exc}") from exc
+        document = read_loosely(found.body)
+        token, life = (at(document, pointer(each)) for each in (fetch.token, fetch.life))
+        if not isinstance(token, str) or not token:
+            said = f"{found.status}: {found.body[:_SAID].decode(errors='replace')}"
+            if isinstance(document, dict) and found.status < 300 and not self._refused(document):
+                # It may have the token, at another place than the pointer says.
+                said = (
+                    f"{found.status}, with nothing at {fetch.token}: {', '.join(document)[:_SAID]}"
+                )
+            error = NotSent(f"no token was fetched: the sender has answered {said}")
+            error.after = retry_after(found.headers.get("retry-after", ""))
+            raise error
+        seconds = life if isinstance(life, (int, float)) else 0
+        self._token, self._token_until = token, monotonic() + max(seconds - _EARLY, seconds / 2)
+
+    def _refused(self, document: Any) -> bool:
+        """Does the code in an answer say that it is an error?"""
+        return bool(self.late.code and at(document, pointer(self.late.code)))
 
     def _forget(self, token: str) -> None:
         if token == self._token:  # another request may have fetched one already
@@ -186,7 +207,7 @@ def retry_after(text: str) -> float:
     except ValueError:
         try:
             when = parsedate_to_datetime(text)
-        except ValueError:
+        except (ValueError, OverflowError):
             return 0.0
         now = datetime.fromtimestamp(time(), UTC)
         seconds = (when.replace(tzinfo=when.tzinfo or UTC) - now).total_seconds()

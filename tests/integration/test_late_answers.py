@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from math import ceil
@@ -19,6 +21,7 @@ import redis
 from gateway.config.settings import Config
 from gateway.delivery import Delivery
 from gateway.failpoints import LATE, LATE_BEGUN, LATE_SENT
+from gateway.http_client import HttpClient, NotSent
 from gateway.journal.entry import ANSWERED_LATE, LATE_FAILED, LATE_UNCERTAIN, SUCCEEDED
 from gateway.late import answers, record
 from gateway.late.answers import LateAnswers
@@ -127,9 +130,11 @@ class Gateways:
                 await asyncio.gather(*late._begun, late._task, return_exceptions=True)
             await late.stop()
 
-    async def answer(self, late: LateAnswers, body: Any, given: bool = True) -> str:
+    async def answer(
+        self, late: LateAnswers, body: Any, given: bool = True, task_id: str = ""
+    ) -> str:
         """Give the fallback for a delivery with `body`; return the id of its task."""
-        task_id, fallback = str(uuid4()), asyncio.Event()
+        task_id, fallback = task_id or str(uuid4()), asyncio.Event()
 
         def give() -> bool:
             self.given.append(task_id)
@@ -328,16 +333,15 @@ def test_no_other_host_is_connected_to(client, redis_server, url):
 def test_a_name_that_leads_into_our_network_is_not_connected_to(client, redis_server, monkeypatch):
     async def work() -> None:
         async with serving(SenderServer(slack)) as server:
-            loop = asyncio.get_running_loop()
-            real, asked = loop.getaddrinfo, []
+            real, asked = socket.getaddrinfo, []
 
-            async def rebound(host: str, port: int, **options: Any) -> Any:
+            def rebound(host: str, port: int, *options: Any, **more: Any) -> Any:
                 if host == "hooks.slack.com":
                     asked.append(host)
                     host, port = "127.0.0.1", server.port
-                return await real(host, port, **options)
+                return real(host, port, *options, **more)
 
-            monkeypatch.setattr(loop, "getaddrinfo", rebound)
+            monkeypatch.setattr(socket, "getaddrinfo", rebound)
             gateways = Gateways(redis_server.url, "slack")
             async with gateways.process() as late:
                 body = {"response_url": "https://hooks.slack.com/actions/1"}
@@ -350,6 +354,35 @@ def test_a_name_that_leads_into_our_network_is_not_connected_to(client, redis_se
             assert gateways.journal.states[task_id][-1] == LATE_FAILED
 
     run(work())
+
+
+def test_a_name_that_is_not_resolved_holds_up_no_other_names(monkeypatch):
+    answered, real = threading.Event(), socket.getaddrinfo
+    monkeypatch.setattr("gateway.http_client.RESOLVE", 0.2)
+
+    def silent(host: str, *options: Any, **more: Any) -> Any:
+        if host == "hooks.slack.com":
+            answered.wait()
+            raise socket.gaierror
+        return real(host, *options, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", silent)
+
+    async def work() -> None:
+        client = HttpClient(1_000)
+        url = "https://hooks.slack.com/x"
+        some = [client.fetch("POST", url, {}, b"x") for _ in range(50)]
+        found = await asyncio.gather(*some, return_exceptions=True)
+        assert all(isinstance(each, NotSent) for each in found)
+        assert await asyncio.get_running_loop().getaddrinfo("localhost", 1)
+        assert not answered.is_set()
+        answered.set()
+        client.close()
+
+    try:
+        run(work())
+    finally:
+        answered.set()
 
 
 def test_a_host_that_refuses_the_connection_is_tried_again(client, redis_server):
@@ -388,6 +421,47 @@ def test_wechats_token_is_fetched_once_and_renewed_when_it_is_not_valid(client, 
     run(work())
 
 
+def test_a_token_that_does_not_come_leaves_no_doubt(client, redis_server, monkeypatch):
+    """Many answers wait for one token: nobody waits for one fetch after the other."""
+    monkeypatch.setattr(record, "LEASE", 2.0)
+
+    async def work() -> None:
+        async with serving(SenderServer(wechat, takes=False)) as server:
+            server.faults = [HANG] * 5
+            block, source, _, _ = parts("wechat", server)
+            gateways = Gateways(redis_server.url, {**block, "tries": 20}, **source)
+            async with gateways.process() as late, gateways.process():
+                bodies = [parts("wechat", server)[2] for _ in range(8)]
+                ids = [await gateways.answer(late, body) for body in bodies]
+                for task_id in ids:
+                    end(client, task_id, "done")
+                await eventually(lambda: all(map(settled, [client] * 8, ids)))
+
+            ends = {task_id: gateways.journal.states[task_id] for task_id in ids}
+            assert ends == dict.fromkeys(ids, [SUCCEEDED, ANSWERED_LATE])
+            assert len(server.taken) == 8
+
+    run(work())
+
+
+def test_no_token_is_told_where_the_pointer_to_it_is_wrong(client, redis_server, caplog):
+    async def work() -> None:
+        async with serving(SenderServer(wechat)) as server:
+            block, source, body, _ = parts("wechat", server)
+            block |= {"tries": 2, "fetch": {**block["fetch"], "token": "/token"}}
+            gateways = Gateways(redis_server.url, block, **source)
+            async with gateways.process() as late:
+                server.faults = [(200, {}, '{"errcode":-1,"errmsg":"busy"}')]
+                end(client, await gateways.answer(late, body), "done")
+                await eventually(lambda: gateways.count("failed"))
+
+            assert server.tokens == ["token 0"]
+            assert "token 0" not in caplog.text
+            assert "200, with nothing at /token: access_token, expires_in" in caplog.text
+
+    run(work())
+
+
 def test_a_renewed_token_that_is_refused_is_not_renewed_again(client, redis_server):
     async def work() -> None:
         async with serving(SenderServer(wechat)) as server:
@@ -410,11 +484,12 @@ def test_a_renewed_token_that_is_refused_is_not_renewed_again(client, redis_serv
     run(work())
 
 
-def test_the_end_of_dingtalks_window_ends_the_wait(client, redis_server):
+@pytest.mark.parametrize("seconds", [0.5, -1e6])
+def test_the_end_of_dingtalks_window_ends_the_wait(client, redis_server, seconds):
     async def work() -> None:
         async with serving(SenderServer(dingtalk)) as server:
             block, _, body, _ = parts("dingtalk-robot", server)
-            body["sessionWebhookExpiredTime"] = int((time() + 0.5) * 1000)
+            body["sessionWebhookExpiredTime"] = int((time() + seconds) * 1000)
             gateways = Gateways(redis_server.url, block)
             async with gateways.process() as late:
                 task_id = await gateways.answer(late, body)
@@ -467,6 +542,80 @@ def test_a_later_try_gets_the_result_only_if_it_was_not_sent(client, redis_serve
 
             assert told == {sent: True, unsent: False, "unknown": False}
             assert len(server.seen) == 1
+
+    run(work())
+
+
+def test_a_later_try_is_answered_late_though_an_earlier_one_has_left(client, redis_server):
+    async def work() -> None:
+        async with serving(SenderServer(slack)) as server:
+            block, _, body, expected = parts("slack", server)
+            gateways = Gateways(redis_server.url, block)
+            async with gateways.process() as late, gateways.process() as other:
+                task_id = await gateways.answer(late, body, given=False)
+                await eventually(lambda: gateways.count("dropped"))
+                await gateways.answer(other, body, task_id=task_id)
+                end(client, task_id, "done")
+                await eventually(lambda: gateways.count("answered"))
+
+            assert server.taken == [expected]
+
+    run(work())
+
+
+def test_a_try_that_leaves_drops_nothing_that_a_later_one_waits_for(client, redis_server):
+    async def work() -> None:
+        async with serving(SenderServer(slack)) as server:
+            block, _, body, expected = parts("slack", server)
+            gateways = Gateways(redis_server.url, block)
+            async with gateways.process() as late, gateways.process() as other:
+                task_id = str(uuid4())
+                records, swap = late._records, late._records.swap
+
+                async def delayed(record: Any, version: int, now: float) -> bool:
+                    if record.end:  # the later try comes before the earlier one's is dropped
+                        await gateways.answer(other, body, task_id=task_id)
+                    return await swap(record, version, now)
+
+                records.swap = delayed
+                now = asyncio.get_running_loop().time()
+                route = gateways.config.routes[0]
+                late.expect(route, delivery(task_id, body), task_id, 0.0, now, lambda: False)
+                await eventually(lambda: task_id in gateways.given)
+                records.swap = swap
+                end(client, task_id, "done")
+                await eventually(lambda: gateways.count("answered"))
+
+            assert server.taken == [expected]
+
+    run(work())
+
+
+def test_what_waits_for_a_place_is_not_taken_up_again(client, redis_server):
+    async def work() -> None:
+        async with serving(SenderServer(slack)) as server:
+            gateways = Gateways(redis_server.url, parts("slack", server)[0])
+            async with gateways.process() as late:
+                looks, due = [], late._records.due
+
+                async def looked() -> Any:
+                    looks.append(await due())
+                    return looks[-1]
+
+                late._records.due = looked
+                for _ in range(answers._SENDING):
+                    await late._places.acquire()
+                bodies = [parts("slack", server)[2] for _ in range(3)]
+                for task_id in [await gateways.answer(late, body) for body in bodies]:
+                    end(client, task_id, "done")
+                await eventually(lambda: late.held()["late steps"] == 3)
+                await eventually(lambda: sum(map(len, looks)) > 12)
+                assert late.held()["late steps"] <= 3
+                for _ in range(answers._SENDING):
+                    late._places.release()
+                await eventually(lambda: gateways.count("answered") == 3)
+
+            assert len(server.taken) == 3
 
     run(work())
 

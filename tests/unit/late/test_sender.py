@@ -127,7 +127,9 @@ def test_what_a_senders_answer_means(name, status, headers, body, kind, after):
     assert (verdict.kind, verdict.after) == (kind, after)
 
 
-@pytest.mark.parametrize("text", ["", "soon", "-5", "nan"])
+@pytest.mark.parametrize(
+    "text", ["", "soon", "-5", "nan", f"Mon, 01 Jan {10**9} 00:00:00 GMT", f"1 Jan 2026 {10**9}:00"]
+)
 def test_a_malformed_pause_is_none(text):
     assert retry_after(text) == 0
 
