@@ -84,6 +84,8 @@ class Redis:
     So it does only the command ``unanswered``.
     """
 
+    clustered = False
+
     def __init__(self) -> None:
         self.silent = False
         self.unanswered = ""
