@@ -154,7 +154,8 @@ def replaced() -> Iterator[str]:
     """Yield the private attributes of others' classes that classes of ours replace."""
     for package in (appserver, gateway):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if not module.name.endswith("__main__"):
+            # The latter can be imported by Alembic only.
+            if not module.name.endswith(("__main__", "migrations.env")):
                 import_module(module.name)
     for name, module in [*sys.modules.items()]:
         if name.split(".")[0] in PACKAGES:
