@@ -180,7 +180,7 @@ def claim(server: Server, body: str) -> Record | None:
     """Return the claim on the delivery with `body` in a Redis; None: there is none."""
     digest = hashlib.blake2b(body.encode(), digest_size=DIGEST).digest()
     with redis.Redis.from_url(server.url) as client:
-        keys = client.keys("gateway:*:{*}")
+        keys = client.keys("gateway:*:c:*")
         values = client.mget(keys) if keys else []
     some = [read(value) for value in values if value is not None]
     return next((one for one in some if one.digest == digest), None)

@@ -22,7 +22,7 @@ PUBLISHED = "messaging_client_sent_messages_total"
 
 #: A line that says why a request was refused, on one line and with nothing that is not printable.
 _REFUSAL = re.compile(
-    r"\S+ INFO +\[\d+\] gateway\.(http\.received_request|relay\.reply): 4\d\d [^\0-\x1f]+\n"
+    r"\S+ INFO +\[\d+\] gateway\.(http\.received_request|relay\.in_flight): 4\d\d [^\0-\x1f]+\n"
 )
 
 
