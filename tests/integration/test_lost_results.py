@@ -123,7 +123,7 @@ def test_a_worker_goes_on(servers: Servers, pool: str, ways):
                 until(lambda: len(ran()) == len(sent), 30, ran().total)
                 until(lambda: servers.messages() == (0, 0), 30, servers.messages)
             # A gateway does not use a replica.
-            until(lambda: ask(gateway, "/readyz", admin=True)[0] == 200, 30)
+            until(lambda: ask(gateway, "/readyz?route=/wait", admin=True)[0] == 200, 30)
             assert post("/wait", ASKED) == [200] * ASKED
     number = (LOST + 1) * len(ways)
     assert worker.output().count("is lost, and") == number

@@ -99,8 +99,9 @@ def test_what_a_worker_needs_is_little_and_leaves_its_celery_alone(wheel):
     assert names(base) == {"amqp", "celery", "kombu", "packaging", "redis"}
     assert "celery>=5.4" in base
     assert names(of("serve")) == {*GATEWAYS, "prometheus_client", "redis"}
-    for extra in ("gevent", "fast", "otel", "dev"):
+    for extra in ("gevent", "fast", "otel", "archive"):
         assert "celery-gateway[serve]" in of(extra)
+    assert "celery-gateway[archive]" in of("dev")
     assert "Python :: 3.14" in str(metadata.get_all("Classifier"))
     assert metadata["Requires-Python"] == ">=3.11"
 

@@ -230,8 +230,9 @@ async def ask_over_redis(config: Config) -> Answers:
     answers = Answers()
 
     async def one(question: str) -> None:
-        arguments = _QUESTIONS[question]
-        call = partial(getattr(inspect, question), **arguments)
+        arguments = dict(_QUESTIONS[question])
+        items = arguments.pop("taskinfoitems", [])  # Celery's client takes them one by one
+        call = partial(getattr(inspect, question), *items, **arguments)
         try:
             said = await asyncio.get_running_loop().run_in_executor(None, call)
         except (KombuError, OperationalError, RedisError, OSError) as exc:
