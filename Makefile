@@ -22,10 +22,10 @@ define fetch
 	@$(PIP) --quiet install --no-deps --no-build-isolation --editable .
 endef
 
-.PHONY: help install run test test-all newest wheel matrix check fuzz loadtest reports draw pages documents docs faults simulate nightly alerts celery-suite constraints clean
+.PHONY: help install run test test-all newest wheel matrix check fuzz loadtest reports draw pages documents docs release-check faults simulate nightly alerts celery-suite constraints clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
 install: .venv/installed ## make .venv with everything that running, testing and load testing need
 
@@ -98,6 +98,18 @@ pages: draw ## open our pages in chromium: is everything readable? (ARGS="REPORT
 	.venv/bin/python -m tests.pages $(ARGS)
 	npm install --silent --no-save --prefix build/axe axe-core@4
 	.venv/bin/python -m tests.admin_page --axe build/axe/node_modules/axe-core/axe.min.js
+
+release-check: install ## build what a release has, and check it and the workflows (needs Go)
+	rm -rf build/dist build/release
+	$(PYTHON) -m venv build/release
+	build/release/bin/python -m pip --disable-pip-version-check --quiet install build twine
+	build/release/bin/python -m build --quiet --outdir build/dist .
+	build/release/bin/twine check --strict build/dist/*
+	GOBIN="$(CURDIR)/build/release/bin" go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.7
+	build/release/bin/actionlint
+	PIP_NO_INDEX=1 PIP_FIND_LINKS=build/dist build/release/bin/python -m pip \
+	  --disable-pip-version-check --quiet install --no-deps celery-gateway
+	cd build && release/bin/python -c 'import gateway; print("celery-gateway", gateway.__version__)'
 
 documents: install ## write into the documents what is made from the code and the committed reports
 	.venv/bin/python -m tests.documents

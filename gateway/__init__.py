@@ -1,3 +1,3 @@
 """An HTTP-to-Celery gateway for webhooks."""
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
