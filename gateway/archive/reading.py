@@ -80,8 +80,8 @@ class Archive:
         elif wanted.status:
             least, most = (int(re.sub("[x?]", digit, wanted.status)) for digit in "09")
             query = query.where(columns.status.between(least, most))
-        for name in ("source", "event", "route"):
-            if (pattern := getattr(wanted, name)) and name != "route":
+        for name in ("source", "event"):
+            if pattern := getattr(wanted, name):
                 like = "".join(_GLOBS.get(each, each) for each in json.dumps(pattern)[1:-1])
                 text = f'%"{name}": "%{like}%"%'
                 query = query.where(columns.about.like(text, escape="\\"))
@@ -107,7 +107,9 @@ class Both(Reader):
 
     def __init__(self, store: JournalStore | None, archive: Archive):
         self._journal = None if store is None else Reader(store)
-        if store is not None:
+        if store is None:
+            self.problems = []
+        else:
             super().__init__(store)
         self._archive = archive
 

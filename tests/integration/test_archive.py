@@ -329,6 +329,20 @@ def everything(config: Config) -> str:
     return "\n".join(texts)
 
 
+def test_the_archive_is_read_where_no_redis_is_named(config):
+    written(config, begun("a"), begun("b"))
+    archive(config)
+    alone = Config(strategy="pika", result_backend="", archive_url=config.archive)
+
+    async def get() -> tuple[Entry | None, list[str]]:
+        async with reading(alone) as reader:
+            return await reader.get("a"), reader.problems
+
+    entry, problems = asyncio.run(get())
+    assert entry is not None and (entry.id, problems) == ("a", [])
+    assert [each.id for each in found(alone)] == ["b", "a"]
+
+
 @pytest.mark.parametrize("archived", ["all", "before", "none"])
 def test_a_person_is_erased(config, archived, tmp_path, capsys):
     escaped = json.dumps(MARK)[1:-1]
