@@ -447,6 +447,13 @@ def main(only: str, jobs: int, file: Path | None, seeds: int, report: bool) -> i
     return int(bool(missed))
 
 
+def copy_to(place: Path) -> None:
+    """Copy what the simulator needs to a folder, where a mutant is made of it."""
+    for name in ("gateway", "appserver", "tests/simulation", "tests/support"):
+        shutil.copytree(_ROOT / name, place / name)
+    (place / "tests/__init__.py").touch()
+
+
 def _try(mutant: Mutant, jobs: int, seeds: int) -> dict[str, Any]:
     result = {"name": mutant.name, "file": mutant.file, "found": "", "rules": [], "by": ""}
     text = (_ROOT / mutant.file).read_text()
@@ -454,9 +461,7 @@ def _try(mutant: Mutant, jobs: int, seeds: int) -> dict[str, Any]:
         return result | {"by": f"its text is {text.count(mutant.old)} times in {mutant.file}"}
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
-        for name in ("gateway", "appserver", "tests/simulation"):
-            shutil.copytree(_ROOT / name, place / name)
-        (place / "tests/__init__.py").touch()
+        copy_to(place)
         (place / mutant.file).write_text(text.replace(mutant.old, mutant.new))
         command = [
             sys.executable, "-m", "tests.simulation", "--seeds", f"1-{seeds}", "--first",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from loadtest import figures
 from tests.simulation import report
-from tests.simulation.mutants import _ROOT, MUTANTS
+from tests.simulation.mutants import _ROOT, MUTANTS, copy_to
 
 RUN = {
     "strategies": {"pika": 10, "redis": 10}, "first": 1, "last": 10, "seeds": 20, "violations": 0,
@@ -60,3 +62,11 @@ def test_each_mutant_changes_a_text_that_is_there_once():
     counts = {each.name: (_ROOT / each.file).read_text().count(each.old) for each in MUTANTS}
     assert counts == dict.fromkeys(counts, 1)
     assert len(counts) == len(MUTANTS)
+
+
+def test_the_copy_of_which_mutants_are_made_can_simulate(tmp_path: Path):
+    copy_to(tmp_path)
+    argv = [sys.executable, "-m", "tests.simulation", "--strategies", "pika", "--seeds", "1-1"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("1 seeds, 0 violations")
