@@ -1,9 +1,4 @@
-"""Send the commands of many requests to one Redis, on one connection, without waiting in between.
-
-redis-py opens the connection, with its addresses, TLS, Sentinel and passwords. The transport is
-then taken from it, because its client needs several coroutines for each reply, which take as much
-CPU time as all the rest of a command.
-"""
+"""Send the commands of many requests to one Redis, without waiting in between."""
 
 from __future__ import annotations
 
@@ -22,12 +17,12 @@ import hiredis
 import redis.asyncio
 from redis.exceptions import ConnectionError, InvalidResponse, ResponseError
 
-from gateway import background
 from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.metrics import Metrics
 from gateway.stores import result_store
-from gateway.stores.primary import HELLO, elsewhere, is_clustered, unusable
+from gateway.stores.connection import Connection, described
+from gateway.stores.primary import HELLO, elsewhere, unusable
 from gateway.stores.result_store import LOST
 
 log = logging.getLogger(__name__)
@@ -56,7 +51,7 @@ def _digest(script: str) -> str:
     return sha1(script.encode(), usedforsecurity=False).hexdigest()
 
 
-class Pipeline(asyncio.Protocol):
+class Pipeline(Connection):
     """Sends commands in the order in which they were given; those of one turn of the loop together.
 
     It stays connected. Where a command has no reply after `patience` seconds, the connection is
@@ -78,19 +73,12 @@ class Pipeline(asyncio.Protocol):
         redirect: Callable[[Command, str], bool] = lambda command, error: False,
         primary: bool = True,
     ):
-        self._connect = connect
-        self._name = name
+        super().__init__(connect, name)
         self._translated = translated
         self._probe = probe
         self._patience = patience
         self._redirect = redirect
         self._primary = primary
-        #: Is the server a node of a cluster, and what is its host?
-        #: Is the server a node of a cluster? None: that is not known yet.
-        self.clustered: bool | None = None
-        self.host = ""
-        #: What is wrong with the server, in words; empty while it answers.
-        self.error = "not connected yet"
         #: Called each time the server answers again.
         self.on_connected: list[Callable[[], object]] = []
         #: Called with a time of `gateway.clock.monotonic`: connections of before that time may lead
@@ -105,28 +93,14 @@ class Pipeline(asyncio.Protocol):
         self._some = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._lost = asyncio.Event()
-        self._reason = ""  # why the connection is lost
-        self._since = inf  # when it was opened
-        self._transport: asyncio.Transport | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        self.open()
-
-    def open(self) -> None:
-        """Begin to connect."""
-        self._loop = asyncio.get_running_loop()
-        self._asking: asyncio.Future[None] = self._loop.create_future()  # the Sentinels
-        self._asking.cancel()
-        self._task = background.start(self._keep_connected(), self._name)
+        self._asking: Future[None] | None = None  # the Sentinels
 
     async def stop(self) -> None:
         """Stop when all commands are executed, or after `PATIENCE`."""
         if self._task is not None:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), PATIENCE)
-            await background.stop(self._task)
+        await super().stop()
 
     @property
     def pending(self) -> int:
@@ -150,12 +124,7 @@ class Pipeline(asyncio.Protocol):
         the command was executed.
         """
         reply = self._loop.create_future()
-        self._waiting.append(Command(reply, monotonic() + self._patience, command))
-        self._idle.clear()
-        if self._transport is None:
-            self._some.set()
-        else:
-            self._flush_soon()
+        self._queue(Command(reply, monotonic() + self._patience, command))
         return reply
 
     def send(self, command: Command, *, asking: bool = False) -> None:
@@ -165,12 +134,7 @@ class Pipeline(asyncio.Protocol):
             self._scripts.discard(command.words[1])
             told = self.run("ASKING")
             told.add_done_callback(lambda reply: reply.cancelled() or reply.exception())
-        self._waiting.append(command)
-        self._idle.clear()
-        if self._transport is None:
-            self._some.set()
-        else:
-            self._flush_soon()
+        self._queue(command)
 
     def copied(self, replicas: int, patience: float) -> Future[Any]:
         """Return a future of how many replicas have what was written by commands with a reply.
@@ -182,31 +146,32 @@ class Pipeline(asyncio.Protocol):
             self._copied = self.run("WAIT", replicas, int(patience * 1000))
         return self._copied
 
-    def _flush_soon(self) -> None:
-        if not self._flushes:
+    def _queue(self, command: Command) -> None:
+        self._waiting.append(command)
+        self._idle.clear()
+        if self._transport is None:
+            self._some.set()
+        elif not self._flushes:
             self._flushes = True
             self._loop.call_soon(self._flush)
 
     async def _keep_connected(self) -> None:
         while True:
-            client, self._since = self._connect(), inf
             try:
-                async with asyncio.timeout(PATIENCE):
-                    await self._open(client)
-                self._since = monotonic()
-                for leave in self.on_left:
-                    leave(self._since)
-                await self._until_lost(client)
+                async with self._connected(PATIENCE) as client:
+                    self._scripts.clear()
+                    self._flush()
+                    for leave in self.on_left:
+                        leave(self._since)
+                    await self._watch(client)
             except LOST as exc:
-                self._reason = f"{type(exc).__name__}: {str(exc) or 'no answer in time'}"
-                self._fail(self._waiting)
-                self._waiting = []
-                self._miss(self._reason)
+                if self._since == inf:
+                    self._fail(self._waiting, described(exc))
+                    self._waiting = []
+                    self._miss(described(exc))
             finally:
-                if self._transport is not None:
-                    self._transport.abort()
-                self._asking.cancel()
-                await client.aclose()
+                if self._asking is not None:
+                    self._asking.cancel()
                 self._settle()
             # A connection that has lasted is opened again immediately.
             if monotonic() - self._since < PING:
@@ -218,38 +183,23 @@ class Pipeline(asyncio.Protocol):
             log.warning("%s: Redis cannot be used: %s", self._name, error)
         self.error = error
 
-    async def _open(self, client: redis.asyncio.Redis) -> None:
-        connection = await client.connection_pool.get_connection()
-        self._reader = hiredis.Reader(protocolError=InvalidResponse)
-        self._lost.clear()
-        self._scripts.clear()
-        self.clustered, self.host = is_clustered(connection), connection.host
-        # redis-py has no public name for it.
-        transport = connection._writer.transport
-        self._before = transport.get_protocol()
-        transport.set_protocol(self)
-        if transport.is_closing():
-            raise ConnectionError("the connection is lost already")
-        self._transport, self._reason = transport, "no answer in time"
-        self._flush()
-
-    async def _until_lost(self, client: redis.asyncio.Redis) -> None:
+    async def _watch(self, client: redis.asyncio.Redis) -> None:
+        """Check the server until the connection is lost, and raise that error."""
         probe = 0.0  # when the next one is sent
-        while not self._lost.is_set():
+        while True:
             now = monotonic()
             if probe <= now:
                 probe = now + PING
                 # A node of a cluster may not have the key of another command.
                 asked = (HELLO,) if self.clustered else self._probe
                 self.run(*asked).add_done_callback(self._probed)
-                if isinstance(client, result_store.Master) and self._asking.done():
+                asks = self._asking is not None and not self._asking.done()
+                if isinstance(client, result_store.Master) and not asks:
                     self._asking = asyncio.create_task(self._leave_replaced(client))
             end = self._sent[0].end if self._sent else inf
-            if end <= now and self._transport is not None:
-                self._transport.abort()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(max(min(end, probe) - now, 0.001)):
-                    await self._lost.wait()
+            if end <= now:
+                self._lose(TimeoutError())
+            await self._lost_within(max(min(end, probe) - now, 0.001))
 
     async def _leave_replaced(self, client: result_store.Master) -> None:
         since = self._since
@@ -281,10 +231,9 @@ class Pipeline(asyncio.Protocol):
 
     def _leave(self, error: str) -> None:
         """Leave a server that is not to be used; the next connection may lead to another one."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._reason = error
+        if not self._lost.done():
             self._miss(error)
-            self._transport.abort()
+            self._lose(ConnectionError(error))
             for leave in self.on_left:
                 leave(monotonic())
 
@@ -318,29 +267,26 @@ class Pipeline(asyncio.Protocol):
         except UnicodeEncodeError:
             return hiredis.pack_command(result_store.encoded(words))  # type: ignore[arg-type]
 
+    def _receive(self, reply: Any) -> None:
+        if not self._sent:
+            raise InvalidResponse("it is the reply to no command")
+        command = self._sent.popleft()
+        if command.reply.done():
+            pass
+        elif not isinstance(reply, Exception):
+            command.reply.set_result(reply)
+        elif command.words[0] == "EVAL" and self._needs_script(str(reply), command):
+            self._queue(command)
+        elif self._redirect(command, error := str(reply)):
+            pass
+        elif elsewhere(error):
+            self._leave(error)
+            self._reject(command, OSError(error))
+        else:
+            self._reject(command, ResponseError(error))
+
     def data_received(self, data: bytes) -> None:
-        self._reader.feed(data)
-        try:
-            while (answer := self._reader.gets()) is not False:
-                command = self._sent.popleft()
-                if command.reply.done():
-                    continue
-                if not isinstance(answer, Exception):
-                    command.reply.set_result(answer)
-                elif command.words[0] == "EVAL" and self._needs_script(str(answer), command):
-                    self._waiting.append(command)
-                    self._flush_soon()
-                elif self._redirect(command, error := str(answer)):
-                    pass
-                elif elsewhere(error):
-                    self._leave(error)
-                    self._reject(command, OSError(error))
-                else:
-                    self._reject(command, ResponseError(error))
-        except (InvalidResponse, IndexError) as exc:  # nothing that was asked for
-            self._reason = f"an invalid reply of Redis: {exc}"
-            assert self._transport is not None
-            self._transport.abort()
+        super().data_received(data)
         self._settle()
 
     def _needs_script(self, error: str, command: Command) -> bool:
@@ -354,19 +300,14 @@ class Pipeline(asyncio.Protocol):
         return refused
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # redis-py's own protocol has to be told, too: its `close` waits for this.
-        self._before.connection_lost(exc)
-        self._transport = None
-        if exc is not None:
-            self._reason = f"{type(exc).__name__}: {exc}"
-        self._fail(self._sent)
+        super().connection_lost(exc)
+        self._fail(self._sent, described(self._lost.result()))
         self._sent.clear()
-        self._lost.set()
 
-    def _fail(self, commands: list[Command] | deque[Command]) -> None:
+    def _fail(self, commands: list[Command] | deque[Command], reason: str) -> None:
         for command in commands:
             if not command.reply.done():
-                self._reject(command, OSError(self._reason))
+                self._reject(command, OSError(reason))
 
     def _reject(self, command: Command, exc: Exception) -> None:
         command.reply.set_exception(self._translated(exc))

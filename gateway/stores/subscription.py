@@ -1,7 +1,5 @@
 """Receive what Redis publishes: on channels that come and go, and below a prefix.
 
-redis-py opens the connection, with its addresses, TLS, Sentinel and passwords. The transport is
-then taken from it, because its client needs a coroutine for each message, which costs more time.
 https://redis.io/docs/latest/develop/pubsub/
 """
 
@@ -16,11 +14,11 @@ from math import inf
 
 import hiredis
 import redis.asyncio
-from redis.exceptions import ConnectionError, InvalidResponse, ResponseError
+from redis.exceptions import ConnectionError, ResponseError
 
-from gateway import background
 from gateway.clock import monotonic
 from gateway.read_throttling import ReadThrottling
+from gateway.stores.connection import Connection, described
 from gateway.stores.result_store import LOST
 
 log = logging.getLogger(__name__)
@@ -42,7 +40,7 @@ class _Renewed(ConnectionError):
     """A connection is given up though nothing is wrong with it."""
 
 
-class Subscription(asyncio.Protocol):
+class Subscription(Connection):
     """Subscribes to a channel while it has callbacks; reconnects by itself.
 
     With a `prefix` it also calls `on_match(channel, message)` for all channels that begin so.
@@ -59,8 +57,7 @@ class Subscription(asyncio.Protocol):
         opened: Callable[[], Awaitable[None]] | None = None,
         throttling: ReadThrottling | None = None,
     ):
-        self._connect = connect
-        self._name = name
+        super().__init__(connect, name)
         self._first = ("SUBSCRIBE", _ALWAYS)
         if prefix:
             self._first = ("PSUBSCRIBE", _special(r"\\\g<0>", prefix) + "*")
@@ -73,23 +70,12 @@ class Subscription(asyncio.Protocol):
         self._again: dict[str, None] = {}  # those of them that an earlier connection had
         #: How often each was asked for without an answer yet; it may come and go meanwhile.
         self._asked: Counter[str] = Counter()
-        self._transport: asyncio.Transport | None = None
-        self._since = 0.0  # when it was opened
-        self._task: asyncio.Task[None] | None = None
         self._received = False
-        #: What is wrong with the connection, in words; empty while messages come, or soon again.
-        self.error = "not subscribed yet"
 
     @property
     def channels(self) -> int:
         """How many channels have a callback."""
         return len(self._callbacks)
-
-    async def start(self) -> None:
-        self._task = background.start(self._keep_connected(), self._name)
-
-    async def stop(self) -> None:
-        await background.stop(self._task)
 
     def renew(self, before: float) -> None:
         """Give the connection up if it was opened before that time.
@@ -130,62 +116,47 @@ class Subscription(asyncio.Protocol):
 
     async def _keep_connected(self) -> None:
         while True:
-            client, since = self._connect(), inf
+            usable = inf  # since when (monotonic)
             try:
-                async with asyncio.timeout(SILENCE):
-                    await self._open(client)
-                if self._opened is not None:
-                    await self._opened()
-                self.error, since = "", monotonic()
-                await self._watch()
+                async with self._connected(SILENCE):
+                    await self._subscribe()
+                    if self._opened is not None:
+                        await self._opened()
+                    self.error, usable = "", monotonic()
+                    await self._watch()
             except LOST as exc:
-                problem = f"{type(exc).__name__}: {str(exc) or 'no answer in time'}"
                 renewed = isinstance(exc, _Renewed)
                 if not self.error:
                     level = logging.INFO if renewed else logging.WARNING
-                    log.log(level, "%s lost: %s", self._name, problem)
+                    log.log(level, "%s lost: %s", self._name, described(exc))
                 # If a connection was cut and was not silent, reconnect immediately, and go on
                 # meanwhile: what is missed is looked for after that, and a server that has ended
                 # refuses the connection within milliseconds.
-                cut = monotonic() - since > PAUSE and not isinstance(exc, TimeoutError)
-                self.error = "" if cut or renewed else problem
+                cut = monotonic() - usable > PAUSE and not isinstance(exc, TimeoutError)
+                self.error = "" if cut or renewed else described(exc)
             finally:
-                if self._transport is not None:
-                    self._transport.abort()  # `close` would wait for a frozen server
-                self._transport = None
                 self._wake_waiters()
-                await client.aclose()
             if self.error:
                 await asyncio.sleep(PAUSE)
 
-    async def _open(self, client: redis.asyncio.Redis) -> None:
-        connection = await client.connection_pool.get_connection()
-        self._reader = hiredis.Reader(protocolError=InvalidResponse)
-        loop = asyncio.get_running_loop()
-        self._ready, self._lost = loop.create_future(), loop.create_future()
-        # redis-py has no public name for it.
-        transport = connection._writer.transport
-        self._before = transport.get_protocol()
-        transport.set_protocol(self)
-        if transport.is_closing():
-            raise ConnectionError("the connection is lost already")
-        self._transport, self._since = transport, monotonic()
+    async def _subscribe(self) -> None:
+        self._ready = self._loop.create_future()
         self._again = dict.fromkeys(self._callbacks)
         self._subscribed = {channel: asyncio.Event() for channel in self._again}
         self._asked = Counter(self._again.keys())
         self._send(*self._first)
         if self._again:
             self._send("SUBSCRIBE", *self._again)
-        await asyncio.wait((self._ready, self._lost), return_when="FIRST_COMPLETED")
-        self._check()
+        async with asyncio.timeout(SILENCE):
+            await asyncio.wait((self._ready, self._lost), return_when="FIRST_COMPLETED")
+        await self._lost_within(0)
 
     async def _watch(self) -> None:
         """Run until the connection is lost or silent for too long, and raise that error."""
         asked = False
         while True:
             self._received = False
-            await asyncio.wait((self._lost,), timeout=SILENCE)
-            self._check()
+            await self._lost_within(SILENCE)
             if self._received:
                 asked = False
             elif asked:
@@ -193,10 +164,6 @@ class Subscription(asyncio.Protocol):
             else:
                 asked = True
                 self._send("PING")
-
-    def _check(self) -> None:
-        if self._lost.done():
-            raise self._lost.result()
 
     def _send(self, *words: str) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -210,16 +177,11 @@ class Subscription(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received = True
-        self._reader.feed(data)
-        try:
-            while (reply := self._reader.gets()) is not False:
-                self._dispatch(reply)
-        except InvalidResponse as exc:
-            self._lose(exc)
-        if self._throttling is not None:
+        super().data_received(data)
+        if self._throttling is not None and not self._lost.done():
             self._throttling.rest(self._transport)
 
-    def _dispatch(self, reply: list[bytes] | Exception) -> None:
+    def _receive(self, reply: list[bytes] | Exception) -> None:
         if isinstance(reply, Exception):
             self._lose(ResponseError(str(reply)))
         elif reply[0] == b"pmessage":
@@ -243,12 +205,3 @@ class Subscription(asyncio.Protocol):
     def _notify(self, channel: str, message: bytes | None) -> None:
         for on_message in list(self._callbacks.get(channel, ())):
             on_message(message)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        # redis-py's own protocol has to be told, too: its `close` waits for this.
-        self._before.connection_lost(exc)
-        self._lose(exc or ConnectionError("the server closed the connection"))
-
-    def _lose(self, exc: Exception) -> None:
-        if not self._lost.done():
-            self._lost.set_result(exc)

@@ -228,8 +228,8 @@ MUTANTS = [
     _m(
         "no limit for a command's reply",
         "stores/pipeline",
-        "if end <= now and self._transport",
-        "if False and self._transport",
+        "if end <= now:",
+        "if False:",
     ),
     _m("another connection's replies", "stores/pipeline", "        self._sent.clear()\n", ""),
     _m(

@@ -1,0 +1,117 @@
+"""A connection to one Redis: what commands and subscriptions have in common.
+
+redis-py opens it, with its addresses, TLS, Sentinel and passwords. The transport is then taken from
+it, because redis-py's client needs several coroutines for each reply or message, which take as much
+CPU time as all the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from math import inf
+from typing import Any
+
+import hiredis
+import redis.asyncio
+from redis.exceptions import ConnectionError, InvalidResponse
+
+from gateway import background
+from gateway.clock import monotonic
+from gateway.stores.primary import is_clustered
+
+
+class Connection(asyncio.Protocol):
+    """Stays connected until `stop`; `connect` makes the client that opens a connection."""
+
+    def __init__(self, connect: Callable[[], redis.asyncio.Redis], name: str):
+        self._connect = connect
+        self._name = name
+        #: What is wrong with the server, in words; empty while it can be used, or soon again.
+        self.error = "not connected yet"
+        #: Is the server a node of a cluster? None: that is not known yet.
+        self.clustered: bool | None = None
+        self.host = ""
+        self._since = inf  # when the connection was opened (monotonic); inf: it is not open yet
+        self._transport: asyncio.Transport | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self.open()
+
+    def open(self) -> None:
+        """Begin to connect."""
+        self._loop = asyncio.get_running_loop()
+        self._task = background.start(self._keep_connected(), self._name)
+
+    async def stop(self) -> None:
+        await background.stop(self._task)
+
+    @abstractmethod
+    async def _keep_connected(self) -> None:
+        """Use one connection after the other."""
+
+    @abstractmethod
+    def _receive(self, reply: Any) -> None:
+        """Take a reply or a message; raises `InvalidResponse` for one that nothing asked for."""
+
+    @asynccontextmanager
+    async def _connected(self, patience: float) -> AsyncIterator[redis.asyncio.Redis]:
+        """Open a connection within `patience` seconds, and close it at the end.
+
+        Raises one of `gateway.stores.result_store.LOST`.
+        """
+        client = self._connect()
+        self._since, self._lost = inf, self._loop.create_future()
+        try:
+            async with asyncio.timeout(patience):
+                connection = await client.connection_pool.get_connection()
+            self._reader = hiredis.Reader(protocolError=InvalidResponse)
+            self.clustered, self.host = is_clustered(connection), connection.host
+            # redis-py has no public name for it.
+            transport = connection._writer.transport
+            self._before = transport.get_protocol()
+            transport.set_protocol(self)
+            if transport.is_closing():
+                raise ConnectionError("the connection is lost already")
+            self._transport, self._since = transport, monotonic()
+            yield client
+        finally:
+            if self._transport is not None:
+                self._transport.abort()  # `close` would wait for a frozen server
+            self._transport = None
+            await client.aclose()
+
+    async def _lost_within(self, seconds: float) -> None:
+        """Wait for `seconds`; raises the error with which the connection is lost meanwhile."""
+        await asyncio.wait((self._lost,), timeout=seconds)
+        if self._lost.done():
+            raise self._lost.result()
+
+    def _lose(self, exc: Exception) -> None:
+        """Give the connection up because of `exc`."""
+        if not self._lost.done():
+            self._lost.set_result(exc)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        try:
+            while (reply := self._reader.gets()) is not False:
+                self._receive(reply)
+        except InvalidResponse as exc:
+            self._lose(InvalidResponse(f"an invalid reply of Redis: {exc}"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # redis-py's own protocol has to be told, too: its `close` waits for this.
+        self._before.connection_lost(exc)
+        self._transport = None
+        self._lose(exc or ConnectionError("the server closed the connection"))
+
+
+def described(exc: Exception) -> str:
+    """Return the error of a connection in words."""
+    return f"{type(exc).__name__}: {str(exc) or 'no answer in time'}"
