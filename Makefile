@@ -22,7 +22,7 @@ define fetch
 	@$(PIP) --quiet install --no-deps --no-build-isolation --editable .
 endef
 
-.PHONY: help install run test test-all newest wheel matrix check fuzz loadtest reports draw pages documents docs release-check faults simulate nightly alerts celery-suite constraints clean
+.PHONY: help install run test test-all newest wheel matrix check fuzz loadtest reports draw pages documents docs release-check chart faults simulate nightly alerts celery-suite constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -99,7 +99,7 @@ pages: draw ## open our pages in chromium: is everything readable? (ARGS="REPORT
 	npm install --silent --no-save --prefix build/axe axe-core@4
 	.venv/bin/python -m tests.admin_page --axe build/axe/node_modules/axe-core/axe.min.js
 
-release-check: install ## build what a release has, and check it and the workflows (needs Go)
+release-check: chart ## build what a release has, and check it and the workflows (needs Go)
 	rm -rf build/dist build/release
 	$(PYTHON) -m venv build/release
 	build/release/bin/python -m pip --disable-pip-version-check --quiet install build twine
@@ -110,6 +110,13 @@ release-check: install ## build what a release has, and check it and the workflo
 	PIP_NO_INDEX=1 PIP_FIND_LINKS=build/dist build/release/bin/python -m pip \
 	  --disable-pip-version-check --quiet install --no-deps celery-gateway
 	cd build && release/bin/python -c 'import gateway; print("celery-gateway", gateway.__version__)'
+
+chart: install build/chart/helm ## check the Helm chart for each Kubernetes and operator (needs Go 1.23)
+	.venv/bin/python -m pytest -n 0 tests/chart $(ARGS)
+
+build/chart/helm:
+	mkdir -p build/chart
+	GOBIN="$(CURDIR)/build/chart" go install helm.sh/helm/v3/cmd/helm@v3.17.3
 
 documents: install ## write into the documents what is made from the code and the committed reports
 	.venv/bin/python -m tests.documents

@@ -26,6 +26,7 @@ from celery.utils.serialization import ensure_serializable
 from kombu.exceptions import EncodeError
 from kombu.utils.json import JSONEncoder
 
+from appserver import sentinels
 from appserver.held_results import Reply, is_followed
 from appserver.lost_results import lost_results
 from appserver.reply_connection import reply_connection
@@ -148,6 +149,9 @@ class ReplyBackend(ReplyMixin, ResultScript, RedisBackend):
 
 class SentinelReplyBackend(ReplyMixin, ResultScript, SentinelBackend):
     """Replies, or stores in the Redis that Sentinel names; the URL is Celery's ``sentinel://``."""
+
+    # Where Celery looks for the class.
+    sentinel = sentinels
 
 
 class StorelessReplyBackend(ReplyMixin, DisabledBackend):

@@ -26,7 +26,7 @@ def series() -> dict[str, set[str]]:
     """Return the names of all series that there are, with their labels."""
     found = {}
     for name, metric in KNOWN.items():
-        labels = {*metric.labels, "job", "instance", "pod"}
+        labels = {*metric.labels, "job", "instance", "namespace", "pod"}
         if metric.type == HISTOGRAM:
             found |= {f"{name}_{part}": labels for part in ("count", "sum")}
             found[f"{name}_bucket"] = {*labels, "le"}
@@ -57,7 +57,9 @@ def test_alerts_use_metrics_that_there_are():
 def test_the_page_and_the_scaling_use_metrics_that_there_are():
     page = text("gateway/admin/page/metrics.js")
     found = set(re.findall(r'"((?:gateway|http|messaging)_\w+)"', page))
-    found |= used(re.search(r"query: (.+)", text("deploy/kubernetes/scaling.yaml"))[1]).keys()
+    found |= used(
+        re.search(r"query: (.+)", text("deploy/helm/celery-gateway/templates/gateway.yaml"))[1]
+    ).keys()
     labels = {"http_route", "http_response_status_code"}
     assert found - labels and found - labels <= series().keys()
 

@@ -7,17 +7,14 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tomllib
 from configparser import ConfigParser
 from pathlib import Path
 
-import kubernetes_validate
 import pytest
 import redis
 import yaml
 
 from appserver.queues import named_queues
-from gateway import __version__
 from gateway.config.loading import load
 from gateway.config.route import Route
 from gateway.config.settings import Config
@@ -26,30 +23,13 @@ from gateway.stack.programs import find
 from tests.support.stack import Server, Stack, free_port
 
 ROOT = Path(__file__).parents[2]
-COMPOSE = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())
+#: As it is where no variable with a default is set.
+COMPOSE = yaml.safe_load(
+    re.sub(r"\$\{\w+:-(.*?)\}", r"\1", (ROOT / "deploy/compose.yaml").read_text())
+)
 SERVICES = COMPOSE["services"]
-OBJECTS = list(yaml.safe_load_all((ROOT / "deploy/kubernetes/gateway.yaml").read_text()))
-SCALING = list(yaml.safe_load_all((ROOT / "deploy/kubernetes/scaling.yaml").read_text()))
-KUSTOMIZATION = yaml.safe_load((ROOT / "deploy/kubernetes/kustomization.yaml").read_text())
-GATEWAY_TOML = ROOT / "deploy/kubernetes/gateway.toml"
-(MONITOR,) = yaml.safe_load_all((ROOT / "deploy/kubernetes/monitor.yaml").read_text())
-(RABBITMQ,) = yaml.safe_load_all((ROOT / "deploy/kubernetes/rabbitmq.yaml").read_text())
-#: The keys that KEDA 2.12 to 2.18 and the cluster operator 2 know, of those that we use: their
-#: custom resource definitions and scalers. Both ignore what they do not know.
-KNOWN = {
-    "ScaledObject": {
-        "scaleTargetRef", "pollingInterval", "minReplicaCount", "maxReplicaCount", "fallback",
-        "advanced", "triggers",
-    },
-    "TriggerAuthentication": {"secretTargetRef"},
-    "PodMonitor": {"jobLabel", "selector", "podMetricsEndpoints"},
-    "RabbitmqCluster": {
-        "replicas", "image", "persistence", "resources", "affinity",
-        "terminationGracePeriodSeconds", "rabbitmq",
-    },
-    "rabbitmq": {"protocol", "queueName", "mode", "value"},
-    "prometheus": {"serverAddress", "query", "threshold"},
-}  # fmt: skip
+CHART = ROOT / "deploy/helm/celery-gateway"
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 UNITS = sorted((ROOT / "deploy/systemd").glob("*.service"))
 SOCKET = ROOT / "deploy/systemd/gateway@.socket"
 #: Variables of the official images, by image.
@@ -168,10 +148,14 @@ def test_workers_are_given_only_what_they_need():
     assert set(SERVICES["worker"]["environment"]) <= WORKERS
     assert "state" not in SERVICES["worker"]["networks"]
     assert SERVICES["state"]["networks"] == ["state"]
-    comment = (ROOT / "deploy/kubernetes/gateway.yaml").read_text().split("apiVersion")[0]
-    secrets = re.findall(r"create secret generic (\w+) (.*?)(?=#     kubectl)", comment, re.S)
+    text = (ROOT / "docs/deploy.md").read_text()
+    secrets = re.findall(r"create secret generic (\w+) (.*?)(?=\n +(?:kubectl|helm))", text, re.S)
     given = {name: set(re.findall(r"=(GATEWAY_\w+)=", text)) for name, text in secrets}
     assert given["worker"] <= WORKERS < given["gateway"] | WORKERS
+    assert {*given} == {
+        VALUES["gateway"]["existingSecret"],
+        VALUES["worker"]["existingSecret"],
+    }
     gateway, worker = (read_unit(unit)["Service"] for unit in UNITS[::-1])
     assert gateway["EnvironmentFile"] != worker["EnvironmentFile"]
     # Who runs under the same account can read the other's environment.
@@ -242,7 +226,11 @@ def test_no_port_is_for_webhooks_here_and_for_the_dashboard_there():
     lines = [read_unit(unit)["Service"]["ExecStart"].replace("%i", i) for i in instances]
     lines += re.findall(r"^    gateway serve .*$", (ROOT / "docs/start.md").read_text(), re.M)
     lines.append(" ".join(SERVICES["gateway"]["command"]))
-    lines.append(" ".join(pods()["gateway"]["containers"][0]["args"]))
+    lines.append(
+        " ".join(
+            (CHART / "templates/gateway.yaml").read_text().split("args: ")[1].split("]")[0].split()
+        )
+    )
     started = [port_of(line, "--port", Config().port) for line in lines]
     dashboards = {port_of(line, "--admin-port", Config().admin_port) for line in lines}
     # then none is both, nor anything else's, and each process has its own.
@@ -345,7 +333,9 @@ def test_dockerfile_commands_exist():
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
 def test_units_start_commands_that_exist(unit):
     service = read_unit(unit)["Service"]
-    program, *arguments = service["ExecStart"].replace("%i", "8000").split()
+    name, _, app = service.get("Environment", "").partition("=")
+    command = service["ExecStart"].replace("%i", "8000").replace(f"${{{name}}}", app)
+    program, *arguments = command.split()
     assert_command_exists([Path(program).name, *arguments])
 
 
@@ -375,224 +365,9 @@ def test_units_reload_gateways_only_and_wait_for_the_drain():
     assert int(gateway["TimeoutStopSec"]) > Config().grace
 
 
-def pods() -> dict[str, dict]:
-    """Return the pods' specifications by their deployment's name."""
-    deployments = [o for o in OBJECTS if o["kind"] == "Deployment"]
-    for each in deployments:
-        labels = each["spec"]["template"]["metadata"]["labels"]
-        assert each["spec"]["selector"] == {"matchLabels": labels}
-    return {o["metadata"]["name"]: o["spec"]["template"]["spec"] for o in deployments}
-
-
-def test_kubernetes_takes_every_object_of_its_own_kinds():
-    (versions,) = re.findall(
-        r"\*\*Kubernetes\*\* \((\S+) to (\S+)\)", (ROOT / "docs/deploy.md").read_text()
-    )
-    for version in versions:
-        for each in OBJECTS:
-            kubernetes_validate.validate(each, version, strict=True)
-        with pytest.raises(kubernetes_validate.ValidationError, match="'sepc' was unexpected"):
-            kubernetes_validate.validate({**OBJECTS[0], "sepc": {}}, version, strict=True)
-    # These are of operators, and of kubectl, whose schemas are not part of Kubernetes'.
-    others = [*SCALING, KUSTOMIZATION, MONITOR, RABBITMQ]
-    assert {each["apiVersion"].split("/")[0] for each in others} == {
-        "keda.sh", "kustomize.config.k8s.io", "monitoring.coreos.com", "rabbitmq.com",
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ["gateway", "worker"])
-def test_kubernetes_starts_commands_that_exist_with_what_they_need(name):
-    pod = pods()[name]
-    (container,) = pod["containers"]
-    assert_command_exists(container["args"])
-    mounted = {mount["name"] for mount in container["volumeMounts"]}
-    assert mounted == {volume["name"] for volume in pod["volumes"]}
-    # One's own, and nobody else's.
-    assert container["envFrom"] == [{"secretRef": {"name": name}}]
-    assert {each["name"] for each in container.get("env", [])} <= {"GATEWAY_QUEUES"}
-
-
-def test_kubernetes_asks_and_reaches_the_gateway_where_it_listens():
-    pod, config = pods()["gateway"], Config()
-    (container,) = pod["containers"]
-    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert ports == {"http": config.port, "admin": config.admin_port}
-    probes = {kind: container[f"{kind}Probe"]["httpGet"] for kind in ("readiness", "liveness")}
-    assert probes == {
-        "readiness": {"path": "/readyz", "port": "admin"},
-        "liveness": {"path": "/healthz", "port": "admin"},
-    }
-    (service,) = (o["spec"] for o in OBJECTS if o["kind"] == "Service")
-    assert [port["targetPort"] for port in service["ports"]] == ["http"]
-    pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
-    assert pod["terminationGracePeriodSeconds"] > pause + config.grace
-
-
-def objects(kind: str) -> dict[str, dict]:
-    """Return the specifications of a kind's objects by their names."""
-    return {o["metadata"]["name"]: o["spec"] for o in OBJECTS if o["kind"] == kind}
-
-
-def test_kubernetes_leaves_the_admin_port_to_probes_and_prometheus():
-    policies = objects("NetworkPolicy")
-    # Which allows nothing.
-    assert policies["worker"].keys() == {"podSelector", "policyTypes"}
-    policy = policies["gateway"]
-    assert policy["podSelector"] == {"matchLabels": {"app": "gateway"}}
-    assert policy["policyTypes"] == ["Ingress"]
-    senders = {rule["ports"][0]["port"]: rule.get("from") for rule in policy["ingress"]}
-    assert senders.keys() == {"http", "admin"}
-    assert senders["admin"] and all("ipBlock" not in sender for sender in senders["admin"])
-
-
-def test_kubernetes_serves_a_valid_configuration_whose_change_replaces_the_pods():
-    load({}, {}, GATEWAY_TOML)
-    pod = pods()["gateway"]
-    assert f"/etc/gateway/{GATEWAY_TOML.name}" in pod["containers"][0]["args"]
-    # Its name, in whose place kustomize writes one with a hash of the file.
-    (generated,) = KUSTOMIZATION["configMapGenerator"]
-    assert generated == {"name": "gateway", "files": [GATEWAY_TOML.name]}
-    assert {"name": "config", "configMap": {"name": generated["name"]}} in pod["volumes"]
-    assert set(KUSTOMIZATION["resources"]) <= {path.name for path in GATEWAY_TOML.parent.iterdir()}
-
-
-def test_kubernetes_runs_the_image_of_this_version():
-    (image,) = KUSTOMIZATION["images"]
-    assert image["newTag"] == __version__
-    images = {pod["containers"][0]["image"] for pod in pods().values()}
-    assert images == {f"{image['name']}:{__version__}"}
-
-
-def test_kubernetes_spreads_its_pods_and_keeps_one_of_each():
-    for name, pod in pods().items():
-        labels = {"matchLabels": {"app": name}}
-        keys = [each["topologyKey"] for each in pod["topologySpreadConstraints"]]
-        assert keys == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
-        assert all(each["labelSelector"] == labels for each in pod["topologySpreadConstraints"])
-        assert objects("PodDisruptionBudget")[name] == {"minAvailable": 1, "selector": labels}
-
-
-def test_kubectl_builds_what_is_applied_where_it_is_installed(tmp_path):
-    if kubectl := shutil.which("kubectl"):
-        built = []
-        for line in ("", "# Another one.\n"):
-            copy = tmp_path / f"with-{len(line)}"
-            shutil.copytree(GATEWAY_TOML.parent, copy)
-            (copy / GATEWAY_TOML.name).write_text(line + GATEWAY_TOML.read_text())
-            done = subprocess.run([kubectl, "kustomize", copy], capture_output=True, text=True)
-            assert (done.returncode, done.stderr) == (0, "")
-            built.append(list(yaml.safe_load_all(done.stdout)))
-        names = set()
-        for each in built:
-            (gateway,) = (
-                o for o in each if o["kind"] == "Deployment" and o["metadata"]["name"] == "gateway"
-            )
-            pod = gateway["spec"]["template"]["spec"]
-            names.add(pod["volumes"][0]["configMap"]["name"])
-            (image,) = KUSTOMIZATION["images"]
-            assert pod["containers"][0]["image"] == f"{image['newName']}:{image['newTag']}"
-        assert len(names) == 2
-
-
-def scaled(kind: str) -> dict[str, dict]:
-    return {o["metadata"]["name"]: o["spec"] for o in SCALING if o["kind"] == kind}
-
-
-def test_scaling_uses_only_what_keda_and_the_operators_know():
-    groups = {"ScaledObject": "keda.sh/v1alpha1", "TriggerAuthentication": "keda.sh/v1alpha1"}
-    groups |= {"PodMonitor": "monitoring.coreos.com/v1", "RabbitmqCluster": "rabbitmq.com/v1beta1"}
-    for each in (*SCALING, MONITOR, RABBITMQ):
-        assert each.keys() == {"apiVersion", "kind", "metadata", "spec"}
-        assert each["apiVersion"] == groups[each["kind"]]
-        assert each["spec"].keys() <= KNOWN[each["kind"]]
-    for each in scaled("ScaledObject").values():
-        (trigger,) = each["triggers"]
-        assert trigger["metadata"].keys() == KNOWN[trigger["type"]]
-        # Go decodes them into strings, and refuses numbers.
-        assert all(isinstance(value, str) for value in trigger["metadata"].values())
-        assert each["fallback"].keys() == {"failureThreshold", "replicas"}
-        (config,) = each["advanced"].values()
-        assert config["behavior"].keys() == {"scaleUp", "scaleDown"}
-
-
-def test_scaling_scales_deployments_that_exist_within_their_budget():
-    found = scaled("ScaledObject")
-    assert {name: o["scaleTargetRef"]["name"] for name, o in found.items()} == {
-        name: name for name in pods()
-    }
-    for name, each in found.items():
-        assert (
-            objects("PodDisruptionBudget")[name]["minAvailable"]
-            < each["minReplicaCount"]
-            < each["maxReplicaCount"]
-        )
-        assert each["minReplicaCount"] <= each["fallback"]["replicas"] <= each["maxReplicaCount"]
-
-
-def test_workers_are_scaled_by_the_queue_of_the_configuration():
-    (trigger,) = scaled("ScaledObject")["worker"]["triggers"]
-    routes = tomllib.loads(GATEWAY_TOML.read_text())["routes"]
-    queues = {route.get("queue", Route.model_fields["queue"].default) for route in routes}
-    assert {trigger["metadata"]["queueName"]} == queues
-    # It logs in as the workers do, with a secret that gateway.yaml says how to make.
-    authentication = scaled("TriggerAuthentication")[trigger["authenticationRef"]["name"]]
-    (ref,) = authentication["secretTargetRef"]
-    comment = (ROOT / "deploy/kubernetes/gateway.yaml").read_text().split("apiVersion")[0]
-    made = comment.split(f"create secret generic {ref['name']} ")[1]
-    assert f"--from-literal={ref['key']}=" in made
-    assert ref["parameter"] == "host"
-    # The comment's sum, with the workers' own concurrency.
-    said = re.search(
-        r"here (\d+) \* ([\d.]+) s / (\d+) = (\d+) s",
-        (ROOT / "deploy/kubernetes/scaling.yaml").read_text(),
-    )
-    value, seconds, concurrency, waits = map(float, said.groups())
-    assert value == float(trigger["metadata"]["value"])
-    assert f"--concurrency={concurrency:g}" in pods()["worker"]["containers"][0]["args"]
-    assert value * seconds / concurrency == waits < Config().timeout / 5
-
-
-def test_gateways_are_scaled_by_a_metric_that_prometheus_can_read():
-    (trigger,) = scaled("ScaledObject")["gateway"]["triggers"]
-    (name,) = re.findall(r"gateway_[a-z_]+", trigger["metadata"]["query"])
-    assert f"| `{name}` | gauge |" in (ROOT / "docs/metrics.md").read_text()
-    assert float(trigger["metadata"]["threshold"]) < Config().max_in_flight
-    monitor = MONITOR["spec"]
-    assert monitor["selector"] == {"matchLabels": {"app": "gateway"}}
-    # The job of the alerts.
-    assert monitor["jobLabel"] == "app"
-    assert 'job="gateway"' in (ROOT / "deploy/prometheus/rules.yaml").read_text()
-    (endpoint,) = monitor["podMetricsEndpoints"]
-    ports = {port["name"] for port in pods()["gateway"]["containers"][0]["ports"]}
-    assert endpoint["port"] in ports and endpoint["path"] == "/metrics"
-    # In the namespace that the policy lets in.
-    policy = objects("NetworkPolicy")["gateway"]
-    (rule,) = (r for r in policy["ingress"] if r["ports"] == [{"port": endpoint["port"]}])
-    (namespace,) = rule["from"][0]["namespaceSelector"]["matchLabels"].values()
-    assert f".{namespace}.svc:" in trigger["metadata"]["serverAddress"]
-
-
-def test_the_cluster_of_rabbitmq_fits_its_quorum_queues():
-    spec, text = RABBITMQ["spec"], (ROOT / "deploy/kubernetes/rabbitmq.yaml").read_text()
-    assert spec["replicas"] == 3
-    # The version of compose, which is tested.
-    assert spec["image"] == SERVICES["rabbitmq"]["image"]
-    memory = spec["resources"]["limits"]["memory"]
-    assert memory == spec["resources"]["requests"]["memory"]
-    # Three logs of 512 MiB are below the memory at which publishers are blocked.
-    assert int(memory.removesuffix("Gi")) * 0.4 > 3 * 0.5
-    name = RABBITMQ["metadata"]["name"]
-    (term,) = spec["affinity"]["podAntiAffinity"].popitem()[1]
-    assert term["labelSelector"] == {"matchLabels": {"app.kubernetes.io/name": name}}
-    assert f"get secret {name}-default-user " in text
-
-
-def test_workers_consume_the_queues_that_the_manifests_name():
-    (env,) = pods()["worker"]["containers"][0]["env"]
-    assert env["name"] == "GATEWAY_QUEUES"
-    assert declared_by(load({}, {}, GATEWAY_TOML).routes) == declared_by_workers(env["value"])
+def test_workers_consume_the_queues_that_the_document_names():
     # On one machine they have the routes of compose.
-    (named,) = re.findall(r"echo GATEWAY_QUEUES=(\S+) ", (ROOT / "docs/deploy.md").read_text())
+    named, *_ = re.findall(r"echo GATEWAY_QUEUES=(\S+) ", (ROOT / "docs/deploy.md").read_text())
     routes = load({}, {}, ROOT / "deploy/gateway.toml").routes
     assert declared_by(routes) == declared_by_workers(named)
 

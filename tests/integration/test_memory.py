@@ -48,13 +48,8 @@ def peak(server: Server) -> int:
 
 def test_the_defaults_fit_what_is_deployed():
     compose = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())
-    objects = yaml.safe_load_all((ROOT / "deploy/kubernetes/gateway.yaml").read_text())
-    (pod,) = [
-        o["spec"]["template"]["spec"]
-        for o in objects
-        if o["kind"] == "Deployment" and o["metadata"]["name"] == "gateway"
-    ]
-    limits = [pod["containers"][0]["resources"]["limits"]["memory"].replace("Mi", "m")]
+    chart = yaml.safe_load((ROOT / "deploy/helm/celery-gateway/values.yaml").read_text())
+    limits = [chart["gateway"]["resources"]["limits"]["memory"].replace("Mi", "m")]
     limits.append(compose["services"]["gateway"]["mem_limit"])
     # Beside the processes there is a little in memory-backed files.
     least = documented(Config()) + 32 * MIB

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,62 @@ def test_what_a_client_says_of_itself_goes_no_further(nginx):
     config = (nginx.log.parent / f"nginx-{nginx.url.rpartition(':')[2]}" / "nginx.conf").read_text()
     for header in ("X-Forwarded-For", "X-Real-IP"):
         assert re.search(rf"proxy_set_header\s+{header}\s+\$remote_addr;", config)
+
+
+class Headers(BaseHTTPRequestHandler):
+    """Answers with the headers of the request, one a line."""
+
+    def do_POST(self) -> None:
+        body = str(self.headers).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_behind_a_balancer_the_sender_is_whom_the_balancer_names(
+    stack, start, monkeypatch, tmp_path
+):
+    def balanced(address: str) -> Server:
+        """Start nginx with the file as its comments say."""
+        text = re.sub(
+            r"# ((?:set_real_ip|real_ip|203\.).*;)$", r"\1", NGINX_CONF.read_text(), flags=re.M
+        )
+        file = tmp_path / f"{address}.conf"
+        file.write_text(text.replace("203.0.113.10", address))
+        monkeypatch.setattr("gateway.stack.nginx.NGINX_CONF", file)
+        return start(lambda: stack.nginx([upstream.server_port]))
+
+    def seen(nginx: Server, *headers: str) -> tuple[str, str]:
+        with socket.create_connection(("127.0.0.1", int(nginx.url.rpartition(":")[2]))) as client:
+            head = "".join(f"{each}\r\n" for each in (*headers, "Connection: close"))
+            client.sendall(
+                f"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n{head}\r\n".encode()
+            )
+            answer = b"".join(iter(lambda: client.recv(65536), b"")).decode()
+        names = ("X-Forwarded-For", "X-Real-IP", "X-Forwarded-Proto")
+        address, same, scheme = (re.findall(rf"^{name}: (.*?)\r?$", answer, re.M) for name in names)
+        assert address == same
+        return *address, *scheme
+
+    said = ("X-Forwarded-For: 192.0.2.1, 198.51.100.7, 127.0.0.1", "X-Forwarded-Proto: https")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Headers) as upstream:
+        threading.Thread(target=upstream.serve_forever, daemon=True).start()
+        # Who connects is the balancer: what it appended is true, what was there before is not.
+        known = balanced("127.0.0.1")
+        assert seen(known, *said) == ("198.51.100.7", "https")
+        assert seen(known) == ("127.0.0.1", "http")
+        # Who connects is somebody else, or the file is as it ships: it is whoever connects.
+        other = balanced("203.0.113.10")
+        monkeypatch.setattr("gateway.stack.nginx.NGINX_CONF", NGINX_CONF)
+        shipped = start(lambda: stack.nginx([upstream.server_port]))
+        assert seen(other, *said) == seen(shipped, *said) == ("127.0.0.1", "http")
+        upstream.shutdown()
+    for nginx in (known, other, shipped):
+        nginx.stop()
 
 
 # The shipped file, the defaults and the document's command together ------------------------

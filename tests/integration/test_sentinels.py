@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 import redis
+from celery import Celery
 
+from appserver import sentinels
+from appserver.celery_setup import override_backends
 from appserver.settings import settings
 from gateway.claims.claim import MINE, PUBLISHING
 from gateway.claims.idempotency import Idempotency
@@ -191,6 +194,35 @@ def test_a_primary_that_is_cut_off_is_left_though_it_answers(watched, options):
         assert new.dbsize() == 2
 
 
+def test_a_worker_leaves_a_primary_that_is_cut_off_though_it_answers(watched, monkeypatch, caplog):
+    servers = watched()
+    environ = {"GATEWAY_RESULT_BACKEND": servers.url, "GATEWAY_SENTINEL_PASSWORD": PASSWORD}
+    app = Celery("shop", set_as_current=False)
+    override_backends(app)
+    app.conf.update(settings(environ))
+    with servers.client(servers.primary) as primary:
+        until(lambda: primary.wait(1, 100) == 1)
+        app.backend.store_result("before", "result", "SUCCESS")
+        assert primary.exists("celery-task-meta-before")
+        servers.part()
+        monkeypatch.setattr(sentinels, "EVERY", 0)
+        app.backend.store_result("after", "result", "SUCCESS")
+        assert not primary.exists("celery-task-meta-after")
+    with servers.client(servers.replica) as new:
+        assert new.exists("celery-task-meta-after")
+    assert "The Sentinels name 127.0.0.1" in caplog.text
+    # While none of them answers, what is known has to do.
+    servers.cut.stop()
+    servers.sentinel.stop()
+    app.backend.store_result("alone", "result", "SUCCESS")
+    with servers.client(servers.replica) as new:
+        assert new.exists("celery-task-meta-alone")
+    app.backend.client.connection_pool.disconnect()
+    app.conf.result_backend_always_retry = False
+    with pytest.raises(redis.ConnectionError, match="the Sentinels tell no master 'main'"):
+        app.backend.client.ping()
+
+
 def test_the_sentinels_have_an_account_of_their_own(watched):
     servers = watched()
 
@@ -237,8 +269,6 @@ async def work_again(claims: Claims) -> None:
 
 def pings(environ: dict[str, Any]) -> bool:
     """Connect as the app server's workers do."""
-    from celery import Celery
-
     app = Celery(set_as_current=False)
     app.conf.update(settings({name: str(value) for name, value in environ.items()}))
     app.conf.result_backend_always_retry = False
