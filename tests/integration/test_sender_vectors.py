@@ -1,13 +1,15 @@
 """The vectors of all senders that are data, over HTTP, each at the time at which it was signed.
 
-A vector whose URL is signed has its own path, on a gateway with its own `public_url`.
+Each is sent as it is, with each signed part changed, and too late. Its source has two secrets, and
+the second one verifies; a source with the first one only refuses it. A vector whose URL is signed
+has its own path, on a gateway with its own `public_url`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,55 +17,56 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from gateway.delivery import Request
+from gateway.sources.base import listed
 from tests.integration.test_source_vectors import Clock
 from tests.integration.webhooks import toml
-from tests.support.http_client import Answer, Connection, request
+from tests.support.http_client import Answer, Connection
+from tests.support.http_client import request as http_request
 from tests.support.requests import PUBLISHED, metric
 from tests.support.stack import RabbitMQ, Server, Stack
-from tests.unit.sources.test_senders import VECTORS, other, source
+from tests.unit.sources.test_senders import VECTORS, forgeries, request, source
 
 OWN = json.loads((Path(__file__).parents[1] / "vectors" / "own_blocks.json").read_text("utf-8"))
-NOW = 1_800_000_000
 
 
 @dataclass
 class Case:
-    """A vector, with what the source of its route is, and the path of that."""
+    """A vector, with what the source of its route is, a secret of nobody, and forgeries of it."""
 
     name: str
     vector: dict[str, Any]
     source: dict[str, Any]
+    third: str
     signs_url: bool
-    proofs: frozenset[str]
-
-    @property
-    def target(self) -> str:
-        url = urlsplit(self.vector["url"])
-        path = url.path or "/" if self.signs_url else f"/{self.name}"
-        return f"{path}?{url.query}" if url.query else path
+    forged: list[Request]
 
     @property
     def path(self) -> str:
-        return self.target.partition("?")[0]
+        return urlsplit(self.vector["url"]).path or "/" if self.signs_url else f"/{self.name}"
+
+    @property
+    def of_third(self) -> dict[str, Any]:
+        """A source that has the secret of nobody in place of the vector's."""
+        more = listed(self.vector["secret"])[1:]  # PayPal's id is no key
+        return {**self.source, "secrets": [self.third, *more]}
 
 
 def cases() -> Iterator[Case]:
     for each in VECTORS:
         name, vector = each.values
-        table = {"scheme": name, "secrets": vector["secret"]}
         found = source(name, vector)
-        block = getattr(found, "block", None)
+        third, block = found.example.other_secret, getattr(found, "block", None)
+        table = {"scheme": name, "secrets": [third, *listed(vector["secret"])]}
         texts = [] if block is None else [*block.signed_places, str(block.require)]
         signs_url = block is None or any(
             text.startswith(("url", "path")) or "audience" in text for text in texts
         )
-        # eBay's signature is a part of the header only.
-        proofs = frozenset() if name == "ebay" else found.secret_headers
-        yield Case(str(each.id), vector, table, signs_url, proofs)
+        forged = forgeries(name, vector) if vector["valid"] else []
+        yield Case(str(each.id), vector, table, third, signs_url, forged)
     for i, vector in enumerate(OWN):
-        proof = frozenset([vector["block"]["signature"].partition(":")[2]])
         source_of = {**vector["block"], "secrets": vector["secret"]}
-        yield Case(f"own-{i}", vector, source_of, False, proof)
+        yield Case(f"own-{i}", vector, source_of, vector["secret"], False, [])
 
 
 @dataclass
@@ -100,15 +103,10 @@ def places() -> list[Place]:
     return found
 
 
-def encode(case: Case, change: Callable[[str], str] = str) -> bytes:
-    """Write its request, with the header that proves who sends it changed."""
-    lines = [
-        f"{name}: {change(value) if name.lower() in case.proofs else value}"
-        for name, value in case.vector["headers"].items()
-        if name != "Content-Length"
-    ]
-    body = case.vector["body"].encode()
-    return request(body, case.target, *lines, method=case.vector["method"])
+def encode(one: Request, path: str) -> bytes:
+    lines = [f"{name}: {value}" for name, value in one.headers.items() if name != "content-length"]
+    target = f"{path}?{one.query_string}" if one.query_string else path
+    return http_request(one.body, target, *lines, method=one.method)
 
 
 def ask(server: Server, data: bytes) -> Answer:
@@ -124,22 +122,31 @@ def test_all_vectors_over_http(
     place: Place, stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, start, tmp_path
 ):
     clock = start(lambda: Clock(tmp_path / "clock"))
+    free = {f"third-{case.name}": case.of_third for case in place.cases if not case.signs_url}
+    paths = {**place.paths, **{f"/{name}": name for name in free}}
     routes = [
         {"path": path, "source": name, "answer": "accept", "fallback": "", "idempotency": "none"}
-        for path, name in place.paths.items()
+        for path, name in paths.items()
     ]
     file = tmp_path / "gateway.toml"
-    file.write_text(f'public_url = "{place.public_url}"\n\n{toml(place.sources, routes)}')
+    sources = toml({**place.sources, **free}, routes)
+    file.write_text(f'public_url = "{place.public_url}"\n\n{sources}')
     urls = ("--broker", rabbitmq.url, "--result-backend", redis_server.url)
     gateway = stack.gateway("--strategy=pika", *urls, "--config", str(file), env=clock.env)
     before, deliveries = metric(gateway, PUBLISHED), 0
     for case in place.cases:
-        clock.set(case.vector.get("signed_at") or NOW)
-        answer = ask(gateway, encode(case))
-        assert (answer.status < 300) == case.vector["valid"], (case.name, answer.body)
-        assert case.vector["valid"] or answer.status == 401, case.name
-        if encode(case, other) != encode(case):
-            assert ask(gateway, encode(case, other)).status == 401, case.name
-        deliveries += case.vector["valid"] and not case.name.startswith("discord")  # a PING
+        vector, one = case.vector, request(case.vector)
+        clock.set(one.received_at)
+        answer = ask(gateway, encode(one, case.path))
+        assert (answer.status < 300) == vector["valid"], (case.name, answer.body)
+        assert vector["valid"] or answer.status == 401, case.name
+        deliveries += vector["valid"] and not case.name.startswith("discord")  # a PING
+        if case.forged and not case.signs_url:
+            assert ask(gateway, encode(one, f"/third-{case.name}")).status == 401, case.name
+        for each in case.forged:
+            if each.path == one.path:  # else there is no route
+                clock.set(each.received_at)
+                answer = ask(gateway, encode(each, case.path))
+                assert answer.status == 401, (case.name, each, answer.body)
     assert metric(gateway, PUBLISHED) - before == deliveries
     gateway.kill()
