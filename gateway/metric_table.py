@@ -138,6 +138,9 @@ METRICS = {
         GAUGE, "Deliveries in the journal whose task's end is looked for.", alike=True
     ),
     "gateway_journal_bytes": Metric(GAUGE, "Bytes of the journal's deliveries.", alike=True),
+    "gateway_notifications_failed_total": Metric(
+        COUNTER, "Messages about failures that could not be sent."
+    ),
     "gateway_archive_waiting": Metric(
         GAUGE, "Deliveries that have changed since they were archived.", alike=True
     ),

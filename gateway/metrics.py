@@ -18,6 +18,7 @@ import json
 import mmap
 import os
 from bisect import bisect_left
+from collections import Counter as Counts
 from collections.abc import Iterable
 from struct import Struct
 from zlib import crc32
@@ -173,6 +174,14 @@ class Metrics:
         values[start + _SUM] += seconds
         if trace:
             self._exemplify(at, seconds, trace)
+
+    def answers(self) -> Counts[str]:
+        """Return how many requests of each route were answered, but for those with a 4xx."""
+        found = Counts[str]()
+        for (route, _, status), start in self._answers.items():
+            if not 400 <= status < 500:
+                found[route] += int(sum(self._values[start : start + _SUM]))
+        return found
 
     def close(self) -> None:
         self._values.release()

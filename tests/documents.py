@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 
 from gateway import errors
 from gateway.cli import COMMANDS
+from gateway.config.notify import Notify
 from gateway.config.route import Route
 from gateway.config.settings import Config
 from gateway.config.strategies import STRATEGIES, properties
@@ -35,7 +36,7 @@ from loadtest import figures
 
 ROOT = Path(__file__).parents[1]
 #: The settings that are tables, which have sections of their own.
-_TABLES = ("routes", "sources", "tls")
+_TABLES = ("routes", "sources", "tls", "notify")
 _DEFAULT = re.compile(r"\(default: (.*?)\) ")
 _block = re.compile(r"<!-- made (\w+) -->\n.*?<!-- /made \1 -->", re.DOTALL)
 
@@ -177,6 +178,7 @@ MADE: dict[str, Callable[[], Iterator[list[str]]]] = {
     "settings": lambda: settings(Config, "setting"),
     "routes": lambda: settings(Route, "key"),
     "tls": lambda: settings(TLS, "key"),
+    "notify": lambda: settings(Notify, "key"),
     "strategies": strategies,
     "commands": commands,
     "errors": problems,

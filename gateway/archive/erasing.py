@@ -1,4 +1,4 @@
-"""Remove a person from what the gateway keeps: journal, archive, kept answers, late answers.
+"""Remove a person from what the gateway keeps: journal, groups, archive, kept and late answers.
 
 The journal comes first: what the archiver has read before that is committed before the archive is
 looked through, and what it reads later has the person no more.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import asdict
@@ -20,6 +21,7 @@ from gateway.claims.keys import CLAIM, FAILURE, TAGGED
 from gateway.config.settings import Config
 from gateway.journal.entry import Entry
 from gateway.journal.filter import Filter
+from gateway.journal.groups import About, general
 from gateway.journal.stores import store_for
 from gateway.stores import result_store
 from gateway.stores.state_store import StateStore
@@ -51,6 +53,7 @@ class Erased(NamedTuple):
     archive: int
     answers: int
     late: int
+    groups: int
 
 
 class Text:
@@ -60,6 +63,7 @@ class Text:
         #: As it is, and as a body in JSON may have it.
         self.forms = sorted({text, *_escaped(text)})
         self._folded = {form.casefold() for form in self.forms}
+        self._words = _words(text).casefold()
         self._filters = [Filter(text=form) for form in self.forms]
 
     def is_in(self, data: bytes | str) -> bool:
@@ -67,11 +71,21 @@ class Text:
         folded = text.casefold()
         return any(form in folded for form in self._folded)
 
+    def is_of(self, group: About) -> bool:
+        text = " ".join(group)
+        return self.is_in(text) or bool(self._words and self._words in text.casefold())
+
     def is_about(self, entry: Entry) -> bool:
         known = {**asdict(entry), "call": ""}
         if any(each.takes(entry) for each in self._filters):
             return True
         return self.is_in(json.dumps(known, ensure_ascii=False))
+
+
+def _words(text: str) -> str:
+    """Return a text with placeholders, as groups have it; empty where it has nothing else."""
+    shown = general(text)
+    return shown if re.sub(r"\{\w+\}|\W", "", shown) else ""
 
 
 def _escaped(text: str) -> set[str]:
@@ -81,7 +95,7 @@ def _escaped(text: str) -> set[str]:
 async def erase(config: Config, text: str, dry_run: bool = False) -> Erased:
     """Remove all deliveries that have `text`, and the answers and late answers that do."""
     wanted = Text(text)
-    journal = answers = late = archive = 0
+    journal = answers = late = archive = groups = 0
     some: list[Entry] = []
     if config.state:
         async with store_for(config).opened(config) as store:
@@ -90,6 +104,10 @@ async def erase(config: Config, text: str, dry_run: bool = False) -> Erased:
             journal = len(some)
             if not dry_run:
                 journal = sum([await store.erase(entry) for entry in some])
+            about = [each.id for each in await store.groups() if wanted.is_of(each.about)]
+            groups = len(about)
+            if not dry_run:
+                groups = sum([await store.forget_group(each) for each in about])
         try:
             async with StateStore.opened(config) as keys:
                 answers = await _erase_answers(keys, config.prefix, wanted, dry_run)
@@ -103,7 +121,7 @@ async def erase(config: Config, text: str, dry_run: bool = False) -> Erased:
         archive = await asyncio.to_thread(
             database.erase, wanted.forms, wanted.is_about, ids, dry_run
         )
-    return Erased(journal, archive, answers, late)
+    return Erased(journal, archive, answers, late, groups)
 
 
 async def _erase_answers(store: StateStore, prefix: str, wanted: Text, dry_run: bool) -> int:

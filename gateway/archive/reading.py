@@ -19,6 +19,7 @@ from gateway.errors import GatewayError
 from gateway.journal.base import JournalStore
 from gateway.journal.entry import GONE, Entry
 from gateway.journal.filter import Filter
+from gateway.journal.groups import FAILURES
 from gateway.journal.reading import Reader
 from gateway.journal.stores import store_for
 
@@ -75,6 +76,8 @@ class Archive:
             query = query.where(columns.ms >= _ms(wanted.since))
         if wanted.state:
             query = query.where(columns.state.in_(sorted(wanted.state)))
+        if wanted.group:
+            query = query.where(columns.state.in_(sorted(FAILURES)))
         if wanted.status == "gone":
             query = query.where(columns.status == GONE)
         elif wanted.status:

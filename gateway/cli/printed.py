@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from gateway.journal.entry import Entry
 from gateway.journal.filter import status
+from gateway.journal.groups import Group
 from gateway.outcome import Outcome
 
 _LINE = "{:<24} {:<36} {:<13} {:>6} {:>9}  {}"
 _ERROR = 80  # characters of an error that are shown
+_GROUP = "{:<20} {:<16} {:<8} {:>9}  {}"
+GROUPS = _GROUP.format("last", "group", "state", "count", "route, task, error")
 HEAD = _LINE.format("received", "delivery", "state", "status", "ms", "route, event, error")
 
 
@@ -27,6 +30,18 @@ def line(entry: Entry, as_object: bool = False) -> str:
     what = " ".join(filter(None, (entry.path, delivery["event"], error)))
     columns = (at, entry.id, entry.state, status(entry), milliseconds, what)
     return shown(_LINE.format(*columns).rstrip())
+
+
+def group_line(group: Group, as_object: bool = False) -> str:
+    """Return a group of failures in one line: as JSON, or in columns below `GROUPS`."""
+    if as_object:
+        return as_json(group.as_object())
+    last = datetime.fromtimestamp(group.last / 1000, UTC)
+    about = group.about
+    error = ": ".join(filter(None, (about.type, about.text)))
+    what = " ".join(filter(None, (about.route, about.task, about.state, error)))
+    columns = (f"{last:%Y-%m-%dT%H:%M:%SZ}", group.id, group.state, f"{group.count:,}", what)
+    return shown(_GROUP.format(*columns))
 
 
 def about(entry: Entry) -> dict[str, Any]:

@@ -39,6 +39,8 @@ def _of_servers(config: Config) -> list[str]:
         )
     if config.journal and not config.state:
         problems.append("journal: the journal is kept in Redis; set result_backend or state_url")
+    if config.notify and not config.journal:
+        problems.append("notify: failures are counted with a journal; set journal = 10000, say")
     if config.archive and not config.journal:
         problems.append("archive_url: it is filled from the journal; set journal = 10000, say")
     if config.journal_refused and not config.most_refused:

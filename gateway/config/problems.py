@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway.config.late import Late
+from gateway.config.notify import Notify
 from gateway.config.route import Route
 from gateway.config.tls import TLS
 from gateway.model import Model
@@ -113,7 +114,7 @@ def meant(given: Any, known: Iterable[str]) -> str:
 def _sentence(detail: ErrorDetails, model: type[Model]) -> str:
     kind, loc = detail["type"], detail["loc"]
     if kind == "extra_forbidden":
-        tables: dict[str, type[Model]] = {"routes": Route, "tls": TLS}
+        tables: dict[str, type[Model]] = {"routes": Route, "tls": TLS, "notify": Notify}
         known = Late if "late" in loc[:-1] else tables.get(str(loc[0]), model)
         names = [field.alias or name for name, field in known.model_fields.items()]
         hint = meant(loc[-1], names)

@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from gateway.config import urls
+from gateway.config.notify import Notify
 from gateway.config.problems import explain
 from gateway.config.route import RESULTS, Route
 from gateway.config.strategies import STRATEGIES, StrategyInfo, properties
@@ -219,6 +220,7 @@ class Config(Model):
     loop: Literal["auto", "asyncio", "uvloop"] = "auto"
     """`auto`: uvloop if it is installed; `asyncio`, `uvloop`"""
     tls: TLS = TLS()
+    notify: Notify | None = None
     sources: dict[str, SerializeAsAny[Options]] = {}
     routes: list[Route] = Field([Route(path="/")], validate_default=True)
 

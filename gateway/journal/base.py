@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import NamedTuple, Self
 
 from gateway.config.settings import Config
 from gateway.journal.entry import REFUSED, End, Entry
+from gateway.journal.groups import About, Group
 
 #: What an entry's position matches; it may be empty. Positions are compared as two numbers.
 POSITION = r"^([0-9]{1,15}-[0-9]{1,15})?$"
@@ -17,6 +18,9 @@ POSITION = r"^([0-9]{1,15}-[0-9]{1,15})?$"
 #: Milliseconds after a delivery is written, or a replay of it has ended, until the first look for
 #: the end of its task.
 FIRST_LOOK = 1_000
+
+#: Minutes for which routes' shares of failures are reckoned, and answers below which they are not.
+MINUTES, LEAST = 10, 20
 
 #: How a delivery was answered, as texts: status (empty: not yet), seconds, seconds until its
 #: message was published, error, attempts; the last three are empty where there are none.
@@ -65,6 +69,17 @@ class Change(NamedTuple):
     entry: Entry | None
 
 
+class Failing(NamedTuple):
+    """A delivery that has failed, and is not counted; ``ms`` since the epoch is when it has.
+
+    ``about`` is what its group has in common; None: it has none, as it is gone or runs again.
+    """
+
+    id: str
+    ms: int
+    about: About | None
+
+
 class JournalStore(ABC):
     """Keeps the entries of the journal.
 
@@ -84,6 +99,8 @@ class JournalStore(ABC):
       end, or `settle` one that counts. What the bounds remove is not open any more.
     - Each change is announced by `changes`. With `Config.archive_url` the store remembers that it
       is not archived, until `archived` says so, or the bounds remove the delivery.
+    - A delivery that fails is remembered until `count` has added it to its group, each time that it
+      fails. Groups are not removed with their deliveries: those that have failed last are kept.
     - Ages, looks and positions are by one clock, the store's.
     - No method blocks. What is called first takes effect first, also if it is awaited later. `stop`
       waits for that as well.
@@ -207,6 +224,51 @@ class JournalStore(ABC):
     @abstractmethod
     async def erase(self, entry: Entry) -> bool:
         """Remove a delivery, which `entries` or `get` has returned; tell whether it was there."""
+
+    @abstractmethod
+    async def failing(self, process: str, seconds: float, number: int) -> list[Failing] | None:
+        """Return at most `number` deliveries that are not counted, the first one first.
+
+        None where another process counts. `process` is the one that does from now on, for
+        `seconds`.
+        """
+
+    @abstractmethod
+    async def count(self, failing: Sequence[Failing], news: bool) -> int:
+        """Add deliveries to their groups, each once; return how many were added.
+
+        With `news` it is noted what there is to be told: ``new GROUP``, ``grown GROUP`` (tenfold),
+        ``again GROUP`` (it was resolved).
+        """
+
+    @abstractmethod
+    async def groups(self) -> list[Group]:
+        """Return all groups, the one that has failed last first."""
+
+    @abstractmethod
+    async def change_group(self, group: str, muted: datetime | None) -> bool:
+        """Mute a group until then, or say that it is resolved (None); False: there is none."""
+
+    @abstractmethod
+    async def forget_group(self, group: str) -> bool:
+        """Remove a group; tell whether it was there."""
+
+    @abstractmethod
+    async def rates(
+        self, share: float | None, answered: Mapping[str, int], failed: Mapping[str, int]
+    ) -> dict[str, tuple[int, int]]:
+        """Add to the numbers of the last `MINUTES`; return by route how many were answered, failed.
+
+        ``share ROUTE`` is news where the failed ones pass `share`, with `LEAST` answers or more.
+        """
+
+    @abstractmethod
+    async def news(self, number: int, seconds: float) -> list[str]:
+        """Return at most `number` news of the last `seconds`, unless there is a pause."""
+
+    @abstractmethod
+    async def told(self, news: Sequence[str], pause: float) -> None:
+        """Remove `news`, and return no others for `pause` seconds."""
 
     @abstractmethod
     async def check(self) -> None:

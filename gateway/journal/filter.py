@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 from gateway.config.pointers import glob
 from gateway.journal.entry import GONE, STATES, Entry
+from gateway.journal.groups import GROUP, group_of
 
 _STATUS = re.compile(r"[1-5x?][0-9x?]{2}|gone").fullmatch
-_AGO = re.compile(r"(\d+)([smhd])").fullmatch
+_SPAN = re.compile(r"(\d+)([smhd])").fullmatch
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
@@ -27,7 +28,8 @@ class Filter:
     ``state`` has some of `gateway.journal.entry.STATES`. ``status`` may have ``x`` or ``?`` for
     any digit, as in ``5xx``, and is ``gone`` where the sender had left. ``route``, ``source`` and
     ``event`` may have ``*``. ``text`` is searched for in the call, in its JSON without spaces
-    between values, in the ids and in the error; upper and lower case are the same.
+    between values, in the ids and in the error; upper and lower case are the same. ``group`` is the
+    id of a group of failures.
     """
 
     state: frozenset[str] = frozenset()
@@ -38,6 +40,7 @@ class Filter:
     since: datetime | None = None
     until: datetime | None = None
     text: str = ""
+    group: str = ""
 
     def takes(self, entry: Entry) -> bool:
         """Tell whether `entry` is looked for; its time is not compared."""
@@ -48,8 +51,13 @@ class Filter:
             and (not self.route or glob(self.route)(entry.path))
             and (not self.source or glob(self.source)(delivery["source"]))
             and (not self.event or any(map(glob(self.event), _events(delivery["event"]))))
+            and (not self.group or self._has_group(entry))
             and (not self.text or self._has_text(entry))
         )
+
+    def _has_group(self, entry: Entry) -> bool:
+        about = group_of(entry)
+        return about is not None and about.id == self.group
 
     def _has_text(self, entry: Entry) -> bool:
         text = self.text.casefold()
@@ -111,14 +119,30 @@ def read_route(text: str) -> str:
     return text
 
 
+def read_group(text: str) -> str:
+    """Return the id of a group; raises ValueError where no group could have it."""
+    if not re.fullmatch(GROUP, text):
+        raise ValueError(f"{text}: is not a group's id; `gateway deliveries groups` lists them")
+    return text
+
+
 def read_time(text: str) -> datetime:
     """Return a time that is written in ISO 8601, or as ``15m``, ``2h`` or ``7d`` ago.
 
     Raises ValueError where it is neither.
     """
+    return _time(text, -1)
+
+
+def read_until(text: str) -> datetime:
+    """Return a time as `read_time` does, but ``15m``, ``2h`` and ``7d`` are from now on."""
+    return _time(text, 1)
+
+
+def _time(text: str, sign: int) -> datetime:
     try:
-        if ago := _AGO(text):
-            return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+        if span := _SPAN(text):
+            return datetime.now(UTC) + sign * timedelta(**{_UNITS[span[2]]: int(span[1])})
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
         raise ValueError(f"{text}: is not a time; write 2026-01-31T12:00Z, 15m, 2h or 7d") from None
@@ -140,6 +164,7 @@ PARTS = {
     "source": Part("NAME", str, "a source's name; `*` stands for any text"),
     "event": Part("EVENT", str, "an event; `*` stands for any text"),
     "text": Part("TEXT", str, "a text in the call, its JSON, the ids or the error, in any case"),
+    "group": Part("GROUP", read_group, "the id of a group of failures"),
     "since": Part("TIME", read_time, f"received after this: {_WHEN}"),
     "until": Part("TIME", read_time, f"received before this: {_WHEN}"),
 }

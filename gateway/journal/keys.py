@@ -22,8 +22,16 @@ class Keys:
         self.bytes = f"{prefix}bytes"
         self.changed = f"{prefix}changed"
         self.missed = f"{prefix}missed"
+        self.failing = f"{prefix}failing"
+        self.counts = f"{prefix}counts"
+        self.groups = f"{prefix}groups"
+        self.news = f"{prefix}news"
+        self.told = f"{prefix}told"
+        self.rates = f"{prefix}rates"
         #: What the key of each delivery begins with.
         self.prefix = f"{prefix}delivery:"
+        #: What the key of each group begins with.
+        self.group = f"{prefix}group:"
 
     def of(self, delivery_id: str) -> str:
         return self.prefix + delivery_id

@@ -17,8 +17,20 @@ from gateway.clock import time
 from gateway.config.settings import REFUSED, Config
 from gateway.errors import GatewayError
 from gateway.journal import scripts
-from gateway.journal.base import FIRST_LOOK, NOT_ANSWERED, Change, JournalStore, Refusal, Row, Size
+from gateway.journal.base import (
+    FIRST_LOOK,
+    LEAST,
+    MINUTES,
+    NOT_ANSWERED,
+    Change,
+    Failing,
+    JournalStore,
+    Refusal,
+    Row,
+    Size,
+)
 from gateway.journal.entry import LATE, RECEIVED, RUNNING, End, Entry
+from gateway.journal.groups import DAY, HOUR, MOST, About, Group, group_of
 from gateway.journal.keys import Keys
 from gateway.stores import result_store, state_store
 from gateway.stores.result_store import Ask
@@ -27,6 +39,7 @@ from gateway.stores.state_store import StateStore
 _SILENCE = 15.0  # seconds without a change after which Redis is asked whether it is there
 #: Deliveries a query, and bytes of their calls: with more, the other clients of Redis would wait.
 _PAGE, _CALLS = 20, 262_144
+_GROUPS = 100  # groups a query
 
 
 class RedisStore(JournalStore):
@@ -65,8 +78,8 @@ class RedisStore(JournalStore):
     def write(self, rows: Sequence[Row]) -> Awaitable[bytes | None]:
         keys, config = self._keys, self._config
         return self._run(
-            "EVAL", scripts.WRITE, 3 + len(self._marks),
-            keys.deliveries, keys.open, keys.bytes, *self._marks,
+            "EVAL", scripts.WRITE, 4 + len(self._marks),
+            keys.deliveries, keys.open, keys.bytes, keys.failing, *self._marks,
             config.journal, config.journal_bytes, self._age, FIRST_LOOK, keys.prefix, keys.changes,
             self._drops, *chain.from_iterable(rows),
         )  # fmt: skip
@@ -99,8 +112,8 @@ class RedisStore(JournalStore):
             now = datetime.fromtimestamp(time(), UTC)
             fields += ["ended_at", now.isoformat(timespec="milliseconds")]
         return self._run(
-            "EVAL", scripts.SETTLE, 2 + len(self._marks),
-            keys.of(delivery_id), keys.open, *self._marks,
+            "EVAL", scripts.SETTLE, 3 + len(self._marks),
+            keys.of(delivery_id), keys.open, keys.failing, *self._marks,
             delivery_id, task_id, end.state, int(ended and counts), keys.changes,
             self._drops, *fields,
         )  # fmt: skip
@@ -198,21 +211,73 @@ class RedisStore(JournalStore):
 
     async def erase(self, entry: Entry) -> bool:
         keys = self._keys
-        return bool(
+        removed = await self._run(
+            "EVAL", scripts.ERASE, 7, keys.of(entry.id), keys.deliveries, keys.refused, keys.open,
+            keys.bytes, keys.changed, keys.failing, entry.id, entry.position,
+        )  # fmt: skip
+        return bool(removed)
+
+    async def failing(self, process: str, seconds: float, number: int) -> list[Failing] | None:
+        keys = self._keys
+        found = await self._run(
+            "EVAL", scripts.FAILING, 2, keys.failing, keys.counts,
+            process, int(seconds * 1000), number, keys.prefix,
+        )  # fmt: skip
+        if found is None:
+            return None
+        return [_failing(delivery_id, ms, *fields) for delivery_id, ms, *fields in found]
+
+    async def count(self, failing: Sequence[Failing], news: bool) -> int:
+        keys, rows = self._keys, []
+        for each in failing:
+            about = each.about
+            rows += [each.id, each.ms, about.id if about else "", json.dumps(about)]
+        return int(
             await self._run(
-                "EVAL",
-                scripts.ERASE,
-                6,
-                keys.of(entry.id),
-                keys.deliveries,
-                keys.refused,
-                keys.open,
-                keys.bytes,
-                keys.changed,
-                entry.id,
-                entry.position,
-            )  # fmt: skip
-        )
+                "EVAL", scripts.COUNT, 3, keys.failing, keys.groups, keys.news,
+                MOST, keys.group, int(news), *rows,
+            )
+        )  # fmt: skip
+
+    async def groups(self) -> list[Group]:
+        keys, found = self._keys, []
+        for first in range(0, MOST, _GROUPS):
+            now, *some = await self._run(
+                "EVAL", scripts.GROUPS, 1, keys.groups, keys.group, first, _GROUPS
+            )
+            found += [_group(_fields(flat), now) for flat in some if flat]
+            if len(some) < _GROUPS:
+                break
+        return found
+
+    async def change_group(self, group: str, muted: datetime | None) -> bool:
+        key, until = self._keys.group + group, "" if muted is None else str(_ms(muted))
+        return bool(await self._run("EVAL", scripts.CHANGE_GROUP, 1, key, until))
+
+    async def forget_group(self, group: str) -> bool:
+        keys = (self._keys.group + group, self._keys.groups)
+        return bool(await self._run("EVAL", scripts.FORGET_GROUP, 2, *keys, group))
+
+    async def rates(
+        self, share: float | None, answered: Mapping[str, int], failed: Mapping[str, int]
+    ) -> dict[str, tuple[int, int]]:
+        keys, numbers = self._keys, (("a", answered), ("f", failed))
+        given = [(kind, *pair) for kind, some in numbers for pair in some.items()]
+        flat = await self._run(
+            "EVAL", scripts.RATES, 2, keys.rates, keys.news,
+            MINUTES, "" if share is None else share, LEAST, *chain.from_iterable(given),
+        )  # fmt: skip
+        rows = zip(flat[::3], flat[1::3], flat[2::3], strict=True)
+        return {route.decode(): (answered, failed) for route, answered, failed in rows}
+
+    async def news(self, number: int, seconds: float) -> list[str]:
+        keys, first = self._keys, int((time() - seconds) * 1000)
+        found = await self._run("EVAL", scripts.NEWS, 2, keys.news, keys.told, first, number)
+        return [each.decode() for each in found]
+
+    async def told(self, news: Sequence[str], pause: float) -> None:
+        keys = self._keys
+        await self._run("EVAL", scripts.TOLD, 2, keys.news, keys.told, int(pause * 1000), *news)
 
     async def check(self) -> None:
         """Write two deliveries to a journal of one, as the account may lack a permission."""
@@ -245,6 +310,24 @@ def _fields(flat: Any) -> dict[bytes, bytes]:
     if isinstance(flat, dict):
         return flat
     return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _failing(delivery_id: bytes, ms: int, about: bytes, state: bytes, error: bytes) -> Failing:
+    known = None
+    if about:
+        fields = {b"about": about, b"state": state, b"error": error, b"task_id": b""}
+        known = group_of(_entry(fields))
+    return Failing(delivery_id.decode(), ms, known)
+
+
+def _group(fields: Mapping[bytes, bytes], now: int) -> Group:
+    """Return the group whose hash has these `fields`."""
+    texts = {key.decode(): value.decode() for key, value in fields.items()}
+    hours = [int(texts.get(f"h{now // HOUR - ago}", 0)) for ago in reversed(range(DAY // HOUR))]
+    own = ("count", "first", "last", "muted", "resolved", "again")
+    numbers = {name: int(texts.get(name, 0)) for name in own}
+    about = About(*json.loads(texts["about"]))
+    return Group(about, example=texts["example"], hours=hours, now=now, **numbers)
 
 
 def _entry(fields: Mapping[bytes, bytes], position: str = "") -> Entry:

@@ -56,10 +56,10 @@ class Journal:
     """Writes deliveries, of which the store keeps the last `Config.journal`."""
 
     def __init__(self, config: Config, metrics: Metrics):
-        self._store = store_for(config)(config)
-        self._follower = Follower(config, self._store, metrics) if config.results else None
-        self._stored = config.strategy_info.stored
-        self._size = SizeWatch(config, self._store, metrics)
+        self.store = store_for(config)(config)
+        self._follower = Follower(config, self.store, metrics) if config.results else None
+        self.stored = config.strategy_info.stored
+        self._size = SizeWatch(config, self.store, metrics)
         self._metrics = metrics
         #: The states whose calls are not kept.
         self._bodiless = {"failed": WELL, "none": frozenset(STATES)}.get(config.keep_bodies, ())
@@ -74,7 +74,7 @@ class Journal:
         self.refusals = Refusals(config, self._keep) if config.most_apart else None
 
     async def start(self) -> None:
-        await self._store.start()
+        await self.store.start()
         await self._size.start()
         if self._follower is not None:
             await self._follower.start()
@@ -84,7 +84,7 @@ class Journal:
             await self._follower.stop()
         await self._size.stop()
         self._flush()
-        await self._store.stop()
+        await self.store.stop()
 
     def begin(self, message: Message, task_id: str, identity: str) -> Future[bool]:
         """Write a delivery before it is answered; the future says whether the store has it.
@@ -115,7 +115,7 @@ class Journal:
 
     async def settle(self, delivery_id: str, task_id: str, end: End) -> None:
         """Write what became of a delivery's task, or of its late answer; raises `GatewayError`."""
-        await self._store.settle(delivery_id, task_id, end, counts=False)
+        await self.store.settle(delivery_id, task_id, end, counts=False)
 
     def write(
         self,
@@ -154,7 +154,7 @@ class Journal:
         if batch is None:
             batch = _Batch(loop.create_future(), loop.call_later(GATHER, self._flush))
             self._batch = batch
-        stored = message.delivery["store"] or (self._stored and not message.options.ignore_result)
+        stored = message.delivery["store"] or (self.stored and not message.options.ignore_result)
         followed = self._follower is not None and stored and state in OPEN
         about = described(message, identity) if whole else ""
         call = message.body if size else b""
@@ -173,7 +173,7 @@ class Journal:
         if batch is None:
             return
         batch.timer.cancel()
-        reply = asyncio.ensure_future(self._store.write(batch.rows))
+        reply = asyncio.ensure_future(self.store.write(batch.rows))
         reply.add_done_callback(partial(self._written, batch))
 
     def _keep(self, refusal: Refusal) -> None:
@@ -183,7 +183,7 @@ class Journal:
             refusal = refusal._replace(call=b"")
         size = len(refusal.call)
         if self._reserve(size, 1):
-            reply = asyncio.ensure_future(self._store.refuse(refusal))
+            reply = asyncio.ensure_future(self.store.refuse(refusal))
             reply.add_done_callback(partial(self._release, size, 1))
 
     def _reserve(self, size: int, lost: int) -> bool:

@@ -16,6 +16,7 @@ from gateway.config.settings import Config
 from gateway.delivery import Delivery, Request, traceparent_of
 from gateway.errors import BadRequest, RequestError, Unverified
 from gateway.failpoints import Failpoint
+from gateway.failures.counting import Failures
 from gateway.journal.entry import IGNORED, REFUSED
 from gateway.journal.refusals import Kept, Refusals
 from gateway.journal.writing import Journal
@@ -95,6 +96,7 @@ class Relay:
         #: Only where a route has identities there are claims.
         self._made = DeliveryInFlight if idempotency is None else ClaimedDelivery
         journal = Journal(config, metrics) if config.journal else None
+        self._failures = None if journal is None else Failures(config, journal.store, metrics)
         tracer = _tracer(config)
         recorders: list[Recorder] = []
         if journal is not None:
@@ -138,10 +140,11 @@ class Relay:
         """Return the services in the order in which they are started."""
         context = self.context
         # While it stops, the strategy still ends tasks, whose claims and entries are to be written.
-        own = (context.tracer, self._results, context.idempotency, context.journal, context.late)
+        own = (context.tracer, self._results, context.idempotency, context.journal)
         services: Sequence[Service | None]
         keys = self._routes.fetched_keys
-        services = (*own, context.strategy, context.queues, context.fairness, *keys)
+        late = (self._failures, context.late)
+        services = (*own, *late, context.strategy, context.queues, context.fairness, *keys)
         return [service for service in services if service is not None]
 
     def checks(self) -> dict[str, str]:

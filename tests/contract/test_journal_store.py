@@ -33,6 +33,9 @@ from gateway.journal.entry import (
     End,
     Entry,
 )
+from gateway.journal.filter import Filter
+from gateway.journal.groups import AGAIN, MOST, MUTED, NEW, RESOLVED, Group
+from gateway.journal.reading import Reader
 from gateway.journal.redis_store import RedisStore
 from gateway.journal.stores import STORES
 from gateway.stores import state_store
@@ -681,3 +684,159 @@ async def test_a_delivery_is_erased(use: Use):
         (two,) = await listed(store)
         assert await store.erase(two) is True and await store.erase(two) is False
         assert (await store.trim(1))[:4] == (0, 0, 0, 0)
+
+
+def failed(delivery_id: str, error: str, state: str = FAILED) -> Row:
+    row = answered(delivery_id, state, 502)
+    return (*row[:7], error, *row[8:])
+
+
+async def counted(store: JournalStore, process: str = "one", news: bool = True) -> int:
+    failing = await store.failing(process, 60.0, 100)
+    assert failing is not None
+    return await store.count(failing, news)
+
+
+async def in_order(store: JournalStore) -> list[Group]:
+    return sorted(await store.groups(), key=lambda group: group.about.type)
+
+
+@awaited
+async def test_each_failure_is_counted_once(use: Use):
+    async with use() as store:
+        # Given some that fail with their answer, one that fails later, and one that does not,
+        await store.write([failed(f"d{n}", f"task-failed: KeyError: no {n}") for n in range(3)])
+        await store.write([begun("late"), answered("well", SUCCEEDED, 200)])
+        await store.settle("late", "first", End(FAILED, "KeyError: no 77"))
+        await store.settle("late", "first", End(FAILED, "KeyError: no 78"))
+
+        # when one process counts, and another one would,
+        failing = await store.failing("one", 60.0, 100)
+        assert failing is not None and [each.id for each in failing] == ["d0", "d1", "d2", "late"]
+        assert await store.failing("other", 60.0, 100) is None
+
+        # then each is counted once, also where it is told twice,
+        assert await store.count(failing[:2], news=True) == 2
+        assert await store.count(failing, news=True) == 2
+        assert await store.failing("one", 60.0, 100) == []
+        (group,) = await store.groups()
+        about = (group.about.state, group.about.route, group.about.task)
+        assert about == (FAILED, "/", "tasks.run")
+        assert (group.about.type, group.about.text) == ("KeyError", "no {n}")
+        assert (group.count, group.state, group.example) == (4, NEW, "late")
+        assert group.first <= group.last <= group.now
+        assert (sum(group.hours), len(group.hours)) == (4, 24)
+
+        # and a filter finds the deliveries of the group.
+        async with aclosing(Reader(store).find(Filter(group=group.id))) as found:
+            assert {entry.id async for entry in found} == {"d0", "d1", "d2", "late"}
+
+
+@awaited
+async def test_what_is_gone_or_runs_again_is_in_no_group(use: Use):
+    async with use() as store:
+        await store.write([failed(each, "E") for each in ("erased", "replayed", "again")])
+        failing = await store.failing("one", 60.0, 100)
+        assert failing is not None and len(failing) == 3
+        assert await store.erase((await listed(store))[-1])
+        await replay(store, "replayed", "second")
+        await replay(store, "again", "second")
+        await store.settle("again", "second", End(FAILED, "F"))
+
+        assert await counted(store) == 1
+
+        assert [each.about.type for each in await store.groups()] == ["F"]
+
+
+@awaited
+async def test_a_group_is_muted_resolved_and_comes_back(use: Use):
+    async with use() as store:
+        await store.write([failed("a", "E", EXPIRED), failed("b", "F", DEAD_LETTERED)])
+        await counted(store)
+        e, f = await in_order(store)
+        assert (e.about.type, f.about.type, e.state) == ("E", "F", NEW)
+
+        until = datetime.now(UTC) + timedelta(hours=1)
+        assert await store.change_group(e.id, until)
+        assert await store.change_group(f.id, None)
+        assert not await store.change_group("0123456789abcdef", None)
+        e, f = await in_order(store)
+        assert (e.state, e.muted) == (MUTED, int(until.timestamp() * 1000))
+        assert (f.state, f.again) == (RESOLVED, 0) and f.resolved >= f.last
+
+        # When the two fail again,
+        await store.write([failed("c", "F", DEAD_LETTERED), failed("d", "E", EXPIRED)])
+        await counted(store)
+
+        # then the one that was resolved is back, and the other one is still muted.
+        e, f = await in_order(store)
+        assert (f.state, f.resolved, f.count) == (AGAIN, 0, 2) and f.again == f.last
+        assert (e.state, e.count) == (MUTED, 2)
+        assert await store.forget_group(e.id)
+        assert [each.id for each in await store.groups()] == [f.id]
+
+
+@awaited
+async def test_news_are_what_is_new_grows_and_comes_back(use: Use):
+    async with use() as store:
+
+        async def news_after(number: int, error: str = "E") -> list[str]:
+            await store.write([failed(secrets.token_hex(4), error) for _ in range(number)])
+            await counted(store)
+            news = await store.news(100, 60.0)
+            await store.told(news, 0.0)
+            return [each.partition(" ")[0] for each in news]
+
+        assert await news_after(1) == ["new"]
+        (group,) = await store.groups()
+        assert await news_after(8) == []
+        assert await news_after(1) == ["grown"]
+        assert await news_after(89) == []
+        assert await news_after(1) == ["grown"]
+        assert await store.change_group(group.id, None)
+        assert await news_after(1) == ["again"]
+        assert await news_after(9) == ["grown"]
+        assert (await store.groups())[0].count == 110
+
+        # With a pause, what comes meanwhile is told afterwards.
+        await store.told([], 60.0)
+        await store.write([failed("x", "F")])
+        await counted(store)
+        assert await store.news(100, 60.0) == []
+        await store.told([], 0.0)
+        assert len(await store.news(100, 60.0)) == 1
+
+
+@awaited
+async def test_groups_are_bounded(use: Use):
+    async with use() as store:
+        # A type of its own for each.
+        rows = [failed(f"d{n}", "".join(chr(97 + int(c)) for c in f"{n:04}")) for n in range(600)]
+        for begin in range(0, 600, 100):
+            await store.write(rows[begin : begin + 100])
+            await counted(store, news=False)
+
+        groups = await store.groups()
+        assert len(groups) == MOST
+        assert {each.example for each in groups} == {f"d{n}" for n in range(100, 600)}
+        assert await store.news(100, 60.0) == []
+
+
+@awaited
+async def test_a_route_s_share_of_failures_is_told_once(use: Use):
+    async with use() as store:
+        assert await store.rates(0.5, {"/a b": 19}, {"/a b": 19}) == {"/a b": (19, 19)}
+        assert await store.news(10, 60.0) == []
+        sums = await store.rates(0.5, {"/a b": 1, "/c": 40}, {"/c": 19})
+        assert sums == {"/a b": (20, 19), "/c": (40, 19)}
+        assert await store.news(10, 60.0) == ["share /a b"]
+        await store.told(["share /a b"], 0.0)
+
+        await store.rates(0.5, {}, {"/a b": 1})
+        assert await store.news(10, 60.0) == []
+
+        # After it was below, it is told anew.
+        await store.rates(0.5, {"/a b": 100}, {})
+        assert await store.news(10, 60.0) == []
+        await store.rates(0.5, {}, {"/a b": 80})
+        assert await store.news(10, 60.0) == ["share /a b"]

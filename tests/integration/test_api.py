@@ -300,6 +300,41 @@ def test_all_that_a_filter_takes_are_replayed_part_by_part(gateway, servers):
     assert (taken, after) == (would["would_be"], None)
 
 
+def test_groups_of_failures_are_listed_muted_resolved_and_replayed(gateway):
+    assert set(answered(gateway, "/wait?seconds=no", "a", "b")) == {502}
+
+    def groups() -> list[Any]:
+        status, _, found = ask(gateway, "failures")
+        schema(gateway, "/api/failures", "get").validate(found)
+        assert (status, found["notify"]) == (200, "")
+        return found["groups"]
+
+    assert poll(lambda: [each["count"] for each in groups()] == [2], 30)
+    (group,) = groups()
+    assert (group["type"], group["text"]) == (
+        "ValueError",
+        "could not convert string to float: {text}",
+    )
+    assert (group["state"], group["end"], sum(group["hours"])) == ("new", "failed", 2)
+    found = ask(gateway, "deliveries", group=group["id"])[2]["deliveries"]
+    assert len(found) == 2 and group["example"] in {each["id"] for each in found}
+
+    path = f"failures/{group['id']}"
+    assert ask(gateway, f"{path}/mute", "POST", until="2h")[0] == 200
+    assert [each["state"] for each in groups()] == ["muted"]
+    assert ask(gateway, f"{path}/resolve", "POST")[0] == 200
+    assert [each["state"] for each in groups()] == ["resolved"]
+    wrong = ask(gateway, f"{path}/mute", "POST", until="soon")
+    assert problem(wrong)[:2] == (400, "bad-request")
+    none = ask(gateway, f"failures/{'0' * 16}/resolve", "POST")
+    assert problem(none)[:2] == (404, "not-found")
+    assert problem(ask(gateway, "notify/test", "POST"))[:2] == (404, "not-found")
+
+    _, _, some = ask(gateway, f"{path}/replay", "POST", limit=1)
+    assert (len(some["replayed"]), some["left"]) == (1, 1)
+    assert poll(lambda: [(each["state"], each["count"]) for each in groups()] == [("again", 3)], 30)
+
+
 def without(servers: Servers, command: str) -> Server:
     """Start a gateway whose account in the journal's Redis may not run a command."""
     with redis.Redis.from_url(servers.results.url) as client:

@@ -357,6 +357,15 @@ def test_a_person_is_erased(config, archived, tmp_path, capsys):
     else:
         Database(config).migrate()
 
+    async def count() -> None:
+        async with journal(config) as store:
+            failing = await store.failing("process", 60.0, 10)
+            assert failing is not None
+            assert await store.count(failing, news=True) == 2
+
+    written(config, begun("fails"), answer("fails", FAILED, 502, "4711"))
+    asyncio.run(count())
+
     digest, task = b"d" * 16, uuid4()
     done = b"D" + bytes(7) + task.bytes + b"8" * 8
     kept = done + dump(Answer(200, "text/plain", f"of {MARK}".encode()))
@@ -377,6 +386,7 @@ def test_a_person_is_erased(config, archived, tmp_path, capsys):
     assert main([*own, "--dry-run"]) == 0
     number = {"all": 4, "before": 4, "none": 0}[archived]
     counts = f"4 deliveries of the journal, {number} of the archive, 2 kept answers, 1 late answers"
+    counts += ", 1 groups"
     assert capsys.readouterr().out == f"would be removed: {counts}\n"
     assert main(own) == 1  # nobody can be asked
     capsys.readouterr()
@@ -387,9 +397,9 @@ def test_a_person_is_erased(config, archived, tmp_path, capsys):
     assert "audit: erasure by " in err and MARK.lower() not in err.lower()
     archive(config)
     left = everything(config)
-    forms = (MARK, escaped, MARK.encode().decode("latin-1"), repr(MARK.encode())[2:-1])
+    forms = (MARK, "erika", escaped, MARK.encode().decode("latin-1"), repr(MARK.encode())[2:-1])
     assert [form for form in forms if form.casefold() in left.casefold()] == []
-    assert [each.id for each in found(config)] == ["other"]
+    assert {each.id for each in found(config)} == {"other", "fails"}
     with redis.Redis.from_url(config.state) as client:
         assert client.get(config.prefix.encode() + b"c:" + digest) == done
         assert client.get(config.prefix.encode() + b"c:other") == done + b"other"

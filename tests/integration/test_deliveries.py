@@ -117,6 +117,31 @@ def listed(deliveries, number: int, *args: str) -> list[dict]:
     return found
 
 
+def test_groups_of_failures_are_listed_and_changed(gateway, deliveries, capsys):
+    code, out, err = deliveries("groups")
+    assert (code, out, err) == (0, "", "gateway: nothing has failed\n")
+    assert run(send(gateway(), "/orders/7?seconds=no-number", "a bad one")).status == 502
+    assert poll(lambda: deliveries("groups")[1], 30)
+
+    head, line = deliveries("groups")[1].splitlines()
+    assert head.split()[:4] == ["last", "group", "state", "count"]
+    _, group, state, count, route, task, *_ = line.split()
+    known = (state, count, route, task)
+    assert known == ("new", "1", "/orders/{shop}", "faults.run")
+    assert len(listed(deliveries, 1, "--group", group)) == 1
+    code, out, _ = deliveries("mute", group, "--until", "2h")
+    assert code == 0 and out.startswith(f"{group} is muted until ")
+    assert deliveries("resolve", group) == (0, f"{group} is resolved\n", "")
+    (found,) = map(json.loads, deliveries("groups", "--json")[1].splitlines())
+    assert (found["id"], found["state"]) == (group, "resolved")
+
+    code, _, err = deliveries("resolve", "0" * 16)
+    assert code == 1 and "there is no such group of failures" in err
+    with pytest.raises(SystemExit):
+        deliveries("mute", group, "--until", "soon")
+    assert "soon: is not a time" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("strategy", ["redis", "pika"])
 def test_deliveries_are_listed_and_shown(gateway, deliveries, strategy):
     server = gateway(strategy)

@@ -397,11 +397,23 @@ class Redis:
     def do_zcard(self, key: bytes) -> int:
         return len(self.get(key, Scores) or ())
 
-    def do_zrangebyscore(self, key: bytes, low: bytes, high: bytes, *limit: bytes) -> Any:
+    def do_zrangebyscore(self, key: bytes, low: bytes, high: bytes, *options: bytes) -> Any:
+        return self._by_score(key, low, high, options)
+
+    def do_zrevrangebyscore(self, key: bytes, high: bytes, low: bytes, *options: bytes) -> Any:
+        return self._by_score(key, low, high, options, reverse=True)
+
+    def _by_score(
+        self, key: bytes, low: bytes, high: bytes, options: tuple[bytes, ...], reverse: bool = False
+    ) -> Any:
         table = self.get(key, Scores) or {}
         found = sorted((s, m) for m, s in table.items() if float(low) <= s <= float(high))
-        at, count = (int(limit[1]), int(limit[2])) if limit else (0, len(found))
-        return [member for _, member in found[at : at + count]]
+        found.sort(reverse=reverse)
+        if b"LIMIT" in options:
+            at, count = map(int, options[-2:])
+            found = found[at : at + count]
+        scored = b"WITHSCORES" in options
+        return [each for s, m in found for each in ((m, b"%.17g" % s) if scored else (m,))]
 
     def do_xadd(self, key: bytes, place: bytes, *fields: bytes) -> bytes:
         stream = self.made(key, Stream)

@@ -225,6 +225,8 @@ COMMANDS: dict[str, list[tuple[str, Any]]] = {
         ("ZRANGEBYSCORE K -inf 5", [b"a", b"c"]),
         ("ZRANGEBYSCORE K -inf 5 LIMIT 0 1", [b"a"]),
         ("ZRANGEBYSCORE K 2 +inf LIMIT 0 9", [b"c"]),
+        ("ZRANGEBYSCORE K 2 +inf WITHSCORES LIMIT 0 9", [b"c", b"2"]),
+        ("ZREVRANGEBYSCORE K +inf -inf LIMIT 0 1", [b"c"]),
         ("ZRANGEBYSCORE L -inf 5 LIMIT 0 9", []),
         ("ZREM K a x", 1),
         ("ZREM K c", 1),
@@ -618,15 +620,15 @@ class Journal:
 
     def __init__(self, redis: Client, prefix: str, most: int = 100):
         self._redis, self._prefix, self._most = redis, prefix, most
-        names = ("deliveries", "open", "bytes", "refused", "changes")
-        self.deliveries, self.open, self.bytes, self.refused, self.changes = (
+        names = ("deliveries", "open", "bytes", "refused", "changes", "failing")
+        self.deliveries, self.open, self.bytes, self.refused, self.changes, self.failing = (
             prefix + name for name in names
         )
 
     def write(self, *rows: tuple[Any, ...]) -> Any:
         flat = [str(field) for row in rows for field in row]
         return self._redis(
-            "EVAL", journal.WRITE, 3, self.deliveries, self.open, self.bytes,
+            "EVAL", journal.WRITE, 4, self.deliveries, self.open, self.bytes, self.failing,
             self._most, 100_000, 60_000, 0, self._prefix, self.changes, 0, *flat,
         )  # fmt: skip
 
@@ -644,7 +646,7 @@ class Journal:
 
     def settle(self, id: str, state: str, task: str = "task", counts: int = 1) -> Any:
         return self._redis(
-            "EVAL", journal.SETTLE, 2, self._prefix + id, self.open,
+            "EVAL", journal.SETTLE, 3, self._prefix + id, self.open, self.failing,
             id, task, state, counts, self.changes, 0, "ended_at", "now",
         )  # fmt: skip
 
@@ -743,6 +745,42 @@ def test_a_replay_is_one_at_a_time(redis, key, written):
     fields = written.fields("a")
     assert (fields[b"state"], fields[b"task_id"], fields[b"replays"]) == (b"replayed", b"new", b"1")
     assert written.settle("a", "succeeded", task="new") == b"accepted"
+
+
+def test_failures_are_counted_once_in_groups(redis, key, written):
+    groups, news, counts = f"{key}groups", f"{key}news", f"{key}counts"
+    for each in ("a", "b"):
+        written.begin(each)
+    written.answer("a", "failed", 502)
+    written.answer("b", "accepted", 202)
+    written.settle("b", "expired")
+
+    def failing(process: str) -> Any:
+        return redis(
+            "EVAL", journal.FAILING, 2, written.failing, counts, process, 60_000, 9, key
+        )  # fmt: skip
+
+    found = failing("one")
+    assert [(id, state) for id, _, _, state, _ in found] == [(b"a", b"failed"), (b"b", b"expired")]
+    assert failing("two") is None
+    count = ("EVAL", journal.COUNT, 3, written.failing, groups, news, 2, f"{key}g:", 1)
+    assert redis(*count, "a", found[0][1], "g1", "[]", "b", found[1][1], "g2", "[]") == 2
+    assert redis(*count, "a", found[0][1], "g1", "[]") == 0
+    assert failing("one") == []
+    all_groups = ("EVAL", journal.GROUPS, 1, groups, f"{key}g:", 0, 9)
+    assert len(redis(*all_groups)) == 3
+    pause = f"{key}told"
+    told = redis("EVAL", journal.NEWS, 2, news, pause, 0, 9)
+    assert sorted(told) == [b"new g1", b"new g2"]
+    assert redis("EVAL", journal.TOLD, 2, news, pause, 60_000, "new g1") is None
+    assert redis("EVAL", journal.NEWS, 2, news, pause, 0, 9) == []
+    assert redis("EVAL", journal.CHANGE_GROUP, 1, f"{key}g:g1", "") == 1
+    assert redis("EVAL", journal.CHANGE_GROUP, 1, f"{key}g:g3", "5") == 0
+    assert redis("EVAL", journal.FORGET_GROUP, 2, f"{key}g:g1", groups, "g1") == 1
+    assert len(redis(*all_groups)) == 2
+    rates = ("EVAL", journal.RATES, 2, f"{key}rates", news, 10, "0.5", 2)
+    assert redis(*rates, "a", "/", 2, "f", "/", 1) == [b"/", 2, 1]
+    assert b"share /" in redis("EVAL", journal.NEWS, 2, news, f"{key}none", 0, 9)
 
 
 def test_the_journal_says_where_it_could_not_tell(server, redis, written):

@@ -6,13 +6,21 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel
 
 from gateway.admin.api.schema import (
     Delivery,
+    Done,
+    FailureGroup,
+    FailureGroups,
+    GroupReplayWanted,
+    MuteWanted,
+    Nothing,
     One,
+    OneGroup,
     Page,
     PageWanted,
     Parameters,
@@ -27,10 +35,11 @@ from gateway.audit import LOOK, REPLAY
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.journal.entry import Entry
-from gateway.journal.filter import Filter
+from gateway.journal.filter import Filter, read_until
 from gateway.journal.reading import Reader
 from gateway.journal.reading import reading as reading_journal
 from gateway.journal.replay import replaying
+from gateway.journal.stores import store_for
 from gateway.journal.tries import choose
 
 #: Types of errors: only where a delivery may have run, `again` replays it all the same.
@@ -119,6 +128,46 @@ async def replay_deliveries(config: Config, wanted: ReplaysWanted) -> Replays:
     )
 
 
+async def list_failures(config: Config, wanted: Nothing) -> FailureGroups:
+    """List the groups of failures, the one that has failed last first."""
+    async with store_for(config).opened(config) as store:
+        groups = [FailureGroup(**each.as_object()) for each in await store.groups()]
+    return FailureGroups(groups=groups, notify=config.notify.kind if config.notify else "")
+
+
+async def mute_failures(config: Config, wanted: MuteWanted) -> Done:
+    """Tell nothing of a group of failures for a while."""
+    return await _change_group(config, wanted.id, read_until(wanted.until))
+
+
+async def resolve_failures(config: Config, wanted: OneGroup) -> Done:
+    """Say that a group of failures is resolved; it comes back when one fails again."""
+    return await _change_group(config, wanted.id, None)
+
+
+async def _change_group(config: Config, group: str, muted: datetime | None) -> Done:
+    async with store_for(config).opened(config) as store:
+        if not await store.change_group(group, muted):
+            raise Refused(404, "not-found", "there is no such group")
+    return Done()
+
+
+async def replay_failures(config: Config, wanted: GroupReplayWanted) -> Replays:
+    """Run the tasks of all deliveries of a group again, as `replay_deliveries` does."""
+    options = wanted.model_dump(exclude={"id"})
+    return await replay_deliveries(config, ReplaysWanted(group=wanted.id, **options))
+
+
+async def test_notification(config: Config, wanted: Nothing) -> Done:
+    """Send a test to whom `[notify]` names."""
+    from gateway.failures.telling import send_test
+
+    if config.notify is None:
+        raise Refused(404, "not-found", "there is no [notify] in the configuration")
+    await send_test(config)
+    return Done()
+
+
 def _is_between(after: str, position: str, to: str) -> bool:
     """Tell whether a position in the journal comes after one, and not after another, if any."""
     own = _ordered(position)
@@ -182,6 +231,11 @@ OPERATIONS = (
     Operation("GET", "/api/deliveries/{id}", get_delivery, LOOK),
     Operation("POST", "/api/deliveries/{id}/replay", replay_delivery, REPLAY),
     Operation("POST", "/api/replays", replay_deliveries, REPLAY),
+    Operation("GET", "/api/failures", list_failures),
+    Operation("POST", "/api/failures/{id}/mute", mute_failures),
+    Operation("POST", "/api/failures/{id}/resolve", resolve_failures),
+    Operation("POST", "/api/failures/{id}/replay", replay_failures, REPLAY),
+    Operation("POST", "/api/notify/test", test_notification),
 )
 #: The stream of changes, which is no answer with an end.
 CHANGES = "/api/changes"

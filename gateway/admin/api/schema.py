@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from gateway.journal.base import POSITION
 from gateway.journal.entry import GONE, STATES, Entry
-from gateway.journal.filter import PARTS, Filter
+from gateway.journal.filter import PARTS, Filter, read_until
+from gateway.journal.groups import AGAIN, MUTED, NEW, RESOLVED, STILL
 from gateway.journal.replay import Replay
 
 State = Annotated[str, Field(json_schema_extra={"enum": [*STATES]})]
@@ -36,6 +37,7 @@ class Selected(Parameters):
     source: str = _part("source")
     event: str = _part("event")
     text: str = _part("text")
+    group: str = _part("group")
 
     @field_validator(*PARTS, check_fields=False)
     @classmethod
@@ -63,8 +65,8 @@ class PageWanted(Wanted):
     before: str = Field("", pattern=POSITION, description="the `next` of the page before")
 
 
-class ReplaysWanted(Wanted):
-    """Which deliveries are replayed; at least one filter is needed."""
+class ReplayOptions(Parameters):
+    """How deliveries are replayed."""
 
     limit: int = Field(100, ge=1, le=PAGE, description="how many at most")
     after: str = Field("", pattern=POSITION, description="the `next` of the answer before")
@@ -74,6 +76,36 @@ class ReplaysWanted(Wanted):
         None, ge=1 / 60, le=1e6, description="how many a second; a request takes a minute at most"
     )
     dry_run: bool = Field(False, description="only say what would be replayed")
+
+
+class ReplaysWanted(ReplayOptions, Wanted):
+    """Which deliveries are replayed; at least one filter is needed."""
+
+
+class Nothing(Parameters):
+    """No parameters."""
+
+
+class OneGroup(Parameters):
+    """A group of failures by its id."""
+
+    id: str = Field(pattern="^[0-9a-f]{16}$", description="the group's id")
+
+
+class MuteWanted(OneGroup):
+    """A group that is to be muted."""
+
+    until: str = Field(description="2026-01-31T12:00Z, or 15m, 2h, 7d from now; 0s: no longer")
+
+    @field_validator("until")
+    @classmethod
+    def _readable(cls, text: str) -> str:
+        read_until(text)
+        return text
+
+
+class GroupReplayWanted(ReplayOptions, OneGroup):
+    """A group whose deliveries are to be replayed."""
 
 
 class One(Parameters):
@@ -216,6 +248,37 @@ class Replays(BaseModel):
             LeftOut(delivery_id=entry.id, because_of=other.id, state=other.state)
             for entry, other in pairs
         ]
+
+
+class FailureGroup(BaseModel):
+    """Failures with the same route, task, end, and type and text of the error."""
+
+    id: str
+    state: str = Field(json_schema_extra={"enum": [NEW, AGAIN, STILL, MUTED, RESOLVED]})
+    end: State = Field(description="of its deliveries")
+    route: str
+    task: str
+    type: str = Field(description="of the error; or empty")
+    text: str = Field(description="of the error, with placeholders such as {n} and {id}")
+    count: int
+    first: str = Field(description="ISO 8601, as are the other times")
+    last: str
+    muted: str = Field(description="until when; or empty")
+    resolved: str = Field(description="when it was said to be; or empty")
+    again: str = Field(description="when it has come back after that; or empty")
+    example: str = Field(description="the id of the delivery that has failed last")
+    hours: list[int] = Field(description="how many in each of the last 24 hours, the oldest first")
+
+
+class FailureGroups(BaseModel):
+    """All groups of failures, the one that has failed last first."""
+
+    groups: list[FailureGroup]
+    notify: str = Field(description="the `kind` of `[notify]`; or empty")
+
+
+class Done(BaseModel):
+    """It was done."""
 
 
 class Problem(BaseModel):

@@ -11,10 +11,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from gateway.cli.checks import brokers, stores
-from gateway.cli.checks.finding import LIMIT, Finding, fail
+from gateway.cli.checks.finding import LIMIT, Finding, fail, ok
 from gateway.cli.checks.threads import DaemonThreads
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
+from gateway.failures.telling import send_test
 
 Check = Callable[[Config], Awaitable[list[Finding]]]
 
@@ -32,10 +33,11 @@ _ORDER = (
 )  # fmt: skip
 
 
-async def run(config: Config) -> list[Finding]:
-    """Run all checks and return their findings."""
+async def run(config: Config, notify: bool = False) -> list[Finding]:
+    """Run all checks and return their findings; with `notify` a test is sent as one of them."""
     asyncio.get_running_loop().set_default_executor(DaemonThreads())
-    found = await asyncio.gather(*(_one(name, check, config) for name, check in CHECKS.items()))
+    checks = CHECKS | ({"notify": _notify} if notify else {})
+    found = await asyncio.gather(*(_one(name, check, config) for name, check in checks.items()))
     return sorted((finding for some in found for finding in some), key=_place)
 
 
@@ -49,6 +51,12 @@ async def _one(name: str, check: Check, config: Config) -> list[Finding]:
         ]
     except GatewayError as exc:  # from `result_store.asking`: the text has problem and remedy
         return [fail(name, str(exc), "")]
+
+
+async def _notify(config: Config) -> list[Finding]:
+    """Send a test to whom `[notify]` names."""
+    await send_test(config)
+    return [ok("notify", "a test was sent: see whether it has arrived")]
 
 
 def _place(finding: Finding) -> int:

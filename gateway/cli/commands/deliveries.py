@@ -1,4 +1,4 @@
-"""List, show, watch, replay and erase what was received, where `journal` is set."""
+"""List, show, watch, replay and erase what was received, and failures in groups, with `journal`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing, contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,10 @@ from gateway.config.settings import Config
 from gateway.errors import ConfigError, GatewayError
 from gateway.journal.base import POSITION
 from gateway.journal.entry import DONE, OPEN, Entry
-from gateway.journal.filter import PARTS, Filter
+from gateway.journal.filter import PARTS, Filter, read_group, read_until
 from gateway.journal.reading import reading as reading_journal
 from gateway.journal.replay import outcomes, replaying
+from gateway.journal.stores import store_for
 from gateway.journal.tries import choose
 from gateway.outcome import SUCCESS
 
@@ -49,7 +51,9 @@ def options(parser: argparse.ArgumentParser) -> None:
         default = getattr(Filter(), name)
         about = {"metavar": part.metavar, "default": default, "help": part.help}
         wanted.add_argument(f"--{name}", type=_told(part.read), **about)
-    commands = parser.add_subparsers(metavar="list|show|watch|replay|erase", required=True)
+    commands = parser.add_subparsers(
+        metavar="list|show|watch|replay|groups|mute|resolve|erase", required=True
+    )
 
     listing = commands.add_parser("list", parents=[common, wanted], help="the newest first")
     listing.add_argument("--limit", metavar="N", type=_number, default=20, help="at most (20)")
@@ -91,6 +95,29 @@ def options(parser: argparse.ArgumentParser) -> None:
         help="for which results are waited for (10)",
     )
     again.set_defaults(work=_replay, parser=again)
+
+    groups = commands.add_parser(
+        "groups", parents=[common], help="failures in groups, the last one first"
+    )
+    groups.add_argument("--json", action="store_true", help="one JSON object a line")
+    groups.set_defaults(work=_groups, parser=groups)
+
+    mute = commands.add_parser("mute", parents=[common], help="tell nothing of a group for a while")
+    mute.add_argument("group", metavar="GROUP", type=_told(read_group), help="a group's id")
+    mute.add_argument(
+        "--until",
+        metavar="TIME",
+        type=_told(read_until),
+        required=True,
+        help="2026-01-31T12:00Z, or 15m, 2h, 7d from now; 0s: no longer",
+    )
+    mute.set_defaults(work=_change_group, parser=mute)
+
+    resolve = commands.add_parser(
+        "resolve", parents=[common], help="say that a group does not fail any more"
+    )
+    resolve.add_argument("group", metavar="GROUP", type=_told(read_group), help="a group's id")
+    resolve.set_defaults(work=_change_group, parser=resolve, until=None)
 
     person = commands.add_parser(
         "erase", parents=[common], help="remove a person from all that is kept"
@@ -284,6 +311,28 @@ async def _replay(arguments: argparse.Namespace, config: Config) -> int:
         return await _publish(config, left, arguments) or code
 
 
+async def _groups(arguments: argparse.Namespace, config: Config) -> int:
+    async with store_for(config).opened(config) as store:
+        groups = await store.groups()
+    if not groups:
+        print("gateway: nothing has failed", file=sys.stderr)
+    elif not arguments.json:
+        print(printed.GROUPS)
+    for group in groups:
+        print(printed.group_line(group, arguments.json))
+    return 0
+
+
+async def _change_group(arguments: argparse.Namespace, config: Config) -> int:
+    """Mute a group, or say that it is resolved."""
+    until: datetime | None = arguments.until
+    async with store_for(config).opened(config) as store:
+        if not await store.change_group(arguments.group, until):
+            raise GatewayError(f"{arguments.group}: there is no such group of failures")
+    print(f"{arguments.group} is {f'muted until {until:%Y-%m-%d %H:%M}Z' if until else 'resolved'}")
+    return 0
+
+
 async def _erase(arguments: argparse.Namespace, config: Config) -> int:
     """Remove the deliveries that have a text, and the answers that do; say what is left."""
     text = arguments.text
@@ -307,7 +356,7 @@ async def _erase(arguments: argparse.Namespace, config: Config) -> int:
 def _erased(what: str, found: Erased) -> str:
     return (
         f"{what}: {found.journal} deliveries of the journal, {found.archive} of the archive, "
-        f"{found.answers} kept answers, {found.late} late answers"
+        f"{found.answers} kept answers, {found.late} late answers, {found.groups} groups"
     )
 
 

@@ -81,7 +81,7 @@ def fail(written: asyncio.Future[Any]) -> None:
 def test_bytes_come_back_when_a_write_has_ended(metrics, add, end):
     async def work() -> tuple[float, float]:
         journal = Journal(CONFIG, metrics)
-        journal._store = store = Store()
+        journal.store = store = Store()
         for _ in range(4):
             add(journal)
             await asyncio.sleep(0)

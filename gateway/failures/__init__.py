@@ -1,0 +1,1 @@
+"""Failures are counted in groups, and told to whom `[notify]` names."""

@@ -1,0 +1,338 @@
+"""Failures are counted by one process of several, and told as `[notify]` says."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from email import message_from_bytes, policy
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import redis
+import standardwebhooks
+from tornado.httpserver import HTTPServer
+from tornado.httputil import HTTPServerRequest
+from tornado.netutil import bind_sockets
+from tornado.web import Application, RequestHandler
+
+from gateway.cli.checks import run as run_checks
+from gateway.config.settings import Config
+from gateway.errors import GatewayError
+from gateway.failures import counting, telling
+from gateway.failures.counting import Failures
+from gateway.failures.senders import MOST, Message, Sender
+from gateway.journal.entry import FAILED
+from gateway.journal.keys import Keys
+from gateway.journal.redis_store import RedisStore
+from gateway.metrics import Metrics
+from tests.contract.test_journal_store import answered
+from tests.support.stack import Server, Stack
+from tests.support.waiting import eventually
+
+SECRET = "whsec_" + base64.b64encode(b"k" * 24).decode()
+WHOLE = Message("id1", "A title", ["<one> & two", "three"], '{"type": "gateway.test"}')
+
+
+class Recorder(HTTPServer):
+    """Keeps requests; answers them with `status` and `said`."""
+
+    def initialize(self) -> None:  # type: ignore[override]
+        self.seen: list[HTTPServerRequest] = []
+        self.status, self.said = 200, "{}"
+        recorder = self
+
+        class Taken(RequestHandler):
+            def post(self) -> None:
+                recorder.seen.append(self.request)
+                self.set_status(recorder.status)
+                self.write(recorder.said)
+
+        super().initialize(Application([(".*", Taken)], log_function=lambda _: None))
+
+    @property
+    def bodies(self) -> list[Any]:
+        return [json.loads(each.body) for each in self.seen]
+
+
+@asynccontextmanager
+async def recorder() -> AsyncIterator[tuple[Recorder, str]]:
+    sockets = bind_sockets(0, "127.0.0.1")
+    server = Recorder()
+    server.add_sockets(sockets)
+    try:
+        yield server, f"http://127.0.0.1:{sockets[0].getsockname()[1]}/hook?key=hidden"
+    finally:
+        server.stop()
+        await server.close_all_connections()
+
+
+def notify(kind: str, url: str, **more: Any) -> Config:
+    table = {"kind": kind, "url": url, **more}
+    return Config(strategy="pika", state_url="redis://127.0.0.1:1", journal=10, notify=table)
+
+
+async def sent(config: Config, message: Message = WHOLE) -> None:
+    assert config.notify is not None
+    sender = Sender(config.notify)
+    try:
+        await sender.send(message)
+    finally:
+        sender.close()
+
+
+def test_each_kind_gets_what_it_takes():
+    async def run() -> None:
+        async with recorder() as (server, url):
+            await sent(notify("webhook", url, secret=SECRET))
+            (request,) = server.seen
+            library = standardwebhooks.Webhook(SECRET)
+            headers = {name.lower(): value for name, value in request.headers.get_all()}
+            assert library.verify(request.body, headers) == {"type": "gateway.test"}
+            assert (headers["webhook-id"], headers["content-type"]) == ("id1", "application/json")
+
+            await sent(notify("slack", url))
+            text = "A title\n- &lt;one&gt; &amp; two\n- three"
+            assert server.bodies[1] == {"text": text}
+
+            server.said = '{"errcode": 0, "errmsg": "ok"}'
+            await sent(notify("wecom", url))
+            plain = {"msgtype": "text", "text": {"content": "A title\n- <one> & two\n- three"}}
+            assert server.bodies[2] == plain
+
+            await sent(notify("dingtalk", url, secret="SECx"))
+            assert server.bodies[3] == plain
+            query = parse_qs(urlsplit(server.seen[3].uri or "").query)
+            signed = f"{query['timestamp'][0]}\nSECx".encode()
+            right = hmac.new(b"SECx", signed, hashlib.sha256).digest()
+            assert base64.b64decode(query["sign"][0]) == right
+            assert query["key"] == ["hidden"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "said", "problem"),
+    [
+        ("slack", 404, "no_service", "slack answers 404: no_service"),
+        ("webhook", 302, "", "webhook answers 302"),
+        ("wecom", 200, '{"errcode": 93000, "errmsg": "invalid webhook url"}', "93000"),
+        ("dingtalk", 200, "[]", "dingtalk does not take it"),
+    ],
+)
+def test_what_is_not_taken_is_an_error_without_secrets(
+    kind: str, status: int, said: str, problem: str
+):
+    async def run() -> None:
+        async with recorder() as (server, url):
+            server.status, server.said = status, said
+            config = notify(kind, url, **({"secret": SECRET} if kind == "webhook" else {}))
+            with pytest.raises(GatewayError, match=problem) as error:
+                await sent(config)
+            found = await run_checks(config, notify=True)
+            said_too = next(each.problem for each in found if each.check == "notify")
+            assert problem in said_too
+            assert "hidden" not in f"{error.value}{said_too}{config!r}"
+
+        with pytest.raises(GatewayError, match="ConnectionRefusedError") as error:
+            await sent(config)
+        assert "hidden" not in str(error.value)
+
+    asyncio.run(run())
+
+
+def test_a_long_message_says_how_many_more_there_are():
+    text = Message("id", "title", ["ü" * 100] * 50, "").text
+    assert len(text.encode()) <= MOST
+    assert text.endswith("... and 41 more")
+
+
+@asynccontextmanager
+async def mail_server() -> AsyncIterator[tuple[list[bytes], str]]:
+    """A server for mail without TLS, https://www.rfc-editor.org/rfc/rfc5321."""
+    mails: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 mail\r\n")
+        while line := await reader.readline():
+            if line.upper().startswith(b"DATA"):
+                writer.write(b"354 go on\r\n")
+                mails.append(await reader.readuntil(b"\r\n.\r\n"))
+            writer.write(b"221 bye\r\n" if line.upper().startswith(b"QUIT") else b"250 well\r\n")
+        writer.close()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    try:
+        yield mails, f"smtp://u@127.0.0.1:{port}?from=a@a.example&to=b@a.example&to=c@a.example"
+    finally:
+        listening.close()
+
+
+def test_mail_is_sent_and_a_password_never_without_tls():
+    async def run() -> None:
+        async with mail_server() as (mails, url):
+            await sent(notify("email", url))
+            mail = message_from_bytes(mails[0][:-3], policy=policy.default)
+            assert (mail["Subject"], mail["From"]) == ("A title", "a@a.example")
+            assert mail["To"] == "b@a.example, c@a.example"
+            assert mail.get_content().split() == [
+                "A",
+                "title",
+                "-",
+                "<one>",
+                "&",
+                "two",
+                "-",
+                "three",
+            ]
+
+            with pytest.raises(GatewayError, match="no STARTTLS") as error:
+                await sent(notify("email", url, secret="hidden"))
+            assert "hidden" not in str(error.value)
+            assert len(mails) == 1
+
+    asyncio.run(run())
+
+
+# Counting -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def redis_server(stack: Stack) -> Iterator[Server]:
+    server = stack.redis()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def client(redis_server: Server) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "PAUSE", 0.02)
+    monkeypatch.setattr(counting, "_LEASE", 0.3)
+    monkeypatch.setattr(counting, "_RATES", 0.05)
+    monkeypatch.setattr(telling, "_TRIES", (0.01,))
+
+
+@asynccontextmanager
+async def deployment(
+    config: Config, number: int = 2
+) -> AsyncIterator[tuple[RedisStore, list[Failures], list[Metrics]]]:
+    """Run what counts in so many processes of a gateway."""
+    metrics = [Metrics(routes=["/"]) for _ in range(number)]
+    async with AsyncExitStack() as stack:
+        stores = [RedisStore(config) for _ in metrics]
+        for store in stores:
+            await store.start()
+            stack.push_async_callback(store.stop)
+        failures = [Failures(config, *each) for each in zip(stores, metrics, strict=True)]
+        for each in failures:
+            await each.start()
+            stack.push_async_callback(each.stop)
+        yield stores[0], failures, metrics
+    for one in metrics:
+        one.close()
+
+
+async def fail(store: RedisStore, *errors: str) -> None:
+    for n, error in enumerate(errors):
+        row = answered(f"{error}-{n}-{id(errors)}", FAILED, 502)
+        await store.write([(*row[:7], f"task-failed: {error}: text", *row[8:])])
+
+
+async def counts(store: RedisStore) -> dict[str, int]:
+    return {each.about.type: each.count for each in await store.groups()}
+
+
+def test_what_a_killed_process_leaves_is_counted_by_another_one(client, redis_server, caplog):
+    config = Config(state_url=redis_server.url, journal=1_000, strategy="pika")
+
+    async def run() -> None:
+        async with deployment(config) as (store, failures, _):
+            await fail(store, *"ABAB")
+            await eventually(lambda: not client.exists(Keys(config).failing))
+            assert await counts(store) == {"A": 2, "B": 2}
+            # Whichever counts is stopped,
+            holder = client.get(Keys(config).counts).decode()
+            (one,) = [each for each in failures if each._process == holder]
+            await one.stop()
+            await fail(store, *"AC")
+            # then the other one takes over,
+            await eventually(lambda: not client.exists(Keys(config).failing))
+            assert await counts(store) == {"A": 3, "B": 2, "C": 1}
+
+            # and one that Redis refuses goes on when it may.
+            client.config_set("maxmemory", "1")
+            await eventually(lambda: "failures cannot be counted" in caplog.text)
+            client.config_set("maxmemory", "0")
+            await fail(store, "C")
+            await eventually(lambda: not client.exists(Keys(config).failing))
+            assert await counts(store) == {"A": 3, "B": 2, "C": 2}
+
+    asyncio.run(run())
+
+
+def test_one_message_has_all_that_has_come_since_the_last_one(client, redis_server, caplog):
+    async def run() -> None:
+        async with recorder() as (server, url):
+            table = {"kind": "webhook", "url": url, "secret": SECRET, "every": 1.0, "share": 0.5}
+            config = Config(
+                state_url=redis_server.url, journal=1_000, strategy="pika", notify=table
+            )
+            keys = Keys(config)
+            async with deployment(config) as (store, _, metrics):
+                # Given one that has failed, it is told at once, once.
+                await fail(store, "A")
+                await eventually(lambda: server.seen)
+                assert server.bodies[0]["type"] == "gateway.failures"
+                (news,) = server.bodies[0]["data"]["news"]
+                assert (news["kind"], news["group"]["type"]) == ("new", "A")
+                assert "hidden" not in str(server.bodies)
+
+                # When more fail in the pause, among them one that is muted,
+                (group,) = await store.groups()
+                await store.change_group(group.id, None)
+                await fail(store, "B", "M", "A")
+                await eventually(lambda: client.zcard(keys.news) == 3)
+                muted = next(g for g in await store.groups() if g.about.type == "M")
+                assert await store.change_group(muted.id, datetime.now(UTC) + timedelta(hours=1))
+                for one in metrics:
+                    for _ in range(10):
+                        one.answered("/", "POST", 502, 0.1)
+                        one.answered("/", "POST", 404, 0.1)
+                await fail(store, *["A"] * 9)
+
+                # then one message has the others, and the route's share.
+                await eventually(lambda: len(server.seen) > 1 and not client.zcard(keys.news))
+                told = [each for body in server.bodies[1:] for each in body["data"]["news"]]
+                kinds = {(each["kind"], each.get("group", {}).get("type")) for each in told}
+                assert {("new", "B"), ("again", "A"), ("share", None)} <= kinds
+                assert all(kind[1] != "M" for kind in kinds)
+                share = next(each for each in told if each["kind"] == "share")
+                assert (share["route"], share["answered"]) == ("/", 20)
+                assert share["failed"] >= 10
+
+                # When the server does not take it, that is counted, and told when it does.
+                server.status, before = 500, len(server.seen)
+                await fail(store, "D")
+                await eventually(lambda: sum(one.get(telling.FAILED) for one in metrics) == 1)
+                assert len(server.seen) == before + 2
+                server.status = 200
+                await eventually(lambda: len(server.seen) > before + 2)
+                news = server.bodies[-1]["data"]["news"]
+                assert "D" in {each.get("group", {}).get("type") for each in news}
+        assert "hidden" not in caplog.text and SECRET not in caplog.text
+
+    asyncio.run(run())
