@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 from tornado.web import HTTPError, RequestHandler
 
 from gateway.admin.api.operations import Refused
@@ -43,8 +43,7 @@ class Guarded(RequestHandler):
     def prepare(self) -> None:
         token = self.config.admin_token
         if token is not None:
-            given = self.request.headers.get("Authorization", "").encode("latin-1")
-            if not hmac.compare_digest(given, f"Bearer {token.get_secret_value()}".encode()):
+            if not self.authorized(token):
                 why = "send Authorization: Bearer and `admin_token`"
                 raise Refused(401, "unauthorized", why, WWW_Authenticate="Bearer")
             return
@@ -56,6 +55,11 @@ class Guarded(RequestHandler):
         foreign = origin is not None and urlsplit(origin).netloc != self.request.host
         if foreign or headers.get("Sec-Fetch-Site") in ("cross-site", "same-site"):
             raise Refused(403, "forbidden", "another web page may not ask")
+
+    def authorized(self, token: SecretStr) -> bool:
+        """Does the request show that its sender has the `token`?"""
+        given = self.request.headers.get("Authorization", "").encode("latin-1")
+        return hmac.compare_digest(given, f"Bearer {token.get_secret_value()}".encode())
 
     def needs_journal(self) -> None:
         if not self.config.journal:
