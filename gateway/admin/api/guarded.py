@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr, ValidationError
 from tornado.web import HTTPError, RequestHandler
 
+from gateway import audit
 from gateway.admin.api.operations import Refused
 from gateway.admin.api.schema import Parameters, Problem
 from gateway.config.settings import Config
@@ -77,6 +78,12 @@ class Guarded(RequestHandler):
         except ValidationError as exc:
             problems = (f"{each['loc'][0]}: {_text(each['msg'])}" for each in exc.errors())
             raise Refused(400, "bad-request", "; ".join(problems)) from None
+
+    def audit(self, what: str, **about: object) -> None:
+        """Note in the log who does this, and to what; empty values are left out."""
+        # The token is one for all who may ask.
+        token = "token" if self.config.admin_token is not None else "no token"
+        audit.note(what, f"{self.request.remote_ip} ({token})", **about)
 
     async def served(self, answer: Awaitable[None]) -> None:
         """Await the answer; a server that does not answer is a 503."""

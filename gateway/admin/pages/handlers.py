@@ -7,6 +7,7 @@ from typing import Any
 from tornado.web import RequestHandler
 
 from gateway.admin.pages.deliveries import Deliveries
+from gateway.admin.pages.delivery import OneDelivery, Replay
 from gateway.admin.pages.view import File, Session, Unknown
 from gateway.process.supervisor import Supervisor
 
@@ -15,6 +16,8 @@ def routes(supervisor: Supervisor) -> list[tuple[str, type[RequestHandler], dict
     """Return the pages' handlers for Tornado."""
     found: list[tuple[str, type[RequestHandler]]] = [
         ("/(?:deliveries)?", Deliveries),
+        ("/deliveries/([^/]+)", OneDelivery),
+        ("/deliveries/([^/]+)/replay", Replay),
         ("/session", Session),
         (r"/page/([a-z]+\.(?:css|js))", File),
         ("/.*", Unknown),

@@ -99,6 +99,11 @@ class View(Guarded):
         return super().authorized(token)
 
     @property
+    def live(self) -> bool:
+        """Does a page that is open already ask for what has changed?"""
+        return self.request.headers.get(_OWN) == "live"
+
+    @property
     def root(self) -> str:
         """The way from this page to that of the paths in `PAGES`, also behind a proxy's prefix."""
         return "../" * (self.request.path.count("/") - 1) or "./"

@@ -214,11 +214,22 @@ def meter(part: float, whole: float, label: str, kind: str = "fill") -> str:
     )
 
 
+def part_of(since: float, until: float, whole: float, kind: str = "fill") -> str:
+    """Draw where in a length of time something was; all in seconds."""
+    scale = 100 / whole if whole else 0.0
+    return (
+        '<svg class="gantt" width="200" height="8" aria-hidden="true">'
+        '<rect class="whole" y="3" width="100%" height="2"/>'
+        f'<rect class="{kind}" x="{min(since * scale, 99):.1f}%" '
+        f'width="{max((until - since) * scale, 1):.1f}%" height="8"/></svg>'
+    )
+
+
 #: What templates may use.
 ALL: dict[str, Any] = {
     each.__name__: each
     for each in (
-        age, ago, badge, bars, icon, lasting, meter, ms, number, size, spark, token, tone,
+        age, ago, badge, bars, icon, lasting, meter, ms, number, part_of, size, spark, token, tone,
         trouble, when,
     )
 }  # fmt: skip

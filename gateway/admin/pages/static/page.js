@@ -53,7 +53,7 @@ function change(old, fresh) {
 }
 
 async function refresh() {
-  const answer = await fetch(location.href, {redirect: "error"});
+  const answer = await fetch(location.href, {redirect: "error", headers: {"X-Gateway-Page": "live"}});
   if (!answer.ok) throw new Error(`the gateway answers ${answer.status}`);
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   if (!isLive() || one("dialog[open]")) return;
