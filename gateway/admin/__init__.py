@@ -9,8 +9,8 @@ GET /readyz: 200 if any child that is not draining is connected to all servers t
 GET /readyz?route=/path: the same for this route, as the configuration writes it; if it has no such
     route, 404 and ``{"error": "..."}``.
 GET /metrics: the sums of all processes, in Prometheus' text format or in OpenMetrics.
-GET /: a page that shows readiness, metrics and the journal's deliveries.
 /api/: the deliveries of the journal, as `gateway.admin.api` describes them.
+All other paths: the pages of `gateway.admin.pages`.
 
 No request needs a body, and no client needs a second request on its connection. What comes to a
 loopback address has to name an address, or localhost, in its Host.
@@ -19,8 +19,8 @@ loopback address has to name an address, or localhost, in its Host.
 from __future__ import annotations
 
 import socket
+from importlib import import_module
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any
 
 from tornado.httpserver import HTTPServer
@@ -37,8 +37,6 @@ from gateway.http.head import is_plain
 from gateway.process import health
 from gateway.process.supervisor import Supervisor
 
-_PAGE = Path(__file__).with_name("page")
-_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 #: Seconds that a scrape waits for a process whose loop does not answer.
 SCRAPE = 0.25
 #: The most connections that may be open.
@@ -78,12 +76,11 @@ def admin_server(supervisor: Supervisor, sockets: list[socket.socket]) -> HTTPSe
     server = AdminServer(
         _application(
             [
-                ("/()", File),
-                (r"/page/([a-z]+\.(?:css|js))", File),
                 ("/healthz", Health, to),
                 ("/readyz", Readiness, to),
                 ("/metrics", Exposition, to),
-                ("/api/.*", _API(supervisor)),
+                ("/api/.*", _Later("gateway.admin.api.handlers", supervisor)),
+                ("/.*", _Later("gateway.admin.pages.handlers", supervisor)),
             ]
         )
     )
@@ -95,18 +92,18 @@ def _application(routes: list[Any]) -> Application:
     return Application(routes, log_function=lambda handler: None)
 
 
-class _API(Router):
-    """Loads the API with the first request to it: it is half of what the parent would load."""
+class _Later(Router):
+    """Loads handlers with the first request to them: they are most of what the parent loads."""
 
-    def __init__(self, supervisor: Supervisor):
+    def __init__(self, module: str, supervisor: Supervisor):
+        self._module = module
         self._supervisor = supervisor
         self._application: Application | None = None
 
     def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> HTTPMessageDelegate | None:
         if self._application is None:
-            from gateway.admin.api import handlers
-
-            self._application = _application(handlers.routes(self._supervisor))
+            routes = import_module(self._module).routes
+            self._application = _application(routes(self._supervisor))
         return self._application.find_handler(request, **kwargs)
 
 
@@ -180,25 +177,3 @@ class Exposition(_Page):
         data, content_type = expose(families(self.supervisor.totals(), about), accept)
         self.set_header("Content-Type", content_type)
         self.write(data)
-
-
-class File(_Local):
-    """A file of the page."""
-
-    def head(self, name: str) -> None:
-        self.get(name)
-
-    def get(self, name: str) -> None:
-        file = _PAGE / (name or "index.html")
-        if not file.is_file():
-            raise HTTPError(404)
-        # The page loads nothing from other servers, and may not be shown in a frame.
-        self.set_header(
-            "Content-Security-Policy",
-            "default-src 'none'; connect-src 'self'; style-src 'self'; script-src 'self'; "
-            "img-src data:; form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
-        )
-        self.set_header("Content-Type", f"{_TYPES[file.suffix]}; charset=utf-8")
-        self.set_header("Cache-Control", "no-cache")
-        self.set_header("X-Content-Type-Options", "nosniff")
-        self.write(file.read_bytes())

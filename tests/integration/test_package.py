@@ -65,8 +65,8 @@ def test_the_wheel_has_both_packages_and_no_tests(wheel):
     assert {
         "appserver/py.typed",
         "gateway/py.typed",
-        "gateway/admin/page/index.html",
-        "gateway/admin/page/deliveries.js",
+        "gateway/admin/pages/static/page.js",
+        "gateway/admin/pages/templates/base.html",
         "gateway/cli/sizing/costs.json",
     } <= {*names}
     modules = {str(p.relative_to(ROOT)) for top in ("appserver", "gateway") for p in

@@ -9,9 +9,10 @@ from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 from tornado.web import HTTPError, RequestHandler
 
+from gateway import audit
 from gateway.admin.api.operations import Refused
 from gateway.admin.api.schema import Parameters, Problem
 from gateway.config.settings import Config
@@ -43,8 +44,7 @@ class Guarded(RequestHandler):
     def prepare(self) -> None:
         token = self.config.admin_token
         if token is not None:
-            given = self.request.headers.get("Authorization", "").encode("latin-1")
-            if not hmac.compare_digest(given, f"Bearer {token.get_secret_value()}".encode()):
+            if not self.authorized(token):
                 why = "send Authorization: Bearer and `admin_token`"
                 raise Refused(401, "unauthorized", why, WWW_Authenticate="Bearer")
             return
@@ -56,6 +56,11 @@ class Guarded(RequestHandler):
         foreign = origin is not None and urlsplit(origin).netloc != self.request.host
         if foreign or headers.get("Sec-Fetch-Site") in ("cross-site", "same-site"):
             raise Refused(403, "forbidden", "another web page may not ask")
+
+    def authorized(self, token: SecretStr) -> bool:
+        """Does the request show that its sender has the `token`?"""
+        given = self.request.headers.get("Authorization", "").encode("latin-1")
+        return hmac.compare_digest(given, f"Bearer {token.get_secret_value()}".encode())
 
     def needs_journal(self) -> None:
         if not self.config.journal:
@@ -73,6 +78,12 @@ class Guarded(RequestHandler):
         except ValidationError as exc:
             problems = (f"{each['loc'][0]}: {_text(each['msg'])}" for each in exc.errors())
             raise Refused(400, "bad-request", "; ".join(problems)) from None
+
+    def audit(self, what: str, **about: object) -> None:
+        """Note in the log who does this, and to what; empty values are left out."""
+        # The token is one for all who may ask.
+        token = "token" if self.config.admin_token is not None else "no token"
+        audit.note(what, f"{self.request.remote_ip} ({token})", **about)
 
     async def served(self, answer: Awaitable[None]) -> None:
         """Await the answer; a server that does not answer is a 503."""

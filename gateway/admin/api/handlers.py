@@ -9,7 +9,6 @@ from typing import Any
 
 from tornado.web import HTTPError, RequestHandler
 
-from gateway import audit
 from gateway.admin.api.changes import Changes
 from gateway.admin.api.guarded import Guarded
 from gateway.admin.api.openapi import document
@@ -56,10 +55,8 @@ class Call(Guarded):
         self.needs_journal()
         wanted = self.parameters(operation.parameters, path)
         if operation.audited:
-            # The token is one for all who may ask.
-            token = "token" if self.config.admin_token is not None else "no token"
             given = {k: v for k, v in wanted.model_dump().items() if v not in ("", None, False)}
-            audit.note(operation.audited, f"{self.request.remote_ip} ({token})", **given)
+            self.audit(operation.audited, **given)
         try:
             answer = await operation.run(self.config, wanted)
         except asyncio.CancelledError:

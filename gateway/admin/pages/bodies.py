@@ -1,0 +1,111 @@
+"""Show a body as what it is: JSON that folds, XML, a form, text, or bytes."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
+
+from gateway.admin.pages.widgets import escape
+from gateway.config.redaction import HIDDEN
+
+#: Characters of a body that are shown, bytes as hexadecimal digits, and levels that fold.
+_MOST, _BYTES, _LEVELS = 200_000, 4_096, 20
+_SHORT = 72  # characters of a value that needs no lines of its own
+_TAG = re.compile(r"(<[^>]+>)")
+
+
+class Shown(NamedTuple):
+    """A body as markup, what kind it is, and its ``size`` in bytes; ``cut``: there is more."""
+
+    kind: str
+    markup: str
+    size: int
+    cut: bool = False
+
+
+def shown(body: Any, headers: Mapping[str, str]) -> Shown:
+    """Return a body of a call as it can be read."""
+    if isinstance(body, Mapping) and "__type__" in body:
+        return _bytes(str(body.get("__value__", "")))
+    if not isinstance(body, str):
+        return Shown("JSON", _fold(body), len(json.dumps(body)))
+    size = len(body.encode(errors="replace"))
+    kind = headers.get("content-type", "")
+    if len(body) > _MOST:
+        return Shown("text", f"<pre>{_text(body[:_MOST])}</pre>", size, cut=True)
+    if body[:1] in ("{", "["):
+        try:
+            return Shown("JSON", _fold(json.loads(body)), size)
+        except (ValueError, RecursionError):
+            return Shown("text, no valid JSON", f"<pre>{_text(body)}</pre>", size)
+    if body[:1] == "<":
+        return Shown("XML", f"<pre>{_text(_indented(body))}</pre>", size)
+    if "form-urlencoded" in kind:
+        pairs = parse_qsl(body, keep_blank_values=True)
+        rows = "".join(f"<dt>{escape(name)}</dt><dd>{_text(value)}</dd>" for name, value in pairs)
+        return Shown("form", f'<dl class="facts mono">{rows}</dl>', size)
+    return Shown("text", f"<pre>{_text(body)}</pre>", size)
+
+
+def _text(text: str) -> str:
+    """Escape a text, in which what was redacted is marked."""
+    return escape(text).replace(HIDDEN, '<span class="tag hidden">redacted</span>')
+
+
+def _bytes(encoded: str) -> Shown:
+    try:
+        data = base64.b64decode(encoded)
+    except binascii.Error:
+        return Shown("bytes, not readable", f"<pre>{_text(encoded)}</pre>", len(encoded))
+    lines = []
+    for at in range(0, min(len(data), _BYTES), 16):
+        some = data[at : at + 16]
+        plain = "".join(chr(each) if 32 <= each < 127 else "." for each in some)
+        lines.append(f"{at:06x}  {some.hex(' '):47}  {plain}")
+    return Shown("bytes", f"<pre>{_text(chr(10).join(lines))}</pre>", len(data), len(data) > _BYTES)
+
+
+def _fold(value: Any, name: str = "", end: str = "", level: int = 0) -> str:
+    head = f'<span class="key">{escape(name)}:</span> ' if name else ""
+    flat = json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, dict | list) or (level and len(flat) <= _SHORT) or level > _LEVELS:
+        return f"<div>{head}{_text(flat)}{end}</div>"
+    brackets = "{}" if isinstance(value, dict) else "[]"
+    pairs = (
+        [(json.dumps(key, ensure_ascii=False), each) for key, each in value.items()]
+        if isinstance(value, dict)
+        else [("", each) for each in value]
+    )
+    inner = "".join(
+        _fold(each, key, "" if i == len(pairs) - 1 else ",", level + 1)
+        for i, (key, each) in enumerate(pairs)
+    )
+    word = "key" if isinstance(value, dict) else "item"
+    many = f"{len(pairs)} {word}" + ("" if len(pairs) == 1 else "s")
+    return (
+        f"<details{' open' if level < 2 else ''}><summary>{head}{brackets[0]} "
+        f"<small>{many}</small></summary>{inner}<div>{brackets[1]}{end}</div></details>"
+    )
+
+
+def _indented(text: str) -> str:
+    """Give each element of XML a line; it is not parsed, as anybody can have sent it."""
+    lines: list[str] = []
+    level = 0
+    for part in filter(None, map(str.strip, _TAG.split(text))):
+        if part.startswith("</"):
+            level -= 1
+        after_value = lines and not lines[-1].lstrip().startswith("</") and part.startswith("</")
+        is_value = not part.startswith("<") and lines and lines[-1].endswith(">")
+        if after_value or is_value:
+            lines[-1] += part
+        else:
+            lines.append("  " * max(level, 0) + part)
+        if part.startswith("<") and part[1:2] not in "/!?" and not part.endswith("/>"):
+            level += 1
+    return "\n".join(lines)

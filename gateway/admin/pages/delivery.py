@@ -1,0 +1,211 @@
+"""The page of one delivery: what happened, when, with what, and how to send it again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from gateway.admin.api.operations import Refused, replay_delivery
+from gateway.admin.api.schema import One, ReplayWanted
+from gateway.admin.pages.bodies import shown
+from gateway.admin.pages.view import View
+from gateway.admin.pages.widgets import escape, lasting
+from gateway.archive.reading import reading
+from gateway.audit import LOOK, REPLAY
+from gateway.config.settings import Config
+from gateway.journal import entry as states
+from gateway.journal.entry import GONE, OPEN, Entry
+from gateway.journal.filter import status
+from gateway.sources import of
+
+#: What became of the task, by states; `{task}` and `{error}` are of the delivery.
+_ENDS = {
+    states.RECEIVED: "It was received, and no more is known of it yet.",
+    states.REFUSED: "It was refused: <b>{error}</b>. No task of it is known to be there.",
+    states.IGNORED: "No route takes it: <b>{error}</b>.",
+    states.ACCEPTED: "The message for <b>{task}</b> is published; no worker has told of it yet.",
+    states.RUNNING: "A worker has begun <b>{task}</b>.",
+    states.SUCCEEDED: "<b>{task}</b> succeeded{tries}.",
+    states.FAILED: "<b>{task}</b> failed{tries}: <b>{error}</b>.",
+    states.DEAD_LETTERED: "<b>{task}</b> has ended its workers: <b>{error}</b>.",
+    states.EXPIRED: "No worker began <b>{task}</b> in time: <b>{error}</b>.",
+    states.REPLAYED: "It was sent again as another task, whose end is not known yet.",
+    states.ANSWERED_LATE: "<b>{task}</b> succeeded, and its result was sent after the answer.",
+    states.LATE_FAILED: "<b>{task}</b> succeeded, but its sender did not take the late result: "
+    "<b>{error}</b>.",
+    states.LATE_UNCERTAIN: "<b>{task}</b> succeeded; it is not known whether its sender has the "
+    "late result: <b>{error}</b>.",
+}
+
+
+class Event(NamedTuple):
+    """A line of the timeline, ``at`` seconds after the arrival; its bar begins at ``since``."""
+
+    name: str
+    detail: str
+    at: float
+    since: float = 0.0
+    state: str = ""
+
+
+class OneDelivery(View):
+    """Shows a delivery; a look at its body is noted in the log."""
+
+    path, template = "deliveries", "delivery.html"
+
+    async def content(self, *path: str) -> dict[str, Any]:
+        wanted = self.parameters(One, {"id": path[0]})
+        async with reading(self.config) as reader:
+            entry = await reader.get(wanted.id)
+        if entry is None:
+            raise Refused(404, "not-found", "There is no such delivery, or none any more.")
+        if not self.live:  # which shows no body
+            self.audit(LOOK, id=wanted.id)
+        answered, worked = timeline(entry)
+        args, kwargs = entry.arguments()
+        request = _request(args, kwargs)
+        return {
+            "answered": answered,
+            "body": request and shown(request[2], request[1]),
+            "call": shown({"args": args, "kwargs": kwargs}, {}) if entry.call else None,
+            "commands": commands(self.config, entry, request),
+            "entry": entry,
+            "facts": _facts(entry),
+            "headers": request[1] if request else {},
+            "open": entry.state in OPEN,
+            "done": entry.state in states.DONE,
+            "story": story(self.config, entry),
+            "worked": worked,
+        }
+
+
+class Replay(View):
+    """Publishes a delivery again, as the API does."""
+
+    allowed = "POST"
+
+    async def post(self, delivery_id: str) -> None:
+        await self.served(self._replay(delivery_id))
+
+    async def _replay(self, delivery_id: str) -> None:
+        wanted = self.parameters(ReplayWanted, {"id": delivery_id})
+        self.audit(REPLAY, **wanted.model_dump(exclude_defaults=True))
+        begun = await replay_delivery(self.config, wanted)
+        self.finish({"told": f"Sent again as the task {begun.task_id}."})
+
+
+def story(config: Config, entry: Entry) -> str:
+    """Say what happened, and whether the sender sends the delivery again; markup."""
+    tries = f" in each of {entry.attempts} tries" if entry.state == states.FAILED else ""
+    if entry.state == states.SUCCEEDED:
+        tries = f" at try {entry.attempts}"
+    text = _ENDS[entry.state].format(
+        task=escape(entry.task),
+        error=escape(entry.error.rstrip(".") or "the reason is not known"),
+        tries=tries if entry.attempts > 1 else "",
+    )
+    source = entry.delivery.get("source", "")
+    sender = f"The sender ({escape(source)})" if source else "The sender"
+    if entry.status is None:
+        return f"{text} {sender} has no answer yet."
+    after = f"after {lasting(entry.seconds)}"
+    if entry.status == GONE:
+        return f"{text} {sender} had left {after}, before the answer, and may send it again."
+    answer = f"{text} {sender} was answered {entry.status} {after}"
+    if 200 <= entry.status < 300:
+        return f"{answer}, so it will not send this again."
+    options = config.sources.get(source)
+    most = of(options).tries if options else 1
+    if most > 1:
+        return f"{answer}, and tries {most} times, as its documents say."
+    return f"{answer}: if it repeats what was not taken, it sends this again."
+
+
+def timeline(entry: Entry) -> tuple[list[Event], list[Event]]:
+    """Return what is known of the sender's answer, and of the task's work, in their order."""
+    received = datetime.fromisoformat(entry.delivery["received_at"])
+    remote = entry.delivery.get("remote", "")
+    begun = [Event("Received", f"from {remote}" if remote else "", 0.0)]
+    if entry.published is not None:
+        queue = entry.queue or entry.options.get("exchange", "")
+        begun.append(Event("Published", f"to the queue {queue}", entry.published))
+    if entry.status is not None:
+        name = "Sender left" if entry.status == GONE else "Answered"
+        detail = "" if entry.status == GONE else status(entry)
+        begun.append(Event(name, detail, entry.seconds, begun[-1].at))
+    worked = []
+    if entry.ended_at:
+        at = max((datetime.fromisoformat(entry.ended_at) - received).total_seconds(), 0.0)
+        many = f", {entry.attempts} tries" if entry.attempts > 1 else ""
+        detail = (entry.error or "the result is stored") + many
+        since = entry.published or 0.0
+        worked.append(Event("Its end was noticed", detail, at, min(since, at), entry.state))
+    return begun, worked
+
+
+def commands(config: Config, entry: Entry, request: Request | None) -> dict[str, str]:
+    """Return the request as curl, and as `gateway send` where it has a source; "": it is not kept.
+
+    Signatures and other secret headers are not kept; `gateway send` makes new ones.
+    """
+    if request is None:
+        return {}
+    query, headers, body = request
+    base = config.public_url or f"http://{config.host}:{config.port}"
+    path, delivery = entry.path, entry.delivery
+    for name, value in delivery.get("params", {}).items():
+        path = path.replace(f"{{{name}}}", value)
+    text = delivery.get("query_string", "")
+    url = f"{base}{path}" + (f"?{text}" if text else "")
+    raw = isinstance(body, Mapping)  # bytes, as kombu's JSON has them
+    data = "@-" if raw else str(body)
+    given = "".join(
+        f" -H {shlex.quote(f'{name}: {value}')}"
+        for name, value in headers.items()
+        if name not in ("host", "content-length", "connection", "accept-encoding")
+    )
+    pipe = f"echo {shlex.quote(str(body.get('__value__')))} | base64 -d | " if raw else ""
+    kind = "--data-binary" if raw else "--data-raw"
+    method = entry.request.get("method", "POST")
+    made = {"curl": f"{pipe}curl -X {method}{given} {kind} {shlex.quote(data)} {shlex.quote(url)}"}
+    source = delivery.get("source", "")
+    if source and not raw:
+        event = f" --event {shlex.quote(delivery['event'])}" if delivery.get("event") else ""
+        option = f"--as {shlex.quote(source)} --config gateway.toml{event}"
+        made["gateway send"] = (
+            f"gateway send {option} --data {shlex.quote(data)} {shlex.quote(url)}"
+        )
+    return made
+
+
+#: Query, headers and body, as a task without `args` and `kwargs` gets them.
+Request = tuple[dict[str, str], dict[str, str], Any]
+
+
+def _request(args: list[Any], kwargs: dict[str, Any]) -> Request | None:
+    if len(args) == 3 and not kwargs and isinstance(args[0], dict) and isinstance(args[1], dict):
+        return args[0], args[1], args[2]
+    return None
+
+
+def _facts(entry: Entry) -> dict[str, str]:
+    delivery = entry.delivery
+    facts = {
+        "Id": entry.id,
+        "Source": delivery.get("source", ""),
+        "Event": delivery.get("event", ""),
+        "Request": " ".join(filter(None, (entry.request.get("method"), entry.request.get("path")))),
+        "Parameters": ", ".join(f"{k}={v}" for k, v in delivery.get("params", {}).items()),
+        "Query": delivery.get("query_string", ""),
+        "Task": entry.task,
+        "Task id": entry.task_id,
+        "Queue": entry.queue,
+        "Options": json.dumps(entry.options) if entry.options else "",
+        "Identity": entry.identity,
+        "Trace": delivery.get("traceparent", ""),
+        "Redacted": ", ".join(entry.redacted),
+    }
+    return {name: value for name, value in facts.items() if value}

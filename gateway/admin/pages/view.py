@@ -1,0 +1,208 @@
+"""What all pages have: who may see them, their frame, and how errors are shown."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import urlencode, urlsplit
+
+from pydantic import SecretStr
+
+from gateway import __version__
+from gateway.admin.api.guarded import Guarded
+from gateway.admin.api.operations import Refused
+from gateway.admin.pages import widgets
+from gateway.clock import time
+
+_HERE = Path(__file__).parent
+#: Each page of the navigation: its path, its title, and the key that leads to it after `g`.
+PAGES = (
+    ("", "Overview", "o"),
+    ("deliveries", "Deliveries", "d"),
+    ("failures", "Failures", "f"),
+    ("routes", "Routes", "r"),
+    ("sources", "Sources", "s"),
+    ("workers", "Workers", "w"),
+    ("servers", "Servers", "v"),
+)
+#: What history keeps: the values of `range`, as people read them.
+RANGES = {"10m": "10 min", "6h": "6 h", "14d": "14 d"}
+#: Seconds for which a browser that has sent `admin_token` need not send it again.
+SESSION = 12 * 3600
+_COOKIE = "gateway_session"
+#: A header that no page of another origin can send without being asked for permission.
+_OWN = "X-Gateway-Page"
+_POLICY = (
+    "default-src 'none'; connect-src 'self'; style-src 'self'; script-src 'self'; "
+    "img-src data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+
+
+def session(token: SecretStr, expires: int) -> str:
+    """Return the cookie of who has sent the `token`; it is valid until `expires` (epoch)."""
+    key = token.get_secret_value().encode()
+    return f"{expires}.{hmac.digest(key, b'page %d' % expires, hashlib.sha256).hex()}"
+
+
+class View(Guarded):
+    """One page: a subclass says what its template shows.
+
+    ``path`` is its own in `PAGES`, ``template`` a file of `templates`. A page with ``ranged`` lets
+    people choose one of `RANGES`, which `range` has.
+    """
+
+    path: ClassVar[str] = ""
+    template: ClassVar[str] = ""
+    ranged: ClassVar[bool] = False
+
+    async def content(self, *path: str) -> dict[str, Any]:
+        """Return the variables of the template; raises `Refused`, or `GatewayError` for a 503."""
+        raise NotImplementedError
+
+    async def get(self, *path: str) -> None:
+        await self.served(self._show(path))
+
+    head = get
+
+    async def _show(self, path: tuple[str, ...]) -> None:
+        found = await self.content(*path)
+        if not self._finished:
+            self.render(self.template, **found)
+
+    def set_default_headers(self) -> None:
+        super().set_default_headers()
+        self.set_header("Content-Security-Policy", _POLICY)
+        self.set_header("Referrer-Policy", "same-origin")
+
+    def prepare(self) -> None:
+        headers = self.request.headers
+        foreign = headers.get("Sec-Fetch-Site") in ("cross-site", "same-site")
+        if self.request.method in ("GET", "HEAD"):
+            # A link in a chat leads here: its page cannot read the answer, nor show it in a frame.
+            if foreign and headers.get("Sec-Fetch-Mode") == "navigate":
+                headers.pop("Sec-Fetch-Site", None)
+        else:
+            origin = urlsplit(headers.get("Origin", "")).netloc
+            if foreign or _OWN not in headers or (origin and origin != self.request.host):
+                raise Refused(403, "forbidden", "another web page may not change anything")
+        super().prepare()
+
+    def authorized(self, token: SecretStr) -> bool:
+        cookie = self.get_cookie(_COOKIE) or ""
+        expires = cookie.partition(".")[0]
+        known = expires.isdecimal() and len(expires) < 12 and int(expires) > time()
+        if known and hmac.compare_digest(cookie.encode(), session(token, int(expires)).encode()):
+            return True
+        return super().authorized(token)
+
+    @property
+    def live(self) -> bool:
+        """Does a page that is open already ask for what has changed?"""
+        return self.request.headers.get(_OWN) == "live"
+
+    @property
+    def root(self) -> str:
+        """The way from this page to that of the paths in `PAGES`, also behind a proxy's prefix."""
+        return "../" * (self.request.path.count("/") - 1) or "./"
+
+    @property
+    def range(self) -> str:
+        """The chosen one of `RANGES`."""
+        given = self.get_query_argument("range", "6h")
+        return given if given in RANGES else "6h"
+
+    def link(self, path: str | None = None, **changed: str) -> str:
+        """Return the URL of a page; without a `path` this one, with some parameters changed.
+
+        An empty parameter is left out.
+        """
+        names = self.request.query_arguments if path is None else {}
+        own = {name: self.get_query_argument(name) for name in names} | changed
+        query = urlencode({name: value for name, value in own.items() if value})
+        at = self.request.path.rpartition("/")[2] if path is None else self.root + path
+        return f"{at or './'}?{query}" if query else at or "./"
+
+    def attention(self) -> dict[str, tuple[str, int]]:
+        """Return what needs somebody, by paths in `PAGES`: a state, and how many there are."""
+        return {}
+
+    def get_template_path(self) -> str:
+        return str(_HERE / "templates")
+
+    def get_template_namespace(self) -> dict[str, Any]:
+        title = {path: title for path, title, _ in PAGES}.get(self.path, "")
+        return {
+            **super().get_template_namespace(),
+            **widgets.ALL,
+            "config": self.config,
+            "link": self.link,
+            "now": time(),
+            "pages": PAGES,
+            "ranges": RANGES,
+            "root": self.root,
+            "title": title,
+            "version": __version__,
+            "view": self,
+        }
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        error = kwargs.get("exc_info", (None, None))[1]
+        status, detail = status_code, getattr(error, "log_message", None) or ""
+        if isinstance(error, Refused):
+            status, detail = error.status, str(error)
+        elif status == 500:
+            detail = "The gateway's log has more."
+        self.set_status(status)
+        if status == 405:
+            self.set_header("Allow", self.allowed)
+        if self.request.method == "POST":
+            kind = error.type if isinstance(error, Refused) else ""
+            self.finish({"type": kind, "detail": detail})
+            return
+        template = "locked.html" if status == 401 else "error.html"
+        self.render(template, problem=HTTPStatus(status).phrase, detail=detail)
+
+
+class Session(View):
+    """Gives a browser that has sent `admin_token` a cookie, which its scripts cannot read."""
+
+    allowed = "POST"
+
+    async def get(self, *path: str) -> None:
+        raise Refused(405, "method-not-allowed", "POST only")
+
+    def post(self) -> None:
+        token = self.config.admin_token
+        if token is not None:
+            cookie = session(token, int(time()) + SESSION)
+            self.set_cookie(_COOKIE, cookie, max_age=SESSION, httponly=True, samesite="Lax")
+        self.set_status(204)
+
+
+class File(View):
+    """A file of the pages, which has nothing that only some may see."""
+
+    _TYPES: ClassVar[dict[str, str]] = {".css": "text/css", ".js": "text/javascript"}
+
+    def authorized(self, token: SecretStr) -> bool:
+        return True
+
+    async def get(self, *path: str) -> None:
+        file = _HERE / "static" / path[0]
+        if not file.is_file():
+            raise Refused(404, "not-found", "there is no such file")
+        self.set_header("Content-Type", f"{self._TYPES[file.suffix]}; charset=utf-8")
+        self.set_header("Cache-Control", "no-cache")
+        self.finish(file.read_bytes())
+
+    head = get
+
+
+class Unknown(View):
+    """Answers what the pages do not have."""
+
+    async def content(self, *path: str) -> dict[str, Any]:
+        raise Refused(404, "not-found", "There is no such page.")
