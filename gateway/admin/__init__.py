@@ -5,7 +5,8 @@ GET /healthz: 200 if at least one child's loop answers within a second, and all 
 GET /readyz: 200 if any child that is not draining is connected to all servers that some route
     needs, otherwise 503; JSON: ``{"ready": true, "version": "1.0", "strategy": "redis",
     "uptime": 7, "routes": {"/": true}, "children": [{"pid": 7, "broker": ""}]}``, where a child's
-    text says what is wrong, and the uptime is in seconds.
+    text says what is wrong, and the uptime is in seconds. ``"warnings"`` is a list of texts about
+    what fails nothing yet, as a queue that no worker consumes.
 GET /readyz?route=/path: the same for this route, as the configuration writes it; if it has no such
     route, 404 and ``{"error": "..."}``.
 GET /metrics: the sums of all processes, in Prometheus' text format or in OpenMetrics.
@@ -158,6 +159,7 @@ class Readiness(_Page):
                 "routes": {
                     path: self.ready(answers, path) for path in ([asked] if asked else paths)
                 },
+                "warnings": health.warnings(answers),
                 "version": __version__,
                 "strategy": self.supervisor.config.strategy,
                 "uptime": int(time() - STARTED),

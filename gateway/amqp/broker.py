@@ -184,11 +184,12 @@ async def missing_exchanges(connection: TurnConnection, tasks: Sequence[TaskSett
     A message to a missing exchange would close the channel of all messages. Raises one of `ERRORS`.
     """
     names = {task.exchange for task in tasks if task.exchange is not None}
-    found = {name: await _exists(connection, name) for name in sorted(names)}
+    found = {name: await exists(connection, name) for name in sorted(names)}
     return {name for name, exists in found.items() if not exists}
 
 
-async def _exists(connection: TurnConnection, exchange: str) -> bool:
+async def exists(connection: TurnConnection, exchange: str) -> bool:
+    """Tell whether the broker has an exchange. Raises one of `ERRORS`."""
     channel = await open_channel(connection)
     declare = partial(channel.exchange_declare, exchange, passive=True)
     try:

@@ -1,4 +1,4 @@
-"""Ask workers once a minute how many results they have lost, and set the gauge.
+"""Watch workers: which queues of the routes none consumes, and how many results they have lost.
 
 A result that a worker can neither reply nor store is known to that worker only, and the result
 store is away. So it is asked over the broker, by Celery's remote control.
@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from pika.channel import Channel
+from pika.exceptions import ChannelClosedByBroker
 
 from gateway import background
 from gateway.amqp import broker, pidbox
 from gateway.amqp.broker import describe
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.publisher import Publisher
+from gateway.clock import monotonic
+from gateway.config.settings import Config
 from gateway.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-PAUSE = 60.0  # seconds between questions; each costs a worker a millisecond
+CONSUMERS = 5.0  # seconds between questions to the broker for the consumers of queues
+PAUSE = 60.0  # seconds between questions to workers; each costs a worker a millisecond
 ANSWERS = 1.0  # seconds in which workers answer
 LOST = "gateway_worker_results_lost"
 _FAR = 1e11  # seconds since the epoch; a time that can be written
@@ -35,12 +41,15 @@ class Lost(NamedTuple):
 
 
 class WorkerWatch:
-    """Asks on a channel of its own, because a missing exchange would close it."""
+    """Asks on channels of its own, because a missing queue or exchange closes the channel."""
 
-    def __init__(self, publisher: Publisher, metrics: Metrics):
+    def __init__(self, config: Config, publisher: Publisher, metrics: Metrics):
+        self._paths = config.paths_by_queue
         self._publisher = publisher
         self._metrics = metrics
         self._task: asyncio.Task[None] | None = None
+        #: A text for each queue that no worker consumed when the broker was last asked.
+        self.warnings: list[str] = []
 
     async def start(self) -> None:
         self._task = background.start(self._watch(), "worker watch")
@@ -49,26 +58,60 @@ class WorkerWatch:
         await background.stop(self._task)
 
     async def _watch(self) -> None:
+        due = monotonic() + PAUSE
         while True:
-            await asyncio.sleep(PAUSE)
-            await self.look()
+            await self._guarded(self._count_consumers)
+            if monotonic() >= due:
+                await self.look()
+                due = monotonic() + PAUSE
+            await asyncio.sleep(CONSUMERS)
 
     async def look(self) -> None:
-        """Ask, and set the gauge where any worker answers."""
+        """Ask workers for lost results, and set the gauge where any answers."""
+        await self._guarded(self._count_lost)
+
+    async def _guarded(self, step: Callable[[TurnConnection], Awaitable[None]]) -> None:
+        """Take a step where there is a connection; what it cannot ask now it asks later."""
         connection = self._publisher.connection
         if connection is None:
             return
         try:
             async with asyncio.timeout(broker.CONNECT_TIMEOUT):
-                answers = await _ask(connection)
+                await step(connection)
         except (*broker.ERRORS, TimeoutError) as exc:
             # Not a warning: an account may do without this, and the publisher logs each outage.
-            log.debug("workers are not asked for lost results: %s", describe(exc))
-            return
+            log.debug("workers are not watched: %s", describe(exc))
+
+    async def _count_consumers(self, connection: TurnConnection) -> None:
+        """Ask the broker for the consumers of each queue."""
+        channel, found = await broker.open_channel(connection), []
+        try:
+            for queue, paths in sorted(self._paths.items()):
+                if not channel.is_open:
+                    channel = await broker.open_channel(connection)
+                # What may be said of a queue that cannot be seen is said by the publisher.
+                with suppress(ChannelClosedByBroker):
+                    _, consumers = await broker.declare(channel, queue, None)
+                    if not consumers:
+                        found.append(_unconsumed(queue, paths))
+        finally:
+            if channel.is_open:
+                channel.close()
+        self.warnings = found
+
+    async def _count_lost(self, connection: TurnConnection) -> None:
+        answers = await _ask(connection)
         replies = [stats for each in answers if isinstance(each, dict) for stats in each.values()]
         # Workers without the app server do not count them.
         if counts := [lost.number for stats in replies if (lost := lost_results(stats))]:
             self._metrics.set(LOST, sum(counts))
+
+
+def _unconsumed(queue: str, paths: Sequence[str]) -> str:
+    return (
+        f"no worker consumes the queue {queue} (route {', '.join(paths)}): start one with "
+        f"-Q {queue}, or correct `queue`; `gateway check` says more"
+    )
 
 
 async def _ask(connection: TurnConnection) -> list[Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import asdict
 from typing import NamedTuple
@@ -26,7 +25,6 @@ from gateway.journal.stores import store_for
 from gateway.stores import result_store
 from gateway.stores.state_store import StateStore
 
-_KEYS = 500  # keys that are looked at between two replies of Redis
 # Replaces the value of a key, unless it has changed; "": removes it. Arguments: old value, new one
 _REPLACE = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
@@ -128,7 +126,7 @@ async def _erase_answers(store: StateStore, prefix: str, wanted: Text, dry_run: 
     """Forget the kept answers with the text: later tries get the stored result, or a 202."""
     number = 0
     for kind in (CLAIM, FAILURE, TAGGED):
-        async for key in _keys(store, prefix + kind):
+        async for key in store.keys(prefix + kind):
             value = await store.run("GET", key)
             if value is None:
                 continue
@@ -148,7 +146,7 @@ async def _erase_late(store: StateStore, prefix: str, wanted: Text, dry_run: boo
     """Remove late answers with the text; those that were not sent are not sent any more."""
     number = 0
     begin = f"{prefix}{{late}}:task:"
-    async for key in _keys(store, begin):
+    async for key in store.keys(begin):
         record = await store.run("HGET", key, "record")
         if record is not None and wanted.is_in(record):
             number += 1
@@ -156,15 +154,3 @@ async def _erase_late(store: StateStore, prefix: str, wanted: Text, dry_run: boo
                 await store.run("DEL", key)
                 await store.run("ZREM", f"{prefix}{{late}}:due", key[len(begin.encode()) :])
     return number
-
-
-async def _keys(store: StateStore, begin: str) -> AsyncIterator[bytes]:
-    """Yield the keys that begin so, of all nodes."""
-    literal = "".join(f"\\{each}" if each in "*?[]^\\" else each for each in begin)
-    for node in store.nodes.values():
-        cursor = b""
-        while cursor != b"0":
-            match = ("MATCH", f"{literal}*", "COUNT", _KEYS)
-            cursor, keys = await node.run("SCAN", cursor or b"0", *match)
-            for key in keys:
-                yield key

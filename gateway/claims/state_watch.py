@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 PAUSE = 10.0  # seconds between checks
 PRESENT = 120.0  # seconds for which a deployment counts as running after its last entry
+RUNNING = 3 * PAUSE  # the same, where its end is to be noticed soon
 
 
 class StateWatch:
@@ -82,15 +83,24 @@ async def others(config: Config, ask: Ask) -> list[str]:
 
     `ask` sends a command to the Redis of the claims and returns the reply.
     """
-    names = []
+    present = await _present(config, ask, PRESENT)
+    return sorted(name for field, name in present.items() if field != _fingerprint(config))
+
+
+async def running(config: Config, ask: Ask) -> list[str]:
+    """Return descriptions of the deployments with this prefix that run, or have just ended."""
+    return sorted((await _present(config, ask, RUNNING)).values())
+
+
+async def _present(config: Config, ask: Ask, seconds: float) -> dict[str, str]:
+    """Return the description of each deployment with an entry of the last `seconds`."""
     found = await ask("HGETALL", _key(config))
     # Redis' own reply is a list, and redis-py's a dict.
     pairs = found.items() if isinstance(found, dict) else zip(found[::2], found[1::2], strict=True)
-    for field, entry_json in pairs:
-        entry = json.loads(entry_json)
-        if field.decode() != _fingerprint(config) and time() - entry["seen"] < PRESENT:
-            names.append(entry["as"])
-    return sorted(names)
+    entries = {field.decode(): json.loads(entry) for field, entry in pairs}
+    return {
+        field: entry["as"] for field, entry in entries.items() if time() - entry["seen"] < seconds
+    }
 
 
 def _key(config: Config) -> str:

@@ -413,6 +413,16 @@ class Config(Model):
             found.setdefault(task.task, set()).update(task.queue_names)
         return {task: sorted(queues) for task, queues in found.items()}
 
+    @property
+    def paths_by_queue(self) -> dict[str, list[str]]:
+        """The paths of the routes whose tasks, also further ones, may go to each queue."""
+        found: dict[str, set[str]] = {}
+        for route in self.routes:
+            for task in (route, *route.also):
+                for queue in task.queue_names:
+                    found.setdefault(queue, set()).add(route.path)
+        return {queue: sorted(paths) for queue, paths in found.items()}
+
 
 def _is_amqp(url: SecretStr) -> bool:
     return urlsplit(url.get_secret_value()).scheme.startswith("amqp")

@@ -59,7 +59,7 @@ class Child:
         self._lag = LoopLag(metrics)
         publisher = strategy.publisher
         self._workers = (
-            WorkerWatch(publisher, metrics) if isinstance(publisher, Publisher) else None
+            WorkerWatch(config, publisher, metrics) if isinstance(publisher, Publisher) else None
         )
 
     def held(self) -> dict[str, int]:
@@ -122,7 +122,7 @@ class Child:
     async def _answer_parent(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Answer each line, a number, with a line of JSON: the number and this child's checks."""
+        """Answer each line, a number, with one of JSON: the number, checks and warnings."""
         try:
             while number := await reader.readline():
                 # A scrape asks before it reads the counters.
@@ -132,7 +132,8 @@ class Child:
                     health["starting"] = "no connections are accepted yet"
                 if self._server.draining:
                     health["draining"] = "shutting down"
-                writer.write(json.dumps([int(number), health]).encode() + b"\n")
+                warnings = self._workers.warnings if self._workers is not None else []
+                writer.write(json.dumps([int(number), health, warnings]).encode() + b"\n")
         except ConnectionError:
             logger.warning("the parent has ended: this process drains")
         finally:

@@ -49,6 +49,8 @@ class ChildHandle:
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
         self.retired = False
+        #: What its last answer has warned of.
+        self.warnings: list[str] = []
         self.started = monotonic()
 
     async def start(self) -> None:
@@ -90,7 +92,7 @@ class ChildHandle:
                 while line := await self._reader.readline():
                     number: int
                     checks: dict[str, str]
-                    number, checks = json.loads(line)
+                    number, checks, self.warnings = json.loads(line)
                     if number == self._asked:  # otherwise it is the late answer to an earlier line
                         self._answered = True
                         return checks

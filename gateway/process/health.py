@@ -30,6 +30,12 @@ def ready(answers: Answers, path: str = "") -> bool:
     return any(checks is not None and child.serves(checks, path) for child, checks in answers)
 
 
+def warnings(answers: Answers) -> list[str]:
+    """Return what children that answer warn of, each text once."""
+    texts = [text for child, checks in answers if checks is not None for text in child.warnings]
+    return list(dict.fromkeys(texts))
+
+
 def failing(answers: Answers) -> list[str]:
     """Return what is wrong, each text once; a silent child is named."""
     texts = [

@@ -27,6 +27,7 @@ from gateway.stores.primary import HELLO
 from gateway.stores.result_store import Address, Ask
 
 SLOTS = 16_384
+_KEYS = 500  # keys that are looked at between two replies of Redis
 _AGAIN = 0.05  # seconds until a command is sent again, or the nodes are asked again, at the soonest
 
 
@@ -168,6 +169,17 @@ class StateStore:
     def copied(self, replicas: int, patience: float, key: Arg) -> Future[Any]:
         """As `Pipeline.copied`, of the node that has `key`."""
         return self._of(key).copied(replicas, patience)
+
+    async def keys(self, begin: str) -> AsyncIterator[bytes]:
+        """Yield the keys that begin so, of all nodes."""
+        literal = "".join(f"\\{each}" if each in "*?[]^\\" else each for each in begin)
+        for node in self.nodes.values():
+            cursor = b""
+            while cursor != b"0":
+                match = ("MATCH", f"{literal}*", "COUNT", _KEYS)
+                cursor, keys = await node.run("SCAN", cursor or b"0", *match)
+                for key in keys:
+                    yield key
 
     def _of(self, key: Arg) -> Pipeline:
         return (self._slots and self._slots[slot(key)]) or self._first

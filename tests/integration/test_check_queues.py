@@ -8,7 +8,8 @@ import pika
 import pytest
 
 from tests.integration.checking import ROUTE, check, write
-from tests.support.stack import RabbitMQ
+from tests.support.stack import RabbitMQ, free_port
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("worker")
 
@@ -45,10 +46,39 @@ def test_a_misspelt_queue_is_told_with_the_one_that_was_meant(channel, urls, tmp
     assert checked.code == 1
     text = checked.of("queue celry").text
     assert text.startswith("no worker consumes it" if exists else "there is no such queue")
-    assert (
-        "did you mean celery? Otherwise start a worker: celery -A APP worker -n NAME@%h -Q celry"
-        in text
+    remove = ", and type: gateway check --delete-queue celry" if exists else ""
+    start = "start a worker: celery -A APP worker -n NAME@%h -Q celry"
+    assert f"did you mean celery? Then correct `queue` there{remove}. Otherwise {start}" in text
+
+
+def test_a_queue_is_deleted_only_if_nobody_needs_it(channel, urls, tmp_path):
+    def delete(name: str, own: str = "other") -> tuple[int, str]:
+        config = write(tmp_path, f'{ROUTE}queue = "{own}"\n')
+        checked = check(*config, *urls, "--delete-queue", name)
+        (line,) = checked.lines
+        assert line.check == f"queue {name}"
+        return checked.code, line.text
+
+    channel.queue_declare("celry", durable=True)
+    assert delete("celry", own="celry") == (
+        1,
+        "not deleted: the route / names it, so it would be declared again; correct `queue` there, "
+        "and reload the gateway (SIGHUP) first",
     )
+    channel.basic_publish("", "celry", b"precious")
+    until(lambda: delete("celry")[1].startswith("not deleted: it has 0 consumers, 1 message"))
+    assert channel.basic_get("celry", auto_ack=True)[2] == b"precious"
+    assert delete("celry") == (0, "deleted: it was empty, and no worker consumed it")
+    assert delete("celry") == (1, "not deleted: NOT_FOUND - no queue 'celry' in vhost '/'")
+    code, text = delete("celery")
+    assert code == 1 and text.startswith("not deleted: it has 1 consumer, 0 messages waiting; stop")
+    channel.queue_declare("celry", durable=True, arguments={"x-queue-type": "quorum"})
+    code, text = delete("celry")
+    channel.queue_delete("celry")
+    assert code == 1 and text.endswith("rabbitmqctl delete_queue celry")
+    nobody = ["--broker", f"amqp://127.0.0.1:{free_port()}//"]
+    checked = check(*write(tmp_path, ROUTE), *urls, *nobody, "--delete-queue", "celry")
+    assert (checked.code, checked.of("queue celry").text[:13]) == (1, "not deleted: ")
 
 
 def test_a_queue_of_another_route_may_be_the_one_that_was_meant(channel, urls, tmp_path):

@@ -81,7 +81,7 @@ async def watched(broker: str) -> float:
     publisher = Publisher(config, metrics)
     await publisher.start()
     await eventually(lambda: publisher.connection is not None)
-    await WorkerWatch(publisher, metrics).look()
+    await WorkerWatch(config, publisher, metrics).look()
     await publisher.stop()
     return metrics.get(worker_watch.LOST)
 

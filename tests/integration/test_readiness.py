@@ -57,6 +57,29 @@ def test_without_redis_those_routes_are_ready_that_do_not_need_it(
     servers.stop()
 
 
+def test_a_queue_that_no_worker_consumes_is_a_warning(
+    stack: Stack, rabbitmq: RabbitMQ, redis_server, tmp_path
+):
+    (file := tmp_path / "gateway.toml").write_text(
+        '[[routes]]\npath = "/a"\nqueue = "not-consumed"\n[[routes]]\npath = "/b"\n'
+        'queue = "nor.{query:x}"\nqueue_pattern = "nor[.]."\nstatic_queue = "not-consumed"\n'
+    )
+    urls = rabbitmq.url, redis_server.url
+    gateway = stack.gateway(
+        "--broker", urls[0], "--result-backend", urls[1], "--config", str(file), "--processes", "2"
+    )
+    until(lambda: asked(gateway)[1]["warnings"])
+    assert asked(gateway)[1]["warnings"] == [
+        "no worker consumes the queue not-consumed (route /a, /b): start one with "
+        "-Q not-consumed, or correct `queue`; `gateway check` says more"
+    ]
+    assert asked(gateway, "/a")[0] == 200
+    worker = stack.worker(*urls, queues=["not-consumed"])
+    until(lambda: not asked(gateway)[1]["warnings"])
+    gateway.stop()
+    worker.stop()
+
+
 def test_an_unknown_route_is_named_with_those_that_there_are(
     stack: Stack, rabbitmq: RabbitMQ, redis_server
 ):

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
-from pika.exceptions import ChannelClosedByBroker
+from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
 
 from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
-from gateway.cli.checks.finding import Finding, counted, fail, ok, ranged, skipped
+from gateway.cli.checks import amqp
+from gateway.cli.checks.finding import LIMIT, Finding, counted, fail, listed, ok, ranged, skipped
 from gateway.config.fair_names import fair_name_of
 from gateway.config.settings import Config
 from gateway.config.task import TaskSettings
 from gateway.similar import similar
 
+#: The option of `gateway check` that deletes a queue.
+DELETE = "--delete-queue"
 _AT_ONCE = 16  # channels at the same time; some brokers allow only few
 #: RabbitMQ's refusal of a declaration: the queue's present value is `none`, or a text with a type.
 _INEQUIVALENT = re.compile(
@@ -105,7 +109,7 @@ def judge(
     return [
         finding
         for task, names in grouped(config)
-        for finding in _judge(task, {name: inspected[name] for name in names}, known)
+        for finding in _judge(config, task, {name: inspected[name] for name in names}, known)
     ]
 
 
@@ -167,8 +171,11 @@ async def _is_quorum(connection: TurnConnection, queue: str, task: TaskSettings)
     return False
 
 
-def _judge(task: TaskSettings, inspected: dict[str, Inspected], known: set[str]) -> list[Finding]:
+def _judge(
+    config: Config, task: TaskSettings, inspected: dict[str, Inspected], known: set[str]
+) -> list[Finding]:
     """Return the findings about queues of `task`: one for all queues that have the same problem."""
+    routes = _routes(config, inspected)
     start = _start(task, list(inspected), known)
     seen = {queue: it.seen for queue, it in inspected.items() if it.seen}
     idle = {queue: it for queue, it in seen.items() if not it.consumers}
@@ -181,12 +188,15 @@ def _judge(task: TaskSettings, inspected: dict[str, Inspected], known: set[str])
         if exists:
             found += _other(task, some)
         else:
-            found.append(_refused(start, some))
+            found.append(_refused(start, some, routes))
     if idle:
         waiting = _waiting(idle)
-        problem = f"no worker consumes {'them' if len(idle) > 1 else 'it'}"
+        these = "them" if len(idle) > 1 else "it"
+        problem = f"no worker consumes {these}"
         problem += f", with {waiting}" if any(it.messages for it in idle.values()) else ""
+        problem += f"; {routes} {these}"
         quorum = any(inspected[queue].quorum for queue in idle)
+        start = _start(task, list(inspected), known, f", and type: gateway check {DELETE} {{}}")
         found.insert(0, fail(f"queue {ranged(idle)}", problem, start + _STOCK * quorum))
     well = {queue: it for queue, it in seen.items() if queue not in idle}
     if task.countdown and (by_default := [queue for queue in well if inspected[queue].quorum]):
@@ -195,6 +205,15 @@ def _judge(task: TaskSettings, inspected: dict[str, Inspected], known: set[str])
         consumers = counted(sum(it.consumers for it in well.values()), "consumer")
         found.append(ok(f"queue {ranged(well)}", f"{consumers}, {_waiting(well)}"))
     return found
+
+
+def _routes(config: Config, queues: Iterable[str]) -> str:
+    """Return "the route /a names", or its plural; empty: none names one of these queues."""
+    by_queue = config.paths_by_queue
+    paths = sorted({path for queue in queues for path in by_queue.get(queue, ())})
+    if not paths:
+        return ""
+    return f"the route{'s' * (len(paths) > 1)} {listed(paths)} name{'s' * (len(paths) == 1)}"
 
 
 def _waiting(seen: Mapping[str, Seen]) -> str:
@@ -214,8 +233,11 @@ def fair_setting(task: TaskSettings) -> str:
     return ",".join(task.queues) if task.queues else f"{task.queue}:{task.fair_queues}"
 
 
-def _start(task: TaskSettings, names: list[str], known: set[str]) -> str:
-    """Return the remedy for queues without a worker; `known` are queues that exist."""
+def _start(task: TaskSettings, names: list[str], known: set[str], remove: str = "") -> str:
+    """Return the remedy for queues without a worker; `known` are queues that exist.
+
+    `remove` says how to remove a queue that was created by a typing error.
+    """
     own = consumed_as(task) if task.fair_by else names
     text = f"celery -A APP worker -n NAME@%h -Q {','.join(own)} (APP: yours, or appserver)"
     if fair := fair_setting(task):
@@ -224,16 +246,63 @@ def _start(task: TaskSettings, names: list[str], known: set[str]) -> str:
             text += f" or appserver.setup(app, fair={{{task.queue!r}: {task.fair_queues}}})"
     others = {fair_name_of(name) for name in known - set(task.queue_names)} - set(own)
     near = similar(own[0], sorted(others))
-    hint = f"did you mean {near}? Otherwise " if near else ""
-    return f"{hint}start a worker: {text}"
+    text = f"start a worker: {text}"
+    if not near:
+        return text
+    then = f"correct `queue` there{remove.format(names[0])}"
+    return f"did you mean {near}? Then {then}. Otherwise {text}"
 
 
-def _refused(start: str, refused: Mapping[str, ChannelClosedByBroker]) -> Finding:
+async def delete(config: Config, name: str) -> Finding:
+    """Delete the queue `name`, if no route names it, no worker consumes it, and it is empty."""
+    check = f"queue {name}"
+    if routes := _routes(config, [name]):
+        remedy = "correct `queue` there, and reload the gateway (SIGHUP) first"
+        return fail(check, f"not deleted: {routes} it, so it would be declared again", remedy)
+    problem = "the broker is not an AMQP one, and has no queue to delete"
+    for url in config.brokers if config.amqp else ():
+        try:
+            async with asyncio.timeout(LIMIT), amqp.connected(url, config) as connection:
+                return await remove(connection, name)
+        except TimeoutError:
+            problem = f"no answer within {LIMIT:g} s"
+        except broker.ERRORS as exc:
+            problem = broker.describe(exc)
+    return fail(check, f"not deleted: {problem}", "")
+
+
+async def remove(connection: TurnConnection, name: str) -> Finding:
+    """Delete the queue `name`, if it is empty and no worker consumes it."""
+    check = f"queue {name}"
+    try:
+        messages, consumers = await broker.declare_alone(connection, name, None)
+        if messages or consumers:
+            has = f"{counted(consumers, 'consumer')}, {counted(messages, 'message')} waiting"
+            remedy = f"let a worker run what waits: celery -A APP worker -n NAME@%h -Q {name}"
+            remedy = "stop what consumes it" if consumers else remedy
+            return fail(check, f"not deleted: it has {has}", remedy)
+        channel = await broker.open_channel(connection)
+        # The broker looks again, as messages and consumers may have come since.
+        await broker.rpc(channel, partial(channel.queue_delete, name, True, True))
+    except ChannelClosedByBroker as exc:
+        return fail(check, f"not deleted: {exc.reply_text}", "")
+    except ConnectionClosedByBroker as exc:
+        if exc.reply_code != 540:
+            raise
+        # RabbitMQ has no such condition for quorum queues.
+        remedy = f"it was empty, and nothing consumed it: rabbitmqctl delete_queue {name}"
+        return fail(check, f"not deleted: {exc.reply_text}", remedy)
+    return ok(check, "deleted: it was empty, and no worker consumed it")
+
+
+def _refused(start: str, refused: Mapping[str, ChannelClosedByBroker], routes: str) -> Finding:
     """Return the finding about queues of which the broker told nothing, for the same reason."""
     name, exc = f"queue {ranged(refused)}", next(iter(refused.values()))
     if exc.reply_code == 404:
-        several = len(refused) > 1
-        return fail(name, f"there {'are no such queues' if several else 'is no such queue'}", start)
+        problem = "there is no such queue; {} it"
+        if len(refused) > 1:
+            problem = "there are no such queues; {} them"
+        return fail(name, problem.format(routes), start)
     if exc.reply_code == 405:
         remedy = "name another queue in the route; only one connection can use this one"
         return fail(name, f"it is exclusive to another connection: {exc.reply_text}", remedy)

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from gateway.cli import checks
-from gateway.cli.checks import configuration
+from gateway.cli.checks import configuration, queues
 from gateway.cli.checks.finding import FAIL, Finding, ok, skipped
 from gateway.cli.configuration import configure
 from gateway.config.loading import described
@@ -25,6 +25,11 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--broker", metavar="URL", dest="broker_url", help="as for serve")
     parser.add_argument("--result-backend", metavar="URL", help="as for serve")
     parser.add_argument("--notify", action="store_true", help="send a test as [notify] says")
+    parser.add_argument(
+        queues.DELETE,
+        metavar="NAME",
+        help="only delete this queue: if no route names it, it is empty, and nothing consumes it",
+    )
     parser.add_argument("--json", action="store_true", help="one object: ok, and a list of checks")
 
 
@@ -47,6 +52,9 @@ def _found(arguments: argparse.Namespace) -> Iterator[Finding]:
         yield from configuration.problems(exc.problems)
         yield from configuration.variables(os.environ, arguments.config)
         yield skipped("broker, results, state, workers and tasks", "not checked without settings")
+        return
+    if arguments.delete_queue:
+        yield asyncio.run(queues.delete(config, arguments.delete_queue))
         return
     yield ok("config", described(config, os.environ, arguments.config))
     yield from configuration.variables(os.environ, arguments.config)

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pika
 import pytest
 
-from gateway.amqp import pidbox, worker_watch
+from gateway.amqp import broker, pidbox, worker_watch
 from gateway.amqp.worker_watch import LOST, Lost, WorkerWatch, lost_results
+from gateway.config.settings import Config
 from gateway.metrics import Metrics
 
 
@@ -54,16 +55,20 @@ def test_each_look_sets_the_sum_of_those_that_answer(monkeypatch):
             raise answer
         return answer
 
+    async def open_channel(_connection):
+        raise pika.exceptions.AMQPError("closed")
+
     async def watch() -> None:
-        one = WorkerWatch(SimpleNamespace(connection=object()), metrics)
+        one = WorkerWatch(Config(), SimpleNamespace(connection=object()), metrics)
         await one.start()
         await looked.wait()
         await one.stop()
 
     monkeypatch.setattr(worker_watch, "_ask", ask)
     monkeypatch.setattr(worker_watch, "PAUSE", 0)
+    monkeypatch.setattr(worker_watch, "CONSUMERS", 0)
+    monkeypatch.setattr(broker, "open_channel", open_channel)
     metrics = Metrics()
-    asyncio.run(WorkerWatch(SimpleNamespace(connection=None), metrics).look())
     asyncio.run(watch())
     assert seen == [0, 7, 7, 7, 5]
     metrics.close()

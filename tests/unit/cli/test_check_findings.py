@@ -60,7 +60,8 @@ def test_a_quorum_queue_by_default_is_told_where_that_matters():
 def test_fair_queues_that_are_missing_are_one_line_that_says_what_to_start():
     (finding,) = judge(dict.fromkeys(NAMES, MISSING), FAIR)
     name = "queue orders.fair.0 to orders.fair.15"
-    assert told(finding) == ("fail", name, "there are no such queues")
+    problem = "there are no such queues; the route / names them"
+    assert told(finding) == ("fail", name, problem)
     assert finding.remedy == (
         "start a worker: celery -A APP worker -n NAME@%h -Q orders (APP: yours, or appserver), "
         "with GATEWAY_FAIR_QUEUES=orders:16 or appserver.setup(app, fair={'orders': 16})"
@@ -87,9 +88,13 @@ def test_of_fair_queues_those_with_the_same_problem_are_one_line():
         (
             "fail",
             "queue orders.fair.0 to orders.fair.1",
-            "no worker consumes them, with 8 messages waiting",
+            "no worker consumes them, with 8 messages waiting; the route / names them",
         ),
-        ("fail", "queue orders.fair.12 to orders.fair.15", "there are no such queues"),
+        (
+            "fail",
+            "queue orders.fair.12 to orders.fair.15",
+            "there are no such queues; the route / names them",
+        ),
     ]
 
 
@@ -172,7 +177,8 @@ def test_a_task_that_workers_of_another_queue_have_names_that_queue(consumed, de
 def test_a_queue_without_a_worker_is_told_with_the_similar_one(queue, consumed, meant, inspected):
     (finding,) = judge({queue: inspected}, {"path": "/", "queue": queue}, consumed=consumed)
     start = f"start a worker: celery -A APP worker -n NAME@%h -Q {queue} (APP: yours, or appserver)"
-    hint = f"did you mean {meant}? Otherwise " if meant else ""
+    remove = f", and type: gateway check --delete-queue {queue}" if inspected.seen else ""
+    hint = f"did you mean {meant}? Then correct `queue` there{remove}. Otherwise " if meant else ""
     assert (finding.status, finding.remedy) == ("fail", hint + start)
 
 

@@ -1,0 +1,151 @@
+"""List what this deployment has left in Redis and RabbitMQ, and with --yes remove it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from pika.exceptions import ChannelClosedByBroker
+from redis.exceptions import RedisError
+
+from gateway.amqp import broker
+from gateway.amqp.connection import TurnConnection
+from gateway.amqp.remote_control import DYNAMIC, GATEWAYS
+from gateway.claims import state_watch
+from gateway.cli.checks import amqp, queues
+from gateway.cli.checks.finding import OK, counted
+from gateway.cli.configuration import configure
+from gateway.config.settings import Config
+from gateway.errors import GatewayError
+from gateway.stores import result_store
+from gateway.stores.state_store import StateStore
+
+#: What follows the prefix in the names of the keys, and what such keys are.
+_KEYS = {
+    "c:": "claims",
+    "k:": "claims",
+    "failed:": "failures of tasks",
+    "also:": "further tasks",
+    "{late}:": "late answers",
+    "{journal}:": "the journal",
+    "deployments": "this deployment's entry",
+}
+#: The exchanges of gateways and of the app server, and Celery's own queue.
+_EXCHANGES, _CELERYS = (GATEWAYS, DYNAMIC, "gateway.dead"), "celery"
+_RUNS = (
+    "nothing is removed while a gateway runs: {}; stop it, and type this again after "
+    f"{state_watch.RUNNING:g} s"
+)
+_AT_ONCE = 500  # keys that are removed together
+
+
+class Left(NamedTuple):
+    """What is left: a text, and what removes it, which returns why it could not; None: it stays."""
+
+    what: str
+    remove: Callable[[], Awaitable[str]] | None = None
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", metavar="FILE", type=Path, help="gateway.toml")
+    parser.add_argument("--broker", metavar="URL", dest="broker_url", help="as for serve")
+    parser.add_argument("--result-backend", metavar="URL", help="as for serve")
+    parser.add_argument("--yes", action="store_true", help="remove it; otherwise it is only listed")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    asyncio.run(_run(configure(arguments), arguments.yes))
+    return 0
+
+
+async def _run(config: Config, yes: bool) -> None:
+    async for left in _left(config):
+        problem = await left.remove() if left.remove and yes else ""
+        word = "keep" if left.remove is None or problem else "removed" if yes else "remove"
+        print(f"{word:<8}{left.what}{': ' if problem else ''}{problem}")
+    if not yes:
+        print("Nothing was removed. `gateway uninstall --yes` removes what `remove` stands before.")
+
+
+async def _left(config: Config) -> AsyncIterator[Left]:
+    """Yield all that is left. Raises `GatewayError` while a gateway of the deployment runs."""
+    if config.state:
+        try:
+            async with StateStore.opened(config) as store:
+                if running := await state_watch.running(config, store.run):
+                    raise GatewayError(_RUNS.format("; ".join(running)))
+                for kind, keys in (await _keys(config, store)).items():
+                    server = result_store.without_password(config.state)
+                    what = f"{counted(len(keys), 'key')} of {server}: {kind}"
+                    yield Left(what, partial(_forget, store, keys))
+        except (RedisError, OSError) as exc:
+            raise result_store.no_answer(config, config.state, exc) from exc
+    if config.amqp:
+        try:
+            async with amqp.connected(config.brokers[0], config) as connection:
+                for name in config.queues:
+                    if (left := await _queue(connection, config, name)) is not None:
+                        yield left
+                for name in _EXCHANGES:
+                    if await broker.exists(connection, name):
+                        remove = partial(_delete_exchange, connection, name)
+                        yield Left(f"exchange {name}, unless something is bound to it", remove)
+        except broker.ERRORS as exc:
+            raise GatewayError(f"broker: {broker.describe(exc)}") from exc
+    if config.archive:
+        url = result_store.without_password(config.archive)
+        yield Left(f"archive {url}: your record; remove the file, or the tables in its schema")
+    if config.uds and config.uds.exists():
+        yield Left(f"file {config.uds}: the gateway makes it anew")
+    results = f"keys {result_store.key_prefix(config)}*: results"
+    yield Left(f"{results}, which end by themselves after the workers' result_expires")
+
+
+async def _keys(config: Config, store: StateStore) -> dict[str, list[bytes]]:
+    """Return the keys of the deployment, by what they are."""
+    found: dict[str, list[bytes]] = {}
+    for name, kind in _KEYS.items():
+        async for key in store.keys(config.prefix + name):
+            found.setdefault(kind, []).append(key)
+    return found
+
+
+async def _forget(store: StateStore, keys: list[bytes]) -> str:
+    for first in range(0, len(keys), _AT_ONCE):
+        some = keys[first : first + _AT_ONCE]
+        await asyncio.gather(*(store.run("UNLINK", key) for key in some))
+    return ""
+
+
+async def _queue(connection: TurnConnection, config: Config, name: str) -> Left | None:
+    with suppress(ChannelClosedByBroker):
+        messages, consumers = await broker.declare_alone(connection, name, None)
+        what = f"queue {name}: {counted(messages, 'message')}, {counted(consumers, 'consumer')}"
+        if name == _CELERYS:
+            return Left(f"{what}; any Celery client may use it")
+        if not all(task.declare for task in config.tasks if name in task.queue_names):
+            return Left(f"{what}; not declared by the gateway (`declare = false`)")
+        if messages or consumers:
+            return Left(f"{what}; stop its workers when it is empty, and then begin again")
+        return Left(what, partial(_delete_queue, connection, name))
+    return None
+
+
+async def _delete_queue(connection: TurnConnection, name: str) -> str:
+    finding = await queues.remove(connection, name)
+    return "" if finding.status == OK else f"{finding.problem}; {finding.remedy}"
+
+
+async def _delete_exchange(connection: TurnConnection, name: str) -> str:
+    channel = await broker.open_channel(connection)
+    try:
+        await broker.rpc(channel, partial(channel.exchange_delete, name, if_unused=True))
+    except ChannelClosedByBroker as exc:
+        return str(exc.reply_text)
+    channel.close()
+    return ""

@@ -1,0 +1,96 @@
+"""`gateway uninstall` lists what a deployment has left, and removes it and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import redis
+
+from tests.integration.deliveries import Servers
+from tests.support.environment import inherited
+from tests.support.requests import post
+from tests.support.stack import RabbitMQ, Stack
+from tests.support.waiting import until
+
+ROUTES = """
+journal = 100
+[[routes]]
+path = "/keyed"
+idempotency = "json:/id"
+queue = "orders"
+also = [{ task = "api.core.main", queue = "audit" }]
+[[routes]]
+path = "/session"
+queue = "session-{query:s}"
+queue_pattern = "session-[a-z]"
+"""
+PREFIX = b"gateway:/::"
+
+
+def test_only_what_the_deployment_has_left_is_removed(stack: Stack, rabbitmq: RabbitMQ, tmp_path):
+    (file := tmp_path / "gateway.toml").write_text(ROUTES)
+    store = stack.redis()
+    names = "orders", "audit", "celery"
+    servers = Servers(stack, rabbitmq, store, names, 1, app="appserver")
+    gateway = servers.gateway("redis", ROUTES)
+
+    def uninstall(*words: str) -> subprocess.CompletedProcess[str]:
+        urls = ["--broker", rabbitmq.url, "--result-backend", store.url]
+        argv = [sys.executable, "-m", "gateway", "uninstall", "--config", str(file), *urls, *words]
+        return subprocess.run(argv, env=inherited(), capture_output=True, text=True, timeout=60)
+
+    with redis.Redis.from_url(store.url) as client:
+
+        def ours() -> list[bytes]:
+            return [key for key in client.scan_iter() if key.startswith(PREFIX)]
+
+        client.set("gateway:/:other:c:x", "of another deployment")
+        client.set(PREFIX + b"mine", "of somebody who has chosen the same prefix")
+        assert post(f"{gateway.url}/keyed", b'{"id": 1}').code == 200
+        assert post(f"{gateway.url}/session?s=a", b"a").code == 200
+        entries = until_entry(client)
+        ran = uninstall("--yes")
+        assert ran.returncode == 1 and "nothing is removed while a gateway runs: " in ran.stderr
+        servers.stop()
+        before = sorted(ours())
+        assert uninstall().returncode == 1  # it has just ended
+        aged(client, entries)
+        ran = uninstall()
+        assert ran.returncode == 0 and ran.stderr == ""
+        for line in (
+            "remove  1 key of " + store.url + ": claims\n",
+            "remove  1 key of " + store.url + ": further tasks\n",
+            "remove  queue orders: 0 messages, 0 consumers\n",
+            "remove  exchange gateway.siblings, unless something is bound to it\n",
+            "keep    queue celery: 0 messages, 0 consumers; any Celery client may use it\n",
+        ):
+            assert line in ran.stdout, ran.stdout
+        assert sorted(ours()) == before and "orders" in queues(rabbitmq)
+
+        ran = uninstall("--yes")
+        assert ran.returncode == 0 and "removed queue audit: 0 messages" in ran.stdout, ran
+        assert ours() == [PREFIX + b"mine"] and client.exists("gateway:/:other:c:x")
+    assert not {"orders", "audit"} & queues(rabbitmq) and "celery" in queues(rabbitmq)
+    assert "gateway.siblings" not in rabbitmq.ctl("list_exchanges", "name").split()
+    # To one of these the app server has bound its queue, to the other one a queue that lives still.
+    left = re.findall("^remove +(.*), unless", uninstall().stdout, re.M)
+    assert left == ["exchange gateway.dynamic", "exchange gateway.dead"]
+
+
+def until_entry(client: redis.Redis) -> str:
+    key = (PREFIX + b"deployments").decode()
+    until(lambda: client.hgetall(key))
+    return key
+
+
+def aged(client: redis.Redis, key: str) -> None:
+    """Let the entries of deployments be older than they are."""
+    for field, entry in client.hgetall(key).items():
+        client.hset(key, field, json.dumps({**json.loads(entry), "seen": 0}))
+
+
+def queues(rabbitmq: RabbitMQ) -> set[str]:
+    return set(rabbitmq.ctl("list_queues", "name").split())
