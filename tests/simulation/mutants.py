@@ -277,7 +277,7 @@ MUTANTS = [
     ),
     _m(
         "a Redis that became a replica kept",
-        "stores/primary",
+        "stores/result_store",
         "return _elsewhere(error) is not None",
         "return False",
     ),
