@@ -131,8 +131,8 @@ class Pipeline(Connection):
         if asking:
             # A server that has not got the script yet would forget what was asked before.
             self._scripts.discard(command.words[1])
-            told = self.run("ASKING")
-            told.add_done_callback(lambda reply: reply.cancelled() or reply.exception())
+            asked = self.run("ASKING")
+            asked.add_done_callback(lambda reply: reply.cancelled() or reply.exception())
         self._queue(command)
 
     def copied(self, replicas: int, patience: float) -> Future[Any]:

@@ -160,8 +160,8 @@ class _Sentinels(Sentinel):
         ]
         if not states:
             problems = {str(r) if isinstance(r, Exception) else "unknown there" for r in replies}
-            known = "; ".join(sorted(problems))
-            raise MasterNotFoundError(f"the Sentinels tell no master {service_name!r}: {known}")
+            reasons = "; ".join(sorted(problems))
+            raise MasterNotFoundError(f"the Sentinels tell no master {service_name!r}: {reasons}")
         latest = max(states, key=lambda state: int(state["config-epoch"]))
         if not self.check_master_state(latest, service_name):
             raise MasterNotFoundError(f"the master {service_name!r} is down, say the Sentinels")
