@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from pika.channel import Channel
 
-from gateway import background
 from gateway.amqp import broker, pidbox
 from gateway.amqp.broker import describe
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.publisher import Publisher
+from gateway.background import Service, Work
 from gateway.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -34,19 +34,15 @@ class Lost(NamedTuple):
     last: float
 
 
-class WorkerWatch:
+class WorkerWatch(Service):
     """Asks on a channel of its own, because a missing exchange would close it."""
 
     def __init__(self, publisher: Publisher, metrics: Metrics):
         self._publisher = publisher
         self._metrics = metrics
-        self._task: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        self._task = background.start(self._watch(), "worker watch")
-
-    async def stop(self) -> None:
-        await background.stop(self._task)
+    def _work(self) -> Work:
+        yield "worker watch", self._watch()
 
     async def _watch(self) -> None:
         while True:

@@ -209,8 +209,8 @@ MUTANTS = [
     ),
     _m(
         "services not stopped",
-        "relay/relay",
-        "for service in reversed(self._services()):",
+        "background",
+        "for service in reversed(self.uses):",
         "for service in ():",
     ),
     _m(
