@@ -1,4 +1,4 @@
-"""Background tasks that run as long as their process."""
+"""Services and background tasks, which run as long as their process."""
 
 from __future__ import annotations
 
@@ -6,12 +6,48 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from threading import Thread
-from typing import Any
+from typing import Any, Protocol
 
 log = logging.getLogger(__name__)
+
+
+#: What runs in the background, each with a name.
+Work = Iterable[tuple[str, Coroutine[None, None, None]]]
+
+
+class Startable(Protocol):
+    """What runs from `start` to `stop`."""
+
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+
+
+class Service:
+    """Runs from `start` to `stop`.
+
+    The services that it `uses` are started before its own work, and stopped after it.
+    """
+
+    uses: Sequence[Startable] = ()
+    _tasks: Sequence[asyncio.Task[None]] = ()
+
+    def _work(self) -> Work:
+        """Yield what it does in the background."""
+        return ()
+
+    async def start(self) -> None:
+        for service in self.uses:
+            await service.start()
+        self._tasks = [start(work, name) for name, work in self._work()]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            await stop(task)
+        for service in reversed(self.uses):
+            await service.stop()
 
 
 def start(work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:

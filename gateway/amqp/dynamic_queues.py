@@ -23,6 +23,7 @@ from gateway.amqp.broker import describe
 from gateway.amqp.known_queues import DynamicQueue, KnownQueues
 from gateway.amqp.publisher import Publisher
 from gateway.amqp.queue_consumers import QueueConsumers
+from gateway.background import Service
 from gateway.celery_message import Message
 from gateway.clock import monotonic
 from gateway.config.route import Route
@@ -45,7 +46,7 @@ _AT_ONCE = 16  # queues that are declared at the same time: each needs a channel
 Send = Callable[[Message, float], PendingTask]
 
 
-class DynamicQueues:
+class DynamicQueues(Service):
     """Publishes to dynamic queues, each of which it declares first; has workers consume them."""
 
     def __init__(self, config: Config, metrics: Metrics, publisher: Publisher):
@@ -55,15 +56,13 @@ class DynamicQueues:
         routes = [route for route in config.routes if route.dynamic]
         self._known = KnownQueues(routes, metrics)
         self._consumers = QueueConsumers(publisher, routes, self._known)
+        self.uses = (self._consumers,)
         self._room = asyncio.Semaphore(_AT_ONCE)
-
-    async def start(self) -> None:
-        await self._consumers.start()
 
     async def stop(self) -> None:
         for queue in self._known:
             await background.stop(queue.task)
-        await self._consumers.stop()
+        await super().stop()
 
     def send(self, route: Route, message: Message, deadline: float, send: Send) -> PendingTask:
         """Publish `message` by `send` as soon as its queue is declared, in order.

@@ -14,12 +14,12 @@ from math import inf
 
 from pika.exceptions import ChannelClosedByBroker
 
-from gateway import background
 from gateway.amqp import broker
 from gateway.amqp.broker import describe
 from gateway.amqp.known_queues import DynamicQueue, KnownQueues
 from gateway.amqp.publisher import Publisher
 from gateway.amqp.remote_control import DYNAMIC, Consumed, RemoteControl
+from gateway.background import Service, Work
 from gateway.clock import monotonic
 from gateway.config.dynamic import IDLE
 from gateway.config.route import Route
@@ -32,32 +32,24 @@ _KNOWN = 10.0  # seconds for which the workers' answers are used
 _LONGEST_SWEEP = 60.0  # seconds between two sweeps, at the most
 
 
-class QueueConsumers:
+class QueueConsumers(Service):
     """Watches the `queues` of `routes`; `publisher` has the connection on which it asks."""
 
     def __init__(self, publisher: Publisher, routes: Sequence[Route], queues: KnownQueues):
         self._publisher = publisher
         self._queues = queues
         self._control = RemoteControl(publisher, queues.in_use)
+        self.uses = (self._control,)
         self._sweep_every = min(
             _LONGEST_SWEEP, *(IDLE / 2 * route.queue_expires for route in routes)
         )
         self._unconsumed = asyncio.Event()
         self._workers: dict[str, Consumed] = {}
         self._workers_known = -inf
-        self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(self) -> None:
-        await self._control.start()
-        self._tasks = [
-            background.start(self._watch(), "dynamic queues"),
-            background.start(self._sweep_regularly(), "sweep of dynamic queues"),
-        ]
-
-    async def stop(self) -> None:
-        for task in self._tasks:
-            await background.stop(task)
-        await self._control.stop()
+    def _work(self) -> Work:
+        yield "dynamic queues", self._watch()
+        yield "sweep of dynamic queues", self._sweep_regularly()
 
     def assign_soon(self) -> None:
         """Have the queues without a consumer assigned now, instead of at the next check."""

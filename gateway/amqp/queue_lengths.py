@@ -9,15 +9,15 @@ from contextlib import suppress
 
 from pika.exceptions import ChannelClosedByBroker
 
-from gateway import background
 from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.publisher import Publisher
+from gateway.background import Service, Work
 
 INTERVAL = 1.0  # seconds between questions
 
 
-class QueueLengths:
+class QueueLengths(Service):
     """The messages that are ready in each of the `queues`, as far as they are known.
 
     They are asked for once a second on the connection of `publisher`, on a channel of its own: at
@@ -30,14 +30,10 @@ class QueueLengths:
         self._publisher = publisher
         self._lengths: Counter[str] = Counter()
         self._used = set(queues)
-        self._task: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
+    def _work(self) -> Work:
         if self._publisher is not None:
-            self._task = background.start(self._follow(self._publisher), "lengths of queues")
-
-    async def stop(self) -> None:
-        await background.stop(self._task)
+            yield "lengths of queues", self._follow(self._publisher)
 
     def __getitem__(self, queue: str) -> int:
         return self._lengths[queue]

@@ -14,11 +14,11 @@ from typing import Any
 import pika
 from pika.channel import Channel
 
-from gateway import background
 from gateway.amqp import broker, pidbox
 from gateway.amqp.broker import describe
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.publisher import Publisher
+from gateway.background import Service, Work
 from gateway.backoff import Backoff
 from gateway.errors import BrokerUnavailable
 
@@ -39,7 +39,7 @@ _PAUSE = (0.5, 30.0)  # seconds before the channel is opened again: the first, t
 Consumed = dict[str, bool]
 
 
-class RemoteControl:
+class RemoteControl(Service):
     """Has one channel, which is opened again after each loss; questions wait for it.
 
     `in_use` tells which of the queues that another gateway asks about are in use here.
@@ -52,13 +52,12 @@ class RemoteControl:
         self._opened = asyncio.Event()
         self._reply_to = ""
         self._asked: dict[str, asyncio.Queue[Any]] = {}
-        self._task: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        self._task = background.start(self._keep_open(), "remote control")
+    def _work(self) -> Work:
+        yield "remote control", self._keep_open()
 
     async def stop(self) -> None:
-        await background.stop(self._task)
+        await super().stop()
         if self._channel is not None and self._channel.is_open:
             self._channel.close()
 

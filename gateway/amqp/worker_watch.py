@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 from pika.channel import Channel
 from pika.exceptions import ChannelClosedByBroker
 
-from gateway import background
 from gateway.amqp import broker, pidbox
 from gateway.amqp.broker import describe
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.publisher import Publisher
+from gateway.background import Service, Work
 from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.metrics import Metrics
@@ -40,22 +40,18 @@ class Lost(NamedTuple):
     last: float
 
 
-class WorkerWatch:
+class WorkerWatch(Service):
     """Asks on channels of its own, because a missing queue or exchange closes the channel."""
 
     def __init__(self, config: Config, publisher: Publisher, metrics: Metrics):
         self._paths = config.paths_by_queue
         self._publisher = publisher
         self._metrics = metrics
-        self._task: asyncio.Task[None] | None = None
         #: A text for each queue that no worker consumed when the broker was last asked.
         self.warnings: list[str] = []
 
-    async def start(self) -> None:
-        self._task = background.start(self._watch(), "worker watch")
-
-    async def stop(self) -> None:
-        await background.stop(self._task)
+    def _work(self) -> Work:
+        yield "worker watch", self._watch()
 
     async def _watch(self) -> None:
         due = monotonic() + PAUSE

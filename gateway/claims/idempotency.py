@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.background import Service
 from gateway.claims.late_results import LateResults
 from gateway.claims.result_waiter import ResultWaiter
 from gateway.claims.state_watch import StateWatch
@@ -12,7 +13,7 @@ from gateway.metrics import Metrics
 from gateway.stores.pipeline import Pipeline
 
 
-class Idempotency:
+class Idempotency(Service):
     """Claims on deliveries, and who waits for the tasks of others; `results` is their store.
 
     ``refuse``: a delivery is refused where Redis does not tell whether it has been taken.
@@ -26,15 +27,7 @@ class Idempotency:
         self.taken = TakenTasks(config, self.claims.redis)
         self.refuse = config.without_state == "refuse"
         watch = StateWatch(config, metrics, self.claims.redis)
-        self._services = (self.claims, watch, self.waiter, self.late)
-
-    async def start(self) -> None:
-        for service in self._services:
-            await service.start()
-
-    async def stop(self) -> None:
-        for service in reversed(self._services):
-            await service.stop()
+        self.uses = (self.claims, watch, self.waiter, self.late)
 
     def held(self) -> dict[str, int]:
         """Return how many leases, subscribed channels, and commands without a reply there are."""

@@ -14,8 +14,8 @@ from functools import partial
 
 from redis.exceptions import RedisError
 
-from gateway import background
 from gateway.answer import Answer
+from gateway.background import Service, Work
 from gateway.celery_message import decode_result
 from gateway.claims.claim import Claim
 from gateway.claims.store import Claims
@@ -47,7 +47,7 @@ class _Task:
     on_message: Callable[[bytes | None], object]
 
 
-class LateResults:
+class LateResults(Service):
     """Listens for the results of at most `Config.max_in_flight` tasks.
 
     When there are more, the oldest is dropped.
@@ -67,22 +67,18 @@ class LateResults:
         self._begun: dict[asyncio.Task[None], None] = {}
         #: Results may have been missed.
         self._missed = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def awaited(self) -> Collection[str]:
         """The ids of the tasks whose results are listened for."""
         return self._waiting.keys()
 
-    async def start(self) -> None:
-        self._tasks = [
-            background.start(self._sweep(), "late results"),
-            background.start(self._catch_up(), "missed late results"),
-        ]
+    def _work(self) -> Work:
+        yield "late results", self._sweep()
+        yield "missed late results", self._catch_up()
 
     async def stop(self) -> None:
-        for service in self._tasks:
-            await background.stop(service)
+        await super().stop()
         for task in self._begun:
             task.cancel()
         await asyncio.gather(*self._begun, return_exceptions=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
 
 from redis.exceptions import RedisError
 
+from gateway.background import Service
 from gateway.celery_message import decode_result
 from gateway.claims.claim import CONFIRMED, DONE, FAILED, PUBLISHING, RELEASED, Claim
 from gateway.claims.store import Claims
@@ -25,8 +25,10 @@ log = logging.getLogger(__name__)
 PAUSE = 2.0  # seconds between queries for a result whose message may have been missed
 
 
-class ResultWaiter:
+class ResultWaiter(Service):
     """Subscribes to the results and claims that requests wait for, and fetches missed ones."""
+
+    uses: list[Subscription]
 
     def __init__(self, config: Config, claims: Claims, results: Pipeline):
         self._claims = claims
@@ -39,25 +41,15 @@ class ResultWaiter:
         self._claims_subscription = self.results_subscription
         if config.state != config.results:
             self._claims_subscription = Subscription(claims.redis.connect, "joined claims")
+        # One or two, as the results may be in the Redis of the claims.
+        self.uses = list(dict.fromkeys((self.results_subscription, self._claims_subscription)))
         results.on_left.append(self.results_subscription.renew)
         claims.redis.on_left.append(self._claims_subscription.renew)
-
-    async def start(self) -> None:
-        for subscription in self._subscriptions():
-            await subscription.start()
-
-    async def stop(self) -> None:
-        for subscription in self._subscriptions():
-            await subscription.stop()
-
-    def _subscriptions(self) -> Iterable[Subscription]:
-        """Return one or two: the results may be in the Redis of the claims."""
-        return dict.fromkeys((self.results_subscription, self._claims_subscription))
 
     @property
     def channels(self) -> int:
         """How many channels are subscribed."""
-        return sum(subscription.channels for subscription in self._subscriptions())
+        return sum(subscription.channels for subscription in self.uses)
 
     @property
     def error(self) -> str:

@@ -15,7 +15,7 @@ import socket
 from kombu.utils.url import parse_url
 from redis.exceptions import RedisError
 
-from gateway import background
+from gateway.background import Service, Work
 from gateway.clock import time
 from gateway.config.settings import Config
 from gateway.metrics import Metrics
@@ -29,20 +29,16 @@ PRESENT = 120.0  # seconds for which a deployment counts as running after its la
 RUNNING = 3 * PAUSE  # the same, where its end is to be noticed soon
 
 
-class StateWatch:
+class StateWatch(Service):
     """Sets gauges of its size and writes this deployment's entry; `redis` is that of the claims."""
 
     def __init__(self, config: Config, metrics: Metrics, redis: StateStore):
         self._config = config
         self._metrics = metrics
         self._redis = redis
-        self._task: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        self._task = background.start(self._watch(), "state watch")
-
-    async def stop(self) -> None:
-        await background.stop(self._task)
+    def _work(self) -> Work:
+        yield "state watch", self._watch()
 
     async def _watch(self) -> None:
         key, field = _key(self._config), _fingerprint(self._config)

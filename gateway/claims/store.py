@@ -23,8 +23,8 @@ from uuid import UUID
 
 from redis.exceptions import RedisError
 
-from gateway import background
 from gateway.answer import Answer
+from gateway.background import Service, Work
 from gateway.claims import scripts
 from gateway.claims.claim import (
     CONFIRMED,
@@ -61,7 +61,7 @@ _RETRY_FOR, _REMEMBER = 10.0, 20.0
 _NAMES = {b"P": PUBLISHING, b"C": CONFIRMED, b"D": DONE}
 
 
-class Claims:
+class Claims(Service):
     """Takes and changes the claims in the Redis at `Config.state`.
 
     Changes are written in the background, in their order; no request waits for them.
@@ -71,6 +71,7 @@ class Claims:
         #: Commands to the Redis of the claims.
         # The probe is a write that changes nothing.
         self.redis = StateStore(config, "claims", probe=("DEL", f"{config.prefix}nothing"))
+        self.uses = (self.redis,)
         self._prefix = config.prefix
         longest = _longest(config)
         # A strategy that blocks can write neither a confirm nor a renewal while it waits.
@@ -88,20 +89,14 @@ class Claims:
         self.uncopied = ""
         # Claims whose message waits for its confirm, and until when (monotonic seconds).
         self._leased: dict[str, tuple[Claim, float]] = {}
-        self._task: asyncio.Task[None] | None = None
 
     @property
     def leased(self) -> int:
         """How many claims wait for the confirm of their message, so that they are renewed."""
         return len(self._leased)
 
-    async def start(self) -> None:
-        await self.redis.start()
-        self._task = background.start(self._renew(), "claim renewal")
-
-    async def stop(self) -> None:
-        await background.stop(self._task)
-        await self.redis.stop()
+    def _work(self) -> Work:
+        yield "claim renewal", self._renew()
 
     async def take(
         self,

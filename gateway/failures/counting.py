@@ -13,7 +13,7 @@ import secrets
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from gateway import background
+from gateway.background import Service, Work
 from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
@@ -31,7 +31,7 @@ _MOST = 200  # deliveries of one look
 _RATES = 10.0  # seconds between two reports of how many deliveries were answered
 
 
-class Failures:
+class Failures(Service):
     """Counts failures in the journal's `store`, and has a notifier tell them."""
 
     def __init__(self, config: Config, store: JournalStore, metrics: Metrics):
@@ -41,13 +41,12 @@ class Failures:
         self._notifier = _notifier(config, store, metrics)
         self._reported, self._failed = Counter[str](), Counter[str]()
         self._rated = 0.0
-        self._task: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        self._task = background.start(self._keep_counting(), "failures")
+    def _work(self) -> Work:
+        yield "failures", self._keep_counting()
 
     async def stop(self) -> None:
-        await background.stop(self._task)
+        await super().stop()
         if self._notifier is not None:
             await self._notifier.stop()
 

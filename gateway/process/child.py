@@ -30,17 +30,42 @@ from gateway.config.settings import Config
 from gateway.errors import ConfigError, PluginError
 from gateway.failpoints import Failpoint
 from gateway.http.server import Server
+from gateway.metric_table import LAG
 from gateway.metrics import Metrics
 from gateway.process.handover import HEAD, Start, read
-from gateway.process.loop_lag import LoopLag
 from gateway.relay.relay import Relay
 from gateway.strategies import find
 
 logger = logging.getLogger(__name__)
 
+PERIOD = 1.0  # seconds between measurements of the loop's lag
 _UNUSABLE = 78  # the exit code: EX_CONFIG in sysexits.h
 # mallopt(3); bytes
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _LARGE = -3, -1, 1024 * 1024
+
+
+class _LoopLag:
+    """Measures in each `PERIOD` how late the loop does what is due.
+
+    A loop that is late answers late, whatever the broker and the workers do.
+    """
+
+    def __init__(self, metrics: Metrics):
+        self._lag = metrics.histogram(LAG)
+        self._due = 0.0  # monotonic seconds
+        self._timer: asyncio.TimerHandle  # from `start` on
+
+    def start(self) -> None:
+        self._due = monotonic() + PERIOD
+        self._timer = asyncio.get_running_loop().call_later(PERIOD, self._measure)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _measure(self) -> None:
+        # Some loops round their timers to milliseconds, and so may be early.
+        self._lag.observe(max(0.0, monotonic() - self._due))
+        self.start()
 
 
 class Child:
@@ -56,7 +81,7 @@ class Child:
         failpoint = Failpoint(os.environ.get("GATEWAY_FAILPOINT", ""))
         self._relay = Relay(config, strategy, metrics, ids, failpoint)
         self._server = Server(config, self._relay, metrics)
-        self._lag = LoopLag(metrics)
+        self._lag = _LoopLag(metrics)
         publisher = strategy.publisher
         self._workers = (
             WorkerWatch(config, publisher, metrics) if isinstance(publisher, Publisher) else None

@@ -12,22 +12,18 @@ from __future__ import annotations
 from collections import Counter
 
 from gateway.amqp.queue_lengths import QueueLengths
+from gateway.background import Service
 from gateway.pending_task import PendingTask
 
 
-class Fairness:
+class Fairness(Service):
     """Chooses between two queues; `lengths` is what the broker tells."""
 
     def __init__(self, lengths: QueueLengths):
         self._lengths = lengths
+        self.uses = (lengths,)
         self._unanswered: Counter[str] = Counter()
         self._turn = False
-
-    async def start(self) -> None:
-        await self._lengths.start()
-
-    async def stop(self) -> None:
-        await self._lengths.stop()
 
     def shorter(self, pair: tuple[str, str]) -> str:
         """Return the shorter of both queues; of queues that are equally long, each in turn."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from asyncio import Queue, Task
+from asyncio import Queue
 from base64 import b64encode
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from gateway import background
+from gateway.background import Service, Work
 from gateway.clock import monotonic
 from gateway.errors import KeyNotKnown, Unverified
 from gateway.http_client import HttpClient, NotKnown, NotSent, Response
@@ -51,7 +51,7 @@ class Known:
     absent: bool = False
 
 
-class FetchedKeys:
+class FetchedKeys(Service):
     """Knows the public keys of one source; `start` fetches those that every delivery needs."""
 
     def __init__(self, needed: Iterable[KeyRequest], client: HttpClient | None = None):
@@ -61,15 +61,17 @@ class FetchedKeys:
         self._waiting: Queue[KeyRequest] = Queue(MAX_WAITING)
         self._left, self._at = float(BURST), monotonic()
         self._token, self._token_until = "", 0.0
-        self._task: Task[None] | None = None
+
+    def _work(self) -> Work:
+        yield "public keys", self._run()
 
     async def start(self) -> None:
-        self._task = background.start(self._run(), "public keys")
+        await super().start()
         for each in self._needed:
             self._ask(each)
 
     async def stop(self) -> None:
-        await background.stop(self._task)
+        await super().stop()
         self._client.close()
 
     def get(self, wanted: KeyRequest, newer: bool = False) -> Any:

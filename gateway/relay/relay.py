@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from gateway.amqp.dynamic_queues import DynamicQueues
 from gateway.amqp.publisher import Publisher
 from gateway.amqp.queue_lengths import QueueLengths
+from gateway.background import Service
 from gateway.celery_message import TaskIds
 from gateway.claims.idempotency import Idempotency
 from gateway.config.route import RESULTS
@@ -51,14 +51,7 @@ if TYPE_CHECKING:
     from gateway.tracing.tracer import Tracer
 
 
-class Service(Protocol):
-    """What runs as long as the relay."""
-
-    async def start(self) -> None: ...
-    async def stop(self) -> None: ...
-
-
-class Relay:
+class Relay(Service):
     """Turns requests into tasks and their outcomes into answers.
 
     `ids` makes the task ids; `strategy` receives the results of these.
@@ -96,7 +89,7 @@ class Relay:
         #: Only where a route has identities there are claims.
         self._made = DeliveryInFlight if idempotency is None else ClaimedDelivery
         journal = Journal(config, metrics) if config.journal else None
-        self._failures = None if journal is None else Failures(config, journal.store, metrics)
+        failures = None if journal is None else Failures(config, journal.store, metrics)
         tracer = _tracer(config)
         recorders: list[Recorder] = []
         if journal is not None:
@@ -125,27 +118,15 @@ class Relay:
             late=_late_answers(config, metrics, journal, tracer, failpoint),
             queues=_dynamic_queues(config, metrics, strategy),
         )
-
-    async def start(self) -> None:
-        """Begin to connect to the broker and the stores."""
-        for service in self._services():
-            await service.start()
+        context, keys = self.context, self._routes.fetched_keys
+        # While it stops, the strategy still ends tasks, whose claims and entries are to be written.
+        own = (tracer, self._results, idempotency, journal, failures, context.late)
+        services = (*own, strategy, context.queues, context.fairness, *keys)
+        self.uses = [service for service in services if service is not None]
 
     async def stop(self) -> None:
         await self.context.steps.stop()
-        for service in reversed(self._services()):
-            await service.stop()
-
-    def _services(self) -> list[Service]:
-        """Return the services in the order in which they are started."""
-        context = self.context
-        # While it stops, the strategy still ends tasks, whose claims and entries are to be written.
-        own = (context.tracer, self._results, context.idempotency, context.journal)
-        services: Sequence[Service | None]
-        keys = self._routes.fetched_keys
-        late = (self._failures, context.late)
-        services = (*own, *late, context.strategy, context.queues, context.fairness, *keys)
-        return [service for service in services if service is not None]
+        await super().stop()
 
     def checks(self) -> dict[str, str]:
         """Return for each server that requests need what is wrong with it; empty: nothing."""

@@ -20,7 +20,7 @@ from redis.exceptions import ConnectionError, InvalidResponse
 
 from gateway import background
 from gateway.clock import monotonic
-from gateway.stores.primary import is_clustered
+from gateway.stores.result_store import is_clustered
 
 
 class Connection(asyncio.Protocol):

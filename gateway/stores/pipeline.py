@@ -22,8 +22,7 @@ from gateway.config.settings import Config
 from gateway.metrics import Metrics
 from gateway.stores import result_store
 from gateway.stores.connection import Connection, described
-from gateway.stores.primary import HELLO, elsewhere, unusable
-from gateway.stores.result_store import LOST
+from gateway.stores.result_store import HELLO, LOST, elsewhere, unusable
 
 log = logging.getLogger(__name__)
 
@@ -54,12 +53,12 @@ def _digest(script: str) -> str:
 class Pipeline(Connection):
     """Sends commands in the order in which they were given; those of one turn of the loop together.
 
-    It stays connected. Where a command has no reply after `patience` seconds, the connection is
-    aborted, so all that were sent on it fail. So it is where the server says that it is not, or no
-    more, the one to use: see `gateway.stores.primary`. `probe` is the command that finds that out.
-    `translated` converts an error into the one of the futures. `redirect` is called with a command
-    and its error, and returns whether it has sent it to another server. `primary`: of a cluster
-    only a node that takes writes is used.
+    Where a command has no reply after `patience` seconds, the connection is aborted, so all that
+    were sent on it fail. So it is where the server says that it is not, or no more, the one to use:
+    see `gateway.stores.result_store`. `probe` is the command that finds that out. `translated`
+    converts an error into the one of the futures. `redirect` is called with a command and its
+    error, and returns whether it has sent it to another server. `primary`: of a cluster only a node
+    that takes writes is used.
     """
 
     def __init__(
@@ -132,8 +131,8 @@ class Pipeline(Connection):
         if asking:
             # A server that has not got the script yet would forget what was asked before.
             self._scripts.discard(command.words[1])
-            told = self.run("ASKING")
-            told.add_done_callback(lambda reply: reply.cancelled() or reply.exception())
+            asked = self.run("ASKING")
+            asked.add_done_callback(lambda reply: reply.cancelled() or reply.exception())
         self._queue(command)
 
     def copied(self, replicas: int, patience: float) -> Future[Any]:

@@ -1,8 +1,14 @@
-"""Connect to the Redis where Celery's workers store results, or to that of the claims."""
+"""Connect to the Redis where Celery's workers store results, or to that of the claims.
+
+A name may lead to a new primary while connections to the old one live on. What that one answers to
+a write says so; to a subscriber it says nothing at all.
+https://redis.io/docs/latest/commands/hello/
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -13,13 +19,12 @@ from kombu.utils.url import maybe_sanitize_url, url_to_parts
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError, RedisError
+from redis.exceptions import ConnectionError, RedisError, ResponseError
 
 from gateway.celery_message import RESULT_KEY
 from gateway.config.settings import Config
 from gateway.config.urls import at, database, master_name, redis_tls, secure, without_options
 from gateway.errors import GatewayError
-from gateway.stores.primary import greet
 
 Ask = Callable[..., Awaitable[Any]]
 #: Host and port.
@@ -33,6 +38,15 @@ CONNECT_TIMEOUT = 3.0  # seconds
 #: Seconds for the Sentinels' answers: whoever connects waits for at least a second.
 SENTINELS = 0.6
 PATIENCE = 3.0  # seconds that `asking` waits for a reply
+
+#: The command whose reply says what a server is; Redis has it since version 6.
+HELLO = "HELLO"
+
+# Scripts of Redis 6 have the error of their command behind their own.
+_elsewhere = re.compile(
+    r"(?:^|: -)(?:READONLY|NOREPLICAS|MASTERDOWN|LOADING|UNBLOCKED|CLUSTERDOWN|CROSSSLOT|MOVED|ASK"
+    r"|TRYAGAIN)\b"
+).search
 
 
 def key_prefix(config: Config) -> str:
@@ -50,7 +64,7 @@ def connect(
 
     It does not retry, and commands have no timeout: the caller sets a deadline. A replica is
     refused, and so is a node of a cluster, which only the Redis of the claims may be (`state`):
-    this or another `node` of it. See `gateway.stores.primary`.
+    this or another `node` of it.
     """
     clusters = state and config.state_url is not None
     options: dict[str, Any] = {
@@ -68,6 +82,55 @@ def connect(
     if node is not None:
         url = at(url, *node)
     return redis.asyncio.Redis.from_url(without_options(url), **options)
+
+
+def elsewhere(error: str) -> bool:
+    """Does the text of a server's error say that this is not, or no more, the server to ask?"""
+    return _elsewhere(error) is not None
+
+
+def unusable(hello: Sequence[Any], clusters: bool = False, primary: bool = True) -> str:
+    """Return why a server is not to be used, from its reply to HELLO; empty where it is.
+
+    `clusters`: a node of a cluster may be; without `primary` also one that takes no writes.
+    """
+    about = _about(hello)
+    if about.get(b"mode") == b"cluster":
+        if not clusters:
+            return (
+                "it is in cluster mode: Celery stores no results there; use the strategy pika, or "
+                "another Redis as result_backend and this one as state_url"
+            )
+        if not primary:
+            return ""
+    if about.get(b"role", b"master") != b"master":
+        return "it is a replica, which takes no writes"
+    return ""
+
+
+def _about(hello: Sequence[Any]) -> dict[bytes, Any]:
+    return dict(zip(hello[::2], hello[1::2], strict=False))
+
+
+async def greet(connection: Any, clusters: bool = False, primary: bool = True) -> None:
+    """Greet the server of a new `connection` of redis-py (its `redis_connect_func`).
+
+    Raises `redis.exceptions.ConnectionError` where it is not to be used: see `unusable`.
+    """
+    await connection.on_connect()
+    await connection.send_command(HELLO)
+    try:
+        hello = await connection.read_response()
+    except ResponseError:  # an older Redis, a proxy, an account that may not
+        return
+    connection.greeted = _about(hello)
+    if problem := unusable(hello, clusters, primary):
+        raise ConnectionError(problem)
+
+
+def is_clustered(connection: Any) -> bool:
+    """Tell whether the server of a greeted connection is a node of a cluster."""
+    return bool(getattr(connection, "greeted", {}).get(b"mode") == b"cluster")
 
 
 def encoded(command: Sequence[bytes | str | int]) -> tuple[bytes | str | int, ...]:
@@ -97,8 +160,8 @@ class _Sentinels(Sentinel):
         ]
         if not states:
             problems = {str(r) if isinstance(r, Exception) else "unknown there" for r in replies}
-            known = "; ".join(sorted(problems))
-            raise MasterNotFoundError(f"the Sentinels tell no master {service_name!r}: {known}")
+            reasons = "; ".join(sorted(problems))
+            raise MasterNotFoundError(f"the Sentinels tell no master {service_name!r}: {reasons}")
         latest = max(states, key=lambda state: int(state["config-epoch"]))
         if not self.check_master_state(latest, service_name):
             raise MasterNotFoundError(f"the master {service_name!r} is down, say the Sentinels")

@@ -23,8 +23,7 @@ from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.stores import result_store
 from gateway.stores.pipeline import PATIENCE, PING, Arg, Command, Pipeline
-from gateway.stores.primary import HELLO
-from gateway.stores.result_store import Address, Ask
+from gateway.stores.result_store import HELLO, Address, Ask
 
 SLOTS = 16_384
 _KEYS = 500  # keys that are looked at between two replies of Redis

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sized
 from typing import TYPE_CHECKING
 
+from gateway.background import Service
 from gateway.celery_message import Message
 from gateway.config.settings import Config
 from gateway.metrics import Metrics
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from gateway.amqp.publisher import Publisher
 
 
-class Strategy(ABC):
+class Strategy(Service, ABC):
     """Publishes a task and waits for its result.
 
     One object serves one process and runs on its asyncio loop; everything that it needs
@@ -30,8 +31,10 @@ class Strategy(ABC):
       SUCCESS, FAILURE and REVOKED end it.
     - When a task is ended or abandoned, everything that was kept for it is freed.
     - A lost connection is restored automatically.
-    - `publisher` is the asynchronous publisher, which `start` connects: `publisher_for` returns
-      it; beside Celery's client it is a `Publisher`. `publish` uses it for routes that accept.
+    - `publisher` is the asynchronous publisher: `publisher_for` returns it; beside Celery's client
+      it is a `Publisher`. `publish` uses it for routes that accept.
+    - `start` begins to connect what it `uses`, the publisher first, without waiting for servers;
+      `stop` closes it, when no task is pending any more.
     """
 
     #: With an AMQP broker it is a `Publisher`.
@@ -39,12 +42,8 @@ class Strategy(ABC):
     #: The pending tasks whose results are waited for, where the strategy keeps them.
     _waiting: Sized = ()
 
-    def __init__(self, config: Config, metrics: Metrics, prefix: str):  # noqa: B027
+    def __init__(self, config: Config, metrics: Metrics, prefix: str):
         """Open nothing; the ids of this process' tasks begin with `prefix`."""
-
-    @abstractmethod
-    async def start(self) -> None:
-        """Begin to connect; servers that do not answer are waited for in the background."""
 
     @abstractmethod
     def send(self, message: Message, deadline: float) -> PendingTask:
@@ -59,10 +58,6 @@ class Strategy(ABC):
     def revoke(self, task_id: str) -> None:
         """Tell the workers not to begin a task that nobody waits for any more."""
         self.publisher.revoke(task_id)
-
-    @abstractmethod
-    async def stop(self) -> None:
-        """Close what `start` has opened; called when no task is pending any more."""
 
     def held(self) -> dict[str, int]:
         """Return how many messages and results are waited for."""

@@ -31,18 +31,17 @@ class CeleryStrategy(Strategy):
         self._metrics = metrics
         self.publisher = Publisher(config, metrics)
         self._store = results_of(config, metrics)
+        self.uses = (self.publisher, self._store)
         self._store.on_left.append(lambda _: self._client.leave_store())
         self._loop: asyncio.AbstractEventLoop | None = None
         self._client = self._new_client()
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        await self.publisher.start()
-        await self._store.start()
+        await super().start()
 
     async def stop(self) -> None:
-        await self._store.stop()
-        await self.publisher.stop()
+        await super().stop()
         self._client.close()
 
     def checks(self) -> dict[str, str]:

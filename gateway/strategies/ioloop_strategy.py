@@ -7,8 +7,8 @@ import logging
 
 from redis.exceptions import RedisError
 
-from gateway import background
 from gateway.amqp.publishers import publisher_for
+from gateway.background import Work
 from gateway.celery_message import Message, decode_result
 from gateway.config.settings import Config
 from gateway.config.strategies import StrategyInfo
@@ -36,17 +36,10 @@ class IOLoop(Strategy):
         self._prefix = result_store.key_prefix(config)
         self._waiting: dict[str, PendingTask] = {}
         self._waited_for = asyncio.Event()
-        self._poller: asyncio.Task[None] | None = None
+        self.uses = (self.publisher, self._results)
 
-    async def start(self) -> None:
-        await self.publisher.start()
-        await self._results.start()
-        self._poller = background.start(self._poll(), "result poller")
-
-    async def stop(self) -> None:
-        await background.stop(self._poller)
-        await self._results.stop()
-        await self.publisher.stop()
+    def _work(self) -> Work:
+        yield "result poller", self._poll()
 
     def send(self, message: Message, deadline: float) -> PendingTask:
         if self._results.error:

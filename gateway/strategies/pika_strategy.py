@@ -32,13 +32,8 @@ class PikaRPC(Strategy):
         self._metrics = metrics
         self._waiting: dict[str, PendingTask] = {}
         self.publisher = Publisher(config, metrics, self._consume, self._lost)
+        self.uses = (self.publisher,)
         self._reply_to = ""
-
-    async def start(self) -> None:
-        await self.publisher.start()
-
-    async def stop(self) -> None:
-        await self.publisher.stop()
 
     def send(self, message: Message, deadline: float) -> PendingTask:
         pending = PendingTask(message, deadline, self._release)

@@ -11,8 +11,8 @@ import logging
 
 from redis.exceptions import RedisError
 
-from gateway import background
 from gateway.amqp.publishers import publisher_for
+from gateway.background import Work
 from gateway.celery_message import Message, decode_result
 from gateway.config.settings import Config
 from gateway.config.strategies import StrategyInfo
@@ -60,19 +60,10 @@ class RedisPush(Strategy):
         # The ids sent since the last sweep, and those of the sweep before it.
         self._young: list[str] = []
         self._older: list[str] = []
-        self._sweeper: asyncio.Task[None] | None = None
+        self.uses = (self.publisher, self._results, self._subscription)
 
-    async def start(self) -> None:
-        await self.publisher.start()
-        await self._results.start()
-        await self._subscription.start()
-        self._sweeper = background.start(self._sweep(), "result sweep")
-
-    async def stop(self) -> None:
-        await self._subscription.stop()
-        await background.stop(self._sweeper)
-        await self._results.stop()
-        await self.publisher.stop()
+    def _work(self) -> Work:
+        yield "result sweep", self._sweep()
 
     def send(self, message: Message, deadline: float) -> PendingTask:
         if self._subscription.error:

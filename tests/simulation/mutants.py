@@ -209,8 +209,8 @@ MUTANTS = [
     ),
     _m(
         "services not stopped",
-        "relay/relay",
-        "for service in reversed(self._services()):",
+        "background",
+        "for service in reversed(self.uses):",
         "for service in ():",
     ),
     _m(
@@ -277,7 +277,7 @@ MUTANTS = [
     ),
     _m(
         "a Redis that became a replica kept",
-        "stores/primary",
+        "stores/result_store",
         "return _elsewhere(error) is not None",
         "return False",
     ),

@@ -29,16 +29,9 @@ class Queries(Strategy):
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         self.publisher = publisher_for(config, metrics)
         self._results = results_of(config, metrics)
+        self.uses = (self.publisher, self._results)
         self._prefix = result_store.key_prefix(config)
         self._waiting: set[asyncio.Task[None]] = set()
-
-    async def start(self) -> None:
-        await self.publisher.start()
-        await self._results.start()
-
-    async def stop(self) -> None:
-        await self._results.stop()
-        await self.publisher.stop()
 
     def send(self, message: Message, deadline: float) -> PendingTask:
         if self._results.error:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Thread
+from typing import Any
 
 from gateway.cli.checks import brokers, stores
 from gateway.cli.checks.finding import LIMIT, Finding, fail, ok
-from gateway.cli.checks.threads import DaemonThreads
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.failures.telling import send_test
@@ -35,7 +37,7 @@ _ORDER = (
 
 async def run(config: Config, notify: bool = False) -> list[Finding]:
     """Run all checks and return their findings; with `notify` a test is sent as one of them."""
-    asyncio.get_running_loop().set_default_executor(DaemonThreads())
+    asyncio.get_running_loop().set_default_executor(_DaemonThreads())
     checks = CHECKS | ({"notify": _notify} if notify else {})
     found = await asyncio.gather(*(_one(name, check, config) for name, check in checks.items()))
     return sorted((finding for some in found for finding in some), key=_place)
@@ -62,3 +64,28 @@ async def _notify(config: Config) -> list[Finding]:
 def _place(finding: Finding) -> int:
     word = finding.check.split()[0]
     return _ORDER.index(word) if word in _ORDER else len(_ORDER)
+
+
+class _DaemonThreads(ThreadPoolExecutor):
+    """Runs each call in a daemon thread of its own, so that the process can end before the call.
+
+    The look-up of a host's name cannot be cancelled, and may take very long.
+    """
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        Thread(target=_run, args=(future, call, args, kwargs), daemon=True).start()
+        return future
+
+
+def _run(
+    future: Future[Any], call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = call(*args, **kwargs)
+    except BaseException as exc:  # noqa: BLE001 - the future raises it, as in every executor
+        future.set_exception(exc)
+    else:
+        future.set_result(result)

@@ -61,7 +61,7 @@ async def blocked(connection: TurnConnection) -> str:
     return answer.reason if isinstance(answer, Connection.Blocked) else ""
 
 
-class Exchange:
+class ReplyChannel:
     """Publishes messages, one after the other, and collects the replies to them.
 
     `channel` is in no other use. `reply_to` is the queue for the replies.

@@ -120,10 +120,10 @@ async def _inspect(
     others = [*queues.dynamic(config), *await queues.exchanges(connection, config)]
     seen = {queue: it.seen for queue, it in inspected.items() if it.seen}
     try:
-        exchange = amqp.Exchange(connection, await broker.open_channel(connection))
-        await exchange.open()
+        channel = amqp.ReplyChannel(connection, await broker.open_channel(connection))
+        await channel.open()
         sufficient = workers.sufficient(config, seen)
-        answers = await remote.ask(exchange, sufficient, deadline - _LAST)
+        answers = await remote.ask(channel, sufficient, deadline - _LAST)
     except pika.exceptions.ChannelClosedByBroker as exc:
         lines += [*others, *workers.unseen(config, exc.reply_text)]
         return
@@ -131,7 +131,7 @@ async def _inspect(
     lines[about_queues] = [*queues.judge(config, inspected, answers.consumed), *others]
     lines += workers.judge(config, seen, answers)
     lines += long_tasks.judge(config, answers)
-    lines += await results.check(config, exchange, seen, answers, deadline)
+    lines += await results.check(config, channel, seen, answers, deadline)
 
 
 async def _check_redis(config: Config) -> list[Finding]:

@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 
 from gateway.amqp import pidbox
 from gateway.amqp.worker_watch import Lost, lost_results
-from gateway.cli.checks.amqp import Exchange
+from gateway.cli.checks.amqp import ReplyChannel
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.strategies.celery_client import CeleryClient
@@ -145,17 +145,17 @@ class Answers:
 Sufficient = Callable[[Answers], tuple[bool, bool]]
 
 
-async def ask(exchange: Exchange, sufficient: Sufficient, deadline: float) -> Answers:
+async def ask(channel: ReplyChannel, sufficient: Sufficient, deadline: float) -> Answers:
     """Ask all workers, and return their answers when no more are needed.
 
     It returns at `deadline` (loop time) at the latest. Raises pika's AMQPError, with 403 where the
     account may not ask.
     """
-    return await _ask(exchange, _QUESTIONS, sufficient, deadline)
+    return await _ask(channel, _QUESTIONS, sufficient, deadline)
 
 
 async def holding(
-    exchange: Exchange, task_ids: set[str], workers: set[str], deadline: float
+    channel: ReplyChannel, task_ids: set[str], workers: set[str], deadline: float
 ) -> dict[str, set[str]]:
     """Return for each of the `workers` that answers which of the tasks it has not ended."""
 
@@ -163,12 +163,12 @@ async def holding(
         return answers.workers.keys() >= workers, False
 
     question = {"query_task": {"ids": sorted(task_ids)}}
-    answers = await _ask(exchange, question, sufficient, deadline)
+    answers = await _ask(channel, question, sufficient, deadline)
     return {name: answers.workers[name].held or set() for name in answers.workers.keys() & workers}
 
 
 async def _ask(
-    exchange: Exchange, questions: dict[str, Any], sufficient: Sufficient, deadline: float
+    channel: ReplyChannel, questions: dict[str, Any], sufficient: Sufficient, deadline: float
 ) -> Answers:
     soon = asyncio.get_running_loop().time() + QUICK
     answers = Answers()
@@ -177,14 +177,14 @@ async def _ask(
         ticket = secrets.token_hex(16)
         tickets[ticket] = question
         if answers.reachable:
-            answers.reachable = await _publish(exchange, question, arguments, ticket)
+            answers.reachable = await _publish(channel, question, arguments, ticket)
     while answers.reachable:
         enough, curious = sufficient(answers)
         if enough and not curious:
             break
         try:
             async with asyncio.timeout_at(min(soon, deadline) if enough else deadline):
-                properties, body = await exchange.replies.get()
+                properties, body = await channel.replies.get()
         except TimeoutError:
             break
         ticket = str((properties.headers or {}).get("ticket"))
@@ -194,12 +194,12 @@ async def _ask(
 
 
 async def _publish(
-    exchange: Exchange, question: str, arguments: dict[str, Any], ticket: str
+    channel: ReplyChannel, question: str, arguments: dict[str, Any], ticket: str
 ) -> bool:
     """Send a question; tell whether any worker receives it."""
-    body = pidbox.encode(question, arguments, ticket=ticket, reply_to=exchange.reply_to)
+    body = pidbox.encode(question, arguments, ticket=ticket, reply_to=channel.reply_to)
     try:
-        return await exchange.publish(pidbox.EXCHANGE, "", body, pidbox.PROPERTIES)
+        return await channel.publish(pidbox.EXCHANGE, "", body, pidbox.PROPERTIES)
     except ChannelClosedByBroker as exc:
         if exc.reply_code == 404:  # no worker has ever been connected to this broker
             return False

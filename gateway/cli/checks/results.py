@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from gateway.celery_message import RESULT_KEY
 from gateway.cli.checks import same_redis, trial, worker_settings
-from gateway.cli.checks.amqp import Exchange
+from gateway.cli.checks.amqp import ReplyChannel
 from gateway.cli.checks.finding import FAIL, Finding, fail, listed, ok, skipped
 from gateway.cli.checks.queues import Seen
 from gateway.cli.checks.remote import Answers
@@ -27,7 +27,7 @@ _REPLYING = "call appserver.setup(app) in the workers' app, or set its result_ba
 
 async def check(
     config: Config,
-    exchange: Exchange,
+    channel: ReplyChannel,
     seen: Mapping[str, Seen],
     answers: Answers,
     deadline: float,
@@ -47,7 +47,7 @@ async def check(
         if not same.get(server) and (reads or not answers.workers[name].only_replies)
     ]
     numbers, untried = trial.ready(seen, answers, unsafe)
-    tried = Trial(config, exchange, reads, replies_expected)
+    tried = Trial(config, channel, reads, replies_expected)
     if deadline - asyncio.get_running_loop().time() < LEAST:
         untried = untried or "there was no time left"
     elif numbers and (reads or replies_expected):

@@ -71,9 +71,9 @@ class Trial:
     """
 
     def __init__(
-        self, config: Config, exchange: amqp.Exchange, reads: bool, replies_expected: bool
+        self, config: Config, channel: amqp.ReplyChannel, reads: bool, replies_expected: bool
     ):
-        self._config, self._exchange = config, exchange
+        self._config, self._channel = config, channel
         self._reads, self._replies_expected = reads, replies_expected
         self._ids = TaskIds()
         self.sent: set[str] = set()
@@ -133,7 +133,7 @@ class Trial:
 
     async def _send(self, numbers: Mapping[str, int]) -> None:
         body = encode_body({}, {}, b"")
-        reply_to = self._exchange.reply_to if self._replies_expected else None
+        reply_to = self._channel.reply_to if self._replies_expected else None
         for queue, number in numbers.items():
             for _ in range(number):
                 task_id = self._ids.new()
@@ -141,12 +141,12 @@ class Trial:
                 headers = dict(Message(task_id, TASK, queue, body, delivery).headers())
                 wanted = {"correlation_id": task_id, "reply_to": reply_to}
                 about = BasicProperties(CONTENT_TYPE, CONTENT_ENCODING, headers, **wanted)
-                await self._exchange.publish("", queue, body, about)
+                await self._channel.publish("", queue, body, about)
                 self.sent.add(task_id)
 
     async def _collect_replies(self) -> None:
         while self._replies_expected and self.sent - self.replied:
-            properties, _ = await self._exchange.replies.get()
+            properties, _ = await self._channel.replies.get()
             if properties.correlation_id in self.sent:  # others are late answers to questions
                 self.replied.add(properties.correlation_id)
 
@@ -173,9 +173,9 @@ class Trial:
     ) -> bool:
         """Tell whether a task may still wait to be run."""
         for queue in numbers:
-            messages, _ = await broker.declare_alone(self._exchange.connection, queue, None)
+            messages, _ = await broker.declare_alone(self._channel.connection, queue, None)
             if messages:
                 return True
         asked = set().union(*(answers.consuming(queue) for queue in numbers))
-        holding = await remote.holding(self._exchange, missing, asked, deadline)
+        holding = await remote.holding(self._channel, missing, asked, deadline)
         return holding.keys() < asked or any(holding.values())
