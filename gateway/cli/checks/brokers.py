@@ -11,10 +11,12 @@ from kombu.utils.url import maybe_sanitize_url, parse_url
 
 from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
-from gateway.cli.checks import amqp, long_tasks, queues, remote, results, stores, workers
+from gateway.amqp.reply_channel import ReplyChannel, blocked, connected
+from gateway.cli.checks import long_tasks, queues, results, stores, workers
 from gateway.cli.checks.finding import LIMIT, Finding, fail, ok, skipped, warn
 from gateway.config.settings import Config
 from gateway.stores import result_store
+from gateway.strategies import workers as remote
 
 _SETTING = "broker_url (GATEWAY_BROKER_URL, --broker)"
 _AWAY = f"start it, or correct {_SETTING}"
@@ -43,7 +45,7 @@ async def _check_amqp(config: Config) -> list[Finding]:
 
     try:
         async with asyncio.timeout_at(deadline) as limit:
-            async with amqp.connected(well[0], config) as connection:
+            async with connected(well[0], config) as connection:
                 connection.add_on_connection_blocked_callback(end_early)
                 await _inspect(connection, config, deadline, lines)
     except TimeoutError:
@@ -65,8 +67,8 @@ async def _try_broker(url: str, config: Config, deadline: float) -> Finding:
     """Connect to the broker at `url`, and publish a message that no queue gets."""
     name = f"broker {maybe_sanitize_url(url)}"
     try:
-        async with asyncio.timeout_at(deadline), amqp.connected(url, config) as connection:
-            alarm = await amqp.blocked(connection)
+        async with asyncio.timeout_at(deadline), connected(url, config) as connection:
+            alarm = await blocked(connection)
             about: dict[str, Any] = connection.server_properties or {}
     except TimeoutError:
         return fail(name, f"no answer within {LIMIT:g} s", _AWAY)
@@ -120,7 +122,7 @@ async def _inspect(
     others = [*queues.dynamic(config), *await queues.exchanges(connection, config)]
     seen = {queue: it.seen for queue, it in inspected.items() if it.seen}
     try:
-        channel = amqp.ReplyChannel(connection, await broker.open_channel(connection))
+        channel = ReplyChannel(connection, await broker.open_channel(connection))
         await channel.open()
         sufficient = workers.sufficient(config, seen)
         answers = await remote.ask(channel, sufficient, deadline - _LAST)

@@ -12,7 +12,7 @@ from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
 
 from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
-from gateway.cli.checks import amqp
+from gateway.amqp.reply_channel import connected
 from gateway.cli.checks.finding import LIMIT, Finding, counted, fail, listed, ok, ranged, skipped
 from gateway.config.fair_names import fair_name_of
 from gateway.config.settings import Config
@@ -262,7 +262,7 @@ async def delete(config: Config, name: str) -> Finding:
     problem = "the broker is not an AMQP one, and has no queue to delete"
     for url in config.brokers if config.amqp else ():
         try:
-            async with asyncio.timeout(LIMIT), amqp.connected(url, config) as connection:
+            async with asyncio.timeout(LIMIT), connected(url, config) as connection:
                 return await remove(connection, name)
         except TimeoutError:
             problem = f"no answer within {LIMIT:g} s"

@@ -26,12 +26,12 @@ from gateway.celery_message import (
     decode_result,
     encode_body,
 )
-from gateway.cli.checks import amqp, remote
 from gateway.cli.checks.finding import counted
 from gateway.cli.checks.queues import Seen
-from gateway.cli.checks.remote import Answers
 from gateway.config.settings import Config
 from gateway.stores import result_store
+from gateway.strategies import workers as remote
+from gateway.strategies.workers import Answers
 
 TASK = "celery.accumulate"  # returns its arguments
 LEAST = 1.5  # seconds that a trial needs
@@ -70,9 +70,7 @@ class Trial:
     `reads`: whether stored results are expected; `replies_expected`: whether replies over AMQP are.
     """
 
-    def __init__(
-        self, config: Config, channel: amqp.ReplyChannel, reads: bool, replies_expected: bool
-    ):
+    def __init__(self, config: Config, channel: ReplyChannel, reads: bool, replies_expected: bool):
         self._config, self._channel = config, channel
         self._reads, self._replies_expected = reads, replies_expected
         self._ids = TaskIds()

@@ -16,8 +16,9 @@ from redis.exceptions import RedisError
 from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.remote_control import DYNAMIC, GATEWAYS
+from gateway.amqp.reply_channel import connected
 from gateway.claims import state_watch
-from gateway.cli.checks import amqp, queues
+from gateway.cli.checks import queues
 from gateway.cli.checks.finding import OK, counted
 from gateway.cli.configuration import configure
 from gateway.config.settings import Config
@@ -87,7 +88,7 @@ async def _left(config: Config) -> AsyncIterator[Left]:
             raise result_store.no_answer(config, config.state, exc) from exc
     if config.amqp:
         try:
-            async with amqp.connected(config.brokers[0], config) as connection:
+            async with connected(config.brokers[0], config) as connection:
                 for name in config.queues:
                     if (left := await _queue(connection, config, name)) is not None:
                         yield left
