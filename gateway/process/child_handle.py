@@ -87,6 +87,9 @@ class ChildHandle:
         """Return the child's own checks, or None where its loop does not answer in time."""
         try:
             async with asyncio.timeout(timeout), self._asking:
+                # Many may have waited for their turn when it ended, and asyncio logs each write.
+                if self._reader.at_eof() or self._writer.is_closing():
+                    return None
                 self._asked += 1
                 self._writer.write(b"%d\n" % self._asked)
                 while line := await self._reader.readline():

@@ -35,8 +35,8 @@ POOL, CONCURRENCY = "prefork", 2
 # Celery reads these on each connection, and prefers them to the app's configuration.
 _BROKER = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL")
 _RESULTS = "CELERY_RESULT_BACKEND"
-#: The prefixes of the settings that decide where an app connects to, and how.
-_OURS = ("broker_", "redis_", "result_backend")
+#: The prefixes of the settings that decide where an app connects to, and how long results last.
+_OURS = ("broker_", "redis_", "result_backend", "result_expires")
 #: The prefixes of the URLs of backends that reply over AMQP.
 _REPLYING = ("appserver.reply_backend:", "rpc:")
 
@@ -146,13 +146,15 @@ def _failed(name: str, exc: Exception) -> str:
         for frame in traceback.extract_tb(exc.__traceback__)
         if frame.filename.startswith(here) and "site-packages" not in frame.filename
     ]
-    # A SyntaxError has its own place.
     at = f" in {frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line}" if frames else ""
     error = "".join(traceback.format_exception_only(exc)).strip()
+    if isinstance(exc, SyntaxError):
+        at = f" in {exc.filename}, line {exc.lineno}: {(exc.text or '').strip()}"
+        error = f"{type(exc).__name__}: {exc.msg}"
     module = name.partition(":")[0]
     return (
-        f"--app {name}: its import fails{at}\n{error}\n"
-        f"correct the app; `python -c 'import {module}'` shows the whole traceback"
+        f"--app {name}: its import fails{at}\n"
+        f"{error}; `python -c 'import {module}'` shows the whole traceback"
     )
 
 

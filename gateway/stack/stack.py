@@ -146,9 +146,9 @@ class Stack:
         """Start a redis-server that keeps nothing on disk, with `extra_args` in its command."""
         return self._redis("redis", find("redis-server", "redis-server"), *extra_args)
 
-    def embedded(self) -> Server:
+    def embedded(self, *extra_args: str) -> Server:
         """Start the Redis-protocol server that needs no installation."""
-        return self._redis("embedded", find_embedded())
+        return self._redis("embedded", find_embedded(), *extra_args)
 
     def _redis(self, name: str, command: str, *extra_args: str) -> Server:
         port = free_port()

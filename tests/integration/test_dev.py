@@ -158,6 +158,50 @@ def test_a_ready_block_gets_rabbitmq_and_a_stock_app_may_use_pika(stack, start, 
     assert f"GATEWAY_CONFIG={tmp_path}/gateway.toml" in said
 
 
+def test_what_has_changed_is_started_anew_and_what_is_wrong_is_not(tmp_path):
+    write(tmp_path, README_APP, README_ROUTE)
+    config = tmp_path / "gateway.toml"
+    data, path = README_POST
+    with dev(tmp_path, "--app", "shop", "--config", "gateway.toml", "--reload") as tried:
+
+        def answer(where: str = path) -> bytes:
+            return post(f"{tried.url}{where}", data.encode())[2]
+
+        def said(text: str) -> None:
+            tried.said += output_until(tried.process, text)
+
+        assert answer() == b"order 7 of berlin is taken"
+        (exported,) = re.findall(r"^    export (.*)", tried.said, re.M)
+        env = {**os.environ, **dict(each.split("=", 1) for each in shlex.split(exported))}
+        command = [sys.executable, "-m", "gateway", "check"]
+        checked = subprocess.run(command, env=env, capture_output=True, text=True)
+        assert {line[:5] for line in checked.stdout.splitlines()} == {"ok   "}, checked.stdout
+
+        # When the app changes, a new worker runs it, and the old one ends when it has one;
+        (tmp_path / "shop.py").write_text(README_APP.replace("is taken", "has come"))
+        said("a new worker has taken over")
+        assert answer() == b"order 7 of berlin has come"
+        # when it is wrong, that is told in three lines, and the worker stays;
+        (tmp_path / "shop.py").write_text("def take(:")
+        before = len(tried.said)
+        said("the old worker goes on")
+        lines = tried.said[before:].strip().splitlines()
+        assert [line.partition(" | ")[2] for line in lines[-3:-1]] == [
+            f"--app shop: its import fails in {tmp_path}/shop.py, line 1: def take(:",
+            "SyntaxError: invalid syntax; `python -c 'import shop'` shows the whole traceback",
+        ]
+        assert answer() == b"order 7 of berlin has come"
+        # and so the routes.
+        (tmp_path / "shop.py").write_text(README_APP)
+        said("a new worker has taken over")
+        config.write_text(README_ROUTE.replace("deadline", "dedline"))
+        said("did you mean deadline?")
+        assert answer() == b"order 7 of berlin is taken"
+        config.write_text(README_ROUTE.replace("/orders/", "/new/").replace('"orders"', '"new"'))
+        said("supervisor: reloaded")
+        assert answer("/new/paris") == b"order 7 of paris is taken"
+
+
 def test_what_keeps_the_app_from_starting_is_told_once(tmp_path):
     write(tmp_path, "raise RuntimeError('no database here')")
     for app, told in [("shop", "no database here"), ("shops", "there is no module shops in")]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
+from gateway.process import child_handle, health
+from gateway.process.child_handle import ChildHandle
 from gateway.process.handover import Start, read, write
 
 ROUTES = [{"path": "/"}, {"path": "/in/{shop}", "source": "shop", "tries": 2, "retry_after": 5}]
@@ -62,3 +65,20 @@ def test_what_this_version_cannot_use_is_told_with_the_remedy(change, problem):
         read(json.dumps(data).encode())
 
     assert "restart the gateway" in str(told.value)
+
+
+def test_a_child_that_ends_at_once_is_asked_without_a_line_in_the_log(monkeypatch, caplog):
+    monkeypatch.setattr(child_handle, "_CHILD", "raise SystemExit(78)")
+
+    async def run() -> None:
+        child = ChildHandle(Config(), [])
+        await child.start()
+        # Many ask while it starts, and it ends before any of them has an answer.
+        answers = await health.ask([child] * 50)
+        assert {checks for _, checks in answers} == {None}
+        assert await child.wait() == 78
+        assert await child.ask() is None
+        child.close()
+
+    asyncio.run(run())
+    assert caplog.records == []

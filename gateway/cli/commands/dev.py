@@ -9,6 +9,8 @@ import secrets
 import signal
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from gateway.cli.local import first_task
@@ -26,6 +28,7 @@ from gateway.cli.local.plan import (
     Plan,
     make,
 )
+from gateway.cli.local.reloading import EVERY, Files, Running
 from gateway.cli.local.welcome import warnings, welcome
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
@@ -50,6 +53,12 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--admin-port", type=int, help="dashboard, health (9464)")
     parser.add_argument("--strategy", help="how results are awaited (redis)")
     parser.add_argument("--config", metavar="FILE", type=Path, help="gateway.toml")
+    parser.add_argument(
+        "--reload",
+        action="store_true",
+        help="when gateway.toml or a Python file below this folder changes, start worker or routes "
+        "anew; the servers stay",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -65,26 +74,29 @@ def run(arguments: argparse.Namespace) -> int:
         woken.set()
 
     with Stack(on_line=_print_line, silent=_SILENT) as stack:
-        servers, lines = _start(stack, arguments)
+        running, lines = _start(stack, arguments)
+        files = Files(running.plan.path) if arguments.reload else None
         signal.signal(signal.SIGINT, interrupt)
         signal.signal(signal.SIGTERM, interrupt)
         signal.signal(signal.SIGCHLD, lambda *_: woken.set())
         _say(*lines)
         while not interrupted.is_set():
-            dead = [server for server in servers if not server.alive()]
-            if dead:
+            if dead := running.dead():
                 for server in dead:
                     server.kill()  # and wait for the end of its output
                 raise StackError("; ".join(f"{it.name} has ended{it.tail()}" for it in dead))
-            woken.wait()
+            woken.wait(EVERY if files else None)
             woken.clear()
+            if files and (changed := files.changed()):
+                for line in running.reload(changed):
+                    _say(line)
         _say("\nstopping")
     _say("stopped")
     return 0
 
 
-def _start(stack: Stack, arguments: argparse.Namespace) -> tuple[list[Server], list[str]]:
-    """Start everything; return the servers and the lines to print."""
+def _start(stack: Stack, arguments: argparse.Namespace) -> tuple[Running, list[str]]:
+    """Start everything; return it and the lines to print."""
     plan = make(arguments, os.environ, stack.directory)
     _check_ports_are_free(plan.config)
     broker, results, servers = _start_servers(stack, plan)
@@ -97,16 +109,17 @@ def _start(stack: Stack, arguments: argparse.Namespace) -> tuple[list[Server], l
         remedy = f"set {PUBLIC}={here} to have them lead to this machine"
         _say(f"result URLs begin with {config.public_url}, as the file says; {remedy}")
     own_queue = "" if broker in ours else f"gateway.dev.{secrets.token_hex(4)}"
-    _say(f"starting a worker of {arguments.app}")
-    servers.append(stack.attached_worker(arguments.app, config.queues, env, own_queue))
-    worker = first_task.run(config, [own_queue] if own_queue else config.queues)
-    _say("starting the gateway")
+    _say(f"starting a worker of {arguments.app}, and the gateway")
     options = ["--strategy", arguments.strategy] if arguments.strategy else []
     if plan.path:
         options += ["--config", str(plan.path)]
     # The URLs may contain passwords, so they are passed in the environment.
-    gateway = stack.gateway(*options, port=port, admin_port=config.admin_port, env=env)
-    servers.append(gateway)
+    begin = partial(stack.gateway, *options, port=port, admin_port=config.admin_port, env=env)
+    with ThreadPoolExecutor(1) as beside:
+        starting = beside.submit(begin)
+        worker = stack.attached_worker(arguments.app, config.queues, env, own_queue)
+        described = first_task.run(config, [own_queue] if own_queue else config.queues)
+        gateway = starting.result()
     # A URL with a password is not printed.
     exports = {
         name: url
@@ -120,8 +133,9 @@ def _start(stack: Stack, arguments: argparse.Namespace) -> tuple[list[Server], l
     if plan.path:
         exports[CONFIG] = str(plan.path.absolute())
     # On a broker that was running before, other workers may have the missing tasks.
-    warnings_ = [] if own_queue else warnings(config, arguments.app, worker, plan.path)
-    return servers, [*warnings_, *welcome(config, plan, arguments.app, gateway, exports)]
+    warnings_ = [] if own_queue else warnings(config, arguments.app, described, plan.path)
+    running = Running(stack, plan, arguments.app, config, env, servers, worker, gateway)
+    return running, [*warnings_, *welcome(config, plan, arguments.app, gateway, exports)]
 
 
 def _environment(plan: Plan, config: Config, port: int, ours: set[str]) -> dict[str, str]:
@@ -168,7 +182,8 @@ def _start_servers(stack: Stack, plan: Plan) -> tuple[str, str, list[Server]]:
             _say(f"using the {what} {result_store.without_password(url)}, as it is; {own}")
     if broker == EMBEDDED or not results:
         _say("starting the embedded server")
-        servers.append(stack.embedded())
+        # `gateway check` would warn of a server that keeps nothing.
+        servers.append(stack.embedded("--appendonly", "yes"))
         results = results or servers[0].url
     if broker == EMBEDDED:
         broker = servers[0].url

@@ -123,7 +123,7 @@ def _words(arguments: argparse.Namespace) -> list[str]:
         value = getattr(arguments, name)
         if value != usual:
             words += [f"--{name.replace('_', '-')}", str(value)]
-    return words
+    return [*words, "--reload"] if arguments.reload else words
 
 
 def _rabbitmq_is_installed() -> bool:
