@@ -17,6 +17,7 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import NoPermissionError, RedisError
 
 from gateway.amqp import broker
+from gateway.amqp.reply_channel import ReplyChannel
 from gateway.celery_message import (
     CONTENT_ENCODING,
     CONTENT_TYPE,
