@@ -34,8 +34,11 @@ def configure(arguments: argparse.Namespace) -> Config:
         problems.append("loop: no uvloop: pip install 'CHECKOUT-OR-WHEEL[fast]'")
     if config.trace_sample is not None and not _exporter_is_installed():
         problems.append("trace_sample: no opentelemetry: pip install 'CHECKOUT-OR-WHEEL[otel]'")
-    if config.archive and importlib.util.find_spec("alembic") is None:
-        problems.append("archive_url: no alembic: pip install 'CHECKOUT-OR-WHEEL[archive]'")
+    postgresql = config.archive.startswith("postgresql")
+    for needed in ("alembic", *(["psycopg"] if postgresql else [])) if config.archive else ():
+        if importlib.util.find_spec(needed) is None:
+            extra = "CHECKOUT-OR-WHEEL[archive]"
+            problems.append(f"archive_url: no {needed}: pip install '{extra}'")
     if problems:
         raise ConfigError(problems)
     return config
