@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from hmac import compare_digest
 
@@ -21,7 +22,7 @@ def signatures(block: Block) -> Callable[[Seen], Sequence[bytes]]:
     """Return a function that reads the given signatures, and the fields beside them."""
     places = [Place.parse(text) for text in block.signature]
     header, missing = places[0].name, places[0].missing
-    split = _fields(block, header) if block.separator else None
+    split = _fields(block, header) if block.separators else None
     reads = [reader(place) for place in places]
 
     def one(seen: Seen) -> Sequence[bytes]:
@@ -33,6 +34,7 @@ def signatures(block: Block) -> Callable[[Seen], Sequence[bytes]]:
         found: list[bytes] = []
         for read in reads:
             text = read(seen)
+            text = text.decode("latin-1") if isinstance(text, bytes) else text
             if text and isinstance(text, str):
                 found += split(seen, text) if split is not None else [raw(text)]
         if not found:
@@ -45,12 +47,14 @@ def signatures(block: Block) -> Callable[[Seen], Sequence[bytes]]:
 
 def _fields(block: Block, header: str) -> Callable[[Seen, str], list[bytes]]:
     """Return a function that splits a header into signatures and named fields."""
-    separator, assign, picked = block.separator or "", block.assign, set(block.pick)
+    assign, picked = block.assign, set(block.pick)
+    divide = re.compile("|".join(map(re.escape, block.separators))).split
+    separator = block.separators[0] if len(block.separators) == 1 else ""
     every = "*" in picked
     named = {p.name for _, text in block.texts for p in block.places(text) if p.kind == "sig"}
 
     def split(seen: Seen, text: str) -> list[bytes]:
-        items = text.split(separator)
+        items = text.split(separator) if separator else divide(text)
         if not picked:
             return [raw(each) for each in items]
         found, sig = [], seen.sig
@@ -59,7 +63,7 @@ def _fields(block: Block, header: str) -> Callable[[Seen, str], list[bytes]]:
             if key in picked or every:
                 found.append(raw(value))
             if key in named:
-                if key in sig:
+                if key in sig and (separator or sig[key] != value):  # sets of fields repeat it
                     raise Unverified(f"The header {header} needs exactly one {key}.")
                 sig[key] = value
         if len(sig) < len(named):

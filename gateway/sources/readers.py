@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.errors import MethodNotAllowed
 from gateway.sources.block import PLACEHOLDER, Block
-from gateway.sources.keys import KEY
+from gateway.sources.keys import KEY, NAME
 from gateway.sources.places import Reader, Seen, bytes_reader, first, reader
 
 
@@ -30,8 +30,8 @@ class Readers:
         return first([reader(place, self._base_url, self._only) for place in places])
 
     def as_bytes(self, text: str) -> Callable[[Seen], bytes]:
-        if text == "key":
-            return lambda _seen: KEY
+        if text in ("key", "name"):
+            return constant(KEY if text == "key" else NAME)
         if text == "token":
             return lambda _seen: self.verify_token().encode()
         if text == "audience":

@@ -62,6 +62,8 @@ def sign(
     for place in (place for text in block.signed_places for place in block.places(text)):
         if place.kind == "headers":
             kept["header"][place.name.partition(",")[0]] = place.name
+        elif place.kind == "sig":
+            kept["sig"].setdefault(place.name, "sample")
     headers, fields, claims = kept.values()
     url = urlsplit(draft.url)
     seen = Seen(Request("POST", url.path or "/", url.query, headers, draft.body, "", 0.0, 0.0))
@@ -73,7 +75,7 @@ def sign(
     if block.pick:
         items = [*fields.items(), (block.pick[0], signature)]
         assigned = [f"{k}{block.assign}{v}" if block.assign else v for k, v in items]
-        signature = (block.separator or "").join(assigned)
+        signature = block.separators[0].join(assigned)
     place = Place.parse(block.signature[0])
     for each in reversed(place.filters):  # undone by who reads the place
         if each == "base64":
