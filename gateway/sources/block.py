@@ -169,7 +169,7 @@ class Block(Model):
     #: What its way of signing leaves open.
     note: str = ""
     sources: list[str] = []
-    waits: str = ""
+    waits: str = "not documented"
     #: The keys that `sources` do not show; they come from notes about the sender.
     unchecked: list[str] = []
     samples: dict[str, Sample] = {}

@@ -12,11 +12,10 @@ from uuid import uuid4
 from gateway.delivery import Request
 from gateway.sources.base import Draft, Signed
 from gateway.sources.block import Block
+from gateway.sources.compiled import Readers, Unit
 from gateway.sources.fields import pointer, put, read_if_json
 from gateway.sources.keys import Key
 from gateway.sources.places import Place, Seen
-from gateway.sources.readers import Readers
-from gateway.sources.times import Unit
 
 _DEFAULT_EVENT = "hello"
 
