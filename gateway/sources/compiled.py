@@ -329,16 +329,22 @@ def events(readers: Readers) -> Callable[[Seen], str]:
     return event
 
 
+def _digest(seen: Seen) -> str:
+    found, method = digest(seen.body), seen.request.method
+    return found if method == "POST" else identity(found, method)
+
+
 def identities(readers: Readers) -> Callable[[Seen], str]:
     """Return a function that reads what identifies a delivery; empty: it has nothing."""
     block = readers.block
     texts, others = block.identity or block.id, [*block.apart]
-    if "digest" in texts:  # the same body may be sent to another URL
+    if "digest" in texts:  # the same body may be sent to another URL, or by another method
+        others.append(["method"])
         others += [[text] for text in block.signed_places if text.startswith("url")]
     used = [place for each in others for text in each for place in block.places(text)]
     of_event = map(Place.parse, (*block.event, *block.subevent))
     if texts == ["digest"] and {p.kind for p in (*used, *of_event)} <= {*IN_BODY, "event"}:
-        return lambda seen: digest(seen.body)
+        return _digest
     in_body = [place for place in used if place.kind in IN_BODY]
     has_digest = any(p.kind == "digest" or "sha256hex" in p.filters for p in in_body)
     # Else a copy of one delivery with the id of another could get the answer of that one.

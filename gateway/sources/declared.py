@@ -161,7 +161,7 @@ class Declared(Source):
         def keys(seen: Seen) -> Sequence[Key]:
             if self.key_store is None:
                 raise KeyNotKnown
-            wanted = request(url_of(seen)[0].decode("latin-1"))
+            wanted = request(url_of(seen)[0].decode("latin-1"))._replace(asker=seen.request.remote)
             found, kid = self.key_store.get(wanted), seen.token.kid if named else ""
             if kid not in found:
                 found = self.key_store.get(wanted, newer=True)

@@ -121,6 +121,18 @@ def test_a_senders_largest_body_is_compared_with_max_body():
     assert configuration.bodies(Config(sources=sources, **large)) == []
 
 
+@pytest.mark.parametrize("apart", [["event"], ["header:X-Shop"]])
+def test_two_methods_with_one_body_are_two_deliveries(apart):
+    found = source(signature="header:X-Sig", pick=[], list=[], signed="{body}", time=[],
+                   identity="digest", apart=apart, methods=["POST", "PUT"])  # fmt: skip
+    headers = {"x-sig": hmac.digest(b"key", b"{}", "sha256").hex()}
+    first, again, other = (
+        found.verify(post("", b"{}", headers=headers, method=method)).identity
+        for method in ("POST", "POST", "PUT")
+    )
+    assert first == again != other != ""
+
+
 def test_a_secret_may_have_a_name_that_is_signed():
     changes = {"signature": "header:X-Sig", "list": [], "pick": [], "time": []}
     found = source(signed="{name}.{body}", secrets="me:key:1", **changes)
