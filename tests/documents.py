@@ -47,8 +47,12 @@ def written() -> dict[Path, str]:
     for path in [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted(ROOT.glob("docs/*.md"))]:
         found[path] = fill(found.get(path) or path.read_text("utf-8"))
     # Those that anybody can name, without the packages that are installed here.
-    readme = ROOT / "README.md"
-    found[readme] = re.sub(r"\b\d+(?= senders\b)", str(len(SCHEMES.own)), found[readme])
+    for path, words in (
+        (ROOT / "README.md", " senders"),
+        (ROOT / "CHANGES.md", " verify by a name"),
+    ):
+        text = found.get(path) or path.read_text("utf-8")
+        found[path] = re.sub(rf"\b\d+(?={words}\b)", str(len(SCHEMES.own)), text)
     return found
 
 

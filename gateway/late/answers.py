@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from asyncio import Semaphore
+from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
@@ -59,7 +61,7 @@ log = logging.getLogger(__name__)
 #: Seconds by which an acceptance is answered, whether its record is written or not.
 LATEST = 0.4
 _PAUSE = 0.5  # seconds between two looks for records whose time has come
-_SENDING = 100  # late answers that a process sends at once
+_SENDING = 100  # late answers that a process sends to one host at once
 #: Seconds for which it is tried to write that a request is about to be sent, and what became of it;
 #: seconds between two attempts.
 _BEGIN_FOR, _END_FOR, _AGAIN = 3.0, 15.0, 0.5
@@ -95,7 +97,8 @@ class LateAnswers:
         #: The channels of results, by task id, with when to stop (monotonic) and what to call.
         self._listening: dict[str, tuple[float, Callable[[bytes | None], object]]] = {}
         self._begun: dict[asyncio.Task[Any], None] = {}
-        self._places = asyncio.Semaphore(_SENDING)
+        #: By host, so that a slow one keeps no other waiting; the hosts are those of the routes.
+        self._places = defaultdict[str, Semaphore](lambda: Semaphore(_SENDING))
         #: The tasks whose results are being sent, or wait for a place.
         self._sending: set[str] = set()
         self._task: asyncio.Task[None] | None = None
@@ -359,7 +362,7 @@ class LateAnswers:
             if message is None:
                 await self._end(found, end)
                 return
-        async with self._places:
+        async with self._places[sender.host(record)]:
             now += monotonic() - since
             record = record.begin(message, now)
             if not await self._swap(record, version, now, _BEGIN_FOR):

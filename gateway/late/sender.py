@@ -53,6 +53,13 @@ class Sender:
         fill(self.late.body, known)
         self._client.check(self._url(known))
 
+    def host(self, record: Record) -> str:
+        """Return the host to which the record's message goes; empty: it goes nowhere."""
+        try:
+            return self._client.check(self._url({**record.values, **dict.fromkeys(OURS, "x")}))
+        except (KeyError, NotAllowed):
+            return ""
+
     def window(self, values: dict[str, Any], age: float) -> float:
         """Return for how many seconds the sender still takes late answers at the most.
 

@@ -2,7 +2,7 @@
 
 Requests name keys before anybody has proven them, so that what they cause is bounded: fetches of
 one source are few, one at a time, and what could not be fetched is not asked for again at once.
-What is known stays known, whatever forged requests ask for.
+Who asks for many gets a small share of them only. What is known stays known.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import logging
 from asyncio import Queue
 from base64 import b64encode
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any
 
 from gateway.background import Service, Work
@@ -33,6 +34,8 @@ TIMEOUT, FRESH, STALE, PAUSE = 5.0, 3_600.0, 86_400.0, 60.0
 TOKEN = 600.0
 #: How many keys that nobody knows are asked for at once, and seconds until there may be one more.
 BURST, REFILL = 10, 6.0
+#: The same for one sender's address; the most addresses of which that is known.
+SHARE, SHARE_REFILL, MAX_ASKERS = 3, 30.0, 1_000
 FORM = "application/x-www-form-urlencoded"
 #: Bytes of an answer; a large set of keys has about 10 KiB.
 MAX_ANSWER = 128 * 1024
@@ -51,6 +54,28 @@ class Known:
     absent: bool = False
 
 
+@dataclass(slots=True)
+class Budget:
+    """Allows `burst` fetches at once, and one more every `refill` seconds."""
+
+    burst: int
+    refill: float
+    _left: float = field(init=False)
+    _at: float = field(default_factory=lambda: monotonic(), init=False)
+
+    def __post_init__(self) -> None:
+        self._left = float(self.burst)
+
+    def left(self) -> bool:
+        now = monotonic()
+        self._left = min(self.burst, self._left + (now - self._at) / self.refill)
+        self._at = now
+        return self._left >= 1
+
+    def spend(self) -> None:
+        self._left -= 1
+
+
 class FetchedKeys(Service):
     """Knows the public keys of one source; `start` fetches those that every delivery needs."""
 
@@ -59,7 +84,7 @@ class FetchedKeys(Service):
         self._needed, self._client = list(needed), client or HttpClient(MAX_ANSWER, public=False)
         self._known: dict[str, Known] = {}
         self._waiting: Queue[KeyRequest] = Queue(MAX_WAITING)
-        self._left, self._at = float(BURST), monotonic()
+        self._all, self._shares = Budget(BURST, REFILL), dict[str, Budget]()
         self._token, self._token_until = "", 0.0
 
     def _work(self) -> Work:
@@ -92,7 +117,9 @@ class FetchedKeys(Service):
         if about is not None and (about.asked or monotonic() - about.tried < PAUSE):
             return about
         # A new key costs a share of the few; what is known is few itself.
-        if self._waiting.full() or ((about is None or about.value is None) and not self._spend()):
+        if self._waiting.full() or (
+            (about is None or about.value is None) and not self._spend(wanted.asker)
+        ):
             return about or Known()
         if about is None:
             self._make_room()
@@ -101,12 +128,17 @@ class FetchedKeys(Service):
         self._waiting.put_nowait(wanted)
         return about
 
-    def _spend(self) -> bool:
-        now = monotonic()
-        self._left, self._at = min(BURST, self._left + (now - self._at) / REFILL), now
-        if self._left < 1:
+    def _spend(self, address: str) -> bool:
+        """Take a fetch from the share of an address, and from that of all, if both have one."""
+        asker = _network(address)
+        share = self._shares.pop(asker, None) or Budget(SHARE, SHARE_REFILL)
+        self._shares[asker] = share
+        if len(self._shares) > MAX_ASKERS:  # forget who has asked longest ago
+            del self._shares[next(iter(self._shares))]
+        if not (share.left() and self._all.left()):
             return False
-        self._left -= 1
+        share.spend()
+        self._all.spend()
         return True
 
     def _make_room(self) -> None:
@@ -143,6 +175,16 @@ class FetchedKeys(Service):
                 raise ValueError("no access token in the answer")
             self._token, self._token_until = answer["access_token"], monotonic() + TOKEN
         return {name: text.replace("{token}", self._token) for name, text in wanted.headers.items()}
+
+
+def _network(address: str) -> str:
+    """Return an address, or of IPv6 the network of 64 bits, all of which one client may have."""
+    if ":" not in address:
+        return address
+    try:
+        return ip_address(address).exploded[:19]
+    except ValueError:
+        return address
 
 
 def _body(found: Response) -> bytes:

@@ -152,7 +152,8 @@ class KeyRequest(NamedTuple):
     """A public key, or a set of them, that is fetched from `url`; `read` raises ValueError.
 
     `login` is the URL and the form that give an access token to who has the `secret`; the token is
-    written for ``{token}`` in the headers.
+    written for ``{token}`` in the headers. `asker` is the address of who has sent the request that
+    names the key.
     """
 
     url: str
@@ -160,6 +161,7 @@ class KeyRequest(NamedTuple):
     read: Callable[[bytes], Any]
     login: Sequence[str] = ()
     secret: str = ""
+    asker: str = ""
 
 
 class KeyStore(Protocol):

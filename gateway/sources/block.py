@@ -29,7 +29,7 @@ from gateway.sources.places import IN_BODY, Place
 #: A place in a text: ``{header:x-time}``. Other braces are part of the text, as JSON has them.
 PLACEHOLDER = re.compile(
     r"\{((?:hmac:)?(?:(?:headers?|query|form|json|sig|claim):[^{}]*"
-    r"|(?:body|raw_body|url|path|method|key|id|time|audience|sha256|token)(?:\|[^{}]*)?))\}"
+    r"|(?:body|raw_body|url|path|method|key|name|id|time|audience|sha256|token)(?:\|[^{}]*)?))\}"
 )
 
 
@@ -101,8 +101,11 @@ class Block(Model):
 
     #: Where the signature is; each of them is tried.
     signature: Annotated[Places, Field(min_length=1)]
-    #: What separates the fields of a header with several, and a field's name from its value.
-    separator: str | None = Field(None, alias="list", min_length=1)
+    #: What separates the fields of a header with several (any of these), and a field's name from
+    #: its value.
+    separators: Annotated[
+        list[Annotated[str, Field(min_length=1)]], BeforeValidator(listed), Field(alias="list")
+    ] = []
     assign: str = "="
     #: The names of the fields that are signatures; ``*``: all fields.
     pick: Annotated[list[str], BeforeValidator(listed)] = []
@@ -166,7 +169,7 @@ class Block(Model):
     #: What its way of signing leaves open.
     note: str = ""
     sources: list[str] = []
-    waits: str = ""
+    waits: str = "not documented"
     #: The keys that `sources` do not show; they come from notes about the sender.
     unchecked: list[str] = []
     samples: dict[str, Sample] = {}
@@ -194,7 +197,7 @@ class Block(Model):
         found = [] if self.algorithm in TOKENS or self.is_jwt else [self.signed]
         # A claim with a hash covers what was hashed.
         found += [text for place, text in self.require.items() if place.startswith("claim:")]
-        own = ("key", "audience")
+        own = ("key", "name", "audience")
         return [text for text in PLACEHOLDER.findall("".join(found)) if text not in own]
 
     @property
@@ -251,8 +254,8 @@ class Block(Model):
         return [each._replace(filters=each.filters + place.filters) for each in own]
 
 
-#: Filters that keep a text, or make a hash of it that nobody can make of another one.
-_WHOLE = ((), ("sha256hex",), ("sha256base64",))
+#: Filters that keep a text, or make of it what nobody can make of another one.
+_WHOLE = ((), ("sha256hex",), ("sha256base64",), ("string",))
 
 
 def _is_pattern(text: str) -> bool:
@@ -265,8 +268,9 @@ def _is_pattern(text: str) -> bool:
 def _problems(block: Block) -> Iterator[str]:
     """Yield what does not fit together, each with the key that it is about."""
     found = PLACEHOLDER.findall(block.signed)
-    if not found or re.search(r"[{}]", PLACEHOLDER.sub("", block.signed)):
-        yield "signed: a text with places in braces, such as {time}.{body}, and no other braces"
+    others = PLACEHOLDER.sub("", block.signed)
+    if not found or re.search(r'\{(?!")', others) or others.count("{") != others.count("}"):
+        yield "signed: a text with places in braces, such as {time}.{body}, and no other but JSON"
     for key, text in block.texts:
         try:
             place = Place.parse(text.removeprefix("hmac:"))
@@ -300,7 +304,7 @@ def _problems(block: Block) -> Iterator[str]:
     for text in block.time if block.algorithm not in TOKENS else ():
         if not block.is_signed(text):
             yield f"time: {text} is not signed; write {{time}} in signed"
-    if block.pick and not block.separator:
+    if block.pick and not block.separators:
         yield 'list: is needed for pick; say what separates the fields, as in ","'
 
 

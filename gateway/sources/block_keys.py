@@ -59,11 +59,15 @@ def keys_of(secret: str, block: Block, texts: Sequence[bytes] = ()) -> list[Key]
     text, kind, algorithm = secret.encode(), block.key, block.algorithm
     if text in texts:
         return []
-    if algorithm == "basic" and ":" not in secret:
-        raise ValueError("a secret is name:password")
+    if (algorithm == "basic" or "{name}" in block.signed) and ":" not in secret:
+        raise ValueError(f"a secret is name:{'password' if algorithm == 'basic' else 'key'}")
     if algorithm in TOKENS:
         basic = b"Basic " + b64encode(text)
         return [Token(basic if algorithm == "basic" else block.prefix.encode() + text)]
+    name, inside = "", "{key}" in block.signed or "{name}" in block.signed
+    if "{name}" in block.signed:
+        name, _, secret = secret.partition(":")
+        text = secret.encode()
     encoding = ENCODINGS[block.encoding]
     prefixes = [block.prefix.replace("{hash}", a.rpartition("-")[2]) for a in block.algorithms]
     starts = [*zip(map(str.encode, prefixes), block.algorithms, strict=True)]
@@ -79,8 +83,8 @@ def keys_of(secret: str, block: Block, texts: Sequence[bytes] = ()) -> list[Key]
             text = decoded(secret, kind, KINDS[kind])
         if block.is_jwt:
             starts, encoding = [*JWT_SHARED.items()], ENCODINGS["base64url"]
-        inside = "{key}" in block.signed
-        return [SharedKey(text, each, start, encoding, inside) for start, each in starts]
+        own = (encoding, inside, name.encode())
+        return [SharedKey(text, each, start, *own) for start, each in starts]
     # Imported when it is used: this takes time.
     from gateway.sources.public_keys import PublicKey, jwt_keys, public
 

@@ -14,14 +14,22 @@ from gateway.sources import signing
 from gateway.sources.base import Draft, KeyRequest, Options, Signed, Source, Verified
 from gateway.sources.block import PLACEHOLDER, Block
 from gateway.sources.block_keys import keys_in, keys_of, texts_of
+from gateway.sources.compiled import (
+    Readers,
+    events,
+    handshake,
+    identities,
+    is_token,
+    requirements,
+    signatures,
+    signed_parts,
+    time_check,
+    token,
+    unit_of,
+)
 from gateway.sources.envelopes import MAX_UNPROVEN, check_unproven, read_loosely
-from gateway.sources.handshakes import handshake, is_token
 from gateway.sources.keys import Key
-from gateway.sources.names import events, identities
 from gateway.sources.places import Seen
-from gateway.sources.proofs import requirements, signatures, signed_parts, token
-from gateway.sources.readers import Readers
-from gateway.sources.times import time_check, unit_of
 
 
 class Declared(Source):
@@ -153,7 +161,7 @@ class Declared(Source):
         def keys(seen: Seen) -> Sequence[Key]:
             if self.key_store is None:
                 raise KeyNotKnown
-            wanted = request(url_of(seen)[0].decode("latin-1"))
+            wanted = request(url_of(seen)[0].decode("latin-1"))._replace(asker=seen.request.remote)
             found, kid = self.key_store.get(wanted), seen.token.kid if named else ""
             if kid not in found:
                 found = self.key_store.get(wanted, newer=True)

@@ -68,11 +68,13 @@ def check_times(claims: dict[str, Any], now: float, tolerance: float) -> None:
     """Raise `Unverified` unless a token is valid `now`, give or take `tolerance` seconds.
 
     Not before ``nbf`` and ``iat``, and not after ``exp``; if it has no ``exp``, it is valid at
-    ``iat`` only. With a tolerance of 0 nothing is checked.
+    ``iat`` only, and without both never. With a tolerance of 0 nothing is checked.
     """
     if not tolerance:
         return
     times = {name: at for name in ("exp", "nbf", "iat") if (at := claims.get(name)) is not None}
+    if times.keys() <= {"nbf"}:
+        raise Unverified("The token has neither exp nor iat: it would be valid for ever.")
     for name, at in times.items():
         if type(at) not in (int, float) or not 0 <= at < 1e12:
             raise Unverified(f"The claim {name} is no number of seconds.")

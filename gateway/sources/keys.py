@@ -13,8 +13,8 @@ from typing import NamedTuple
 from gateway.errors import Unverified
 from gateway.sources.signatures import mac
 
-#: Stands for the key in the parts of a signed text.
-KEY = b"\0key"
+#: Stand for the key, and for the name before it in a secret, in the parts of a signed text.
+KEY, NAME = b"\0key", b"\0name"
 #: The prefixes of Standard Webhooks: of a public key, and of its signatures.
 PUBLIC, PUBLIC_VERSION = "whpk_", b"v1a,"
 #: How the public keys begin that are texts.
@@ -90,10 +90,21 @@ class Key(ABC):
 
 
 class SharedKey(Key):
-    """Both sides have the key: HMAC, or a plain hash; `inside`: the signed text has the key."""
+    """Both sides have the key: HMAC, or a plain hash.
 
-    def __init__(self, key: bytes, algorithm: str, prefix: bytes, encoding: Encoding, inside: bool):
-        self._key, self._prefix, self._encode = key, prefix, encoding.encode
+    `inside`: the signed text has the key in it, or the `name` that belongs to the key.
+    """
+
+    def __init__(
+        self,
+        key: bytes,
+        algorithm: str,
+        prefix: bytes,
+        encoding: Encoding,
+        inside: bool,
+        name: bytes = b"",
+    ):
+        self._key, self._name, self._prefix, self._encode = key, name, prefix, encoding.encode
         kind, _, self._hash = algorithm.rpartition("-")
         self._hmac = hmac.new(key, digestmod=self._hash) if kind else None
         self._inside = inside
@@ -102,7 +113,8 @@ class SharedKey(Key):
         if self._hmac is None and parts[-1] is not KEY:
             _check_utf8(b"".join([part for part in parts if part is not KEY]))
         if self._inside:
-            parts = [self._key if part is KEY else part for part in parts]
+            own = {id(KEY): self._key, id(NAME): self._name}
+            parts = [own.get(id(part), part) for part in parts]
         if self._hmac is not None:
             return self._prefix + self._encode(mac(self._hmac, parts))
         return self._prefix + self._encode(hashlib.new(self._hash, b"".join(parts)).digest())

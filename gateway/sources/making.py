@@ -52,10 +52,6 @@ def _usable(secrets: list[SecretStr], block: Block) -> list[SecretStr]:
     return secrets
 
 
-#: The keys of the scheme `hmac` before there were blocks.
-_OLDER = {"header": "signature", "timestamp_header": "time", "id_header": "id"}
-
-
 class Own(Options, Block):
     """A sender of one's own: the table of the source is the block."""
 
@@ -63,21 +59,6 @@ class Own(Options, Block):
     verify_token: SecretStr | None = Field(None, min_length=1)
     #: What ``{audience}`` stands for; the URL if it is empty.
     audience: str = ""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _older_keys(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        values = {**values}
-        if "header" in values and values.get("algorithm") in ("sha1", "sha256", "sha512"):
-            values["algorithm"] = f"hmac-{values['algorithm']}"
-        for old, new in _OLDER.items():
-            if isinstance(header := values.pop(old, None), str):
-                values[new] = f"header:{header}"
-        if isinstance(text := values.get("signed"), str):
-            values["signed"] = text.replace("{timestamp}", "{time}")
-        return values
 
     @model_validator(mode="after")
     def _keys(self) -> Own:

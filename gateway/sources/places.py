@@ -56,6 +56,14 @@ def _from_base64(text: bytes) -> bytes | None:
         return None
 
 
+def _json_string(text: bytes) -> str | None:
+    """Return a text as JSON has it, as JavaScript writes it."""
+    try:
+        return json.dumps(text.decode(), ensure_ascii=False)
+    except UnicodeDecodeError:
+        return None
+
+
 def _sorted_form(body: bytes) -> bytes | None:
     try:
         return raw("".join(map("".join, sorted(read_form(body)))))
@@ -96,6 +104,7 @@ def _lines(message: Any, names: Sequence[str]) -> bytes | None:
 FILTERS: dict[str, Callable[[str], Callable[[Any], Any]]] = {
     "sha256hex": lambda _: lambda text: sha256(text).hexdigest(),
     "sha256base64": lambda _: lambda text: b64encode(sha256(text).digest()),
+    "string": lambda _: _json_string,
     "crc32": lambda _: lambda text: str(crc32(text)),
     "base64": lambda _: _from_base64,
     "noquery": lambda _: lambda url: url.partition(b"?")[0],

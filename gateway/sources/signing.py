@@ -12,11 +12,10 @@ from uuid import uuid4
 from gateway.delivery import Request
 from gateway.sources.base import Draft, Signed
 from gateway.sources.block import Block
+from gateway.sources.compiled import Readers, Unit
 from gateway.sources.fields import pointer, put, read_if_json
 from gateway.sources.keys import Key
 from gateway.sources.places import Place, Seen
-from gateway.sources.readers import Readers
-from gateway.sources.times import Unit
 
 _DEFAULT_EVENT = "hello"
 
@@ -62,6 +61,8 @@ def sign(
     for place in (place for text in block.signed_places for place in block.places(text)):
         if place.kind == "headers":
             kept["header"][place.name.partition(",")[0]] = place.name
+        elif place.kind == "sig":
+            kept["sig"].setdefault(place.name, "sample")
     headers, fields, claims = kept.values()
     url = urlsplit(draft.url)
     seen = Seen(Request("POST", url.path or "/", url.query, headers, draft.body, "", 0.0, 0.0))
@@ -73,7 +74,7 @@ def sign(
     if block.pick:
         items = [*fields.items(), (block.pick[0], signature)]
         assigned = [f"{k}{block.assign}{v}" if block.assign else v for k, v in items]
-        signature = (block.separator or "").join(assigned)
+        signature = block.separators[0].join(assigned)
     place = Place.parse(block.signature[0])
     for each in reversed(place.filters):  # undone by who reads the place
         if each == "base64":

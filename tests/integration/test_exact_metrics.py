@@ -30,7 +30,7 @@ MANY, SOME = 4_000, 1_500  # requests
 CONFIG = """
 [sources.signed]
 scheme = "hmac"
-header = "X-Signature"
+signature = "header:X-Signature"
 secrets = ["a secret of these tests"]
 
 [[routes]]

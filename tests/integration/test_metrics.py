@@ -26,7 +26,7 @@ state_prefix = "metrics"
 
 [sources.signed]
 scheme = "hmac"
-header = "X-Signature"
+signature = "header:X-Signature"
 secrets = ["a secret of these tests"]
 
 [[routes]]

@@ -200,9 +200,9 @@ def test_sources_whose_body_is_not_signed_are_one_warning():
         "partner": {
             "scheme": "hmac",
             **secret,
-            "header": "X-S",
+            "signature": "header:X-S",
             "signed": "{id}",
-            "id_header": "X",
+            "id": "header:X",
         },
     }
     found = configuration.sources(Config(sources=sources))
@@ -221,8 +221,8 @@ EVENTS = {
     "till": {"scheme": "stripe", "secrets": "s"},
     "chat": {"scheme": "slack", "secrets": "s"},
     "feed": {"scheme": "x", "secrets": "s"},
-    "own": {"scheme": "hmac", "secrets": "s", "header": "X-S"},
-    "named": {"scheme": "hmac", "secrets": "s", "header": "X-S", "event": "header:X-E"},
+    "own": {"scheme": "hmac", "secrets": "s", "signature": "header:X-S"},
+    "named": {"scheme": "hmac", "secrets": "s", "signature": "header:X-S", "event": "header:X-E"},
 }
 
 

@@ -15,9 +15,12 @@ from gateway.relay import fetched_keys
 from gateway.relay.fetched_keys import (
     BURST,
     FRESH,
+    MAX_ASKERS,
     MAX_KEYS,
     PAUSE,
     REFILL,
+    SHARE,
+    SHARE_REFILL,
     STALE,
     TOKEN,
     FetchedKeys,
@@ -29,8 +32,8 @@ def number(text: bytes) -> int:
     return int(text)
 
 
-def wanted(name: str = "a", read: Callable[[bytes], Any] = number) -> KeyRequest:
-    return KeyRequest(f"https://keys.example/{name}", {}, read)
+def wanted(name: str = "a", read: Callable[[bytes], Any] = number, asker: str = "") -> KeyRequest:
+    return KeyRequest(f"https://keys.example/{name}", {}, read, asker=asker)
 
 
 class Sender(HttpClient):
@@ -150,7 +153,7 @@ def test_forged_names_are_fetched_at_a_low_rate_and_cost_no_known_key(sender):
         for hour in range(3):
             for i in range(2_000):
                 with pytest.raises(KeyNotKnown):
-                    keys.get(wanted(f"forged-{hour}-{i}"))
+                    keys.get(wanted(f"forged-{hour}-{i}", asker=f"192.0.2.{i % 250}"))
                 if i % 7 == 0:
                     await settle()
             fetches = sender.asked.total() - sender.asked["a"]
@@ -163,6 +166,32 @@ def test_forged_names_are_fetched_at_a_low_rate_and_cost_no_known_key(sender):
         assert sender.asked["a"] == 4
 
     run(sender, steps, wanted())
+
+
+def test_who_forges_names_takes_no_fetch_from_others(sender):
+    async def steps(keys: FetchedKeys) -> None:
+        sender.answers["b"] = b"2"
+        for i in range(1_000):
+            with pytest.raises(KeyNotKnown):
+                keys.get(wanted(f"forged-{i}", asker=f"2001:db8::{i:x}"))
+            await settle()
+        assert sender.asked.total() == SHARE
+        for asker in ("2001:db8:0:1::1", "192.0.2.1"):
+            with pytest.raises(KeyNotKnown):
+                keys.get(wanted("b", asker=asker))
+        await settle()
+        assert keys.get(wanted("b")) == 2
+        sender.now += SHARE_REFILL
+        for name in ("one", "another"):
+            with pytest.raises(KeyNotKnown):
+                keys.get(wanted(name, asker="2001:db8::1"))
+        await settle()
+        assert (sender.asked["one"], sender.asked["another"]) == (1, 0)
+        for i in range(2 * MAX_ASKERS):
+            keys._spend(str(i))
+        assert len(keys._shares) == MAX_ASKERS
+
+    run(sender, steps)
 
 
 def test_a_known_key_is_fetched_again_and_believed_for_a_day(sender):

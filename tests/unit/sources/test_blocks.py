@@ -121,6 +121,50 @@ def test_a_senders_largest_body_is_compared_with_max_body():
     assert configuration.bodies(Config(sources=sources, **large)) == []
 
 
+@pytest.mark.parametrize("apart", [["event"], ["header:X-Shop"]])
+def test_two_methods_with_one_body_are_two_deliveries(apart):
+    found = source(signature="header:X-Sig", pick=[], list=[], signed="{body}", time=[],
+                   identity="digest", apart=apart, methods=["POST", "PUT"])  # fmt: skip
+    headers = {"x-sig": hmac.digest(b"key", b"{}", "sha256").hex()}
+    first, again, other = (
+        found.verify(post("", b"{}", headers=headers, method=method)).identity
+        for method in ("POST", "POST", "PUT")
+    )
+    assert first == again != other != ""
+
+
+def test_a_secret_may_have_a_name_that_is_signed():
+    changes = {"signature": "header:X-Sig", "list": [], "pick": [], "time": []}
+    found = source(signed="{name}.{body}", secrets="me:key:1", **changes)
+    request = post("", b"x", headers={"x-sig": hmac.digest(b"key:1", b"me.x", "sha256").hex()})
+    assert found.verify(request)
+    with pytest.raises(Unverified):
+        found.verify(post("", b"me.x", headers=request.headers))
+    with pytest.raises(ValueError, match="a secret is name:key"):
+        source(signed="{name}.{body}", secrets="key", **changes)
+
+
+def test_a_body_may_be_signed_as_text_in_json():
+    signed = '{"Body":{body|string},"At":{sig:t}}'
+    text = json.dumps({"Body": 'a"ü\n', "At": 1}, ensure_ascii=False, separators=(",", ":"))
+    proof = hmac.digest(b"key", text.encode(), "sha256").hex()
+    headers = {"x-sig": f"t=1,v1={proof}"}
+    found = source(signed=signed, tolerance=0)
+    assert found.verify(post("", 'a"ü\n'.encode(), headers=headers))
+    assert found.covers_body
+    for body in (b"a", b"\xff"):
+        with pytest.raises(Unverified):
+            found.verify(post("", body, headers=headers))
+
+
+def test_a_header_may_have_several_sets_of_fields():
+    found = source(list=[",", " "], tolerance=0)
+    proof = hmac.digest(b"key", b"1.x", "sha256").hex()
+    assert found.verify(post("", b"x", headers={"x-sig": f"t=1,v1=0 t=1,v1={proof}"}))
+    with pytest.raises(Unverified):
+        found.verify(post("", b"x", headers={"x-sig": f"t=2,v1=0 t=1,v1={proof}"}))
+
+
 @pytest.mark.parametrize("header", [True, False])
 def test_a_long_event_is_taken_from_a_header_and_from_json(header):
     long = "x" * 5_000

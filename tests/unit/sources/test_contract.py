@@ -81,7 +81,8 @@ def test_any_body_comes_through_as_it_was_sent(scheme, data):
 def test_a_second_try_has_the_same_identity_and_another_delivery_none_of_it(scheme):
     source = receiver(scheme)
     first, second = (source.verify(send(scheme, at=NOW - before)) for before in (5, 0))
-    assert first.identity == second.identity != ""
+    assert first.identity == second.identity
+    assert bool(first.identity) == source.identifies
 
 
 @every_scheme
@@ -205,7 +206,7 @@ def test_secrets_do_not_show(scheme):
 @every_scheme
 def test_habits_are_those_of_a_sender(scheme):
     found = find(scheme)
-    assert found.deadline is None or 0.5 <= found.deadline <= 60
+    assert found.deadline is None or 0 < found.deadline <= 60
     assert found.deadline is not None or scheme in (*BLOCKS, OWN)
     assert found.tries >= 1
     assert (found.tries > 1) == (found.retry_after > 0)

@@ -226,13 +226,13 @@ def test_a_set_has_keys_of_all_kinds(algorithm):
     jwks += [{"kty": "oct", "k": "AAAA", "kid": "o"}, {}, 1, {"kty": "EC", "crv": "P-256", "x": 1}]  # type: ignore[list-item]
     source = own("jwks")
     source.key_store = Keys(json.dumps({"keys": jwks}).encode())
-    token = jwt.encode({"aud": "me"}, PRIVATE[algorithm], algorithm, {"kid": algorithm})
+    token = jwt.encode({"aud": "me", "exp": NOW}, PRIVATE[algorithm], algorithm, {"kid": algorithm})
     good = Request("POST", "/", "", {"authorization": f"Bearer {token}"}, b"", "", 0.0, NOW)
     assert source.verify(good)
     (wanted,) = source.key_requests
     assert wanted.url == "https://keys.example/set"
     another = rsa.generate_private_key(65537, 2048)
-    token = jwt.encode({"aud": "me"}, another, "RS256", {"kid": "RS256"})
+    token = jwt.encode({"aud": "me", "exp": NOW}, another, "RS256", {"kid": "RS256"})
     with pytest.raises(Unverified):
         source.verify(replace(good, headers={"authorization": f"Bearer {token}"}))
 

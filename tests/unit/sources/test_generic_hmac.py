@@ -23,7 +23,7 @@ from tests.unit.sources.sending import URL, received
 
 def source(**options) -> Source:
     found = find("hmac")
-    values = {"scheme": "hmac", "secrets": "key", "header": "X-Signature", **options}
+    values = {"scheme": "hmac", "secrets": "key", "signature": "header:X-Signature", **options}
     return found(found.options_class.model_validate(values))
 
 
@@ -64,12 +64,12 @@ def problem(**options) -> str:
 def test_it_is_what_it_says(algorithm, encoding, prefix, secret, body, identity):
     described = source(
         secrets=secret,
-        algorithm=algorithm,
+        algorithm=f"hmac-{algorithm}",
         encoding=encoding,
         prefix=prefix,
-        signed="v0:{timestamp}:{id}:größe:{body}",
-        timestamp_header="X-Time",
-        id_header="X-Id",
+        signed="v0:{time}:{id}:größe:{body}",
+        time="header:X-Time",
+        id="header:X-Id",
     )
     message = f"v0:{int(NOW)}:{identity}:größe:".encode() + body
     mac = hmac.digest(secret.encode(), message, getattr(hashlib, algorithm))
@@ -87,9 +87,9 @@ def test_it_is_what_it_says(algorithm, encoding, prefix, secret, body, identity)
     ("signed", "more", "message"),
     [
         ("{body}", {}, b"BODY"),
-        ("{timestamp}{body}", {"timestamp_header": "t"}, b"1800000000BODY"),
+        ("{time}{body}", {"time": "header:t"}, b"1800000000BODY"),
         ("{body}.{body}", {}, b"BODY.BODY"),
-        ("{id}\n{timestamp}", {"timestamp_header": "t", "id_header": "i"}, b"one\n1800000000"),
+        ("{id}\n{time}", {"time": "header:t", "id": "header:i"}, b"one\n1800000000"),
     ],
 )
 def test_templates(signed, more, message):
@@ -103,7 +103,7 @@ def test_templates(signed, more, message):
 
 @pytest.mark.parametrize("when", ["1800000000123", "2027-01-15T08:00:00Z", "-"])
 def test_without_a_tolerance_the_time_may_be_in_any_form(when):
-    options = {"signed": "{timestamp}.{body}", "timestamp_header": "X-Time"}
+    options = {"signed": "{time}.{body}", "time": "header:X-Time"}
     proof = hmac.new(b"key", f"{when}.BODY".encode(), hashlib.sha256).hexdigest()
     request = post("", b"BODY", headers={"x-time": when, "x-signature": proof})
     assert source(tolerance=0, **options).verify(request).body == b"BODY"
@@ -122,18 +122,18 @@ def test_templates_without_sense(signed):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"signed": "{timestamp}.{body}"}, "time: is needed for time in signed"),
-        ({"timestamp_header": "X-Time"}, "time: header:X-Time is not signed; write {time}"),
+        ({"signed": "{time}.{body}"}, "time: is needed for time in signed"),
+        ({"time": "header:X-Time"}, "time: header:X-Time is not signed; write {time}"),
         ({"signed": "{id}.{body}"}, "id: is needed for id in signed"),
         ({"algorithm": "md5"}, "algorithm"),
         ({"encoding": "base32"}, "encoding"),
-        ({"header": "X Signature"}, "header"),
-        ({"header": ""}, "header"),
+        ({"signature": "header:X Signature"}, "header"),
+        ({"signature": "header:"}, "header"),
         ({"prefix": "ä"}, "prefix"),
         ({"event": "X-Event"}, "event"),
         ({"event": "json:type"}, "event"),
         ({"identity": "param:x"}, "identity"),
-        ({"id_header": "X\nId"}, "is no place"),
+        ({"id": "header:X\nId"}, "is no place"),
     ],
 )
 def test_options_that_cannot_be(options, text):
@@ -144,9 +144,9 @@ def test_options_that_cannot_be(options, text):
     ("options", "body", "expected"),
     [
         ({}, b"no JSON", ("", "")),
-        ({"id_header": "X-Id"}, b"no JSON", ("i1", "")),
+        ({"id": "header:X-Id"}, b"no JSON", ("i1", "")),
         ({"identity": "header:X-ID", "event": "header:x-event"}, b"no JSON", ("i1", "e1")),
-        ({"id_header": "X-Id", "identity": "json:/id"}, b'{"id":7}', ("7", "")),
+        ({"id": "header:X-Id", "identity": "json:/id"}, b'{"id":7}', ("7", "")),
         ({"event": "json:/a/1/b~1c"}, b'{"a":[0,{"b/c":"x"}]}', ("", "x")),
         ({"event": "json:/"}, b'{"":"x"}', ("", "x")),
         ({"event": "json:/a~01"}, b'{"a~1":"x"}', ("", "x")),
@@ -183,4 +183,4 @@ def test_a_place_may_be_in_an_array():
 
 
 def test_its_header_is_kept_from_the_task():
-    assert source(header="X-Any").secret_headers == {"x-any"}
+    assert source(signature="header:X-Any").secret_headers == {"x-any"}

@@ -96,7 +96,7 @@ TWILIO = b"MessageSid=SM1&MessageStatus=sent&AccountSid=AC1"
 TOKEN = {"I-Twilio-Idempotency-Token": "t1"}
 INTERACTION = {"id": "8", "type": 2, "application_id": "1"}
 UPDATE = {"update_id": 1, "message": {"message_id": 1, "chat": {"id": 1}}}
-HMAC = {"signed": "{timestamp}.{body}", "id_header": None}
+HMAC = {"signed": "{time}.{body}", "id": []}
 BY_BODY = {**HMAC, "identity": "json:/id", "event": "json:/type"}
 BY_HEADER = {**HMAC, "identity": "header:X-Id", "event": "header:X-Event"}
 

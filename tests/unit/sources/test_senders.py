@@ -93,7 +93,7 @@ def forgeries(name: str, vector: dict[str, Any]) -> list[Request]:
         if place.kind == "header" and place.name in good.headers:
             value = good.headers[place.name]
             changes = {other(value), "", value + "x"}
-            if "base64" in place.filters:  # of JSON, of which only a part is the signature
+            if "json:/signature" in place.filters:  # of JSON, of which only a part is the signature
                 inside = json.loads(b64decode(value))
                 inside["signature"] = other(inside["signature"])
                 changes = {b64encode(json.dumps(inside).encode()).decode(), "", "x"}

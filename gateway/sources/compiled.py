@@ -1,0 +1,432 @@
+"""Compile a block to functions that read a request: its proof, times, names, and handshakes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from hashlib import sha256
+from hmac import compare_digest
+from typing import Any, NamedTuple
+
+from gateway.answer import JSON, TEXT, Answer, field_value
+from gateway.errors import MethodNotAllowed, OutOfTolerance, SignatureMissing, Unverified
+from gateway.sources import jwt
+from gateway.sources.block import PLACEHOLDER, Block, Handshake
+from gateway.sources.fields import identity, name
+from gateway.sources.keys import KEY, NAME, TOKENS
+from gateway.sources.places import (
+    IN_BODY,
+    Place,
+    Reader,
+    Seen,
+    bytes_reader,
+    encoded,
+    first,
+    reader,
+)
+from gateway.sources.signatures import check, digest, raw
+
+
+class Readers:
+    """Makes the functions that read what a block names.
+
+    `texts` are the secrets beside public keys that are fetched, `options` those of the source.
+    """
+
+    def __init__(self, block: Block, options: Any, public_url: str, texts: Sequence[bytes]):
+        self.block, self.texts, self._options = block, texts, options
+        self._base_url = public_url.rstrip("/")
+        # A body with one member to read need not always be parsed.
+        of_json = {text for _, text in block.texts if text.startswith("json:")}
+        self._only, self.parses = len(of_json) == 1, len(of_json) > 1
+
+    def first(self, texts: Iterable[str]) -> Reader:
+        """Return a function that reads the first value that is at one of the places."""
+        places = [place for text in texts for place in self.block.places(text)]
+        return first([reader(place, self._base_url, self._only) for place in places])
+
+    def as_bytes(self, text: str) -> Callable[[Seen], bytes]:
+        if text in ("key", "name"):
+            return constant(KEY if text == "key" else NAME)
+        if text == "token":
+            return lambda _seen: self.verify_token().encode()
+        if text == "audience":
+            if audience := getattr(self._options, "audience", ""):
+                return constant(audience.encode())
+            text = "url|noquery"
+        places = self.block.places(text)
+        return first([bytes_reader(place, self._base_url) for place in places])
+
+    def filled(self, text: str) -> Callable[[Seen], list[bytes]]:
+        """Return a function that fills in a text, once for each secret if it has one in it."""
+        reads = pieces(text, self.as_bytes)
+
+        def fill(seen: Seen) -> list[bytes]:
+            parts = [read(seen) for read in reads]
+            if KEY not in parts:
+                return [b"".join(parts)]
+            return [b"".join([s if part is KEY else part for part in parts]) for s in self.texts]
+
+        return fill
+
+    def verify_token(self) -> str:
+        """Return the token of the handshake. Raises `MethodNotAllowed` where there is none."""
+        token = getattr(self._options, "verify_token", None)
+        if token is None:
+            raise MethodNotAllowed(
+                "This source takes no handshake: it has no verify_token.", headers={"Allow": "POST"}
+            )
+        return str(token.get_secret_value())
+
+
+def constant(value: bytes) -> Callable[[Seen], bytes]:
+    return lambda _seen: value
+
+
+def pieces(
+    text: str, read: Callable[[str], Callable[[Seen], bytes]]
+) -> list[Callable[[Seen], bytes]]:
+    """Return what reads each piece of a text: the places in it by `read`."""
+    pieces = enumerate(PLACEHOLDER.split(text))
+    return [read(piece) if i % 2 else constant(piece.encode()) for i, piece in pieces if piece]
+
+
+#: Signatures that are checked: there are two while keys are replaced, and each costs CPU time.
+MAX_SIGNATURES = 10
+
+
+def signatures(block: Block) -> Callable[[Seen], Sequence[bytes]]:
+    """Return a function that reads the given signatures, and the fields beside them."""
+    places = [Place.parse(text) for text in block.signature]
+    header, missing = places[0].name, places[0].missing
+    split = _fields(block, header) if block.separators else None
+    reads = [reader(place) for place in places]
+
+    def one(seen: Seen) -> Sequence[bytes]:
+        if value := seen.headers.get(header):
+            return (raw(value),)
+        raise SignatureMissing(missing)
+
+    def some(seen: Seen) -> Sequence[bytes]:
+        found: list[bytes] = []
+        for read in reads:
+            text = read(seen)
+            text = text.decode("latin-1") if isinstance(text, bytes) else text
+            if text and isinstance(text, str):
+                found += split(seen, text) if split is not None else [raw(text)]
+        if not found:
+            raise SignatureMissing(missing)
+        return found[:MAX_SIGNATURES]
+
+    simple = split is None and len(places) == 1 and places[0] == Place("header", header)
+    return one if simple else some
+
+
+def _fields(block: Block, header: str) -> Callable[[Seen, str], list[bytes]]:
+    """Return a function that splits a header into signatures and named fields."""
+    assign, picked = block.assign, set(block.pick)
+    divide = re.compile("|".join(map(re.escape, block.separators))).split
+    separator = block.separators[0] if len(block.separators) == 1 else ""
+    every = "*" in picked
+    named = {p.name for _, text in block.texts for p in block.places(text) if p.kind == "sig"}
+
+    def split(seen: Seen, text: str) -> list[bytes]:
+        items = text.split(separator) if separator else divide(text)
+        if not picked:
+            return [raw(each) for each in items]
+        found, sig = [], seen.sig
+        pairs = [item.partition(assign) for item in items] if assign else ()
+        for key, _, value in pairs or [(str(i), "", item) for i, item in enumerate(items)]:
+            if key in picked or every:
+                found.append(raw(value))
+            if key in named:
+                if key in sig and (separator or sig[key] != value):  # sets of fields repeat it
+                    raise Unverified(f"The header {header} needs exactly one {key}.")
+                sig[key] = value
+        if len(sig) < len(named):
+            raise Unverified(f"The header {header} needs {', '.join(named - sig.keys())}.")
+        return found
+
+    return split
+
+
+def token(readers: Readers) -> Callable[[Seen], Sequence[bytes]]:
+    """Return a function that reads the token, which is the signature and what is signed."""
+    block = readers.block
+    read, prefix = readers.first(block.signature), block.prefix
+    in_body = block.signature == ["body"]
+
+    def signature(seen: Seen) -> Sequence[bytes]:
+        text = read(seen)
+        text = text.decode("latin-1") if isinstance(text, bytes) else text or ""
+        if not isinstance(text, str) or not text or not text.startswith(prefix):
+            raise SignatureMissing("The token is missing.")
+        seen.token = jwt.read(text[len(prefix) :])
+        if in_body:
+            seen.content = seen.token.content
+        return (seen.token.signature,)
+
+    return signature
+
+
+def requirements(readers: Readers) -> Callable[[Seen], None] | None:
+    """Return a function that checks what has to be in a request that is proven."""
+    wanted = [
+        (place, readers.first([place]), readers.filled(text), "{body" in text)
+        for place, text in readers.block.require.items()
+        if readers.texts or "{key}" not in text
+    ]
+    if not wanted:
+        return None
+
+    def check_required(seen: Seen) -> None:
+        for place, read, expected, of_body in wanted:
+            value = read(seen)
+            if (value is None or value == "") and of_body and not seen.body:
+                continue
+            values = value if isinstance(value, list) else [value]
+            right = expected(seen)
+            if not any(compare_digest(encoded(v), each) for v in values for each in right):
+                raise Unverified(f"{place} is not what it has to be.")
+
+    return check_required
+
+
+def signed_parts(readers: Readers) -> Callable[[Seen], list[bytes]]:
+    """Return a function that makes the parts of the signed text; a token signs nothing."""
+    if readers.block.is_jwt:
+        return lambda seen: [seen.token.signed]
+    pieces = PLACEHOLDER.split(readers.block.signed)
+    if readers.block.algorithm in TOKENS:
+        return lambda _seen: []
+    if pieces == ["", "body", ""]:
+        return lambda seen: [seen.body]
+    reads = [
+        _part(readers, piece, pieces[i + 1]) if i % 2 else constant(piece.encode())
+        for i, piece in enumerate(pieces)
+        if piece
+    ]
+    return lambda seen: [read(seen) or b"" for read in reads]
+
+
+def _part(readers: Readers, piece: str, after: str) -> Callable[[Seen], bytes]:
+    """Return a function that reads a part of the signed text, before the text `after`."""
+    read, separator = readers.as_bytes(piece), after.encode()
+    if not separator or not piece.startswith(("id", "header:", "query:", "sig:")):
+        return read
+    if piece in readers.block.time:
+        return read
+
+    def part(seen: Seen) -> bytes:
+        # Else some of the part could come from what follows the separator.
+        if separator in (value := read(seen) or b""):
+            raise Unverified(f"What is signed as {piece} contains {after!r}, which ends it.")
+        return value
+
+    return part
+
+
+def _iso(text: str) -> float:
+    try:
+        found = datetime.fromisoformat(text)
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError) as exc:
+        raise Unverified("The timestamp is not a date and time.") from exc
+
+
+class Unit(NamedTuple):
+    """A form of times: what fits it, how it is called, how it is read and written."""
+
+    fits: Callable[[str], Any]
+    called: str
+    read: Callable[[str], float]
+    write: Callable[[float], str]
+
+
+_DATE = r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?"
+_ZONE = r"(Z|[+-][0-9]{2}:?[0-9]{2})"
+# Eleven digits of seconds are enough until the year 5138.
+_UNITS = {
+    "s": Unit(
+        re.compile(r"[0-9]{1,11}").fullmatch, "a number of seconds", int, lambda now: str(int(now))
+    ),
+    "ms": Unit(
+        re.compile(r"[0-9]{1,14}").fullmatch,
+        "a number of milliseconds",
+        lambda text: int(text) / 1000,
+        lambda now: str(int(now * 1000)),
+    ),
+    "iso": Unit(
+        re.compile(_DATE + "(" + _ZONE + ")?").fullmatch,
+        "a date and time",
+        _iso,
+        lambda now: datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds"),
+    ),
+}
+#: Without a zone nothing says where a time ends, if nothing separates it from what follows.
+_ZONED = _UNITS["iso"]._replace(
+    fits=re.compile(_DATE + _ZONE).fullmatch, called="a date and time with a zone"
+)
+
+
+def unit_of(block: Block) -> Unit:
+    """Return the form of a sender's times."""
+    together = "}{" in block.signed
+    return _ZONED if together and block.unit == "iso" else _UNITS[block.unit or "s"]
+
+
+def time_check(readers: Readers, tolerance: float) -> Callable[[Seen], None] | None:
+    """Return a function that checks the time; None: the sender sends none."""
+    block = readers.block
+    if block.is_jwt:
+        return lambda seen: jwt.check_times(seen.claims, seen.request.received_at, tolerance)
+    if not block.time:
+        return None
+    read, missing = readers.first(block.time), Place.parse(block.time[0]).missing
+    any_form, (fits, called, seconds, _) = not (block.unit or tolerance), unit_of(block)
+
+    def check_time(seen: Seen) -> None:
+        text = read(seen)
+        if text is None or text == "":
+            raise SignatureMissing(missing)
+        if any_form:
+            return
+        if not fits(text := str(text)):
+            raise Unverified(f"The timestamp is not {called}.")
+        if tolerance and abs(seen.request.received_at - seconds(text)) > tolerance:
+            raise OutOfTolerance(f"The timestamp is not within {tolerance:g} seconds of now.")
+
+    return check_time
+
+
+def events(readers: Readers) -> Callable[[Seen], str]:
+    """Return a function that reads the event, or the events of a batch joined by commas."""
+    block = readers.block
+    ones = [readers.first([text]) for text in block.event]
+    more = readers.first(block.subevent) if block.subevent else None
+    several = any("*" in text for text in (*block.event, *block.subevent))
+
+    if len(ones) == 1 and not more and not block.names:
+        (read,) = ones
+        return lambda seen: name(read(seen))
+
+    def event(seen: Seen) -> str:
+        for one in ones:
+            if found := name(one(seen)):
+                break
+        else:
+            return ""
+        second = name(more(seen)) if more else ""
+        if several and ("," in found or "," in second):
+            names = [block.names.get(each, each) for each in found.split(",")]
+            subs = [f".{each}" if each else "" for each in second.split(",")]
+            return ",".join([each + sub for each in names for sub in subs])
+        found = block.names.get(found, found)
+        return f"{found}.{second}" if second else found
+
+    return event
+
+
+def _digest(seen: Seen) -> str:
+    found, method = digest(seen.body), seen.request.method
+    return found if method == "POST" else identity(found, method)
+
+
+def identities(readers: Readers) -> Callable[[Seen], str]:
+    """Return a function that reads what identifies a delivery; empty: it has nothing."""
+    block = readers.block
+    texts, others = block.identity or block.id, [*block.apart]
+    if "digest" in texts:  # the same body may be sent to another URL, or by another method
+        others.append(["method"])
+        others += [[text] for text in block.signed_places if text.startswith("url")]
+    used = [place for each in others for text in each for place in block.places(text)]
+    of_event = map(Place.parse, (*block.event, *block.subevent))
+    if texts == ["digest"] and {p.kind for p in (*used, *of_event)} <= {*IN_BODY, "event"}:
+        return _digest
+    in_body = [place for place in used if place.kind in IN_BODY]
+    has_digest = any(p.kind == "digest" or "sha256hex" in p.filters for p in in_body)
+    # Else a copy of one delivery with the id of another could get the answer of that one.
+    if not has_digest and not (block.covers_body and all(map(block.is_signed, texts))):
+        others.append(["digest"])
+    keys, apart = [readers.first([text]) for text in texts], [*map(readers.first, others)]
+
+    def of(seen: Seen) -> str:
+        for read in keys:
+            key = read(seen)
+            found = identity(key, *[each(seen) for each in apart]) if key or key == 0 else ""
+            if found:
+                return found
+        return ""
+
+    return of
+
+
+#: What anybody may have signed by a handshake: nothing that a signed text could be.
+is_token = re.compile(rb"[A-Za-z0-9._~+/=-]{1,512}").fullmatch
+
+
+def handshake(
+    about: Handshake,
+    readers: Readers,
+    prove: Callable[[Seen], None],
+    sign: Callable[[Seen, bytes], bytes],
+) -> Callable[[Seen], Answer | None]:
+    """Return a function that answers a handshake; None: the request is not that."""
+    wanted = [(readers.first([text]), value) for text, value in about.when.items()]
+    needed = [readers.first([text]) for text in about.reads]
+    content_type = about.content_type
+    if content_type is None:
+        content_type = TEXT if about.body else ""
+    hashed = readers.filled(about.sha256) if about.sha256 else None
+    body = _filled(readers, sign, about.body, content_type == JSON)
+    headers = {key.lower(): _filled(readers, sign, text) for key, text in about.headers.items()}
+    token = readers.first([about.token]) if about.token else None
+    proven = about.method == "POST" or not about.is_signed
+
+    def answer(seen: Seen) -> Answer | None:
+        for read, value in wanted:
+            found = read(seen)
+            if found != value or type(found) is not type(value):  # true is no 1
+                there = found is not None and found != ""
+                if there if value == "" else not there or value != "*":
+                    return None
+        if token is not None:
+            check([name(token(seen)).encode()], [readers.verify_token().encode()])
+        if not proven:
+            prove(seen)
+        if needed and not all(name(read(seen)) for read in needed):
+            return None
+        if hashed is not None:
+            seen.sha256 = sha256(hashed(seen)[0]).hexdigest()
+        given = {key: fill(seen).decode("latin-1") for key, fill in headers.items()}
+        if not all(map(field_value, given.values())):
+            raise Unverified("What is to be sent back in a header is not visible ASCII.")
+        return Answer(about.status, content_type, body(seen), given)
+
+    return answer
+
+
+def _filled(
+    readers: Readers, sign: Callable[[Seen, bytes], bytes], text: str, is_json: bool = False
+) -> Callable[[Seen], bytes]:
+    """Return a function that fills in the places of a handshake's answer."""
+
+    def place(text: str) -> Callable[[Seen], bytes]:
+        if text == "sha256":
+            return lambda seen: seen.sha256.encode()
+        read, signed = readers.first([text]), text.startswith("hmac:")
+
+        def fill(seen: Seen) -> bytes:
+            value = name(read(seen)).encode()
+            if signed:
+                if not is_token(value):
+                    raise Unverified("What is to be signed for a handshake is not a token.")
+                return sign(seen, value)
+            return json.dumps(value.decode())[1:-1].encode() if is_json else value
+
+        return fill
+
+    fills = pieces(text, place)
+    return lambda seen: b"".join([fill(seen) for fill in fills])
