@@ -71,7 +71,7 @@ class Sender:
     """Sends the requests of one lane; `targets` are taken in turn.
 
     Each delivery has an identity in a header, by which some routes know it. AGAIN among the targets
-    is another try of one for the first target, and each has one at the most.
+    is another try of one for the targets before it, and each has one at the most.
     `most` requests are under way at the same time; `padding` bytes follow the id in each body.
     """
 
@@ -88,6 +88,7 @@ class Sender:
     ):
         self.name, self.port, self.targets = name, port, targets
         self.rate, self.most, self.patience, self.padding = rate, most, patience, padding
+        self._repeated = targets[: targets.index(AGAIN)] if AGAIN in targets else ()
         self.limit = inf
         self.sent: list[Sent] = []
         self._log = log
@@ -114,9 +115,9 @@ class Sender:
         name = f"{self.name}-{len(self.sent)}"
         if target == AGAIN and self._once and self._once[0][0] + LATER <= now:
             _, target, name = self._once.popleft()
-        elif AGAIN in self.targets:
+        else:
             target = self.targets[0] if target == AGAIN else target
-            if target == self.targets[0]:
+            if target in self._repeated:
                 self._once.append((now, target, name))
         return self.send(target, f"{IDENTITY}: {name}", body=name)
 
