@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -19,6 +20,10 @@ from tests.support.http_client import Answer, Connection, request
 EXTRA = 3.0
 #: What becomes of a request that is not answered with a status.
 REFUSED, RESET, SILENT = "refused", "reset", "silent"
+#: In the place of a target: the oldest delivery that was sent only once is sent once more.
+AGAIN = "again"
+LATER = 1.5  # seconds after the first one, at least
+IDENTITY = "X-Delivery"
 #: Requests of one sender that may be under way: more means that nothing is answered any more.
 MOST = 2_000
 
@@ -65,6 +70,8 @@ async def outcome(asking: Awaitable[Answer], patience: float) -> Answer | str:
 class Sender:
     """Sends the requests of one lane; `targets` are taken in turn.
 
+    Each delivery has an identity in a header, by which some routes know it. AGAIN among the targets
+    is another try of one for the targets before it, and each has one at the most.
     `most` requests are under way at the same time; `padding` bytes follow the id in each body.
     """
 
@@ -81,19 +88,20 @@ class Sender:
     ):
         self.name, self.port, self.targets = name, port, targets
         self.rate, self.most, self.patience, self.padding = rate, most, patience, padding
+        self._repeated = targets[: targets.index(AGAIN)] if AGAIN in targets else ()
         self.limit = inf
         self.sent: list[Sent] = []
         self._log = log
         self._idle: list[Connection] = []
         self._under_way: set[asyncio.Task[Sent]] = set()
+        self._once: deque[tuple[float, str, str]] = deque()  # when, target, id
 
     async def offer(self, stopping: asyncio.Event) -> None:
         """Send at the rate until told to stop, or up to the limit; return when all is answered."""
         due = monotonic()
         while not stopping.is_set() and len(self.sent) < self.limit:
             if len(self._under_way) < self.most:
-                target = self.targets[len(self.sent) % len(self.targets)]
-                task = asyncio.create_task(self.send(target))
+                task = asyncio.create_task(self._next())
                 self._under_way.add(task)
                 task.add_done_callback(self._under_way.discard)
             # What could not be sent in time is left out: the rate is an upper bound.
@@ -101,6 +109,17 @@ class Sender:
             await asyncio.sleep(due - monotonic())
         if self._under_way:
             await asyncio.wait(self._under_way)
+
+    def _next(self) -> Coroutine[Any, Any, Sent]:
+        target, now = self.targets[len(self.sent) % len(self.targets)], monotonic()
+        name = f"{self.name}-{len(self.sent)}"
+        if target == AGAIN and self._once and self._once[0][0] + LATER <= now:
+            _, target, name = self._once.popleft()
+        else:
+            target = self.targets[0] if target == AGAIN else target
+            if target in self._repeated:
+                self._once.append((now, target, name))
+        return self.send(target, f"{IDENTITY}: {name}", body=name)
 
     async def burst(self, number: int, target: str = "/echo", *headers: str) -> list[Sent]:
         """Send so many at once, or one by one where the lane bears no more."""

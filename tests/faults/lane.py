@@ -234,10 +234,15 @@ class Lane:
         return self.quiet() and serving == len(self.before.pids)
 
     def judge(
-        self, result: Result, statuses: frozenset[int | str], again: bool, same: bool
+        self,
+        result: Result,
+        statuses: frozenset[int | str],
+        again: bool,
+        same: bool,
+        second: bool = False,
     ) -> None:
         """Add everything that this lane has shown to `result`."""
-        window = replace(self.window, statuses=statuses, again=again)
+        window = replace(self.window, statuses=statuses, again=again, second=second)
         result.problems += self.problems
         result.notes |= self.notes
         sent, done = self.sender.sent, self.executions()

@@ -43,6 +43,7 @@ class Window:
     ended: float
     statuses: frozenset[int | str] = frozenset()
     again: bool = False  # may tasks run more than once?
+    second: bool = False  # and under a second task id?
 
 
 @dataclass
@@ -117,6 +118,9 @@ def judge(
     result.lost = len(acknowledged - set(attempts))
     result.duplicated = sum(attempts.values()) - len(attempts)
     result.late = len(late)
+    second = sum(len(ids) > 1 for ids in tasks.values())
+    if second:
+        result.notes["second_ids"] = second
     result.recovery = round(max(after, default=0.0), 2)
     result.statuses = dict(sorted(Counter(str(one.status) for one in sent).items()))
     good = [one.answered - one.at for one in sent if one.good]
@@ -128,8 +132,11 @@ def judge(
             (result.lost, f"lost: {sorted(acknowledged - set(attempts))[:5]}"),
             (late, f"late: {_some(late)}"),
             (result.recovery > RECOVERY, f"recovered only after {result.recovery} s"),
-            (not window.again and result.duplicated, f"{result.duplicated} executed again"),
-            (any(len(ids) > 1 for ids in tasks.values()), "one request, several tasks"),
+            (
+                not window.again and result.duplicated > second * window.second,
+                f"{result.duplicated} executed again",
+            ),
+            (second and not window.second, f"{second} deliveries ran under a second id"),
         )
         if broken
     ]

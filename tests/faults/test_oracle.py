@@ -52,7 +52,7 @@ def test_recovery_is_counted_from_the_faults_end_to_the_last_that_failed():
         (SENT, DONE[:1], "lost: ['after']"),
         ([sent("x", 105, status=503)], [], "nothing was acknowledged"),
         (SENT, [*DONE, execution("after", 2)], "1 executed again"),
-        (SENT, [*DONE, execution("after", 1, "another task")], "several tasks"),
+        (SENT, [*DONE, execution("after", 1, "another task")], "under a second id"),
         ([*SENT, sent("x", took=8.6)], [*DONE, execution("x")], "late: 1 (x"),
         ([*SENT, sent("x", 90, status=503)], DONE, "not 2xx outside of the fault: 1 (x"),
         ([*SENT, sent("x", 126.0, status=503)], DONE, "recovered only after 16.0 s"),

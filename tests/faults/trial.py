@@ -83,6 +83,7 @@ class Trial:
         quorum: bool = False,
         concurrency: int = 4,
         env: dict[str, str] | None = None,
+        worker_env: dict[str, str] | None = None,
         **sender: object,
     ) -> None:
         """Start a lane for each strategy: worker, gateway with `options` and `env`, sender.
@@ -92,7 +93,7 @@ class Trial:
         the same.
         """
         asked = (self.strategies, self.deadline, options, broker, worker_broker, results)
-        self._asked = repr((*asked, quorum, concurrency, env))
+        self._asked = repr((*asked, quorum, concurrency, env, worker_env))
         for lane in self.servers.take(self._asked):
             self._add(lane)
         kept = bool(self.lanes)
@@ -102,7 +103,7 @@ class Trial:
         def start(lane: Lane) -> None:
             if not kept:
                 together(
-                    lambda: lane.start_worker(worker_broker, concurrency),
+                    lambda: lane.start_worker(worker_broker, concurrency, env=worker_env),
                     lambda: lane.start_gateway(*options, env=env),
                 )
             self.send_to(lane, port_of(lane.gateway), **sender)
@@ -241,14 +242,16 @@ class Trial:
 
     # The end ------------------------------------------------------------------------------
 
-    def judge(self, row: int, title: str, statuses, again: bool, same: bool) -> list[Result]:
+    def judge(
+        self, row: int, title: str, statuses, again: bool, same: bool, second: bool = False
+    ) -> list[Result]:
         """Have the oracle judge every lane."""
         self.each(self._hang_up)
         self.each(Lane.drain)
         results = []
         for lane in self.lanes:
             results.append(result := Result(row, title, lane.strategy, lane.label))
-            lane.judge(result, frozenset(statuses), again, same)
+            lane.judge(result, frozenset(statuses), again, same, second)
         return results
 
     def keep_logs(self, directory: Path) -> None:

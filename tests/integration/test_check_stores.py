@@ -12,6 +12,7 @@ import redis
 
 from gateway.cli.checks import stores
 from tests.integration.checking import KEYED, ROUTE, Line, check, servers_at, write
+from tests.integration.deliveries import run, send
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
 
 
@@ -166,6 +167,37 @@ def test_a_permission_that_is_missing(rabbitmq, results, client, tmp_path, right
     mended = check(*args)
     client.acl_deluser("limited")
     assert mended.code == 0 and mended.of(check_name).status in ("ok", "skip")
+
+
+@pytest.mark.parametrize("strategy", ["redis", "pika"])
+def test_an_account_without_dangerous_commands_is_enough(
+    stack, rabbitmq, results, client, tmp_path, strategy
+):
+    """As managed servers give them: no INFO, CONFIG, KEYS, ROLE, CLIENT KILL."""
+    client.acl_setuser("limited", enabled=True, passwords="+sesame", reset=True)
+    rights = "+@all", "-@dangerous", "~*", "&*"
+    client.execute_command("ACL", "SETUSER", "limited", *rights)
+    client.config_set("appendonly", "yes")
+    url = results.url.replace("//", "//limited:sesame@")
+    queue = f"managed-{strategy}"
+    keyed = KEYED.replace("[[routes]]", f'[[routes]]\nqueue = "{queue}"')
+    config = write(tmp_path, f"journal = 10\n{keyed}")
+    servers = servers_at(rabbitmq.url, url)
+    worker = stack.worker(rabbitmq.url, url, queues=[queue])
+    gateway = stack.gateway(*config, *servers, f"--strategy={strategy}")
+    key = f"Idempotency-Key: {strategy}"
+    answers = [run(send(gateway, "/", "body", key)) for _ in range(2)]
+    assert [(answer.status, answer.body) for answer in answers] == [(200, b"body")] * 2
+    # What the check may not see, it says, and it is no failure.
+    checked = check(*config, *servers, f"--strategy={strategy}")
+    assert checked.code == 0, checked
+    said = " ".join(line.text for line in checked.lines)
+    assert "not seen are its memory" in said and "+info" in said
+    assert "CONFIG is not allowed" in said
+    for server in (gateway, worker):
+        assert "NOPERM" not in server.output() and "permission" not in server.output()
+        server.stop()
+    client.acl_deluser("limited")
 
 
 @pytest.mark.parametrize("secret", ["limited:wrong@", ""])

@@ -5,14 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import redis
 
+from gateway.config.settings import TLS, Config
 from gateway.stack.programs import find
 from tests.support.certificates import Certificates
 from tests.support.stack import Server, Stack, free_port
 from tests.support.waiting import until
 
+#: What a Sentinel may do whose partition is to end without it; the other knows nothing of it.
+USERS = [
+    *("--user", "default", "off"),
+    *("--user", "gateway", "on", ">s", "~*", "&*", "+@all"),
+    *("--user", "sentinel", "on", ">s", "~*", "&*", "+@all"),
+    *("--user", "cut", "on", ">s", "resetchannels", "+ping", "+info", "+client"),
+]
 KINDS = ["plain", "tls", "sentinel", "cluster"]
 
 
@@ -125,3 +134,91 @@ def server_bus(server: Server) -> int:
 
 def port_of(server: Server) -> int:
     return int(server.url.rpartition(":")[2].removesuffix("/0"))
+
+
+class Watched:
+    """A primary and its replicas; a Sentinel watches them, one more is on the primary's side."""
+
+    NAME, PASSWORD = "main", "watch-word"
+
+    def __init__(self, stack: Stack, *options: str, tls: TLS | None = None, replicas: int = 1):
+        self._stack, self._tls = stack, tls
+        self.primary = self._redis(*options)
+        of = "--replicaof", "127.0.0.1", str(port_of(self.primary))
+        of += "--masteruser", "sentinel", "--masterauth", "s"
+        self.replica, *self._more = [self._redis(*of) for _ in range(replicas)]
+        self.sentinel = self._sentinel("sentinel", "+slave ")
+        self.cut = self._sentinel("cut", "+monitor master")
+        # Each connection with TLS takes a tenth of a second of CPU time.
+        ports = [self.sentinel.port] if tls else [self.cut.port, self.sentinel.port]
+        self.url = ";".join(f"sentinel://gateway:s@127.0.0.1:{port}/0" for port in ports)
+        self.url += f"?master_name={self.NAME}" + ("&ssl=true" if tls else "")
+
+    def _files(self, prefix: str = "--tls-") -> list[str]:
+        tls = self._tls
+        if tls is None:
+            return []
+        return [
+            *(f"{prefix}ca-cert-file", str(tls.ca), f"{prefix}cert-file", str(tls.cert)),
+            *(f"{prefix}key-file", str(tls.key), f"{prefix}replication", "yes"),
+        ]
+
+    def _redis(self, *options: str) -> Server:
+        args = [*USERS, *options]
+        if self._tls is not None:
+            port = free_port()
+            server = self._stack.redis(
+                *args, "--port", "0", "--tls-port", str(port), *self._files()
+            )
+            server.url = f"rediss://gateway:s@127.0.0.1:{port}/0"
+            return server
+        server = self._stack.redis(*args)
+        server.url = server.url.replace("//", "//gateway:s@")
+        return server
+
+    def _sentinel(self, user: str, ready: str) -> Server:
+        port, conf = free_port(), self._stack.directory / f"{user}-{free_port()}.conf"
+        files, down_after = self._files("tls-"), 500 if user == "sentinel" else 3_600_000
+        pairs = zip(files[::2], files[1::2], strict=True)
+        conf.write_text(
+            "\n".join(
+                (
+                    *(f"{name} {value}" for name, value in pairs),
+                    f"{'port 0' if files else ''}\n{'tls-' if files else ''}port {port}",
+                    "bind 127.0.0.1",
+                    f"requirepass {self.PASSWORD}",
+                    f"sentinel monitor {self.NAME} 127.0.0.1 {port_of(self.primary)} 1",
+                    f"sentinel auth-user {self.NAME} {user}",
+                    f"sentinel auth-pass {self.NAME} s",
+                    f"sentinel down-after-milliseconds {self.NAME} {down_after}",
+                    f"sentinel failover-timeout {self.NAME} 5000",
+                )
+            )
+        )
+        argv = [find("redis-server", "redis-server"), str(conf), "--sentinel"]
+        server = self._stack.spawn(f"sentinel-{user}", argv, ready=ready)
+        server.port = port
+        return server
+
+    def client(self, server: Server) -> redis.Redis:
+        files = {}
+        if self._tls is not None:
+            files = {"ssl_ca_certs": self._tls.ca, "ssl_certfile": self._tls.cert}
+            files |= {"ssl_keyfile": self._tls.key}
+        return redis.Redis.from_url(server.url, **files)
+
+    def part(self) -> None:
+        """Cut the primary off from its replica and the Sentinel, until that promotes the other."""
+        with self.client(self.primary) as client:
+            client.execute_command("ACL", "SETUSER", "sentinel", "off")
+            client.execute_command("CLIENT", "KILL", "USER", "sentinel")
+        until(lambda: "+switch-master" in self.sentinel.output(), said=self.sentinel.output)
+        with self.client(self.primary) as client:
+            assert client.role()[0] == b"master"
+
+    def config(self, **more: Any) -> Config:
+        return Config(result_backend=self.url, sentinel_password=self.PASSWORD, **more)
+
+    def stop(self) -> None:
+        for server in (self.cut, self.sentinel, *self._more, self.replica, self.primary):
+            server.stop()

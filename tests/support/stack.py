@@ -169,11 +169,11 @@ class Stack(MeasuredStack):
         server.url = f"postgresql://gateway@127.0.0.1:{port}/postgres"
         return server
 
-    def rabbitmq_cluster(self, nodes: int = 3) -> list[RabbitMQ]:
-        """Start so many RabbitMQ nodes and make one cluster of them."""
+    def rabbitmq_cluster(self, nodes: int = 3, config: str = "") -> list[RabbitMQ]:
+        """Start so many RabbitMQ nodes with a `config`, and make one cluster of them."""
         self._epmd()  # one for all
         with ThreadPoolExecutor(nodes) as threads:
-            started = threads.map(lambda _: self.rabbitmq(), range(nodes))
+            started = threads.map(lambda _: self.rabbitmq(config), range(nodes))
         first, *others = started
         for node in others:  # in turn, so that each learns of those before it
             node.join(first)

@@ -11,6 +11,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
+from redis.utils import str_if_bytes
 
 from gateway.claims.state_watch import others
 from gateway.cli.checks.finding import LIMIT, Finding, fail, listed, ok, skipped, warn
@@ -38,6 +39,8 @@ _REMEDIES = {
     "ResponseError": "correct {}",
     "": "start it, or correct {}",
 }
+#: An account may lack a command, or the server does not have it under its name.
+_refused = re.compile("NOPERM|no permissions|unknown command", re.IGNORECASE).search
 #: The commands that claims use, on a key that the script deletes.
 _CLAIM = """\
 redis.call('SET', KEYS[1], struct.pack('>I6', 1), 'PX', 1000)
@@ -53,7 +56,7 @@ async def check_results(config: Config) -> list[Finding]:
     name = f"results {result_store.without_password(config.results)}"
     found: list[Finding] = []
     async with asking(config, config.results, name, _RESULTS, found) as client:
-        info = await client.info()
+        info = await _info(client, name, found)
         found += judge(name, info)
         await _read_results(client, config)
     return found or [ok(name, described(info))]
@@ -71,7 +74,7 @@ async def check_state(config: Config) -> list[Finding]:
     shared = config.state == config.results
     found: list[Finding] = []
     async with asking(config, config.state, name, setting, found, state=True) as client:
-        info = await client.info()
+        info = await _info(client, name, [] if shared else found)
         if info.get("redis_mode") == "cluster":
             async with StateStore.opened(config) as store:
                 await _write_state(config, store.run)
@@ -102,9 +105,33 @@ async def _check_nodes(config: Config, name: str, store: StateStore) -> list[Fin
         if node is None or pipeline.error:
             continue
         async with result_store.connect(config, config.state, state=True, node=node) as client:
-            info, own = await client.info(), f"{name}, node {node[0]}:{node[1]}"
+            own = f"{name}, node {node[0]}:{node[1]}"
+            info = await _info(client, own, found)
             found += [*judge(own, info), *await _persistence(client, own, info)]
     return found
+
+
+async def _info(client: Redis, name: str, found: list[Finding]) -> Mapping[str, Any]:
+    """Return a Redis' INFO; what of it HELLO tells where the account may not read it."""
+    try:
+        info: Mapping[str, Any] = await client.info()
+    except ResponseError as exc:
+        if not _refused(str(exc)):
+            raise
+        problem = f"not seen are its memory, what it evicts, and its replicas: {exc}"
+        remedy = "ACL SETUSER NAME +info, or look at them where the server is managed"
+        found.append(warn(name, problem, remedy))
+        info = await _hello(client)
+    return info
+
+
+async def _hello(client: Any) -> Mapping[str, Any]:
+    """Return version and mode of a Redis as INFO has them."""
+    hello = await client.execute_command("HELLO")
+    # A dictionary by the protocol 3.
+    pairs = hello.items() if isinstance(hello, dict) else zip(hello[::2], hello[1::2])  # noqa: B905
+    about = {str_if_bytes(key): str_if_bytes(value) for key, value in pairs}
+    return {"redis_version": about.get("version"), "redis_mode": about.get("mode")}
 
 
 def judge(name: str, info: Mapping[str, Any]) -> list[Finding]:

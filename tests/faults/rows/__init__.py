@@ -12,6 +12,7 @@ from tests.faults.client import RESET
 from tests.faults.oracle import Result
 from tests.faults.rows import (
     brokers,
+    clusters,
     gateways,
     machine,
     network,
@@ -25,6 +26,7 @@ from tests.faults.trial import WHOLE, Size, Trial
 
 SIX = tuple(STRATEGIES)
 TWO = ("pika", "redis")
+LOST = (502, 503, 504)
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class Row:
     """One fault: `run` injects it.
 
     Inside its time only `statuses` are excused, besides 2xx; `again`: tasks may run twice;
-    `same`: the serving processes stay the same; `deadline` of its requests (seconds).
+    `same`: the serving processes stay the same; `second`: a claim may be lost, and its delivery run
+    under a second task id; `deadline` of its requests (seconds).
     """
 
     number: int
@@ -42,6 +45,7 @@ class Row:
     strategies: tuple[str, ...] = TWO
     again: bool = False
     same: bool = True
+    second: bool = False
     deadline: float = 8.0
 
 
@@ -58,7 +62,7 @@ ROWS = {
         Row(8, "connections closed every 5 s", brokers.connections_closed, (503, 504), again=True),
         Row(9, "packets dropped, connections reset", network.cut, (503, 504), again=True),
         Row(10, "slow link", network.slow, (503, 504)),
-        Row(11, "quorum leader killed", network.leader_killed, (503, 504), again=True),
+        Row(11, "quorum leader killed", clusters.leader_killed, (503, 504), again=True),
         Row(12, "worker's children killed", workers.child_killed, (), again=True),
         Row(13, "worker killed whole", workers.whole_killed, (504,), again=True),
         Row(14, "killed before the ack", workers.killed_after_the_effect, (), again=True),
@@ -116,8 +120,39 @@ ROWS = {
         ),
         Row(37, "Redis is a replica", results.replica, (502, 503, 504)),
         Row(38, "broker connection silently dead", network.silent, (503, 504), again=True),
+        Row(41, "quorum leader frozen", clusters.leader_frozen, (503, 504), again=True),
+        Row(
+            42,
+            "quorum queues' nodes restarted in turn",
+            clusters.nodes_restarted,
+            (503, 504),
+            again=True,
+        ),
+        Row(43, "Sentinel: primary killed", clusters.sentinel_killed, LOST, second=True),
+        Row(
+            44,
+            "the same with `state_replicas = 1`",
+            clusters.sentinel_killed_waiting,
+            LOST,
+        ),
+        Row(45, "Sentinel: primary frozen", clusters.sentinel_frozen, LOST, second=True),
+        Row(46, "Sentinel: primary partitioned", clusters.sentinel_parted, LOST, second=True),
+        Row(
+            47,
+            "the same with `min-replicas-to-write 1`",
+            clusters.sentinel_parted_minimum,
+            LOST,
+            second=True,
+        ),
+        Row(48, "row 46 with `state_replicas = 1`", clusters.sentinel_parted_waiting, LOST),
+        Row(49, "Redis Cluster: a shard fails over", clusters.shard_failed_over, LOST, second=True),
+        Row(50, "Redis Cluster: slots are moved", clusters.resharded),
     )  # fmt: skip
 }
+
+
+#: What `--rows cluster` means.
+CLUSTER = [11, *(number for number in ROWS if number > 40)]
 
 
 def run(
@@ -141,7 +176,7 @@ def run(
         end.callback(keep_logs)
         end.callback(trial.close)
         row.run(trial)
-        results += trial.judge(row.number, row.title, row.statuses, row.again, row.same)
+        results += trial.judge(row.number, row.title, row.statuses, row.again, row.same, row.second)
         if all(result.holds for result in results):
             trial.keep()
     return results

@@ -1,19 +1,15 @@
-"""Rows 9-11 and 38: what a network and a cluster may do."""
+"""Rows 9, 10 and 38: what a network may do."""
 
 from __future__ import annotations
 
-import json
 import time
 from time import monotonic
-from typing import Any
 
-from gateway.stack.server import poll
 from tests.faults.lane import Lane
 from tests.faults.proxy import Proxy
 from tests.faults.rows.brokers import BOTH, expect_prompt, expect_unconfirmed
 from tests.faults.servers import port_of
 from tests.faults.trial import Trial
-from tests.support.stack import RabbitMQ
 
 #: Seconds after which a silent broker must have been given up: the half second before it is asked,
 #: `confirm_timeout`, and some more for the first message and for the next connection.
@@ -85,38 +81,3 @@ def slow(trial: Trial) -> None:
         lane.expect(most[lane] <= IN_FLIGHT, f"{most[lane]:g} requests in flight")
         lane.expect(any(one.status == 503 for one in lane.sender.sent), "nobody was refused")
         lane.notes["peak_memory_mb_more"] = (memory[lane] - lane.before.memory) // 2**20
-
-
-def leader_killed(trial: Trial) -> None:
-    """kill -9 of the node that leads every queue and that the gateways are connected to."""
-    nodes = trial.stack.rabbitmq_cluster(3)
-    for node in nodes:
-        trial.at_exit(node.kill)
-    urls = ";".join(node.url for node in nodes)
-    trial.open(broker=urls, quorum=True, targets=BOTH, rate=50)
-    with trial.load():
-        leader = _leader(nodes, trial.lanes)
-        with trial.fault():
-            leader.kill()
-        # The gap ends without it; its return is not to be noticed at all.
-        time.sleep(15)
-        leader.restart()
-        time.sleep(5)
-
-
-def _leader(nodes: list[RabbitMQ], lanes: list[Lane]) -> RabbitMQ:
-    """Return the node that leads the lanes' queues, when all nodes have joined them."""
-
-    def queues() -> dict[str, Any]:
-        columns = ("name", "leader", "online")
-        listed = json.loads(nodes[0].ctl("list_queues", *columns, "--formatter", "json"))
-        return {queue["name"]: queue for queue in listed}
-
-    for lane in lanes:
-        joined = poll(lambda n=lane.queue: len(queues()[n]["online"]) == len(nodes), 10)
-        lane.expect(joined, f"its queue is on {queues()[lane.queue]['online']} only")
-    leaders = {queues()[lane.queue]["leader"] for lane in lanes}
-    if len(leaders) > 1:
-        raise LookupError(f"several nodes lead: {sorted(leaders)}")
-    (leader,) = [node for node in nodes if node.node in leaders]
-    return leader

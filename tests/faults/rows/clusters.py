@@ -1,0 +1,197 @@
+"""Rows 11 and 41-49: what clusters may do, of RabbitMQ and of Redis."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+import redis
+
+from gateway.stack.server import poll
+from tests.faults.client import AGAIN
+from tests.faults.lane import Lane
+from tests.faults.rows.brokers import BOTH
+from tests.faults.trial import Trial
+from tests.support.redis_kinds import Nodes, Watched
+from tests.support.stack import RabbitMQ, Server
+
+#: As the chart sets them.
+CONFIG = "cluster_partition_handling = pause_minority\nnet_ticktime = 8\n"
+#: The first are sent again under the same identity.
+IDENTIFIED = ("/once?seconds=0.05", "/echo", AGAIN, "/accept")
+RATE = 50
+FROZEN = 80  # seconds
+
+
+def _nodes(trial: Trial, config: str = CONFIG) -> list[RabbitMQ]:
+    nodes = trial.stack.rabbitmq_cluster(3, config)
+    for node in nodes:
+        trial.at_exit(node.kill)
+    return nodes
+
+
+def _open(trial: Trial, nodes: list[RabbitMQ]) -> None:
+    urls = ";".join(node.url for node in nodes)
+    trial.open(broker=urls, quorum=True, targets=IDENTIFIED, rate=RATE)
+
+
+def leader_killed(trial: Trial) -> None:
+    """kill -9 of the node that leads every queue and that the gateways are connected to."""
+    nodes = _nodes(trial, "")
+    urls = ";".join(node.url for node in nodes)
+    trial.open(broker=urls, quorum=True, targets=BOTH, rate=RATE)
+    with trial.load():
+        leader = _leader(nodes, trial.lanes)
+        with trial.fault():
+            leader.kill()
+        # The gap ends without it; its return is not to be noticed at all.
+        time.sleep(15)
+        leader.restart()
+        time.sleep(5)
+
+
+def leader_frozen(trial: Trial) -> None:
+    """SIGSTOP of the leader; the others have to notice it by themselves, and lead on."""
+    nodes = _nodes(trial)
+    _open(trial, nodes)
+    with trial.load():
+        leader = _leader(nodes, trial.lanes)
+        frozen = monotonic()
+        with trial.fault():
+            leader.freeze()
+        try:
+            trial.pause(FROZEN, short=30)
+        finally:
+            leader.thaw()
+        thawed = monotonic()
+        time.sleep(20)
+    for lane in trial.lanes:
+        _note_gap(lane, "gap_frozen", frozen, thawed)
+        _note_gap(lane, "gap_thawed", thawed, monotonic())
+
+
+def _note_gap(lane: Lane, name: str, since: float, until: float) -> None:
+    """Note for how many seconds after `since` something was refused."""
+    bad = [one.at - since for one in lane.sender.sent if since <= one.at < until and not one.good]
+    lane.notes[name] = round(max(bad, default=0.0), 1)
+
+
+def nodes_restarted(trial: Trial) -> None:
+    """Each node in turn, when the others say that its queues do without it."""
+    nodes = _nodes(trial)
+    _open(trial, nodes)
+    with trial.load(), trial.fault():
+        for node in nodes:
+            other = next(each for each in nodes if each is not node)
+            joined = poll(lambda o=other: _joined(o, trial.lanes, len(nodes)), 30)
+            trial.lanes[0].expect(joined, "a queue has not all of its nodes")
+            node.stop(timeout=30)
+            node.restart()
+
+
+def sentinel_killed(trial: Trial) -> None:
+    """kill -9 of the primary; the Sentinels promote a replica."""
+    _sentinels(trial, Server.kill)
+
+
+def sentinel_killed_waiting(trial: Trial) -> None:
+    """The same, where a claim was taken only when a replica has it."""
+    _sentinels(trial, Server.kill, replicas=1)
+
+
+def sentinel_frozen(trial: Trial) -> None:
+    """SIGSTOP of the primary for 20 s; then it is a replica."""
+    _sentinels(trial, Server.freeze)
+
+
+def sentinel_parted(trial: Trial) -> None:
+    """The primary is cut off from its replicas and the Sentinels, and goes on answering."""
+    _sentinels(trial, None)
+
+
+def sentinel_parted_minimum(trial: Trial) -> None:
+    """The same, where a primary without a replica refuses to write."""
+    _sentinels(trial, None, "--min-replicas-to-write", "1", "--min-replicas-max-lag", "1")
+
+
+def sentinel_parted_waiting(trial: Trial) -> None:
+    """The same as the first, where a claim was taken only when a replica has it."""
+    _sentinels(trial, None, replicas=1)
+
+
+def _sentinels(trial: Trial, strike: Any, *options: str, replicas: int = 0) -> None:
+    # The new primary needs a replica as well.
+    watched = Watched(trial.stack, *options, replicas=1 + replicas)
+    trial.at_exit(watched.stop)
+    account = {"GATEWAY_SENTINEL_PASSWORD": watched.PASSWORD}
+    env = {**account, "GATEWAY_STATE_REPLICAS": str(replicas)}
+    with watched.client(watched.primary) as client:
+        poll(lambda: client.wait(1 + replicas, 100) == 1 + replicas, 10)
+    trial.open(results=watched.url, env=env, worker_env=account, targets=IDENTIFIED, rate=RATE)
+    with trial.load():
+        with trial.fault():
+            if strike is None:
+                watched.part()
+            else:
+                strike(watched.primary)
+                poll(lambda: "+switch-master" in watched.sentinel.output(), 15)
+        if strike is Server.freeze:
+            time.sleep(20)
+            watched.primary.thaw()
+        time.sleep(10)
+
+
+def shard_failed_over(trial: Trial) -> None:
+    """kill -9 of a master of a Redis Cluster, whose replica takes its slots over."""
+    nodes = _cluster(trial)
+    with trial.load(), trial.fault():
+        nodes.masters[0].kill()
+        slots = lambda: "master" in nodes.ask(nodes.replica, "ROLE")  # noqa: E731
+        trial.lanes[0].expect(poll(slots, 15), "the replica was not promoted")
+
+
+def resharded(trial: Trial) -> None:
+    """Slots with their keys are moved to another master, and back."""
+    nodes = _cluster(trial)
+    first, second = nodes.masters[:2]
+    with trial.load(), trial.fault(), redis.Redis.from_url(first.url) as client:
+        for source, target in ((first, second), (second, first)):
+            for slot in trial.times(200, short=50):
+                nodes.move(slot, source, target)
+        trial.lanes[0].notes["keys"] = client.dbsize()
+
+
+def _cluster(trial: Trial) -> Nodes:
+    """Start a cluster for claims, beside a Redis for results."""
+    nodes = Nodes(trial.stack, 3, replica=True)
+    trial.at_exit(nodes.stop)
+    trial.open(env={"GATEWAY_STATE_URL": nodes.url}, targets=IDENTIFIED, rate=RATE)
+    return nodes
+
+
+def _queues(node: RabbitMQ) -> dict[str, Any]:
+    columns = ("name", "leader", "online")
+    listed = json.loads(node.ctl("list_queues", *columns, "--formatter", "json"))
+    return {queue["name"]: queue for queue in listed}
+
+
+def _joined(node: RabbitMQ, lanes: list[Lane], number: int) -> bool:
+    with suppress(KeyError):
+        queues = _queues(node)
+        return all(len(queues[lane.queue]["online"]) == number for lane in lanes)
+    return False
+
+
+def _leader(nodes: list[RabbitMQ], lanes: list[Lane]) -> RabbitMQ:
+    """Return the node that leads the lanes' queues, when all nodes have joined them."""
+    if not poll(lambda: _joined(nodes[0], lanes, len(nodes)), 10):
+        lanes[0].expect(False, f"a queue is not on all nodes: {_queues(nodes[0])}")
+    queues = _queues(nodes[0])
+    leaders = {queues[lane.queue]["leader"] for lane in lanes}
+    if len(leaders) > 1:
+        raise LookupError(f"several nodes lead: {sorted(leaders)}")
+    (leader,) = [node for node in nodes if node.node in leaders]
+    return leader
