@@ -1,4 +1,4 @@
-"""The strategies as parameters of tests."""
+"""The strategies as parameters of tests; `make test` leaves out those for comparison."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import pytest
 
 from gateway.config.strategies import STRATEGIES
 
-#: Those for comparison, which `make test` leaves out.
-_COMPARED = ("ioloop", "gevent", "threadpool", "blocking")
-EACH = [
-    pytest.param(name, marks=pytest.mark.long if name in _COMPARED else ()) for name in STRATEGIES
-]
+COMPARED = ["ioloop", "gevent", "threadpool", "blocking"]
+USED = [name for name in STRATEGIES if name not in COMPARED]
+EACH = [*USED, *(pytest.param(name, marks=pytest.mark.long) for name in COMPARED)]
