@@ -10,7 +10,7 @@ from gateway.claims.store import Claims
 from gateway.claims.taken_tasks import TakenTasks
 from gateway.config.settings import Config
 from gateway.metrics import Metrics
-from gateway.stores.pipeline import Pipeline
+from gateway.stores.results import Results
 
 
 class Idempotency(Service):
@@ -19,10 +19,10 @@ class Idempotency(Service):
     ``refuse``: a delivery is refused where Redis does not tell whether it has been taken.
     """
 
-    def __init__(self, config: Config, results: Pipeline, metrics: Metrics):
+    def __init__(self, config: Config, results: Results, metrics: Metrics):
         self.claims = Claims(config)
         self.waiter = ResultWaiter(config, self.claims, results)
-        self.late = LateResults(config, self.claims, results, self.waiter.results_subscription)
+        self.late = LateResults(config, self.claims, results)
         #: Which further tasks of a delivery the broker has taken.
         self.taken = TakenTasks(config, self.claims.redis)
         self.refuse = config.without_state == "refuse"

@@ -22,9 +22,7 @@ from gateway.claims.store import Claims
 from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.outcome import Outcome
-from gateway.stores import result_store
-from gateway.stores.pipeline import Pipeline
-from gateway.stores.subscription import Subscription
+from gateway.stores.results import Results
 
 log = logging.getLogger(__name__)
 
@@ -53,13 +51,11 @@ class LateResults(Service):
     When there are more, the oldest is dropped.
     """
 
-    def __init__(
-        self, config: Config, claims: Claims, results: Pipeline, subscription: Subscription
-    ):
+    def __init__(self, config: Config, claims: Claims, results: Results):
         self._claims = claims
-        self._results = results
-        self._subscription = subscription
-        self._prefix = result_store.key_prefix(config)
+        self._results = results.commands
+        self._subscription = results.subscription
+        self._prefix = results.prefix
         self._most = config.max_in_flight
         self._window = config.idempotency_window
         self._pause = min(max(config.result_expires / 3, _PAUSES[0]), _PAUSES[1])

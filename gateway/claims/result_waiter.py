@@ -16,8 +16,7 @@ from gateway.config.settings import Config
 from gateway.errors import StateUnavailable
 from gateway.outcome import Outcome
 from gateway.pending_task import PendingTask
-from gateway.stores import result_store
-from gateway.stores.pipeline import Pipeline
+from gateway.stores.results import Results
 from gateway.stores.subscription import Subscription
 
 log = logging.getLogger(__name__)
@@ -28,28 +27,20 @@ PAUSE = 2.0  # seconds between queries for a result whose message may have been 
 class ResultWaiter(Service):
     """Subscribes to the results and claims that requests wait for, and fetches missed ones."""
 
-    uses: list[Subscription]
-
-    def __init__(self, config: Config, claims: Claims, results: Pipeline):
+    def __init__(self, config: Config, claims: Claims, results: Results):
         self._claims = claims
         self._results = results
-        self._prefix = result_store.key_prefix(config)
-        #: The subscription to the channels of results.
-        self.results_subscription = Subscription(
-            lambda: result_store.connect(config), "joined results"
-        )
-        self._claims_subscription = self.results_subscription
+        self._claims_subscription = results.subscription
         if config.state != config.results:
             self._claims_subscription = Subscription(claims.redis.connect, "joined claims")
-        # One or two, as the results may be in the Redis of the claims.
-        self.uses = list(dict.fromkeys((self.results_subscription, self._claims_subscription)))
-        results.on_left.append(self.results_subscription.renew)
+            self.uses = (self._claims_subscription,)
         claims.redis.on_left.append(self._claims_subscription.renew)
 
     @property
     def channels(self) -> int:
         """How many channels are subscribed."""
-        return sum(subscription.channels for subscription in self.uses)
+        both = {self._results.subscription, self._claims_subscription}
+        return sum(subscription.channels for subscription in both)
 
     @property
     def error(self) -> str:
@@ -59,7 +50,7 @@ class ResultWaiter(Service):
     async def stored(self, claim: Claim) -> Outcome | None:
         """Return the stored outcome of the claim's task; None where it is not known."""
         try:
-            payload = await self._results.run("GET", self._prefix + claim.task_id)
+            payload = await self._results.commands.run("GET", self._results.prefix + claim.task_id)
         except (RedisError, OSError) as exc:
             log.warning("cannot fetch a result from the result store: %s", exc)
             return None
@@ -87,7 +78,7 @@ class ResultWaiter(Service):
 
         pending.on_release = lambda _pending: woken.set()
         listeners = [
-            (self.results_subscription, self._prefix + claim.task_id, on_result),
+            (self._results.subscription, self._results.prefix + claim.task_id, on_result),
             (self._claims_subscription, claim.channel, on_claim),
         ]
         added = []

@@ -15,7 +15,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from gateway import background
+from gateway.background import Service, Work
 from gateway.celery_message import decode_result
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
@@ -23,8 +23,7 @@ from gateway.journal.base import FIRST_LOOK, JournalStore
 from gateway.journal.entry import RUNNING, End, ended
 from gateway.metric_table import LATE
 from gateway.metrics import Metrics
-from gateway.stores import result_store
-from gateway.stores.pipeline import Pipeline
+from gateway.stores.results import Results
 
 log = logging.getLogger(__name__)
 
@@ -34,25 +33,18 @@ _MOST = 200  # deliveries of one query
 _READ = 20  # results that are read at once: they may be large
 
 
-class Follower:
+class Follower(Service):
     """Writes the ends of tasks to the journal's `store`, and counts them."""
 
-    def __init__(self, config: Config, store: JournalStore, metrics: Metrics):
+    def __init__(self, config: Config, store: JournalStore, metrics: Metrics, results: Results):
         self._store = store
         self._metrics = metrics
-        self._results = Pipeline(lambda: result_store.connect(config), "results for the journal")
-        self._result = result_store.key_prefix(config)
+        self._results = results
         longest = int(min(_LONGEST, max(config.result_expires * 1000 / 3, 1)))
         self._pauses = (min(FIRST_LOOK, longest), longest)
-        self._task: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        await self._results.start()
-        self._task = background.start(self._keep_looking(), "journal follower")
-
-    async def stop(self) -> None:
-        await background.stop(self._task)
-        await self._results.stop()
+    def _work(self) -> Work:
+        yield "journal follower", self._keep_looking()
 
     async def _keep_looking(self) -> None:
         failed = ""
@@ -77,7 +69,8 @@ class Follower:
 
     async def _settle(self, pairs: list[tuple[str, str]]) -> None:
         """Write what became of these deliveries and tasks, as far as it is stored."""
-        payloads = await self._results.run("MGET", *(self._result + task for _, task in pairs))
+        keys = [self._results.prefix + task for _, task in pairs]
+        payloads = await self._results.commands.values(keys)
         for (delivery_id, task_id), payload in zip(pairs, payloads, strict=True):
             if payload is not None and (found := read(payload)) is not None:
                 reply = asyncio.ensure_future(self._store.settle(delivery_id, task_id, found))

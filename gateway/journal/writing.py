@@ -24,6 +24,7 @@ from gateway.journal.follower import Follower
 from gateway.journal.refusals import Refusals
 from gateway.journal.stores import store_for
 from gateway.metrics import Metrics
+from gateway.stores.results import Results
 
 log = logging.getLogger(__name__)
 
@@ -53,11 +54,14 @@ class _Batch:
 
 
 class Journal:
-    """Writes deliveries, of which the store keeps the last `Config.journal`."""
+    """Writes deliveries, of which the store keeps the last `Config.journal`.
 
-    def __init__(self, config: Config, metrics: Metrics):
+    With `results` it finds the ends of tasks.
+    """
+
+    def __init__(self, config: Config, metrics: Metrics, results: Results | None = None):
         self.store = store_for(config)(config)
-        self._follower = Follower(config, self.store, metrics) if config.results else None
+        self._follower = results and Follower(config, self.store, metrics, results)
         self.stored = config.strategy_info.stored
         self._size = SizeWatch(config, self.store, metrics)
         self._metrics = metrics

@@ -49,9 +49,7 @@ from gateway.late.store import Found, Records
 from gateway.metric_table import LATE_ANSWERS
 from gateway.metrics import Metrics
 from gateway.outcome import Outcome
-from gateway.stores import result_store
-from gateway.stores.pipeline import Pipeline
-from gateway.stores.subscription import Subscription
+from gateway.stores.results import Results
 
 if TYPE_CHECKING:
     from gateway.tracing.tracer import Tracer
@@ -76,6 +74,7 @@ class LateAnswers:
         self,
         config: Config,
         metrics: Metrics,
+        results: Results,
         journal: Journal | None,
         tracer: Tracer | None,
         failpoint: Failpoint,
@@ -83,10 +82,8 @@ class LateAnswers:
         self._config, self._metrics, self._failpoint = config, metrics, failpoint
         self._journal, self._tracer = journal, tracer
         self._records = Records(config)
-        self._results = Pipeline(lambda: result_store.connect(config), "results sent late")
-        self._subscription = Subscription(lambda: result_store.connect(config), "results sent late")
-        self._results.on_left.append(self._subscription.renew)
-        self._prefix = result_store.key_prefix(config)
+        self._results, self._subscription = results.commands, results.subscription
+        self._prefix = results.prefix
         self._routes = {_key(route): route for route in config.routes if route.late is not None}
         self._senders: dict[tuple[str, str], Sender] = {}
         self._counters = {
@@ -108,8 +105,7 @@ class LateAnswers:
             assert route.late is not None
             options = self._config.sources[route.source] if route.source else None
             self._senders[key] = Sender(route.late, options)
-        for service in (self._records.redis, self._results, self._subscription):
-            await service.start()
+        await self._records.redis.start()
         self._task = background.start(self._keep_looking(), "late answers")
 
     async def stop(self) -> None:
@@ -120,8 +116,7 @@ class LateAnswers:
         for task in self._begun:
             task.cancel()
         await asyncio.gather(*self._begun, return_exceptions=True)
-        for service in (self._subscription, self._results, self._records.redis):
-            await service.stop()
+        await self._records.redis.stop()
         for sender in self._senders.values():
             sender.close()
 

@@ -41,8 +41,7 @@ from gateway.relay.result_urls import ResultURLs
 from gateway.relay.routes import MAX_EVENT, Routes
 from gateway.sources.base import Verified
 from gateway.sources.envelopes import read_query
-from gateway.stores import result_store
-from gateway.stores.pipeline import Pipeline
+from gateway.stores.results import Results
 from gateway.strategies.base import Strategy
 from gateway.tracing.trace import NOTHING, VERIFY
 
@@ -76,19 +75,14 @@ class Relay(Service):
             for name in (UNROUTED, FILTERED)
         }
         joined = any(route.identified for route in config.routes)
-        self._results = (
-            Pipeline(lambda: result_store.connect(config), "results that are asked for")
-            if config.results and (joined or config.secret_key)
-            else None
-        )
-        idempotency = (
-            Idempotency(config, self._results, metrics)
-            if joined and self._results is not None
-            else None
-        )
+        late = any(route.late is not None for route in config.routes)
+        results = None
+        if config.results and (joined or late or config.secret_key or config.journal):
+            results = Results(config, listens=joined or late)
+        idempotency = Idempotency(config, results, metrics) if joined and results else None
         #: Only where a route has identities there are claims.
         self._made = DeliveryInFlight if idempotency is None else ClaimedDelivery
-        journal = Journal(config, metrics) if config.journal else None
+        journal = Journal(config, metrics, results) if config.journal else None
         failures = None if journal is None else Failures(config, journal.store, metrics)
         tracer = _tracer(config)
         recorders: list[Recorder] = []
@@ -107,7 +101,7 @@ class Relay(Service):
             recorders=recorders,
             limits=self.limits,
             deadlines=Deadlines(),
-            result_urls=ResultURLs(config, self._results),
+            result_urls=ResultURLs(config, results.commands if results else None),
             failpoint=failpoint,
             steps=Steps(),
             further=FurtherTasks(config.prefix, strategy, ids, taken),
@@ -115,12 +109,14 @@ class Relay(Service):
             tracer=tracer,
             journal=journal,
             idempotency=idempotency,
-            late=_late_answers(config, metrics, journal, tracer, failpoint),
+            late=_late_answers(config, metrics, results, journal, tracer, failpoint)
+            if late and results
+            else None,
             queues=_dynamic_queues(config, metrics, strategy),
         )
         context, keys = self.context, self._routes.fetched_keys
         # While it stops, the strategy still ends tasks, whose claims and entries are to be written.
-        own = (tracer, self._results, idempotency, journal, failures, context.late)
+        own = (tracer, results, idempotency, journal, failures, context.late)
         services = (*own, strategy, context.queues, context.fairness, *keys)
         self.uses = [service for service in services if service is not None]
 
@@ -278,16 +274,15 @@ class Relay(Service):
 def _late_answers(
     config: Config,
     metrics: Metrics,
+    results: Results,
     journal: Journal | None,
     tracer: Tracer | None,
     failpoint: Failpoint,
-) -> LateAnswers | None:
-    if all(route.late is None for route in config.routes):
-        return None
+) -> LateAnswers:
     # Only here, as it imports an HTTP client.
     from gateway.late.answers import LateAnswers
 
-    return LateAnswers(config, metrics, journal, tracer, failpoint)
+    return LateAnswers(config, metrics, results, journal, tracer, failpoint)
 
 
 def _fairness(config: Config, strategy: Strategy) -> Fairness:

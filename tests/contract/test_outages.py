@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gateway.config.strategies import STRATEGIES
 from tests.contract.conftest import GRACE, start_gateway
 from tests.support.requests import confirmed, get, metric, post, post_each
 from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.strategies import COMPARED, USED
 from tests.support.waiting import until
 
 CONNECTED = "gateway_broker_connections_total"
@@ -23,12 +23,18 @@ def broker(own_rabbitmq: RabbitMQ) -> RabbitMQ:
     return own_rabbitmq
 
 
-@pytest.fixture(scope="module")
-def gateways(stack: Stack, broker: RabbitMQ, results: Server, routes) -> dict[str, Server]:
-    """All strategies, beside each other, over servers that these tests break."""
+@pytest.fixture(
+    scope="module",
+    params=[USED, pytest.param(["pika", *COMPARED], marks=pytest.mark.long)],
+    ids=["used", "compared"],
+)
+def gateways(
+    request: pytest.FixtureRequest, stack: Stack, broker: RabbitMQ, results: Server, routes
+) -> dict[str, Server]:
+    """Several strategies, beside each other, over servers that these tests break."""
     worker = stack.worker(broker.url, results.url, pool="threads", concurrency=8)
     gateways = {
-        name: start_gateway(stack, name, broker.url, results.url, routes) for name in STRATEGIES
+        name: start_gateway(stack, name, broker.url, results.url, routes) for name in request.param
     }
     yield gateways
     for server in (*gateways.values(), worker):

@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
-from gateway.config.strategies import STRATEGIES
 from tests.integration.deliveries import (
     KEYED,
     URLS,
@@ -33,6 +32,7 @@ from tests.integration.deliveries import (
 from tests.support.http_client import Answer
 from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.strategies import EACH
 from tests.support.waiting import eventually, until
 
 CONFIG = (
@@ -109,13 +109,6 @@ def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[
 def pair(servers: Servers) -> Pair:
     """Return two gateways with a strategy, the first of two processes, which all tests share."""
     return cache(lambda strategy: servers.gateways(strategy, CONFIG, 2, 1))
-
-
-#: `make test` has the two that most people use.
-EACH = [
-    pytest.param(name, marks=() if name in ("pika", "redis") else pytest.mark.long)
-    for name in STRATEGIES
-]
 
 
 @pytest.fixture(scope="module", params=EACH)

@@ -18,8 +18,7 @@ from gateway.claims.store import Claims
 from gateway.config.settings import Config
 from gateway.outcome import FAILURE, SUCCESS
 from gateway.pending_task import PendingTask
-from gateway.stores import result_store
-from gateway.stores.pipeline import Pipeline
+from gateway.stores.results import Results
 from tests.integration.deliveries import channels
 from tests.support.stack import Server
 from tests.support.waiting import eventually
@@ -46,7 +45,7 @@ def joined(redis_server: Server) -> Callable[[Callable[[Waiting], Awaitable[Any]
 
     async def run(work: Callable[[Waiting], Awaitable[Any]]) -> None:
         claims = Claims(config)
-        results = Pipeline(lambda: result_store.connect(config), "results")
+        results = Results(config)
         joins = ResultWaiter(config, claims, results)
         for opened in (claims, results, joins):
             await opened.start()

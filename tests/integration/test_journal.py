@@ -24,6 +24,7 @@ from gateway.journal.redis_store import RedisStore
 from gateway.journal.replay import Replays
 from gateway.journal.writing import Journal, SizeWatch
 from gateway.metrics import Metrics
+from gateway.stores.results import Results
 from tests.support.stack import Server, Stack
 from tests.support.waiting import eventually
 
@@ -71,12 +72,15 @@ def with_journal(
     config: Config, metrics: Metrics, work: Callable[[Journal], Awaitable[None]]
 ) -> None:
     async def run() -> None:
-        journal = Journal(config, metrics)
-        await journal.start()
+        results = Results(config)
+        journal = Journal(config, metrics, results)
+        for each in (results, journal):
+            await each.start()
         try:
             await work(journal)
         finally:
             await journal.stop()
+            await results.stop()
 
     asyncio.run(run())
 

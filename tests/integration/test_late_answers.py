@@ -26,6 +26,7 @@ from gateway.journal.entry import ANSWERED_LATE, LATE_FAILED, LATE_UNCERTAIN, SU
 from gateway.late import answers, record
 from gateway.late.answers import LateAnswers
 from gateway.metrics import Metrics
+from gateway.stores.results import Results
 from tests.integration.late_senders import (
     CUT,
     HANG,
@@ -119,7 +120,9 @@ class Gateways:
     @asynccontextmanager
     async def process(self, failpoint: Doomed | None = None) -> AsyncIterator[LateAnswers]:
         failpoint = failpoint or Doomed()
-        late = LateAnswers(self.config, self.metrics, self.journal, None, failpoint)
+        results = Results(self.config)
+        late = LateAnswers(self.config, self.metrics, results, self.journal, None, failpoint)
+        await results.start()
         await late.start()
         try:
             yield late
@@ -129,6 +132,7 @@ class Gateways:
                     task.cancel()
                 await asyncio.gather(*late._begun, late._task, return_exceptions=True)
             await late.stop()
+            await results.stop()
 
     async def answer(
         self, late: LateAnswers, body: Any, given: bool = True, task_id: str = ""

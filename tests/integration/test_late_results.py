@@ -17,9 +17,7 @@ from gateway.claims.late_results import LateResults
 from gateway.claims.store import Claims
 from gateway.config.settings import Config
 from gateway.outcome import Outcome
-from gateway.stores import result_store
-from gateway.stores.pipeline import Pipeline
-from gateway.stores.subscription import Subscription
+from gateway.stores.results import Results
 from tests.support.stack import Server
 from tests.support.waiting import eventually
 
@@ -40,18 +38,18 @@ class Process:
     def __init__(self, url: str, **settings: Any):
         config = Config(result_backend=url, **settings)
         self.claims = Claims(config)
-        self.results = Pipeline(lambda: result_store.connect(config), "results")
-        self.subscription = Subscription(lambda: result_store.connect(config), "late results")
-        self.late = LateResults(config, self.claims, self.results, self.subscription)
+        self.results = Results(config)
+        self.subscription = self.results.subscription
+        self.late = LateResults(config, self.claims, self.results)
 
     async def __aenter__(self) -> Process:
-        for part in (self.claims, self.results, self.subscription, self.late):
+        for part in (self.claims, self.results, self.late):
             await part.start()
         await eventually(lambda: not self.subscription.error)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        for part in (self.late, self.subscription, self.results, self.claims):
+        for part in (self.late, self.results, self.claims):
             await part.stop()
 
     async def publish(self, name: str) -> Claim:
@@ -134,14 +132,17 @@ def test_a_result_that_nobody_has_heard_is_found_later(process, client):
 
 def test_a_query_that_fails_is_soon_made_again(process, client):
     async def work(one: Process) -> None:
-        values, failures = one.results.values, [ConnectionError("lost"), ConnectionError("lost")]
+        values, failures = (
+            one.results.commands.values,
+            [ConnectionError("lost"), ConnectionError("lost")],
+        )
 
         async def failing(keys: list[str]) -> list[bytes | None]:
             if failures:
                 raise failures.pop()
             return await values(keys)
 
-        one.results.values = failing
+        one.results.commands.values = failing
         claim = await one.publish("x")
         client.set(key(claim), result("late"))
         one.late.listen(claim, read)

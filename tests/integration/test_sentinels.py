@@ -21,6 +21,7 @@ from gateway.config.settings import Config
 from gateway.errors import StateUnavailable
 from gateway.metrics import Metrics
 from gateway.stores.pipeline import Pipeline, results_of
+from gateway.stores.results import Results
 from gateway.strategies.celery_client import CeleryClient
 from tests.integration.test_claims import task
 from tests.support.certificates import Certificates
@@ -213,7 +214,7 @@ def test_without_enough_replicas_no_claim_is_taken(copied, without):
     config = Config(result_backend=primary.url, state_replicas=1, without_state=without)
 
     async def work(claims: Claims) -> None:
-        waiting = Idempotency(config, results_of(config, Metrics()), Metrics())
+        waiting = Idempotency(config, Results(config), Metrics())
         waiting.claims = claims
         with redis.Redis.from_url(replica.url) as client:
             client.replicaof("NO", "ONE")
