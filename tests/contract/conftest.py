@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.config.strategies import STRATEGIES
 from tests.support.stack import RabbitMQ, Server, Stack
-from tests.support.strategies import EACH
 
 ROOT = Path(__file__).parents[2]
 #: Seconds: the deadline of the route `/slow`, and how much later an answer may come.
@@ -87,7 +87,7 @@ def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Server:
     worker.stop()
 
 
-@pytest.fixture(scope="module", params=EACH)
+@pytest.fixture(scope="module", params=list(STRATEGIES))
 def gateway(
     request: pytest.FixtureRequest,
     stack: Stack,
