@@ -34,7 +34,7 @@ from gateway.journal.entry import (
     STATES,
     Entry,
 )
-from gateway.journal.filter import PARTS, Filter, status
+from gateway.journal.filter import PARTS, Filter
 from gateway.journal.reading import Reader
 
 #: How many of the newest are counted at most, and for how many seconds.
@@ -79,7 +79,7 @@ class Deliveries(View):
         filters = {name: value for name in PARTS if (value := getattr(wanted, name))}
         shown: dict[str, Any] = {
             "about": about, "before": wanted.before, "commands": (), "filters": filters,
-            "kept": kept, "parts": PARTS, "states": STATES, "status": status, "tabs": TABS,
+            "kept": kept, "parts": PARTS, "states": STATES, "tabs": TABS,
             "tab": next((name for name, _, some in TABS if some == wanted.state), ""),
         }  # fmt: skip
         if not kept:

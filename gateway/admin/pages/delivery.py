@@ -94,7 +94,7 @@ class Replay(View):
         wanted = self.parameters(ReplayWanted, {"id": delivery_id})
         self.audit(REPLAY, **wanted.model_dump(exclude_defaults=True))
         begun = await replay_delivery(self.config, wanted)
-        self.finish({"told": f"Sent again as the task {begun.task_id}."})
+        self.finish({"task_id": begun.task_id})
 
 
 def story(config: Config, entry: Entry) -> str:

@@ -6,9 +6,15 @@ from typing import Any
 
 from tornado.web import RequestHandler
 
+from gateway.admin.pages.again import Again
+from gateway.admin.pages.asked import Asked
 from gateway.admin.pages.deliveries import Deliveries
 from gateway.admin.pages.delivery import OneDelivery, Replay
+from gateway.admin.pages.routes import Routes
+from gateway.admin.pages.servers import Servers
+from gateway.admin.pages.sources import Sources
 from gateway.admin.pages.view import File, Session, Unknown
+from gateway.admin.pages.workers import Workers
 from gateway.process.supervisor import Supervisor
 
 
@@ -18,8 +24,15 @@ def routes(supervisor: Supervisor) -> list[tuple[str, type[RequestHandler], dict
         ("/(?:deliveries)?", Deliveries),
         ("/deliveries/([^/]+)", OneDelivery),
         ("/deliveries/([^/]+)/replay", Replay),
+        ("/again", Again),
+        ("/sources", Sources),
         ("/session", Session),
         (r"/page/([a-z]+\.(?:css|js))", File),
         ("/.*", Unknown),
     ]
-    return [(path, handler, {"supervisor": supervisor}) for path, handler in found]
+    asked = Asked(supervisor)
+    asking = [("/routes", Routes), ("/workers", Workers), ("/servers", Servers)]
+    return [
+        *((path, handler, {"supervisor": supervisor, "asked": asked}) for path, handler in asking),
+        *((path, handler, {"supervisor": supervisor}) for path, handler in found),
+    ]

@@ -16,6 +16,7 @@ from gateway.admin.api.guarded import Guarded
 from gateway.admin.api.operations import Refused
 from gateway.admin.pages import widgets
 from gateway.clock import time
+from gateway.journal.filter import status
 
 _HERE = Path(__file__).parent
 #: Each page of the navigation: its path, its title, and the key that leads to it after `g`.
@@ -143,6 +144,7 @@ class View(Guarded):
             "pages": PAGES,
             "ranges": RANGES,
             "root": self.root,
+            "status": status,
             "title": title,
             "version": __version__,
             "view": self,

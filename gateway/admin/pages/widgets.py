@@ -225,11 +225,27 @@ def part_of(since: float, until: float, whole: float, kind: str = "fill") -> str
     )
 
 
+def slots(busy: int, all_of: int, hangs: bool = False) -> str:
+    """Draw a square for each process of a worker: full, free, and "!" for one that hangs."""
+    if all_of > 16:
+        return ""
+    boxes = "".join(
+        f'<rect class="{"fill" if i < busy else "free"}" x="{i * 14 + 0.5}" y="0.5" width="10" '
+        'height="10" rx="2"/>'
+        for i in range(all_of)
+    )
+    mark = '<path class="hangs" d="M0.5 0.5h10v10h-10z"/><path class="cut" d="M5.5 2.5v4m0 1v1.5"/>'
+    return (
+        f'<svg class="slots" width="{all_of * 14}" height="11" aria-hidden="true">{boxes}'
+        f"{mark if hangs else ''}</svg>"
+    )
+
+
 #: What templates may use.
 ALL: dict[str, Any] = {
     each.__name__: each
     for each in (
-        age, ago, badge, bars, icon, lasting, meter, ms, number, part_of, size, spark, token, tone,
-        trouble, when,
+        age, ago, badge, bars, icon, lasting, meter, ms, number, part_of, size, slots, spark,
+        token, tone, trouble, when,
     )
 }  # fmt: skip

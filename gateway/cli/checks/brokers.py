@@ -10,11 +10,13 @@ import pika
 from kombu.utils.url import maybe_sanitize_url, parse_url
 
 from gateway.amqp import broker
+from gateway.amqp import reply_channel as amqp
 from gateway.amqp.connection import TurnConnection
-from gateway.cli.checks import amqp, long_tasks, queues, remote, results, stores, workers
+from gateway.cli.checks import long_tasks, queues, results, stores, workers
 from gateway.cli.checks.finding import LIMIT, Finding, fail, ok, skipped, warn
 from gateway.config.settings import Config
 from gateway.stores import result_store
+from gateway.strategies import workers as remote
 
 _SETTING = "broker_url (GATEWAY_BROKER_URL, --broker)"
 _AWAY = f"start it, or correct {_SETTING}"

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from gateway.cli.checks.finding import Finding, listed, warn
-from gateway.cli.checks.remote import Answers
 from gateway.clock import time
 from gateway.config.settings import Config
+from gateway.strategies.workers import Answers
 
 LONG = "long tasks"
 DEFAULT = 1_800.0  # seconds, RabbitMQ's own consumer_timeout

@@ -6,10 +6,10 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from gateway.cli.checks.finding import Finding, fail, listed
-from gateway.cli.checks.remote import Answers
 from gateway.config.route import Route
 from gateway.config.task import TaskSettings
 from gateway.similar import similar
+from gateway.strategies.workers import Answers
 
 #: What a task is called with unless the route says otherwise.
 _DEFAULT = ("query", "headers", "body")

@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+from gateway.amqp.reply_channel import ReplyChannel
 from gateway.celery_message import RESULT_KEY
 from gateway.cli.checks import same_redis, trial, worker_settings
-from gateway.cli.checks.amqp import ReplyChannel
 from gateway.cli.checks.finding import FAIL, Finding, fail, listed, ok, skipped
 from gateway.cli.checks.queues import Seen
-from gateway.cli.checks.remote import Answers
 from gateway.cli.checks.same_redis import Server
 from gateway.cli.checks.trial import LEAST, Trial
 from gateway.cli.checks.worker_settings import SAME, STORED, Settings
 from gateway.config.settings import Config
 from gateway.stores import result_store
+from gateway.strategies.workers import Answers
 
 _REPLIES = "replies"
 _REPLYING = "call appserver.setup(app) in the workers' app, or set its result_backend to rpc://"

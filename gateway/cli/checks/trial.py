@@ -17,6 +17,7 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import NoPermissionError, RedisError
 
 from gateway.amqp import broker
+from gateway.amqp import reply_channel as amqp
 from gateway.celery_message import (
     CONTENT_ENCODING,
     CONTENT_TYPE,
@@ -26,12 +27,12 @@ from gateway.celery_message import (
     decode_result,
     encode_body,
 )
-from gateway.cli.checks import amqp, remote
 from gateway.cli.checks.finding import counted
 from gateway.cli.checks.queues import Seen
-from gateway.cli.checks.remote import Answers
 from gateway.config.settings import Config
 from gateway.stores import result_store
+from gateway.strategies import workers as remote
+from gateway.strategies.workers import Answers
 
 TASK = "celery.accumulate"  # returns its arguments
 LEAST = 1.5  # seconds that a trial needs

@@ -13,10 +13,10 @@ from typing import Any
 from kombu.utils.url import url_to_parts
 
 from gateway.cli.checks.finding import Finding, fail, listed, warn
-from gateway.cli.checks.remote import Answers
 from gateway.cli.checks.same_redis import Server
 from gateway.config.settings import Config
 from gateway.config.urls import database
+from gateway.strategies.workers import Answers
 
 STORED = "stored results"
 SAME = (

@@ -18,9 +18,9 @@ from gateway.cli.checks.finding import (
 )
 from gateway.cli.checks.parameters import unfit
 from gateway.cli.checks.queues import Seen, consumed_as, fair_setting, grouped
-from gateway.cli.checks.remote import Answers, Sufficient
 from gateway.config.settings import Config
 from gateway.similar import similar
+from gateway.strategies.workers import Answers, Sufficient
 
 _START = "start one: celery -A APP worker -n NAME@%h -Q {} (APP: yours, or appserver)"
 _SILENT = "frozen, busy in the pool `solo`, without remote control, or with a node name used twice"

@@ -8,10 +8,10 @@ from pika.exceptions import ChannelClosedByBroker
 from gateway.cli.checks import configuration, queues, workers
 from gateway.cli.checks.finding import Finding, ranged
 from gateway.cli.checks.queues import Inspected, Seen
-from gateway.cli.checks.remote import Answers, Worker
 from gateway.config.pointers import overlap
 from gateway.config.settings import Config
 from gateway.sources import SCHEMES, find
+from gateway.strategies.workers import Answers, Worker
 
 FAIR = {"path": "/", "queue": "orders", "fair_by": "remote"}
 NAMES = [f"orders.fair.{number}" for number in range(16)]

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from gateway.cli.checks import long_tasks
-from gateway.cli.checks.remote import Answers
 from gateway.config.settings import Config
+from gateway.strategies.workers import Answers
 
 
 def problems(answers: Answers, **route) -> list[str]:

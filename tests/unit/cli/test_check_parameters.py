@@ -8,9 +8,10 @@ import pytest
 from celery import Celery
 
 from appserver.signatures import PARAMETERS, TellParameters
-from gateway.cli.checks import remote, workers
-from gateway.cli.checks.remote import Answers
+from gateway.cli.checks import workers
 from gateway.config.settings import Config
+from gateway.strategies import workers as remote
+from gateway.strategies.workers import Answers
 
 QUEUES = [{"name": "celery"}]
 

@@ -104,9 +104,17 @@ async function post(url, headers = {}) {
 async function act(button) {
   button.disabled = true;
   try {
-    const done = await post(button.dataset.post);
-    if (done.next) location.assign(done.next);
-    else location.reload();
+    let done, taken = 0;
+    const problems = [];
+    for (let url = button.dataset.post; url; url = done.more) { // some at a time
+      done = await post(url);
+      taken += done.taken ?? 0;
+      problems.push(...done.problems ?? []);
+      if (taken) tell(`${taken} sent again`);
+    }
+    if (problems.length) tell(`${taken} sent again, ${problems.length} not: ${problems[0]}`, true);
+    else if (done.go) location.assign(done.go);
+    else if (!taken) location.reload();
   } catch (error) {
     tell(error.message, true);
     // The same once more, by somebody who has read why not.

@@ -19,8 +19,8 @@ from pika.exceptions import ChannelClosedByBroker
 from redis.exceptions import RedisError
 
 from gateway.amqp import pidbox
+from gateway.amqp.reply_channel import ReplyChannel
 from gateway.amqp.worker_watch import Lost, lost_results
-from gateway.cli.checks.amqp import ReplyChannel
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.strategies.celery_client import CeleryClient
@@ -60,6 +60,12 @@ class Worker:
     solo: bool | None = None
     #: The name of its pool's module in Celery, as ``thread``.
     pool: str = ""
+    #: How many tasks it runs at once, how many messages it holds at most, how many tasks it has
+    #: begun, and for how many seconds it has run; None: it does not tell.
+    concurrency: int | None = None
+    prefetch: int | None = None
+    begun: int | None = None
+    uptime: int | None = None
     #: How many results it has lost, and when it lost the last; None: it does not count them.
     lost: Lost | None = None
     #: How often RabbitMQ has taken its messages from it, because a task took too long.
@@ -78,6 +84,12 @@ class Worker:
             name = str(pool.get("implementation")) if isinstance(pool, dict) else ""
             self.pool = name.partition(":")[0].rpartition(".")[2]
             self.solo = "pool" not in known or "solo" in str(pool)
+            if isinstance(pool, dict):
+                self.concurrency = _whole(pool.get("max-concurrency"))
+            self.prefetch = _whole(known.get("prefetch_count"))
+            self.uptime = _whole(known.get("uptime"))
+            if isinstance(total := known.get("total"), dict):
+                self.begun = sum(_whole(each) or 0 for each in total.values())
             self.lost = lost_results(known)
             timeouts = known.get("consumer_timeouts")
             self.consumer_timeouts = timeouts if isinstance(timeouts, int) else 0
@@ -204,6 +216,10 @@ async def _publish(
         if exc.reply_code == 404:  # no worker has ever been connected to this broker
             return False
         raise
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and value >= 0 else None
 
 
 def _told(text: str) -> tuple[str, str]:

@@ -1,0 +1,132 @@
+"""What brokers and workers tell when they are asked: at most every few seconds, for all pages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pika.exceptions import ChannelClosedByBroker
+
+from gateway.amqp import broker
+from gateway.amqp.connection import TurnConnection
+from gateway.amqp.reply_channel import ReplyChannel, blocked, connected
+from gateway.clock import time
+from gateway.config.settings import Config
+from gateway.errors import GatewayError
+from gateway.process.supervisor import Supervisor
+from gateway.stores.result_store import without_password
+from gateway.strategies.workers import Answers, Sufficient, Worker, ask, ask_over_redis
+
+#: Seconds for which an answer is shown, and within which brokers and workers have to answer.
+FRESH, _PATIENCE = 5.0, 2.5
+_KNOWN = 24 * 3600.0  # seconds for which a worker that does not answer any more is shown
+
+
+@dataclass
+class Broker:
+    """A broker as it answers: ``problem`` says why not, ``alarm`` why it takes no messages."""
+
+    url: str
+    about: str = ""
+    cluster: str = ""
+    problem: str = ""
+    alarm: str = ""
+
+
+@dataclass
+class Look:
+    """What was told ``at`` a time (epoch).
+
+    ``queues`` has messages that wait and consumers, where the broker tells them; ``missing`` those
+    that are not there. ``unasked`` says why workers could not be asked; "": they were.
+    """
+
+    at: float
+    brokers: list[Broker] = field(default_factory=list)
+    queues: dict[str, tuple[int, int]] = field(default_factory=dict)
+    missing: set[str] = field(default_factory=set)
+    workers: dict[str, Worker] = field(default_factory=dict)
+    unasked: str = ""
+
+
+class Asked:
+    """Asks when a page wants to know, and remembers which workers have answered before."""
+
+    def __init__(self, supervisor: Supervisor):
+        self._supervisor = supervisor
+        self._asking: asyncio.Task[Look] | None = None
+        #: When each worker has answered last (epoch), since the first page that asked.
+        self.seen: dict[str, float] = {}
+
+    async def look(self) -> Look:
+        task = self._asking
+        if task is None or (task.done() and time() - task.result().at > FRESH):
+            task = self._asking = asyncio.create_task(_ask(self._supervisor.config))
+        found = await asyncio.shield(task)
+        self.seen = {name: at for name, at in self.seen.items() if found.at - at < _KNOWN}
+        self.seen.update(dict.fromkeys(found.workers, found.at))
+        return found
+
+
+async def _ask(config: Config) -> Look:
+    if not config.amqp:
+        found = Look(time(), [Broker(without_password(config.brokers[0]))])
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                found.workers = (await ask_over_redis(config)).workers
+        except (GatewayError, TimeoutError) as exc:
+            found.unasked = found.brokers[0].problem = str(exc) or "no answer in time"
+        return found
+    looks = await asyncio.gather(*(_ask_broker(url, config) for url in config.brokers))
+    found = next((each for each in looks if not each.brokers[0].problem), looks[0])
+    found.brokers = [each.brokers[0] for each in looks]
+    return found
+
+
+async def _ask_broker(url: str, config: Config) -> Look:
+    told = Broker(without_password(url))
+    found = Look(time(), [told])
+    try:
+        async with asyncio.timeout(_PATIENCE), connected(url, config) as connection:
+            about: Mapping[str, Any] = connection.server_properties or {}
+            told.about = f"{about.get('product', '')} {about.get('version', '')}".strip()
+            told.cluster = str(about.get("cluster_name", ""))
+            told.alarm = await blocked(connection)
+            if not told.alarm:  # it does not answer further questions
+                await _inspect(connection, config, found)
+    except TimeoutError:
+        told.problem = "" if told.about else "no answer in time"
+        found.unasked = found.unasked or "they have not answered in time"
+    except broker.ERRORS as exc:
+        told.problem = broker.describe(exc)
+    return found
+
+
+async def _inspect(connection: TurnConnection, config: Config, found: Look) -> None:
+    for queue in config.queues:
+        try:
+            found.queues[queue] = await broker.declare_alone(connection, queue, None)
+        except ChannelClosedByBroker as exc:
+            if exc.reply_code == 404:
+                found.missing.add(queue)
+    try:
+        channel = ReplyChannel(connection, await broker.open_channel(connection))
+        await channel.open()
+        deadline = asyncio.get_running_loop().time() + _PATIENCE / 2
+        answers = await ask(channel, _sufficient(found.queues), deadline)
+        found.workers = answers.workers
+    except ChannelClosedByBroker as exc:
+        found.unasked = f"the account may not ask them: {exc.reply_text}"
+
+
+def _sufficient(queues: Mapping[str, tuple[int, int]]) -> Sufficient:
+    """Tell that all have answered when there is one for each consumer of the queues."""
+
+    def judged(answers: Answers) -> tuple[bool, bool]:
+        complete = all(worker.complete for worker in answers.workers.values())
+        consumers = ((len(answers.consuming(each)), many) for each, (_, many) in queues.items())
+        return complete and all(have >= many for have, many in consumers), False
+
+    return judged

@@ -1,0 +1,76 @@
+"""The page of routes: how they answer, their queues, and their configuration as it is in force."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gateway.admin.families import STARTED
+from gateway.admin.pages.asked import Asked
+from gateway.admin.pages.counted import Counted
+from gateway.admin.pages.view import View
+from gateway.config.route import Route
+from gateway.config.settings import Config
+from gateway.process.supervisor import Supervisor
+
+#: Settings that mean nothing without another one.
+_NEEDS = {
+    **dict.fromkeys(("queue_limit", "queue_expires", "static_queue"), "queue_pattern"),
+    "fair_queues": "fair_by",
+    "declare": "queue",
+}
+_HIDDEN = "**********"  # what pydantic writes in place of a secret
+
+
+class Routes(View):
+    """Lists the routes; one of them, `open`, with its configuration."""
+
+    path, template = "routes", "routes.html"
+
+    def initialize(self, supervisor: Supervisor, asked: Asked) -> None:  # type: ignore[override] # Tornado's way
+        super().initialize(supervisor)
+        self._asked = asked
+
+    async def content(self, *path: str) -> dict[str, Any]:
+        config, answers = self.config, Counted(self.supervisor).answers()
+        look = await self._asked.look()
+        rows = []
+        for number, route in enumerate(config.routes):
+            known = [look.queues[name] for name in route.queue_names if name in look.queues]
+            missing = sorted(look.missing.intersection(route.queue_names))
+            rows.append({
+                "id": number, "route": route, "answers": answers.get(route.path), "scheme":
+                config.sources[route.source].scheme if route.source else "",
+                "waiting": sum(waiting for waiting, _ in known) if known else None,
+                "consumers": sum(many for _, many in known) if known else None,
+                "missing": missing, "queues": [(each, look.queues.get(each)) for each in
+                route.queue_names],
+            })  # fmt: skip
+        opened = self.get_query_argument("open", "")
+        return {
+            "in_force": in_force, "look": look, "opened": opened, "rows": rows,
+            "started": STARTED,
+        }  # fmt: skip
+
+
+def in_force(config: Config, route: Route) -> list[tuple[str, str, bool, bool]]:
+    """Return each setting of a route: name, value, whether it is the default's, and a secret.
+
+    Settings that are off are left out.
+    """
+    found = []
+    for name, value in route.model_dump(mode="json").items():
+        off = name in _NEEDS and not getattr(route, _NEEDS[name])
+        if off or value in (None, "", [], {}, False) or name == "path":
+            continue
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        found.append((name, text, name not in route.model_fields_set, _HIDDEN in text))
+    if route.source:
+        own = config.sources[route.source].model_dump(mode="json", exclude_unset=True)
+        for name, value in own.items():
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            if name == "secrets":
+                many = len(value) if isinstance(value, list) else 1
+                text = "1 key" if many == 1 else f"{many} keys; the first signs what is sent"
+            found.append((f"source.{name}", text, False, name == "secrets" or _HIDDEN in text))
+    return found

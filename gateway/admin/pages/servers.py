@@ -1,0 +1,98 @@
+"""The page of servers: brokers, Redis and the archive, as they answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from gateway.admin.pages.asked import Asked
+from gateway.admin.pages.counted import Counted
+from gateway.admin.pages.view import View
+from gateway.config.settings import Config
+from gateway.errors import GatewayError
+from gateway.process.supervisor import Supervisor
+from gateway.stores import state_store
+from gateway.stores.result_store import without_password
+
+_NEAR = 0.85  # the share of a limit from which on it is told
+
+
+class Servers(View):
+    """Shows a panel for each server."""
+
+    path, template = "servers", "servers.html"
+
+    def initialize(self, supervisor: Supervisor, asked: Asked) -> None:  # type: ignore[override] # Tornado's way
+        super().initialize(supervisor)
+        self._asked = asked
+
+    async def content(self, *path: str) -> dict[str, Any]:
+        look, redis, archive = await asyncio.gather(
+            self._asked.look(), _redis(self.config), _archive(self.config)
+        )
+        counted = Counted(self.supervisor)
+        names = ("journal_deliveries", "journal_open", "journal_bytes", "state_keys",
+                 "archive_waiting", "archive_lag_seconds", "archive_room_used",
+                 "archive_missed")  # fmt: skip
+        gauges = {name: counted.gauge(f"gateway_{name}") for name in names}
+        waiting = sum(many for many, _ in look.queues.values()) if look.queues else None
+        return {
+            "archive": archive, "gauges": gauges, "look": look, "near": _NEAR, "redis": redis,
+            "waiting": waiting,
+        }  # fmt: skip
+
+
+async def _redis(config: Config) -> dict[str, Any]:
+    """Return what the Redis of claims and journal tells; ``problem`` says why it does not."""
+    if not config.state:
+        return {}
+    found: dict[str, Any] = {"url": without_password(config.state), "problem": ""}
+    try:
+        async with state_store.asking(config) as ask:
+            told = await ask("INFO")
+    except GatewayError as exc:
+        return {**found, "problem": str(exc)}
+    text = told.decode() if isinstance(told, bytes) else str(told)
+    pairs = (line.partition(":") for line in text.splitlines() if ":" in line)
+    info = {name: value for name, _, value in pairs}
+    product = "Valkey" if "valkey_version" in info else "Redis"
+    return {
+        **found,
+        "about": f"{product} {info.get('valkey_version') or info.get('redis_version', '')}",
+        "used": int(info.get("used_memory", 0)),
+        "most": int(info.get("maxmemory", 0)),
+        "policy": info.get("maxmemory_policy", ""),
+        "evicted": int(info.get("evicted_keys", 0)),
+        "replicas": int(info.get("connected_slaves", 0)),
+        "role": info.get("role", ""),
+    }
+
+
+async def _archive(config: Config) -> dict[str, Any]:
+    """Return what the archive's database tells."""
+    if not config.archive:
+        return {}
+    return await asyncio.to_thread(_ask_archive, config)
+
+
+def _ask_archive(config: Config) -> dict[str, Any]:
+    import sqlalchemy as sa
+
+    from gateway.archive import tables
+    from gateway.archive.database import Database
+
+    database = Database(config)
+    columns = tables.DELIVERIES.c
+    try:
+        with database.reading() as connection:
+            oldest = connection.execute(sa.select(sa.func.min(columns.ms))).scalar()
+            newest = connection.execute(sa.select(sa.func.max(columns.ms))).scalar()
+            version = ".".join(map(str, connection.dialect.server_version_info or ()))
+            name = connection.dialect.name
+    except GatewayError as exc:
+        return {"url": database.shown, "problem": str(exc)}
+    about = {"postgresql": "PostgreSQL", "sqlite": "SQLite"}.get(name, name)
+    return {
+        "url": database.shown, "problem": "", "about": f"{about} {version}",
+        "oldest": oldest and oldest / 1000, "newest": newest and newest / 1000,
+    }  # fmt: skip
