@@ -11,8 +11,8 @@ from functools import partial
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
 
 from gateway.amqp import broker
+from gateway.amqp import reply_channel as amqp
 from gateway.amqp.connection import TurnConnection
-from gateway.cli.checks import amqp
 from gateway.cli.checks.finding import LIMIT, Finding, counted, fail, listed, ok, ranged, skipped
 from gateway.config.fair_names import fair_name_of
 from gateway.config.settings import Config

@@ -14,10 +14,11 @@ from pika.exceptions import ChannelClosedByBroker
 from redis.exceptions import RedisError
 
 from gateway.amqp import broker
+from gateway.amqp import reply_channel as amqp
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.remote_control import DYNAMIC, GATEWAYS
 from gateway.claims import state_watch
-from gateway.cli.checks import amqp, queues
+from gateway.cli.checks import queues
 from gateway.cli.checks.finding import OK, counted
 from gateway.cli.configuration import configure
 from gateway.config.settings import Config
