@@ -143,7 +143,7 @@ def timeline(entry: Entry) -> tuple[list[Event], list[Event]]:
     if entry.ended_at:
         at = max((datetime.fromisoformat(entry.ended_at) - received).total_seconds(), 0.0)
         many = f", {entry.attempts} tries" if entry.attempts > 1 else ""
-        detail = (entry.error or "the result is stored") + many
+        detail = (entry.error or "it succeeded") + many
         since = entry.published or 0.0
         worked.append(Event("Its end was noticed", detail, at, min(since, at), entry.state))
     return begun, worked
