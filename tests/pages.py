@@ -43,13 +43,23 @@ _CHECK = """
     const [r, g, b] = parts.map((c) => (c <= 0.04 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
-  const behind = luminance(getComputedStyle(probe).backgroundColor);
+  const canvas = luminance(getComputedStyle(probe).backgroundColor);
   probe.remove();
+  const behindOf = (element) => {
+    for (; element; element = element.parentElement) {
+      const colour = getComputedStyle(element).backgroundColor;
+      if (!/, 0\\)$/.test(colour)) return luminance(colour);
+    }
+    return canvas;
+  };
+  const scrolls = (element) => element && (
+    /auto|scroll/.test(getComputedStyle(element).overflowX) || scrolls(element.parentElement));
 
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const element = walker.currentNode.parentElement, text = walker.currentNode.data;
     if (!text.trim() || /^(style|title|script)$/i.test(element.tagName)) continue;
+    if (!element.checkVisibility()) continue;
     const style = getComputedStyle(element), drawn = element instanceof SVGElement;
     let size = parseFloat(style.fontSize);
     if (drawn) {
@@ -57,7 +67,7 @@ _CHECK = """
       size *= Math.hypot(matrix.b, matrix.d);
     }
     if (size < SMALLEST - 0.05) wrong.push(`${name(text)} has ${size.toFixed(1)} px`);
-    const colour = luminance(drawn ? style.fill : style.color);
+    const colour = luminance(drawn ? style.fill : style.color), behind = behindOf(element);
     const contrast = (Math.max(colour, behind) + 0.05) / (Math.min(colour, behind) + 0.05);
     if (contrast < 4.5) wrong.push(`${name(text)} has a contrast of ${contrast.toFixed(1)}`);
   }
@@ -68,7 +78,8 @@ _CHECK = """
   for (const svg of document.querySelectorAll("svg")) {
     const frame = svg.getBoundingClientRect();
     const title = svg.querySelector("title")?.textContent ?? svg.ariaLabel ?? "a picture";
-    if (frame.right > innerWidth || frame.left < 0) wrong.push(`${name(title)} is cut off`);
+    const isOut = frame.right > innerWidth || frame.left < 0;
+    if (isOut && !scrolls(svg)) wrong.push(`${name(title)} is cut off`);
     const boxes = [...svg.querySelectorAll("text")].map((text) => {
       return [text.textContent, text.getBoundingClientRect()];
     });

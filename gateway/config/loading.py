@@ -31,7 +31,7 @@ _OTHERS = (
     "WORKER_STREAM", "FAILPOINT",
 )  # fmt: skip
 #: Settings that only a file can have.
-_TABLES = ("tls", "notify", "sources", "routes")
+_TABLES = ("tls", "notify", "sources", "routes", "admin_roles")
 # Kubernetes describes a service called `gateway`, or `gateway-something`, in such variables.
 # https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
 _SERVICE = re.compile(

@@ -183,6 +183,13 @@ class Config(Model):
     """what clients of the admin port's API send as `Authorization: Bearer TOKEN`; 16 characters or
     more. Health and metrics need none. It is needed with a `journal` where `admin_host` is not a
     loopback address"""
+    admin_user_header: str | None = Field(None, pattern=r"^[A-Za-z0-9-]+$")
+    """(default: none) the header in which a proxy names whom it has authenticated, as
+    `X-Forwarded-User` ([page.md](page.md#behind-a-proxy-that-authenticates)); it counts only from
+    `trusted_proxies`"""
+    admin_roles: dict[Literal["view", "bodies", "act"], list[str]] = {}
+    """what those users may do: `view` lists deliveries, `bodies` also shows and searches their
+    bodies, `act` also sends them again; `*` stands for any text"""
     timeout: Seconds = 10.0
     """seconds: the deadline of a route without its own; the gateway notices a deadline within 50
     ms"""

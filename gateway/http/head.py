@@ -93,13 +93,14 @@ class Proxies:
         `forwarded_for` is the X-Forwarded-For header, which is used only where `peer` is a trusted
         proxy. What is too long for an address is cut off.
         """
-        if forwarded_for and self._trusted(peer):
+        if forwarded_for and self.trusted(peer):
             for address in reversed(forwarded_for.split(",")):
-                if (address := _without_port(address)) and not self._trusted(address):
+                if (address := _without_port(address)) and not self.trusted(address):
                     return address
         return peer
 
-    def _trusted(self, address: str) -> bool:
+    def trusted(self, address: str) -> bool:
+        """Tell whether the address is a trusted proxy's."""
         known = self._known.get(address)
         if known is None:
             if len(self._known) >= _REMEMBERED:

@@ -15,12 +15,16 @@ from tornado.web import HTTPError, RequestHandler
 from gateway import audit
 from gateway.admin.api.operations import Refused
 from gateway.admin.api.schema import Parameters, Problem
+from gateway.config.pointers import glob
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-from gateway.http.head import is_plain
+from gateway.http.head import Proxies, is_plain
 from gateway.process.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
+
+#: What users may do: each role may do what those before it may.
+ROLES = ("view", "bodies", "act")
 
 P = TypeVar("P", bound=Parameters)
 
@@ -29,6 +33,8 @@ class Guarded(RequestHandler):
     """Refuses who may not ask, and answers errors as problem details."""
 
     allowed = "GET"
+    #: Whom a proxy has authenticated; "": who has the token, or nobody has one.
+    user = ""
 
     def initialize(self, supervisor: Supervisor) -> None:
         self.supervisor = supervisor
@@ -42,7 +48,18 @@ class Guarded(RequestHandler):
         self.set_header("X-Content-Type-Options", "nosniff")
 
     def prepare(self) -> None:
-        token = self.config.admin_token
+        config = self.config
+        self.user = self._named()
+        if self.user:
+            self.needs("view")
+            if not is_plain(self.request.host_name):
+                why = "the proxy has to send the gateway's address as Host, and not a name"
+                raise Refused(403, "forbidden", why)
+            return
+        token = config.admin_token
+        if token is None and config.admin_user_header:
+            why = f"a trusted proxy has to send {config.admin_user_header}"
+            raise Refused(401, "unauthorized", why)
         if token is not None:
             if not self.authorized(token):
                 why = "send Authorization: Bearer and `admin_token`"
@@ -57,6 +74,26 @@ class Guarded(RequestHandler):
         if foreign or headers.get("Sec-Fetch-Site") in ("cross-site", "same-site"):
             raise Refused(403, "forbidden", "another web page may not ask")
 
+    def _named(self) -> str:
+        """Return whom a trusted proxy has authenticated; "": nobody."""
+        header = self.config.admin_user_header
+        if not header or not Proxies(self.config.trusted_proxies).trusted(
+            self.request.remote_ip or ""
+        ):
+            return ""
+        return self.request.headers.get(header, "")
+
+    def may(self, role: str) -> bool:
+        """May the user do what a role may? Who has the token may do all."""
+        own = ROLES[ROLES.index(role) :]
+        roles = self.config.admin_roles.items()
+        names = [each for name, some in roles if name in own for each in some]
+        return not self.user or any(glob(each)(self.user) for each in names)
+
+    def needs(self, role: str) -> None:
+        if not self.may(role):
+            raise Refused(403, "forbidden", f"{self.user} does not have the role {role}")
+
     def authorized(self, token: SecretStr) -> bool:
         """Does the request show that its sender has the `token`?"""
         given = self.request.headers.get("Authorization", "").encode("latin-1")
@@ -69,6 +106,8 @@ class Guarded(RequestHandler):
     def parameters(self, model: type[P], path: dict[str, str]) -> P:
         """Return the request's parameters; raises `Refused` where one is wrong."""
         given: dict[str, str] = dict(path)
+        if "text" in self.request.query_arguments:  # by which a body could be guessed
+            self.needs("bodies")
         for name in self.request.query_arguments:
             if name in path or len(self.get_query_arguments(name)) > 1:
                 raise Refused(400, "bad-request", f"{name}: give it once")
@@ -82,8 +121,8 @@ class Guarded(RequestHandler):
     def audit(self, what: str, **about: object) -> None:
         """Note in the log who does this, and to what; empty values are left out."""
         # The token is one for all who may ask.
-        token = "token" if self.config.admin_token is not None else "no token"
-        audit.note(what, f"{self.request.remote_ip} ({token})", **about)
+        known = self.user or ("token" if self.config.admin_token is not None else "no token")
+        audit.note(what, f"{self.request.remote_ip} ({known})", **about)
 
     async def served(self, answer: Awaitable[None]) -> None:
         """Await the answer; a server that does not answer is a 503."""

@@ -13,6 +13,7 @@ from gateway.admin.api.changes import Changes
 from gateway.admin.api.guarded import Guarded
 from gateway.admin.api.openapi import document
 from gateway.admin.api.operations import CHANGES, DOCUMENT, OPERATIONS, Operation, Refused
+from gateway.audit import LOOK, REPLAY
 from gateway.process.supervisor import Supervisor
 
 
@@ -54,6 +55,7 @@ class Call(Guarded):
             raise HTTPError(405)
         self.needs_journal()
         wanted = self.parameters(operation.parameters, path)
+        self.needs({LOOK: "bodies", REPLAY: "act"}.get(operation.audited, "view"))
         if operation.audited:
             given = {k: v for k, v in wanted.model_dump().items() if v not in ("", None, False)}
             self.audit(operation.audited, **given)

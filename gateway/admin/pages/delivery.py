@@ -62,16 +62,18 @@ class OneDelivery(View):
             entry = await reader.get(wanted.id)
         if entry is None:
             raise Refused(404, "not-found", "There is no such delivery, or none any more.")
-        if not self.live:  # which shows no body
+        bodies = self.may("bodies") and not self.live
+        if bodies:
             self.audit(LOOK, id=wanted.id)
         answered, worked = timeline(entry)
         args, kwargs = entry.arguments()
         request = _request(args, kwargs)
         return {
             "answered": answered,
+            "bodies": bodies,
             "body": request and shown(request[2], request[1]),
             "call": shown({"args": args, "kwargs": kwargs}, {}) if entry.call else None,
-            "commands": commands(self.config, entry, request),
+            "commands": commands(self.config, entry, request) if bodies else {},
             "entry": entry,
             "facts": _facts(entry),
             "headers": request[1] if request else {},
@@ -91,6 +93,7 @@ class Replay(View):
         await self.served(self._replay(delivery_id))
 
     async def _replay(self, delivery_id: str) -> None:
+        self.needs("act")
         wanted = self.parameters(ReplayWanted, {"id": delivery_id})
         self.audit(REPLAY, **wanted.model_dump(exclude_defaults=True))
         begun = await replay_delivery(self.config, wanted)
@@ -140,18 +143,19 @@ def timeline(entry: Entry) -> tuple[list[Event], list[Event]]:
     if entry.ended_at:
         at = max((datetime.fromisoformat(entry.ended_at) - received).total_seconds(), 0.0)
         many = f", {entry.attempts} tries" if entry.attempts > 1 else ""
-        detail = (entry.error or "the result is stored") + many
+        detail = (entry.error or "it succeeded") + many
         since = entry.published or 0.0
         worked.append(Event("Its end was noticed", detail, at, min(since, at), entry.state))
     return begun, worked
 
 
 def commands(config: Config, entry: Entry, request: Request | None) -> dict[str, str]:
-    """Return the request as curl, and as `gateway send` where it has a source; "": it is not kept.
+    """Return the request as curl, and as `gateway send` where it has a source; nothing where it
+    is not kept.
 
     Signatures and other secret headers are not kept; `gateway send` makes new ones.
     """
-    if request is None:
+    if request is None or entry.redacted:
         return {}
     query, headers, body = request
     base = config.public_url or f"http://{config.host}:{config.port}"

@@ -22,7 +22,7 @@ REASONS = {
     "mismatch": (
         "the signature is wrong",
         (
-            "Copy the secret from the sender's page, and compare it with `secrets` of the source.",
+            "Copy the secret from the sender's page, and compare it with secrets of the source.",
             "Is a proxy on the way that changes the body, the path or the query? Each of them may "
             "be signed.",
             "Try it: gateway send --as NAME --secret SECRET URL.",
@@ -41,14 +41,14 @@ REASONS = {
         (
             "Compare this machine's clock with others: timedatectl.",
             "Is the request one that was recorded, and sent again?",
-            "`tolerance` of the source says how many seconds are allowed.",
+            "The setting tolerance of the source says how many seconds are allowed.",
         ),
     ),
     "malformed": (
         "it is not in the sender's form",
         (
             "The text of the refusal says which part could not be read.",
-            "Does `scheme` of the source name this sender, and the version that it sends?",
+            "Does the scheme of the source name this sender, and the version that it sends?",
         ),
     ),
 }

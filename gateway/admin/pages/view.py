@@ -86,8 +86,11 @@ class View(Guarded):
             if foreign and headers.get("Sec-Fetch-Mode") == "navigate":
                 headers.pop("Sec-Fetch-Site", None)
         else:
+            # A proxy may send another Host than that of the page; then the browser has told.
             origin = urlsplit(headers.get("Origin", "")).netloc
-            if foreign or _OWN not in headers or (origin and origin != self.request.host):
+            told = headers.get("Sec-Fetch-Site") == "same-origin"
+            other = not told and origin and origin != self.request.host
+            if foreign or other or _OWN not in headers:
                 raise Refused(403, "forbidden", "another web page may not change anything")
         super().prepare()
 

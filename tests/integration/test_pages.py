@@ -1,0 +1,349 @@
+"""The admin port's pages: who may see them, what they show, and what they change.
+
+tests/admin_page.py uses them in a browser.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import html
+import json
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gateway.admin.pages import view
+from gateway.config.redaction import HIDDEN
+from gateway.stack.server import poll
+from tests.integration.deliveries import URLS, gather, run, send
+from tests.support.requests import post
+from tests.support.stack import Server, Stack
+
+TOKEN = "of-these-tests-only"
+SECRET = "never-to-be-shown"
+MARKUP = "<script>alert(1)</script>"
+CONFIG = f"""
+journal = 1000
+journal_refused = true
+state_prefix = "pages"
+{URLS}
+
+[sources.forge]
+scheme = "github"
+secrets = ["{SECRET}"]
+
+[[routes]]
+path = "/wait/{{shop}}"
+task = "faults.run"
+
+[[routes]]
+path = "/forge"
+source = "forge"
+events = ["push"]
+task = "faults.run"
+
+[[routes]]
+path = "/hidden"
+task = "faults.run"
+redact = ["json:/card"]
+
+[[routes]]
+path = "/nobody"
+task = "faults.run"
+queue = "nobodys"
+answer = "accept"
+"""
+
+
+@pytest.fixture(scope="module")
+def gateway(servers: Any) -> Server:
+    """A gateway with a token, deliveries of each kind, and a queue that no worker consumes."""
+    made = servers.gateway("pika", f'admin_token = "{TOKEN}"\n{CONFIG}')
+    signed = hmac.digest(SECRET.encode(), b"{}", hashlib.sha256).hex()
+    forge = ("X-GitHub-Event: push", f"X-Hub-Signature-256: sha256={signed}")
+    other = ("X-GitHub-Event: star", forge[1])
+    answers = run(
+        gather(
+            send(made, "/wait/north?a=b", json.dumps({"order": 4711, "note": MARKUP, "list": [1]})),
+            send(made, "/wait/north?seconds=no", "bad"),
+            send(made, "/forge", "{}", *forge),
+            send(made, "/forge", "{}", *other),
+            send(made, "/forge", "{} ", *forge),
+            send(made, "/hidden", json.dumps({"card": "4111111111111111"})),
+            send(made, "/nobody", "waits"),
+        )
+    )
+    assert [each.status for each in answers] == [200, 502, 200, 204, 401, 200, 202]
+    assert poll(lambda: len(ids(made)) == 7, 30)
+    return made
+
+
+Found = tuple[int, dict[str, str], str]
+
+
+def ask(server: Server, path: str, *headers: str, method: str = "GET") -> Found:
+    """Return status, headers and text of a page, without following where it leads."""
+
+    class Stay(urllib.request.HTTPRedirectHandler):
+        def redirect_request(self, *_: Any) -> None:
+            return None
+
+    asked = urllib.request.Request(f"{server.admin_url}{path}", method=method)
+    for header in headers or (f"Authorization: Bearer {TOKEN}",):
+        if header:
+            asked.add_header(*header.split(": ", 1))
+    try:
+        with urllib.request.build_opener(Stay).open(asked) as answer:
+            return answer.status, _lower(answer.headers), answer.read().decode()
+    except urllib.error.HTTPError as other:
+        with other:
+            return other.code, _lower(other.headers), other.read().decode()
+
+
+def _lower(headers: Any) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
+
+
+def text(found: Found) -> str:
+    """Return what somebody reads in the main part of a page."""
+    assert found[0] == 200, found
+    main = found[2].partition("<main")[2].partition("</main>")[0]
+    words = " ".join(html.unescape(re.sub("<[^>]+>", " ", main)).split())
+    return re.sub(r" (?=[.,:] )", "", words)
+
+
+def ids(server: Server, **query: str) -> list[str]:
+    asked = "&".join(f"{name}={value}" for name, value in query.items())
+    return re.findall(r'data-row id="d([^"]+)"', ask(server, f"/deliveries?{asked}")[2])
+
+
+def one(server: Server, **query: str) -> str:
+    (found,) = ids(server, **query)
+    return found
+
+
+def test_a_browser_unlocks_the_pages_once(gateway):
+    for path in ("/", "/deliveries", "/routes", "/workers", "/servers", "/sources", "/again"):
+        status, headers, page = ask(gateway, path, "")
+        assert (status, headers["cache-control"]) == (401, "no-store")
+        assert "admin_token" in page and "data-row" not in page
+    assert ask(gateway, "/page/style.css", "")[0] == 200
+    own = f"{view._OWN}: 1"
+    assert ask(gateway, "/session", own, "Authorization: Bearer wrong", method="POST")[0] == 401
+    token = f"Authorization: Bearer {TOKEN}"
+    status, headers, _ = ask(gateway, "/session", own, token, method="POST")
+    cookie = headers["set-cookie"]
+    assert status == 204 and "HttpOnly" in cookie and "SameSite=Lax" in cookie
+    assert TOKEN not in cookie
+    value = cookie.partition(";")[0]
+    assert ask(gateway, "/deliveries", f"Cookie: {value}")[0] == 200
+    name, _, its = value.partition("=")
+    expires, _, signature = its.partition(".")
+    for wrong in (f"{int(expires) + 1}.{signature}", f"1.{signature}", "x", ""):
+        assert ask(gateway, "/deliveries", f"Cookie: {name}={wrong}")[0] == 401
+
+
+def test_another_web_page_reads_and_changes_nothing(gateway):
+    token, own = f"Authorization: Bearer {TOKEN}", f"{view._OWN}: 1"
+    replay = f"/deliveries/{one(gateway, state='failed')}/replay"
+    for headers in (
+        [token],
+        [token, own, "Origin: http://evil.example"],
+        [token, own, "Sec-Fetch-Site: cross-site"],
+        [token, own, "Sec-Fetch-Site: same-site"],
+    ):
+        status, _, problem = ask(gateway, replay, *headers, method="POST")
+        assert (status, json.loads(problem)["type"]) == (403, "forbidden")
+    # Who follows a link of another page has not sent anything.
+    link = (token, "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate")
+    status, headers, _ = ask(gateway, "/deliveries", *link)
+    assert status == 200 and "frame-ancestors 'none'" in headers["content-security-policy"]
+    assert "unsafe" not in headers["content-security-policy"]
+
+
+def test_deliveries_are_found_by_what_the_url_says(gateway):
+    assert len(ids(gateway, state="failed")) == 1
+    assert len(ids(gateway, state="failed,refused")) == 2
+    assert len(ids(gateway, source="forge", status="2xx")) == 2
+    assert len(ids(gateway, text="4711")) == 1
+    assert len(ids(gateway, route="/wait/*", since="1h")) == 2
+    listed = ask(gateway, "/deliveries")
+    assert "Not done 1" in text(listed) and "Refused 1" in text(listed)
+    assert "All 7" in text(listed) and "Ignored 1" in text(listed)
+    # What went wrong stands in the row, and what was sent is no markup.
+    assert "bad" in listed[2] and "ValueError" in text(listed)
+    none = text(ask(gateway, "/deliveries?state=expired&route=/wait/*"))
+    assert "without state expired" in none and "without route /wait/*" in none
+    status, headers, _ = ask(gateway, "/deliveries?since=2h&q=route:/wait*+event:%22a+b%22+4711+x")
+    assert (status, headers["location"]) == (
+        302,
+        "deliveries?since=2h&route=%2Fwait%2A&event=a+b&text=4711+x",
+    )
+    status, _, page = ask(gateway, "/deliveries?status=nine")
+    assert status == 400 and "is not a status" in page
+
+
+def test_older_ones_follow_by_a_cursor(gateway):
+    found, path = [], "/deliveries?limit=3"
+    while path:
+        _, _, page = ask(gateway, path)
+        found += re.findall(r'data-row id="d([^"]+)"', page)
+        older = re.search(r'href="([^"]+)" data-key="n"', page)
+        path = f"/{html.unescape(older[1])}" if older else ""
+    assert found == ids(gateway) and len(set(found)) == 7
+
+
+def test_one_delivery_is_told_in_a_sentence_and_a_timeline(gateway):
+    found = ask(gateway, f"/deliveries/{one(gateway, text='4711')}")
+    told = text(found)
+    assert "faults.run succeeded. The sender was answered 200 after" in told
+    assert "so it will not send this again" in told
+    assert re.search(r"Received .* Published to the queue celery .* Answered 200 \+", told)
+    assert "Send again" in told and '"order": 4711' in told and "shop=north" in told
+    assert MARKUP not in found[2] and html.escape(MARKUP) in found[2]
+    curl = html.unescape(re.search(r'data-copy="([^"]+)" data-key="c"', found[2])[1])
+    assert curl.startswith("curl -X POST") and curl.endswith("/wait/north?a=b'")
+    failed = text(ask(gateway, f"/deliveries/{one(gateway, state='failed')}"))
+    assert "ValueError" in failed and "if it repeats what was not taken" in failed
+    refused = text(ask(gateway, f"/deliveries/{one(gateway, state='refused')}"))
+    assert "It was refused: unverified: The signature does not match" in refused
+    assert "Send again r" not in refused and "No task was called" in refused
+    assert "gateway send" in refused
+    ignored = text(ask(gateway, f"/deliveries/{one(gateway, state='ignored')}"))
+    assert "No route takes it" in ignored
+    waits = ask(gateway, f"/deliveries/{one(gateway, route='/nobody')}")
+    assert "its task may still run" in text(waits) and "data-live" in waits[2]
+    assert ask(gateway, "/deliveries/none")[0] == 404
+
+
+def test_what_was_redacted_is_not_shown_and_not_sent_again(gateway):
+    one_id = one(gateway, route="/hidden")
+    found = ask(gateway, f"/deliveries/{one_id}")
+    assert "4111" not in found[2] and HIDDEN not in found[2]
+    assert "It cannot be sent again as it was: json:/card was redacted" in text(found)
+    own = (f"Authorization: Bearer {TOKEN}", f"{view._OWN}: 1")
+    status, _, problem = ask(gateway, f"/deliveries/{one_id}/replay", *own, method="POST")
+    assert status == 409 and "redacted" in json.loads(problem)["detail"]
+
+
+def test_looks_and_replays_are_noted_but_not_those_of_an_open_page(gateway):
+    own = (f"Authorization: Bearer {TOKEN}", f"{view._OWN}: 1")
+    one_id = one(gateway, source="forge", state="succeeded")
+    looks = f"look by 127.0.0.1 (token) id='{one_id}'"
+    before = gateway.output().count(looks)
+    live = ask(gateway, f"/deliveries/{one_id}", own[0], f"{view._OWN}: live")
+    assert live[0] == 200 and "What was sent" not in text(live)
+    ask(gateway, f"/deliveries/{one_id}")
+    assert poll(lambda: gateway.output().count(looks) == before + 1, 10)
+    status, _, done = ask(gateway, f"/deliveries/{one_id}/replay", *own, method="POST")
+    assert status == 200 and json.loads(done)["task_id"]
+    assert poll(lambda: f"replay by 127.0.0.1 (token) id='{one_id}'" in gateway.output(), 10)
+    assert poll(lambda: "It was sent again once" in text(ask(gateway, f"/deliveries/{one_id}")), 30)
+
+
+def test_many_are_sent_again_after_a_question(gateway):
+    own = (f"Authorization: Bearer {TOKEN}", f"{view._OWN}: 1")
+    asked = ask(gateway, "/again?route=/wait/*")
+    assert "Send 2 deliveries again?" in text(asked) and "Send 1 first" in text(asked)
+    both, first = map(html.unescape, re.findall(r'data-post="([^"]+)"', asked[2]))
+    status, _, done = ask(gateway, f"/{first}", *own, method="POST")
+    answer = json.loads(done)
+    assert status == 200 and answer["taken"] == 1 and answer["go"].startswith("./deliveries/")
+    status, _, done = ask(gateway, f"/{both}", *own, method="POST")
+    assert status == 200 and json.loads(done) == {"taken": 2, "problems": []}
+    assert ask(gateway, "/again")[0] == 400  # without a filter: all of them
+    nothing = text(ask(gateway, "/again?route=/none"))
+    assert "Nothing is to be sent again" in nothing
+
+
+def test_routes_are_shown_as_they_are_in_force_without_secrets(gateway):
+    found = ask(gateway, "/routes?open=/forge")
+    told = text(found)
+    assert "/wait/{shop}" in told and "source.secrets hidden 1 key" in told
+    assert 'events ["push"]' in told and "answer wait default" in told
+    assert SECRET not in found[2]
+    idle = text(ask(gateway, "/routes?open=/nobody"))
+    assert re.search(r"nobodys \d waiting, no consumer", idle)
+
+
+def test_a_source_says_why_it_is_refused(gateway):
+    told = text(ask(gateway, "/sources?open=forge"))
+    assert "The last one that was refused: The signature does not match." in told
+    assert "It came here POST /forge from 127.0.0.1" in told
+    assert "the signature is wrong" in told and "gateway send --as forge" in told
+    assert "Unsigned: /wait/{shop}, /hidden, /nobody" in told
+
+
+def test_workers_and_servers_are_asked(gateway):
+    told = text(ask(gateway, "/workers"))
+    assert "online" in told and "Nobody takes from nobodys" in told
+    name = re.search(r"\S+@\S+", told)[0]
+    opened = text(ask(gateway, f"/workers?open={name}"))
+    assert "faults.run" in opened
+    told = text(ask(gateway, "/servers"))
+    assert re.search(r"RabbitMQ [\d.]+ well", told) and re.search(r"(Redis|Valkey) [\d.]+", told)
+    assert "Deliveries are kept in the journal only" in told
+
+
+def test_a_proxy_says_who_asks_and_roles_what_they_may(gateway, servers):
+    roles = """
+admin_user_header = "X-User"
+admin_roles = { view = ["*@example.com"], bodies = ["b@*"], act = ["a@example.com"] }
+"""
+    trusting = servers.gateway("pika", roles + CONFIG)
+    one_id, own = one(gateway, text="4711"), f"{view._OWN}: 1"
+
+    def status(path: str, user: str, *headers: str, method: str = "GET") -> int:
+        return ask(trusting, path, f"X-User: {user}", *headers, method=method)[0]
+
+    assert ask(trusting, "/deliveries", "")[0] == 401
+    assert status("/deliveries", "c@elsewhere.example") == 403
+    assert status("/deliveries", "a@example.com", "Host: rebound.example") == 403
+    seen = {
+        user: text(ask(trusting, f"/deliveries/{one_id}", f"X-User: {user}@example.com"))
+        for user in "abv"
+    }
+    assert ["4711" in seen[user] for user in "abv"] == [True, True, False]
+    assert ["Send again r" in seen[user] for user in "abv"] == [True, False, False]
+    for path in ("/deliveries?text=4711", f"/api/deliveries/{one_id}", "/api/deliveries?text=4711"):
+        assert [status(path, f"{user}@example.com") for user in "bv"] == [200, 403]
+    for path in (f"/deliveries/{one_id}/replay", "/again?text=4711", "/api/replays?state=failed"):
+        for user in ("b@example.com", "v@example.com"):
+            assert status(path, user, own, method="POST") == 403
+    replay = f"/deliveries/{one_id}/replay?again=true"
+    told = ("Sec-Fetch-Site: same-origin", "Origin: https://admin.example.com")
+    assert status(replay, "a@example.com", own, *told, method="POST") == 200
+    assert f"look by 127.0.0.1 (b@example.com) id='{one_id}'" in trusting.output()
+    trusting.stop()
+    # Anybody else may write the header.
+    other = servers.gateway("pika", f'trusted_proxies = ["192.0.2.1"]{roles}{CONFIG}')
+    assert ask(other, "/deliveries", "X-User: a@example.com")[0] == 401
+    other.stop()
+
+
+@pytest.fixture(scope="module")
+def alone(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A gateway without servers and without sources, with a journal that it cannot write."""
+    config = tmp_path_factory.mktemp("alone") / "gateway.toml"
+    config.write_text('journal = 10\n[[routes]]\npath = "/"\n')
+    urls = ("--broker", "amqp://127.0.0.1:1//", "--result-backend", "redis://127.0.0.1:1/0")
+    gateway = stack.gateway(*urls, "--config", str(config), ready="/healthz")
+    yield gateway
+    gateway.stop()
+
+
+def test_what_does_not_answer_is_told(alone):
+    status, _, page = ask(alone, "/deliveries")
+    assert status == 503 and "redis://127.0.0.1:1/0" in page
+    assert post(f"{alone.url}/", b"x").code == 503
+    told = text(ask(alone, "/routes"))
+    assert "5xx" in told and "amqp://127.0.0.1:1//" in told
+    assert "No source is configured" in text(ask(alone, "/sources"))
+    told = text(ask(alone, "/servers"))
+    assert told.count("down") == 2
+    assert "No worker answers" in text(ask(alone, "/workers"))

@@ -1,0 +1,205 @@
+"""How pages show bodies, times, numbers and what happened."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.admin.pages import widgets
+from gateway.admin.pages.asked import Look
+from gateway.admin.pages.bodies import shown
+from gateway.admin.pages.counted import Answers
+from gateway.admin.pages.deliveries import first_commands, typed
+from gateway.admin.pages.delivery import commands, story, timeline
+from gateway.admin.pages.workers import LONG, listed
+from gateway.config.redaction import HIDDEN
+from gateway.config.settings import Config
+from gateway.journal import entry as states
+from gateway.journal.entry import Entry
+from gateway.strategies.workers import Running, Worker
+
+MARKUP = "<b>&\"'"
+ESCAPED = "&lt;b&gt;&amp;&quot;&#39;"
+ENTRY = Entry(
+    delivery={
+        "id": "1", "route": "/orders/{shop}", "params": {"shop": "north"}, "query_string": "a=b",
+        "received_at": "2026-01-31T12:00:00+00:00", "remote": "192.0.2.1", "source": "",
+        "event": "",
+    },
+    task="shop.run", task_id="2", queue="orders", status=200, seconds=0.0112,
+    call=json.dumps([[{}, {}, "x"], {}, {}]).encode(), state=states.SUCCEEDED, published=0.002,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "kind", "parts"),
+    [
+        ('{"a": {"b": "<i>"}}', {}, "JSON", ["<details", "&lt;i&gt;"]),
+        (json.dumps({"a": ["x" * 80] * 2}), {}, "JSON", ["2 items", "1 key"]),
+        ("[1, ", {}, "text, no valid JSON", ["[1, "]),
+        (f'{{"card": "{HIDDEN}"}}', {}, "JSON", ['<span class="tag hidden">redacted']),
+        ("<a><b>1</b><c/></a>", {}, "XML", ["&lt;a&gt;\n  &lt;b&gt;1&lt;/b&gt;\n  &lt;c/&gt;"]),
+        ("a=1&b=%3Ci%3E", {"content-type": "application/x-www-form-urlencoded"}, "form",
+         ["<dt>a</dt><dd>1</dd>", "&lt;i&gt;"]),
+        (MARKUP + "x", {}, "XML", ["&lt;b&gt;"]),
+        ("plain " + MARKUP, {}, "text", [ESCAPED]),
+        ("", {}, "text", ["<pre></pre>"]),
+        ({"__type__": "base64", "__value__": base64.b64encode(b"\xff\x00AB").decode()}, {}, "bytes",
+         ["ff 00 41 42", "..AB"]),
+        ({"__type__": "base64", "__value__": "x"}, {}, "bytes, not readable", ["<pre>x"]),
+        ([1, {"a": None}], {}, "JSON", ["null"]),
+    ],
+)  # fmt: skip
+def test_a_body_is_shown_as_what_it_is(body: Any, headers: dict[str, str], kind: str, parts):
+    found = shown(body, headers)
+    assert found.kind == kind and not found.cut
+    for part in parts:
+        assert part in found.markup
+
+
+def test_a_large_body_is_cut_and_a_deep_one_does_not_fold_for_ever():
+    large = shown("x" * 300_000, {})
+    assert large.cut and large.size == 300_000 and len(large.markup) < 250_000
+    assert shown({"__type__": "x", "__value__": base64.b64encode(b"x" * 9_000).decode()}, {}).cut
+    deep = shown("[" * 60 + '"' + "x" * 100 + '"' + "]" * 60, {})
+    assert deep.markup.count("<details") < 30
+    assert shown("[" * 100_000, {}).kind == "text, no valid JSON"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0112, "11.2 ms"), (1.44, "1.4 s"), (59.0, "59 s"), (372.0, "6 min 12 s"),
+        (3600.0, "1 h"), (90_061.0, "1 d 1 h"),
+    ],
+)  # fmt: skip
+def test_lengths_of_time(seconds, text):
+    assert widgets.lasting(seconds) == text
+
+
+def test_numbers_sizes_and_times():
+    assert [widgets.number(each) for each in (0, 0.42, 12.5, 423_104, 3_300_000)] == [
+        "0", "0.4", "12.5", "423,104", "3.3 M",
+    ]  # fmt: skip
+    sizes = [widgets.size(each) for each in (12, 1_500, 612e6, 2.5e9, 5e12)]
+    assert sizes == ["12 bytes", "1.5 KB", "612 MB", "2.5 GB", "5,000 GB"]
+    assert widgets.ago("2026-01-31T12:00:00+00:00", 1769860872.0) == "1 min"
+    assert widgets.ago(10.0, 10.5) == "now"
+    assert widgets.when("") == ""
+    told = widgets.when("2026-01-31T12:00:00.25+01:00", "full")
+    assert 'datetime="2026-01-31T11:00:00.250Z"' in told
+    assert "Sat 31 Jan 2026, 11:00:00<small>.250</small>" in told
+    assert ">31 Jan 11:00:00<" in widgets.when("2026-01-31T12:00:00.25+01:00")
+
+
+def test_every_state_has_a_look_and_what_is_written_is_escaped():
+    for state in states.STATES:
+        assert widgets.badge(state).startswith('<span class="state ')
+    assert ESCAPED in widgets.badge("failed", MARKUP) and ESCAPED in widgets.token(MARKUP)
+    assert ESCAPED in widgets.trouble("lost", MARKUP)
+    assert ESCAPED in widgets.spark([1, 2], MARKUP)
+    one = widgets.bars([("bad", [1, 0])], MARKUP)
+    assert ESCAPED in one and one.count("<rect") == 1
+    tall = float(one.partition('height="')[2].partition('"')[0])
+    assert tall <= 20  # the scale has a floor: one failure is a fifth of it
+    links = widgets.bars([("bad", [1, 2])], "x", links=lambda column: f"?{column}&'")
+    assert 'href="?1&amp;&#39;" tabindex="-1"' in links and "aria-hidden" in links
+    assert 'width="50.0%"' in widgets.meter(1, 2, "x") and 'width="0.0%"' in widgets.meter(
+        1, 0, "x"
+    )
+    assert widgets.slots(1, 2, hangs=True).count("<rect") == 2 and widgets.slots(1, 99) == ""
+
+
+@pytest.mark.parametrize(
+    ("changed", "parts"),
+    [
+        ({}, ["<b>shop.run</b> succeeded.", "answered 200 after 11.2 ms, so it will not send"]),
+        ({"attempts": 3}, ["succeeded at try 3."]),
+        ({"state": states.FAILED, "error": f"KeyError: {MARKUP}", "status": 502, "attempts": 3},
+         [f"in each of 3 tries: <b>KeyError: {ESCAPED}</b>", "if it repeats what was not taken"]),
+        ({"state": states.RECEIVED, "status": None}, ["no answer yet"]),
+        ({"state": states.ACCEPTED, "status": 0}, ["had left after", "may send it again"]),
+        ({"state": states.EXPIRED, "error": ""}, ["the reason is not known"]),
+    ],
+)  # fmt: skip
+def test_what_happened_is_told_in_a_sentence(changed, parts):
+    told = story(Config(), replace(ENTRY, **changed))
+    for part in parts:
+        assert part in told
+
+
+def test_whether_a_known_sender_sends_again_is_told():
+    sources = {"chat": {"scheme": "wechat", "secrets": ["token"], "receive_id": "wx1"}}
+    config = Config(sources=sources)  # type: ignore[arg-type] # as a file has it
+    delivery = {**ENTRY.delivery, "source": "chat"}
+    told = story(config, replace(ENTRY, delivery=delivery, status=503, state=states.REFUSED))
+    assert "The sender (chat) was answered 503" in told and "and tries 3 times" in told
+
+
+def test_the_timeline_has_what_is_known():
+    begun, worked = timeline(ENTRY)
+    assert [(each.name, each.at) for each in begun] == [
+        ("Received", 0.0), ("Published", 0.002), ("Answered", 0.0112),
+    ] and not worked  # fmt: skip
+    later = replace(
+        ENTRY, ended_at="2026-01-31T12:01:12.000+00:00", error="x", attempts=2, status=0
+    )
+    begun, worked = timeline(later)
+    assert begun[-1].name == "Sender left"
+    assert [(each.detail, each.at) for each in worked] == [("x, 2 tries", 72.0)]
+    unknown = replace(ENTRY, published=None, status=None)
+    assert [each.name for each in timeline(unknown)[0]] == ["Received"]
+
+
+def test_requests_are_copied_as_commands():
+    config = Config(port=8000)
+    made = commands(config, ENTRY, ({}, {"host": "h", "x-a": "it's"}, "x y"))
+    assert made == {
+        "curl": """curl -X POST -H 'x-a: it'"'"'s' --data-raw 'x y' """
+        "'http://127.0.0.1:8000/orders/north?a=b'"
+    }
+    raw = {"__type__": "base64", "__value__": "/w=="}
+    assert "echo /w== | base64 -d | curl" in commands(config, ENTRY, ({}, {}, raw))["curl"]
+    signed = replace(ENTRY, delivery={**ENTRY.delivery, "source": "shop", "event": "paid"})
+    told = commands(config, signed, ({}, {}, "x"))["gateway send"]
+    assert told.startswith("gateway send --as shop --config gateway.toml --event paid --data x ")
+    assert commands(config, ENTRY, None) == {}
+    assert commands(config, replace(ENTRY, redacted=["body"]), ({}, {}, "x")) == {}
+
+
+def test_what_is_typed_becomes_filters():
+    assert typed("") == {}
+    assert typed('route:/a* refund status:5xx event:"a b" 4711') == {
+        "route": "/a*", "status": "5xx", "event": "a b", "text": "refund 4711",
+    }  # fmt: skip
+    assert first_commands(Config(routes=[])) == []
+    assert first_commands(Config()) == ["curl --data hello http://127.0.0.1:8000/"]
+
+
+def test_lost_and_hanging_workers_come_first():
+    def worker(*began: float) -> Worker:
+        return Worker(running=[Running("1", "t", each, True) for each in began])
+
+    at = 10_000.0
+    look = Look(at, workers={"a": worker(), "b": worker(at - 1, at - LONG - 1), "c": worker(at)})
+    seen = {"a": at, "b": at, "c": at, "d": at - 60}
+    rows = listed(look, seen)
+    assert [(row.name, row.state) for row in rows] == [
+        ("d", "lost"), ("b", "hangs"), ("a", "online"), ("c", "online"),
+    ]  # fmt: skip
+    assert rows[1].longest == LONG + 1 and rows[2].longest is None
+    unasked = listed(Look(at, unasked="no answer"), seen)
+    assert {row.state for row in unasked} == {"unknown"}
+
+
+def test_quantiles_are_bounds_of_buckets():
+    found = Answers()
+    assert found.quantile(0.5) is None
+    found.number = 100
+    found.buckets.update({0.01: 60, 0.1: 39, float("inf"): 1})
+    assert (found.quantile(0.5), found.quantile(0.99)) == (0.01, 0.1)
+    assert found.quantile(1.0) is None  # longer than any bound
