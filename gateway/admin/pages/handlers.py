@@ -15,10 +15,14 @@ from gateway.admin.pages.servers import Servers
 from gateway.admin.pages.sources import Sources
 from gateway.admin.pages.view import File, Session, Unknown
 from gateway.admin.pages.workers import Workers
+from gateway.history.gateways import Gateways
+from gateway.history.history import History
 from gateway.process.supervisor import Supervisor
 
 
-def routes(supervisor: Supervisor) -> list[tuple[str, type[RequestHandler], dict[str, Any]]]:
+def routes(
+    supervisor: Supervisor, history: History, gateways: Gateways
+) -> list[tuple[str, type[RequestHandler], dict[str, Any]]]:
     """Return the pages' handlers for Tornado."""
     found: list[tuple[str, type[RequestHandler]]] = [
         ("/(?:deliveries)?", Deliveries),
