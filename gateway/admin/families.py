@@ -40,7 +40,7 @@ class About:
         cls,
         supervisor: Supervisor,
         answers: health.Answers,
-        differences: Iterable[Difference],
+        differences: Iterable[Difference] = (),
     ) -> About:
         return cls(
             version=__version__,

@@ -56,6 +56,11 @@ class History:
         #: Those that are counted apart.
         self.routes: list[str] = []
 
+    @property
+    def known(self) -> list[str]:
+        """The paths of the present routes, and of those that are counted apart still."""
+        return list(dict.fromkeys([*self._paths(), *self.routes]))
+
     async def run(self, file: Callable[[], Path | None]) -> None:
         """Count each second, and write the file each minute, until cancelled."""
         before = saved = monotonic()
@@ -94,15 +99,15 @@ class History:
         # The present second is known when it has ended.
         return list(self._rings[name].read(route, time() - 1, group))
 
-    def usual(self, value: Callable[[Slot], float], route: str = ALL) -> float | None:
+    def usual(self, value: Callable[[Slot], float | None], route: str = ALL) -> float | None:
         """Return what a value was in this hour of earlier days; None: too few are known."""
         slots, step = self.read("14d", route), RANGES["14d"][0]
         values = []
         for days in range(1, 14):
             end = len(slots) - (days * 86_400 - HOUR // 2) // step
             whole = total(slots[max(end - HOUR // step, 0) : end])
-            if whole.seconds > HOUR / 2:
-                values.append(value(whole))
+            if whole.seconds > HOUR / 2 and (was := value(whole)) is not None:
+                values.append(was)
         return median(values) if len(values) >= DAYS else None
 
     def saving(self, path: Path | None) -> Callable[[], None]:

@@ -59,6 +59,13 @@ class Two:
     def ready(self) -> dict:
         return json.loads(get(f"{self.first.admin_url}/readyz").body)
 
+    def warnings(self) -> list[str]:
+        """Return those of the first one that are not about workers, of which there is none."""
+        return [each for each in self.ready()["warnings"] if "no worker" not in each]
+
+    def page(self) -> str:
+        return get(f"{self.first.admin_url}/").body.decode()
+
 
 @pytest.fixture
 def redis(stack: Stack) -> Iterator[Server]:
@@ -78,14 +85,17 @@ def two(stack: Stack, rabbitmq: RabbitMQ, redis: Server, tmp_path: Path) -> Iter
 def test_each_sees_the_other_and_by_what_it_differs(two, rabbitmq, redis):
     for server in (two.first, two.second):
         assert poll(lambda server=server: len(two.told(server)["gateways"]) == 2, SOON)
-    assert two.kinds() == {} and two.ready()["warnings"] == []
+    assert two.kinds() == {} and two.warnings() == []
     told = two.told()
     assert told["problem"] == "" and [each["is_lost"] for each in told["gateways"]] == [False] * 2
 
     two.change(CONFIG.replace("/orders", "/returns").replace("tests", "others"))
     assert poll(lambda: two.kinds() == {"secret_key": True, "routes": True}, SOON)
-    ready = two.ready()
-    assert ready["ready"] and "/orders only here; /returns only there" in str(ready["warnings"])
+    assert two.ready()["ready"]
+    assert "/orders only here; /returns only there" in two.warnings()[1]
+    page = two.page()
+    assert "is not as this gateway" in page and "/returns only there" in page
+    assert "of these others" not in page
     with Redis.from_url(redis.url) as client:
         assert b"others only" not in b"".join(client.hvals(KEY))
     assert metric(two.first, "gateway_differing", kind="routes") == 1
@@ -106,7 +116,7 @@ def test_one_that_is_killed_is_lost_and_one_that_ends_is_gone(two, redis):
     assert poll(lambda: len(two.told()["gateways"]) == 2, SOON)
     two.second.kill()
     assert poll(lambda: two.kinds() == {"lost": True}, SOON)
-    assert "has not been heard of" in two.ready()["warnings"][0]
+    assert "has not been heard of" in two.warnings()[0] and "is lost" in two.page()
     two.second.restart()
     assert poll(lambda: two.kinds() == {}, SOON)
 
@@ -119,6 +129,7 @@ def test_one_that_is_killed_is_lost_and_one_that_ends_is_gone(two, redis):
     redis.restart()
     assert poll(lambda: two.told()["problem"] == "", SOON)
     assert len(two.told()["gateways"]) == 1
+    assert "is lost" not in two.page() and "Others are not known" not in two.page()
 
 
 def test_without_a_state_server_a_gateway_knows_itself(stack, rabbitmq):
@@ -129,5 +140,6 @@ def test_without_a_state_server_a_gateway_knows_itself(stack, rabbitmq):
         )
         told = json.loads(get(f"{gateway.admin_url}/api/gateways").body)
         assert [each["name"] for each in told["gateways"]] == [told["asked"]] and told["problem"]
+        assert b"Others are not known" in get(f"{gateway.admin_url}/").body
         gateway.stop()
         assert "Traceback" not in gateway.output()

@@ -46,6 +46,10 @@ def received(gateway: Server, name: str) -> int:
     return sum(number or 0 for number in past(gateway, range=name, route="/signed")["received"])
 
 
+def page(gateway: Server, range_: str = "6h") -> str:
+    return get(f"{gateway.admin_url}/?range={range_}").body.decode()
+
+
 def refuse(gateway: Server, number: int = 10) -> None:
     async def send() -> None:
         async with await Connection.open(port_of(gateway.url)) as connection:
@@ -64,6 +68,7 @@ def test_it_outlasts_processes_a_reload_and_a_restart(gateway):
     def counted(number: int) -> bool:
         return poll(lambda: received(gateway, "10m") == number, 20)
 
+    assert "No route has had a request" in page(gateway)
     refuse(gateway)
     before = pids(gateway)
     refuse(gateway)
@@ -82,6 +87,7 @@ def test_it_outlasts_processes_a_reload_and_a_restart(gateway):
     assert counted(50)
     for name in ("6h", "14d"):
         assert received(gateway, name) == 50
+        assert "50 of 50 in the last 10 minutes" in page(gateway, name)
     told = past(gateway, range="6h")
     assert told["routes"] == ["/signed"] and told["step"] == 10
     assert sum(number or 0 for number in told["statuses"]["4xx"]) == 50

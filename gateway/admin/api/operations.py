@@ -208,9 +208,9 @@ async def _known(reader: Reader, delivery_id: str) -> Entry:
 
 async def get_history(history: History, wanted: HistoryWanted) -> Past:
     """Return rates, statuses and latencies of the past."""
-    if wanted.route not in (ALL, OTHERS, *history.routes):
-        routes = ", ".join([*history.routes, OTHERS])
-        raise Refused(404, "not-found", f"nothing is known of this route; of {routes} it is")
+    if wanted.route not in (ALL, OTHERS, *history.known):
+        routes = ", ".join([*history.known, OTHERS])
+        raise Refused(404, "not-found", f"there is no such route; there are {routes}")
     return Past.of(wanted, history.read(wanted.range, wanted.route), history.routes)
 
 
