@@ -24,7 +24,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strategy", help="as for serve")
     parser.add_argument("--broker", metavar="URL", dest="broker_url", help="as for serve")
     parser.add_argument("--result-backend", metavar="URL", help="as for serve")
-    parser.add_argument("--notify", action="store_true", help="send a test as [notify] says")
+    parser.add_argument(
+        "--notify", dest="tell", action="store_true", help="send a test as [notify] says"
+    )
     parser.add_argument(
         queues.DELETE,
         metavar="NAME",
@@ -61,4 +63,4 @@ def _found(arguments: argparse.Namespace) -> Iterator[Finding]:
     yield from configuration.sources(config)
     yield from configuration.bodies(config)
     yield from configuration.events(config)
-    yield from asyncio.run(checks.run(config, arguments.notify))
+    yield from asyncio.run(checks.run(config, arguments.tell))
