@@ -50,14 +50,16 @@ class Service:
             await service.stop()
 
 
-def start(work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
+def start(
+    work: Coroutine[None, None, None], name: str, *, needed: bool = True
+) -> asyncio.Task[None]:
     """Run `work` until it is cancelled.
 
     If it ends by itself or fails, the process cannot work without it. The process then drains
-    and ends, and its parent starts another.
+    and ends, and its parent starts another. What is not `needed` only gets an error in the log.
     """
     task = asyncio.create_task(work, name=name)
-    task.add_done_callback(_ended)
+    task.add_done_callback(_ended if needed else _failed)
     return task
 
 
@@ -98,6 +100,11 @@ async def in_daemon_thread(work: Callable[[], object]) -> None:
 
     Thread(target=run, daemon=True).start()
     await ended.wait()
+
+
+def _failed(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()):
+        log.error("the background task %s has failed", task.get_name(), exc_info=error)
 
 
 def _ended(task: asyncio.Task[None]) -> None:

@@ -199,4 +199,10 @@ PARENT = {
     "gateway_start_time_seconds": Metric(
         GAUGE, "When the gateway was started, in seconds since the epoch."
     ),
+    "gateway_differing": Metric(
+        GAUGE,
+        "Other gateways of this deployment that differ from this one, by what differs: lost, clock,"
+        " secret_key, prefix, broker, routes; version and settings may differ for a while.",
+        ("kind",),
+    ),
 }

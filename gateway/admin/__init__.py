@@ -6,11 +6,11 @@ GET /readyz: 200 if any child that is not draining is connected to all servers t
     needs, otherwise 503; JSON: ``{"ready": true, "version": "1.0", "strategy": "redis",
     "uptime": 7, "routes": {"/": true}, "children": [{"pid": 7, "broker": ""}]}``, where a child's
     text says what is wrong, and the uptime is in seconds. ``"warnings"`` is a list of texts about
-    what fails nothing yet, as a queue that no worker consumes.
+    what fails nothing yet, as a queue that no worker consumes, or a gateway that differs.
 GET /readyz?route=/path: the same for this route, as the configuration writes it; if it has no such
     route, 404 and ``{"error": "..."}``.
 GET /metrics: the sums of all processes, in Prometheus' text format or in OpenMetrics.
-/api/: the deliveries of the journal, as `gateway.admin.api` describes them.
+/api/: the journal, the history and the gateways, as `gateway.admin.api` describes them.
 All other paths: the pages of `gateway.admin.pages`.
 
 No request needs a body, and no client needs a second request on its connection. What comes to a
@@ -34,6 +34,8 @@ from gateway import __version__
 from gateway.admin.exposition import expose
 from gateway.admin.families import STARTED, About, families
 from gateway.clock import time
+from gateway.history.gateways import Gateways
+from gateway.history.history import History
 from gateway.http.head import is_plain
 from gateway.process import health
 from gateway.process.supervisor import Supervisor
@@ -71,17 +73,20 @@ class AdminServer(HTTPServer):
         super().handle_stream(stream, address)
 
 
-def admin_server(supervisor: Supervisor, sockets: list[socket.socket]) -> HTTPServer:
+def admin_server(
+    supervisor: Supervisor, history: History, gateways: Gateways, sockets: list[socket.socket]
+) -> HTTPServer:
     """Serve the admin pages on `sockets`, which are bound and listening."""
     to = {"supervisor": supervisor}
+    among = {**to, "gateways": gateways}
     server = AdminServer(
         _application(
             [
                 ("/healthz", Health, to),
-                ("/readyz", Readiness, to),
-                ("/metrics", Exposition, to),
-                ("/api/.*", _Later("gateway.admin.api.handlers", supervisor)),
-                ("/.*", _Later("gateway.admin.pages.handlers", supervisor)),
+                ("/readyz", Readiness, among),
+                ("/metrics", Exposition, among),
+                ("/api/.*", _Later("gateway.admin.api.handlers", supervisor, history, gateways)),
+                ("/.*", _Later("gateway.admin.pages.handlers", supervisor, history, gateways)),
             ]
         )
     )
@@ -96,15 +101,16 @@ def _application(routes: list[Any]) -> Application:
 class _Later(Router):
     """Loads handlers with the first request to them: they are most of what the parent loads."""
 
-    def __init__(self, module: str, supervisor: Supervisor):
+    def __init__(self, module: str, supervisor: Supervisor, *known: object):
         self._module = module
         self._supervisor = supervisor
+        self._known = known
         self._application: Application | None = None
 
     def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> HTTPMessageDelegate | None:
         if self._application is None:
             routes = import_module(self._module).routes
-            self._application = _application(routes(self._supervisor))
+            self._application = _application(routes(self._supervisor, *self._known))
         return self._application.find_handler(request, **kwargs)
 
 
@@ -142,7 +148,13 @@ class Health(_Page):
         self.write({"healthy": alive, "children": answering})
 
 
-class Readiness(_Page):
+class _Among(_Page):
+    def initialize(self, supervisor: Supervisor, gateways: Gateways) -> None:  # type: ignore[override] # Tornado's way
+        super().initialize(supervisor)
+        self.gateways = gateways
+
+
+class Readiness(_Among):
     async def get(self) -> None:
         paths = list(dict.fromkeys(route.path for route in self.supervisor.config.routes))
         asked = self.get_query_argument("route", "")
@@ -159,10 +171,13 @@ class Readiness(_Page):
                 "routes": {
                     path: self.ready(answers, path) for path in ([asked] if asked else paths)
                 },
-                "warnings": health.warnings(answers),
                 "version": __version__,
                 "strategy": self.supervisor.config.strategy,
                 "uptime": int(time() - STARTED),
+                "warnings": [
+                    *health.warnings(answers),
+                    *(str(each) for each in self.gateways.differences if each.wrong),
+                ],
                 "children": [
                     {"pid": child.pid, **(checks if checks is not None else {"loop": "no answer"})}
                     for child, checks in answers
@@ -171,10 +186,10 @@ class Readiness(_Page):
         )
 
 
-class Exposition(_Page):
+class Exposition(_Among):
     async def get(self) -> None:
         answers = await health.ask(self.supervisor.children, SCRAPE)
-        about = About.of(self.supervisor, answers)
+        about = About.of(self.supervisor, answers, self.gateways.differences)
         accept = self.request.headers.get("Accept", "")
         data, content_type = expose(families(self.supervisor.totals(), about), accept)
         self.set_header("Content-Type", content_type)

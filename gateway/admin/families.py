@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from platform import python_version
 
 from gateway import __version__
 from gateway.clock import time
+from gateway.history.gateways import KINDS, Difference
 from gateway.metric_table import HISTOGRAM, METRICS, OTHER, PARENT, Metric
 from gateway.process import health
-from gateway.process.counters import Exemplar, Series, Totals
+from gateway.process.counters import Exemplar, Labels, Series, Totals
 from gateway.process.supervisor import Supervisor
 
-#: The values of a metric's labels, in the order of the table.
-Labels = tuple[str, ...]
 #: When this process has begun, in seconds since the epoch.
 STARTED = time()
 
@@ -25,7 +24,7 @@ class About:
     """What the parent knows: whether a child is ready, how many there are, when it has begun.
 
     ``started`` is in seconds since the epoch; ``restarts`` is how many children have ended
-    unexpectedly.
+    unexpectedly, and ``differing`` by which kinds how many other gateways differ.
     """
 
     version: str
@@ -34,9 +33,15 @@ class About:
     processes: int
     restarts: int
     started: float
+    differing: Mapping[str, int]
 
     @classmethod
-    def of(cls, supervisor: Supervisor, answers: health.Answers) -> About:
+    def of(
+        cls,
+        supervisor: Supervisor,
+        answers: health.Answers,
+        differences: Iterable[Difference] = (),
+    ) -> About:
         return cls(
             version=__version__,
             strategy=supervisor.config.strategy,
@@ -44,6 +49,7 @@ class About:
             processes=len(answers),
             restarts=supervisor.restarts,
             started=STARTED,
+            differing=Counter(each.kind for each in differences),
         )
 
 
@@ -72,16 +78,16 @@ def families(total: Totals, about: About) -> Iterator[Family]:
     The processes of two versions may have different labels and bounds: only the labels of this
     version count, and series that differ in others are added up.
     """
-    own: dict[str, tuple[Labels, float]] = {
-        "gateway_build_info": ((about.version, about.strategy, python_version()), 1),
-        "gateway_ready": ((), about.ready),
-        "gateway_processes": ((), about.processes),
-        "gateway_process_restarts_total": ((), about.restarts),
-        "gateway_start_time_seconds": ((), about.started),
+    own: dict[str, dict[Labels, float]] = {
+        "gateway_build_info": {(about.version, about.strategy, python_version()): 1},
+        "gateway_ready": {(): about.ready},
+        "gateway_processes": {(): about.processes},
+        "gateway_process_restarts_total": {(): about.restarts},
+        "gateway_start_time_seconds": {(): about.started},
+        "gateway_differing": {(kind,): about.differing.get(kind, 0) for kind in KINDS},
     }
     for name, metric in PARENT.items():
-        labels, value = own[name]
-        yield Family(name, metric, {labels: float(value)})
+        yield Family(name, metric, {labels: float(value) for labels, value in own[name].items()})
     sums = _Sums(total)
     for name, metric in METRICS.items():
         if metric.type == HISTOGRAM:

@@ -26,7 +26,7 @@ class Idempotency(Service):
         #: Which further tasks of a delivery the broker has taken.
         self.taken = TakenTasks(config, self.claims.redis)
         self.refuse = config.without_state == "refuse"
-        watch = StateWatch(config, metrics, self.claims.redis)
+        watch = StateWatch(metrics, self.claims.redis)
         self.uses = (self.claims, watch, self.waiter, self.late)
 
     def held(self) -> dict[str, int]:

@@ -59,13 +59,28 @@ async def _supervise(
     await supervisor.start()
     # The children load their code while this process loads that of the admin port.
     from gateway.admin import admin_server
+    from gateway.history.gateways import Gateways
+    from gateway.history.history import History
 
-    server = admin_server(supervisor, admin)
+    history = History(supervisor.grown, lambda: supervisor.config.paths)
+    if config.history:
+        history.load(config.history)
+    counting = background.start(
+        history.run(lambda: supervisor.config.history), "history", needed=False
+    )
+    where = address(sockets[0])
+    name = f"{socket.gethostname()}:{where.rpartition(':')[2]}"
+    gateways = Gateways(supervisor, history, name, where)
+    telling = background.start(gateways.run(), "gateways", needed=False)
+    server = admin_server(supervisor, history, gateways, admin)
     reports = None
     if manager.address:
         reports = background.start(report(supervisor, manager), "reports to the service manager")
     await supervisor.run()
     await background.stop(reports)
+    await background.stop(telling)
+    await background.stop(counting)
+    history.saving(supervisor.config.history)()
     server.stop()
 
 

@@ -140,6 +140,9 @@ class Config(Model):
     """keep requests that were refused before they had a task as well
     ([delivery.md](delivery.md#what-was-refused-or-ignored)): in addition to `journal`, at most a
     tenth of it, and of `journal_bytes`"""
+    history: Path | None = None
+    """(default: none) a file of this gateway alone, in which rates, statuses and latencies of the
+    last 14 days are kept over a restart ([metrics.md](metrics.md#the-history))"""
     log_requests: Annotated[float, BeforeValidator(_share)] = 0.0
     """(default: false) log a line for each request; a share such as `0.01`: for so many of them,
     and for all errors. It has method, path, status, milliseconds, and as far as they are known the

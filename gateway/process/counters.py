@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import sub
 from zlib import crc32
 
 from gateway.metric_table import GAUGE, HISTOGRAM, METRICS
@@ -19,6 +20,12 @@ log = logging.getLogger(__name__)
 #: A name and its labels. A histogram has a series for each bucket, whose name ends in ``_bucket``
 #: and whose last label is its upper bound, ``le``; and one for its sum, ``_sum``.
 Series = tuple[str, tuple[tuple[str, str], ...]]
+#: The values of a metric's labels, in the order of the table.
+Labels = tuple[str, ...]
+#: A metric's name, the values of its labels, and what was added: to a counter, or to each bucket of
+#: a histogram and to its sum.
+Growth = tuple[str, Labels, list[float]]
+_VALUE = 8  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,20 @@ class Reader:
         #: What they have described, in the order of the values; and which of these are gauges.
         self._series: list[Series] = []
         self._gauges: set[str] = set()
+        #: Of each series that grows: its name, its labels, and where its values begin and end.
+        self._growing: list[tuple[str, Labels, int, int]] = []
+        self._before = b""  # the values at the last call of `grown`
+
+    def grown(self) -> Iterator[Growth]:
+        """Yield what has grown since the last call."""
+        self._describe()
+        before, size = self._before, len(self._series) * _VALUE
+        self._before = now = self._map[self._values : self._values + size]
+        before += bytes(size - len(before))
+        for name, labels, start, end in self._growing:
+            if before[start:end] != now[start:end]:
+                values = memoryview(now)[start:end].cast("d")
+                yield name, labels, [*map(sub, values, memoryview(before)[start:end].cast("d"))]
 
     def totals(self, alive: bool = True) -> Totals:
         """Return every series with its value; without gauges where the child is not `alive`."""
@@ -72,6 +93,7 @@ class Reader:
             name, kind, labels, bounds = json.loads(line)
             self._end = end + 1
             named = tuple(labels.items())
+            begin = len(self._series) * _VALUE
             if kind == HISTOGRAM:
                 les = [*map(str, bounds), "+Inf"]
                 self._series += [(f"{name}_bucket", (*named, ("le", le))) for le in les]
@@ -80,6 +102,9 @@ class Reader:
                 self._series.append((name, named))
                 if kind == GAUGE:
                     self._gauges.add(name)
+            if kind != GAUGE:
+                end = len(self._series) * _VALUE
+                self._growing.append((name, tuple(labels.values()), begin, end))
 
 
 class Counters:
@@ -99,6 +124,12 @@ class Counters:
         if self._reader is None:
             self._open()
         return Totals() if self._reader is None else self._reader.totals(alive)
+
+    def grown(self) -> list[Growth]:
+        """Return what has grown since the last call; it costs much less than `totals`."""
+        if self._reader is None:
+            self._open()
+        return [] if self._reader is None else list(self._reader.grown())
 
     def close(self) -> None:
         if self._map is not None:

@@ -21,7 +21,7 @@ from gateway.config.cross_checks import problems
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
 from gateway.process.child_handle import ChildHandle
-from gateway.process.counters import Totals, add_up
+from gateway.process.counters import Growth, Totals, add_up
 from gateway.process.service_manager import ServiceManager
 
 log = logging.getLogger(__name__)
@@ -55,6 +55,7 @@ class Supervisor:
         #: The living children, and what the dead ones have counted.
         self.children: list[ChildHandle] = []
         self.gone = Totals()
+        self._ended: list[Growth] = []
         #: How many children have ended unexpectedly.
         self.restarts = 0
 
@@ -87,6 +88,11 @@ class Supervisor:
     def totals(self) -> Totals:
         """Add up the counters of all children, the dead ones included."""
         return add_up([self.gone, *(child.counters.totals() for child in self.children)])
+
+    def grown(self) -> list[Growth]:
+        """Return what children have counted since the last call, those that ended included."""
+        ended, self._ended = self._ended, []
+        return [*ended, *(each for child in self.children for each in child.counters.grown())]
 
     @property
     def draining(self) -> bool:
@@ -124,6 +130,7 @@ class Supervisor:
             lived = monotonic() - child.started
             self.children.remove(child)
             self.gone = add_up([self.gone, child.counters.totals(alive=False)])
+            self._ended += child.counters.grown()
             child.close()
             if self._stopping.is_set() or child.retired:
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 import psutil
 from redis import Redis
 
+from gateway.history.gateways import EVERY, KEY, SCRIPT
 from tests.alerts.site import QUEUE, Site
 
 RESTARTS = 4
@@ -160,6 +162,26 @@ def state_frozen(site: Site) -> Iterator[None]:
     site.state.thaw()
 
 
+@contextmanager
+def another_gateway(site: Site) -> Iterator[None]:
+    """It says that it has the same routes, and has another secret_key."""
+    with Redis.from_url(site.state.url) as redis:
+        (own,) = redis.hvals(KEY)
+        line = {**json.loads(own.partition(b" ")[2]), "name": "another", "secret_key": "another"}
+        ended = threading.Event()
+
+        def tell() -> None:
+            while not ended.wait(EVERY):
+                redis.eval(SCRIPT, 1, KEY, 60, "another", json.dumps(line))
+
+        telling = threading.Thread(target=tell)
+        telling.start()
+        yield
+        ended.set()
+        telling.join()
+        redis.hdel(KEY, "another")
+
+
 @dataclass(frozen=True)
 class Row:
     """`fault` lasts as long as its context, and fires all of `fires`, perhaps some of `may`.
@@ -220,6 +242,7 @@ ROWS = (
     Row("no route takes the deliveries", requests_to("/choosy"), names("DeliveriesIgnored")),
     # The journal is in the same Redis.
     Row("claims' Redis full", state_full, names("StateFull"), names("JournalLost"), signed=True),
+    Row("a gateway with another secret_key", another_gateway, names("Differs")),
     Row("journal's Redis frozen", state_frozen, names("JournalLost")),
     Row("no archiver", archiver_killed, names("ArchiveBehind")),
 )

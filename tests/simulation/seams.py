@@ -67,7 +67,6 @@ def install() -> None:
     import redis.utils
 
     import gateway.celery_message
-    import gateway.claims.state_watch
     import gateway.process.child
     from tests.simulation.network import Socket
 
@@ -75,8 +74,6 @@ def install() -> None:
     workflow.socket = SimpleNamespace(**given)  # type: ignore[attr-defined]
     services.SocketConnectionMixin.connect_socket = _connect  # type: ignore[method-assign]
     gateway.celery_message._ORIGIN = "gateway-1@simulation"
-    named = {**vars(socket), "gethostname": lambda: "simulation"}
-    gateway.claims.state_watch.socket = SimpleNamespace(**named)  # type: ignore[attr-defined]
     # redis-py reads its own package's metadata from disk for each connection.
     redis.utils.get_lib_version = cache(redis.utils.get_lib_version)
     # For each client redis-py writes the names of 170 commands in capitals; ours are.

@@ -38,7 +38,15 @@ from gateway.metrics import EXEMPLARS, FORM, HEAD, Metrics
 from gateway.process.counters import Counters, Series, Totals, add_up
 from tests.support.requests import total
 
-ABOUT = About(version="1.2", strategy="pika", ready=True, processes=2, restarts=3, started=7.5)
+ABOUT = About(
+    version="1.2",
+    strategy="pika",
+    ready=True,
+    processes=2,
+    restarts=3,
+    started=7.5,
+    differing={"clock": 1},
+)
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 ROUTES = ["/a", '/"quoted\\"']
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -315,7 +323,8 @@ def test_plain_series_are_there_from_the_beginning_and_labelled_ones_are_not(cou
     assert total(text, "gateway_build_info", version="1.2", strategy="pika") == 1
     assert re.search(r'^gateway_build_info{python="3\.[\d.]+\w*"', text, re.M)
     parent = {name: total(text, name) for name in [*PARENT][1:]}
-    assert [*parent.values()] == [1, 2, 3, 7.5]
+    assert [*parent.values()] == [1, 2, 3, 7.5, 1]
+    assert total(text, "gateway_differing", kind="clock") == 1
     alone = exposed(Totals())  # no child lives yet
     assert set(re.findall(r"^(\w+)[{ ]", alone, re.M)) == PARENT.keys()
 
@@ -450,3 +459,27 @@ def test_an_exemplar_that_is_half_written_is_left_out(counting):
 )
 def test_only_a_valid_trace_that_is_recorded_is_an_exemplar(traceparent, trace):
     assert recorded_trace(traceparent) == trace
+
+
+def test_what_has_grown_is_told_once(counting):
+    counted = counting()
+    counted.metrics.answered("/a", "POST", 200, 0.02)
+    counted.metrics.set("gateway_in_flight", 3)  # a gauge
+
+    ((name, labels, grown),) = counted.counters.grown()
+    assert (name, labels) == (REQUESTS, ("/a", "POST", "200"))
+    assert (len(grown), sum(grown[:-1]), grown[-1]) == (len(BUCKETS) + 2, 1, 0.02)
+    assert counted.counters.grown() == []
+
+    counted.metrics.answered("/a", "POST", 502, 0.5)
+    counted.metrics.answered("/a", "POST", 200, 0.02)
+    counted.metrics.count(ERRORS, "task-failed")
+    grown = {labels: sum(more) for _, labels, more in counted.counters.grown()}
+    assert grown == {
+        ("/a", "POST", "200"): 1.02,
+        ("/a", "POST", "502"): 1.5,
+        ("task-failed",): 1,
+    }
+    unused = Counters()
+    assert unused.grown() == []
+    unused.close()

@@ -1,1 +1,1 @@
-"""The HTTP API of the admin port: the journal's deliveries, their changes, and replays."""
+"""The HTTP API of the admin port: the journal's deliveries, their replay, and the history."""

@@ -17,8 +17,11 @@ from gateway.audit import LOOK, REPLAY
 from gateway.process.supervisor import Supervisor
 
 
-def routes(supervisor: Supervisor) -> list[tuple[str, type[RequestHandler], dict[str, Any]]]:
-    """Return the API's handlers for Tornado."""
+def routes(
+    supervisor: Supervisor, *known: object
+) -> list[tuple[str, type[RequestHandler], dict[str, Any]]]:
+    """Return the API's handlers for Tornado; `known` is what operations ask beside the journal."""
+    subjects = {type(each): each for each in known}
     by_path: dict[str, dict[str, Operation]] = {}
     for operation in OPERATIONS:
         by_path.setdefault(operation.path, {})[operation.method] = operation
@@ -28,7 +31,8 @@ def routes(supervisor: Supervisor) -> list[tuple[str, type[RequestHandler], dict
     ]
     for path, operations in by_path.items():
         pattern = path.replace("{id}", "(?P<id>[^/]+)")
-        found.append((pattern, Call, {"supervisor": supervisor, "operations": operations}))
+        given = {"supervisor": supervisor, "operations": operations, "subjects": subjects}
+        found.append((pattern, Call, given))
     found.append(("/api/.*", Unknown, {"supervisor": supervisor}))
     return found
 
@@ -37,10 +41,14 @@ class Call(Guarded):
     """Runs one operation and answers with its model as JSON."""
 
     def initialize(  # type: ignore[override] # Tornado's way
-        self, supervisor: Supervisor, operations: dict[str, Operation]
+        self,
+        supervisor: Supervisor,
+        operations: dict[str, Operation],
+        subjects: dict[type, object],
     ) -> None:
         super().initialize(supervisor)
         self._operations = operations
+        self._subjects = subjects
         self.allowed = ", ".join(operations)
 
     async def get(self, **path: str) -> None:
@@ -53,14 +61,16 @@ class Call(Guarded):
         operation = self._operations.get(method)
         if operation is None:
             raise HTTPError(405)
-        self.needs_journal()
+        subject = self._subjects.get(operation.subject, self.config)
+        if subject is self.config:
+            self.needs_journal()
         wanted = self.parameters(operation.parameters, path)
         self.needs({LOOK: "bodies", REPLAY: "act"}.get(operation.audited, "view"))
         if operation.audited:
             given = {k: v for k, v in wanted.model_dump().items() if v not in ("", None, False)}
             self.audit(operation.audited, **given)
         try:
-            answer = await operation.run(self.config, wanted)
+            answer = await operation.run(subject, wanted)
         except asyncio.CancelledError:
             why = "the gateway ends; of a replay, the deliveries say what was published"
             raise Refused(503, "unavailable", why) from None

@@ -17,7 +17,7 @@ _PROBLEMS = {
     400: "A parameter is wrong",
     401: "The token is missing or wrong",
     403: "The request comes from another web page",
-    404: "There is no such delivery or group, no journal, or no [notify]",
+    404: "There is no such delivery, group or route, no journal, or no [notify]",
     405: "The method is another one",
     409: "The delivery was not replayed",
     500: "Something went wrong, which the gateway's log has",
@@ -40,7 +40,7 @@ def document() -> dict[str, Any]:
         "info": {
             "title": "celery-gateway",
             "version": __version__,
-            "description": "The deliveries of a gateway's journal, replays, groups of failures.",
+            "description": "A gateway's journal, replays, failures, history, and other gateways.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/", "description": "the admin port"}],

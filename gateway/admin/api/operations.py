@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
 from pydantic import BaseModel
 
@@ -17,6 +17,7 @@ from gateway.admin.api.schema import (
     FailureGroup,
     FailureGroups,
     GroupReplayWanted,
+    HistoryWanted,
     MuteWanted,
     Nothing,
     One,
@@ -24,16 +25,20 @@ from gateway.admin.api.schema import (
     Page,
     PageWanted,
     Parameters,
+    Past,
     Replayed,
     Replays,
     ReplaysWanted,
     ReplayWanted,
+    Seen,
     WholeDelivery,
 )
 from gateway.archive.reading import reading
 from gateway.audit import LOOK, REPLAY
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
+from gateway.history.gateways import Gateways
+from gateway.history.history import ALL, OTHERS, History
 from gateway.journal.entry import Entry
 from gateway.journal.filter import Filter, read_until
 from gateway.journal.reading import Reader
@@ -201,19 +206,38 @@ async def _known(reader: Reader, delivery_id: str) -> Entry:
     return entry
 
 
+async def get_history(history: History, wanted: HistoryWanted) -> Past:
+    """Return rates, statuses and latencies of the past."""
+    if wanted.route not in (ALL, OTHERS, *history.known):
+        routes = ", ".join([*history.known, OTHERS])
+        raise Refused(404, "not-found", f"there is no such route; there are {routes}")
+    return Past.of(wanted, history.read(wanted.range, wanted.route), history.routes)
+
+
+async def list_gateways(gateways: Gateways, wanted: Nothing) -> Seen:
+    """List the gateways of this deployment, and by what they differ."""
+    return Seen.of(gateways)
+
+
 @dataclass(frozen=True)
 class Operation:
     """An operation of the API; its docstring and its annotations describe it."""
 
     method: str
     path: str
-    run: Callable[[Config, Any], Awaitable[BaseModel]]
+    run: Callable[[Any, Any], Awaitable[BaseModel]]
     #: What the log says of it: see `gateway.audit`.
     audited: str = ""
 
     @property
     def summary(self) -> str:
         return (self.run.__doc__ or "").strip().partition("\n")[0]
+
+    @property
+    def subject(self) -> type:
+        """What it asks: with the configuration it is the journal."""
+        subject, *_ = get_type_hints(self.run).values()
+        return cast(type, subject)
 
     @property
     def parameters(self) -> type[Parameters]:
@@ -236,6 +260,8 @@ OPERATIONS = (
     Operation("POST", "/api/failures/{id}/resolve", resolve_failures),
     Operation("POST", "/api/failures/{id}/replay", replay_failures, REPLAY),
     Operation("POST", "/api/notify/test", test_notification),
+    Operation("GET", "/api/history", get_history),
+    Operation("GET", "/api/gateways", list_gateways),
 )
 #: The stream of changes, which is no answer with an end.
 CHANGES = "/api/changes"

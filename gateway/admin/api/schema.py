@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Self
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from gateway.history.gateways import KINDS, Gateways, Line
+from gateway.history.history import RANGES
+from gateway.history.ring import LATER, STATUSES, Slot
 from gateway.journal.base import POSITION
 from gateway.journal.entry import GONE, STATES, Entry
 from gateway.journal.filter import PARTS, Filter, read_until
 from gateway.journal.groups import AGAIN, MUTED, NEW, RESOLVED, STILL
 from gateway.journal.replay import Replay
 
+T = TypeVar("T")
 State = Annotated[str, Field(json_schema_extra={"enum": [*STATES]})]
 #: The most deliveries of a page, and of one request to replay.
 PAGE = 500
@@ -118,6 +123,15 @@ class ReplayWanted(One):
     """A delivery that is to be replayed."""
 
     again: bool = Field(False, description="also if another try or replay may have run it")
+
+
+class HistoryWanted(Parameters):
+    """Which part of the history."""
+
+    range: Literal["10m", "6h", "14d"] = Field(
+        "10m", description="by the second, by ten seconds, or by five minutes"
+    )
+    route: str = Field("", description="the route's path, or `others`; empty: all routes")
 
 
 class RefusedRequest(BaseModel):
@@ -248,6 +262,96 @@ class Replays(BaseModel):
             LeftOut(delivery_id=entry.id, because_of=other.id, state=other.state)
             for entry, other in pairs
         ]
+
+
+class Past(BaseModel):
+    """Rates, statuses and latencies by slots of time, the oldest first; docs/metrics.md has more.
+
+    Where a value is null, the gateway did not run, or there was no request.
+    """
+
+    range: str
+    route: str
+    routes: list[str] = Field(description="those that are counted apart; all others are `others`")
+    step: int = Field(description="seconds of a slot")
+    since: str = Field(description="when the first slot begins, in ISO 8601")
+    seconds: list[float] = Field(description="of the slot, for which the gateway ran")
+    received: list[int | None] = Field(description="requests that were answered")
+    statuses: dict[str, list[int | None]] = Field(
+        description="of them, by status; 5xx are those that have no list of their own"
+    )
+    failed_later: list[int | None] = Field(
+        description="accepted deliveries whose task has failed; only of all routes"
+    )
+    waiting: list[float | None] = Field(description="requests under way, in the mean")
+    p50: list[float | None] = Field(description="seconds in which half of them were answered")
+    p99: list[float | None] = Field(description="the same for 99 of 100")
+
+    @classmethod
+    def of(cls, wanted: HistoryWanted, slots: Sequence[Slot], routes: list[str]) -> Self:
+        def each(value: Callable[[Slot], T]) -> list[T | None]:
+            return [value(slot) if slot.seconds else None for slot in slots]
+
+        return cls(
+            range=wanted.range,
+            route=wanted.route,
+            routes=routes,
+            step=RANGES[wanted.range][0],
+            since=datetime.fromtimestamp(slots[0].time, UTC).isoformat(),
+            seconds=[round(slot.seconds, 1) for slot in slots],
+            received=each(lambda slot: slot.received),
+            statuses={
+                status: each(lambda slot, at=at: slot.counts[at])  # type: ignore[misc]
+                for at, status in enumerate(STATUSES)
+            },
+            failed_later=each(lambda slot: slot.counts[LATER]),
+            waiting=each(lambda slot: round(slot.waiting, 3)),
+            p50=each(lambda slot: slot.quantile(0.5)),
+            p99=each(lambda slot: slot.quantile(0.99)),
+        )
+
+
+class DifferenceSeen(BaseModel):
+    """By what a gateway differs from the one that was asked."""
+
+    kind: Annotated[str, Field(json_schema_extra={"enum": [*KINDS]})]
+    text: str
+    wrong: bool = Field(description="false: it may differ for a while, as in an upgrade")
+
+
+class GatewaySeen(Line):
+    """A gateway as it has told of itself, which it does every few seconds."""
+
+    is_lost: bool = Field(description="has it not been heard of for a while?")
+    differences: list[DifferenceSeen] = Field(description="from the gateway that was asked")
+
+
+class Seen(BaseModel):
+    """The gateways of a deployment."""
+
+    asked: str = Field(description="the name of the gateway that was asked")
+    problem: str = Field(description="why the others are not known now; or empty")
+    gateways: list[GatewaySeen]
+
+    @classmethod
+    def of(cls, gateways: Gateways) -> Self:
+        found = gateways.differences
+        return cls(
+            asked=gateways.own.name,
+            problem=gateways.problem,
+            gateways=[
+                GatewaySeen(
+                    **line.model_dump(),
+                    is_lost=line.lost,
+                    differences=[
+                        DifferenceSeen(kind=each.kind, text=each.text, wrong=each.wrong)
+                        for each in found
+                        if each.gateway == line.name
+                    ],
+                )
+                for line in gateways.lines
+            ],
+        )
 
 
 class FailureGroup(BaseModel):

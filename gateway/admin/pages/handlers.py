@@ -10,18 +10,23 @@ from gateway.admin.pages.again import Again
 from gateway.admin.pages.asked import Asked
 from gateway.admin.pages.deliveries import Deliveries
 from gateway.admin.pages.delivery import OneDelivery, Replay
+from gateway.admin.pages.overview import Overview
 from gateway.admin.pages.routes import Routes
 from gateway.admin.pages.servers import Servers
 from gateway.admin.pages.sources import Sources
 from gateway.admin.pages.view import File, Session, Unknown
 from gateway.admin.pages.workers import Workers
+from gateway.history.gateways import Gateways
+from gateway.history.history import History
 from gateway.process.supervisor import Supervisor
 
 
-def routes(supervisor: Supervisor) -> list[tuple[str, type[RequestHandler], dict[str, Any]]]:
+def routes(
+    supervisor: Supervisor, history: History, gateways: Gateways
+) -> list[tuple[str, type[RequestHandler], dict[str, Any]]]:
     """Return the pages' handlers for Tornado."""
     found: list[tuple[str, type[RequestHandler]]] = [
-        ("/(?:deliveries)?", Deliveries),
+        ("/deliveries", Deliveries),
         ("/deliveries/([^/]+)", OneDelivery),
         ("/deliveries/([^/]+)/replay", Replay),
         ("/again", Again),
@@ -32,7 +37,9 @@ def routes(supervisor: Supervisor) -> list[tuple[str, type[RequestHandler], dict
     ]
     asked = Asked(supervisor)
     asking = [("/routes", Routes), ("/workers", Workers), ("/servers", Servers)]
+    known = {"supervisor": supervisor, "history": history, "gateways": gateways, "lines": {}}
     return [
+        ("/", Overview, known),
         *((path, handler, {"supervisor": supervisor, "asked": asked}) for path, handler in asking),
         *((path, handler, {"supervisor": supervisor}) for path, handler in found),
     ]

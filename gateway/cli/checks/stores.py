@@ -13,9 +13,10 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 from redis.utils import str_if_bytes
 
-from gateway.claims.state_watch import others
-from gateway.cli.checks.finding import LIMIT, Finding, fail, listed, ok, skipped, warn
+from gateway.cli.checks.finding import LIMIT, Finding, fail, ok, skipped, warn
+from gateway.clock import monotonic, time
 from gateway.config.settings import Config
+from gateway.history.gateways import KEY, SCRIPT, about, differences, read
 from gateway.journal.redis_store import RedisStore
 from gateway.stores import result_store
 from gateway.stores.state_store import StateStore
@@ -41,6 +42,13 @@ _REMEDIES = {
 }
 #: An account may lack a command, or the server does not have it under its name.
 _refused = re.compile("NOPERM|no permissions|unknown command", re.IGNORECASE).search
+#: Remedies where another gateway differs, by kind.
+_DIFFERING = {
+    "clock": "let NTP set the clocks of both machines",
+    "lost": "start it again; if it was taken away, ignore this for an hour",
+    "routes": "give both the same file; another deployment needs a state_prefix of its own "
+    "(GATEWAY_STATE_PREFIX)",
+}
 #: The commands that claims use, on a key that the script deletes.
 _CLAIM = """\
 redis.call('SET', KEYS[1], struct.pack('>I6', 1), 'PX', 1000)
@@ -78,13 +86,13 @@ async def check_state(config: Config) -> list[Finding]:
         if info.get("redis_mode") == "cluster":
             async with StateStore.opened(config) as store:
                 await _write_state(config, store.run)
-                found += _alone(name, await others(config, store.run))
+                found += await _others(config, name, store.run)
                 found += await _check_nodes(config, name, store)
             return found or [ok(name, f"{described(info)}, a cluster of {len(store.nodes)} nodes")]
         found += [] if shared else judge(name, info)
         await _write_state(config, client.execute_command)
         found += await _persistence(client, name, info)
-        found += _alone(name, await others(config, client.execute_command))
+        found += await _others(config, name, client.execute_command)
     return found or [ok(name, described(info))]
 
 
@@ -204,18 +212,21 @@ async def _persistence(client: Redis, name: str, info: Mapping[str, Any]) -> lis
     return [warn(name, problem, remedy)]
 
 
-def _alone(name: str, deployments: list[str]) -> list[Finding]:
-    if not deployments:
-        return []
-    problem = (
-        f"another gateway, with other routes or tasks, uses the same keys for its claims: "
-        f"{listed(deployments)}"
-    )
-    remedy = (
-        "ignore this if the new configuration is to replace the old one; otherwise give each "
-        "deployment its own state_prefix (GATEWAY_STATE_PREFIX)"
-    )
-    return [warn(name, problem, remedy)]
+async def _others(config: Config, name: str, run: result_store.Ask) -> list[Finding]:
+    """Return findings about the gateways there that differ from one of this configuration."""
+    began, before = monotonic(), time()
+    now, lines = read(await run("EVAL", SCRIPT, 1, KEY, 0))
+    took = monotonic() - began
+    own = about(config, "").model_copy(update={"ahead": before + took / 2 - now})
+    return [
+        warn(
+            name,
+            f"another gateway differs from this configuration, {each}",
+            _DIFFERING.get(each.kind, "give both the same, or ignore it in an upgrade"),
+        )
+        for each in differences(own, lines)
+        if each.wrong
+    ]
 
 
 @asynccontextmanager

@@ -17,12 +17,12 @@ from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.remote_control import DYNAMIC, GATEWAYS
 from gateway.amqp.reply_channel import connected
-from gateway.claims import state_watch
 from gateway.cli.checks import queues
 from gateway.cli.checks.finding import OK, counted
 from gateway.cli.configuration import configure
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
+from gateway.history.gateways import SILENT, running
 from gateway.stores import result_store
 from gateway.stores.state_store import StateStore
 
@@ -34,13 +34,12 @@ _KEYS = {
     "also:": "further tasks",
     "{late}:": "late answers",
     "{journal}:": "the journal",
-    "deployments": "this deployment's entry",
 }
 #: The exchanges of gateways and of the app server, and Celery's own queue.
 _EXCHANGES, _CELERYS = (GATEWAYS, DYNAMIC, "gateway.dead"), "celery"
 _RUNS = (
     "nothing is removed while a gateway runs: {}; stop it, and type this again after "
-    f"{state_watch.RUNNING:g} s"
+    f"{SILENT:g} s"
 )
 _AT_ONCE = 500  # keys that are removed together
 
@@ -78,8 +77,8 @@ async def _left(config: Config) -> AsyncIterator[Left]:
     if config.state:
         try:
             async with StateStore.opened(config) as store:
-                if running := await state_watch.running(config, store.run):
-                    raise GatewayError(_RUNS.format("; ".join(running)))
+                if found := await running(config, store.run):
+                    raise GatewayError(_RUNS.format("; ".join(found)))
                 for kind, keys in (await _keys(config, store)).items():
                     server = result_store.without_password(config.state)
                     what = f"{counted(len(keys), 'key')} of {server}: {kind}"

@@ -1,0 +1,289 @@
+"""The first page: what is wrong now, and how the gateway has done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.admin.pages.deliveries import first_commands
+from gateway.admin.pages.view import View
+from gateway.admin.pages.widgets import escape, lasting, number, tone
+from gateway.clock import monotonic, time
+from gateway.config.route import Route
+from gateway.errors import GatewayError
+from gateway.history.gateways import Gateways
+from gateway.history.history import History
+from gateway.history.ring import Slot, total
+from gateway.journal.groups import MUTED, RESOLVED
+from gateway.journal.stores import store_for
+from gateway.process import health
+from gateway.process.supervisor import Supervisor
+
+#: By range: how many slots of the history a column of the plots has.
+_GROUP = {"10m": 5, "6h": 30, "14d": 36}
+#: Seconds that count as now; and how many requests, and which share of them, are worth a row.
+_NOW, _FEW, _SHARE = 600, 5, 0.05
+_WIDTH, _HEIGHT = 1_000, 56  # of a plot
+_KEPT = 5.0  # seconds for which the lines of routes are shown again
+
+
+@dataclass
+class Trouble:
+    """Something that needs somebody: its state, and what is told of it as markup.
+
+    ``since`` is a time (epoch, or ISO 8601; "": not known), ``hours`` are counts for bars, and
+    ``link`` the path of a page, with its query.
+    """
+
+    state: str
+    what: str
+    why: str = ""
+    since: float | str = ""
+    hours: Sequence[float] = ()
+    link: str = ""
+    go: str = ""
+    query: dict[str, str] = field(default_factory=dict)
+
+
+class Overview(View):
+    """Says first what is wrong, and then the numbers."""
+
+    path, template, ranged = "", "overview.html", True
+
+    def initialize(  # type: ignore[override] # Tornado's way
+        self,
+        supervisor: Supervisor,
+        history: History,
+        gateways: Gateways,
+        lines: dict[str, tuple[float, list[float]]],
+    ) -> None:
+        super().initialize(supervisor)
+        self._history, self._gateways, self._lines = history, gateways, lines
+
+    async def content(self, *path: str) -> dict[str, Any]:
+        answers = await health.ask(self.supervisor.children)
+        slots = self._history.read(self.range, group=_GROUP[self.range])
+        rows = self._routes()
+        return {
+            "columns": slots,
+            "commands": first_commands(self.config),
+            "figures": self._figures(slots),
+            "gateways": self._gateways,
+            "nothing": not any(slot.received for slot in self._history.read("14d", group=288)),
+            "others": self._history.read("10m", "others")[-1],
+            "plots": _plots(slots),
+            "rows": rows,
+            "span": {"10m": "10 minutes", "6h": "6 hours", "14d": "14 days"}[self.range],
+            "step": lasting(slots[1].time - slots[0].time, 1),
+            "troubles": await self._troubles(answers, rows),
+            "well": _well_since(self._history.read("6h")),
+            "share": share,
+            "spark_of": self._spark,
+            "ready": health.ready(answers) and not self.supervisor.draining,
+        }  # fmt: skip
+
+    async def _troubles(self, answers: health.Answers, rows: list[dict[str, Any]]) -> list[Trouble]:
+        """Return what is wrong, and then what is worth a look."""
+        found = [
+            Trouble("down", "<b>No route is served</b>" if not health.ready(answers) else
+                    "<b>A server is away</b>", escape(text), link="servers", go="Open servers")
+            for text in health.failing(answers)
+        ]  # fmt: skip
+        found += [
+            Trouble("no consumer", _said(text), link="routes", go="Open routes")
+            for text in health.warnings(answers)
+        ]
+        found += [
+            Trouble(
+                "lost" if each.kind == "lost" else "differs",
+                f"<b>{escape(each.gateway)}</b> "
+                + ("is lost" if each.kind == "lost" else "is not as this gateway"),
+                f"{escape(each.text)}.",
+                link="#gateways",
+                go="See gateways",
+            )
+            for each in self._gateways.differences
+            if each.wrong
+        ]
+        groups = await self._groups()
+        found += groups
+        for row in rows:
+            last: Slot = row["last"]
+            for state, many, what, page in (
+                ("failed", last.failed, "fail", "deliveries"),
+                ("refused", last.refused, "are refused", "sources"),
+            ):
+                grouped = state == "failed" and any(row["path"] in each.what for each in groups)
+                if many >= _FEW and many > _SHARE * last.received and not grouped:
+                    share = f"{many / last.received:.0%}".replace("%", " %")
+                    found.append(
+                        Trouble(
+                            state,
+                            f"<b>{share} of {escape(row['path'])}</b> {what}",
+                            f"{number(many)} of {number(last.received)} in the last 10 minutes.",
+                            hours=row[state],
+                            link=page,
+                            go="Why?" if state == "refused" else "See them",
+                            query={"open": row["source"]} if state == "refused" else {
+                                "route": row["path"], "state": "failed,dead-lettered,expired"},
+                        )
+                    )  # fmt: skip
+        return sorted(found, key=lambda each: tone(each.state) != "bad")
+
+    async def _groups(self) -> list[Trouble]:
+        """Return the groups of failures that have failed in this hour or the one before."""
+        if not self.config.journal:
+            return []
+        try:
+            async with store_for(self.config).opened(self.config) as store:
+                groups = await store.groups()
+        except GatewayError as exc:
+            return [
+                Trouble("down", "<b>The journal cannot be read</b>", escape(exc), link="servers",
+                        go="Open servers")
+            ]  # fmt: skip
+        found = []
+        for group in groups:
+            about, now = group.about, sum(group.hours[-2:])
+            if now and group.state not in (MUTED, RESOLVED):
+                text = ": ".join(filter(None, (about.type, about.text))) or about.state
+                found.append(
+                    Trouble(
+                        about.state,
+                        f"<b>{escape(text)}</b> in {escape(about.route)}",
+                        f"{number(now)} in the last two hours, {number(group.count)} in all.",
+                        since=(group.again or group.first) / 1000,
+                        hours=group.hours,
+                        link=f"failures/{group.id}",
+                        go="Open the group",
+                    )
+                )
+        return found
+
+    def _figures(self, slots: Sequence[Slot]) -> dict[str, Any]:
+        now = total(self._history.read("10m")[-60:])
+        usual: dict[str, float | None] = {
+            name: self._history.usual(value)
+            for name, value in (("rate", _rate), ("share", share), ("failed", not_done))
+        }  # only where the history has some days
+        return {
+            "now": now,
+            "usual": usual,
+            "share": share(now),
+            "failed": not_done(now),
+            "p50": now.quantile(0.5),
+            "p99": now.quantile(0.99),
+        }
+
+    def _routes(self) -> list[dict[str, Any]]:
+        """Return the routes, the worst first."""
+        routes: dict[str, Route] = {}
+        for route in self.config.routes:
+            routes.setdefault(route.path, route)
+        rows = []
+        for path, route in routes.items():
+            if path in self._history.routes:
+                last = total(self._history.read("10m", path))
+                hours = self._history.read("6h", path, 180)
+                rows.append({
+                    "path": path, "task": route.task, "source": route.source or "", "last": last,
+                    "failed": [slot.failed for slot in hours],
+                    "refused": [slot.refused for slot in hours],
+                })  # fmt: skip
+        return sorted(rows, key=lambda row: 1.0 if (good := share(row["last"])) is None else good)
+
+    def _spark(self, path: str) -> list[float]:
+        """Return the rates of a route; they are counted anew every few seconds only."""
+        at, rates = self._lines.get(f"{self.range} {path}", (0.0, []))
+        if not rates or monotonic() - at > _KEPT:
+            rates = [slot.rate for slot in self._history.read(self.range, path, _GROUP[self.range])]
+            self._lines[f"{self.range} {path}"] = monotonic(), rates
+        return rates
+
+
+def _said(warning: str) -> str:
+    """Write a warning as markup: what is wrong, and below it what to do."""
+    what, _, remedy = warning.partition(": ")
+    text = f"<b>{escape(what[0].upper() + what[1:])}</b>"
+    return f"{text}<br>{escape(remedy.replace('`', ''))}" if remedy else text
+
+
+def _rate(slot: Slot) -> float:
+    return slot.rate
+
+
+def _failed(slot: Slot) -> int:
+    return slot.failed
+
+
+def _refused(slot: Slot) -> int:
+    return slot.refused
+
+
+def share(slot: Slot) -> float | None:
+    """Return which share of the requests was neither refused nor failed; None: there were none."""
+    good = slot.received - slot.refused - slot.failed
+    return max(good, 0) / slot.received if slot.received else None
+
+
+def not_done(slot: Slot) -> float:
+    """Return how many requests a minute were refused or have failed."""
+    return 60 * (slot.failed + slot.refused) / slot.seconds if slot.seconds else 0.0
+
+
+def _well_since(slots: Sequence[Slot]) -> tuple[float, int]:
+    """Return since when nothing has failed, as far as it is known, and how many have before."""
+    failed = [slot for slot in slots if slot.failed]
+    watched = [slot for slot in slots if slot.seconds]
+    since = failed[-1].time + 10 if failed else watched[0].time if watched else time()
+    return since, sum(slot.failed for slot in failed)
+
+
+def _plots(slots: Sequence[Slot]) -> dict[str, Any]:
+    """Return what the three plots draw, on one axis."""
+    rates = [slot.rate if slot.seconds else None for slot in slots]
+    p50 = [slot.quantile(0.5) for slot in slots]
+    p99 = [slot.quantile(0.99) for slot in slots]
+    most = max(filter(None, rates), default=0.0)
+    slow = max(filter(None, p99), default=0.0)
+    minutes = [slot.seconds / 60 or 1.0 for slot in slots]
+    counts = [
+        (kind, [value(slot) / minute for slot, minute in zip(slots, minutes, strict=True)])
+        for kind, value in (
+            ("bad", _failed),
+            ("warn", _refused),
+        )
+    ]
+    first, last = slots[0].time, slots[-1].time
+    return {
+        "rate": line(rates, most, filled=True),
+        "most": most,
+        "counts": counts,
+        "highest": max([5.0, *map(sum, zip(*(values for _, values in counts), strict=True))]),
+        "p50": line(p50, slow),
+        "p99": line(p99, slow, kind="dashed"),
+        "slow": slow,
+        "axis": [first + (last - first) * part / 3 for part in range(4)],
+    }
+
+
+def line(values: Sequence[float | None], top: float, kind: str = "", filled: bool = False) -> str:
+    """Draw values from 0 to `top`; there is a gap where one is None."""
+    step, top = _WIDTH / max(len(values) - 1, 1), top or 1.0
+    parts: list[list[tuple[float, float]]] = [[]]
+    for at, value in enumerate(values):
+        if value is not None:
+            parts[-1].append((at * step, _HEIGHT - 1 - (_HEIGHT - 2) * value / top))
+        elif parts[-1]:
+            parts.append([])
+    drawn = ""
+    for part in filter(None, parts):
+        if len(part) == 1:  # it would not be seen
+            part.append((part[0][0] + step / 2, part[0][1]))
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in part)
+        if filled:
+            begin, end = part[0][0], part[-1][0]
+            drawn += f'<polygon points="{begin:.1f},{_HEIGHT} {points} {end:.1f},{_HEIGHT}"/>'
+        drawn += f'<polyline class="{kind}" points="{points}"/>'
+    return drawn

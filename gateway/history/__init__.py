@@ -1,0 +1,1 @@
+"""What a gateway knows of its past, by route, and of the other gateways of its deployment."""
