@@ -63,7 +63,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local life, prefix, channel = ARGV[3], ARGV[5], ARGV[6]
 local drops = ARGV[7] == '1'
-local count, added, changed, marks, at = 0, 0, {}, {}, KEYS[5] and microseconds()
+local count, added, changed, marks, failing, at = 0, 0, {}, {}, {}, KEYS[5] and microseconds()
 for i = 8, #ARGV, 11 do
     local id, state, followed, task, status, seconds, published, failure, attempts, about, call =
         unpack(ARGV, i, i + 10)
@@ -114,7 +114,7 @@ for i = 8, #ARGV, 11 do
     end
     if state then
         if fails[state] and state ~= before then
-            redis.call('ZADD', KEYS[4], microseconds(), id)
+            failing[#failing + 1], failing[#failing + 2] = at or microseconds(), id
         end
         marks[#marks + 1], marks[#marks + 2] = at, id
         changed[#changed + 1] = id .. ' ' .. state
@@ -122,6 +122,9 @@ for i = 8, #ARGV, 11 do
 end
 if at and #marks > 0 then
     redis.call('ZADD', KEYS[5], unpack(marks))
+end
+if #failing > 0 then
+    redis.call('ZADD', KEYS[4], unpack(failing))
 end
 local bytes, number = redis.call('INCRBY', KEYS[3], added), redis.call('XLEN', KEYS[1])
 if (number == count) ~= (bytes == added) then -- one of the two keys was lost
