@@ -67,16 +67,17 @@ class About(NamedTuple):
 class Group:
     """A group; times are in milliseconds since the epoch, by the clock of the journal's store.
 
-    ``example`` is the id of the delivery that has failed last, ``hours`` how many have failed in
-    each of the last 24 hours, the oldest first. ``muted`` is until when it is muted, ``resolved``
-    when it was said to be resolved, and ``again`` when it has come back since; 0: never.
+    ``latest`` are the ids of the four deliveries that have failed last, the last one first, and
+    ``hours`` how many have failed in each of the last 24 hours, the oldest first. ``muted`` is
+    until when it is muted, ``resolved`` when it was said to be resolved, and ``again`` when it has
+    come back since; 0: never.
     """
 
     about: About
     count: int
     first: int
     last: int
-    example: str
+    latest: list[str]
     hours: list[int]
     muted: int = 0
     resolved: int = 0
@@ -108,7 +109,7 @@ class Group:
             **{name: getattr(self.about, name) for name in ("route", "task", "type", "text")},
             "count": self.count,
             **{name: _iso(getattr(self, name)) for name in times},
-            "example": self.example,
+            "latest": self.latest,
             "hours": self.hours,
         }
 

@@ -327,7 +327,7 @@ def _group(fields: Mapping[bytes, bytes], now: int) -> Group:
     own = ("count", "first", "last", "muted", "resolved", "again")
     numbers = {name: int(texts.get(name, 0)) for name in own}
     about = About(*json.loads(texts["about"]))
-    return Group(about, example=texts["example"], hours=hours, now=now, **numbers)
+    return Group(about, latest=texts["latest"].split(), hours=hours, now=now, **numbers)
 
 
 def _entry(fields: Mapping[bytes, bytes], position: str = "") -> Entry:

@@ -494,7 +494,7 @@ for i = 4, #ARGV, 4 do
     local id, ms, group, about = unpack(ARGV, i, i + 3)
     if redis.call('ZREM', KEYS[1], id) == 1 and group ~= '' then
         local key, hour = ARGV[2] .. group, 'h' .. math.floor(ms / 3600000)
-        local old = redis.call('HMGET', key, 'count', 'resolved', 'base', 'said')
+        local old = redis.call('HMGET', key, 'count', 'resolved', 'base', 'said', 'latest')
         local base, said, news = tonumber(old[3] or 0), tonumber(old[4] or 1), nil
         counted = counted + 1
         if not old[1] then
@@ -509,7 +509,9 @@ for i = 4, #ARGV, 4 do
         if count - base >= 10 * said then
             news, said = 'grown', count - base
         end
-        redis.call('HSET', key, 'last', ms, 'example', id, 'base', base, 'said', said)
+        local latest = id .. ' ' .. (old[5] or '')
+        latest = string.match(latest, '^%S+ %S+ %S+ %S+ ') or latest
+        redis.call('HSET', key, 'last', ms, 'latest', latest, 'base', base, 'said', said)
         if redis.call('HINCRBY', key, hour, 1) == 1 then
             local fields = redis.call('HGETALL', key)
             for j = 1, #fields, 2 do

@@ -723,7 +723,7 @@ async def test_each_failure_is_counted_once(use: Use):
         about = (group.about.state, group.about.route, group.about.task)
         assert about == (FAILED, "/", "tasks.run")
         assert (group.about.type, group.about.text) == ("KeyError", "no {n}")
-        assert (group.count, group.state, group.example) == (4, NEW, "late")
+        assert (group.count, group.state, group.latest) == (4, NEW, ["late", "d2", "d1", "d0"])
         assert group.first <= group.last <= group.now
         assert (sum(group.hours), len(group.hours)) == (4, 24)
 
@@ -818,7 +818,7 @@ async def test_groups_are_bounded(use: Use):
 
         groups = await store.groups()
         assert len(groups) == MOST
-        assert {each.example for each in groups} == {f"d{n}" for n in range(100, 600)}
+        assert {each.latest[0] for each in groups} == {f"d{n}" for n in range(100, 600)}
         assert await store.news(100, 60.0) == []
 
 

@@ -197,6 +197,7 @@ def test_what_is_not_there_is_told(gateway, servers):
     without = servers.gateway("redis", CONFIG.replace("journal = 1000", ""))
     for path in ("deliveries", "changes"):
         assert problem(ask(without, path))[:2] == (404, "no-journal")
+    assert "Nothing is counted" in page(without, "failures")
     without.stop()
 
 
@@ -300,6 +301,27 @@ def test_all_that_a_filter_takes_are_replayed_part_by_part(gateway, servers):
     assert (taken, after) == (would["would_be"], None)
 
 
+def page(server: Server, path: str) -> str:
+    try:
+        with urllib.request.urlopen(f"{server.admin_url}/{path}") as answer:
+            return answer.read().decode()
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.read().decode()
+
+
+def change(server: Server, path: str, *headers: str) -> int:
+    asked = urllib.request.Request(f"{server.admin_url}/{path}", method="POST")
+    for header in headers:
+        asked.add_header(*header.split(": ", 1))
+    try:
+        with urllib.request.urlopen(asked) as answer:
+            return answer.status
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code
+
+
 def test_groups_of_failures_are_listed_muted_resolved_and_replayed(gateway):
     assert set(answered(gateway, "/wait?seconds=no", "a", "b")) == {502}
 
@@ -317,11 +339,20 @@ def test_groups_of_failures_are_listed_muted_resolved_and_replayed(gateway):
     )
     assert (group["state"], group["end"], sum(group["hours"])) == ("new", "failed", 2)
     found = ask(gateway, "deliveries", group=group["id"])[2]["deliveries"]
-    assert len(found) == 2 and group["example"] in {each["id"] for each in found}
+    assert len(found) == 2 and set(group["latest"]) == {each["id"] for each in found}
 
     path = f"failures/{group['id']}"
+    assert "could not convert string to float" in page(gateway, "failures")
+    shown = page(gateway, path)
+    assert f"deliveries/{group['latest'][0]}" in shown and f"again?group={group['id']}" in shown
+    assert change(gateway, f"{path}/resolve") == 403  # no page of ours asks
+    assert change(gateway, f"{path}/resolve", "X-Gateway-Page: 1") == 200
+    assert 'aria-current="true">Resolved' in page(gateway, path)
+    assert change(gateway, f"{path}/mute?until=0s", "X-Gateway-Page: 1") == 200
+    assert change(gateway, "failures/test", "X-Gateway-Page: 1") == 404
+    assert "There is no such group" in page(gateway, f"failures/{'0' * 16}")
     assert ask(gateway, f"{path}/mute", "POST", until="2h")[0] == 200
-    assert [each["state"] for each in groups()] == ["muted"]
+    assert [each["state"] for each in groups()] == ["resolved"]
     assert ask(gateway, f"{path}/resolve", "POST")[0] == 200
     assert [each["state"] for each in groups()] == ["resolved"]
     wrong = ask(gateway, f"{path}/mute", "POST", until="soon")

@@ -370,7 +370,7 @@ class FailureGroup(BaseModel):
     muted: str = Field(description="until when; or empty")
     resolved: str = Field(description="when it was said to be; or empty")
     again: str = Field(description="when it has come back after that; or empty")
-    example: str = Field(description="the id of the delivery that has failed last")
+    latest: list[str] = Field(description="the ids of the four that have failed last")
     hours: list[int] = Field(description="how many in each of the last 24 hours, the oldest first")
 
 

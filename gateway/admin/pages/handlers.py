@@ -10,6 +10,7 @@ from gateway.admin.pages.again import Again
 from gateway.admin.pages.asked import Asked
 from gateway.admin.pages.deliveries import Deliveries
 from gateway.admin.pages.delivery import OneDelivery, Replay
+from gateway.admin.pages.failures import Change, Failures, Test
 from gateway.admin.pages.overview import Overview
 from gateway.admin.pages.routes import Routes
 from gateway.admin.pages.servers import Servers
@@ -29,6 +30,10 @@ def routes(
         ("/deliveries", Deliveries),
         ("/deliveries/([^/]+)", OneDelivery),
         ("/deliveries/([^/]+)/replay", Replay),
+        ("/failures()", Failures),
+        ("/failures/([0-9a-f]{16})", Failures),
+        ("/failures/([0-9a-f]{16})/(mute|resolve)", Change),
+        ("/failures/test", Test),
         ("/again", Again),
         ("/sources", Sources),
         ("/session", Session),

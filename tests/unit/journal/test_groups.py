@@ -114,4 +114,4 @@ def test_what_differs_otherwise_is_another_group():
 def test_the_state_of_a_group(fields: dict[str, int], state: str):
     about = About("failed", "/", "t", "E", "")
     own = {"first": 11, "last": 12, "now": DAY + 10, **fields}
-    assert Group(about, count=1, example="d", hours=[0] * 24, **own).state == state
+    assert Group(about, count=1, latest=["d"], hours=[0] * 24, **own).state == state

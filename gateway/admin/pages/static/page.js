@@ -114,7 +114,9 @@ async function act(button) {
     }
     if (problems.length) tell(`${taken} sent again, ${problems.length} not: ${problems[0]}`, true);
     else if (done.go) location.assign(done.go);
+    else if (done.said) tell(done.said);
     else if (!taken) location.reload();
+    button.disabled = !done.said;
   } catch (error) {
     tell(error.message, true);
     // The same once more, by somebody who has read why not.
