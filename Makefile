@@ -169,4 +169,6 @@ clean: ## remove everything that make has made, .venv included
 
 .venv/run: .venv/bin/python setup.cfg constraints-run.txt
 	$(call fetch,constraints-run.txt)
+	@# It has built the project, and nothing that runs needs it.
+	@test -e .venv/installed || $(PIP) --quiet uninstall --yes setuptools
 	@touch $@

@@ -115,11 +115,12 @@ def _start(stack: Stack, arguments: argparse.Namespace) -> tuple[Running, list[s
         options += ["--config", str(plan.path)]
     # The URLs may contain passwords, so they are passed in the environment.
     begin = partial(stack.gateway, *options, port=port, admin_port=config.admin_port, env=env)
-    with ThreadPoolExecutor(1) as beside:
-        starting = beside.submit(begin)
-        worker = stack.attached_worker(arguments.app, config.queues, env, own_queue)
-        described = first_task.run(config, [own_queue] if own_queue else config.queues)
-        gateway = starting.result()
+    beside = ThreadPoolExecutor(1)
+    starting = beside.submit(begin)
+    beside.shutdown(wait=False)  # if the worker fails, that is told at once
+    worker = stack.attached_worker(arguments.app, config.queues, env, own_queue)
+    described = first_task.run(config, [own_queue] if own_queue else config.queues)
+    gateway = starting.result()
     # A URL with a password is not printed.
     exports = {
         name: url

@@ -221,7 +221,8 @@ def _send(outgoing: Outgoing, source: Source) -> int:
         body = response.read()
     except (OSError, HTTPException, ValueError) as exc:  # ValueError: an invalid header
         reason = getattr(exc, "strerror", None) or str(exc) or type(exc).__name__
-        raise GatewayError(f"{parts.netloc}: {reason}") from exc
+        remedy = "; start the gateway, or correct URL" if isinstance(exc, OSError) else ""
+        raise GatewayError(f"{parts.netloc}: {reason}{remedy}") from exc
     finally:
         connection.close()
     print(f"{response.status} {response.reason}")
