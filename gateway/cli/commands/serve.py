@@ -23,7 +23,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--timeout", metavar="SECONDS", type=float, help="a request's deadline (10)"
     )
     parser.add_argument("--max-in-flight", metavar="N", type=int, help="per process (10000)")
-    parser.add_argument("--admin-host", metavar="HOST", help="for dashboard and health (127.0.0.1)")
+    parser.add_argument("--admin-host", metavar="HOST", help="for the pages and health (127.0.0.1)")
     parser.add_argument("--admin-port", metavar="PORT", type=int, help="9464; 0: off")
     parser.add_argument("--log-format", choices=("text", "json"), help="text")
     parser.add_argument("--loop", choices=("auto", "asyncio", "uvloop"), help="auto")
