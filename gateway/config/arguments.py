@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_serializer
 
 from gateway.celery_message import embedding, encode_body, encode_call
 from gateway.config import pointers
@@ -25,6 +25,12 @@ class Argument(Model):
     place: Pointer = Field(alias="from")
     default: Any = MISSING
     optional: bool = False
+
+    @model_serializer
+    def _written(self) -> dict[str, Any]:
+        """Leave out the default where there is none: no format can express `MISSING`."""
+        default = {} if self.default is MISSING else {"default": self.default}
+        return {"from": self.place, **default, **({"optional": True} if self.optional else {})}
 
     def extractor(self) -> Callable[[Delivery], Any]:
         """Return the function that extracts the value.
