@@ -208,6 +208,8 @@ def looked_at(page: Page, pictures: Path | None, axe: str) -> Iterator[str]:
     page.open("/deliveries?state=succeeded")
     one = page.run("document.querySelector('a.row').getAttribute('href')")
     views = {
+        "overview": "/",
+        "failures": "/failures",
         "deliveries": "/deliveries",
         "filtered": "/deliveries?state=failed&since=2h&route=/no*",
         "delivery": f"/{one}",

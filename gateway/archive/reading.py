@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from gateway.archive.database import Database
 
 _PAGE, _CALLS = 200, 20  # deliveries a query; where their calls are read as well
+#: What a filter is compared with in `about`; a request that no route took has only its path.
+_KEYS = {"source": ("source",), "event": ("event",), "route": ("route", "path")}
 _GLOBS = {"*": "%", "%": r"\%", "_": r"\_", "\\": r"\\"}
 
 
@@ -83,11 +85,13 @@ class Archive:
         elif wanted.status:
             least, most = (int(re.sub("[x?]", digit, wanted.status)) for digit in "09")
             query = query.where(columns.status.between(least, most))
-        for name in ("source", "event"):
+        for name, keys in _KEYS.items():
             if pattern := getattr(wanted, name):
                 like = "".join(_GLOBS.get(each, each) for each in json.dumps(pattern)[1:-1])
-                text = f'%"{name}": "%{like}%"%'
-                query = query.where(columns.about.like(text, escape="\\"))
+                texts = (f'%"{key}": "%{like}%"%' for key in keys)
+                query = query.where(
+                    sa.or_(*(columns.about.like(text, escape="\\") for text in texts))
+                )
         if wanted.text:
             ids = columns.id == wanted.text, columns.task_id == wanted.text
             likes = {

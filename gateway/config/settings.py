@@ -32,7 +32,7 @@ from gateway.config.strategies import STRATEGIES, StrategyInfo, properties
 from gateway.config.task import TaskSettings
 from gateway.config.tls import TLS
 from gateway.errors import PluginError
-from gateway.model import Model, Seconds
+from gateway.model import Model, Seconds, matching
 from gateway.sources import of, options_class
 from gateway.sources.base import Options, listed
 
@@ -69,6 +69,8 @@ def _share(value: Any) -> float:
 
 
 StrategyName = Annotated[str, AfterValidator(_strategy)]
+
+_header = matching(r"[A-Za-z0-9-]+", "has to be the name of a header")
 
 
 class Config(Model):
@@ -186,7 +188,7 @@ class Config(Model):
     """what clients of the admin port's API send as `Authorization: Bearer TOKEN`; 16 characters or
     more. Health and metrics need none. It is needed with a `journal` where `admin_host` is not a
     loopback address"""
-    admin_user_header: str | None = Field(None, pattern=r"^[A-Za-z0-9-]+$")
+    admin_user_header: Annotated[str, _header] | None = None
     """(default: none) the header in which a proxy names whom it has authenticated, as
     `X-Forwarded-User` ([page.md](page.md#behind-a-proxy-that-authenticates)); it counts only from
     `trusted_proxies`"""

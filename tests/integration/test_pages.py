@@ -184,6 +184,8 @@ def test_deliveries_are_found_by_what_the_url_says(gateway):
         302,
         "deliveries?since=2h&route=%2Fwait%2A&event=a+b&text=4711+x",
     )
+    shared = re.search(r'data-link="([^"]+)"', ask(gateway, "/deliveries?since=2h&state=failed")[2])
+    assert re.fullmatch(r"deliveries\?since=20[0-9T%A.-]+Z&amp;state=failed", shared[1])
     status, _, page = ask(gateway, "/deliveries?status=nine")
     assert status == 400 and "is not a status" in page
 

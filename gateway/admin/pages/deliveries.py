@@ -85,6 +85,9 @@ class Deliveries(View):
         if not kept:
             return shown
         chosen = wanted.filter()
+        # Who gets the link sees the same, whenever they follow it.
+        times = {name: at for name in ("since", "until") if (at := getattr(chosen, name))}
+        shown["shared"] = self.link(**{name: _iso(at.timestamp()) for name, at in times.items()})
         async with reading(self.config) as reader:
             rows, older = await _listed(reader, chosen, wanted)
             counted = await _counted(reader, chosen)
