@@ -45,7 +45,7 @@ def main() -> int:
 def run_rows(chosen: argparse.Namespace) -> bool:
     """Run the rows that were asked for; tell whether all of them hold."""
     some = chosen.rows != ALONE or chosen.strategies != options.ALL
-    report = Report(chosen.json, keep=some or chosen.resume)
+    report = Report(chosen.json, keep=some or chosen.resume, experiment=chosen.json.stem)
     began, begun, holds = monotonic(), 0, True
     planned = [(ROWS[number], _strategies(ROWS[number], chosen, report)) for number in chosen.rows]
     planned = [(row, strategies) for row, strategies in planned if strategies]
