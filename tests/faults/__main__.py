@@ -20,7 +20,7 @@ from tests.faults import options
 from tests.faults.combined import lanes
 from tests.faults.oracle import Result
 from tests.faults.report import Report, line, table
-from tests.faults.rows import ROWS, Row, run
+from tests.faults.rows import ALONE, ROWS, Row, run
 from tests.faults.servers import Servers
 from tests.support.stack import Stack
 
@@ -44,8 +44,8 @@ def main() -> int:
 
 def run_rows(chosen: argparse.Namespace) -> bool:
     """Run the rows that were asked for; tell whether all of them hold."""
-    some = chosen.rows != list(ROWS) or chosen.strategies != options.ALL
-    report = Report(chosen.json, keep=some or chosen.resume)
+    some = chosen.rows != ALONE or chosen.strategies != options.ALL
+    report = Report(chosen.json, keep=some or chosen.resume, experiment=chosen.json.stem)
     began, begun, holds = monotonic(), 0, True
     planned = [(ROWS[number], _strategies(ROWS[number], chosen, report)) for number in chosen.rows]
     planned = [(row, strategies) for row, strategies in planned if strategies]

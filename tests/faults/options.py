@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from gateway.config.strategies import STRATEGIES
-from tests.faults.rows import CLUSTER, ROWS
+from tests.faults.rows import ALONE, CLUSTER, ROWS
 from tests.support.numbers import numbers
 
 ALL = list(STRATEGIES)
@@ -21,7 +21,13 @@ def parse(description: str | None) -> argparse.Namespace:
     """Read the command line; what is left out has the value that goes with rows or seeds."""
     parser = argparse.ArgumentParser(prog="make faults", description=description)
     option = parser.add_argument
-    option("--rows", type=_rows, default=list(ROWS), metavar="1,3,12-15", help="all; cluster")
+    option(
+        "--rows",
+        type=_rows,
+        default=ALONE,
+        metavar="1,3,12-15",
+        help="those of one broker and one Redis; cluster: the others",
+    )
     option("--strategies", type=_names, metavar="A,B", help="all; pika,redis,ioloop with --random")
     option("--resume", action="store_true", help="leave out what the file says holds")
     option("--json", type=Path, metavar="FILE", help="build/faults.json or random-faults.json")

@@ -34,7 +34,7 @@ CONFIG = """\
 timeout = 8
 secret_key = "of these tests only"
 public_url = "http://127.0.0.1"
-journal = 10000
+journal = 100000
 
 [[routes]]
 path = "/plain"
@@ -200,7 +200,7 @@ def replayed(place: Site, sent: list[Sent], capsys) -> None:
     urls += ["--config", str(place.config)]
 
     # What each route has is listed from the last one to the first one.
-    argv = ["deliveries", "list", *urls[2:4], "--json", "--route", "/plain", "--limit", "10000"]
+    argv = ["deliveries", "list", *urls[2:4], "--json", "--route", "/plain", "--limit", "100000"]
     assert main(argv) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     last, *_, first = [each["id"] for each in found if each["queue"] == place.queue]

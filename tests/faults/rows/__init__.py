@@ -151,8 +151,9 @@ ROWS = {
 }
 
 
-#: What `--rows cluster` means.
-CLUSTER = [11, *(number for number in ROWS if number > 40)]
+#: What is run where no rows are named, and what `--rows cluster` means.
+ALONE = [number for number in ROWS if number <= 40]
+CLUSTER = [number for number in ROWS if number > 40]
 
 
 def run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import tomllib
 from contextlib import suppress
 from time import monotonic
 from typing import Any
@@ -12,18 +13,21 @@ import redis
 
 from gateway.stack.server import poll
 from tests.faults.client import AGAIN
-from tests.faults.lane import Lane
+from tests.faults.lane import QUORUM, Lane
 from tests.faults.rows.brokers import BOTH
+from tests.faults.servers import channel, port_of, together
 from tests.faults.trial import Trial
 from tests.support.redis_kinds import Nodes, Watched
 from tests.support.stack import RabbitMQ, Server
 
 #: As the chart sets them.
 CONFIG = "cluster_partition_handling = pause_minority\nnet_ticktime = 8\n"
-#: The first are sent again under the same identity.
-IDENTIFIED = ("/once?seconds=0.05", "/echo", AGAIN, "/accept")
+#: The first ones are sent again under the same identity.
+IDENTIFIED = ("/once?seconds=0.05", AGAIN, "/echo", "/accept")
 RATE = 50
 FROZEN = 80  # seconds
+#: Seconds until workers have noticed it, by two missed heartbeats of 10 s.
+NOTICED = 20
 
 
 def _nodes(trial: Trial, config: str = CONFIG) -> list[RabbitMQ]:
@@ -33,18 +37,29 @@ def _nodes(trial: Trial, config: str = CONFIG) -> list[RabbitMQ]:
     return nodes
 
 
-def _open(trial: Trial, nodes: list[RabbitMQ]) -> None:
-    urls = ";".join(node.url for node in nodes)
-    trial.open(broker=urls, quorum=True, targets=IDENTIFIED, rate=RATE)
+def _open(trial: Trial, nodes: list[RabbitMQ], targets: tuple[str, ...] = IDENTIFIED) -> None:
+    """Open a lane for each strategy; the first node leads the queues of all."""
+    for strategy in trial.strategies:
+        lane = trial.lane(strategy, broker=";".join(node.url for node in nodes), quorum=True)
+        # As the lane's gateway and worker declare it, each of which begins with any node.
+        arguments = {"x-queue-type": "quorum", **tomllib.loads(QUORUM)["queue_arguments"]}
+        with channel(nodes[0]) as amqp:
+            amqp.queue_declare(lane.queue, durable=True, auto_delete=False, arguments=arguments)
+
+    def start(lane: Lane) -> None:
+        together(lane.start_worker, lane.start_gateway)
+        trial.send_to(lane, port_of(lane.gateway), targets=targets, rate=RATE)
+
+    trial.each(start)
 
 
 def leader_killed(trial: Trial) -> None:
     """kill -9 of the node that leads every queue and that the gateways are connected to."""
     nodes = _nodes(trial, "")
-    urls = ";".join(node.url for node in nodes)
-    trial.open(broker=urls, quorum=True, targets=BOTH, rate=RATE)
+    _open(trial, nodes, BOTH)
     with trial.load():
-        leader = _leader(nodes, trial.lanes)
+        leader = nodes[0]
+        _expect_leader(leader, trial.lanes)
         with trial.fault():
             leader.kill()
         # The gap ends without it; its return is not to be noticed at all.
@@ -58,12 +73,14 @@ def leader_frozen(trial: Trial) -> None:
     nodes = _nodes(trial)
     _open(trial, nodes)
     with trial.load():
-        leader = _leader(nodes, trial.lanes)
+        leader = nodes[0]
+        _expect_leader(leader, trial.lanes)
         frozen = monotonic()
         with trial.fault():
             leader.freeze()
+            time.sleep(NOTICED)
         try:
-            trial.pause(FROZEN, short=30)
+            trial.pause(FROZEN - NOTICED, short=20)
         finally:
             leader.thaw()
         thawed = monotonic()
@@ -185,13 +202,11 @@ def _joined(node: RabbitMQ, lanes: list[Lane], number: int) -> bool:
     return False
 
 
-def _leader(nodes: list[RabbitMQ], lanes: list[Lane]) -> RabbitMQ:
-    """Return the node that leads the lanes' queues, when all nodes have joined them."""
-    if not poll(lambda: _joined(nodes[0], lanes, len(nodes)), 10):
-        lanes[0].expect(False, f"a queue is not on all nodes: {_queues(nodes[0])}")
-    queues = _queues(nodes[0])
-    leaders = {queues[lane.queue]["leader"] for lane in lanes}
-    if len(leaders) > 1:
-        raise LookupError(f"several nodes lead: {sorted(leaders)}")
-    (leader,) = [node for node in nodes if node.node in leaders]
-    return leader
+def _expect_leader(node: RabbitMQ, lanes: list[Lane]) -> None:
+    """Expect that all nodes have joined the lanes' queues, and that this one leads them."""
+    if not poll(lambda: _joined(node, lanes, 3), 10):
+        lanes[0].expect(False, f"a queue is not on all nodes: {_queues(node)}")
+    queues = _queues(node)
+    for lane in lanes:
+        leader = queues[lane.queue]["leader"]
+        lane.expect(leader == node.node, f"{leader} leads its queue, and not {node.node}")
