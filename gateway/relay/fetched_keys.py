@@ -35,7 +35,7 @@ TOKEN = 600.0
 #: How many keys that nobody knows are asked for at once, and seconds until there may be one more.
 BURST, REFILL = 10, 6.0
 #: The same for one sender's address; the most addresses of which that is known.
-SHARE, SHARE_REFILL, MAX_ASKERS = 3, 30.0, 1_000
+SHARE, SHARE_REFILL, MAX_ASKERS = 5, 12.0, 1_000
 FORM = "application/x-www-form-urlencoded"
 #: Bytes of an answer; a large set of keys has about 10 KiB.
 MAX_ANSWER = 128 * 1024

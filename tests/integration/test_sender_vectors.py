@@ -62,7 +62,7 @@ def cases() -> Iterator[Case]:
         signs_url = block is None or any(
             text.startswith(("url", "path")) or "audience" in text for text in texts
         )
-        forged = forgeries(name, vector) if vector["valid"] else []
+        forged = forgeries(name, vector, 1) if vector["valid"] else []
         yield Case(str(each.id), vector, table, third, signs_url, forged)
     for i, vector in enumerate(OWN):
         source_of = {**vector["block"], "secrets": vector["secret"]}
@@ -117,6 +117,7 @@ def ask(server: Server, data: bytes) -> Answer:
     return asyncio.run(exchange())
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("place", places(), ids=lambda place: place.public_url)
 def test_all_vectors_over_http(
     place: Place, stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, start, tmp_path

@@ -75,10 +75,10 @@ def test_a_wrong_vector_is_refused(name, vector):
         source(name, vector).verify(request(vector))
 
 
-def forgeries(name: str, vector: dict[str, Any]) -> list[Request]:
+def forgeries(name: str, vector: dict[str, Any], most: int = 40) -> list[Request]:
     """Return the request of a vector with one part changed: each signature, signed part and time.
 
-    Of a long body every fortieth byte is changed.
+    Of a long body `most` bytes are changed, one at a time.
     """
     receiver, good = source(name, vector), request(vector)
     block = getattr(find(name), "block", None)
@@ -109,7 +109,7 @@ def forgeries(name: str, vector: dict[str, Any]) -> list[Request]:
     if receiver.covers_body or proof_in_body:
         bad.append(replace(good, body=b""))
     if receiver.covers_body:
-        step = len(good.body) // 40 + 1
+        step = len(good.body) // most + 1
         bad += [
             replace(good, body=good.body[:i] + bytes([good.body[i] ^ 1]) + good.body[i + 1 :])
             for i in range(0, len(good.body), step)
