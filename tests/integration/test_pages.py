@@ -317,6 +317,13 @@ admin_roles = { view = ["*@example.com"], bodies = ["b@*"], act = ["a@example.co
     for path in (f"/deliveries/{one_id}/replay", "/again?text=4711", "/api/replays?state=failed"):
         for user in ("b@example.com", "v@example.com"):
             assert status(path, user, own, method="POST") == 403
+    group = "0" * 16
+    for path in (f"/failures/{group}/mute?span=1h", f"/failures/{group}/resolve", "/failures/test"):
+        for each in (path, f"/api{path}"):
+            assert status(each, "b@example.com", own, method="POST") == 403
+    for foreign in ("Sec-Fetch-Site: same-site", "Origin: https://elsewhere.example"):
+        path = f"/api/deliveries/{one_id}/replay?again=true"
+        assert status(path, "a@example.com", foreign, method="POST") == 403
     replay = f"/deliveries/{one_id}/replay?again=true"
     told = ("Sec-Fetch-Site: same-origin", "Origin: https://admin.example.com")
     assert status(replay, "a@example.com", own, *told, method="POST") == 200

