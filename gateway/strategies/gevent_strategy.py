@@ -37,7 +37,7 @@ class GeventDrainer(CeleryStrategy):
 
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         super().__init__(config, metrics, prefix)
-        self._work: SimpleQueue[tuple[Callable[[PendingTask], None], PendingTask]] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[Callable[[PendingTask], None], PendingTask]] = SimpleQueue()
         self._greenlets: list[gevent.Greenlet] = []
         self._starting = Semaphore()
         self._waiting: dict[PendingTask, AsyncResult] = {}
@@ -56,7 +56,7 @@ class GeventDrainer(CeleryStrategy):
         self._admit(message)
         # Not set later, in the greenlet: others may have added to it by then.
         pending = PendingTask(message, deadline, self._release)
-        self._work.put((self._publish, pending))
+        self._queue.put((self._publish, pending))
         return pending
 
     # In the publishing greenlets ----------------------------------------------------------
@@ -64,7 +64,7 @@ class GeventDrainer(CeleryStrategy):
     def _run(self) -> None:
         while True:
             # Not in names of this frame, which waits here: they would keep the last message.
-            self._handle(*self._work.get())
+            self._handle(*self._queue.get())
 
     def _handle(self, work: Callable[[PendingTask], None], pending: PendingTask) -> None:
         assert self._loop is not None
@@ -133,7 +133,7 @@ class GeventDrainer(CeleryStrategy):
             self._client.close()
             self._client = self._new_client()
             for pending in list(self._waiting):
-                self._work.put((self._fetch, pending))
+                self._queue.put((self._fetch, pending))
 
     def _on_result(self, pending: PendingTask, result: AsyncResult) -> None:
         assert self._loop is not None

@@ -21,7 +21,6 @@ from tests.faults.combined.lanes import Job
 from tests.faults.combined.oracle import Result
 from tests.faults.combined.report import COLUMNS, line, seed_and_strategy, table
 from tests.faults.report import Report
-from tests.faults.rows import ROWS
 from tests.support.stack import RabbitMQ
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -116,7 +115,8 @@ def test_what_is_known_to_hold_is_left_out(tmp_path: Path):
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
-        ("", {"rows": list(ROWS), "minutes": 42, "json": Path("build/faults.json")}),
+        ("", {"rows": options.ALONE, "minutes": 42, "json": Path("build/faults.json")}),
+        ("--rows cluster", {"rows": options.CLUSTER}),
         (
             "--random",
             {"strategies": ["pika", "redis", "ioloop"], "seconds": 120, "seeds": [*range(1, 21)]},
