@@ -70,9 +70,10 @@ class Connection(asyncio.Protocol):
                 connection = await client.connection_pool.get_connection()
             self._reader = hiredis.Reader(protocolError=InvalidResponse)
             self.clustered, self.host = is_clustered(connection), connection.host
-            # redis-py has no public name for it.
-            transport = connection._writer.transport
-            self._before = transport.get_protocol()
+            # redis-py, which has no public name for it, is not to close it any more: it waits, and
+            # leaves it open where it is cancelled. Without its writer it would be closed at once.
+            writer, connection._writer = connection._writer, None
+            transport = writer.transport
             transport.set_protocol(self)
             if transport.is_closing():
                 raise ConnectionError("the connection is lost already")
@@ -106,8 +107,6 @@ class Connection(asyncio.Protocol):
             self._lose(InvalidResponse(f"an invalid reply of Redis: {exc}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # redis-py's own protocol has to be told, too: its `close` waits for this.
-        self._before.connection_lost(exc)
         self._transport = None
         self._lose(exc or ConnectionError("the server closed the connection"))
 

@@ -483,6 +483,11 @@ def test_the_document_is_valid_and_has_each_operation(gateway):
         "/api/deliveries/{id}/replay": {"post"},
         "/api/replays": {"post"},
         "/api/changes": {"get"},
+        "/api/failures": {"get"},
+        **{f"/api/failures/{{id}}/{name}": {"post"} for name in ("mute", "resolve", "replay")},
+        "/api/notify/test": {"post"},
+        "/api/history": {"get"},
+        "/api/gateways": {"get"},
     }
 
 

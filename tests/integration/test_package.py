@@ -101,7 +101,8 @@ def test_what_a_worker_needs_is_little_and_leaves_its_celery_alone(wheel):
     assert names(of("serve")) == {*GATEWAYS, "prometheus_client", "redis"}
     for extra in ("gevent", "fast", "otel", "archive"):
         assert "celery-gateway[serve]" in of(extra)
-    assert "celery-gateway[archive]" in of("dev")
+    # All of the archive, but for what PostgreSQL needs.
+    assert {one for one in of("archive") if not one.startswith("psycopg")} <= of("dev")
     assert "Python :: 3.14" in str(metadata.get_all("Classifier"))
     assert metadata["Requires-Python"] == ">=3.11"
 
