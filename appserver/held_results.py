@@ -1,9 +1,9 @@
 """Results that are held for a moment, so that one write replies or stores several.
 
-Only the pool `solo` holds results: there tasks run in the turn of the worker's loop, and their
-results are written when the turn ends, before the messages are acknowledged. A slow task must not
-delay the results of the tasks before it, so a thread looks every `HELD` seconds, and writes what it
-finds the second time.
+The pool `solo` holds results, and so does each process of a prefork pool: they are written when the
+turn ends, before the messages are acknowledged, or before the parent is told of the ends. A slow
+task must not delay the results of the tasks before it, so a thread looks every `HELD` seconds, and
+writes what it finds the second time.
 
 Only a success is held, and only where no code of the app runs between the result and the end of the
 turn that may look for it: what follows a task, such as a signal or a link, finds its result stored.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
 import time
 import weakref
@@ -65,16 +66,22 @@ class Store(Protocol):
         ...
 
 
+#: Tells the parent the ends of jobs, then something else.
+Tell = Callable[[list[bytes], bytes | None], object]
+
+
 class HeldResults:
-    """The results of one turn of the loop."""
+    """The results of one turn of the loop; in a process of a pool, also what it is to `tell`."""
 
     _held: list[tuple[Reply | Stored, Callable[[], object]]]
+    _ends_held: list[bytes]
     _lock: Any  # an RLock: what is stored by itself may look for what is held
     _thread: threading.Thread | None
 
-    def __init__(self, connection: Connection, store: Store | None):
+    def __init__(self, connection: Connection, store: Store | None, tell: Tell | None = None):
         self._connection = connection
         self._store = store
+        self._tell = tell
         self._turn = 0  # how often they were written
         self._forget()
         forget = weakref.WeakMethod(self._forget)
@@ -112,14 +119,35 @@ class HeldResults:
             self._watch()
         return True
 
-    def flush(self) -> None:
-        """Write what is held; it is written when this returns, also if the thread writes it."""
+    def hold_end(self, end: bytes) -> bool:
+        """Hold the end of a job until `flush`, which tells it; False: it is to be told now."""
+        if not self._more:
+            return False
+        with self._lock:
+            self._ends_held.append(end)
+        if not self._watching.is_set():
+            self._watch()
+        return True
+
+    @property
+    def holds(self) -> bool:
+        """Whether anything is held."""
+        return bool(self._held or self._ends_held)
+
+    def flush(self, message: bytes | None = None) -> None:
+        """Write what is held; it is written when this returns, also if the thread writes it.
+
+        A pool's process tells the ends and the `message` after that.
+        """
         self._more = False
         with self._lock:
             held, self._held = self._held, []
+            ends, self._ends_held = self._ends_held, []
             self._turn += 1
             if held:
                 self._write(held)
+            if self._tell and (ends or message is not None):
+                self._tell(ends, message)
 
     def _write(self, held: list[tuple[Reply | Stored, Callable[[], object]]]) -> None:
         replies = [(one, otherwise) for one, otherwise in held if isinstance(one, Reply)]
@@ -141,12 +169,15 @@ class HeldResults:
             self._thread.start()
 
     def _run(self) -> None:
+        # A signal's exception is raised in the main thread only, which may block it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         idle, seen = 0, -1
         while self._watching.wait():
             time.sleep(HELD)
             with self._lock:
-                idle = 0 if self._held else idle + 1
-                lasts, seen = self._held and self._turn == seen, self._turn
+                held = self._held or self._ends_held
+                idle = 0 if held else idle + 1
+                lasts, seen = held and self._turn == seen, self._turn
                 if idle >= IDLE:
                     self._watching.clear()
             if lasts:
@@ -155,6 +186,7 @@ class HeldResults:
     def _forget(self) -> None:
         # In a child after a fork, the results are the parent's, and there is no thread.
         self._held = []
+        self._ends_held = []
         self._more = False
         self._ends = 0  # the thread in which a task ends
         self._lock = threading.RLock()
