@@ -22,7 +22,7 @@ define fetch
 	@$(PIP) --quiet install --no-deps --no-build-isolation --editable .
 endef
 
-.PHONY: help install run test test-all newest wheel matrix check fuzz loadtest reports draw pages documents docs release-check chart faults simulate nightly alerts celery-suite constraints clean
+.PHONY: help install run test test-all newest wheel matrix check fuzz loadtest reports draw pages documents docs release-check chart upgrade faults simulate nightly alerts celery-suite constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -131,8 +131,13 @@ faults: install ## break the servers under load, half an hour (ARGS="--rows 1,3 
 simulate: install ## run the gateway in virtual time (ARGS="--seeds 1-200", --minutes N, --trace SEED)
 	.venv/bin/python -m tests.simulation $(ARGS)
 
-nightly: install ## simulator, random faults and fuzz: two hours, or MINUTES=10 of the first and last
+upgrade: install ## upgrade from an earlier commit and back under load (needs the history of git)
+	tests/install-servers.sh
+	.venv/bin/python -m pytest -n 0 tests/upgrade $(ARGS)
+
+nightly: install ## simulator, upgrade, random faults and fuzz: two hours, or MINUTES=10 of the first and last
 	$(MAKE) simulate ARGS="--minutes $(MINUTES)"
+	$(MAKE) upgrade
 	$(MAKE) faults ARGS=--random
 	$(MAKE) fuzz
 
