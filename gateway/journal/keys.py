@@ -6,7 +6,7 @@ from gateway.config.settings import Config
 
 
 class Keys:
-    """The keys of one deployment; `gateway.journal.scripts` says what they have.
+    """The keys of one deployment; `scripts` and `group_scripts` say what they have.
 
     With `part`, which ends with a colon, they are those of another journal with the same channel.
     """

@@ -16,7 +16,7 @@ from redis.exceptions import ResponseError
 from gateway.clock import time
 from gateway.config.settings import REFUSED, Config
 from gateway.errors import GatewayError
-from gateway.journal import scripts
+from gateway.journal import group_scripts, scripts
 from gateway.journal.base import (
     FIRST_LOOK,
     LEAST,
@@ -220,7 +220,7 @@ class RedisStore(JournalStore):
     async def failing(self, process: str, seconds: float, number: int) -> list[Failing] | None:
         keys = self._keys
         found = await self._run(
-            "EVAL", scripts.FAILING, 2, keys.failing, keys.counts,
+            "EVAL", group_scripts.FAILING, 2, keys.failing, keys.counts,
             process, int(seconds * 1000), number, keys.prefix,
         )  # fmt: skip
         if found is None:
@@ -234,7 +234,7 @@ class RedisStore(JournalStore):
             rows += [each.id, each.ms, about.id if about else "", json.dumps(about)]
         return int(
             await self._run(
-                "EVAL", scripts.COUNT, 3, keys.failing, keys.groups, keys.news,
+                "EVAL", group_scripts.COUNT, 3, keys.failing, keys.groups, keys.news,
                 MOST, keys.group, int(news), *rows,
             )
         )  # fmt: skip
@@ -243,7 +243,7 @@ class RedisStore(JournalStore):
         keys, found = self._keys, []
         for first in range(0, MOST, _GROUPS):
             now, *some = await self._run(
-                "EVAL", scripts.GROUPS, 1, keys.groups, keys.group, first, _GROUPS
+                "EVAL", group_scripts.GROUPS, 1, keys.groups, keys.group, first, _GROUPS
             )
             found += [_group(_fields(flat), now) for flat in some if flat]
             if len(some) < _GROUPS:
@@ -252,11 +252,11 @@ class RedisStore(JournalStore):
 
     async def change_group(self, group: str, muted: datetime | None) -> bool:
         key, until = self._keys.group + group, "" if muted is None else str(_ms(muted))
-        return bool(await self._run("EVAL", scripts.CHANGE_GROUP, 1, key, until))
+        return bool(await self._run("EVAL", group_scripts.CHANGE_GROUP, 1, key, until))
 
     async def forget_group(self, group: str) -> bool:
         keys = (self._keys.group + group, self._keys.groups)
-        return bool(await self._run("EVAL", scripts.FORGET_GROUP, 2, *keys, group))
+        return bool(await self._run("EVAL", group_scripts.FORGET_GROUP, 2, *keys, group))
 
     async def rates(
         self, share: float | None, answered: Mapping[str, int], failed: Mapping[str, int]
@@ -264,7 +264,7 @@ class RedisStore(JournalStore):
         keys, numbers = self._keys, (("a", answered), ("f", failed))
         given = [(kind, *pair) for kind, some in numbers for pair in some.items()]
         flat = await self._run(
-            "EVAL", scripts.RATES, 2, keys.rates, keys.news,
+            "EVAL", group_scripts.RATES, 2, keys.rates, keys.news,
             MINUTES, "" if share is None else share, LEAST, *chain.from_iterable(given),
         )  # fmt: skip
         rows = zip(flat[::3], flat[1::3], flat[2::3], strict=True)
@@ -272,12 +272,14 @@ class RedisStore(JournalStore):
 
     async def news(self, number: int, seconds: float) -> list[str]:
         keys, first = self._keys, int((time() - seconds) * 1000)
-        found = await self._run("EVAL", scripts.NEWS, 2, keys.news, keys.told, first, number)
+        found = await self._run("EVAL", group_scripts.NEWS, 2, keys.news, keys.told, first, number)
         return [each.decode() for each in found]
 
     async def told(self, news: Sequence[str], pause: float) -> None:
         keys = self._keys
-        await self._run("EVAL", scripts.TOLD, 2, keys.news, keys.told, int(pause * 1000), *news)
+        await self._run(
+            "EVAL", group_scripts.TOLD, 2, keys.news, keys.told, int(pause * 1000), *news
+        )
 
     async def check(self) -> None:
         """Write two deliveries to a journal of one, as the account may lack a permission."""

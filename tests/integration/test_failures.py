@@ -35,7 +35,7 @@ from gateway.journal.redis_store import RedisStore
 from gateway.metrics import Metrics
 from tests.contract.test_journal_store import answered
 from tests.support.certificates import Certificates
-from tests.support.stack import Server, Stack
+from tests.support.stack import Server
 from tests.support.waiting import eventually
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 24).decode()
@@ -243,16 +243,9 @@ def test_mail_with_tls(certificates: Certificates, monkeypatch, starts: bool):
 # Counting -----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def redis_server(stack: Stack) -> Iterator[Server]:
-    server = stack.redis()
-    yield server
-    server.stop()
-
-
 @pytest.fixture
-def client(redis_server: Server) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(redis_server.url) as client:
+def client(results: Server) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(results.url) as client:
         client.flushall()
         yield client
 
@@ -301,8 +294,8 @@ async def counts(store: RedisStore) -> dict[str, int]:
     return {each.about.type: each.count for each in await store.groups()}
 
 
-def test_what_a_killed_process_leaves_is_counted_by_another_one(client, redis_server, caplog):
-    config = Config(state_url=redis_server.url, journal=1_000, strategy="pika")
+def test_what_a_killed_process_leaves_is_counted_by_another_one(client, results, caplog):
+    config = Config(state_url=results.url, journal=1_000, strategy="pika")
 
     async def run() -> None:
         async with deployment(config) as (store, failures, _):
@@ -331,13 +324,11 @@ def test_what_a_killed_process_leaves_is_counted_by_another_one(client, redis_se
     asyncio.run(run())
 
 
-def test_one_message_has_all_that_has_come_since_the_last_one(client, redis_server, caplog):
+def test_one_message_has_all_that_has_come_since_the_last_one(client, results, caplog):
     async def run() -> None:
         async with recorder() as (server, url):
             table = {"kind": "webhook", "url": url, "secret": SECRET, "every": 1.0, "share": 0.5}
-            config = Config(
-                state_url=redis_server.url, journal=1_000, strategy="pika", notify=table
-            )
+            config = Config(state_url=results.url, journal=1_000, strategy="pika", notify=table)
             keys = Keys(config)
             async with deployment(config) as (store, _, metrics):
                 # Given one that has failed, it is told at once, once.
@@ -385,11 +376,11 @@ def test_one_message_has_all_that_has_come_since_the_last_one(client, redis_serv
     asyncio.run(run())
 
 
-def test_what_is_resolved_before_it_is_told_is_not_told(client, redis_server):
+def test_what_is_resolved_before_it_is_told_is_not_told(client, results):
     async def run() -> None:
         async with recorder() as (server, url):
             table = {"kind": "slack", "url": url, "every": 60.0}
-            settings = {"state_url": redis_server.url, "journal": 1_000, "strategy": "pika"}
+            settings = {"state_url": results.url, "journal": 1_000, "strategy": "pika"}
             config = Config(**settings, notify=table)
             keys = Keys(config)
             async with deployment(config, 1) as (store, _, _):

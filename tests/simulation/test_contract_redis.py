@@ -19,6 +19,7 @@ import pytest
 from appserver.result_script import _STORE
 from gateway.claims import scripts as claims
 from gateway.claims.taken_tasks import _ADD
+from gateway.journal import group_scripts
 from gateway.journal import scripts as journal
 from gateway.stack import loopback
 from tests.simulation.drivers import Carrier, Link, handed, sockets, until
@@ -757,30 +758,30 @@ def test_failures_are_counted_once_in_groups(redis, key, written):
 
     def failing(process: str) -> Any:
         return redis(
-            "EVAL", journal.FAILING, 2, written.failing, counts, process, 60_000, 9, key
+            "EVAL", group_scripts.FAILING, 2, written.failing, counts, process, 60_000, 9, key
         )  # fmt: skip
 
     found = failing("one")
     assert [(id, state) for id, _, _, state, _ in found] == [(b"a", b"failed"), (b"b", b"expired")]
     assert failing("two") is None
-    count = ("EVAL", journal.COUNT, 3, written.failing, groups, news, 2, f"{key}g:", 1)
+    count = ("EVAL", group_scripts.COUNT, 3, written.failing, groups, news, 2, f"{key}g:", 1)
     assert redis(*count, "a", found[0][1], "g1", "[]", "b", found[1][1], "g2", "[]") == 2
     assert redis(*count, "a", found[0][1], "g1", "[]") == 0
     assert failing("one") == []
-    all_groups = ("EVAL", journal.GROUPS, 1, groups, f"{key}g:", 0, 9)
+    all_groups = ("EVAL", group_scripts.GROUPS, 1, groups, f"{key}g:", 0, 9)
     assert len(redis(*all_groups)) == 3
     pause = f"{key}told"
-    told = redis("EVAL", journal.NEWS, 2, news, pause, 0, 9)
+    told = redis("EVAL", group_scripts.NEWS, 2, news, pause, 0, 9)
     assert sorted(told) == [b"new g1", b"new g2"]
-    assert redis("EVAL", journal.TOLD, 2, news, pause, 60_000, "new g1") is None
-    assert redis("EVAL", journal.NEWS, 2, news, pause, 0, 9) == []
-    assert redis("EVAL", journal.CHANGE_GROUP, 1, f"{key}g:g1", "") == 1
-    assert redis("EVAL", journal.CHANGE_GROUP, 1, f"{key}g:g3", "5") == 0
-    assert redis("EVAL", journal.FORGET_GROUP, 2, f"{key}g:g1", groups, "g1") == 1
+    assert redis("EVAL", group_scripts.TOLD, 2, news, pause, 60_000, "new g1") is None
+    assert redis("EVAL", group_scripts.NEWS, 2, news, pause, 0, 9) == []
+    assert redis("EVAL", group_scripts.CHANGE_GROUP, 1, f"{key}g:g1", "") == 1
+    assert redis("EVAL", group_scripts.CHANGE_GROUP, 1, f"{key}g:g3", "5") == 0
+    assert redis("EVAL", group_scripts.FORGET_GROUP, 2, f"{key}g:g1", groups, "g1") == 1
     assert len(redis(*all_groups)) == 2
-    rates = ("EVAL", journal.RATES, 2, f"{key}rates", news, 10, "0.5", 2)
+    rates = ("EVAL", group_scripts.RATES, 2, f"{key}rates", news, 10, "0.5", 2)
     assert redis(*rates, "a", "/", 2, "f", "/", 1) == [b"/", 2, 1]
-    assert b"share /" in redis("EVAL", journal.NEWS, 2, news, f"{key}none", 0, 9)
+    assert b"share /" in redis("EVAL", group_scripts.NEWS, 2, news, f"{key}none", 0, 9)
 
 
 def test_the_journal_says_where_it_could_not_tell(server, redis, written):
