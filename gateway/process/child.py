@@ -147,7 +147,10 @@ class Child:
     async def _answer_parent(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Answer each line, a number, with one of JSON: the number, checks and warnings."""
+        """Answer each line, a number, with lines of JSON: 0 and warnings, the number and checks.
+
+        A parent of another version reads two values of each line, and passes over other numbers.
+        """
         try:
             while number := await reader.readline():
                 # A scrape asks before it reads the counters.
@@ -158,7 +161,8 @@ class Child:
                 if self._server.draining:
                     health["draining"] = "shutting down"
                 warnings = self._workers.warnings if self._workers is not None else []
-                writer.write(json.dumps([int(number), health, warnings]).encode() + b"\n")
+                for line in ([0, {"warnings": warnings}], [int(number), health]):
+                    writer.write(json.dumps(line).encode() + b"\n")
         except ConnectionError:
             logger.warning("the parent has ended: this process drains")
         finally:

@@ -9,6 +9,7 @@ import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from gateway.clock import monotonic
 from gateway.config.settings import Config
@@ -94,8 +95,10 @@ class ChildHandle:
                 self._writer.write(b"%d\n" % self._asked)
                 while line := await self._reader.readline():
                     number: int
-                    checks: dict[str, str]
-                    number, checks, self.warnings = json.loads(line)
+                    checks: dict[str, Any]
+                    number, checks = json.loads(line)
+                    if number == 0:
+                        self.warnings = checks["warnings"]
                     if number == self._asked:  # otherwise it is the late answer to an earlier line
                         self._answered = True
                         return checks

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
 from gateway.process import child_handle, health
+from gateway.process.child import Child
 from gateway.process.child_handle import ChildHandle
 from gateway.process.handover import Start, read, write
 
@@ -91,3 +95,29 @@ def test_a_child_that_ends_at_once_is_asked_without_a_line_in_the_log(monkeypatc
 
     asyncio.run(run())
     assert caplog.records == []
+
+
+def test_a_parent_of_another_version_reads_what_a_child_tells():
+    async def told() -> list[bytes]:
+        ours, theirs = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=theirs)
+        server = SimpleNamespace(listening=True, draining=False)
+        child: Any = SimpleNamespace(
+            held=lambda: {"bytes": 0},
+            _metrics=SimpleNamespace(set=lambda *_: None),
+            _relay=SimpleNamespace(checks=lambda: {"broker": ""}),
+            _server=server,
+            _workers=SimpleNamespace(warnings=["no worker"]),
+            _stopping=asyncio.Event(),
+        )
+        ours.sendall(b"7\n")
+        ours.shutdown(socket.SHUT_WR)
+        await Child._answer_parent(child, reader, writer)
+        writer.close()
+        await writer.wait_closed()
+        with ours, ours.makefile("rb") as lines:
+            return lines.readlines()
+
+    # The versions before this one read so, until the number is theirs.
+    answers = dict(json.loads(line) for line in asyncio.run(told()))
+    assert answers == {0: {"warnings": ["no worker"]}, 7: {"broker": ""}}
