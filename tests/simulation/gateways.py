@@ -98,10 +98,12 @@ class Child:
             while True:
                 number += 1
                 writer.write(b"%d\n" % number)
-                line = await reader.readline()
-                if not line:
+                told = 0
+                while told != number and (line := await reader.readline()):
+                    told, health = json.loads(line)
+                if told != number:
                     break
-                self.health = json.loads(line)[1]
+                self.health = health
                 await asyncio.sleep(2 if self.health and not any(self.health.values()) else 0.2)
         except OSError:
             pass
