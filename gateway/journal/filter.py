@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -140,12 +141,14 @@ def read_until(text: str) -> datetime:
 
 
 def _time(text: str, sign: int) -> datetime:
-    try:
+    with suppress(ValueError, OverflowError):
         if span := _SPAN(text):
-            return datetime.now(UTC) + sign * timedelta(**{_UNITS[span[2]]: int(span[1])})
-        return datetime.fromisoformat(text).astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise ValueError(f"{text}: is not a time; write 2026-01-31T12:00Z, 15m, 2h or 7d") from None
+            found = datetime.now(UTC) + sign * timedelta(**{_UNITS[span[2]]: int(span[1])})
+        else:
+            found = datetime.fromisoformat(text).astimezone(UTC)
+        if 1970 <= found.year < 9999:  # rounded up, a later one is no time any more
+            return found
+    raise ValueError(f"{text}: is not a time; write 2026-01-31T12:00Z, 15m, 2h or 7d")
 
 
 class Part(NamedTuple):

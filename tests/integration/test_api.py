@@ -171,6 +171,7 @@ def test_pages_have_each_delivery_once(gateway):
         ({"status": "abc"}, "status: abc: is not a status; write 502"),
         ({"before": "9" * 20 + "-0"}, "before: String should match"),
         ({"since": "yesterday"}, "since: yesterday: is not a time; write"),
+        ({"until": "9999-12-31T23:59:59.9999Z"}, "until: 9999-12-31T23:59:59.9999Z: is not a time"),
         ({"route": "price"}, "route: price: is not a path; write"),
         ({"limit": "0"}, "limit: Input should be greater than or equal to 1"),
         ({"limit": "many"}, "limit: Input should be a valid integer"),

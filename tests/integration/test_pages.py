@@ -8,12 +8,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import html
+import http.client
 import json
 import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -311,7 +313,16 @@ admin_roles = { view = ["*@example.com"], bodies = ["b@*"], act = ["a@example.co
         for user in "abv"
     }
     assert ["4711" in seen[user] for user in "abv"] == [True, True, False]
+    assert ["Query a=b" in seen[user] for user in "abv"] == [True, True, False]
     assert ["Send again r" in seen[user] for user in "abv"] == [True, False, False]
+    # A client's own header beside the proxy's, which together would fit a pattern, is refused.
+    client = http.client.HTTPConnection(urlsplit(trusting.admin_url).netloc)
+    client.putrequest("GET", "/deliveries")
+    for user in ("c@elsewhere.example", "d@example.com"):
+        client.putheader("X-User", user)
+    client.endheaders()
+    assert client.getresponse().status == 403
+    client.close()
     for path in ("/deliveries?text=4711", f"/api/deliveries/{one_id}", "/api/deliveries?text=4711"):
         assert [status(path, f"{user}@example.com") for user in "bv"] == [200, 403]
     for path in (f"/deliveries/{one_id}/replay", "/again?text=4711", "/api/replays?state=failed"):

@@ -89,7 +89,11 @@ class Guarded(RequestHandler):
             self.request.remote_ip or ""
         ):
             return ""
-        return self.request.headers.get(header, "")
+        names = self.request.headers.get_list(header)
+        if len(names) > 1:
+            # One is the client's own, and a pattern may fit it, or both together.
+            raise Refused(403, "forbidden", f"the proxy has to remove {header} from what it gets")
+        return names[0] if names else ""
 
     def may(self, role: str) -> bool:
         """May the user do what a role may? Who has the token may do all."""

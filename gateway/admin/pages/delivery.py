@@ -75,7 +75,7 @@ class OneDelivery(View):
             "call": shown({"args": args, "kwargs": kwargs}, {}) if entry.call else None,
             "commands": commands(self.config, entry, request) if bodies else {},
             "entry": entry,
-            "facts": _facts(entry),
+            "facts": _facts(entry, self.may("bodies")),
             "headers": request[1] if request else {},
             "open": entry.state in OPEN,
             "done": entry.state in states.DONE,
@@ -152,7 +152,8 @@ def commands(config: Config, entry: Entry, request: Request | None) -> dict[str,
     """Return the request as curl, and as `gateway send` where it has a source; nothing where it
     is not kept.
 
-    Signatures and other secret headers are not kept; `gateway send` makes new ones.
+    Signatures and other secret headers are not kept; `gateway send` makes new ones. Senders have
+    chosen what is in the commands: a shell takes all of it as text.
     """
     if request is None or entry.redacted:
         return {}
@@ -166,22 +167,28 @@ def commands(config: Config, entry: Entry, request: Request | None) -> dict[str,
     raw = isinstance(body, Mapping)  # bytes, as kombu's JSON has them
     data = "@-" if raw else str(body)
     given = "".join(
-        f" -H {shlex.quote(f'{name}: {value}')}"
+        f" -H {_quoted(f'{name}: {value}')}"
         for name, value in headers.items()
         if name not in ("host", "content-length", "connection", "accept-encoding")
     )
-    pipe = f"echo {shlex.quote(str(body.get('__value__')))} | base64 -d | " if raw else ""
+    pipe = f"echo {_quoted(str(body.get('__value__')))} | base64 -d | " if raw else ""
     kind = "--data-binary" if raw else "--data-raw"
-    method = entry.request.get("method", "POST")
-    made = {"curl": f"{pipe}curl -X {method}{given} {kind} {shlex.quote(data)} {shlex.quote(url)}"}
+    method = _quoted(entry.request.get("method", "POST"))
+    made = {"curl": f"{pipe}curl -X {method}{given} {kind} {_quoted(data)} {_quoted(url)}"}
     source = delivery.get("source", "")
     if source and not raw:
-        event = f" --event {shlex.quote(delivery['event'])}" if delivery.get("event") else ""
-        option = f"--as {shlex.quote(source)} --config gateway.toml{event}"
-        made["gateway send"] = (
-            f"gateway send {option} --data {shlex.quote(data)} {shlex.quote(url)}"
-        )
+        event = f" --event {_quoted(delivery['event'])}" if delivery.get("event") else ""
+        option = f"--as {_quoted(source)} --config gateway.toml{event}"
+        made["gateway send"] = f"gateway send {option} --data {_quoted(data)} {_quoted(url)}"
     return made
+
+
+def _quoted(text: str) -> str:
+    """Quote a text for bash or zsh; a control character in it would reach a terminal as a key."""
+    if text.replace("\n", "").isprintable():
+        return shlex.quote(text)
+    plain = text.replace("\\", "\\\\").replace("'", "\\'")
+    return "$'" + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in plain) + "'"
 
 
 #: Query, headers and body, as a task without `args` and `kwargs` gets them.
@@ -194,7 +201,8 @@ def _request(args: list[Any], kwargs: dict[str, Any]) -> Request | None:
     return None
 
 
-def _facts(entry: Entry) -> dict[str, str]:
+def _facts(entry: Entry, bodies: bool) -> dict[str, str]:
+    """Return what is known beside the call; what was sent in a query only with `bodies`."""
     delivery = entry.delivery
     facts = {
         "Id": entry.id,
@@ -202,11 +210,11 @@ def _facts(entry: Entry) -> dict[str, str]:
         "Event": delivery.get("event", ""),
         "Request": " ".join(filter(None, (entry.request.get("method"), entry.request.get("path")))),
         "Parameters": ", ".join(f"{k}={v}" for k, v in delivery.get("params", {}).items()),
-        "Query": delivery.get("query_string", ""),
+        "Query": delivery.get("query_string", "") if bodies else "",
         "Task": entry.task,
         "Task id": entry.task_id,
         "Queue": entry.queue,
-        "Options": json.dumps(entry.options) if entry.options else "",
+        "Options": json.dumps(entry.options) if entry.options and bodies else "",
         "Identity": entry.identity,
         "Trace": delivery.get("traceparent", ""),
         "Redacted": ", ".join(entry.redacted),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,6 +172,24 @@ def test_requests_are_copied_as_commands():
     assert told.startswith("gateway send --as shop --config gateway.toml --event paid --data x ")
     assert commands(config, ENTRY, None) == {}
     assert commands(config, replace(ENTRY, redacted=["body"]), ({}, {}, "x")) == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["`id`", "$HOME|id&", "it's", "a\x03\nid\n\x1b[201~", "\x9b\\'$(id)ü"]
+)
+def test_a_copied_command_has_what_a_sender_has_chosen_as_text(text: str, tmp_path: Path):
+    refused = replace(ENTRY, request={"method": text, "path": "/", "truncated": False})
+    made = commands(Config(), refused, ({}, {"x-a": text}, text))["curl"]
+    assert made.replace("\n", "").isprintable()
+    # Given a program that prints what it was called with,
+    curl = tmp_path / "curl"
+    curl.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
+    curl.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "LC_ALL": "C.UTF-8"}
+    ran = subprocess.run(["bash", "-c", made], env=env, capture_output=True, check=True)
+    url = "http://127.0.0.1:8000/orders/north?a=b"
+    given = ["-X", text, "-H", f"x-a: {text}", "--data-raw", text, url]
+    assert ran.stdout.decode().split("\0")[:-1] == given
 
 
 def test_what_is_typed_becomes_filters():
