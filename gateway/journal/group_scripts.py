@@ -32,9 +32,9 @@ return found
 
 # Counts failures: each that is not counted yet, as its mark is removed with it. A group that is
 # new, comes back, or has ten times as many failures as when that was last said, is told in *news*.
-# Of groups those that have failed last are kept. KEYS: failing, groups, news. Arguments: most
-# groups, what keys of groups begin with, 1 to write news, then for each failure its delivery's id,
-# time (ms), group's id (empty: it has none), and what the group has in common
+# Of groups those that have failed last are kept, and news of these. KEYS: failing, groups, news.
+# Arguments: most groups, what keys of groups begin with, 1 to write news, then for each failure its
+# delivery's id, time (ms), group's id (empty: it has none), and what the group has in common
 COUNT = """
 local counted = 0
 for i = 4, #ARGV, 4 do
@@ -79,6 +79,7 @@ if more > 0 then
     local oldest = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', '+inf', 'LIMIT', 0, more)
     for _, group in ipairs(oldest) do
         redis.call('ZREM', KEYS[2], group)
+        redis.call('ZREM', KEYS[3], 'new ' .. group, 'again ' .. group, 'grown ' .. group)
         redis.call('DEL', ARGV[2] .. group)
     end
 end
@@ -145,7 +146,7 @@ end
 
 # Adds to the numbers of the last minutes, and returns their sums: route, answered, failed, and so
 # on. A route whose share of failures passes the given one is told in *news*, once until it is below
-# it again. KEYS: rates, news. Arguments: minutes, share (''; it is not told), least number of
+# it again. KEYS: rates, news. Arguments: minutes, share (''; none is given), least number of
 # answers, then 'a' for answered or 'f' for failed, route and number of each
 RATES = (
     _MS
@@ -168,12 +169,14 @@ for i = 1, #fields, 2 do
 end
 local found, share = {}, tonumber(ARGV[2])
 for route, sum in pairs(sums) do
-    local passed = share and sum.a >= tonumber(ARGV[3]) and sum.f >= share * sum.a
-    if passed and not sum.told then
-        redis.call('HSET', KEYS[1], 'o ' .. route, 1)
-        redis.call('ZADD', KEYS[2], now, 'share ' .. route)
-    elseif sum.told and not passed then
-        redis.call('HDEL', KEYS[1], 'o ' .. route)
+    if share then
+        local passed = sum.a >= tonumber(ARGV[3]) and sum.f >= share * sum.a
+        if passed and not sum.told then
+            redis.call('HSET', KEYS[1], 'o ' .. route, 1)
+            redis.call('ZADD', KEYS[2], now, 'share ' .. route)
+        elseif sum.told and not passed then
+            redis.call('HDEL', KEYS[1], 'o ' .. route)
+        end
     end
     found[#found + 1], found[#found + 2], found[#found + 3] = route, sum.a, sum.f
 end

@@ -814,11 +814,20 @@ async def test_groups_are_bounded(use: Use):
         rows = [failed(f"d{n}", "".join(chr(97 + int(c)) for c in f"{n:04}")) for n in range(600)]
         for begin in range(0, 600, 100):
             await store.write(rows[begin : begin + 100])
-            await counted(store, news=False)
+            await counted(store)
 
         groups = await store.groups()
         assert len(groups) == MOST
         assert {each.latest[0] for each in groups} == {f"d{n}" for n in range(100, 600)}
+        # What nobody has told is bounded with them.
+        assert set(await store.news(1_000, 60.0)) == {f"new {each.id}" for each in groups}
+
+
+@awaited
+async def test_without_news_nothing_is_to_be_told(use: Use):
+    async with use() as store:
+        await store.write([failed("a", "E")])
+        await counted(store, news=False)
         assert await store.news(100, 60.0) == []
 
 
@@ -832,6 +841,8 @@ async def test_a_route_s_share_of_failures_is_told_once(use: Use):
         assert await store.news(10, 60.0) == ["share /a b"]
         await store.told(["share /a b"], 0.0)
 
+        # Nor is it after somebody has read the numbers, as the message with them does.
+        await store.rates(None, {}, {})
         await store.rates(0.5, {}, {"/a b": 1})
         assert await store.news(10, 60.0) == []
 
