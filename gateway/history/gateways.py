@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kombu.utils.url import parse_url
-from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from redis.exceptions import RedisError
 
 from gateway import __version__
@@ -41,7 +41,7 @@ _POINTS = 36  # of the received requests of the last 6 hours
 
 KEY = "gateway:gateways"
 #: Write a line, if one is given, and read all: the server's time, names and lines. Each line begins
-#: with the server's time at which it was written. All are dropped that are too old.
+#: with the server's time at which it was written. All are dropped that are too old, or no lines.
 SCRIPT = """\
 local now = redis.call('TIME')
 now = string.format('%d.%06d', now[1], now[2])
@@ -51,7 +51,8 @@ if ARGV[2] then
 end
 local found = redis.call('HGETALL', KEYS[1])
 for at = 1, #found, 2 do
-    if ARGV[2] and now - string.match(found[at + 1], '^%S+') > tonumber(ARGV[1]) then
+    local written = tonumber(string.match(found[at + 1], '^%S+') or '')
+    if ARGV[2] and not (written and math.abs(now - written) <= tonumber(ARGV[1])) then
         redis.call('HDEL', KEYS[1], found[at])
     end
 end
@@ -71,10 +72,12 @@ _OWN = {
 class Line(BaseModel):
     """What a gateway tells of itself. A field that another version does not have is empty."""
 
+    model_config = ConfigDict(allow_inf_nan=False)
+
     name: str
     address: str = ""
     version: str = ""
-    started: float = 0.0
+    started: float = Field(0.0, ge=0, lt=1e11)
     """seconds since the epoch"""
     ready: bool = False
     ahead: float | None = None
@@ -155,8 +158,10 @@ def read(reply: Iterable[Any]) -> tuple[float, list[Line]]:
         written, _, line = text.partition(b" ")
         try:
             silent = float(now) - float(written)
+            if not abs(silent) <= KEPT:
+                raise ValueError("it is of another time")
             lines.append(Line.model_validate({**json.loads(line), "silent": silent}))
-        except (ValidationError, ValueError, TypeError):
+        except (ValidationError, ValueError, TypeError, RecursionError):
             log.debug("what %s has is not a gateway's line: %r", KEY, text)
     return float(now), sorted(lines, key=lambda line: line.name)
 

@@ -138,11 +138,12 @@ class History:
             data = unpacking.decompress(path.read_bytes(), _LARGEST)
             head, _, counts = data.partition(b"\n")
             about = json.loads(head)
-            if not unpacking.eof or about["form"] != json.loads(json.dumps(_FORM)):
+            form = about.get("form") if isinstance(about, dict) else None
+            if not unpacking.eof or form != json.loads(json.dumps(_FORM)):
                 raise ValueError("it is of another form")
         except FileNotFoundError:
             return
-        except (OSError, ValueError, zlib.error) as exc:
+        except (OSError, ValueError, RecursionError, zlib.error) as exc:
             log.warning("the history in %s is not used, and begins anew: %s", path, exc)
             return
         self.routes = about["routes"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,6 +120,17 @@ def test_one_that_is_killed_is_lost_and_one_that_ends_is_gone(two, redis):
     assert "has not been heard of" in two.warnings()[0] and "is lost" in two.page()
     two.second.restart()
     assert poll(lambda: two.kinds() == {}, SOON)
+
+    # What somebody else has written there is removed, and hides no gateway.
+    lines = {"a": "no line", "b": "", "c": 'inf {"name": "c"}', "d": 'nan {"name": "d"}'}
+    with Redis.from_url(redis.url) as client:
+        client.hset(KEY, mapping={**lines, "e": f"{time.time():.6f} " + "[" * 100_000})
+        assert poll(
+            lambda: set(client.hkeys(KEY)).isdisjoint(each.encode() for each in lines), SOON
+        )
+        assert poll(lambda: client.hlen(KEY) == 3, SOON)
+    told = two.told()
+    assert (told["problem"], len(told["gateways"])) == ("", 2)
 
     two.second.stop()
     assert poll(lambda: len(two.told()["gateways"]) == 1, SOON)

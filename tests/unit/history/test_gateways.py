@@ -44,7 +44,14 @@ def test_a_line_has_no_secret_and_comes_back_as_it_was():
     assert not lines[0].lost and lines[0].model_copy(update={"silent": 8.5}).lost
 
 
-@pytest.mark.parametrize("text", [b"", b"x", b"1 x", b"1 []", b'1 {"rate": 1}', b'x {"name": "b"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(b"", b"x", b"1 x", b"1 []", b'1 {"rate": 1}', b'x {"name": "b"}', b"1 " + b"[" * 100_000),
+        *(b'nan {"name": "b"}', b'inf {"name": "b"}', b'-3600 {"name": "b"}'),
+        *(b'1 {"name": "b", "rate": NaN}', b'1 {"name": "b", "started": 1e300}'),
+    ],
+)
 def test_what_is_no_line_is_left_out(text, caplog):
     caplog.set_level(logging.DEBUG)
     assert read([b"1", [b"b", text]]) == (1.0, [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import tracemalloc
+import zlib
 
 import pytest
 
@@ -169,7 +170,9 @@ def test_a_restart_takes_up_what_the_file_has(world, tmp_path, caplog):
     caplog.set_level(logging.WARNING)
     whole = file.read_bytes()
     other = world.another()
-    for wrong in (b"", b"text", whole[:-9], whole[:50] + b"x" + whole[51:], whole + b"x" * 9):
+    others = [zlib.compress(each + b"\n") for each in (b"{}", b"null", b"[" * 100_000)]
+    cut = (b"", b"text", whole[:-9], whole[:50] + b"x" + whole[51:])
+    for wrong in (*cut, *others, whole + b"x" * 9):
         caplog.clear()
         file.write_bytes(wrong)
         other.load(file)
