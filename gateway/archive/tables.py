@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from gateway.journal.entry import Entry
+from gateway.journal.entry import Entry, known
 
 METADATA = sa.MetaData()
 DELIVERIES = sa.Table(
@@ -56,7 +56,7 @@ def row(entry: Entry) -> dict[str, Any]:
 def entry(found: Any, call: bool) -> Entry:
     """Return the delivery of a row; without its call, unless that is wanted."""
     own = {name: getattr(found, name) for name in _OWN}
-    about = {"task": "", "queue": "", **json.loads(found.about)}
+    about = {"task": "", "queue": "", **known(found.about)}
     text = found.call.encode() if call else b""
     return Entry(**about, **own, call=text, position=f"{found.ms}-{found.seq}")
 

@@ -15,7 +15,7 @@ sent late, *succeeded*, or a state before it, becomes *answered-late* | *late-an
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -63,6 +63,8 @@ GONE = 0  # the status where the sender had left before the answer
 #: What the app server's FAILURE of a message says that it has published as a dead letter.
 _DEAD_LETTER = "gateway.dead"
 _DEFAULTS = asdict(DEFAULTS)
+#: What `Entry.options` may have.
+_OPTIONS = {*_DEFAULTS, "priority", "extra"}
 
 
 @dataclass(slots=True, frozen=True)
@@ -123,6 +125,8 @@ class Entry:
             return f"it had no message: {self.error}"
         if self.redacted:
             return f"{', '.join(self.redacted)} was redacted, and is not kept"
+        if others := self.options.keys() - _OPTIONS:
+            return f"it has options of another version: {', '.join(sorted(others))}"
         return "" if self.call else "its call was not kept (`keep_bodies`)"
 
     def message(self, task_id: str) -> Message:
@@ -151,6 +155,14 @@ class Entry:
             return [], {}
         args, kwargs, _ = json.loads(self.call)
         return args, kwargs
+
+
+_FIELDS = {each.name for each in fields(Entry)}
+
+
+def known(about: str) -> dict[str, Any]:
+    """Return the fields of an `Entry` from `described`; those of another version are left out."""
+    return {name: value for name, value in json.loads(about).items() if name in _FIELDS}
 
 
 @cache

@@ -29,7 +29,7 @@ from gateway.journal.base import (
     Row,
     Size,
 )
-from gateway.journal.entry import LATE, RECEIVED, RUNNING, End, Entry
+from gateway.journal.entry import LATE, RECEIVED, RUNNING, End, Entry, known
 from gateway.journal.groups import DAY, HOUR, MOST, About, Group, group_of
 from gateway.journal.keys import Keys
 from gateway.stores import result_store, state_store
@@ -315,11 +315,11 @@ def _fields(flat: Any) -> dict[bytes, bytes]:
 
 
 def _failing(delivery_id: bytes, ms: int, about: bytes, state: bytes, error: bytes) -> Failing:
-    known = None
+    group = None
     if about:
         fields = {b"about": about, b"state": state, b"error": error, b"task_id": b""}
-        known = group_of(_entry(fields))
-    return Failing(delivery_id.decode(), ms, known)
+        group = group_of(_entry(fields))
+    return Failing(delivery_id.decode(), ms, group)
 
 
 def _group(fields: Mapping[bytes, bytes], now: int) -> Group:
@@ -328,7 +328,7 @@ def _group(fields: Mapping[bytes, bytes], now: int) -> Group:
     hours = [int(texts.get(f"h{now // HOUR - ago}", 0)) for ago in reversed(range(DAY // HOUR))]
     own = ("count", "first", "last", "muted", "resolved", "again")
     numbers = {name: int(texts.get(name, 0)) for name in own}
-    about = About(*json.loads(texts["about"]))
+    about = About(*json.loads(texts["about"])[: len(About._fields)])
     return Group(about, latest=texts["latest"].split(), hours=hours, now=now, **numbers)
 
 
@@ -337,7 +337,7 @@ def _entry(fields: Mapping[bytes, bytes], position: str = "") -> Entry:
     texts = {key.decode(): value.decode() for key, value in fields.items() if key != b"call"}
     status, published = texts.get("status"), texts.get("published")
     return Entry(
-        **json.loads(texts["about"]),
+        **known(texts["about"]),
         call=fields.get(b"call", b""),
         task_id=texts["task_id"],
         status=None if status is None else int(status),

@@ -86,7 +86,9 @@ class Record:
 
     @classmethod
     def load(cls, text: bytes | str) -> Record:
-        return cls(**json.loads(text))
+        """Return the record that `dump` has written; a field of another version is left out."""
+        known = {each.name for each in fields(cls)}
+        return cls(**{name: value for name, value in json.loads(text).items() if name in known})
 
     def looked_at(self, terms: Terms, now: float) -> Record | None:
         """Return it as it is where its time is over, or its process has ended; None: neither."""

@@ -824,6 +824,19 @@ async def test_groups_are_bounded(use: Use):
 
 
 @awaited
+async def test_what_another_version_has_written_is_read(use: Use):
+    async with use() as store:
+        row = failed("new", "E")
+        newer = {**json.loads(row[9]), "more": 1, "options": {"priority": 3, "unknown": 1}}
+        await store.write([(*row[:9], json.dumps(newer), row[10])])
+        entry = await store.get("new")
+        assert entry is not None and entry.options["priority"] == 3
+        assert entry.unsendable == "it has options of another version: unknown"
+        (failing,) = await store.failing("one", 60.0, 100) or []
+        assert failing.about is not None and failing.about.type == "E"
+
+
+@awaited
 async def test_without_news_nothing_is_to_be_told(use: Use):
     async with use() as store:
         await store.write([failed("a", "E")])

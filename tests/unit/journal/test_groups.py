@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -21,6 +22,7 @@ from gateway.journal.groups import (
     general,
     group_of,
 )
+from gateway.journal.redis_store import _group
 from tests.unit.journal.test_entries import entry
 
 
@@ -115,3 +117,10 @@ def test_the_state_of_a_group(fields: dict[str, int], state: str):
     about = About("failed", "/", "t", "E", "")
     own = {"first": 11, "last": 12, "now": DAY + 10, **fields}
     assert Group(about, count=1, latest=["d"], hours=[0] * 24, **own).state == state
+
+
+def test_a_group_that_another_version_has_written_is_read():
+    about = About("failed", "/", "t", "E", "")
+    times = {b"count": b"1", b"first": b"11", b"last": b"12", b"latest": b"d ", b"more": b"x"}
+    found = _group({b"about": json.dumps([*about, "more"]).encode(), **times}, 20)
+    assert (found.about, found.latest, found.state) == (about, ["d"], NEW)

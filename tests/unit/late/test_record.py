@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
@@ -36,6 +37,11 @@ def new(**some: object) -> Record:
         "traceparent": "", "due": LOOK, "expires": 900.0,
     }  # fmt: skip
     return Record(**{**values, **some})
+
+
+def test_what_another_version_has_written_is_read():
+    newer = {**json.loads(new().dump()), "of_another_version": 1}
+    assert Record.load(json.dumps(newer)) == new()
 
 
 @dataclass
