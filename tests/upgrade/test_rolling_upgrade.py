@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 import subprocess
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from urllib.parse import urlsplit
@@ -22,13 +25,16 @@ from gateway.stack.server import poll
 from tests.faults.client import AGAIN, Client, Sender, Sent
 from tests.faults.oracle import executions
 from tests.faults.tasks import EXECUTED
-from tests.support.requests import get
+from tests.support.requests import REQUESTS, get, metric
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 COMMIT = Path(__file__).with_name("upgrade_from.txt").read_text().strip()
 RATE = 50  # requests a second
 SOME = 3 * RATE  # requests between two steps
+#: What a child logs when it serves, and what one of the earlier version does.
+SERVING, EARLIER = "serving with the strategy", "the earlier version serves with the strategy"
 TARGETS = ("/keyed?seconds=0.1", "/accepted?seconds=0.1", AGAIN, "/plain?seconds=0.1")
 CONFIG = """\
 timeout = 8
@@ -75,7 +81,16 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     )
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as files:
         files.extractall(old, filter="data")
-    return {"old": old, "new": ROOT}
+    child = old / "gateway" / "process" / "child.py"
+    child.write_text(child.read_text().replace(SERVING, EARLIER))
+    return {"old": old, "new": ROOT, "installed": old.with_name("installed")}
+
+
+def install(versions: dict[str, Path], version: str) -> None:
+    """Let Python find this version where both are installed, one at a time."""
+    link = versions["installed"].with_name("next")
+    link.symlink_to(versions[version])
+    link.replace(versions["installed"])
 
 
 class Site:
@@ -151,29 +166,57 @@ def site(stack: Stack, rabbitmq: RabbitMQ, start, versions) -> Iterator[object]:
     redis.stop()
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("strategy", ["pika", "redis"])
-def test_an_upgrade_in_turn_costs_no_request(site, strategy, capsys):
-    # Given a site of the earlier version under load,
-    place = site(strategy, "old")
+@contextmanager
+def load(place: Site) -> Iterator[Sender]:
+    """Send requests to the site, some of them before the block and some after it."""
     client, port = Client(), urlsplit(place.nginx.url).port
     log = place.directory / "sent.jsonl"
     sender = Sender(place.queue, port, log, TARGETS, RATE, patience=8)
     client.start([sender])
     try:
         assert poll(lambda: len(sender.sent) > SOME, 30)
+        yield sender
+        client.stop(30)
+        client.run(sender.close())
+    finally:
+        client.close()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("strategy", ["pika", "redis"])
+def test_an_upgrade_in_turn_costs_no_request(site, strategy, capsys):
+    # Given a site of the earlier version under load,
+    place = site(strategy, "old")
+    with load(place) as sender:
         # when one role after the other is replaced by the other version, then nobody notices.
         for role, version in STEPS:
             place.replace(role, version)
             number = len(sender.sent)
             assert poll(lambda n=number: len(sender.sent) > n + SOME, 30)
-        client.stop(30)
-        client.run(sender.close())
-    finally:
-        client.close()
     judge(place, sender.sent)
     # What one version has written into the journal, the other one replays.
     replayed(place, sender.sent, capsys)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("first", "second"), [("old", "new"), ("new", "old")])
+def test_a_parent_of_one_version_has_children_of_the_other(site, versions, first, second):
+    install(versions, first)
+    place = site("pika", "installed")
+    with load(place) as sender:
+        install(versions, second)
+        for gateway in place.gateways:
+            os.kill(gateway.pid, signal.SIGHUP)
+            until(lambda g=gateway: "supervisor: reloaded" in g.output(), timeout=30)
+        number = len(sender.sent)
+        assert poll(lambda: len(sender.sent) > number + SOME, 30)
+    for gateway in place.gateways:
+        # Those of the one, and then those of the other.
+        served = gateway.output().count(SERVING), gateway.output().count(EARLIER)
+        assert served == (1, 1)
+    # Their counters are one file, whatever each of them counts.
+    assert sum(metric(each, REQUESTS) for each in place.gateways) == len(sender.sent)
+    judge(place, sender.sent)
 
 
 def judge(place: Site, sent: list[Sent]) -> None:
