@@ -82,7 +82,7 @@ class LateAnswers:
         self._config, self._metrics, self._failpoint = config, metrics, failpoint
         self._journal, self._tracer = journal, tracer
         self._records = Records(config)
-        self._results, self._subscription = results.commands, results.subscription
+        self._results, self._subscription = results, results.subscription
         self._prefix = results.prefix
         self._routes = {_key(route): route for route in config.routes if route.late is not None}
         self._senders: dict[tuple[str, str], Sender] = {}
@@ -312,12 +312,11 @@ class LateAnswers:
         """Send those whose task has ended, and end those whose time is over."""
         some = [found for found in some if found.record.task_id not in self._sending]
         ready = [found for found in some if found.record.ready(found.now)]
-        unread = [found.record for found in ready if found.record.message is None]
-        results: dict[str, bytes | None] = {}
-        if unread:
-            keys = [self._prefix + record.task_id for record in unread]
-            values = await self._results.values(keys)
-            results = {r.task_id: v for r, v in zip(unread, values, strict=True)}
+        unread = [found.record.task_id for found in ready if found.record.message is None]
+        outcomes = {
+            task_id: decode_result(payload)
+            async for task_id, payload in self._results.stored(unread)
+        }
         for found in some:
             record = found.record
             sender = self._senders.get((record.route, record.key))
@@ -325,8 +324,7 @@ class LateAnswers:
             if (changed := record.looked_at(terms, found.now)) is not None:
                 self._run(self._end(found, changed))
             elif found in ready:
-                payload = results.get(record.task_id)
-                outcome = decode_result(payload) if payload is not None else None
+                outcome = outcomes.get(record.task_id)
                 known = record.message is not None or outcome is not None
                 # Another look may have begun while this one asked for the result.
                 if known and record.task_id not in self._sending:
