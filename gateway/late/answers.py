@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from asyncio import Semaphore
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
@@ -59,7 +59,9 @@ log = logging.getLogger(__name__)
 #: Seconds by which an acceptance is answered, whether its record is written or not.
 LATEST = 0.4
 _PAUSE = 0.5  # seconds between two looks for records whose time has come
-_SENDING = 100  # late answers that a process sends to one host at once
+#: Late answers that a process sends to one host at once, and those of one host that it holds then:
+#: further ones stay in Redis, and their results are not read.
+_SENDING, _HELD = 100, 200
 #: Seconds for which it is tried to write that a request is about to be sent, and what became of it;
 #: seconds between two attempts.
 _BEGIN_FOR, _END_FOR, _AGAIN = 3.0, 15.0, 0.5
@@ -96,8 +98,8 @@ class LateAnswers:
         self._begun: dict[asyncio.Task[Any], None] = {}
         #: By host, so that a slow one keeps no other waiting; the hosts are those of the routes.
         self._places = defaultdict[str, Semaphore](lambda: Semaphore(_SENDING))
-        #: The tasks whose results are being sent, or wait for a place.
-        self._sending: set[str] = set()
+        #: The tasks whose results are being sent, or wait for a place, with the host.
+        self._sending: dict[str, str] = {}
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -311,7 +313,12 @@ class LateAnswers:
     async def _look(self, some: list[Found]) -> None:
         """Send those whose task has ended, and end those whose time is over."""
         some = [found for found in some if found.record.task_id not in self._sending]
-        ready = [found for found in some if found.record.ready(found.now)]
+        held = Counter(self._sending.values())
+        ready = [
+            found
+            for found in some
+            if found.record.ready(found.now) and held[self._host(found.record)] < _HELD
+        ]
         unread = [found.record.task_id for found in ready if found.record.message is None]
         outcomes = {
             task_id: decode_result(payload)
@@ -328,7 +335,7 @@ class LateAnswers:
                 known = record.message is not None or outcome is not None
                 # Another look may have begun while this one asked for the result.
                 if known and record.task_id not in self._sending:
-                    self._sending.add(record.task_id)
+                    self._sending[record.task_id] = self._host(record)
                     sending = self._run(self._send(found, outcome))
                     sending.add_done_callback(partial(self._sent, record.task_id))
             elif record.told:
@@ -355,7 +362,7 @@ class LateAnswers:
             if message is None:
                 await self._end(found, end)
                 return
-        async with self._places[sender.host(record)]:
+        async with self._places[self._host(record)]:
             now += monotonic() - since
             record = record.begin(message, now)
             if not await self._swap(record, version, now, _BEGIN_FOR):
@@ -370,7 +377,12 @@ class LateAnswers:
         await self._end(Found(record, version + 1, now), after)
 
     def _sent(self, task_id: str, _: asyncio.Task[Any]) -> None:
-        self._sending.discard(task_id)
+        self._sending.pop(task_id)
+
+    def _host(self, record: Record) -> str:
+        """Return the host to which a record's message goes; empty: it goes nowhere."""
+        sender = self._senders.get((record.route, record.key))
+        return sender.host(record) if sender else ""
 
     def _message(
         self, sender: Sender, route: Route, record: Record, outcome: Outcome

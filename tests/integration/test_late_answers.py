@@ -626,6 +626,38 @@ def test_what_waits_for_a_place_is_not_taken_up_again(client, redis_server):
     run(work())
 
 
+def test_of_a_host_that_takes_nothing_few_are_held(client, redis_server, monkeypatch):
+    monkeypatch.setattr(answers, "_HELD", 3)
+
+    async def work() -> None:
+        async with serving(SenderServer(slack)) as server:
+            gateways = Gateways(redis_server.url, parts("slack", server)[0])
+            async with gateways.process() as late:
+                place, looks, due = late._places[server.host], [], late._records.due
+                for _ in range(answers._SENDING):
+                    await place.acquire()
+
+                async def looked() -> Any:
+                    looks.append(await due())
+                    return looks[-1]
+
+                late._records.due = looked
+                bodies = [parts("slack", server)[2] for _ in range(9)]
+                for body in bodies:
+                    end(client, await gateways.answer(late, body), "done")
+                    await eventually(lambda: not late.held()["late steps"] > 3)
+                looks.clear()
+                await eventually(lambda: sum(map(len, looks)) > 30)
+                assert late.held()["late steps"] == 3
+                for _ in range(answers._SENDING):
+                    place.release()
+                await eventually(lambda: gateways.count("answered") == 9)
+
+            assert len(server.taken) == 9
+
+    run(work())
+
+
 @pytest.mark.parametrize("kind", SENDERS)
 def test_killed_at_each_step(unhurried, redis_server, kind):
     killed(redis_server, kind, KILLS)
