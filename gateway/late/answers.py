@@ -391,7 +391,10 @@ class LateAnswers:
         done = ended(outcome)
         given, _ = route.read(outcome)
         if given is None:
-            return record.ended(FAILED, f"the task has no answer: {done.error or done.state}"), None
+            error = done.error or done.state
+            if route.redact:  # the text of an exception may have a value that is not kept
+                error = error.partition(": ")[0]
+            return record.ended(FAILED, f"the task has no answer: {error}"), None
         if given.status >= 300:
             return record.ended(FAILED, f"the task's answer has the status {given.status}"), None
         try:

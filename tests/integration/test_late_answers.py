@@ -527,6 +527,26 @@ def test_nothing_is_sent_for_an_empty_result_a_failure_or_a_sender_that_has_left
     run(work())
 
 
+def test_what_an_exception_says_of_redacted_values_is_not_kept(client, redis_server, caplog):
+    async def work() -> None:
+        async with serving(SenderServer(slack)) as server:
+            block, _, body, _ = parts("slack", server)
+            gateways = Gateways(redis_server.url, block)
+            (route,) = gateways.config.routes
+            route = route.model_copy(update={"redact": ["json:/card"]})
+            gateways.config = gateways.config.model_copy(update={"routes": [route]})
+            async with gateways.process() as late:
+                task_id = await gateways.answer(late, body)
+                error = {"exc_type": "ValueError", "exc_message": ["no such card: 4111"]}
+                end(client, task_id, error, "FAILURE")
+                await eventually(lambda: gateways.count("failed"))
+            assert "the task has no answer: ValueError (route" in caplog.text
+            kept = client.hgetall(late._records._key(task_id))
+            assert "4111" not in f"{caplog.text}{kept}"
+
+    run(work())
+
+
 def test_a_later_try_gets_the_result_only_if_it_was_not_sent(client, redis_server):
     async def work() -> None:
         async with serving(SenderServer(slack)) as server:
