@@ -26,9 +26,9 @@ RESOLVE = 3.0  # seconds of those for the connection in which the name has to be
 MAX_HEADERS = 16 * 1024
 #: Addresses that stand for an IPv4 one in their last 32 bits: RFC 6052
 _TRANSLATED = ip_network("64:ff9b::/96")
-#: For protocols, RFC 6890, and of translators within a network, RFC 8215; not every version of
-#: Python knows them.
-_LOCAL = ip_network("192.0.0.0/24"), ip_network("64:ff9b:1::/48")
+#: For protocols, RFC 6890, of translators within a network, RFC 8215, and of sites, RFC 3879; not
+#: every version of Python knows them.
+_LOCAL = ip_network("192.0.0.0/24"), ip_network("64:ff9b:1::/48"), ip_network("fec0::/10")
 
 
 class NotSent(GatewayError):

@@ -53,7 +53,7 @@ class LateResults(Service):
 
     def __init__(self, config: Config, claims: Claims, results: Results):
         self._claims = claims
-        self._results = results.commands
+        self._results = results
         self._subscription = results.subscription
         self._prefix = results.prefix
         self._most = config.max_in_flight
@@ -120,14 +120,11 @@ class LateResults(Service):
 
     async def _fetch(self, task_ids: list[str]) -> None:
         try:
-            payloads = await self._results.values([self._prefix + each for each in task_ids])
+            async for task_id, payload in self._results.stored(task_ids):
+                self._ended(task_id, decode_result(payload))
         except (RedisError, OSError) as exc:
             log.warning("cannot fetch late results from the result store: %s", exc)
             self._missed.set()
-            return
-        for task_id, payload in zip(task_ids, payloads, strict=True):
-            if payload is not None:
-                self._ended(task_id, decode_result(payload))
 
     async def _catch_up(self) -> None:
         """Fetch what was missed, until Redis answers."""

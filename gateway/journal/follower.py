@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 _LONGEST = 60_000  # ms between two looks; a third of the time for which results are kept, if less
 _PAUSE = 0.5  # seconds between two queries for those whose look is due
 _MOST = 200  # deliveries of one query
-_READ = 20  # results that are read at once: they may be large
 
 
 class Follower(Service):
@@ -63,18 +62,15 @@ class Follower(Service):
     async def _look(self) -> int:
         """Write what became of those whose time has come; return how many these were."""
         due = await self._store.due(_MOST, *self._pauses)
-        for begin in range(0, len(due), _READ):
-            await self._settle(due[begin : begin + _READ])
+        deliveries: dict[str, list[str]] = {}  # several tries may have one task
+        for delivery_id, task_id in due:
+            deliveries.setdefault(task_id, []).append(delivery_id)
+        async for task_id, payload in self._results.stored([*deliveries]):
+            if (found := read(payload)) is not None:
+                for delivery_id in deliveries[task_id]:
+                    reply = asyncio.ensure_future(self._store.settle(delivery_id, task_id, found))
+                    reply.add_done_callback(partial(self._settled, found.state))
         return len(due)
-
-    async def _settle(self, pairs: list[tuple[str, str]]) -> None:
-        """Write what became of these deliveries and tasks, as far as it is stored."""
-        keys = [self._results.prefix + task for _, task in pairs]
-        payloads = await self._results.commands.values(keys)
-        for (delivery_id, task_id), payload in zip(pairs, payloads, strict=True):
-            if payload is not None and (found := read(payload)) is not None:
-                reply = asyncio.ensure_future(self._store.settle(delivery_id, task_id, found))
-                reply.add_done_callback(partial(self._settled, found.state))
 
     def _settled(self, state: str, reply: asyncio.Future[Any]) -> None:
         if reply.cancelled():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from asyncio import Semaphore
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
@@ -59,7 +59,9 @@ log = logging.getLogger(__name__)
 #: Seconds by which an acceptance is answered, whether its record is written or not.
 LATEST = 0.4
 _PAUSE = 0.5  # seconds between two looks for records whose time has come
-_SENDING = 100  # late answers that a process sends to one host at once
+#: Late answers that a process sends to one host at once, and those of one host that it holds then:
+#: further ones stay in Redis, and their results are not read.
+_SENDING, _HELD = 100, 200
 #: Seconds for which it is tried to write that a request is about to be sent, and what became of it;
 #: seconds between two attempts.
 _BEGIN_FOR, _END_FOR, _AGAIN = 3.0, 15.0, 0.5
@@ -82,7 +84,7 @@ class LateAnswers:
         self._config, self._metrics, self._failpoint = config, metrics, failpoint
         self._journal, self._tracer = journal, tracer
         self._records = Records(config)
-        self._results, self._subscription = results.commands, results.subscription
+        self._results, self._subscription = results, results.subscription
         self._prefix = results.prefix
         self._routes = {_key(route): route for route in config.routes if route.late is not None}
         self._senders: dict[tuple[str, str], Sender] = {}
@@ -96,8 +98,8 @@ class LateAnswers:
         self._begun: dict[asyncio.Task[Any], None] = {}
         #: By host, so that a slow one keeps no other waiting; the hosts are those of the routes.
         self._places = defaultdict[str, Semaphore](lambda: Semaphore(_SENDING))
-        #: The tasks whose results are being sent, or wait for a place.
-        self._sending: set[str] = set()
+        #: The tasks whose results are being sent, or wait for a place, with the host.
+        self._sending: dict[str, str] = {}
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -311,13 +313,17 @@ class LateAnswers:
     async def _look(self, some: list[Found]) -> None:
         """Send those whose task has ended, and end those whose time is over."""
         some = [found for found in some if found.record.task_id not in self._sending]
-        ready = [found for found in some if found.record.ready(found.now)]
-        unread = [found.record for found in ready if found.record.message is None]
-        results: dict[str, bytes | None] = {}
-        if unread:
-            keys = [self._prefix + record.task_id for record in unread]
-            values = await self._results.values(keys)
-            results = {r.task_id: v for r, v in zip(unread, values, strict=True)}
+        held = Counter(self._sending.values())
+        ready = [
+            found
+            for found in some
+            if found.record.ready(found.now) and held[self._host(found.record)] < _HELD
+        ]
+        unread = [found.record.task_id for found in ready if found.record.message is None]
+        outcomes = {
+            task_id: decode_result(payload)
+            async for task_id, payload in self._results.stored(unread)
+        }
         for found in some:
             record = found.record
             sender = self._senders.get((record.route, record.key))
@@ -325,12 +331,11 @@ class LateAnswers:
             if (changed := record.looked_at(terms, found.now)) is not None:
                 self._run(self._end(found, changed))
             elif found in ready:
-                payload = results.get(record.task_id)
-                outcome = decode_result(payload) if payload is not None else None
+                outcome = outcomes.get(record.task_id)
                 known = record.message is not None or outcome is not None
                 # Another look may have begun while this one asked for the result.
                 if known and record.task_id not in self._sending:
-                    self._sending.add(record.task_id)
+                    self._sending[record.task_id] = self._host(record)
                     sending = self._run(self._send(found, outcome))
                     sending.add_done_callback(partial(self._sent, record.task_id))
             elif record.told:
@@ -357,7 +362,7 @@ class LateAnswers:
             if message is None:
                 await self._end(found, end)
                 return
-        async with self._places[sender.host(record)]:
+        async with self._places[self._host(record)]:
             now += monotonic() - since
             record = record.begin(message, now)
             if not await self._swap(record, version, now, _BEGIN_FOR):
@@ -372,7 +377,12 @@ class LateAnswers:
         await self._end(Found(record, version + 1, now), after)
 
     def _sent(self, task_id: str, _: asyncio.Task[Any]) -> None:
-        self._sending.discard(task_id)
+        self._sending.pop(task_id)
+
+    def _host(self, record: Record) -> str:
+        """Return the host to which a record's message goes; empty: it goes nowhere."""
+        sender = self._senders.get((record.route, record.key))
+        return sender.host(record) if sender else ""
 
     def _message(
         self, sender: Sender, route: Route, record: Record, outcome: Outcome
@@ -381,7 +391,10 @@ class LateAnswers:
         done = ended(outcome)
         given, _ = route.read(outcome)
         if given is None:
-            return record.ended(FAILED, f"the task has no answer: {done.error or done.state}"), None
+            error = done.error or done.state
+            if route.redact:  # the text of an exception may have a value that is not kept
+                error = error.partition(": ")[0]
+            return record.ended(FAILED, f"the task has no answer: {error}"), None
         if given.status >= 300:
             return record.ended(FAILED, f"the task's answer has the status {given.status}"), None
         try:

@@ -96,9 +96,9 @@ class ChildHandle:
                 while line := await self._reader.readline():
                     number: int
                     checks: dict[str, Any]
-                    number, checks = json.loads(line)
+                    number, checks, *_ = json.loads(line)  # another version may tell more
                     if number == 0:
-                        self.warnings = checks["warnings"]
+                        self.warnings = checks.get("warnings", [])
                     if number == self._asked:  # otherwise it is the late answer to an earlier line
                         self._answered = True
                         return checks

@@ -527,6 +527,26 @@ def test_nothing_is_sent_for_an_empty_result_a_failure_or_a_sender_that_has_left
     run(work())
 
 
+def test_what_an_exception_says_of_redacted_values_is_not_kept(client, redis_server, caplog):
+    async def work() -> None:
+        async with serving(SenderServer(slack)) as server:
+            block, _, body, _ = parts("slack", server)
+            gateways = Gateways(redis_server.url, block)
+            (route,) = gateways.config.routes
+            route = route.model_copy(update={"redact": ["json:/card"]})
+            gateways.config = gateways.config.model_copy(update={"routes": [route]})
+            async with gateways.process() as late:
+                task_id = await gateways.answer(late, body)
+                error = {"exc_type": "ValueError", "exc_message": ["no such card: 4111"]}
+                end(client, task_id, error, "FAILURE")
+                await eventually(lambda: gateways.count("failed"))
+            assert "the task has no answer: ValueError (route" in caplog.text
+            kept = client.hgetall(late._records._key(task_id))
+            assert "4111" not in f"{caplog.text}{kept}"
+
+    run(work())
+
+
 def test_a_later_try_gets_the_result_only_if_it_was_not_sent(client, redis_server):
     async def work() -> None:
         async with serving(SenderServer(slack)) as server:
@@ -622,6 +642,38 @@ def test_what_waits_for_a_place_is_not_taken_up_again(client, redis_server):
                 await eventually(lambda: gateways.count("answered") == 3)
 
             assert len(server.taken) == 3
+
+    run(work())
+
+
+def test_of_a_host_that_takes_nothing_few_are_held(client, redis_server, monkeypatch):
+    monkeypatch.setattr(answers, "_HELD", 3)
+
+    async def work() -> None:
+        async with serving(SenderServer(slack)) as server:
+            gateways = Gateways(redis_server.url, parts("slack", server)[0])
+            async with gateways.process() as late:
+                place, looks, due = late._places[server.host], [], late._records.due
+                for _ in range(answers._SENDING):
+                    await place.acquire()
+
+                async def looked() -> Any:
+                    looks.append(await due())
+                    return looks[-1]
+
+                late._records.due = looked
+                bodies = [parts("slack", server)[2] for _ in range(9)]
+                for body in bodies:
+                    end(client, await gateways.answer(late, body), "done")
+                    await eventually(lambda: not late.held()["late steps"] > 3)
+                looks.clear()
+                await eventually(lambda: sum(map(len, looks)) > 30)
+                assert late.held()["late steps"] == 3
+                for _ in range(answers._SENDING):
+                    place.release()
+                await eventually(lambda: gateways.count("answered") == 9)
+
+            assert len(server.taken) == 9
 
     run(work())
 

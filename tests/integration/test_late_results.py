@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 from uuid import uuid4
 
@@ -132,23 +132,35 @@ def test_a_result_that_nobody_has_heard_is_found_later(process, client):
 
 def test_a_query_that_fails_is_soon_made_again(process, client):
     async def work(one: Process) -> None:
-        values, failures = (
-            one.results.commands.values,
-            [ConnectionError("lost"), ConnectionError("lost")],
-        )
+        stored, failures = one.results.stored, [ConnectionError("lost")] * 2
 
-        async def failing(keys: list[str]) -> list[bytes | None]:
+        async def failing(task_ids: list[str]) -> AsyncIterator[tuple[str, bytes]]:
             if failures:
                 raise failures.pop()
-            return await values(keys)
+            async for each in stored(task_ids):
+                yield each
 
-        one.results.commands.values = failing
+        one.results.stored = failing
         claim = await one.publish("x")
         client.set(key(claim), result("late"))
         one.late.listen(claim, read)
         assert (await one.until_answered("x")).body == b"late"
 
     process(work, result_expires=3600)
+
+
+def test_results_which_may_be_large_are_read_a_few_at_once(process, client):
+    async def work(one: Process) -> None:
+        missing, ids = [f"missing-{n}" for n in range(30)], [f"large-{n}" for n in range(50)]
+        for task_id in ids:
+            client.set(one.results.prefix + task_id, task_id)
+        client.config_resetstat()
+        found = [each async for each in one.results.stored([*missing, *ids])]
+        assert found == [(task_id, task_id.encode()) for task_id in ids]
+        assert client.info("commandstats")["cmdstat_mget"]["calls"] == 4
+        assert [each async for each in one.results.stored([])] == []
+
+    process(work)
 
 
 def test_a_result_is_found_when_the_connection_is_back(process, client):

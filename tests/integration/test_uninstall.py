@@ -50,6 +50,8 @@ def test_only_what_the_deployment_has_left_is_removed(stack: Stack, rabbitmq: Ra
             return [key for key in found if not key.endswith(b":counts")]
 
         client.set("gateway:/:other:c:x", "of another deployment")
+        nested = {PREFIX + b"c:c:x", PREFIX + b"failed:{journal}:open"}
+        client.mset(dict.fromkeys(nested, "of others, whose prefixes begin with this one"))
         client.set(PREFIX + b"mine", "of somebody who has chosen the same prefix")
         assert post(f"{gateway.url}/keyed", b'{"id": 1}').code == 200
         assert post(f"{gateway.url}/session?s=a", b"a").code == 200
@@ -72,7 +74,7 @@ def test_only_what_the_deployment_has_left_is_removed(stack: Stack, rabbitmq: Ra
 
         ran = uninstall("--yes")
         assert ran.returncode == 0 and "removed queue audit: 0 messages" in ran.stdout, ran
-        assert ours() == [PREFIX + b"mine"] and client.exists("gateway:/:other:c:x")
+        assert {*ours()} == {PREFIX + b"mine", *nested} and client.exists("gateway:/:other:c:x")
     assert not {"orders", "audit"} & queues(rabbitmq) and "celery" in queues(rabbitmq)
     assert "gateway.siblings" not in rabbitmq.ctl("list_exchanges", "name").split()
     # To one of these the app server has bound its queue, to the other one a queue that lives still.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
 from types import SimpleNamespace
 from typing import Any
@@ -121,3 +122,28 @@ def test_a_parent_of_another_version_reads_what_a_child_tells():
     # The versions before this one read so, until the number is theirs.
     answers = dict(json.loads(line) for line in asyncio.run(told()))
     assert answers == {0: {"warnings": ["no worker"]}, 7: {"broker": ""}}
+
+
+def test_what_a_child_of_another_version_tells_is_read(monkeypatch):
+    told = ["[0, {}]", '[0, {"warnings": ["none"]}, 2]', "[9, {}, 3]", '[1, {"a": ""}, 4]']
+    program = f"""
+import socket, sys
+with socket.socket(fileno=int(sys.argv[1])) as control, control.makefile("rwb") as parent:
+    parent.read(int.from_bytes(parent.read(4)))
+    parent.readline()
+    parent.writelines(line.encode() + b"\\n" for line in {told})
+    parent.flush()
+    parent.read()
+"""
+    monkeypatch.setattr(child_handle, "_CHILD", program)
+
+    async def run() -> None:
+        child = ChildHandle(Config(), [])
+        await child.start()
+        assert await child.ask(10.0) == {"a": ""}
+        assert child.warnings == ["none"]
+        child.signal(signal.SIGKILL)
+        await child.wait()
+        child.close()
+
+    asyncio.run(run())

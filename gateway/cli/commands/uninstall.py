@@ -109,9 +109,13 @@ async def _left(config: Config) -> AsyncIterator[Left]:
 async def _keys(config: Config, store: StateStore) -> dict[str, list[bytes]]:
     """Return the keys of the deployment, by what they are."""
     found: dict[str, list[bytes]] = {}
+    others = tuple(each.encode() for each in _KEYS)
     for name, kind in _KEYS.items():
-        async for key in store.keys(config.prefix + name):
-            found.setdefault(kind, []).append(key)
+        begin = config.prefix + name
+        async for key in store.keys(begin):
+            # Of a deployment whose own prefix is `begin`, or so it looks: a claim ends by itself.
+            if not key.removeprefix(begin.encode()).startswith(others):
+                found.setdefault(kind, []).append(key)
     return found
 
 
