@@ -28,7 +28,7 @@ from kombu import Connection, Queue
 from appserver.celery_setup import ReplyingBackend, override_backends
 from appserver.lost_results import CountLostResults
 from appserver.settings import settings
-from appserver.signatures import TellParameters
+from appserver.signatures import PARAMETERS, TellParameters
 from gateway.stack.stack import DESCRIBE
 
 POOL, CONCURRENCY = "prefork", 2
@@ -97,8 +97,12 @@ def attach(app: Celery, attachment: Attachment, own_queue: str = "") -> None:
     replies = ReplyingBackend in app.steps["worker"] or own.startswith(_REPLYING)
 
     def describe(*_: Any) -> dict[str, Any]:
-        names = sorted(name for name in app.tasks if not name.startswith(("celery.", DESCRIBE)))
-        return {"tasks": names, "replies": replies}
+        tasks = {
+            name: getattr(task, PARAMETERS, "")
+            for name, task in sorted(app.tasks.items())
+            if not name.startswith(("celery.", DESCRIBE))
+        }
+        return {"tasks": tasks, "replies": replies}
 
     attachment.apply(app)
     # What it tells shows `gateway check` that the worker replies.
