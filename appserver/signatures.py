@@ -25,7 +25,7 @@ class TellParameters(bootsteps.Step):
                 found = inspect.signature(task.run)
             except (TypeError, ValueError):
                 continue
-            setattr(task, PARAMETERS, str(_plain(found)))
+            setattr(task, PARAMETERS, str(_plain(found)).replace("=Ellipsis", "=..."))
 
 
 def _plain(signature: inspect.Signature) -> inspect.Signature:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from datetime import datetime
 
 # Not a child of `gateway`: of that logger's lines with the same text only ten a second are written.
 log = logging.getLogger("audit")
@@ -13,9 +14,16 @@ LOOK, REPLAY, ERASURE = "look", "replay", "erasure"
 
 def note(what: str, who: str, **about: object) -> None:
     """Log who has done what (`LOOK`, `REPLAY`, `ERASURE`), and to which deliveries."""
-    known = {name: value for name, value in about.items() if value not in ("", None)}
+    known = {name: _plain(value) for name, value in about.items() if value not in ("", None)}
     pairs = "".join(f" {name}={value!r}" for name, value in known.items())
     log.info("%s by %s%s", what, who, pairs, extra={"fields": {"audit": what, "by": who, **known}})
+
+
+def _plain(value: object) -> object:
+    """Return a part of a filter as it is written on the command line."""
+    if isinstance(value, frozenset):
+        return ",".join(sorted(value))
+    return value.isoformat(timespec="seconds") if isinstance(value, datetime) else value
 
 
 def digest(text: str) -> str:

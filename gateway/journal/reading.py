@@ -32,7 +32,8 @@ class Reader:
         if missing := [each for each, entry in found.items() if entry is None]:
             where = "" if self.problems else " in the journal"
             why = "".join(f"; {problem}" for problem in self.problems)
-            raise GatewayError(f"no such delivery{where}: {', '.join(missing)}{why}")
+            search = "`gateway deliveries list --text TEXT` finds a number or a name in a delivery"
+            raise GatewayError(f"no such delivery{where}: {', '.join(missing)}{why}; {search}")
         return [entry for entry in found.values() if entry is not None]
 
     async def find(self, wanted: Filter, before: str = "") -> AsyncGenerator[Entry, None]:

@@ -12,10 +12,11 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from celery import Celery, Task, bootsteps, signals
@@ -27,10 +28,11 @@ from kombu import Connection, Queue
 from appserver.celery_setup import ReplyingBackend, override_backends
 from appserver.lost_results import CountLostResults
 from appserver.settings import settings
-from appserver.signatures import TellParameters
+from appserver.signatures import PARAMETERS, TellParameters
 from gateway.stack.stack import DESCRIBE
 
 POOL, CONCURRENCY = "prefork", 2
+_LONG = 5.0  # seconds after which an import is unusually long
 
 # Celery reads these on each connection, and prefers them to the app's configuration.
 _BROKER = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL")
@@ -95,8 +97,12 @@ def attach(app: Celery, attachment: Attachment, own_queue: str = "") -> None:
     replies = ReplyingBackend in app.steps["worker"] or own.startswith(_REPLYING)
 
     def describe(*_: Any) -> dict[str, Any]:
-        names = sorted(name for name in app.tasks if not name.startswith(("celery.", DESCRIBE)))
-        return {"tasks": names, "replies": replies}
+        tasks = {
+            name: getattr(task, PARAMETERS, "")
+            for name, task in sorted(app.tasks.items())
+            if not name.startswith(("celery.", DESCRIBE))
+        }
+        return {"tasks": tasks, "replies": replies}
 
     attachment.apply(app)
     # What it tells shows `gateway check` that the worker replies.
@@ -112,41 +118,85 @@ def _addresses(connection: Connection) -> list[str]:
 def load(name: str) -> Celery:
     """Return the Celery app called `name`, as ``celery -A`` finds it.
 
-    Ends the process with a sentence where there is none, or where its import fails.
+    Ends the process with a sentence where there is none, or where its import fails. While an import
+    lasts, the line where it is stands on standard error after some seconds.
     """
+    waiting = threading.Timer(_LONG, _tell_where, (name, sys._getframe()))
+    waiting.daemon = True
+    waiting.start()
+    try:
+        return _found(name)
+    finally:
+        waiting.cancel()
+
+
+def _found(name: str) -> Celery:
     module, colon, attribute = name.partition(":")
     try:
         app = find_app(name)
     except ModuleNotFoundError as exc:
         if colon and exc.name == name:
-            sys.exit(f"--app {name}: {module} has no Celery app called {attribute}")
+            sys.exit(_no_app(name, module, attribute))
         if not f"{module}.".startswith(f"{exc.name}."):
             sys.exit(_failed(name, exc))
+        file = name.endswith(".py") and Path(name).exists()
+        remedy = "start it where `celery -A` finds the app"
+        if file:
+            remedy = f"did you mean --app {'.'.join(Path(name).with_suffix('').parts)}?"
         sys.exit(
             f"--app {name}: there is no module {exc.name} in {Path.cwd()}, nor is one installed; "
-            "start it where `celery -A` finds the app"
+            f"{remedy}"
         )
     except AttributeError as exc:
         owner = exc.obj.__name__ if isinstance(exc.obj, ModuleType) else ""
         if not f"{module}.".startswith(f"{owner}."):
             sys.exit(_failed(name, exc))
-        sys.exit(f"--app {name}: {owner} has no Celery app called {exc.name}")
-    except Exception as exc:  # noqa: BLE001 - whatever the app's own code raises
+        sys.exit(_no_app(name, owner, attribute or "app or celery"))
+    except (Exception, SystemExit) as exc:  # noqa: BLE001 - whatever the app's own code raises
         sys.exit(_failed(name, exc))
     if not isinstance(app, Celery):
-        sys.exit(f"--app {name}: this is not a Celery app")
+        sys.exit(_no_app(name, module, attribute))
     return app
 
 
-def _failed(name: str, exc: Exception) -> str:
-    """Return what the import of an app has raised, and the last line below this folder."""
+def _no_app(name: str, module: str, attribute: str) -> str:
+    """Say that a module has no such app, and which ones it has."""
+    known = vars(sys.modules[module]).items()
+    apps = [f"{module}:{each}" for each, app in known if isinstance(app, Celery)]
+    remedy = (
+        f"did you mean --app {' or '.join(apps)}?"
+        if apps
+        else ("name the module in which your code calls Celery(), as --app MODULE:NAME")
+    )
+    return f"--app {name}: {module} has no Celery app called {attribute}; {remedy}"
+
+
+def _tell_where(name: str, caller: FrameType) -> None:
+    """Say at which line the main thread is; what is called below `caller` is the import."""
+    frame = sys._current_frames()[threading.main_thread().ident or 0]
+    stack = traceback.extract_stack(frame)[len(traceback.extract_stack(caller)) :]
+    sys.stderr.write(
+        f"--app {name}: its import has taken {_LONG:g} s and goes on{_last_line(stack)}; "
+        "an import must neither wait nor start a worker\n"
+    )
+    sys.stderr.flush()
+
+
+def _last_line(stack: Iterable[traceback.FrameSummary]) -> str:
+    """Return where a stack is in the code below this folder; "": nowhere."""
     here = str(Path.cwd())
     frames = [
         frame
-        for frame in traceback.extract_tb(exc.__traceback__)
+        for frame in stack
         if frame.filename.startswith(here) and "site-packages" not in frame.filename
     ]
-    at = f" in {frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line}" if frames else ""
+    last = frames[-1:]
+    return "".join(f" in {each.filename}, line {each.lineno}: {each.line}" for each in last)
+
+
+def _failed(name: str, exc: BaseException) -> str:
+    """Return what the import of an app has raised, and the last line below this folder."""
+    at = _last_line(traceback.extract_tb(exc.__traceback__))
     error = "".join(traceback.format_exception_only(exc)).strip()
     if isinstance(exc, SyntaxError):
         at = f" in {exc.filename}, line {exc.lineno}: {(exc.text or '').strip()}"

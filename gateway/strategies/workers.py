@@ -52,7 +52,7 @@ class Worker:
 
     queues: set[str] | None = None
     tasks: set[str] | None = None
-    #: The parameters of tasks that it tells, as ``(order, currency=Ellipsis)``.
+    #: The parameters of tasks that it tells, as ``(order, currency=...)``.
     parameters: dict[str, str] = field(default_factory=dict)
     #: Empty: they are no settings of Celery's, for example an error in their place.
     settings: dict[str, Any] | None = None

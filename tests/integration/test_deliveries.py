@@ -337,7 +337,8 @@ def test_no_request_waits_for_the_journal(stack, start, servers):
 def test_mistakes_are_told_in_one_line(deliveries, tmp_path, capsys):
     unknown = "00000000-0000-4000-8000-000000000000"
     code, _, err = deliveries("show", unknown)
-    assert (code, err) == (1, f"gateway: no such delivery in the journal: {unknown}\n")
+    search = "`gateway deliveries list --text TEXT` finds a number or a name in a delivery"
+    assert (code, err) == (1, f"gateway: no such delivery in the journal: {unknown}; {search}\n")
     dead = f"redis://:sesame@127.0.0.1:{free_port()}/0"
     assert main(["deliveries", "list", "--result-backend", dead]) == 1
     (line,) = capsys.readouterr().err.splitlines()

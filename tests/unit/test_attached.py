@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -201,8 +203,10 @@ def test_an_app_that_was_set_up_replies_by_itself():
         ("no_such_shop", "there is no module no_such_shop in "),
         ("no_such_shop.celery:app", "there is no module no_such_shop in "),
         ("tests.unit.test_delivery:shop", "test_delivery has no Celery app called shop"),
-        ("tests.unit.test_delivery", "has no Celery app called celery"),
-        ("os:sep", "this is not a Celery app"),
+        ("tests.unit.test_delivery", "test_delivery has no Celery app called app or celery; name"),
+        ("os:sep", "os has no Celery app called sep; name the module in which "),
+        ("appserver.tasks:ap", "did you mean --app appserver.tasks:app?"),
+        ("appserver/tasks.py", "did you mean --app appserver.tasks?"),
     ],
 )
 def test_an_app_that_is_not_there_is_told_in_a_sentence(name, told):
@@ -218,6 +222,7 @@ def test_an_app_that_is_not_there_is_told_in_a_sentence(name, told):
         ("import os; os.no_such_name", "AttributeError: module 'os' has no attribute"),
         ("int('x')", "invalid literal for int"),
         ("def broken(:", "SyntaxError: "),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
     ],
 )
 def test_an_app_whose_import_fails_is_told_with_the_line_and_the_error(
@@ -231,3 +236,36 @@ def test_an_app_whose_import_fails_is_told_with_the_line_and_the_error(
         load("shop_with_a_gap")
     assert told in str(end.value) and "Traceback" not in str(end.value)
     assert "shop_with_a_gap.py" in str(end.value) and "line 2" in str(end.value)
+
+
+def test_an_import_that_waits_is_told_with_its_line(tmp_path, monkeypatch, capsys):
+    class Timer(threading.Thread):
+        """Has no clock: the imported module starts it, and waits for it."""
+
+        def __init__(self, seconds: float, function: Callable[..., None], args: tuple):
+            super().__init__(target=function, args=args)
+            monkeypatch.setattr("builtins.wait_for_timer", lambda: (self.run_now(), self.join()))
+
+        def start(self) -> None:
+            """Nothing yet."""
+
+        def run_now(self) -> None:
+            super().start()
+
+        def cancel(self) -> None:
+            assert not self.is_alive()
+
+    code = (
+        "from celery import Celery\nwait_for_timer()\napp = Celery('shop', set_as_current=False)\n"
+    )
+    (tmp_path / "shop_that_waits.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("builtins.wait_for_timer", None, raising=False)
+    monkeypatch.setattr(threading, "Timer", Timer)
+
+    assert load("shop_that_waits").main == "shop"
+
+    told = capsys.readouterr().err
+    assert told.startswith("--app shop_that_waits: its import has taken 5 s and goes on in ")
+    assert "shop_that_waits.py, line 2: wait_for_timer()" in told

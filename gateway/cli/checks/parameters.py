@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from gateway.cli.checks.finding import Finding, fail, listed
 from gateway.config.route import Route
 from gateway.config.task import TaskSettings
 from gateway.similar import similar
-from gateway.strategies.workers import Answers
 
 #: What a task is called with unless the route says otherwise.
 _DEFAULT = ("query", "headers", "body")
@@ -60,13 +59,11 @@ class Parameters:
             yield f"it needs {missing}, and does not always get {some}"
 
 
-def unfit(task: str, routes: Sequence[Route], answers: Answers) -> list[Finding]:
-    """Return a finding for each call of `task` that fits no more than one worker's task."""
-    told = {
-        text: name
-        for name, worker in sorted(answers.workers.items(), reverse=True)
-        if (text := worker.parameters.get(task))
-    }
+def unfit(task: str, routes: Sequence[Route], told: Mapping[str, str]) -> list[Finding]:
+    """Return a finding for each call of `task` that does not fit.
+
+    `told` has the task's parameters, each with the name of a worker which has told them.
+    """
     found = {}
     for route in routes:
         for settings in (route, *route.also):

@@ -111,7 +111,7 @@ def judge_tasks(
             found.append(_elsewhere(task, queues, answers))
         elif problem := _lacking(task, queues, answers):
             found.append(fail(f"task {task}", problem, _correction(task, answers)))
-        elif some := unfit(task, config.routes, answers):
+        elif some := unfit(task, config.routes, _parameters(task, answers)):
             found += some
         else:
             found.append(ok(f"task {task}"))
@@ -211,6 +211,15 @@ def _elsewhere(task: str, queues: list[str], answers: Answers) -> Finding:
         f"{_consume(holders)} {listed(consumed)}",
         f'set queue = "{consumed[0]}" in the route, or have a worker consume {listed(queues)} (-Q)',
     )
+
+
+def _parameters(task: str, answers: Answers) -> dict[str, str]:
+    """Return what workers tell of a task's parameters, each with the first of these workers."""
+    return {
+        text: name
+        for name, worker in sorted(answers.workers.items(), reverse=True)
+        if (text := worker.parameters.get(task))
+    }
 
 
 def _correction(task: str, answers: Answers) -> str:

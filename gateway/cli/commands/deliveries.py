@@ -375,10 +375,11 @@ def _twice(chosen: Sequence[Entry]) -> str:
 
 def _agreed(do: str, number: int) -> bool:
     """Ask whether to `do` it with so many deliveries; without a terminal that takes --yes."""
+    deliveries = f"{number} deliver{'y' if number == 1 else 'ies'}"
     if not sys.stdin.isatty():
         done = {"Replay": "replayed", "Erase": "erased"}[do]
-        raise GatewayError(f"{number} deliveries would be {done}: say --yes, or see --dry-run")
-    return input(f"{do} {number} deliveries? [y/N] ").strip().lower() in ("y", "yes")
+        raise GatewayError(f"{deliveries} would be {done}: say --yes, or see --dry-run")
+    return input(f"{do} {deliveries}? [y/N] ").strip().lower() in ("y", "yes")
 
 
 async def _publish(config: Config, chosen: Sequence[Entry], arguments: argparse.Namespace) -> int:

@@ -19,9 +19,9 @@ SECONDS = 15.0  # seconds within which a ready worker has to run a task
 
 
 class Described(NamedTuple):
-    """The names of an app's tasks, and whether it replies over AMQP by its own configuration."""
+    """An app's tasks with their parameters, and whether it replies over AMQP by itself."""
 
-    tasks: list[str]
+    tasks: dict[str, str]
     replies: bool
 
 
@@ -37,7 +37,7 @@ async def _run(config: Config, queues: Sequence[str]) -> Described:
     ids = TaskIds()
     call = encode_body({}, {}, b"")
     waiting = {ids.new(): queue for queue in queues}
-    found = Described([], False)
+    found = Described({}, False)
     async with publishing(config) as publish:
         for task_id, queue in waiting.items():
             entry = Entry({"id": task_id}, DESCRIBE, task_id, queue, 0, 0.0, call)

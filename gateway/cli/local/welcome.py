@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gateway.cli.checks.configuration import events
 from gateway.cli.checks.finding import listed
+from gateway.cli.checks.parameters import unfit
 from gateway.cli.local.first_task import Described
 from gateway.cli.local.plan import APP, Plan
 from gateway.cli.outgoing import curl_line, signed_request
@@ -54,10 +55,10 @@ def welcome(
 def warnings(config: Config, app: str, worker: Described, path: Path | None) -> list[str]:
     """Return a warning for each task of a route that the app's worker does not have.
 
-    Further warnings are for events that a route's sender does not have, and for what the app needs
-    for its deployment.
+    Further warnings are for arguments that a task does not take, for events that a route's sender
+    does not have, and for what the app needs for its deployment.
     """
-    lines, tasks = [], worker.tasks
+    lines, tasks = [], list(worker.tasks)
     for task in sorted(config.queues_by_task.keys() - set(tasks)):
         near = similar(task, tasks)
         hint = f"did you mean {near}?" if near else f"it has {listed(tasks) or 'none'}"
@@ -69,7 +70,10 @@ def warnings(config: Config, app: str, worker: Described, path: Path | None) -> 
             "warning: write a file with the task of each path, and give it by --config:\n\n"
             f'    [[routes]]\n    path = "/"\n    task = "{next(iter(tasks), "shop.take_order")}"\n'
         )
-    lines += [f"warning: {each.check}: {each.problem}; {each.remedy}" for each in events(config)]
+    found = events(config)
+    for task in sorted(config.queues_by_task.keys() & set(tasks)):
+        found += unfit(task, config.routes, {worker.tasks[task]: f"the app {app}"})
+    lines += [f"warning: {each.check}: {each.problem}; {each.remedy}" for each in found]
     if config.strategy_info.replies and not worker.replies:
         lines.append(
             f"warning: where it is deployed, the app {app} has to reply for the strategy "

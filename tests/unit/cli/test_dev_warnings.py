@@ -18,7 +18,7 @@ def test_a_missing_task_is_told_with_the_deliveries_that_need_it(tmp_path):
     ]
     config = Config(sources=SOURCES, routes=routes)
 
-    said = warnings(config, "ci", Described(["ci.build", "ci.note"], False), tmp_path)
+    said = warnings(config, "ci", Described({"ci.build": "", "ci.note": ""}, False), tmp_path)
 
     assert said == [
         "warning: the app ci has no task ci.biuld, so /hub (push, issues.*) answers 502; "
@@ -31,9 +31,21 @@ def test_a_missing_task_is_told_with_the_deliveries_that_need_it(tmp_path):
 def test_events_that_a_sender_does_not_have_are_told(tmp_path):
     routes = [{"path": "/hub", "source": "hub", "events": ["pusch"], "task": "mail"}]
     (line,) = warnings(
-        Config(sources=SOURCES, routes=routes), "ci", Described(["mail"], True), tmp_path
+        Config(sources=SOURCES, routes=routes), "ci", Described({"mail": ""}, True), tmp_path
     )
     assert line.startswith("warning: route /hub: github has no events pusch") and "push" in line
+
+
+def test_arguments_that_a_task_does_not_take_are_told(tmp_path):
+    routes = [{"path": "/orders", "task": "shop.charge", "kwargs": {"curency": "json:/currency"}}]
+    told = {"shop.charge": "(currency=...)", "shop.refund": "(order)"}
+
+    said = warnings(Config(routes=routes), "shop", Described(told, True), tmp_path)
+
+    assert said == [
+        "warning: task shop.charge: the app shop, route /orders: it takes `currency`, and gets "
+        "`curency` (it is shop.charge(currency=...)); correct args or kwargs in the route"
+    ]
 
 
 def test_the_variables_that_other_commands_need_are_named(tmp_path):
