@@ -21,8 +21,8 @@ OWN = "hmac"
 
 
 def text_of(name: str) -> str:
-    """Return the block of a sender as its file has it."""
-    return _FILES[name].read_text("utf-8")
+    """Return the block of a sender as its file has it, without the vectors at its end."""
+    return _FILES[name].read_text("utf-8").partition("\n[[vectors]]")[0]
 
 
 @cache
