@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any, Literal
 
 from pydantic import Field, SecretStr, create_model, field_validator, model_validator
 
 from gateway.answer import TEXT
-from gateway.sources.base import Example, Options, Sample, Source
+from gateway.sources.base import Options, Sample, Source
 from gateway.sources.block import Block
 from gateway.sources.block_keys import keys_of, texts_of
 from gateway.sources.declared import Declared
-from gateway.sources.keys import TOKENS
 
 #: What a source may have whose sender's handshake has a token; None: handshakes are refused.
 _VERIFY_TOKEN = (SecretStr | None, Field(None, min_length=1))
@@ -77,23 +75,17 @@ class Own(Options, Block):
 @cache
 def own() -> type[Source]:
     """Return the class of the scheme `hmac`, whose sources are blocks of their own."""
-    block = {"encoding": "base64", "prefix": "v1=", "signed": "{id}.{time}.{body}"}
-    block |= {"signature": "header:X-Signature", "algorithm": "hmac-sha512", "id": "header:X-Id"}
-    block |= {"time": "header:X-Time", "event": "header:X-Event"}
-    found = _class("hmac", Block.model_validate(block), Own)
-    options = {**found.example.options, **block}
-    example = replace(found.example, options=options)
-    return type("HMAC", (found,), {"__doc__": "Signs what `signed` says.", "example": example})
+    return _class(
+        "hmac", Block.model_validate({"signature": "header:X-Signature", "id": "header:X-Id"}), Own
+    )
 
 
 def _class(name: str, block: Block, options: type[Options]) -> type[Source]:
     """Return the class of the source that `block` describes."""
     values = {
-        "__doc__": f"Signs {signed(block)}.",
         "block": block,
         "options_class": options,
         "samples": {key: Sample(each.event, each.body) for key, each in block.samples.items()},
-        "example": _example(block),
         "content_type": block.content_type or TEXT,
         "identifies": bool(block.identity or block.id),
         "handshakes": tuple({h.method: 0 for h in block.handshakes if h.method != "POST"}),
@@ -102,35 +94,3 @@ def _class(name: str, block: Block, options: type[Options]) -> type[Source]:
     }
     habits = ("deadline", "tries", "retry_after", "fallback", "max_body")
     return type(name or "Own", (Declared,), values | {key: getattr(block, key) for key in habits})
-
-
-def signed(block: Block) -> str:
-    """Say what the sender signs."""
-    if block.algorithm in TOKENS:
-        return "nothing: the secret is sent"
-    words = {"body": "body", "url": "public URL", "method": "method", "id": "id", "time": "time"}
-    said = {
-        "time" if text in block.time else words.get(text.partition("|")[0], f"`{text}`"): None
-        for text in block.signed_places
-    }
-    return ", ".join(said) or "only its key"
-
-
-def _example(block: Block) -> Example:
-    """Return what the tests of `block` need: secrets, and where its signature is."""
-    given = {"secrets": "A-secret_token", "other_secret": "A-secret_tokem", **block.example}
-    options = {"secrets": given["secrets"]}
-    if any(each.token or "{token}" in each.sha256 for each in block.handshakes):
-        options["verify_token"] = "chosen"
-    body = [text for _, text in block.texts if text.startswith(("json:", "form:"))]
-    ids = block.identity or block.id
-    return Example(
-        options,
-        other_secret=str(given["other_secret"]),
-        proof=block.places(block.signature[0])[0].name,
-        timed=bool(block.time) and block.time[0].startswith(("header:", "sig:")),
-        receiver={"secrets": given["public"]} if "public" in given else {},
-        identity="" if ids in ([], ["digest"]) else "123456789",
-        opaque=not any(text in body for text in (*block.time, *block.signed_places, *ids[:1]))
-        and not block.handshakes,
-    )

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from gateway.delivery import Request
 from gateway.errors import BadRequest, Unverified
-from gateway.sources.base import Draft, Example, Options, Sample, Signed, Source, Verified
+from gateway.sources.base import Draft, Options, Sample, Signed, Source, Verified
 from gateway.sources.fields import identity, read_form, utf8
 from gateway.sources.signatures import check, digest, header, mac, raw, secrets
 
@@ -44,7 +44,6 @@ class Twilio(Source):
     samples = {
         "": Sample("ringing", "CallSid=CA$id&CallStatus=$event&From=%2B4930123&To=%2B4930124&Note=")
     }
-    example = Example({"secrets": "12345"}, other_secret="12346", proof="x-twilio-signature")
 
     events = EVENTS
     deadline = 14.0
