@@ -7,7 +7,7 @@ import re
 from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 from urllib.parse import quote_plus, urlsplit
 from uuid import uuid4
@@ -349,7 +349,6 @@ class Own(Options, Block):
         return _class("hmac", self, Own)
 
 
-@cache
 def own() -> type[Source]:
     """Return the class of the scheme `hmac`, whose sources are blocks of their own."""
     return _class(
