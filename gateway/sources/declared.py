@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64encode, urlsafe_b64encode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
@@ -193,22 +193,32 @@ class Declared(Source):
 
     def sample(self, event: str, identity: str, now: float, token: str = "") -> tuple[str, bytes]:
         """Return a sample of the block or, where it has none, a body with all that is read."""
-        block, time = self._block, self._unit.write(now)
-        if block.samples:
+        if self._block.samples:
             return super().sample(event, identity, now, token)
         message: Any = {"id": identity, "type": event or "hello"}
-        event = event or ("hello" if block.event else "")
-        kind, _, action = event.partition(".")
-        for texts, value in (
-            (block.identity, identity),
-            (block.event, kind if block.subevent else event),
-            (block.subevent, action),
-            (block.time, int(time) if time.isdigit() else time),
-        ):
-            place = Place.parse(texts[0]) if texts else Place("")
-            if place.kind == "json" and place.name and value != "":
-                message = put(message, pointer(place.name.replace("*", "0")), value)
+        event = event or ("hello" if self._block.event else "")
+        for place, value in self._values(event, identity, now):
+            if place.kind == "json" and place.name:
+                number = place in self._block.places_of("time") and value.isdigit()
+                tokens = pointer(place.name.replace("*", "0"))
+                message = put(message, tokens, int(value) if number else value)
         return event, json.dumps(message, separators=(",", ":")).encode()
+
+    def _values(self, event: str, identity: str, now: float) -> Iterator[tuple[Place, str]]:
+        """Yield the first place of each thing that is read from a delivery, and what is there."""
+        block, action = self._block, ""
+        if block.subevent:
+            event, _, action = event.partition(".")
+        codes = {text: code for code, text in block.names.items()}
+        for texts, value in (
+            (block.id, identity or f"msg_{uuid4().hex}"),
+            (block.identity, identity),
+            (block.event, codes.get(event, event)),
+            (block.subevent, action),
+            (block.time, self._unit.write(now)),
+        ):
+            if texts and value:
+                yield Place.parse(texts[0]), value
 
     def sign(self, draft: Draft) -> Signed:
         block, key, url = self._block, self._keys[0], urlsplit(draft.url)
@@ -245,15 +255,7 @@ class Declared(Source):
         """Return the headers, the fields beside the signature, and the claims of a draft."""
         block = self._block
         kept: dict[str, dict[str, Any]] = {"header": {}, "sig": {}, "claim": {}}
-        event = draft.event.partition(".")[0] if block.subevent else draft.event
-        codes = {text: code for code, text in block.names.items()}
-        for texts, value in (
-            (block.time, self._unit.write(draft.now)),
-            (block.id, draft.identity or f"msg_{uuid4().hex}"),
-            (block.identity, draft.identity),
-            (block.event, codes.get(event, event)),
-        ):
-            place = Place.parse(texts[0]) if texts and value else Place("")
+        for place, value in self._values(draft.event, draft.identity, draft.now):
             kept.get(place.kind, {})[place.name] = value
         for text, value in block.require.items():
             place = Place.parse(text)
