@@ -32,6 +32,7 @@ from gateway.model import Model
 from gateway.relay.delivery import STAGES, Stage
 from gateway.sources import BLOCKS, SCHEMES, find
 from gateway.sources.block import Block
+from gateway.sources.keys import TOKENS
 from loadtest import figures
 
 ROOT = Path(__file__).parents[1]
@@ -156,6 +157,18 @@ def metrics() -> Iterator[list[str]]:
         yield [f"`{name}`", metric.type, labels, metric.about]
 
 
+def signed(block: Block) -> str:
+    """Say what a sender signs."""
+    if block.algorithm in TOKENS:
+        return "nothing: the secret is sent"
+    words = {"body": "body", "url": "public URL", "method": "method", "id": "id", "time": "time"}
+    said = {
+        "time" if text in block.time else words.get(text.partition("|")[0], f"`{text}`"): None
+        for text in block.signed_places
+    }
+    return ", ".join(said) or "only its key"
+
+
 def senders() -> Iterator[list[str]]:
     yield ["sender", "scheme", "signed", "its signature", "identity", "waits; tries again"]
     for name in BLOCKS:
@@ -163,9 +176,8 @@ def senders() -> Iterator[list[str]]:
         block: Block = source.block  # type: ignore[attr-defined]
         places = ", ".join(f"`{text}`" for text in block.signature[:2])
         identity = ", ".join(f"`{text}`" for text in block.identity or block.id) or "none"
-        signed = (source.__doc__ or "").removeprefix("Signs ").rstrip(".")
-        signed += f"; {block.note}" if block.note else ""
-        cells = [block.title, f"`{name}`", signed, f"{places}: {block.algorithm}", identity]
+        said = signed(block) + (f"; {block.note}" if block.note else "")
+        cells = [block.title, f"`{name}`", said, f"{places}: {block.algorithm}", identity]
         yield [*cells, block.waits or "not known"]
 
 

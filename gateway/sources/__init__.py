@@ -21,30 +21,26 @@ OWN = "hmac"
 
 
 def text_of(name: str) -> str:
-    """Return the block of a sender as its file has it."""
-    return _FILES[name].read_text("utf-8")
-
-
-@cache
-def _of_block(name: str) -> type[Source]:
-    from gateway.sources import making  # imported when it is used: it takes time
-
-    if name == OWN:
-        return making.own()
-    table = tomllib.loads(text_of(name))
-    if like := table.pop("like", None):  # the keys of another sender, for those not given here
-        table = {**tomllib.loads(text_of(like)), **table}
-    return making.source_of(name, table)
+    """Return the block of a sender as its file has it, without the vectors at its end."""
+    return _FILES[name].read_text("utf-8").partition("\n[[vectors]]")[0]
 
 
 SCHEMES = Plugins("sources", "gateway.sources.senders.{}", (OWN, *BLOCKS))
 
 
+@cache
 def find(scheme: str) -> type[Source]:
     """Return the class for the name in a source's `scheme`; raises `PluginError`."""
-    if scheme == OWN or scheme in _FILES:
-        return _of_block(scheme)
-    return SCHEMES[scheme].load_class(Source)
+    if scheme != OWN and scheme not in _FILES:
+        return SCHEMES[scheme].load_class(Source)
+    from gateway.sources import declared  # imported when it is used: it takes time
+
+    if scheme == OWN:
+        return declared.own()
+    table = tomllib.loads(text_of(scheme))
+    if like := table.pop("like", None):  # the keys of another sender, for those not given here
+        table = {**tomllib.loads(text_of(like)), **table}
+    return declared.source_of(scheme, table)
 
 
 def options_class(values: Any) -> type[Options]:

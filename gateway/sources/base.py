@@ -127,27 +127,6 @@ def _escaped(text: str, body: str) -> str:
     return escape(text) if body.startswith("<") else quote_plus(text)
 
 
-@dataclass(frozen=True)
-class Example:
-    """Data for tests and load tests of a scheme.
-
-    ``options`` are those of ``[sources.NAME]`` with which the sender signs; ``receiver`` has those
-    that differ for the receiver (a public key). ``other_secret`` does not verify the sender's
-    signatures. ``proof`` is the header or query parameter with the signature; where it is
-    ``timed``, it expires. ``identity`` is in the identity of a sample with the id 123456789; empty:
-    the digest of the body is the identity. ``opaque``: the sender's body may be any bytes, as
-    `verify` does not read it.
-    """
-
-    options: dict[str, Any]
-    other_secret: str
-    proof: str
-    timed: bool = False
-    receiver: dict[str, Any] = field(default_factory=dict)
-    identity: str = "123456789"
-    opaque: bool = False
-
-
 class KeyRequest(NamedTuple):
     """A public key, or a set of them, that is fetched from `url`; `read` raises ValueError.
 
@@ -193,7 +172,6 @@ class Source(ABC):
     options_class: ClassVar[type[Options]] = Options
     #: Sample deliveries by the part of the event before its first dot; "": any other event.
     samples: ClassVar[dict[str, Sample]]
-    example: ClassVar[Example]
     #: Defaults for the source's routes: seconds until the sender disconnects (less a margin), the
     #: number of its tries, seconds between two tries. A scheme of one sender has to set a deadline;
     #: None is for `hmac` only, which has no one sender, and stands for `Config.timeout`.

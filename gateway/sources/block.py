@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from gateway.model import Model, matching
 from gateway.similar import similar
-from gateway.sources.base import listed
+from gateway.sources.base import Sample, listed
 from gateway.sources.keys import (
     ALGORITHMS,
     ENCODINGS,
@@ -88,12 +88,10 @@ class Handshake(Model):
         texts = "".join([self.body, *self.headers.values()])
         return [text for text in PLACEHOLDER.findall(texts) if text != "sha256"]
 
-
-class Sample(Model):
-    """A sample body; `gateway.sources.base.Sample` has its placeholders."""
-
-    event: str
-    body: str
+    @property
+    def signs(self) -> bool:
+        """Is something signed for the answer?"""
+        return any(text.startswith("hmac:") for text in self.reads)
 
 
 class Block(Model):
@@ -245,6 +243,11 @@ class Block(Model):
         of_body = {Place("json", f"/{name}") for name in names}
         return found | of_body | {Place("header", name) for name in headers}
 
+    def places_of(self, *keys: str) -> list[Place]:
+        """Return all places that these keys name."""
+        named = [text for key, text in self.texts if key in keys]
+        return [place for text in named for place in self.places(text)]
+
     def places(self, text: str) -> list[Place]:
         """Return the place that `text` names; for `id` and `time` those that they stand for."""
         place = Place.parse(text.removeprefix("hmac:"))
@@ -292,10 +295,8 @@ def _problems(block: Block) -> Iterator[str]:
         names = ", ".join((*PUBLIC_KEYS, JWT))
         yield f"algorithm: {block.key} is a public key, which everybody knows; name {names}"
     yield from _key_problems(block, kinds)
-    if not block.algorithm.startswith("hmac-"):
-        for each in block.handshakes:
-            if any(text.startswith("hmac:") for text in each.reads):
-                yield f"handshakes: {{hmac:...}} needs an hmac algorithm, not {block.algorithm}"
+    if not block.algorithm.startswith("hmac-") and any(each.signs for each in block.handshakes):
+        yield f"handshakes: {{hmac:...}} needs an hmac algorithm, not {block.algorithm}"
     if block.secret_form and (len(block.secret_form) != 2 or not _is_pattern(block.secret_form[0])):
         yield "secret_form: a regular expression, and what to say where a secret does not fit it"
     for key, text in block.texts:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
 from hashlib import sha256
 from hmac import compare_digest
-from typing import Any, NamedTuple
+from typing import Any
 
 from gateway.answer import JSON, TEXT, Answer, field_value
-from gateway.errors import MethodNotAllowed, OutOfTolerance, SignatureMissing, Unverified
+from gateway.errors import MethodNotAllowed, SignatureMissing, Unverified
 from gateway.sources import jwt
 from gateway.sources.block import PLACEHOLDER, Block, Handshake
 from gateway.sources.fields import identity, name
-from gateway.sources.keys import KEY, NAME, TOKENS
+from gateway.sources.keys import KEY, NAME, TOKENS, joined
 from gateway.sources.places import (
     IN_BODY,
     Place,
@@ -26,7 +25,7 @@ from gateway.sources.places import (
     first,
     reader,
 )
-from gateway.sources.signatures import check, digest, raw
+from gateway.sources.signatures import UNITS, ZONED, Unit, check, digest, raw
 
 
 class Readers:
@@ -62,14 +61,7 @@ class Readers:
     def filled(self, text: str) -> Callable[[Seen], list[bytes]]:
         """Return a function that fills in a text, once for each secret if it has one in it."""
         reads = pieces(text, self.as_bytes)
-
-        def fill(seen: Seen) -> list[bytes]:
-            parts = [read(seen) for read in reads]
-            if KEY not in parts:
-                return [b"".join(parts)]
-            return [b"".join([s if part is KEY else part for part in parts]) for s in self.texts]
-
-        return fill
+        return lambda seen: joined([read(seen) for read in reads], self.texts)
 
     def verify_token(self) -> str:
         """Return the token of the handshake. Raises `MethodNotAllowed` where there is none."""
@@ -228,53 +220,10 @@ def _part(readers: Readers, piece: str, after: str) -> Callable[[Seen], bytes]:
     return part
 
 
-def _iso(text: str) -> float:
-    try:
-        found = datetime.fromisoformat(text)
-        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError) as exc:
-        raise Unverified("The timestamp is not a date and time.") from exc
-
-
-class Unit(NamedTuple):
-    """A form of times: what fits it, how it is called, how it is read and written."""
-
-    fits: Callable[[str], Any]
-    called: str
-    read: Callable[[str], float]
-    write: Callable[[float], str]
-
-
-_DATE = r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?"
-_ZONE = r"(Z|[+-][0-9]{2}:?[0-9]{2})"
-# Eleven digits of seconds are enough until the year 5138.
-_UNITS = {
-    "s": Unit(
-        re.compile(r"[0-9]{1,11}").fullmatch, "a number of seconds", int, lambda now: str(int(now))
-    ),
-    "ms": Unit(
-        re.compile(r"[0-9]{1,14}").fullmatch,
-        "a number of milliseconds",
-        lambda text: int(text) / 1000,
-        lambda now: str(int(now * 1000)),
-    ),
-    "iso": Unit(
-        re.compile(_DATE + "(" + _ZONE + ")?").fullmatch,
-        "a date and time",
-        _iso,
-        lambda now: datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds"),
-    ),
-}
-#: Without a zone nothing says where a time ends, if nothing separates it from what follows.
-_ZONED = _UNITS["iso"]._replace(
-    fits=re.compile(_DATE + _ZONE).fullmatch, called="a date and time with a zone"
-)
-
-
 def unit_of(block: Block) -> Unit:
     """Return the form of a sender's times."""
     together = "}{" in block.signed
-    return _ZONED if together and block.unit == "iso" else _UNITS[block.unit or "s"]
+    return ZONED if together and block.unit == "iso" else UNITS[block.unit or "s"]
 
 
 def time_check(readers: Readers, tolerance: float) -> Callable[[Seen], None] | None:
@@ -285,18 +234,14 @@ def time_check(readers: Readers, tolerance: float) -> Callable[[Seen], None] | N
     if not block.time:
         return None
     read, missing = readers.first(block.time), Place.parse(block.time[0]).missing
-    any_form, (fits, called, seconds, _) = not (block.unit or tolerance), unit_of(block)
+    any_form, unit = not (block.unit or tolerance), unit_of(block)
 
     def check_time(seen: Seen) -> None:
         text = read(seen)
         if text is None or text == "":
             raise SignatureMissing(missing)
-        if any_form:
-            return
-        if not fits(text := str(text)):
-            raise Unverified(f"The timestamp is not {called}.")
-        if tolerance and abs(seen.request.received_at - seconds(text)) > tolerance:
-            raise OutOfTolerance(f"The timestamp is not within {tolerance:g} seconds of now.")
+        if not any_form:
+            unit.check(str(text), seen.request.received_at, tolerance)
 
     return check_time
 

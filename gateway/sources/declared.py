@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import ClassVar
+from base64 import b64encode, urlsafe_b64encode
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property, partial
+from typing import Any, ClassVar, Literal
+from urllib.parse import quote_plus, urlsplit
+from uuid import uuid4
 
-from gateway.answer import Answer
+from pydantic import Field, SecretStr, create_model, field_validator, model_validator
+
+from gateway.answer import TEXT, Answer
 from gateway.delivery import Request
-from gateway.errors import KeyNotKnown, SignatureMismatch, Unverified
-from gateway.sources import signing
+from gateway.errors import BadRequest, KeyNotKnown, SignatureMismatch, Unverified
 from gateway.sources.base import Draft, KeyRequest, Options, Signed, Source, Verified
 from gateway.sources.block import PLACEHOLDER, Block
-from gateway.sources.block_keys import keys_in, keys_of, texts_of
 from gateway.sources.compiled import (
     Readers,
     events,
@@ -27,13 +32,29 @@ from gateway.sources.compiled import (
     token,
     unit_of,
 )
-from gateway.sources.envelopes import MAX_UNPROVEN, check_unproven, read_loosely
-from gateway.sources.keys import Key
-from gateway.sources.places import Seen
+from gateway.sources.envelopes import MAX_UNPROVEN, check_unproven, read_json, read_loosely
+from gateway.sources.fields import at, pointer, put, read_if_json
+from gateway.sources.keys import (
+    ENCODINGS,
+    JWT_SHARED,
+    KINDS,
+    POLAR,
+    PUBLIC,
+    PUBLIC_KINDS,
+    PUBLIC_TEXTS,
+    PUBLIC_VERSION,
+    SHARED,
+    TOKENS,
+    Key,
+    SharedKey,
+    Token,
+    decoded,
+)  # fmt: skip
+from gateway.sources.places import Place, Seen
 
 
 class Declared(Source):
-    """A source that follows a block. Its subclasses are made by `gateway.sources.making`."""
+    """A source that follows a block. Its subclasses are made by `source_of`."""
 
     block: ClassVar[Block]
 
@@ -50,20 +71,17 @@ class Declared(Source):
         own = any("{key}" in text for text in block.require.values())
         self.shared_key = own and bool(block.key_url) and not texts
         self._fetched = self._fetching() if self.fetches else None
-        headers = (each for text in block.signature for each in block.places(text))
-        whose = [place.name for place in headers if place.kind == "header"]
+        proof = block.places_of("signature")
+        whose = [place.name for place in proof if place.kind == "header"]
         self.secret_headers = frozenset([*whose, *block.secret_headers])
         known = None if block.event else ()
         self.events = known if block.events is None else tuple(block.events)
         self._given = token(readers) if block.is_jwt else signatures(block)
         clock, self._required = time_check(readers, options.tolerance), requirements(readers)
-        proof = [text for key, text in block.texts if key in ("signature", "signed")]
         # What has to be parsed is read after the proof where that is possible.
-        late = block.is_jwt or any(
-            place.is_parsed for text in block.time for place in block.places(text)
-        )
+        late = block.is_jwt or any(place.is_parsed for place in block.places_of("time"))
         self._early, self._late = None if late else clock, clock if late else None
-        parsed = any(place.is_parsed for text in proof for place in block.places(text))
+        parsed = any(place.is_parsed for place in block.places_of("signature", "signed"))
         self._largest = (block.max_body or MAX_UNPROVEN) if parsed else None
         self._parts, self._event = signed_parts(readers), events(readers)
         self._identity = identities(readers)
@@ -71,15 +89,11 @@ class Declared(Source):
             (each, handshake(each, readers, self._prove, self._sign)) for each in block.handshakes
         ]
         self._others = [(each.method, answer) for each, answer in answers if each.method != "POST"]
-        self._posts = [answer for each, answer in answers if each.method == "POST"]
-        self._unsigned = [
-            answer for each, answer in answers if each.method == "POST" and not each.is_signed
-        ]
+        posts = [(each.is_signed, answer) for each, answer in answers if each.method == "POST"]
+        self._posts = [answer for _, answer in posts]
+        self._unsigned = [answer for is_signed, answer in posts if not is_signed]
         self._signs_for_anybody = any(
-            text.startswith("hmac:")
-            for each in block.handshakes
-            if not each.is_signed
-            for text in each.reads
+            each.signs and not each.is_signed for each in block.handshakes
         )
 
     @classmethod
@@ -181,10 +195,96 @@ class Declared(Source):
         """Return a sample of the block or, where it has none, a body with all that is read."""
         if self._block.samples:
             return super().sample(event, identity, now, token)
-        return signing.sample(self._block, event, identity, self._unit.write(now))
+        message: Any = {"id": identity, "type": event or "hello"}
+        event = event or ("hello" if self._block.event else "")
+        for place, value in self._values(event, identity, now):
+            if place.kind == "json" and place.name:
+                number = place in self._block.places_of("time") and value.isdigit()
+                tokens = pointer(place.name.replace("*", "0"))
+                message = put(message, tokens, int(value) if number else value)
+        return event, json.dumps(message, separators=(",", ":")).encode()
+
+    def _values(self, event: str, identity: str, now: float) -> Iterator[tuple[Place, str]]:
+        """Yield the first place of each thing that is read from a delivery, and what is there."""
+        block, action = self._block, ""
+        if block.subevent:
+            event, _, action = event.partition(".")
+        codes = {text: code for code, text in block.names.items()}
+        for texts, value in (
+            (block.id, identity or f"msg_{uuid4().hex}"),
+            (block.identity, identity),
+            (block.event, codes.get(event, event)),
+            (block.subevent, action),
+            (block.time, self._unit.write(now)),
+        ):
+            if texts and value:
+                yield Place.parse(texts[0]), value
 
     def sign(self, draft: Draft) -> Signed:
-        return signing.sign(self._readers, draft, self._keys[0], self._unit, self._parts)
+        block, key, url = self._block, self._keys[0], urlsplit(draft.url)
+        headers, fields, claims = self._named(draft)
+        seen = Seen(Request("POST", url.path or "/", url.query, headers, draft.body, "", 0.0, 0.0))
+        seen.sig = fields
+        if block.is_jwt:
+            signature = block.prefix + self._signed_token(seen, draft.now, claims)
+        else:
+            signature = key.sign(self._parts(seen)).decode("latin-1")
+        if block.pick:
+            items = [*fields.items(), (block.pick[0], signature)]
+            assigned = [f"{k}{block.assign}{v}" if block.assign else v for k, v in items]
+            signature = block.separators[0].join(assigned)
+        place = Place.parse(block.signature[0])
+        for each in reversed(place.filters):  # undone by who reads the place
+            if each == "base64":
+                signature = b64encode(signature.encode()).decode()
+            elif each.startswith("json:"):
+                signature = json.dumps(put({}, pointer(each.removeprefix("json:")), signature))
+        if place.kind == "body":
+            return Signed(signature.encode(), headers)
+        if place.kind == "query":
+            return Signed(draft.body, headers, {place.name: signature})
+        if place.kind == "form":
+            field = f"{place.name}={quote_plus(signature)}".encode()
+            return Signed(b"&".join(filter(None, [draft.body, field])), headers)
+        if place.kind == "json":
+            message = put(seen.json, pointer(place.name.replace("*", "0")), signature)
+            return Signed(json.dumps(message).encode(), headers)
+        return Signed(draft.body, {**headers, place.name: signature})
+
+    def _named(self, draft: Draft) -> Iterable[dict[str, Any]]:
+        """Return the headers, the fields beside the signature, and the claims of a draft."""
+        block = self._block
+        kept: dict[str, dict[str, Any]] = {"header": {}, "sig": {}, "claim": {}}
+        for place, value in self._values(draft.event, draft.identity, draft.now):
+            kept.get(place.kind, {})[place.name] = value
+        for text, value in block.require.items():
+            place = Place.parse(text)
+            if place.kind == "header":
+                kept["header"][place.name] = value
+        for place in block.places_of("signed"):
+            if place.kind == "headers":
+                kept["header"][place.name.partition(",")[0]] = place.name
+            elif place.kind == "sig":
+                kept["sig"].setdefault(place.name, "sample")
+        return kept.values()
+
+    def _signed_token(self, seen: Seen, now: float, named: dict[str, str]) -> str:
+        """Return a token with the claims that are read, and those that are required."""
+        readers, key = self._readers, self._keys[0]
+        claims: Any = {"iat": int(now), "nbf": int(now), "exp": int(now) + 60}
+        if self._block.signature == ["body"]:
+            claims |= read_if_json(seen.body)
+        required = {
+            place.removeprefix("claim:"): readers.filled(text)(seen)[0].decode()
+            for place, text in self._block.require.items()
+            if readers.texts or "{key}" not in text
+        }
+        for path, value in {**named, **required}.items():
+            claims = put(claims, pointer(path), value)
+        algorithm = key.sign([b""]).partition(b".")[0].decode()
+        texts = [json.dumps(each).encode() for each in ({"alg": algorithm}, claims)]
+        signed = b".".join([urlsafe_b64encode(text).rstrip(b"=") for text in texts])
+        return f"{signed.decode()}.{key.sign([signed]).partition(b'.')[2].decode()}"
 
 
 def _url_pattern(text: str) -> str:
@@ -196,3 +296,178 @@ def _url_pattern(text: str) -> str:
     scheme, _, host, path = text.split("/", 3)
     region = re.escape(host).replace(r"\*", "[a-z]+(-[a-z]+)*(-[0-9]{1,2})?")
     return f"{scheme}//{region}/" + re.escape(path).replace(r"\*", "[A-Za-z0-9_-]{1,200}")
+
+
+#: What a source may have whose sender's handshake has a token; None: handshakes are refused.
+_VERIFY_TOKEN = (SecretStr | None, Field(None, min_length=1))
+
+
+def source_of(name: str, table: dict[str, Any]) -> type[Source]:
+    """Return the class of a sender from the table in its file."""
+    block = Block.model_validate(table)
+
+    def usable(_cls: Any, secrets: list[SecretStr]) -> list[SecretStr]:
+        return _usable(secrets, block)
+
+    token = any(each.token or "{token}" in each.sha256 for each in block.handshakes)
+    checks: dict[str, Any] = {"_usable": field_validator("secrets")(classmethod(usable))}
+    fields: dict[str, Any] = {"verify_token": _VERIFY_TOKEN} if token else {}
+    if "{audience}" in block.require.values():
+        fields["audience"] = (str, "")
+    fields["tolerance"] = (float, Field(block.tolerance, ge=0))
+    options = create_model("Options", __base__=Options, __validators__=checks, **fields)
+    return _class(name, block, options)
+
+
+def _usable(secrets: list[SecretStr], block: Block) -> list[SecretStr]:
+    """Return `secrets`. Raises ValueError, with what would be valid, where one is of no use."""
+    texts = texts_of([secret.get_secret_value() for secret in secrets], block)
+    for secret in secrets:
+        if block.secret_form and not re.fullmatch(block.secret_form[0], secret.get_secret_value()):
+            raise ValueError(block.secret_form[1])
+        keys_of(secret.get_secret_value(), block, texts)
+    return secrets
+
+
+class Own(Options, Block):
+    """A sender of one's own: the table of the source is the block."""
+
+    scheme: Literal["hmac"] = "hmac"
+    verify_token: SecretStr | None = Field(None, min_length=1)
+    #: What ``{audience}`` stands for; the URL if it is empty.
+    audience: str = ""
+
+    @model_validator(mode="after")
+    def _keys(self) -> Own:
+        try:
+            _usable(self.secrets, self)
+        except ValueError as exc:
+            raise ValueError(f"secrets: {exc}") from exc
+        return self
+
+    @cached_property
+    def source(self) -> type[Source]:
+        """The class of this source."""
+        return _class("hmac", self, Own)
+
+
+def own() -> type[Source]:
+    """Return the class of the scheme `hmac`, whose sources are blocks of their own."""
+    return _class(
+        "hmac", Block.model_validate({"signature": "header:X-Signature", "id": "header:X-Id"}), Own
+    )
+
+
+def _class(name: str, block: Block, options: type[Options]) -> type[Source]:
+    """Return the class of the source that `block` describes."""
+    values = {
+        "block": block,
+        "options_class": options,
+        "content_type": block.content_type or TEXT,
+        "identifies": bool(block.identity or block.id),
+        "handshakes": tuple({h.method: 0 for h in block.handshakes if h.method != "POST"}),
+        "methods": tuple(block.methods),
+        "needs_public_url": any(text.startswith("url") for text in block.signed_places),
+    }
+    same = ("deadline", "tries", "retry_after", "fallback", "max_body", "samples")
+    return type(name, (Declared,), values | {key: getattr(block, key) for key in same})
+
+
+# Keys ----------------------------------------------------------------------------------------
+
+#: The most keys of a set that are read.
+MAX_KEYS = 64
+
+
+def texts_of(secrets: Iterable[str], block: Block) -> list[bytes]:
+    """Return the secrets beside public keys that are fetched: what a request has to have in it."""
+    texts = [each.encode() for each in secrets if block.key_url and not is_public(each, block)]
+    if block.key_url and not texts and "{key}" in block.signed:
+        raise ValueError("a public key is not enough; add what the sender signs beside the body")
+    return texts
+
+
+def is_public(secret: str, block: Block) -> bool:
+    """Is a secret of a sender whose key may be fetched the public key itself?"""
+    if "-----BEGIN" in secret or block.key != "spki":
+        return "-----BEGIN" in secret
+    from gateway.sources.public_keys import public
+
+    try:
+        return bool(public(secret, block.key, ""))
+    except ValueError:
+        return False
+
+
+def keys_of(secret: str, block: Block, texts: Sequence[bytes] = ()) -> list[Key]:
+    """Make the keys of a secret, as `block` describes it. Raises ValueError, with what is valid.
+
+    `texts` are the secrets that are no keys, of a sender whose public keys are fetched.
+    """
+    text, kind, algorithm = secret.encode(), block.key, block.algorithm
+    if text in texts:
+        return []
+    if (algorithm == "basic" or "{name}" in block.signed) and ":" not in secret:
+        raise ValueError(f"a secret is name:{'password' if algorithm == 'basic' else 'key'}")
+    if algorithm in TOKENS:
+        basic = b"Basic " + b64encode(text)
+        return [Token(basic if algorithm == "basic" else block.prefix.encode() + text)]
+    name, inside = "", "{key}" in block.signed or "{name}" in block.signed
+    if "{name}" in block.signed:
+        name, _, secret = secret.partition(":")
+        text = secret.encode()
+    encoding = ENCODINGS[block.encoding]
+    prefixes = [block.prefix.replace("{hash}", a.rpartition("-")[2]) for a in block.algorithms]
+    starts = [*zip(map(str.encode, prefixes), block.algorithms, strict=True)]
+    whpk = kind == "whsec" and secret.startswith(PUBLIC)
+    in_pem = block.is_jwt and (kind in PUBLIC_KINDS or "-----BEGIN" in secret)
+    if (algorithm in SHARED or block.is_jwt) and not (whpk or in_pem):
+        if secret.startswith(PUBLIC_TEXTS):
+            raise ValueError(f"a public key is no secret; {algorithm} needs one that nobody knows")
+        if kind == "whsec" and not secret.startswith(POLAR):  # Supabase shows the version before it
+            secret = secret.removeprefix("v1,").removeprefix("whsec_")
+            text = decoded(secret, "base64", KINDS[kind])
+        elif kind in ENCODINGS:
+            text = decoded(secret, kind, KINDS[kind])
+        if block.is_jwt:
+            starts, encoding = [*JWT_SHARED.items()], ENCODINGS["base64url"]
+        own = (encoding, inside, name.encode())
+        return [SharedKey(text, each, start, *own) for start, each in starts]
+    # Imported when it is used: this takes time.
+    from gateway.sources.public_keys import PublicKey, jwt_keys, public
+
+    if whpk:
+        if any(each.signs for each in block.handshakes):
+            raise ValueError("a public key cannot sign the handshake's answer; give the secret")
+        keys = public(secret.removeprefix(PUBLIC), "raw-base64", KINDS[kind])
+        return [PublicKey(keys, "ed25519", PUBLIC_VERSION, ENCODINGS["base64"])]
+    kind = kind if kind in PUBLIC_KINDS else "pem"
+    keys = public(secret, kind, KINDS[kind])
+    if block.is_jwt:
+        return jwt_keys(keys)
+    return [PublicKey(keys, each, start, encoding, texts) for start, each in starts]
+
+
+def keys_in(body: bytes, block: Block, texts: Sequence[bytes]) -> dict[str, list[Key]]:
+    """Return the public keys in what was fetched, by their ids. Raises ValueError."""
+    # Imported when it is used: this takes time.
+    from gateway.sources.public_keys import Pair, jwt_keys, of_jwk
+
+    if block.key_form == "pem":
+        return {"": keys_of(body.decode(), block, texts)}
+    try:
+        document = read_json(body)
+    except BadRequest as exc:
+        raise ValueError(exc.detail) from exc
+    if block.key_form == "jwks":
+        keys = document.get("keys")
+        found = {}
+        for jwk in keys[:MAX_KEYS] if isinstance(keys, list) else ():
+            with suppress(ValueError, AttributeError):  # a set may have keys for something else
+                found[str(jwk.get("kid", ""))] = jwt_keys(Pair(of_jwk(jwk)))
+        return found
+    if block.key_form == "kids":
+        some = {kid: text for kid, text in document.items() if isinstance(text, str)}
+    else:
+        some = {"": str(at(document, pointer(block.key_form)))}
+    return {kid: keys_of(text, block, texts) for kid, text in some.items()}

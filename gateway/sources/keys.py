@@ -73,6 +73,13 @@ KINDS = {
 PUBLIC_KINDS = ("pem", "spki", "raw-hex", "raw-base64")
 
 
+def joined(parts: Parts, secrets: Parts) -> list[bytes]:
+    """Join the parts of a text, once for each of the `secrets` if it has one in it."""
+    if KEY not in parts:
+        return [b"".join(parts)]
+    return [b"".join([each if part is KEY else part for part in parts]) for each in secrets]
+
+
 class Key(ABC):
     """A key of one sender; signatures have a prefix and an encoding."""
 

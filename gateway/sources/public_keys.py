@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import (
 )
 from cryptography.x509 import load_der_x509_certificate
 
-from gateway.sources.keys import ENCODINGS, KEY, Encoding, Key, Parts, decoded
+from gateway.sources.keys import ENCODINGS, Encoding, Key, Parts, decoded, joined
 
 _armoured = re.compile(r"\s*-----BEGIN ([A-Z ]+)-----(.*?)-----END \1-----\s*", re.S).match
 _KINDS: dict[str, Any] = {
@@ -59,14 +59,8 @@ class PublicKey(Key):
         self._how, self._secrets = _how(algorithm), secrets
 
     def verifies(self, given: Parts, parts: Parts) -> bool:
-        texts = self._texts(parts)
+        texts = joined(parts, self._secrets)
         return any(self._verifies(each, text) for each in given for text in texts)
-
-    def _texts(self, parts: Parts) -> list[bytes]:
-        """Return what may have been signed: the text may have a secret in it, one of several."""
-        if KEY not in parts:
-            return [b"".join(parts)]
-        return [b"".join([s if part is KEY else part for part in parts]) for s in self._secrets]
 
     def _verifies(self, given: bytes, text: bytes) -> bool:
         if not given.startswith(self._prefix):
@@ -82,7 +76,7 @@ class PublicKey(Key):
     def sign(self, parts: Parts) -> bytes:
         if self._keys.private is None:
             raise ValueError("a public key signs nothing; give the private one")
-        signature = self._keys.private.sign(self._texts(parts)[0], *self._how)
+        signature = self._keys.private.sign(joined(parts, self._secrets)[0], *self._how)
         return self._prefix + self._encoding.encode(signature)
 
 

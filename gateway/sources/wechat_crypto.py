@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from hashlib import sha1
 from hmac import compare_digest
 from secrets import randbelow, token_bytes
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
@@ -70,8 +70,7 @@ class Opened:
     key: bytes = field(repr=False)
 
 
-@dataclass(slots=True, frozen=True)
-class Sealed:
+class Sealed(NamedTuple):
     """An encrypted message with its signature."""
 
     encrypted: str

@@ -19,6 +19,7 @@ import pytest
 
 from gateway.delivery import Request
 from gateway.sources.base import listed
+from loadtest.examples import example
 from tests.integration.test_source_vectors import Clock
 from tests.integration.webhooks import toml
 from tests.support.http_client import Answer, Connection
@@ -56,7 +57,7 @@ def cases() -> Iterator[Case]:
     for each in VECTORS:
         name, vector = each.values
         found = source(name, vector)
-        third, block = found.example.other_secret, getattr(found, "block", None)
+        third, block = example(name).other_secret, getattr(found, "block", None)
         table = {"scheme": name, "secrets": [third, *listed(vector["secret"])]}
         texts = [] if block is None else [*block.signed_places, str(block.require)]
         signs_url = block is None or any(

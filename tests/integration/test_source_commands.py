@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from gateway.cli import main
-from gateway.sources import BLOCKS, SCHEMES, find
+from gateway.sources import BLOCKS, SCHEMES
+from loadtest.examples import example
 from tests.docs.test_sources_doc import SECRET, SECTIONS, environment
 from tests.integration.senders import ENCRYPTION
 from tests.integration.senders import SECRET as OTHER_SECRET
@@ -36,7 +37,7 @@ def documented(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str
     text = re.sub(r'file = "[^"]+"', f'file = "{directory}/secret"', text)
     needs = '\n[[routes]]\npath = "/needs"\nsource = "github"\nargs = ["json:/no/such/value"]\n'
     others = sorted(set(BLOCKS) - set(SECTIONS))
-    examples = {name: find(name).example for name in others}
+    examples = {name: example(name) for name in others}
     sources = {
         name: {"scheme": name, **each.options, **each.receiver} for name, each in examples.items()
     }
@@ -78,9 +79,9 @@ def test_every_source_takes_what_is_sent_as_it(send, scheme):
     name = "partner" if scheme == "hmac" else scheme
     args = ["--event", "fork"] if scheme == "github" else []  # one that goes to our worker
     args += ["--secret", SEED] if scheme == "discord" else []
-    example = find(scheme).example
-    if example.receiver and scheme != "discord":
-        secrets = example.options["secrets"]
+    said = example(scheme)
+    if said.receiver and scheme != "discord":
+        secrets = said.options["secrets"]
         for secret in [secrets] if isinstance(secrets, str) else secrets:
             args += ["--secret", secret]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.sources.making import source_of
+from gateway.sources.declared import source_of
 
 Acme = source_of(
     "acme",

@@ -19,7 +19,7 @@ from gateway.answer import JSON, Answer
 from gateway.delivery import Request
 from gateway.errors import NotDecrypted, SignatureMissing
 from gateway.sources import wechat_crypto
-from gateway.sources.base import Draft, Example, Sample, Signed, Source, Verified
+from gateway.sources.base import Draft, Sample, Signed, Source, Verified
 from gateway.sources.envelopes import check_flat, read_json
 from gateway.sources.fields import identity, name, read_if_json
 from gateway.sources.signatures import check, check_time, digest, header, raw, secrets
@@ -62,16 +62,6 @@ class DingTalk(Source):
             '{"msgtype":"text","msgId":"$id","text":{"content":"hello"},"robotCode":"robot"}',
         ),
     }
-    example = Example(
-        {
-            "secrets": "123456",
-            "aes_key": "4g5j64qlyl3zvetqxz5jiocdr586fn2zvjpa8zls3ij",
-            "receive_id": "suite4x",
-        },
-        other_secret="123457",
-        proof="msg_signature",
-        timed=True,
-    )
 
     options_class = Options
     options: Options

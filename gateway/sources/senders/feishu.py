@@ -25,7 +25,7 @@ from gateway.errors import (
     SignatureMissing,
 )
 from gateway.sources import base
-from gateway.sources.base import Draft, Example, Sample, Signed, Source, Verified
+from gateway.sources.base import Draft, Sample, Signed, Source, Verified
 from gateway.sources.envelopes import MAX_UNPROVEN, read_json
 from gateway.sources.fields import at, identity, name, read_if_json
 from gateway.sources.signatures import check, check_time, digest, header, raw, secrets
@@ -68,12 +68,6 @@ class Feishu(Source):
             '"create_time":"$time","token":"$token"},"event":{"text":"größe"}}',
         )
     }
-    example = Example(
-        {"secrets": "test key", "verification_token": "v"},
-        other_secret="test kez",
-        proof="x-lark-signature",
-        timed=True,
-    )
 
     options_class = Options
     options: Options

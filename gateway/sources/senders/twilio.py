@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from gateway.delivery import Request
 from gateway.errors import BadRequest, Unverified
-from gateway.sources.base import Draft, Example, Options, Sample, Signed, Source, Verified
+from gateway.sources.base import Draft, Options, Sample, Signed, Source, Verified
 from gateway.sources.fields import identity, read_form, utf8
 from gateway.sources.signatures import check, digest, header, mac, raw, secrets
 
@@ -44,7 +44,6 @@ class Twilio(Source):
     samples = {
         "": Sample("ringing", "CallSid=CA$id&CallStatus=$event&From=%2B4930123&To=%2B4930124&Note=")
     }
-    example = Example({"secrets": "12345"}, other_secret="12346", proof="x-twilio-signature")
 
     events = EVENTS
     deadline = 14.0
@@ -64,8 +63,9 @@ class Twilio(Source):
 
     def verify(self, request: Request) -> Verified:
         given = raw(header(request, SIGNATURE))
-        keys = self._keys.get(_algorithm(request.headers.get(SETTINGS)), [])
-        body_hash = _body_hash(request.query_string)
+        algorithm = _field(request.headers.get(SETTINGS, ""), ",", "algorithm") or "HMAC_SHA1"
+        keys = self._keys.get(algorithm.upper(), [])
+        body_hash = _field(request.query_string, "&", BODY_HASH)
         fields = _read_form(request.body) if body_hash is None else []
         if body_hash is not None and request.method != "GET":
             check([raw(body_hash)], [sha256(request.body).hexdigest().encode()])
@@ -108,19 +108,10 @@ def _signed(path: str, query: str, fields: list[tuple[str, str]]) -> bytes:
     return raw("".join(texts))
 
 
-def _body_hash(query: str) -> str | None:
-    if BODY_HASH not in query:
-        return None
-    fields = (field.partition("=") for field in query.split("&"))
-    return next((value for key, _, value in fields if key == BODY_HASH), None)
-
-
-def _algorithm(settings: str | None) -> str:
-    if not settings:
-        return "HMAC_SHA1"
-    fields = (field.strip().partition("=") for field in settings.split(","))
-    given = (value.upper() for key, _, value in fields if key == "algorithm" and value)
-    return next(given, "HMAC_SHA1")
+def _field(text: str, separator: str, name: str) -> str | None:
+    """Return the value of the first field `name=value` of a text; None: it has none."""
+    fields = (each.strip().partition("=") for each in text.split(separator))
+    return next((value for key, _, value in fields if key == name), None)
 
 
 def _with_and_without_port(url: str) -> list[bytes]:

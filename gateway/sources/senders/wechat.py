@@ -13,7 +13,7 @@ from gateway.answer import JSON, TEXT, Answer
 from gateway.delivery import Request
 from gateway.errors import NotDecrypted
 from gateway.sources import wechat_crypto
-from gateway.sources.base import Draft, Example, Signed, Source, Verified
+from gateway.sources.base import Draft, Signed, Source, Verified
 from gateway.sources.envelopes import check_flat
 from gateway.sources.fields import name
 from gateway.sources.signatures import digest
@@ -69,13 +69,6 @@ class WeChat(Source):
     """
 
     samples = SAMPLES
-    example = Example(
-        {"secrets": "AAAAA", "aes_key": "A" * 43, "receive_id": "wxba5fad812f8e6fb9"},
-        other_secret="AAAAB",
-        proof="msg_signature",
-        timed=True,
-        identity="",
-    )
 
     options_class: ClassVar[type[CryptoOptions]] = Options
     options: CryptoOptions

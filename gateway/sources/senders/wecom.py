@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, SecretStr
 
 from gateway.answer import TEXT, Answer
 from gateway.delivery import Request
-from gateway.sources.base import Draft, Example, Signed, listed
+from gateway.sources.base import Draft, Signed, listed
 from gateway.sources.senders.wechat import WeChat
 from gateway.sources.wechat_crypto import CryptoOptions, Sealed
 from gateway.sources.wechat_message import SAMPLES
@@ -35,17 +35,6 @@ class WeCom(WeChat):
     """
 
     samples = SAMPLES
-    example = Example(
-        {
-            "secrets": "QDG6eK",
-            "aes_key": "4g5j64qlyl3zvetqxz5jiocdr586fn2zvjpa8zls3ij",
-            "receive_id": "wx5823bf96d3bd56c7",
-        },
-        other_secret="QDG6eL",
-        proof="msg_signature",
-        timed=True,
-        identity="",
-    )
 
     options_class = Options
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from nacl.signing import SigningKey
 
 from gateway.sources import BLOCKS, SCHEMES, find
+from loadtest.examples import example
 
 NOW = 1_800_000_000.25
 ID = "123456789"
@@ -22,7 +23,7 @@ PUBLIC_URL = "https://hooks.example.com"
 class Example:
     """What a sender of one scheme sends.
 
-    It is the scheme's own `gateway.sources.base.Example` with a delivery; `bodies` are those
+    It is the scheme's own `loadtest.examples.Example` with a delivery; `bodies` are those
     that the sender may send.
     """
 
@@ -68,7 +69,7 @@ _BODIES = {
 
 
 def _example(scheme: str) -> Example:
-    said = find(scheme).example
+    said = example(scheme)
     options = find(scheme).options_class.model_validate({"scheme": scheme, **said.options})
     source = find(scheme)(options, PUBLIC_URL)
     event, body = source.sample("", ID, NOW, said.options.get("verification_token", ""))

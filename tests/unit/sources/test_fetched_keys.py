@@ -18,6 +18,7 @@ from gateway.delivery import Request
 from gateway.errors import KeyNotKnown, Unverified
 from gateway.sources import BLOCKS, find
 from gateway.sources.base import KeyRequest, Source, listed
+from loadtest.examples import example
 from tests.unit.sources.examples import NOW
 from tests.unit.sources.test_jwt import PRIVATE, pem
 from tests.unit.sources.test_senders import RIGHT, request
@@ -104,7 +105,7 @@ def test_without_a_key_it_is_503_and_with_another_401(name):
     source.key_store = None
     with pytest.raises(KeyNotKnown):
         source.verify(request(VECTORS[name]))
-    other = find(name).example.other_secret
+    other = example(name).other_secret
     if name == "circle":
         other = "".join(line for line in other.split("-----") if not line.endswith("KEY"))
     source, _ = receiver(name, key=other)

@@ -1,38 +1,43 @@
 """The senders that are data, by their vectors: taken as they are, refused when any part is changed.
 
-A vector is a request in ``gateway/sources/senders/NAME.json``, as its sender published it or as its
-own library made it (``kind``), with its receiver's secret and the time at which it was signed.
+A vector is a request at the end of ``gateway/sources/senders/NAME.toml``, as its sender published
+it or as its own library made it (``kind``), with its receiver's ``secret`` and the time at which it
+was signed (``signed_at``; without it at any). Where ``valid`` is false, it has to be refused.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import tomllib
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from gateway import sources
 from gateway.delivery import Request
 from gateway.errors import Unverified
 from gateway.sources import BLOCKS, find
 from gateway.sources.base import Source, listed
+from loadtest.examples import example
 
-FOLDER = files("gateway.sources") / "senders"
+FILES = {name: Path(sources.__file__).parent / "senders" / f"{name}.toml" for name in BLOCKS}
+#: Twilio is code, and has no such file.
+FILES["twilio"] = Path(__file__).parents[2] / "vectors" / "twilio.toml"
 KINDS = {"official", "library", "third party", "derived"}
+#: What a vector need not say.
+USUAL = {"method": "POST", "url": "https://hooks.example.com/hook", "headers": {}, "valid": True}
 
 
 def vectors() -> Iterator[Any]:
-    for name in (*BLOCKS, "twilio"):
-        path = FOLDER / f"{name}.json"
-        for number, vector in enumerate(
-            json.loads(path.read_text("utf-8")) if path.is_file() else ()
-        ):
-            yield pytest.param(name, vector, id=f"{name}-{number}")
+    for name, file in FILES.items():
+        for i, vector in enumerate(tomllib.loads(file.read_text("utf-8")).get("vectors", ())):
+            yield pytest.param(name, USUAL | vector, id=f"{name}-{i}")
 
 
 VECTORS = list(vectors())
@@ -136,14 +141,14 @@ def test_each_part_of_a_vector_counts(name, vector):
 
 @pytest.mark.parametrize(("name", "vector"), RIGHT)
 def test_secrets_can_be_replaced_one_by_one(name, vector):
-    example = find(name).example
+    other_secret = example(name).other_secret
     for secrets in (
-        [example.other_secret, *listed(vector["secret"])],
-        [*listed(vector["secret"]), example.other_secret],
+        [other_secret, *listed(vector["secret"])],
+        [*listed(vector["secret"]), other_secret],
     ):
         assert source(name, vector, secrets=secrets).verify(request(vector))
     with pytest.raises(Unverified):
-        others = [example.other_secret, *listed(vector["secret"])[1:]]
+        others = [other_secret, *listed(vector["secret"])[1:]]
         source(name, vector, secrets=others).verify(request(vector))
 
 
@@ -152,6 +157,13 @@ def test_each_block_says_what_was_read_and_has_vectors():
         name for name in BLOCKS if not (find(name).block.title and find(name).block.sources)
     ] == []
     assert set(BLOCKS) - {each.values[0] for each in RIGHT} == set(), "no vector"
+
+
+def test_the_vectors_are_the_end_of_their_file():
+    for name in BLOCKS:
+        table = tomllib.loads(FILES[name].read_text("utf-8"))
+        del table["vectors"]
+        assert tomllib.loads(sources.text_of(name)) == table, name
 
 
 def test_each_vector_says_where_it_comes_from():
