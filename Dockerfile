@@ -19,7 +19,8 @@ RUN python -m venv /opt/gateway \
 
 FROM ${BASE}
 # A fixed number, so that volumes and security policies can name it.
-RUN useradd --system --uid 10001 --home-dir /nonexistent --shell /usr/sbin/nologin gateway
+RUN useradd --system --uid 10001 --home-dir /nonexistent --shell /usr/sbin/nologin gateway \
+    && install --directory --owner gateway /var/lib/gateway
 COPY --from=build /opt/gateway /opt/gateway
 ENV PATH=/opt/gateway/bin:$PATH \
     PYTHONUNBUFFERED=1 \

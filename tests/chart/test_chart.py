@@ -186,7 +186,7 @@ def test_the_commands_exist_and_get_one_s_own_secret_only():
         (container,) = pod["containers"]
         assert_command_exists(container["args"])
         assert container["envFrom"] == [{"secretRef": {"name": name.removeprefix("hooks-")}}]
-        assert variables(pod).keys() <= {"GATEWAY_QUEUES", "GATEWAY_GRACE"}
+        assert variables(pod).keys() <= {"GATEWAY_QUEUES", "GATEWAY_GRACE", "GATEWAY_HISTORY"}
 
 
 def test_the_gateway_is_asked_and_reached_where_it_listens_and_has_time_to_end():

@@ -104,8 +104,8 @@ def test_compose_service_uses_what_exists(name):
     assert set(service.get("depends_on", {})) <= set(SERVICES)
     assert set(service["networks"]) <= set(COMPOSE["networks"])
     for volume in service.get("volumes", []):
-        source = volume.partition(":")[0]
-        assert source in COMPOSE["volumes"] or (ROOT / "deploy" / source).exists()
+        source, named, _ = volume.partition(":")
+        assert not named or source in COMPOSE["volumes"] or (ROOT / "deploy" / source).exists()
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -118,7 +118,7 @@ def test_compose_waits_for_healthy_servers_only_where_there_is_a_check(name):
 
 def test_compose_serves_a_configuration_that_can_be_edited():
     gateway = SERVICES["gateway"]
-    (volume,) = gateway["volumes"]
+    volume, _ = gateway["volumes"]
     source, target, mode = volume.split(":")
     command = gateway["command"]
     assert (target, mode) == (command[command.index("--config") + 1], "ro")
@@ -135,6 +135,18 @@ def test_what_a_reload_reads_again_is_in_files():
     shown = re.findall(r"^# +(\w+) = \{ (\w+) = ", unit, re.M)
     assert shown == [("broker_url", "file"), ("secrets", "file")]
     assert "LoadCredential=" in unit and "with a restart only" in unit
+
+
+def test_each_gateway_has_a_place_for_its_history():
+    gateway = SERVICES["gateway"]
+    directory, _, _ = gateway["environment"]["GATEWAY_HISTORY"].rpartition("/")
+    assert directory in gateway["volumes"]  # without a name, as containers share one with a name
+    # A volume is made with the owner that the directory has in the image.
+    (user,) = re.findall(r"^USER (\w+)$", (ROOT / "Dockerfile").read_text(), re.M)
+    assert f"install --directory --owner {user} {directory}" in (ROOT / "Dockerfile").read_text()
+    service = read_unit(next(unit for unit in UNITS if "@" in unit.name))["Service"]
+    assert service["Environment"] == f"GATEWAY_HISTORY=%S/{service['StateDirectory']}/history"
+    assert "%i" in service["StateDirectory"]
 
 
 def test_compose_holds_no_secret():

@@ -63,6 +63,7 @@ resources: {{- toYaml .role.resources | nindent 2 }}
 {{- $env := list -}}
 {{- if eq .name "gateway" -}}
 {{- $env = append $env (dict "name" "GATEWAY_GRACE" "value" (toString .role.grace)) -}}
+{{- $env = append $env (dict "name" "GATEWAY_HISTORY" "value" "/var/lib/gateway/history") -}}
 {{- else if .role.declare -}}
 {{- $env = append $env (dict "name" "GATEWAY_QUEUES" "value" (join "," .role.queues)) -}}
 {{- end -}}
