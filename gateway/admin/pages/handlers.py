@@ -8,8 +8,9 @@ from tornado.web import RequestHandler
 
 from gateway.admin.pages.again import Again
 from gateway.admin.pages.asked import Asked
+from gateway.admin.pages.compared import Compare
 from gateway.admin.pages.deliveries import Deliveries
-from gateway.admin.pages.delivery import OneDelivery, Replay
+from gateway.admin.pages.delivery import Edit, OneDelivery, Replay
 from gateway.admin.pages.failures import Change, Failures, Test
 from gateway.admin.pages.overview import Overview
 from gateway.admin.pages.routes import Routes
@@ -30,6 +31,8 @@ def routes(
         ("/deliveries", Deliveries),
         ("/deliveries/([^/]+)", OneDelivery),
         ("/deliveries/([^/]+)/replay", Replay),
+        ("/deliveries/([^/]+)/edit", Edit),
+        ("/deliveries/([^/]+)/compare", Compare),
         ("/failures()", Failures),
         ("/failures/([0-9a-f]{16})", Failures),
         ("/failures/([0-9a-f]{16})/(mute|resolve)", Change),
