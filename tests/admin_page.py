@@ -100,6 +100,8 @@ class Page:
         self.key("Enter")
 
     def click(self, selector: str) -> None:
+        """Click, when the page's script has run."""
+        self.until("document.readyState == 'complete'")
         self.run(f"document.querySelector({json.dumps(selector)}).click()")
 
     def fill(self, selector: str, text: str) -> None:
