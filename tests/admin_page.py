@@ -206,7 +206,9 @@ def use(page: Page, directory: Path) -> Iterator[str]:
     page.until("document.querySelector('textarea')?.value == 'fails once'")
     page.fill("textarea", "edited")
     page.click("main .primary")
-    page.until("/edited copy of another delivery/.test(document.body.textContent)")
+    page.until(
+        "/edited copy of another delivery/.test(document.querySelector('.lead')?.textContent)"
+    )
     page.until("/succeeded/.test(document.querySelector('h1')?.textContent)")
     page.key("d")
     page.until("document.querySelectorAll('.differs').length > 3")

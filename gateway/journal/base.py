@@ -271,8 +271,12 @@ class JournalStore(ABC):
         """Return at most `number` news of the last `seconds`, unless there is a pause."""
 
     @abstractmethod
-    async def told(self, news: Sequence[str], pause: float) -> None:
-        """Remove `news`, and return no others for `pause` seconds."""
+    async def told(self, news: Sequence[str], pause: float, problem: str = "") -> None:
+        """Remove `news`, and return no others for `pause` seconds; `problem`: none were sent."""
+
+    @abstractmethod
+    async def untold(self) -> str:
+        """Return why the last message could not be sent, during the pause after it; "": it was."""
 
     @abstractmethod
     async def check(self) -> None:

@@ -276,11 +276,13 @@ class RedisStore(JournalStore):
         found = await self._run("EVAL", group_scripts.NEWS, 2, keys.news, keys.told, first, number)
         return [each.decode() for each in found]
 
-    async def told(self, news: Sequence[str], pause: float) -> None:
-        keys = self._keys
-        await self._run(
-            "EVAL", group_scripts.TOLD, 2, keys.news, keys.told, int(pause * 1000), *news
-        )
+    async def told(self, news: Sequence[str], pause: float, problem: str = "") -> None:
+        keys, about = self._keys, (int(pause * 1000), problem)
+        await self._run("EVAL", group_scripts.TOLD, 2, keys.news, keys.told, *about, *news)
+
+    async def untold(self) -> str:
+        problem = await self._run("GET", self._keys.told) or b""
+        return "" if problem == b"1" else problem.decode()  # as other versions write it
 
     async def check(self) -> None:
         """Write two deliveries to a journal of one, as the account may lack a permission."""

@@ -810,8 +810,11 @@ async def test_news_are_what_is_new_grows_and_comes_back(use: Use):
         await store.write([failed("x", "F")])
         await counted(store)
         assert await store.news(100, 60.0) == []
+        assert await store.untold() == ""
+        await store.told([], 60.0, "403: ü")
+        assert await store.untold() == "403: ü" and await store.news(100, 60.0) == []
         await store.told([], 0.0)
-        assert len(await store.news(100, 60.0)) == 1
+        assert len(await store.news(100, 60.0)) == 1 and await store.untold() == ""
 
 
 @awaited

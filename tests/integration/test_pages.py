@@ -34,6 +34,7 @@ CONFIG = f"""
 journal = 1000
 journal_refused = true
 state_prefix = "pages"
+notify = {{ kind = "slack", url = "http://127.0.0.1:1/" }}
 {URLS}
 
 [sources.forge]
@@ -277,6 +278,30 @@ def test_deliveries_are_compared(gateway):
     assert ask(gateway, f"/deliveries/{waits}/compare?other=none")[0] == 404
 
 
+def test_a_group_of_failures_is_opened_muted_and_resolved(gateway):
+    own = (f"Authorization: Bearer {TOKEN}", f"{view._OWN}: 1")
+    page = "/failures"
+    assert poll(lambda: "ValueError" in ask(gateway, page)[2], 30)
+    listed = ask(gateway, page)[2]
+    group = re.search(r'data-row id="g([0-9a-f]{16})"', listed)[1]
+    nav = " ".join(re.sub("<[^>]+>", " ", listed.partition("<main")[0]).split())
+    assert "Failures 1 open" in nav
+    assert "1 open" not in re.sub("<[^>]+>", "", ask(gateway, page, "")[2])  # it is locked
+    told = text(ask(gateway, f"{page}/{group}"))
+    assert re.search(r"That was \S+ \S+ after (worker|gateway) \S+ .*had started", told)
+    for what, told in (("mute?until=1h", "mute by"), ("resolve", "resolve by")):
+        assert ask(gateway, f"{page}/{group}/{what}", *own, method="POST")[0] == 200
+        line = f"{told} 127.0.0.1 (token) id='{group}'"
+        assert poll(lambda line=line: line in gateway.output(), 10)
+        assert "Nothing fails" in text(ask(gateway, page))
+    # The address of [notify] takes nothing.
+    untold = "Nobody is told. The last message to slack could not be sent"
+    assert poll(lambda: untold in text(ask(gateway, page)), 30)
+    assert poll(lambda: "Nobody is told of failures" in text(ask(gateway, "/")), 30)
+    assert poll(lambda: "1 in nobodys, no consumer" in text(ask(gateway, "/")), 30)
+    assert 'class="mark"' in ask(gateway, "/")[2]  # where the gateway has started
+
+
 def test_many_are_sent_again_after_a_question(gateway):
     own = (f"Authorization: Bearer {TOKEN}", f"{view._OWN}: 1")
     asked = ask(gateway, "/again?route=/wait/*")
@@ -303,7 +328,12 @@ def test_routes_are_shown_as_they_are_in_force_without_secrets(gateway):
 
 
 def test_a_source_says_why_it_is_refused(gateway):
+    (answer,) = run(gather(send(gateway, "/elsewhere", "x")))
+    assert answer.status == 404
+    assert poll(lambda: "POST /elsewhere" in text(ask(gateway, "/sources")), 30)
     told = text(ask(gateway, "/sources?open=forge"))
+    assert "No route has this path. Correct the address at the sender, or add a route." in told
+    assert "No gateway has started since: the secret was changed at the sender" in told
     assert "The last one that was refused: The signature does not match." in told
     assert "It came here POST /forge from 127.0.0.1" in told
     assert "the signature is wrong" in told and "gateway send --as forge" in told

@@ -7,11 +7,13 @@ import json
 import os
 import subprocess
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gateway import errors
 from gateway.admin.pages import widgets
 from gateway.admin.pages.asked import Look
 from gateway.admin.pages.bodies import lines, shown
@@ -19,6 +21,7 @@ from gateway.admin.pages.compared import body, pairs
 from gateway.admin.pages.counted import Answers
 from gateway.admin.pages.deliveries import first_commands, typed
 from gateway.admin.pages.delivery import commands, editable, edited, story, timeline
+from gateway.admin.pages.sources import NEXT, others, verdict
 from gateway.admin.pages.workers import LONG, listed
 from gateway.config.redaction import HIDDEN
 from gateway.config.settings import Config
@@ -321,3 +324,28 @@ def test_quantiles_are_bounds_of_buckets():
     found.buckets.update({0.01: 60, 0.1: 39, float("inf"): 1})
     assert (found.quantile(0.5), found.quantile(0.99)) == (0.01, 0.1)
     assert found.quantile(1.0) is None  # longer than any bound
+
+
+def refused(error: str, path: str = "/x", second: int = 0) -> Entry:
+    delivery = {**ENTRY.delivery, "route": "", "received_at": at(second)}
+    request = {"method": "GET", "path": path}
+    return replace(ENTRY, delivery=delivery, request=request, state=states.REFUSED, error=error)
+
+
+def test_why_a_source_is_refused_is_told_by_what_was_before():
+    last, start = refused("unverified: x", second=30), datetime.fromisoformat(at(20)).timestamp()
+    assert verdict("missing", last, at(10), []) == ""
+    assert verdict("mismatch", last, "", []).startswith("None that is kept was signed with this")
+    assert "secret was changed at the sender" in verdict("mismatch", last, at(10), [(1.0, "one")])
+    begun = [(start, "one 1.0"), (start + 60, "two 1.0")]
+    told = verdict("mismatch", last, at(10), begun)
+    assert told == "one 1.0 has started in between: compare its secrets with those of before."
+    assert verdict("mismatch", last, at(40), begun) == "It is signed rightly now."
+
+
+def test_what_is_refused_for_something_else_is_told_with_the_next_step():
+    some = [refused("not-found: no route", "/a"), refused("not-found: no route", "/b")]
+    found = others([refused("too-many: x"), *some, some[1], refused("unverified: y"), ENTRY])
+    assert [(row.newest.path, row.many) for row in found] == [("/b", 2), ("/x", 1), ("/a", 1)]
+    assert found[0].todo == NEXT["not-found"]
+    assert NEXT.keys() <= {each.type for each in vars(errors).values() if hasattr(each, "type")}

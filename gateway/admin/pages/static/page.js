@@ -157,6 +157,8 @@ document.addEventListener("click", event => {
   if ("zone" in about) changeZone();
 });
 
+one("[data-submit]")?.addEventListener("change", event => event.target.form.requestSubmit());
+
 // Keys ----------------------------------------------------------------------------------
 
 let goes = false, at = -1;
