@@ -17,6 +17,7 @@ class Delivery:
     empty where there is none; ``params`` are the parameters in the path; ``remote`` is the sender's
     address; ``traceparent`` is the W3C header of the gateway's span if it traces requests, else
     that of the sender, or empty. ``replay``: 0, or which replay from the journal this is.
+    ``edited_from`` is the id of the delivery of which this is an edited copy, or empty.
     """
 
     id: str
@@ -29,6 +30,7 @@ class Delivery:
     received_at: datetime
     traceparent: str
     replay: int = 0
+    edited_from: str = ""
 
     @property
     def queries(self) -> dict[str, list[str]]:

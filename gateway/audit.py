@@ -1,4 +1,7 @@
-"""Audit lines in the log: who has looked at a body, replayed deliveries, or erased some."""
+"""Audit lines in the log: who has looked at a body, replayed deliveries, or erased some.
+
+Also who has muted a group of failures, or has said that it is resolved.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from datetime import datetime
 # Not a child of `gateway`: of that logger's lines with the same text only ten a second are written.
 log = logging.getLogger("audit")
 
-LOOK, REPLAY, ERASURE = "look", "replay", "erasure"
+LOOK, REPLAY, ERASURE, MUTE, RESOLVE = "look", "replay", "erasure", "mute", "resolve"
 
 
 def note(what: str, who: str, **about: object) -> None:
-    """Log who has done what (`LOOK`, `REPLAY`, `ERASURE`), and to which deliveries."""
+    """Log who has done what (`LOOK` and so on), and to which deliveries or group."""
     known = {name: _plain(value) for name, value in about.items() if value not in ("", None)}
     pairs = "".join(f" {name}={value!r}" for name, value in known.items())
     log.info("%s by %s%s", what, who, pairs, extra={"fields": {"audit": what, "by": who, **known}})

@@ -1,10 +1,10 @@
 """Use the admin port's pages in a browser, under load: ``python -m tests.admin_page``.
 
-A failed delivery is found, opened, replayed, and seen to succeed, by keys. Each page is laid out on
-a screen and on a phone, in light and in dark, as the load test's pages are. Nothing may be an error
-in the browser's console, and nothing may be requested but from the gateway. ``--axe FILE`` also has
-axe-core (its `axe.min.js`) judge the pages: it may find nothing. ``--pictures DIRECTORY`` keeps
-what was seen.
+A failed delivery is found, opened, replayed, seen to succeed, and edited, by keys. Each page is
+laid out on a screen and on a phone, in light and in dark, as the load test's pages are. Nothing may
+be an error in the browser's console, and nothing may be requested but from the gateway. ``--axe
+FILE`` also has axe-core (its `axe.min.js`) judge the pages: it may find nothing. ``--pictures
+DIRECTORY`` keeps what was seen.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ EVENT = "<script>document.title = 'run'</script>"
 RATE = 40  # deliveries a second while the page is used
 CONFIG = f"""
 journal = 20000
+journal_refused = true
 admin_token = "{TOKEN}"
 secret_key = "of this page only"
 public_url = "https://hooks.example.com"
@@ -99,6 +100,8 @@ class Page:
         self.key("Enter")
 
     def click(self, selector: str) -> None:
+        """Click, when the page's script has run."""
+        self.until("document.readyState == 'complete'")
         self.run(f"document.querySelector({json.dumps(selector)}).click()")
 
     def fill(self, selector: str, text: str) -> None:
@@ -199,20 +202,38 @@ def use(page: Page, directory: Path) -> Iterator[str]:
     page.until("document.getElementById('again').open")
     page.click("#again .primary")
     page.until("/succeeded/.test(document.querySelector('h1')?.textContent)")
+    page.key("e")
+    page.until("document.querySelector('textarea')?.value == 'fails once'")
+    page.fill("textarea", "edited")
+    page.click("main .primary")
+    page.until(
+        "/edited copy of another delivery/.test(document.querySelector('.lead')?.textContent)"
+    )
+    page.until("/succeeded/.test(document.querySelector('h1')?.textContent)")
+    page.key("d")
+    page.until("document.querySelectorAll('.differs').length > 3")
     page.key("?")
     page.until("document.getElementById('keys').open")
 
 
 def looked_at(page: Page, pictures: Path | None, axe: str) -> Iterator[str]:
     """Lay each page out in each way; yield what is wrong."""
+    first = "document.querySelector('a.row').getAttribute('href')"
+    page.open("/deliveries?text=edited")
+    copy = page.run(first)
+    page.open("/deliveries?state=refused")
+    failed = page.run(first)
     page.open("/deliveries?state=succeeded")
-    one = page.run("document.querySelector('a.row').getAttribute('href')")
+    one = page.run(first)
     views = {
         "overview": "/",
         "failures": "/failures",
         "deliveries": "/deliveries",
         "filtered": "/deliveries?state=failed&since=2h&route=/no*",
         "delivery": f"/{one}",
+        "edit": f"/{one}/edit",
+        "compare": f"/{failed}/compare",
+        "edited": f"/{copy}",
         "again": "/again?state=refused,failed,succeeded&since=2h",
         "routes": "/routes?open=/forge",
         "sources": "/sources?open=forge",

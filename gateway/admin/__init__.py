@@ -13,8 +13,8 @@ GET /metrics: the sums of all processes, in Prometheus' text format or in OpenMe
 /api/: the journal, the history and the gateways, as `gateway.admin.api` describes them.
 All other paths: the pages of `gateway.admin.pages`.
 
-No request needs a body, and no client needs a second request on its connection. What comes to a
-loopback address has to name an address, or localhost, in its Host.
+One page takes a body; no other request needs one, and no client needs a second request on its
+connection. What comes to a loopback address has to name an address, or localhost, in its Host.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class AdminServer(HTTPServer):
             idle_connection_timeout=ARRIVAL,
             max_header_size=HEADER,
             max_buffer_size=2 * HEADER,
-            max_body_size=0,
+            chunk_size=HEADER,
+            body_timeout=ARRIVAL,
+            max_body_size=0,  # a page that takes a body says so
         )
         self._open: list[IOStream] = []
 

@@ -29,7 +29,10 @@ DELIVERIES = sa.Table(
     # What never changes, and the message's body; both are JSON.
     *(sa.Column(name, sa.Text) for name in ("about", "call")),
 )
-_ABOUT = ("delivery", "task", "queue", "options", "identity", "request", "redacted")
+_ABOUT = (
+    "delivery", "task", "queue", "options", "identity", "request", "redacted", "begun_at",
+    "late_at", "runs",
+)  # fmt: skip
 _OWN = (
     "state", "task_id", "status", "seconds", "published", "attempts", "replays", "ended_at",
     "replaying", "error",

@@ -63,6 +63,9 @@ def about(entry: Entry) -> dict[str, Any]:
         "identity": entry.identity,
         "request": entry.request or None,
         "redacted": entry.redacted,
+        "begun_at": entry.begun_at,
+        "late_at": entry.late_at,
+        "runs": entry.runs,
     }
 
 

@@ -93,13 +93,14 @@ class Notifier:
             if not news:  # it is muted or resolved by now
                 await self._store.told(names, 0.0)
                 return
+            problem = ""
             try:
                 await self._send(message(news))
             except GatewayError as exc:
                 self._metrics.add(FAILED)
                 log.warning("a message about failures cannot be sent: %s", exc)
-                names = []
-            await self._store.told(names, self._every)
+                names, problem = [], str(exc) or "the reason is not known"
+            await self._store.told(names, self._every, problem)
         except GatewayError as exc:  # of the store, whose errors are logged by what counts
             log.debug("failures cannot be told: %s", exc)
 

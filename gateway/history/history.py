@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from gateway import __version__
 from gateway.clock import monotonic, time
 from gateway.config.route import RESULTS
 from gateway.history.ring import FIRST, LATER, MILLISECONDS, STATUSES, WIDTH, Ring, Slot, total
@@ -30,6 +31,7 @@ RANGES = {"10m": (1, 600), "6h": (10, 2_160), "14d": (300, 4_032)}
 #: no route takes; `ALL` is the sum of all routes.
 ROUTES = 20
 ALL, OTHERS = "", "others"
+_STARTS = 100  # of the gateway, that are kept
 SAVE = 60.0  # seconds between two writes of the file
 #: A usual value is the median of this hour (seconds) of earlier days, if so many are known.
 HOUR, DAYS = 3_600, 3
@@ -55,6 +57,8 @@ class History:
         self._rings = {name: Ring(*size) for name, size in RANGES.items()}
         #: Those that are counted apart.
         self.routes: list[str] = []
+        #: When the gateway has started (epoch), and as which version; the last time last.
+        self.starts: list[tuple[float, str]] = []
 
     @property
     def known(self) -> list[str]:
@@ -63,6 +67,7 @@ class History:
 
     async def run(self, file: Callable[[], Path | None]) -> None:
         """Count each second, and write the file each minute, until cancelled."""
+        self.starts = [*self.starts, (time(), __version__)][-_STARTS:]
         before = saved = monotonic()
         while True:
             await asyncio.sleep(1 - time() % 1)
@@ -113,7 +118,7 @@ class History:
     def saving(self, path: Path | None) -> Callable[[], None]:
         """Return what writes the file; without a path it does nothing."""
         rings = [ring.newest for ring in self._rings.values()]
-        about = {"form": _FORM, "newest": rings, "routes": [*self.routes]}
+        about = {"form": _FORM, "newest": rings, "routes": self.routes, "starts": self.starts}
         parts: list[bytes | memoryview[Any]] = [json.dumps(about).encode() + b"\n", *self._memory()]
 
         def save() -> None:
@@ -147,6 +152,7 @@ class History:
             log.warning("the history in %s is not used, and begins anew: %s", path, exc)
             return
         self.routes = about["routes"]
+        self.starts = [(at, version) for at, version in about.get("starts", ())]
         for ring, newest in zip(self._rings.values(), about["newest"], strict=True):
             ring.newest = newest
         at = 0

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from gateway.config.settings import Config
 from gateway.journal.entry import REFUSED, End, Entry
@@ -152,7 +152,8 @@ class JournalStore(ABC):
     ) -> Awaitable[bytes | None]:
         """Write what became of a delivery's task, unless it has another task or end by now.
 
-        `end` may be *running* as well. A caller that `counts` ends is told how the request of an
+        `end` may be *running* as well; the time of that, and of a late answer's end, is written,
+        too. A caller that `counts` ends is told how the request of an
         open delivery was answered, once for each task that has ended, in UTF-8: ``accepted`` with a
         2xx, which is also said of a replay, ``error``, or ``unknown`` if the answer is not written
         (yet). Otherwise, the result is None.
@@ -167,11 +168,14 @@ class JournalStore(ABC):
         """
 
     @abstractmethod
-    async def end_replay(self, delivery_id: str, task_id: str, taken: bool) -> None:
+    async def end_replay(
+        self, delivery_id: str, task_id: str, taken: bool, runs: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
         """Write how the replay that has begun as `task_id` has ended, if it has not yet.
 
         If the broker has `taken` the task, it is the delivery's from now on, which is open again in
-        the state *replayed*, without error and attempts, and has been replayed once more.
+        the state *replayed*, without error and attempts, has been replayed once more, and its
+        `runs` are these.
         """
 
     @abstractmethod
@@ -267,8 +271,12 @@ class JournalStore(ABC):
         """Return at most `number` news of the last `seconds`, unless there is a pause."""
 
     @abstractmethod
-    async def told(self, news: Sequence[str], pause: float) -> None:
-        """Remove `news`, and return no others for `pause` seconds."""
+    async def told(self, news: Sequence[str], pause: float, problem: str = "") -> None:
+        """Remove `news`, and return no others for `pause` seconds; `problem`: none were sent."""
+
+    @abstractmethod
+    async def untold(self) -> str:
+        """Return why the last message could not be sent, during the pause after it; "": it was."""
 
     @abstractmethod
     async def check(self) -> None:

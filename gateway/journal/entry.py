@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any, NamedTuple
 
 from gateway.celery_message import DEFAULTS, Message, Options
+from gateway.clock import time
 from gateway.delivery import identity_digest
 from gateway.outcome import FAILURE, SUCCESS, Outcome
 
@@ -65,6 +67,7 @@ _DEAD_LETTER = "gateway.dead"
 _DEFAULTS = asdict(DEFAULTS)
 #: What `Entry.options` may have.
 _OPTIONS = {*_DEFAULTS, "priority", "extra"}
+_ERROR = 500  # characters of an earlier run's error
 
 
 @dataclass(slots=True, frozen=True)
@@ -85,7 +88,11 @@ class Entry:
     broker has taken it, or "". ``identity`` is the same for all tries of a delivery that its sender
     repeats, and "" where they cannot be recognized. ``position`` is that in the journal, where it
     was read in order. ``redacted`` are the pointers whose values are not kept. An empty ``call``
-    was not kept, or not read.
+    was not kept, or not read. ``begun_at`` and ``late_at`` say when it was noticed that a worker
+    has begun the task, and when its late answer has ended. ``runs`` are the last runs before a
+    replay, the oldest first: what was known when it was published (``state``, ``error``,
+    ``attempts``, ``begun_at``, ``ended_at``, if there is any), and when that was: ``resent_at``.
+    All times are in ISO 8601, "": not known.
     """
 
     delivery: dict[str, Any]
@@ -107,6 +114,9 @@ class Entry:
     attempts: int = 0
     request: dict[str, Any] = field(default_factory=dict)
     redacted: list[str] = field(default_factory=list)
+    begun_at: str = ""
+    late_at: str = ""
+    runs: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def id(self) -> str:
@@ -116,6 +126,11 @@ class Entry:
     def path(self) -> str:
         """The route's path; where no route is known, that of the request."""
         return str(self.delivery.get("route") or self.request.get("path", ""))
+
+    @property
+    def edited_from(self) -> str:
+        """The id of the delivery of which this is an edited copy; "": its sender has sent it."""
+        return str(self.delivery.get("edited_from", ""))
 
     @property
     def unsendable(self) -> str:
@@ -128,6 +143,12 @@ class Entry:
         if others := self.options.keys() - _OPTIONS:
             return f"it has options of another version: {', '.join(sorted(others))}"
         return "" if self.call else "its call was not kept (`keep_bodies`)"
+
+    def run(self) -> dict[str, Any]:
+        """Return what `runs` has of the present run, but when it is published again."""
+        names = ("state", "attempts", "begun_at", "ended_at")
+        known = {name: value for name in names if (value := getattr(self, name))}
+        return known | ({"error": self.error[:_ERROR]} if self.error else {})
 
     def message(self, task_id: str) -> Message:
         """Return a persistent message for the same call, as another task with a stored result.
@@ -163,6 +184,11 @@ _FIELDS = {each.name for each in fields(Entry)}
 def known(about: str) -> dict[str, Any]:
     """Return the fields of an `Entry` from `described`; those of another version are left out."""
     return {name: value for name, value in json.loads(about).items() if name in _FIELDS}
+
+
+def iso_now() -> str:
+    """Return the present time as entries have it."""
+    return datetime.fromtimestamp(time(), UTC).isoformat(timespec="milliseconds")
 
 
 @cache

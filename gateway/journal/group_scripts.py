@@ -132,15 +132,15 @@ end
 return redis.call('ZRANGEBYSCORE', KEYS[1], ARGV[1], '+inf', 'LIMIT', 0, ARGV[2])
 """
 
-# Writes that a message was sent, or could not be. KEYS: news, the key of the pause. Arguments: the
-# pause (ms), what need not be told any more
+# Writes that a message was sent, or why it could not be. KEYS: news, the key of the pause.
+# Arguments: the pause (ms), why not (empty: it was sent), what need not be told any more
 TOLD = """
 redis.call('DEL', KEYS[2])
 if ARGV[1] ~= '0' then
-    redis.call('SET', KEYS[2], '1', 'PX', ARGV[1])
+    redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[1])
 end
-if #ARGV > 1 then
-    redis.call('ZREM', KEYS[1], unpack(ARGV, 2))
+if #ARGV > 2 then
+    redis.call('ZREM', KEYS[1], unpack(ARGV, 3))
 end
 """
 

@@ -26,6 +26,8 @@ MOST = 500
 #: Milliseconds: of a bar, of all bars together, and for which a group counts as new.
 HOUR, DAY = 3_600_000, 86_400_000
 NEW, AGAIN, STILL, MUTED, RESOLVED = "new", "again", "open", "muted", "resolved"
+#: Those that need somebody.
+OPEN = (NEW, AGAIN, STILL)
 
 _TYPE, _READ, _TEXT = 100, 500, 200  # characters: of a type, that are read, and of a text
 # What a part has read it does not give back (`++`), and where it has begun no other place of the

@@ -7,7 +7,7 @@ import json
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import chain
 from typing import Any, Self
 
@@ -29,7 +29,7 @@ from gateway.journal.base import (
     Row,
     Size,
 )
-from gateway.journal.entry import LATE, RECEIVED, RUNNING, End, Entry, known
+from gateway.journal.entry import LATE, RECEIVED, RUNNING, End, Entry, iso_now, known
 from gateway.journal.groups import DAY, HOUR, MOST, About, Group, group_of
 from gateway.journal.keys import Keys
 from gateway.stores import result_store, state_store
@@ -108,9 +108,8 @@ class RedisStore(JournalStore):
         fields = ["error", end.error] if end.error else []
         if end.attempts:
             fields += ["attempts", str(end.attempts)]
-        if ended:
-            now = datetime.fromtimestamp(time(), UTC)
-            fields += ["ended_at", now.isoformat(timespec="milliseconds")]
+        name = "begun_at" if end.state == RUNNING else "ended_at" if ended else "late_at"
+        fields += [name, iso_now()]
         return self._run(
             "EVAL", scripts.SETTLE, 3 + len(self._marks),
             keys.of(delivery_id), keys.open, keys.failing, *self._marks,
@@ -124,12 +123,14 @@ class RedisStore(JournalStore):
         other = await self._run("EVAL", scripts.BEGIN_REPLAY, len(keys), *keys, *about)
         return None if other is None else str(other, "utf-8")
 
-    async def end_replay(self, delivery_id: str, task_id: str, taken: bool) -> None:
+    async def end_replay(
+        self, delivery_id: str, task_id: str, taken: bool, runs: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
         keys = self._keys
         await self._run(
             "EVAL", scripts.END_REPLAY, 2 + len(self._marks),
             keys.of(delivery_id), keys.open, *self._marks,
-            delivery_id, task_id, int(taken), FIRST_LOOK, keys.changes,
+            delivery_id, task_id, int(taken), FIRST_LOOK, keys.changes, json.dumps(runs),
         )  # fmt: skip
 
     async def get(self, delivery_id: str) -> Entry | None:
@@ -275,11 +276,13 @@ class RedisStore(JournalStore):
         found = await self._run("EVAL", group_scripts.NEWS, 2, keys.news, keys.told, first, number)
         return [each.decode() for each in found]
 
-    async def told(self, news: Sequence[str], pause: float) -> None:
-        keys = self._keys
-        await self._run(
-            "EVAL", group_scripts.TOLD, 2, keys.news, keys.told, int(pause * 1000), *news
-        )
+    async def told(self, news: Sequence[str], pause: float, problem: str = "") -> None:
+        keys, about = self._keys, (int(pause * 1000), problem)
+        await self._run("EVAL", group_scripts.TOLD, 2, keys.news, keys.told, *about, *news)
+
+    async def untold(self) -> str:
+        problem = await self._run("GET", self._keys.told) or b""
+        return "" if problem == b"1" else problem.decode()  # as other versions write it
 
     async def check(self) -> None:
         """Write two deliveries to a journal of one, as the account may lack a permission."""
@@ -350,4 +353,7 @@ def _entry(fields: Mapping[bytes, bytes], position: str = "") -> Entry:
         replays=int(texts.get("replays", 0)),
         replaying=texts.get("replaying", ""),
         position=position or texts.get("position", ""),
+        begun_at=texts.get("begun_at", ""),
+        late_at=texts.get("late_at", ""),
+        runs=json.loads(texts.get("runs") or "[]"),
     )

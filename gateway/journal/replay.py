@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -24,8 +25,8 @@ from gateway.errors import (
     RequestError,
     Unroutable,
 )
-from gateway.journal.base import JournalStore
-from gateway.journal.entry import Entry, ended
+from gateway.journal.base import NOT_ANSWERED, JournalStore
+from gateway.journal.entry import RECEIVED, Entry, ended, iso_now
 from gateway.journal.stores import store_for
 from gateway.metrics import Metrics
 from gateway.outcome import Outcome
@@ -33,6 +34,7 @@ from gateway.pending_task import PendingTask
 from gateway.stores import result_store
 
 _PAUSE = 0.1  # seconds between queries
+_RUNS = 20  # earlier runs of a delivery that are kept
 
 Publish = Callable[[Entry, str], Awaitable[None]]
 
@@ -104,6 +106,13 @@ def aimed(config: Config, entry: Entry) -> Entry:
     queue = (route.queue_names or [route.routing_key])[0]
     options = {**entry.options, "exchange": route.exchange or ""}
     return replace(entry, task=route.task, queue=queue, options=options)
+
+
+def uneditable(config: Config, entry: Entry) -> str:
+    """Return why a delivery cannot be published with another call; "": it can."""
+    if any(route.redact for route in config.routes if route.path == entry.path):
+        return "its route has `redact`, and an edited call is kept as a whole"
+    return entry.unsendable
 
 
 async def outcomes(
@@ -186,6 +195,7 @@ class Replays:
                 why = "an earlier replay was interrupted, and may run; see `again`"
                 return Replay(entry.id, other, why, may_have_run=True)
             task_id = other
+        runs = [*entry.runs, entry.run() | {"resent_at": iso_now()}]
         try:
             await self._publish(entry, task_id)
         except NotConfirmed:
@@ -194,11 +204,30 @@ class Replays:
             await self._store.end_replay(entry.id, task_id, taken=False)
             return Replay(entry.id, problem=f"not taken: {exc}", unavailable=exc.status >= 500)
         try:
-            await self._store.end_replay(entry.id, task_id, taken=True)
+            await self._store.end_replay(entry.id, task_id, taken=True, runs=runs[-_RUNS:])
         except GatewayError as exc:
             why = f"it was published, which the journal does not have: {exc}"
             return Replay(entry.id, task_id, why, unavailable=True)
         return Replay(entry.id, task_id)
+
+    async def run_edited(self, entry: Entry, call: bytes) -> Replay:
+        """Publish a delivery with another `call`, as a new one that names it in ``edited_from``.
+
+        The new one has no identity, as it is no try of its sender. It is written, and then begins
+        as a replay does; what the broker has not taken is removed again.
+        """
+        own = {"id": self._ids.new(), "received_at": iso_now(), "remote": "", "traceparent": ""}
+        delivery = {**entry.delivery, **own, "edited_from": entry.id}
+        new = replace(entry, delivery=delivery, task_id="")
+        names = ("delivery", "task", "queue", "options")
+        about = json.dumps({name: getattr(new, name) for name in names})
+        await self._store.write([(new.id, RECEIVED, 0, "", *NOT_ANSWERED, about, call)])
+        begun = await self.run(new)
+        if begun.problem and not begun.task_id:
+            written = await self._store.get(new.id)
+            if written is not None:
+                await self._store.erase(written)
+        return begun
 
     async def run_all(
         self, chosen: Sequence[Entry], again: bool = False, rate: float | None = None

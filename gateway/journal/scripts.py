@@ -318,7 +318,8 @@ end
 )
 
 # Writes how a replay's publishing has ended. KEYS: the hash, open, changed, missed.
-# Arguments: id, its task id, 1 if the broker has taken it, first look (ms from now), channel
+# Arguments: id, its task id, 1 if the broker has taken it, first look (ms from now), channel, the
+# runs until now
 END_REPLAY = (
     _MARK
     + """
@@ -332,8 +333,9 @@ end
 if ARGV[3] == '1' then
     local time = redis.call('TIME')
     local now = time[1] * 1000 + math.floor(time[2] / 1000)
-    redis.call('HSET', KEYS[1], 'task_id', ARGV[2], 'state', 'replayed', 'looks', 0, 'error', '')
-    redis.call('HDEL', KEYS[1], 'ended_at', 'attempts')
+    redis.call('HSET', KEYS[1], 'task_id', ARGV[2], 'state', 'replayed', 'looks', 0, 'error', '',
+        'runs', ARGV[6])
+    redis.call('HDEL', KEYS[1], 'begun_at', 'ended_at', 'attempts')
     redis.call('HINCRBY', KEYS[1], 'replays', 1)
     redis.call('ZADD', KEYS[2], now + ARGV[4], ARGV[1])
     redis.pcall('PUBLISH', ARGV[5], ARGV[1] .. ' replayed')

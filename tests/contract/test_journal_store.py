@@ -284,6 +284,7 @@ async def test_what_became_of_a_late_answer_is_the_state(use: Use):
             await store.write([later(str(n), ACCEPTED, 202)])
             one = await got(store, str(n))
             assert (one.state, one.error, one.ended_at) == (LATE_FAILED, "refused", "")
+            assert one.late_at and not one.begun_at
         for n, before in enumerate((FAILED, EXPIRED, DEAD_LETTERED, REFUSED)):
             await store.write([answered(f"not {n}", before)])
             await store.settle(f"not {n}", "first", End(ANSWERED_LATE), counts=False)
@@ -329,7 +330,7 @@ async def test_the_end_of_a_task_is_written(use: Use):
         await store.write([answered("one")])
         assert await store.settle("one", "first", End(RUNNING)) is None
         one = await got(store, "one")
-        assert (one.state, one.ended_at) == (RUNNING, "")
+        assert (one.state, one.ended_at) == (RUNNING, "") and one.begun_at
 
         # Neither the end of another task nor of another delivery.
         assert await store.settle("one", "other", End(FAILED, "ValueError")) is None
@@ -436,6 +437,12 @@ async def test_a_replay_that_was_taken_opens_the_delivery_again(use: Use):
         # It is said once.
         await store.end_replay("one", "second", taken=True)
         assert (await got(store, "one")).replays == 1
+        await store.settle("one", "second", End(RUNNING))
+        assert await store.begin_replay("one", "third", "second") is None
+        runs = [{"state": FAILED, "resent_at": "2026-01-31T12:00:00.000+00:00"}]
+        await store.end_replay("one", "third", taken=True, runs=runs)
+        one = await got(store, "one")
+        assert (one.runs, one.begun_at) == (runs, "")
 
 
 @awaited
@@ -803,8 +810,11 @@ async def test_news_are_what_is_new_grows_and_comes_back(use: Use):
         await store.write([failed("x", "F")])
         await counted(store)
         assert await store.news(100, 60.0) == []
+        assert await store.untold() == ""
+        await store.told([], 60.0, "403: ü")
+        assert await store.untold() == "403: ü" and await store.news(100, 60.0) == []
         await store.told([], 0.0)
-        assert len(await store.news(100, 60.0)) == 1
+        assert len(await store.news(100, 60.0)) == 1 and await store.untold() == ""
 
 
 @awaited

@@ -107,7 +107,7 @@ def test_performance_says_how_many_figures_are_missed():
 
 def test_every_key_that_a_task_gets_is_documented():
     delivery = Delivery("", "", {}, {}, "", {}, b"", "", 0.0)
-    keys = {*delivery.table(store=False), "replay"}  # the latter only of a replay
+    keys = {*delivery.table(store=False), "replay", "edited_from"}  # the latter only of replays
     assert first_cells(text("docs/appserver.md"), "What a task gets") == keys
 
 

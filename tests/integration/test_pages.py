@@ -11,6 +11,7 @@ import html
 import http.client
 import json
 import re
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ CONFIG = f"""
 journal = 1000
 journal_refused = true
 state_prefix = "pages"
+notify = {{ kind = "slack", url = "http://127.0.0.1:1/" }}
 {URLS}
 
 [sources.forge]
@@ -88,14 +90,16 @@ def gateway(servers: Any) -> Server:
 Found = tuple[int, dict[str, str], str]
 
 
-def ask(server: Server, path: str, *headers: str, method: str = "GET") -> Found:
+def ask(
+    server: Server, path: str, *headers: str, method: str = "GET", body: bytes | None = None
+) -> Found:
     """Return status, headers and text of a page, without following where it leads."""
 
     class Stay(urllib.request.HTTPRedirectHandler):
         def redirect_request(self, *_: Any) -> None:
             return None
 
-    asked = urllib.request.Request(f"{server.admin_url}{path}", method=method)
+    asked = urllib.request.Request(f"{server.admin_url}{path}", body, method=method)
     for header in headers or (f"Authorization: Bearer {TOKEN}",):
         if header:
             asked.add_header(*header.split(": ", 1))
@@ -105,6 +109,19 @@ def ask(server: Server, path: str, *headers: str, method: str = "GET") -> Found:
     except urllib.error.HTTPError as other:
         with other:
             return other.code, _lower(other.headers), other.read().decode()
+
+
+def address(server: Server) -> tuple[str, int]:
+    parts = urlsplit(server.admin_url)
+    return str(parts.hostname), int(parts.port or 0)
+
+
+def head(server: Server, path: str, *headers: str) -> bytes:
+    """Return what is answered to the head of a request whose body does not come."""
+    with socket.create_connection(address(server), timeout=10) as client:
+        lines = (f"POST {path} HTTP/1.1", "Host: 127.0.0.1", *headers, "", "")
+        client.sendall("\r\n".join(lines).encode())
+        return client.recv(64)
 
 
 def _lower(headers: Any) -> dict[str, str]:
@@ -250,6 +267,41 @@ def test_looks_and_replays_are_noted_but_not_those_of_an_open_page(gateway):
     assert poll(lambda: "It was sent again once" in text(ask(gateway, f"/deliveries/{one_id}")), 30)
 
 
+def test_deliveries_are_compared(gateway):
+    failed = one(gateway, state="failed")
+    told = text(ask(gateway, f"/deliveries/{failed}/compare"))
+    assert "With the newest one of the same route and event that has succeeded" in told
+    assert re.search(r"differs State failed succeeded", told)
+    assert re.search(r"Body \d+ lines differ", told)
+    waits = one(gateway, route="/nobody")
+    assert "none of /nobody" in text(ask(gateway, f"/deliveries/{waits}/compare"))
+    assert ask(gateway, f"/deliveries/{waits}/compare?other=none")[0] == 404
+
+
+def test_a_group_of_failures_is_opened_muted_and_resolved(gateway):
+    own = (f"Authorization: Bearer {TOKEN}", f"{view._OWN}: 1")
+    page = "/failures"
+    assert poll(lambda: "ValueError" in ask(gateway, page)[2], 30)
+    listed = ask(gateway, page)[2]
+    group = re.search(r'data-row id="g([0-9a-f]{16})"', listed)[1]
+    nav = " ".join(re.sub("<[^>]+>", " ", listed.partition("<main")[0]).split())
+    assert "Failures 1 open" in nav
+    assert "1 open" not in re.sub("<[^>]+>", "", ask(gateway, page, "")[2])  # it is locked
+    told = text(ask(gateway, f"{page}/{group}"))
+    assert re.search(r"That was \S+ \S+ after (worker|gateway) \S+ .*had started", told)
+    for what, told in (("mute?until=1h", "mute by"), ("resolve", "resolve by")):
+        assert ask(gateway, f"{page}/{group}/{what}", *own, method="POST")[0] == 200
+        line = f"{told} 127.0.0.1 (token) id='{group}'"
+        assert poll(lambda line=line: line in gateway.output(), 10)
+        assert "Nothing fails" in text(ask(gateway, page))
+    # The address of [notify] takes nothing.
+    untold = "Nobody is told. The last message to slack could not be sent"
+    assert poll(lambda: untold in text(ask(gateway, page)), 30)
+    assert poll(lambda: "Nobody is told of failures" in text(ask(gateway, "/")), 30)
+    assert poll(lambda: "1 in nobodys, no consumer" in text(ask(gateway, "/")), 30)
+    assert 'class="mark"' in ask(gateway, "/")[2]  # where the gateway has started
+
+
 def test_many_are_sent_again_after_a_question(gateway):
     own = (f"Authorization: Bearer {TOKEN}", f"{view._OWN}: 1")
     asked = ask(gateway, "/again?route=/wait/*")
@@ -276,7 +328,12 @@ def test_routes_are_shown_as_they_are_in_force_without_secrets(gateway):
 
 
 def test_a_source_says_why_it_is_refused(gateway):
+    (answer,) = run(gather(send(gateway, "/elsewhere", "x")))
+    assert answer.status == 404
+    assert poll(lambda: "POST /elsewhere" in text(ask(gateway, "/sources")), 30)
     told = text(ask(gateway, "/sources?open=forge"))
+    assert "No route has this path. Correct the address at the sender, or add a route." in told
+    assert "No gateway has started since: the secret was changed at the sender" in told
     assert "The last one that was refused: The signature does not match." in told
     assert "It came here POST /forge from 127.0.0.1" in told
     assert "the signature is wrong" in told and "gateway send --as forge" in told
@@ -325,7 +382,15 @@ admin_roles = { view = ["*@example.com"], bodies = ["b@*"], act = ["a@example.co
     client.close()
     for path in ("/deliveries?text=4711", f"/api/deliveries/{one_id}", "/api/deliveries?text=4711"):
         assert [status(path, f"{user}@example.com") for user in "bv"] == [200, 403]
-    for path in (f"/deliveries/{one_id}/replay", "/again?text=4711", "/api/replays?state=failed"):
+    edit, compare = (f"/deliveries/{one_id}/{each}" for each in ("edit", "compare"))
+    assert [status(edit, f"{user}@example.com") for user in "abv"] == [200, 403, 403]
+    compared = {
+        user: text(ask(trusting, f"{compare}?other={one_id}", f"X-User: {user}@example.com"))
+        for user in "bv"
+    }
+    assert ["Headers the same" in compared[user] for user in "bv"] == [True, False]
+    others = ("/again?text=4711", "/api/replays?state=failed")
+    for path in (edit, f"/deliveries/{one_id}/replay", *others):
         for user in ("b@example.com", "v@example.com"):
             assert status(path, user, own, method="POST") == 403
     group = "0" * 16
@@ -355,6 +420,40 @@ def alone(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     gateway = stack.gateway(*urls, "--config", str(config), ready="/healthz")
     yield gateway
     gateway.stop()
+
+
+def test_a_delivery_is_edited_and_sent_as_a_new_one(gateway):
+    own = (f"Authorization: Bearer {TOKEN}", f"{view._OWN}: 1")
+    one_id = one(gateway, text="4711", state="succeeded")
+    page = f"/deliveries/{one_id}/edit"
+    form = ask(gateway, page)
+    before = html.unescape(re.search(r"<textarea[^>]*>\n(.*?)</textarea>", form[2], re.S)[1])
+    assert json.loads(before)["order"] == 4711 and MARKUP not in form[2]
+    status, _, same = ask(gateway, page, *own, method="POST", body=before.encode())
+    assert status == 409 and "Nothing was edited" in json.loads(same)["detail"]
+    assert ask(gateway, page, *own, method="POST", body=b"\xff")[0] == 400
+    after = before.replace("4711", "4712").encode()
+    status, _, done = ask(gateway, page, *own, method="POST", body=after)
+    new_id = json.loads(done)["go"].removeprefix("../")
+    assert status == 200 and new_id != one_id
+    assert poll(lambda: new_id in ids(gateway, state="succeeded"), 30)
+    assert f"replay by 127.0.0.1 (token) id='{one_id}' edited=True" in gateway.output()
+    told = text(ask(gateway, f"/deliveries/{new_id}"))
+    assert f"Edited copy of {one_id}" in told and '"order": 4712' in told
+    assert re.search(r"Sent as another task .* Its end was noticed", told)
+    assert "no sender waits for an answer" in told and "It was sent again" not in told
+    asked = ask(gateway, f"/api/deliveries/{new_id}")
+    about = json.loads(asked[2])
+    assert (about["edited_from"], about["status"], about["replays"]) == (one_id, None, 1)
+    for query in (f"?other={one_id}", ""):
+        compared = ask(gateway, f"/deliveries/{new_id}/compare{query}")
+        assert re.search(r"differs \d+ \"order\": 4712, \"order\": 4711,", text(compared))
+    hidden = one(gateway, route="/hidden")
+    status, _, page = ask(gateway, f"/deliveries/{hidden}/edit")
+    assert status == 409 and "its route has `redact`" in html.unescape(page)
+    # Other pages take no body, and this one none that is too long.
+    for path, size in (("/session", 1), (f"/deliveries/{one_id}/edit", 300_000)):
+        assert head(gateway, path, *own, f"Content-Length: {size}").startswith(b"HTTP/1.1 400")
 
 
 def test_what_does_not_answer_is_told(alone):

@@ -34,7 +34,7 @@ from gateway.admin.api.schema import (
     WholeDelivery,
 )
 from gateway.archive.reading import reading
-from gateway.audit import LOOK, REPLAY
+from gateway.audit import LOOK, MUTE, REPLAY, RESOLVE
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.history.gateways import Gateways
@@ -256,8 +256,8 @@ OPERATIONS = (
     Operation("POST", "/api/deliveries/{id}/replay", replay_delivery, REPLAY),
     Operation("POST", "/api/replays", replay_deliveries, REPLAY),
     Operation("GET", "/api/failures", list_failures),
-    Operation("POST", "/api/failures/{id}/mute", mute_failures),
-    Operation("POST", "/api/failures/{id}/resolve", resolve_failures),
+    Operation("POST", "/api/failures/{id}/mute", mute_failures, MUTE),
+    Operation("POST", "/api/failures/{id}/resolve", resolve_failures, RESOLVE),
     Operation("POST", "/api/failures/{id}/replay", replay_failures, REPLAY),
     Operation("POST", "/api/notify/test", test_notification),
     Operation("GET", "/api/history", get_history),

@@ -196,6 +196,17 @@ class TaskCall(BaseModel):
     keywords: dict[str, Any] = Field(serialization_alias="kwargs")
 
 
+class Run(BaseModel):
+    """A run of a delivery's task, as it was known when the delivery was published again."""
+
+    state: State
+    error: str = ""
+    attempts: int | None = None
+    begun_at: str = ""
+    ended_at: str = ""
+    resent_at: str = Field(description="when it was published again, in ISO 8601")
+
+
 class WholeDelivery(Delivery):
     """A delivery with the call of its task."""
 
@@ -203,6 +214,10 @@ class WholeDelivery(Delivery):
     query_string: str
     call: TaskCall | None = Field(description="null: it is not kept, see `keep_bodies`")
     redacted: list[str] = Field(description="the pointers whose values are not kept")
+    begun_at: str = Field(description="when it was noticed that a worker has begun it; or empty")
+    late_at: str = Field(description="when its late answer had ended; or empty")
+    runs: list[Run] = Field(description="the last runs before a replay, the oldest first")
+    edited_from: str = Field(description="the id of the delivery of which it is a copy; or empty")
     replayable: bool = Field(description="can its message be published again as it was?")
 
     @classmethod
@@ -213,7 +228,9 @@ class WholeDelivery(Delivery):
             params=entry.delivery.get("params", {}),
             query_string=entry.delivery.get("query_string", ""),
             call=TaskCall(args=args, keywords=kwargs) if entry.call else None,
-            redacted=entry.redacted,
+            **{name: getattr(entry, name) for name in ("redacted", "begun_at", "late_at")},
+            runs=[Run(**each) for each in entry.runs],
+            edited_from=entry.edited_from,
             replayable=not entry.unsendable,
         )
 

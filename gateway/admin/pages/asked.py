@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,7 @@ from gateway.strategies.workers import Answers, Sufficient, Worker, ask, ask_ove
 
 #: Seconds for which an answer is shown, and within which brokers and workers have to answer.
 FRESH, _PATIENCE = 5.0, 2.5
+_MOMENT = 0.3  # seconds that who only wants to know what is known waits for an answer
 _KNOWN = 24 * 3600.0  # seconds for which a worker that does not answer any more is shown
 
 
@@ -59,6 +61,14 @@ class Asked:
         self._asking: asyncio.Task[Look] | None = None
         #: When each worker has answered last (epoch), since the first page that asked.
         self.seen: dict[str, float] = {}
+
+    async def recent(self) -> Look | None:
+        """Return what was told last, if anything was; wait for an answer for a moment only."""
+        known = self._asking.result() if self._asking and self._asking.done() else None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_MOMENT):
+                return await self.look()
+        return known
 
     async def look(self) -> Look:
         task = self._asking

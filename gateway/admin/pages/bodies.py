@@ -52,22 +52,47 @@ def shown(body: Any, headers: Mapping[str, str]) -> Shown:
     return Shown("text", f"<pre>{_text(body)}</pre>", size)
 
 
+def lines(body: Any, headers: Mapping[str, str]) -> list[str]:
+    """Return a body of a call as lines, so that two can be compared."""
+    if isinstance(body, Mapping) and "__type__" in body:
+        return _dumped(str(body.get("__value__", "")))[0]
+    if not isinstance(body, str):
+        return json.dumps(body, ensure_ascii=False, indent=2).splitlines()
+    if body[:1] in ("{", "["):
+        try:
+            return json.dumps(json.loads(body), ensure_ascii=False, indent=2).splitlines()
+        except (ValueError, RecursionError):
+            return body.splitlines()
+    if body[:1] == "<":
+        return _indented(body).splitlines()
+    form = "form-urlencoded" in headers.get("content-type", "")
+    return body.split("&") if form else body.splitlines()
+
+
 def _text(text: str) -> str:
     """Escape a text, in which what was redacted is marked."""
     return escape(text).replace(HIDDEN, '<span class="tag hidden">redacted</span>')
 
 
 def _bytes(encoded: str) -> Shown:
+    found, size = _dumped(encoded)
+    kind = "bytes" if size is not None else "bytes, not readable"
+    size = len(encoded) if size is None else size
+    return Shown(kind, f"<pre>{_text(chr(10).join(found))}</pre>", size, size > _BYTES)
+
+
+def _dumped(encoded: str) -> tuple[list[str], int | None]:
+    """Return bytes in base64 as hexadecimal lines, and how many they are; None: it is no base64."""
     try:
         data = base64.b64decode(encoded)
     except binascii.Error:
-        return Shown("bytes, not readable", f"<pre>{_text(encoded)}</pre>", len(encoded))
-    lines = []
+        return [encoded], None
+    found = []
     for at in range(0, min(len(data), _BYTES), 16):
         some = data[at : at + 16]
         plain = "".join(chr(each) if 32 <= each < 127 else "." for each in some)
-        lines.append(f"{at:06x}  {some.hex(' '):47}  {plain}")
-    return Shown("bytes", f"<pre>{_text(chr(10).join(lines))}</pre>", len(data), len(data) > _BYTES)
+        found.append(f"{at:06x}  {some.hex(' '):47}  {plain}")
+    return found, len(data)
 
 
 def _fold(value: Any, name: str = "", end: str = "", level: int = 0) -> str:
@@ -98,11 +123,12 @@ def _indented(text: str) -> str:
     lines: list[str] = []
     level = 0
     for part in filter(None, map(str.strip, _TAG.split(text))):
+        last = lines[-1] if lines else ""
+        joins = last.endswith(">") and not part.startswith("<")  # a value
         if part.startswith("</"):
             level -= 1
-        after_value = lines and not lines[-1].lstrip().startswith("</") and part.startswith("</")
-        is_value = not part.startswith("<") and lines and lines[-1].endswith(">")
-        if after_value or is_value:
+            joins = "</" not in last and not last.endswith("/>")
+        if last and joins:
             lines[-1] += part
         else:
             lines.append("  " * max(level, 0) + part)

@@ -6,9 +6,13 @@ import json
 import shlex
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
+from urllib.parse import quote
 
-from gateway.admin.api.operations import Refused, replay_delivery
+from tornado.http1connection import HTTP1Connection
+from tornado.web import stream_request_body
+
+from gateway.admin.api.operations import NOT_REPLAYED, Refused, replay_delivery
 from gateway.admin.api.schema import One, ReplayWanted
 from gateway.admin.pages.bodies import shown
 from gateway.admin.pages.view import View
@@ -19,7 +23,11 @@ from gateway.config.settings import Config
 from gateway.journal import entry as states
 from gateway.journal.entry import GONE, OPEN, Entry
 from gateway.journal.filter import status
+from gateway.journal.reading import Reader
+from gateway.journal.replay import replaying, uneditable
 from gateway.sources import of
+
+_MOST = 1 << 18  # bytes of a text that is edited here
 
 #: What became of the task, by states; `{task}` and `{error}` are of the delivery.
 _ENDS = {
@@ -42,11 +50,14 @@ _ENDS = {
 
 
 class Event(NamedTuple):
-    """A line of the timeline, ``at`` seconds after the arrival; its bar begins at ``since``."""
+    """A line of the timeline, ``at`` seconds after the arrival; its bar begins at ``since``.
+
+    Without a time it is known that it was, but not when.
+    """
 
     name: str
     detail: str
-    at: float
+    at: float | None
     since: float = 0.0
     state: str = ""
 
@@ -59,13 +70,11 @@ class OneDelivery(View):
     async def content(self, *path: str) -> dict[str, Any]:
         wanted = self.parameters(One, {"id": path[0]})
         async with reading(self.config) as reader:
-            entry = await reader.get(wanted.id)
-        if entry is None:
-            raise Refused(404, "not-found", "There is no such delivery, or none any more.")
+            entry = await found(reader, wanted.id)
         bodies = self.may("bodies") and not self.live
         if bodies:
             self.audit(LOOK, id=wanted.id)
-        answered, worked = timeline(entry)
+        answered, worked = timeline(self.config, entry)
         args, kwargs = entry.arguments()
         request = _request(args, kwargs)
         return {
@@ -74,14 +83,72 @@ class OneDelivery(View):
             "body": request and shown(request[2], request[1]),
             "call": shown({"args": args, "kwargs": kwargs}, {}) if entry.call else None,
             "commands": commands(self.config, entry, request) if bodies else {},
+            "editable": self.may("act") and not uneditable(self.config, entry),
             "entry": entry,
-            "facts": _facts(entry, self.may("bodies")),
+            "facts": facts(entry, self.may("bodies")),
             "headers": request[1] if request else {},
             "open": entry.state in OPEN,
             "done": entry.state in states.DONE,
             "story": story(self.config, entry),
+            "copied": self.root + "deliveries/" + quote(entry.edited_from, ""),
             "worked": worked,
         }
+
+
+@stream_request_body
+class Edit(View):
+    """Shows the body of a delivery, or its task's call, and publishes it as somebody has edited it.
+
+    What is sent is a new delivery. Nothing else of the pages takes a body.
+    """
+
+    path, template, allowed = "deliveries", "edit.html", "GET, POST"
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.needs("act")
+        self._received = bytearray()
+        cast(HTTP1Connection, self.request.connection).set_max_body_size(_MOST)
+
+    def data_received(self, chunk: bytes) -> None:
+        self._received += chunk
+
+    async def _find(self, delivery_id: str) -> tuple[Entry, str]:
+        """Return the delivery and the text to be edited."""
+        wanted = self.parameters(One, {"id": delivery_id})
+        async with reading(self.config) as reader:
+            entry = await found(reader, wanted.id)
+        text = editable(entry)
+        why = uneditable(self.config, entry)
+        if why or text is None:
+            why = why or "it is not text, or too long"
+            raise Refused(409, NOT_REPLAYED, f"It cannot be edited here: {why}.")
+        return entry, text
+
+    async def content(self, *path: str) -> dict[str, Any]:
+        entry, text = await self._find(path[0])
+        self.audit(LOOK, id=entry.id)
+        args, kwargs = entry.arguments()
+        return {"entry": entry, "is_body": _request(args, kwargs) is not None, "text": text}
+
+    async def post(self, delivery_id: str) -> None:
+        await self.served(self._send(delivery_id))
+
+    async def _send(self, delivery_id: str) -> None:
+        entry, before = await self._find(delivery_id)
+        try:
+            text = self._received.decode()
+            call = edited(entry, text)
+        except ValueError as exc:
+            raise Refused(400, "bad-request", f"It is not what the task takes: {exc}") from None
+        if text == before:
+            raise Refused(409, NOT_REPLAYED, "Nothing was edited: send it again as it was")
+        self.audit(REPLAY, id=entry.id, edited=True)
+        async with replaying(self.config) as replays:
+            begun = await replays.run_edited(entry, call)
+        if begun.problem:
+            raise Refused(503 if begun.unavailable else 409, NOT_REPLAYED, begun.problem)
+        self.finish({"go": f"../{quote(begun.delivery_id, '')}"})
 
 
 class Replay(View):
@@ -99,6 +166,45 @@ class Replay(View):
         self.finish({"task_id": begun.task_id})
 
 
+async def found(reader: Reader, delivery_id: str) -> Entry:
+    """Return a delivery by its id; raises `Refused` where there is none."""
+    entry = await reader.get(delivery_id)
+    if entry is None:
+        why = "; ".join(["There is no such delivery, or none any more", *reader.problems])
+        raise Refused(404, "not-found", f"{why}.")
+    return entry
+
+
+def editable(entry: Entry) -> str | None:
+    """Return the body as text, or the arguments as JSON; None: neither can be edited."""
+    args, kwargs = entry.arguments()
+    request = _request(args, kwargs)
+    text: Any = json.dumps({"args": args, "kwargs": kwargs}, ensure_ascii=False, indent=2)
+    if request:
+        text = request[2]
+    if isinstance(text, str) and len(text.encode(errors="replace")) <= _MOST:
+        return text
+    return None
+
+
+def edited(entry: Entry, text: str) -> bytes:
+    """Return the call with what `editable` has returned replaced by `text`.
+
+    Raises ValueError where that is no arguments.
+    """
+    args, kwargs, embedded = json.loads(entry.call)
+    if _request(args, kwargs):
+        args[2] = text
+    else:
+        given = json.loads(text)
+        if not isinstance(given, dict) or given.keys() != {"args", "kwargs"}:
+            raise ValueError('write {"args": [...], "kwargs": {...}}')
+        args, kwargs = given["args"], given["kwargs"]
+        if not (isinstance(args, list) and isinstance(kwargs, dict)):
+            raise ValueError("args is a list, and kwargs an object")
+    return json.dumps([args, kwargs, embedded]).encode()
+
+
 def story(config: Config, entry: Entry) -> str:
     """Say what happened, and whether the sender sends the delivery again; markup."""
     tries = f" in each of {entry.attempts} tries" if entry.state == states.FAILED else ""
@@ -109,6 +215,8 @@ def story(config: Config, entry: Entry) -> str:
         error=escape(entry.error.rstrip(".") or "the reason is not known"),
         tries=tries if entry.attempts > 1 else "",
     )
+    if entry.edited_from:
+        return f"{text} It is an edited copy of another delivery, so no sender waits for an answer."
     source = entry.delivery.get("source", "")
     sender = f"The sender ({escape(source)})" if source else "The sender"
     if entry.status is None:
@@ -126,26 +234,58 @@ def story(config: Config, entry: Entry) -> str:
     return f"{answer}: if it repeats what was not taken, it sends this again."
 
 
-def timeline(entry: Entry) -> tuple[list[Event], list[Event]]:
+def timeline(config: Config, entry: Entry) -> tuple[list[Event], list[Event]]:
     """Return what is known of the sender's answer, and of the task's work, in their order."""
-    received = datetime.fromisoformat(entry.delivery["received_at"])
-    remote = entry.delivery.get("remote", "")
+    if entry.edited_from:
+        return [], _worked(entry)
+    remote, source = entry.delivery.get("remote", ""), entry.delivery.get("source", "")
     begun = [Event("Received", f"from {remote}" if remote else "", 0.0)]
+    if source in config.sources and not entry.request:
+        begun.append(Event("Verified", f"{source}, {config.sources[source].scheme}", None))
+    if entry.identity and not entry.request:
+        joined = entry.published is None and entry.status is not None
+        tries = "an earlier try has published its task" if joined else "the first try"
+        begun.append(Event("Claimed", f"{tries} of {entry.identity[:8]}…", None))
     if entry.published is not None:
         queue = entry.queue or entry.options.get("exchange", "")
         begun.append(Event("Published", f"to the queue {queue}", entry.published))
     if entry.status is not None:
         name = "Sender left" if entry.status == GONE else "Answered"
         detail = "" if entry.status == GONE else status(entry)
-        begun.append(Event(name, detail, entry.seconds, begun[-1].at))
-    worked = []
-    if entry.ended_at:
-        at = max((datetime.fromisoformat(entry.ended_at) - received).total_seconds(), 0.0)
-        many = f", {entry.attempts} tries" if entry.attempts > 1 else ""
-        detail = (entry.error or "it succeeded") + many
-        since = entry.published or 0.0
-        worked.append(Event("Its end was noticed", detail, at, min(since, at), entry.state))
-    return begun, worked
+        begun.append(Event(name, detail, entry.seconds, entry.published or 0.0))
+    return begun, _worked(entry)
+
+
+def _worked(entry: Entry) -> list[Event]:
+    """Return the runs of the task, each from its publishing on, and its late answer."""
+    received = datetime.fromisoformat(entry.delivery["received_at"])
+    found: list[Event] = []
+    since = entry.published or 0.0
+
+    def add(name: str, detail: str, iso: str, state: str = "") -> float:
+        at = max((datetime.fromisoformat(iso) - received).total_seconds(), 0.0)
+        found.append(Event(name, detail, at, min(since, at), state))
+        return at
+
+    for number, run in enumerate([*entry.runs, entry.run()], 1):
+        state, many = run["state"], run.get("attempts", 0)
+        if begun := run.get("begun_at"):
+            since = add("A worker has begun it", "when that was noticed", begun)
+        detail = run.get("error") or "it succeeded"
+        detail += f", {many} tries" if many > 1 else ""
+        if state in states.LATE:
+            detail, state = "its result was stored", states.SUCCEEDED
+        if ended := run.get("ended_at"):
+            add("Its end was noticed", detail, ended, state)
+        elif number <= len(entry.runs) and state not in OPEN:
+            found.append(Event("It has ended", detail, None, state=state))
+        if number <= len(entry.runs):
+            which = "Sent" if entry.edited_from and number == 1 else "Sent again"
+            since = add(which, "as another task", run["resent_at"], "")
+    if entry.late_at:
+        detail = entry.error or "the sender has taken its result"
+        add("Late answer", detail, entry.late_at, entry.state)
+    return found
 
 
 def commands(config: Config, entry: Entry, request: Request | None) -> dict[str, str]:
@@ -201,11 +341,20 @@ def _request(args: list[Any], kwargs: dict[str, Any]) -> Request | None:
     return None
 
 
-def _facts(entry: Entry, bodies: bool) -> dict[str, str]:
+def sent(entry: Entry) -> tuple[dict[str, str], Any]:
+    """Return headers and body, or no headers and the arguments."""
+    args, kwargs = entry.arguments()
+    if request := _request(args, kwargs):
+        return request[1], request[2]
+    return {}, {"args": args, "kwargs": kwargs} if entry.call else ""
+
+
+def facts(entry: Entry, bodies: bool) -> dict[str, str]:
     """Return what is known beside the call; what was sent in a query only with `bodies`."""
     delivery = entry.delivery
-    facts = {
+    known = {
         "Id": entry.id,
+        "Edited copy of": entry.edited_from,
         "Source": delivery.get("source", ""),
         "Event": delivery.get("event", ""),
         "Request": " ".join(filter(None, (entry.request.get("method"), entry.request.get("path")))),
@@ -219,4 +368,4 @@ def _facts(entry: Entry, bodies: bool) -> dict[str, str]:
         "Trace": delivery.get("traceparent", ""),
         "Redacted": ", ".join(entry.redacted),
     }
-    return {name: value for name, value in facts.items() if value}
+    return {name: value for name, value in known.items() if value}

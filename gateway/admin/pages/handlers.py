@@ -7,15 +7,15 @@ from typing import Any
 from tornado.web import RequestHandler
 
 from gateway.admin.pages.again import Again
-from gateway.admin.pages.asked import Asked
+from gateway.admin.pages.compared import Compare
 from gateway.admin.pages.deliveries import Deliveries
-from gateway.admin.pages.delivery import OneDelivery, Replay
+from gateway.admin.pages.delivery import Edit, OneDelivery, Replay
 from gateway.admin.pages.failures import Change, Failures, Test
 from gateway.admin.pages.overview import Overview
 from gateway.admin.pages.routes import Routes
 from gateway.admin.pages.servers import Servers
 from gateway.admin.pages.sources import Sources
-from gateway.admin.pages.view import File, Session, Unknown
+from gateway.admin.pages.view import File, Known, Session, Unknown
 from gateway.admin.pages.workers import Workers
 from gateway.history.gateways import Gateways
 from gateway.history.history import History
@@ -27,24 +27,24 @@ def routes(
 ) -> list[tuple[str, type[RequestHandler], dict[str, Any]]]:
     """Return the pages' handlers for Tornado."""
     found: list[tuple[str, type[RequestHandler]]] = [
+        ("/", Overview),
         ("/deliveries", Deliveries),
         ("/deliveries/([^/]+)", OneDelivery),
         ("/deliveries/([^/]+)/replay", Replay),
+        ("/deliveries/([^/]+)/edit", Edit),
+        ("/deliveries/([^/]+)/compare", Compare),
         ("/failures()", Failures),
         ("/failures/([0-9a-f]{16})", Failures),
         ("/failures/([0-9a-f]{16})/(mute|resolve)", Change),
         ("/failures/test", Test),
         ("/again", Again),
+        ("/routes", Routes),
         ("/sources", Sources),
+        ("/workers", Workers),
+        ("/servers", Servers),
         ("/session", Session),
         (r"/page/([a-z]+\.(?:css|js))", File),
         ("/.*", Unknown),
     ]
-    asked = Asked(supervisor)
-    asking = [("/routes", Routes), ("/workers", Workers), ("/servers", Servers)]
-    known = {"supervisor": supervisor, "history": history, "gateways": gateways, "lines": {}}
-    return [
-        ("/", Overview, known),
-        *((path, handler, {"supervisor": supervisor, "asked": asked}) for path, handler in asking),
-        *((path, handler, {"supervisor": supervisor}) for path, handler in found),
-    ]
+    known = {"known": Known(supervisor, history, gateways)}
+    return [(path, handler, known) for path, handler in found]

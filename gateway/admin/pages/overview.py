@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.admin.pages.asked import Look
 from gateway.admin.pages.deliveries import first_commands
 from gateway.admin.pages.view import View
 from gateway.admin.pages.widgets import escape, lasting, number, tone
 from gateway.clock import monotonic, time
 from gateway.config.route import Route
-from gateway.errors import GatewayError
-from gateway.history.gateways import Gateways
-from gateway.history.history import History
+from gateway.history.gateways import Line
 from gateway.history.ring import Slot, total
 from gateway.journal.groups import MUTED, RESOLVED
-from gateway.journal.stores import store_for
 from gateway.process import health
-from gateway.process.supervisor import Supervisor
 
 #: By range: how many slots of the history a column of the plots has.
 _GROUP = {"10m": 5, "6h": 30, "14d": 36}
 #: Seconds that count as now; and how many requests, and which share of them, are worth a row.
+_ALL = "*"  # all gateways, in the place of one's name
 _NOW, _FEW, _SHARE = 600, 5, 0.05
 _WIDTH, _HEIGHT = 1_000, 56  # of a plot
 _KEPT = 5.0  # seconds for which the lines of routes are shown again
@@ -51,33 +50,33 @@ class Overview(View):
 
     path, template, ranged = "", "overview.html", True
 
-    def initialize(  # type: ignore[override] # Tornado's way
-        self,
-        supervisor: Supervisor,
-        history: History,
-        gateways: Gateways,
-        lines: dict[str, tuple[float, list[float]]],
-    ) -> None:
-        super().initialize(supervisor)
-        self._history, self._gateways, self._lines = history, gateways, lines
-
     async def content(self, *path: str) -> dict[str, Any]:
-        answers = await health.ask(self.supervisor.children)
-        slots = self._history.read(self.range, group=_GROUP[self.range])
-        rows = self._routes()
+        answers, look = await asyncio.gather(
+            health.ask(self.supervisor.children), self.known.asked.recent()
+        )
+        slots = self.known.history.read(self.range, group=_GROUP[self.range])
+        rows, gateways = self._routes(), self.known.gateways
+        chosen = self._chosen()
+        first, last = slots[0].time, slots[-1].time
+        begun = [each for each in self.known.starts if first < each[0] <= last]
         return {
-            "columns": slots,
+            "begun": begun,
+            "chosen": chosen,
+            "choices": [("", "This gateway"), *((each.name, each.name) for each in gateways.lines
+                        if each.name != gateways.own.name), (_ALL, "All gateways")],
             "commands": first_commands(self.config),
-            "figures": self._figures(slots),
-            "gateways": self._gateways,
-            "nothing": not any(slot.received for slot in self._history.read("14d", group=288)),
-            "others": self._history.read("10m", "others")[-1],
+            "figures": summed(chosen) if chosen else self._figures(slots),
+            "gateways": gateways,
+            "nothing": not any(slot.received for slot in self.known.history.read("14d", group=288)),
+            "others": self.known.history.read("10m", "others")[-1],
             "plots": _plots(slots),
+            "queues": most_waiting(look),
             "rows": rows,
             "span": {"10m": "10 minutes", "6h": "6 hours", "14d": "14 days"}[self.range],
+            "over": marked([(at - first) / (last - first) for at, _ in begun]),
             "step": lasting(slots[1].time - slots[0].time, 1),
             "troubles": await self._troubles(answers, rows),
-            "well": _well_since(self._history.read("6h")),
+            "well": _well_since(self.known.history.read("6h")),
             "share": share,
             "spark_of": self._spark,
             "ready": health.ready(answers) and not self.supervisor.draining,
@@ -103,7 +102,7 @@ class Overview(View):
                 link="#gateways",
                 go="See gateways",
             )
-            for each in self._gateways.differences
+            for each in self.known.gateways.differences
             if each.wrong
         ]
         groups = await self._groups()
@@ -133,17 +132,18 @@ class Overview(View):
 
     async def _groups(self) -> list[Trouble]:
         """Return the groups of failures that have failed in this hour or the one before."""
-        if not self.config.journal:
-            return []
-        try:
-            async with store_for(self.config).opened(self.config) as store:
-                groups = await store.groups()
-        except GatewayError as exc:
+        _, groups, problem, untold = await self.known.groups()
+        if problem:
             return [
-                Trouble("down", "<b>The journal cannot be read</b>", escape(exc), link="servers",
-                        go="Open servers")
+                Trouble("down", "<b>The journal cannot be read</b>", escape(problem),
+                        link="servers", go="Open servers")
             ]  # fmt: skip
         found = []
+        if untold:
+            what = f"The last message could not be sent: {escape(untold.rstrip('.'))}."
+            told = Trouble("down", "<b>Nobody is told of failures</b>", what)
+            told.link, told.go = "failures", "Open failures"
+            found.append(told)
         for group in groups:
             about, now = group.about, sum(group.hours[-2:])
             if now and group.state not in (MUTED, RESOLVED):
@@ -161,17 +161,27 @@ class Overview(View):
                 )
         return found
 
+    def _chosen(self) -> list[Line]:
+        """Return the lines of the chosen gateways; none: this one's history is shown."""
+        name, gateways = self.get_query_argument("gateway", ""), self.known.gateways
+        some = [each for each in gateways.lines if name in (each.name, _ALL) and not each.lost]
+        return [] if name in ("", gateways.own.name) else some
+
     def _figures(self, slots: Sequence[Slot]) -> dict[str, Any]:
-        now = total(self._history.read("10m")[-60:])
+        now = total(self.known.history.read("10m")[-60:])
         usual: dict[str, float | None] = {
-            name: self._history.usual(value)
+            name: self.known.history.usual(value)
             for name, value in (("rate", _rate), ("share", share), ("failed", not_done))
         }  # only where the history has some days
         return {
-            "now": now,
+            "rate": now.rate,
+            "rates": [slot.rate for slot in slots],
             "usual": usual,
             "share": share(now),
+            "fails": bool(now.failed),
             "failed": not_done(now),
+            "waiting": now.waiting,
+            "waits": [slot.waiting for slot in slots],
             "p50": now.quantile(0.5),
             "p99": now.quantile(0.99),
         }
@@ -183,9 +193,9 @@ class Overview(View):
             routes.setdefault(route.path, route)
         rows = []
         for path, route in routes.items():
-            if path in self._history.routes:
-                last = total(self._history.read("10m", path))
-                hours = self._history.read("6h", path, 180)
+            if path in self.known.history.routes:
+                last = total(self.known.history.read("10m", path))
+                hours = self.known.history.read("6h", path, 180)
                 rows.append({
                     "path": path, "task": route.task, "source": route.source or "", "last": last,
                     "failed": [slot.failed for slot in hours],
@@ -195,11 +205,51 @@ class Overview(View):
 
     def _spark(self, path: str) -> list[float]:
         """Return the rates of a route; they are counted anew every few seconds only."""
-        at, rates = self._lines.get(f"{self.range} {path}", (0.0, []))
+        at, rates = self.known.lines.get(f"{self.range} {path}", (0.0, []))
         if not rates or monotonic() - at > _KEPT:
-            rates = [slot.rate for slot in self._history.read(self.range, path, _GROUP[self.range])]
-            self._lines[f"{self.range} {path}"] = monotonic(), rates
+            rates = [
+                slot.rate for slot in self.known.history.read(self.range, path, _GROUP[self.range])
+            ]
+            self.known.lines[f"{self.range} {path}"] = monotonic(), rates
         return rates
+
+
+def summed(lines: Sequence[Line]) -> dict[str, Any]:
+    """Return the figures of gateways together, by what each tells; latencies are the worst."""
+    rate = sum(each.rate for each in lines)
+    bad = sum(each.failed + each.refused for each in lines)
+    points = zip(*(each.received for each in lines), strict=False)  # of any version
+    worst = {
+        name: max((at for each in lines if (at := getattr(each, name)) is not None), default=None)
+        for name in ("p50", "p99")
+    }
+    return worst | {
+        "rate": rate,
+        "rates": [sum(filter(None, some)) for some in points] or [0.0],
+        "usual": dict.fromkeys(("rate", "share", "failed")),
+        "share": max(1 - bad / (60 * rate), 0.0) if rate else None,
+        "fails": any(each.failed for each in lines),
+        "failed": float(bad),
+        "waiting": sum(each.waiting for each in lines),
+        "waits": [],
+    }
+
+
+def most_waiting(look: Look | None) -> dict[str, Any]:
+    """Return how many messages wait in all queues, and in which one the most; empty: unknown."""
+    if look is None or not look.queues:
+        return {}
+    name, (waiting, consumers) = max(look.queues.items(), key=lambda pair: pair[1][0])
+    return {
+        "waiting": sum(many for many, _ in look.queues.values()),
+        "most": name if waiting else "", "its": waiting, "idle": not consumers,
+    }  # fmt: skip
+
+
+def marked(places: Iterable[float]) -> str:
+    """Draw a dashed line at each place, from 0 to 1, of a plot."""
+    lines = (f'x1="{at * _WIDTH:.1f}" x2="{at * _WIDTH:.1f}"' for at in places)
+    return "".join(f'<line class="mark" {at} y1="0" y2="{_HEIGHT}"/>' for at in lines)
 
 
 def _said(warning: str) -> str:

@@ -6,12 +6,10 @@ import json
 from typing import Any
 
 from gateway.admin.families import STARTED
-from gateway.admin.pages.asked import Asked
 from gateway.admin.pages.counted import Counted
 from gateway.admin.pages.view import View
 from gateway.config.route import Route
 from gateway.config.settings import Config
-from gateway.process.supervisor import Supervisor
 
 #: Settings that mean nothing without another one.
 _NEEDS = {
@@ -27,13 +25,9 @@ class Routes(View):
 
     path, template = "routes", "routes.html"
 
-    def initialize(self, supervisor: Supervisor, asked: Asked) -> None:  # type: ignore[override] # Tornado's way
-        super().initialize(supervisor)
-        self._asked = asked
-
     async def content(self, *path: str) -> dict[str, Any]:
         config, answers = self.config, Counted(self.supervisor).answers()
-        look = await self._asked.look()
+        look = await self.known.asked.look()
         rows = []
         for number, route in enumerate(config.routes):
             known = [look.queues[name] for name in route.queue_names if name in look.queues]

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from gateway.admin.pages.asked import Asked
 from gateway.admin.pages.counted import Counted
 from gateway.admin.pages.view import View
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-from gateway.process.supervisor import Supervisor
 from gateway.stores import state_store
 from gateway.stores.result_store import without_password
 
@@ -22,13 +20,9 @@ class Servers(View):
 
     path, template = "servers", "servers.html"
 
-    def initialize(self, supervisor: Supervisor, asked: Asked) -> None:  # type: ignore[override] # Tornado's way
-        super().initialize(supervisor)
-        self._asked = asked
-
     async def content(self, *path: str) -> dict[str, Any]:
         look, redis, archive = await asyncio.gather(
-            self._asked.look(), _redis(self.config), _archive(self.config)
+            self.known.asked.look(), _redis(self.config), _archive(self.config)
         )
         counted = Counted(self.supervisor)
         names = ("journal_deliveries", "journal_open", "journal_bytes", "state_keys",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import aclosing
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 
 from gateway.admin.families import STARTED
 from gateway.admin.pages.counted import Counted
@@ -44,6 +46,10 @@ REASONS = {
             "The setting tolerance of the source says how many seconds are allowed.",
         ),
     ),
+    "encryption": (
+        "it cannot be decrypted",
+        ("Compare the source's key for encryption with the one on the sender's page.",),
+    ),
     "malformed": (
         "it is not in the sender's form",
         (
@@ -52,6 +58,30 @@ REASONS = {
         ),
     ),
 }
+
+
+#: What to do where a request was refused for something else: by types of `gateway.errors`.
+NEXT = {
+    "not-found": "No route has this path. Correct the address at the sender, or add a route.",
+    "method-not-allowed": "The route has this path, but another method: see the sender's settings.",
+    "bad-request": "It is no HTTP, or not what the route reads. Is it this sender at all?",
+    "body-too-large": "If it is meant, raise max_body, and the limit of a proxy before it.",
+    "body-too-slow": "The body did not arrive in time: does a proxy hold it back?",
+    "encoding-not-accepted": "The body is compressed in a way that the gateway does not read.",
+    "header-too-large": "The headers are too long: does a proxy add to them, or a cookie?",
+    "uri-too-long": "The address is too long: send this in the body.",
+    "key-conflict": "The same key came with another body: name another idempotency for the route.",
+    "too-many": "The source is at its limit: see its settings rate and max_in_flight.",
+}
+_OTHERS = 8  # kinds of other refusals that are shown
+
+
+class Other(NamedTuple):
+    """Requests that were refused for something else than who has sent them, as the newest one."""
+
+    many: int
+    newest: Entry
+    todo: str
 
 
 class Sources(View):
@@ -63,7 +93,7 @@ class Sources(View):
         counted = Counted(self.supervisor)
         unverified, answers = counted.unverified(), counted.answers()
         found, problem = await self._newest()
-        rows = []
+        rows, begun = [], self.known.starts
         for name, options in self.config.sources.items():
             paths = list(dict.fromkeys(r.path for r in self.config.routes if r.source == name))
             own = [entry for entry in found if entry.delivery.get("source") == name]
@@ -76,17 +106,21 @@ class Sources(View):
                 bad = newest.state == REFUSED if newest else refused == received
                 if bad:
                     state = "all refused" if refused >= received else "refused"
+            last = next((e for e in own if e.state == REFUSED), None)
+            good = _time([e for e in own if e.state != REFUSED])
+            kinds = sorted(unverified[name].items(), key=lambda kind: -kind[1])
             rows.append({
                 "name": name, "scheme": options.scheme, "paths": paths, "state": state,
-                "received": received, "refused": refused, "reasons": dict(unverified[name]),
-                "seen": _time(own), "good": _time([e for e in own if e.state != REFUSED]),
-                "last": next((e for e in own if e.state == REFUSED), None),
+                "received": received, "refused": refused, "reasons": dict(kinds),
+                "seen": _time(own), "good": good, "last": last, "verdict":
+                verdict(kinds[0][0], last, good, begun) if kinds and last else "",
             })  # fmt: skip
         order = {"all refused": 0, "refused": 1, "well": 2, "silent": 3}
         unsigned = [route.path for route in self.config.routes if not route.source]
         return {
             "kept": self.config.journal_refused and bool(self.config.journal),
-            "opened": self.get_query_argument("open", ""), "problem": problem, "reasons": REASONS,
+            "others": others(found), "opened": self.get_query_argument("open", ""),
+            "problem": problem, "reasons": REASONS,
             "rows": sorted(rows, key=lambda row: order[row["state"]]), "started": STARTED,
             "unsigned": list(dict.fromkeys(unsigned)),
         }  # fmt: skip
@@ -109,6 +143,42 @@ class Sources(View):
         except GatewayError as exc:
             return found, str(exc)
         return found, ""
+
+
+def verdict(reason: str, last: Entry, good: str, begun: Sequence[tuple[float, str]]) -> str:
+    """Say what the refusals for a `reason` mean, the newest of which is `last`; "": no more.
+
+    `good` is when the newest came that was not refused ("": none is known), and `begun` has when
+    gateways have started.
+    """
+    if reason != "mismatch":
+        return ""
+    if not good:
+        return (
+            "None that is kept was signed with this secret: the sender has another one, or "
+            "something on the way changes what is signed."
+        )
+    since, until = (datetime.fromisoformat(each).timestamp() for each in (good, _time([last])))
+    if since > until:
+        return "It is signed rightly now."
+    between = [which for at, which in begun if since < at <= until]
+    if between:
+        return f"{between[-1]} has started in between: compare its secrets with those of before."
+    return (
+        "No gateway has started since: the secret was changed at the sender, or here by a reload, "
+        "or something on the way changes what is signed."
+    )
+
+
+def others(found: Sequence[Entry]) -> list[Other]:
+    """Return what was refused, but not because of who has sent it; the most frequent first."""
+    kinds: dict[tuple[str, str], list[Entry]] = defaultdict(list)
+    for entry in found:
+        type_ = entry.error.partition(":")[0]
+        if entry.state == REFUSED and type_ in NEXT and entry.request:
+            kinds[entry.path, type_].append(entry)
+    rows = [Other(len(some), some[0], NEXT[type_]) for (_, type_), some in kinds.items()]
+    return sorted(rows, key=lambda row: -row.many)[:_OTHERS]
 
 
 def _time(entries: Sequence[Entry]) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlencode
 
 from pydantic import SecretStr
@@ -15,8 +19,16 @@ from gateway import __version__
 from gateway.admin.api.guarded import Guarded
 from gateway.admin.api.operations import Refused
 from gateway.admin.pages import widgets
-from gateway.clock import time
+from gateway.admin.pages.asked import FRESH, Asked
+from gateway.clock import monotonic, time
+from gateway.config.settings import Config
+from gateway.errors import GatewayError
+from gateway.history.gateways import Gateways
+from gateway.history.history import History
 from gateway.journal.filter import status
+from gateway.journal.groups import OPEN, Group
+from gateway.journal.stores import store_for
+from gateway.process.supervisor import Supervisor
 
 _HERE = Path(__file__).parent
 #: Each page of the navigation: its path, its title, and the key that leads to it after `g`.
@@ -33,6 +45,7 @@ PAGES = (
 RANGES = {"10m": "10 min", "6h": "6 h", "14d": "14 d"}
 #: Seconds for which a browser that has sent `admin_token` need not send it again.
 SESSION = 12 * 3600
+_MOMENT = 0.3  # seconds that a page waits for what the navigation counts
 _COOKIE = "gateway_session"
 #: A header that no page of another origin can send without being asked for permission.
 _OWN = "X-Gateway-Page"
@@ -40,6 +53,76 @@ _POLICY = (
     "default-src 'none'; connect-src 'self'; style-src 'self'; script-src 'self'; "
     "img-src data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
+
+
+class Groups(NamedTuple):
+    """The groups of failures, as they were read ``at`` a time (monotonic).
+
+    ``problem`` says why they could not be, and ``untold`` why nobody is told of them; "": neither.
+    """
+
+    at: float
+    found: Sequence[Group] = ()
+    problem: str = ""
+    untold: str = ""
+
+
+class Known:
+    """What the pages share: the history, the gateways, and what was asked for lately."""
+
+    def __init__(self, supervisor: Supervisor, history: History, gateways: Gateways):
+        self.supervisor, self.history, self.gateways = supervisor, history, gateways
+        self.asked = Asked(supervisor)
+        #: By ranges and routes: when their rates were read (monotonic), and the rates.
+        self.lines: dict[str, tuple[float, list[float]]] = {}
+        self._reading: asyncio.Task[Groups] | None = None
+
+    @property
+    def starts(self) -> list[tuple[float, str]]:
+        """When gateways have started, as far as it is known (epoch), and which, as text."""
+        own = self.gateways.own.name
+        found = [(at, f"{own} {version}") for at, version in self.history.starts]
+        others = (each for each in self.gateways.lines if each.name != own)
+        return sorted([*found, *((each.started, f"{each.name} {each.version}") for each in others)])
+
+    async def groups(self, fresh: bool = False) -> Groups:
+        """Return the groups of failures, which are read every few seconds only, or `fresh`."""
+        task = self._reading
+        if fresh or task is None or (task.done() and monotonic() - task.result().at > FRESH):
+            task = self._reading = asyncio.create_task(_read(self.supervisor.config))
+        return await asyncio.shield(task)
+
+    async def marks(self) -> dict[str, str]:
+        """Return as markup what the navigation says of pages, by their titles.
+
+        Only what needs somebody is counted; nobody waits long for it.
+        """
+        found = {}
+        other = {each.gateway for each in self.gateways.differences if each.wrong}
+        if other:
+            found["Overview"] = _mark("differs", len(other), "gateways differ or are lost")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_MOMENT):
+                groups = (await self.groups()).found
+            if many := sum(each.state in OPEN for each in groups):
+                found["Failures"] = _mark("failed", many, "open")
+        return found
+
+
+def _mark(state: str, number: int, words: str) -> str:
+    return f'{widgets.trouble(state, number)}<span class="gone"> {words}</span>'
+
+
+async def _read(config: Config) -> Groups:
+    """Read the groups of failures, where there is a journal."""
+    if not config.journal:
+        return Groups(monotonic())
+    try:
+        async with store_for(config).opened(config) as store:
+            untold = await store.untold() if config.notify else ""
+            return Groups(monotonic(), await store.groups(), "", untold)
+    except GatewayError as exc:
+        return Groups(monotonic(), problem=str(exc))
 
 
 def session(token: SecretStr, expires: int) -> str:
@@ -58,6 +141,12 @@ class View(Guarded):
     path: ClassVar[str] = ""
     template: ClassVar[str] = ""
     ranged: ClassVar[bool] = False
+    #: What the navigation says of pages; nothing to who may not see them.
+    marks: Mapping[str, str] = MappingProxyType({})
+
+    def initialize(self, known: Known) -> None:  # type: ignore[override] # Tornado's way
+        super().initialize(known.supervisor)
+        self.known = known
 
     async def content(self, *path: str) -> dict[str, Any]:
         """Return the variables of the template; raises `Refused`, or `GatewayError` for a 503."""
@@ -71,6 +160,7 @@ class View(Guarded):
     async def _show(self, path: tuple[str, ...]) -> None:
         found = await self.content(*path)
         if not self._finished:
+            self.marks = await self.known.marks()
             self.render(self.template, **found)
 
     def set_default_headers(self) -> None:
@@ -135,6 +225,7 @@ class View(Guarded):
             **widgets.ALL,
             "config": self.config,
             "link": self.link,
+            "marks": self.marks,
             "now": time(),
             "pages": PAGES,
             "ranges": RANGES,

@@ -172,11 +172,13 @@ def bars(
     width: int = 96,
     height: int = 20,
     links: Callable[[int], str] | None = None,
+    over: str = "",
 ) -> str:
     """Draw counts as bars, one series upon the other, each with its tone.
 
     The scale has a floor of 5, so that one failure does not look like many. `links` returns the
-    URL of a column; `width` is that of the scale where the style sheet stretches the drawing.
+    URL of a column, `over` is drawn above all; `width` is that of the scale where the style sheet
+    stretches the drawing.
     """
     columns = list(zip(*(values for _, values in series), strict=True))
     top = max([5.0, *map(sum, columns)])
@@ -200,7 +202,7 @@ def bars(
     about = 'aria-hidden="true"' if links else f'role="img" aria-label="{escape(label)}"'
     return (
         f'<svg class="bars" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'preserveAspectRatio="none" {about}>{"".join(drawn)}</svg>'
+        f'preserveAspectRatio="none" {about}>{"".join(drawn)}{over}</svg>'
     )
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from gateway.admin.pages.asked import Asked, Look
+from gateway.admin.pages.asked import Look
 from gateway.admin.pages.view import View
-from gateway.process.supervisor import Supervisor
 from gateway.strategies.workers import Running, Worker
 
 #: Seconds after which RabbitMQ takes its messages from a worker, unless it is configured otherwise:
@@ -33,18 +32,14 @@ class Workers(View):
 
     path, template = "workers", "workers.html"
 
-    def initialize(self, supervisor: Supervisor, asked: Asked) -> None:  # type: ignore[override] # Tornado's way
-        super().initialize(supervisor)
-        self._asked = asked
-
     async def content(self, *path: str) -> dict[str, Any]:
-        look = await self._asked.look()
+        look = await self.known.asked.look()
         consumers = {name: many for name, (_, many) in look.queues.items()}
         idle = sorted(name for name, many in consumers.items() if not many)
         return {
             "command": f"celery -A YOUR_APP worker -Q {','.join(self.config.queues)}",
             "idle": idle, "look": look, "opened": self.get_query_argument("open", ""),
-            "long": LONG, "rows": listed(look, self._asked.seen),
+            "long": LONG, "rows": listed(look, self.known.asked.seen),
         }  # fmt: skip
 
 

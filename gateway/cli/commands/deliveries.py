@@ -326,6 +326,8 @@ async def _groups(arguments: argparse.Namespace, config: Config) -> int:
 async def _change_group(arguments: argparse.Namespace, config: Config) -> int:
     """Mute a group, or say that it is resolved."""
     until: datetime | None = arguments.until
+    group = {"id": arguments.group, "until": until and f"{until:%Y-%m-%dT%H:%M:%SZ}"}
+    audit.note(audit.MUTE if until else audit.RESOLVE, _who(), **group)
     async with store_for(config).opened(config) as store:
         if not await store.change_group(arguments.group, until):
             raise GatewayError(f"{arguments.group}: there is no such group of failures")

@@ -7,23 +7,33 @@ import json
 import os
 import subprocess
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gateway import errors
 from gateway.admin.pages import widgets
 from gateway.admin.pages.asked import Look
-from gateway.admin.pages.bodies import shown
+from gateway.admin.pages.bodies import lines, shown
+from gateway.admin.pages.compared import body, pairs
 from gateway.admin.pages.counted import Answers
 from gateway.admin.pages.deliveries import first_commands, typed
-from gateway.admin.pages.delivery import commands, story, timeline
+from gateway.admin.pages.delivery import commands, editable, edited, story, timeline
+from gateway.admin.pages.sources import NEXT, others, verdict
 from gateway.admin.pages.workers import LONG, listed
 from gateway.config.redaction import HIDDEN
 from gateway.config.settings import Config
 from gateway.journal import entry as states
 from gateway.journal.entry import Entry
 from gateway.strategies.workers import Running, Worker
+
+
+def at(seconds: int) -> str:
+    """Return a time so many seconds after `ENTRY` was received."""
+    return f"2026-01-31T12:00:{seconds:02}.000+00:00"
+
 
 MARKUP = "<b>&\"'"
 ESCAPED = "&lt;b&gt;&amp;&quot;&#39;"
@@ -144,18 +154,108 @@ def test_whether_a_known_sender_sends_again_is_told():
 
 
 def test_the_timeline_has_what_is_known():
-    begun, worked = timeline(ENTRY)
+    begun, worked = timeline(Config(), ENTRY)
     assert [(each.name, each.at) for each in begun] == [
         ("Received", 0.0), ("Published", 0.002), ("Answered", 0.0112),
     ] and not worked  # fmt: skip
     later = replace(
         ENTRY, ended_at="2026-01-31T12:01:12.000+00:00", error="x", attempts=2, status=0
     )
-    begun, worked = timeline(later)
+    begun, worked = timeline(Config(), later)
     assert begun[-1].name == "Sender left"
     assert [(each.detail, each.at) for each in worked] == [("x, 2 tries", 72.0)]
     unknown = replace(ENTRY, published=None, status=None)
-    assert [each.name for each in timeline(unknown)[0]] == ["Received"]
+    assert [each.name for each in timeline(Config(), unknown)[0]] == ["Received"]
+
+
+def test_the_timeline_has_each_run_and_the_late_answer():
+    runs = [
+        {"state": states.FAILED, "error": "x", "attempts": 2, "resent_at": at(20)},
+        {"state": states.RUNNING, "begun_at": at(21), "resent_at": at(30)},
+    ]
+    late = replace(
+        ENTRY, state=states.ANSWERED_LATE, runs=runs, begun_at=at(31), ended_at=at(40),
+        late_at=at(41), replays=2,
+    )  # fmt: skip
+    _, worked = timeline(Config(), late)
+    assert [(each.name, each.detail, each.at) for each in worked] == [
+        ("It has ended", "x, 2 tries", None), ("Sent again", "as another task", 20.0),
+        ("A worker has begun it", "when that was noticed", 21.0),
+        ("Sent again", "as another task", 30.0),
+        ("A worker has begun it", "when that was noticed", 31.0),
+        ("Its end was noticed", "its result was stored", 40.0),
+        ("Late answer", "the sender has taken its result", 41.0),
+    ]  # fmt: skip
+    assert [each.since for each in worked[3:]] == [21.0, 30.0, 31.0, 31.0]
+    assert [each.state for each in worked[-2:]] == [states.SUCCEEDED, states.ANSWERED_LATE]
+
+
+def test_the_timeline_says_who_was_verified_and_which_try_it_is():
+    sources = {"chat": {"scheme": "wechat", "secrets": ["token"], "receive_id": "wx1"}}
+    config = Config(sources=sources)  # type: ignore[arg-type] # as a file has it
+    delivery = {**ENTRY.delivery, "source": "chat"}
+    first = replace(ENTRY, delivery=delivery, identity="0123456789abcdef")
+    told = [(each.name, each.detail) for each in timeline(config, first)[0]]
+    assert told[1:3] == [("Verified", "chat, wechat"), ("Claimed", "the first try of 01234567…")]
+    joined = timeline(config, replace(first, published=None))[0]
+    assert "an earlier try has published its task of" in joined[2].detail
+
+
+def test_an_edited_copy_has_no_sender_who_waits():
+    delivery = {**ENTRY.delivery, "edited_from": "0"}
+    runs = [{"state": states.RECEIVED, "resent_at": at(0)}]
+    copy = replace(
+        ENTRY, delivery=delivery, runs=runs, published=None, status=None, ended_at=at(1), replays=1
+    )
+    assert "so no sender waits" in story(Config(), copy) and "no answer yet" not in story(
+        Config(), copy
+    )
+    begun, worked = timeline(Config(), copy)
+    assert not begun and [each.name for each in worked] == ["Sent", "Its end was noticed"]
+
+
+def test_a_body_or_the_arguments_are_edited():
+    assert editable(ENTRY) == "x"
+    assert json.loads(edited(ENTRY, "y")) == [[{}, {}, "y"], {}, {}]
+    called = replace(ENTRY, call=b'[[1], {"a": 2}, {"chord": null}]')
+    assert json.loads(editable(called)) == {"args": [1], "kwargs": {"a": 2}}
+    new = edited(called, '{"args": [], "kwargs": {"a": 3}}')
+    assert json.loads(new) == [[], {"a": 3}, {"chord": None}]
+    for wrong in ("[", "[]", '{"args": []}', '{"args": 1, "kwargs": {}}'):
+        with pytest.raises(ValueError):
+            edited(called, wrong)
+    raw = [[{}, {}, {"__type__": "base64", "__value__": "/w=="}], {}, {}]
+    assert editable(replace(ENTRY, call=json.dumps(raw).encode())) is None
+    long = json.dumps([[{}, {}, "x" * 300_000], {}, {}]).encode()
+    assert editable(replace(ENTRY, call=long)) is None
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "rows"),
+    [
+        ('{"a": 1, "b": 2}', '{"a": 1, "b": 3, "c": 4}',
+         [("1", "{", "{"), ("2", '  "a": 1,', '  "a": 1,'), ("3", '  "b": 2', '  "b": 3,'),
+          ("4", None, '  "c": 4'), ("4", "}", "}")]),
+        ("<a><b>1</b></a>", "<a><b>2</b></a>",
+         [("1", "<a>", "<a>"), ("2", "  <b>1</b>", "  <b>2</b>"), ("3", "</a>", "</a>")]),
+        ("{1", "{1", []),
+        ({"__type__": "base64", "__value__": "QQ=="}, {"__type__": "base64", "__value__": "Qg=="},
+         [("1", f"000000  41{' ' * 45}  A", f"000000  42{' ' * 45}  B")]),
+        ([1], "1", [("1", "[", "1"), ("2", "  1", None), ("3", "]", None)]),
+    ],
+)  # fmt: skip
+def test_lines_of_two_bodies_that_differ(left, right, rows):
+    assert body(lines(left, {}), lines(right, {})) == rows
+
+
+def test_what_is_the_same_is_left_out_where_two_are_compared():
+    many = [str(number) for number in range(50)]
+    found = body(many, [*many[:40], "x", *many[41:]])
+    assert [row.name for row in found] == ["…", "38", "39", "40", "41", "42", "43", "44"]
+    assert [row.name for row in found if row.differs] == ["41"]
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    assert lines("a=1&b=2", form) == ["a=1", "b=2"] and lines("a&b\nc", {}) == ["a&b", "c"]
+    assert pairs({"a": "1", "b": ""}, {"c": "2", "b": ""}) == [("a", "1", ""), ("c", "", "2")]
 
 
 def test_requests_are_copied_as_commands():
@@ -224,3 +324,28 @@ def test_quantiles_are_bounds_of_buckets():
     found.buckets.update({0.01: 60, 0.1: 39, float("inf"): 1})
     assert (found.quantile(0.5), found.quantile(0.99)) == (0.01, 0.1)
     assert found.quantile(1.0) is None  # longer than any bound
+
+
+def refused(error: str, path: str = "/x", second: int = 0) -> Entry:
+    delivery = {**ENTRY.delivery, "route": "", "received_at": at(second)}
+    request = {"method": "GET", "path": path}
+    return replace(ENTRY, delivery=delivery, request=request, state=states.REFUSED, error=error)
+
+
+def test_why_a_source_is_refused_is_told_by_what_was_before():
+    last, start = refused("unverified: x", second=30), datetime.fromisoformat(at(20)).timestamp()
+    assert verdict("missing", last, at(10), []) == ""
+    assert verdict("mismatch", last, "", []).startswith("None that is kept was signed with this")
+    assert "secret was changed at the sender" in verdict("mismatch", last, at(10), [(1.0, "one")])
+    begun = [(start, "one 1.0"), (start + 60, "two 1.0")]
+    told = verdict("mismatch", last, at(10), begun)
+    assert told == "one 1.0 has started in between: compare its secrets with those of before."
+    assert verdict("mismatch", last, at(40), begun) == "It is signed rightly now."
+
+
+def test_what_is_refused_for_something_else_is_told_with_the_next_step():
+    some = [refused("not-found: no route", "/a"), refused("not-found: no route", "/b")]
+    found = others([refused("too-many: x"), *some, some[1], refused("unverified: y"), ENTRY])
+    assert [(row.newest.path, row.many) for row in found] == [("/b", 2), ("/x", 1), ("/a", 1)]
+    assert found[0].todo == NEXT["not-found"]
+    assert NEXT.keys() <= {each.type for each in vars(errors).values() if hasattr(each, "type")}

@@ -157,12 +157,14 @@ def test_a_restart_takes_up_what_the_file_has(world, tmp_path, caplog):
     file = tmp_path / "history"
     world.answer("/a", 200, 7)
     world.go(3)
+    world.history.starts = [(T0, "0.9")]
     world.history.saving(file)()
     before = world.history.read("6h", "/a")
 
     world.history = world.another()
     world.history.load(file)
     assert world.history.read("6h", "/a") == before and world.history.routes == ["/a"]
+    assert world.history.starts == [(T0, "0.9")]
     world.answer("/a", 200, 4)
     world.go(1)
     assert world.history.read("6h", "/a")[-1].received == 11

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 from gateway.admin.pages import overview
-from gateway.admin.pages.overview import line, not_done, share
+from gateway.admin.pages.asked import Look
+from gateway.admin.pages.failures import before
+from gateway.admin.pages.overview import line, marked, most_waiting, not_done, share, summed
+from gateway.admin.pages.view import Known
+from gateway.history.gateways import Line
 from gateway.history.ring import FIRST, STATUSES, WIDTH, Slot
+from gateway.journal.groups import About, Group
 
 
 def slot(time: float, seconds: float = 60.0, **statuses: int) -> Slot:
@@ -47,3 +55,40 @@ def test_a_warning_is_said_with_its_remedy_below():
     said = overview._said("no worker consumes <it>: start `one`")
     assert said == "<b>No worker consumes &lt;it&gt;</b><br>start one"
     assert overview._said("odd") == "<b>Odd</b>"
+
+
+def test_gateways_are_summed_by_what_they_tell():
+    north = Line(name="north", rate=2.0, failed=3, refused=3, p50=0.1, p99=2.0, waiting=1.5,
+                 received=[1.0, None, 3.0])  # fmt: skip
+    south = Line(name="south", rate=1.0, p50=0.2, received=[1.0, None])
+    found = summed([north, south])
+    assert (found["rate"], found["rates"], found["failed"]) == (3.0, [2.0, 0], 6.0)
+    assert (found["p50"], found["p99"], found["waiting"]) == (0.2, 2.0, 1.5)
+    assert found["fails"] and round(found["share"], 4) == round(1 - 6 / 180, 4)
+    idle = summed([Line(name="idle")])
+    assert (idle["share"], idle["p50"], idle["rates"], idle["fails"]) == (None, None, [0.0], False)
+
+
+def test_where_the_most_messages_wait_is_known_only_where_somebody_told():
+    assert most_waiting(None) == most_waiting(Look(0.0)) == {}
+    found = most_waiting(Look(0.0, queues={"a": (2, 1), "b": (5, 0)}))
+    assert found == {"waiting": 7, "most": "b", "its": 5, "idle": True}
+    assert most_waiting(Look(0.0, queues={"a": (0, 1)}))["most"] == ""
+
+
+def test_starts_are_marked_in_the_plots_and_told_where_a_group_began():
+    assert marked([]) == "" and 'x1="500.0" x2="500.0"' in marked([0.0, 0.5])
+    own, other = Line(name="one", started=7_000.0), Line(name="two", version="1.1", started=9_000.0)
+    gateways: Any = SimpleNamespace(own=own, lines=[own, other])
+    history: Any = SimpleNamespace(starts=[(1_000.0, "1.0"), (7_000.0, "1.1")])
+    supervisor: Any = None
+    found = Known(supervisor, history, gateways).starts
+    assert found == [(1_000.0, "one 1.0"), (7_000.0, "one 1.1"), (9_000.0, "two 1.1")]
+
+    def group(first: float, again: float = 0.0) -> Group:
+        times = int(first * 1000), int(first * 1000)
+        return Group(About("failed", "/", "t", "E", ""), 1, *times, [], [], again=int(again * 1000))
+
+    assert before(group(7_180.0), found) == "That was 3 min after one 1.1 had started."
+    assert before(group(500.0, 9_002.0), found) == "It came back 2 s after two 1.1 had started."
+    assert before(group(5_000.0), found) == before(group(999.0), found) == ""

@@ -94,8 +94,8 @@ if (live) setTimeout(follow, EVERY);
 
 // What changes something -------------------------------------------------------------------
 
-async function post(url, headers = {}) {
-  const answer = await fetch(url, {method: "POST", headers: {"X-Gateway-Page": "1", ...headers}});
+async function post(url, headers = {}, text) {
+  const answer = await fetch(url, {method: "POST", headers: {"X-Gateway-Page": "1", ...headers}, body: text});
   const body = answer.status === 204 ? {} : await answer.json();
   if (!answer.ok) throw Object.assign(new Error(body.detail), body);
   return body;
@@ -107,7 +107,7 @@ async function act(button) {
     let done, taken = 0;
     const problems = [];
     for (let url = button.dataset.post; url; url = done.more) { // some at a time
-      done = await post(url);
+      done = await post(url, {}, document.getElementById(button.dataset.body)?.value);
       taken += done.taken ?? 0;
       problems.push(...done.problems ?? []);
       if (taken) tell(`${taken} sent again`);
@@ -156,6 +156,8 @@ document.addEventListener("click", event => {
   if ("copy" in about || "link" in about) copy(button);
   if ("zone" in about) changeZone();
 });
+
+one("[data-submit]")?.addEventListener("change", event => event.target.form.requestSubmit());
 
 // Keys ----------------------------------------------------------------------------------
 
