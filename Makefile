@@ -22,7 +22,7 @@ define fetch
 	@$(PIP) --quiet install --no-deps --no-build-isolation --editable .
 endef
 
-.PHONY: help install run test test-all newest wheel matrix check fuzz loadtest reports draw pages documents docs release-check chart upgrade faults simulate nightly alerts celery-suite constraints clean
+.PHONY: help install run test test-all newest wheel matrix check fuzz loadtest reports draw pages speed documents docs release-check chart upgrade faults simulate nightly alerts celery-suite constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -107,6 +107,10 @@ pages: draw ## open our pages in chromium: is everything readable? (ARGS="REPORT
 	.venv/bin/python -m tests.pages $(ARGS)
 	npm install --silent --no-save --prefix build/axe axe-core@4
 	.venv/bin/python -m tests.admin_page --axe build/axe/node_modules/axe-core/axe.min.js
+
+speed: install ## pages, API and command over 1,000,000 deliveries in PostgreSQL, an hour (ARGS="--rounds 10")
+	tests/install-servers.sh
+	.venv/bin/python -m tests.page_speed $(ARGS)
 
 release-check: chart ## build what a release has, and check it and the workflows (needs Go)
 	rm -rf build/dist build/release

@@ -35,7 +35,6 @@ SECRET = "sesame"
 EVENT = "<script>document.title = 'run'</script>"
 RATE = 40  # deliveries a second while the page is used
 CONFIG = f"""
-journal = 20000
 journal_refused = true
 admin_token = "{TOKEN}"
 secret_key = "of this page only"
@@ -107,6 +106,13 @@ class Page:
     def fill(self, selector: str, text: str) -> None:
         self.run(f"document.querySelector({json.dumps(selector)}).value = {json.dumps(text)}")
 
+    def unlock(self) -> None:
+        """Open the list of deliveries, which asks for the token."""
+        self.open("/deliveries")
+        self.fill("[data-unlock] input", TOKEN)
+        self.click("[data-unlock] button")
+        self.until("document.querySelectorAll('[data-row]').length > 10")
+
     def errors(self) -> Iterator[str]:
         """Yield what the console has told since the page was opened."""
         for event in self.tab.events:
@@ -120,10 +126,15 @@ class Page:
 
 
 @contextmanager
-def served(directory: Path) -> Iterator[Server]:
-    """Start servers, a worker whose tasks may fail, and a gateway; yield the gateway."""
+def served(
+    directory: Path, kept: str = "journal = 20000"
+) -> Iterator[tuple[Stack, Server, Server]]:
+    """Start servers, a worker whose tasks may fail, and a gateway.
+
+    Yield what starts further ones, Redis and the gateway; `kept` are further settings.
+    """
     config = directory / "gateway.toml"
-    config.write_text(CONFIG)
+    config.write_text(f"{kept}\n{CONFIG}")
     with Stack() as stack:
         broker, store = stack.rabbitmq(), stack.redis()
         stack.worker(
@@ -134,7 +145,8 @@ def served(directory: Path) -> Iterator[Server]:
             env={"LIFECYCLE_DIRECTORY": str(directory)},
         )
         urls = ["--broker", broker.url, "--result-backend", store.url]
-        yield stack.gateway("--strategy=redis", "--processes=2", *urls, "--config", str(config))
+        more = ("--strategy=redis", "--processes=2", *urls, "--config", str(config))
+        yield stack, store, stack.gateway(*more)
 
 
 @contextmanager
@@ -171,11 +183,8 @@ def loaded(gateway: Server) -> Iterator[None]:
 
 
 def use(page: Page, directory: Path) -> Iterator[str]:
-    """Unlock the pages; find a failed delivery by keys, replay it; yield what is wrong."""
-    page.open("/deliveries")
-    page.fill("[data-unlock] input", TOKEN)
-    page.click("[data-unlock] button")
-    page.until("document.querySelectorAll('[data-row]').length > 10")
+    """Find a failed delivery by keys, replay it; yield what is wrong."""
+    page.unlock()
     page.until("!document.querySelector('[data-newer]').hidden")
     first = "document.querySelector('[data-row]')?.id"
     before = page.run(first)
@@ -273,7 +282,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         try:
-            with browser() as tab, served(directory) as gateway, loaded(gateway):
+            with browser() as tab, served(directory) as (_, _, gateway), loaded(gateway):
                 page = Page(tab, gateway.admin_url)
                 found += use(page, directory)
                 found += looked_at(page, options.pictures, axe)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import aclosing
 from typing import NamedTuple
 
 from gateway.archive.database import Database
@@ -55,6 +56,7 @@ class Archiver:
             try:
                 await asyncio.to_thread(self._database.migrate)
                 async with store_for(self._config).opened(self._config) as store:
+                    await self._mark(store)
                     while True:
                         copied = await self._copy(store, QUIET)
                         await self._prune()
@@ -75,12 +77,31 @@ class Archiver:
         await asyncio.to_thread(self._database.migrate)
         number = 0
         async with store_for(self._config).opened(self._config) as store:
+            await self._mark(store)
             more = True
             while more:
                 copied = await self._copy(store, 0.0)
                 number, more = number + copied.changes, copied.more
         await self._prune()
         return number
+
+    async def _mark(self, store: JournalStore) -> None:
+        """Mark what the journal has and the archive has not.
+
+        It was there before `archive_url` was set, or the database is another one, or has lost it.
+        """
+        ids: list[str] = []
+        async with aclosing(store.entries(calls=False)) as entries:
+            async for entry in entries:
+                ids.append(entry.id)
+                if len(ids) == MOST:
+                    await self._mark_missing(store, ids)
+                    ids = []
+        await self._mark_missing(store, ids)
+
+    async def _mark_missing(self, store: JournalStore, ids: list[str]) -> None:
+        if missing := set(ids) - await asyncio.to_thread(self._database.has, ids):
+            await store.mark(sorted(missing))
 
     async def _copy(self, store: JournalStore, age: float) -> Copied:
         """Copy a batch of those that have not changed for `age` seconds."""

@@ -16,10 +16,11 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from gateway.archive.tables import DELIVERIES, entry, like
+from gateway.archive.tables import DELIVERIES, LONGEST, entry, like, position
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-from gateway.journal.entry import Entry
+from gateway.journal.entry import GONE, Entry
+from gateway.journal.filter import Filter
 
 CONNECT = 3  # seconds for connecting
 READ = 10.0  # seconds for one query of a reader
@@ -29,6 +30,9 @@ _DAY = 86_400_000  # ms
 #: ms by which a delivery may have been in the journal before: Redis has lost it in between.
 _BEFORE = 3_600_000
 _TRIGRAM = 3
+_PLACES = 1_000  # deliveries that are found by one query
+_NEWEST = 2_000  # among which a text is looked for first
+_GLOBS = {"*": "%", "%": r"\%", "_": r"\_", "\\": r"\\"}
 _PAGE = 500  # deliveries that are removed at once, where they are named
 _REMOVED = 5_000  # deliveries that are removed at once, where there are no partitions
 
@@ -67,7 +71,9 @@ class Database:
         """Connect for queries of `READ` seconds at most."""
         with self._told(), self._engine.connect() as connection:
             if self._postgresql:
-                connection.exec_driver_sql(f"SET statement_timeout = {int(READ * 1000)}")
+                # What is compiled for a query takes longer than the query.
+                settings = f"SET statement_timeout = {int(READ * 1000)}; SET jit = off"
+                connection.exec_driver_sql(settings)
             yield connection
 
     @contextmanager
@@ -78,13 +84,13 @@ class Database:
             why = str(getattr(exc, "orig", None) or exc).strip().partition("\n")[0]
             raise GatewayError(f"{self.shown}: {why}; see archive_url") from exc
 
-    def migrate(self) -> None:
+    def migrate(self, version: str = "head") -> None:
         """Make the tables, or bring them up to date."""
         settings = Alembic()
         settings.set_main_option("script_location", "gateway.archive:migrations")
         with self.writing() as connection:
             settings.attributes["connection"] = connection
-            command.upgrade(settings, "head")
+            command.upgrade(settings, version)
 
     def write(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
         """Write deliveries in the place of what is known of them."""
@@ -101,6 +107,65 @@ class Database:
         near = sa.and_(ms >= min(times) - _BEFORE, ms <= max(times))
         connection.execute(sa.delete(DELIVERIES).where(near, DELIVERIES.c.id.in_(ids)))
         connection.execute(sa.insert(DELIVERIES), list(rows))
+
+    def places(
+        self, connection: Connection, wanted: Filter, before: str
+    ) -> Iterator[Sequence[sa.Row[Any]]]:
+        """Yield ms, seq and id of deliveries that `wanted` may take, the newest first.
+
+        Without a text, the index of filters has all that is read. A text that is frequent is found
+        among the newest ones, where its index would yield too many; one that is not, by its index.
+        """
+        columns = DELIVERIES.c
+        key = (columns.ms, columns.seq, columns.id)
+        query = sa.select(*key).where(*self._conditions(wanted)).limit(_PLACES)
+        ordered = query.order_by(columns.ms.desc(), columns.seq.desc())
+        if not wanted.text:
+            yield from _older(connection, ordered, before)
+            return
+        text = self._is_about(wanted.text)
+        newest = ordered.where(*_before(before)).limit(1).offset(_NEWEST)
+        last = connection.execute(newest).first()
+        newer = (
+            (columns.ms >= last.ms, sa.tuple_(*key[:2]) > sa.tuple_(*map(sa.literal, last[:2])))
+            if last
+            else ()
+        )
+        yield from _older(connection, ordered.where(text, *newer), before)
+        if last:
+            # Not in the order of an index, which would be that of another index than the text's.
+            found = query.where(text).order_by((columns.ms + 0).desc(), columns.seq.desc())
+            yield from _older(connection, found, f"{last.ms}-{last.seq + 1}")
+
+    def _conditions(self, wanted: Filter) -> Iterator[sa.ColumnElement[bool]]:
+        """Yield what a filter demands of the columns, but for the text."""
+        columns = DELIVERIES.c
+        if wanted.until is not None:
+            yield columns.ms <= int(wanted.until.timestamp() * 1000)
+        if wanted.since is not None:
+            yield columns.ms >= int(wanted.since.timestamp() * 1000)
+        if wanted.state:
+            yield columns.state.in_(sorted(wanted.state))
+        if wanted.group:
+            yield columns.failure == wanted.group
+        if wanted.status == "gone":
+            yield columns.status == GONE
+        elif wanted.status:
+            least, most = (int(re.sub("[x?]", digit, wanted.status)) for digit in "09")
+            yield columns.status.between(least, most)
+        if wanted.route:
+            yield _fits(columns.path, wanted.route)
+        if wanted.source:
+            yield _fits(columns.source, wanted.source)
+        if wanted.event:
+            batch = columns.event.like("%,%")
+            one_of_them = _fits("," + columns.event + ",", f"*,{wanted.event},*")
+            yield sa.or_(_fits(columns.event, wanted.event), sa.and_(batch, one_of_them))
+
+    def _is_about(self, text: str) -> sa.ColumnElement[bool]:
+        forms = {like(text), like(json.dumps(text, ensure_ascii=False)[1:-1])}
+        ids = DELIVERIES.c.id == text, DELIVERIES.c.task_id == text
+        return sa.or_(*ids, *map(self.has_text, sorted(forms)))
 
     def erase(
         self,
@@ -178,6 +243,12 @@ class Database:
             connection.execute(sa.delete(DELIVERIES).where(ms < until))
         connection.exec_driver_sql("PRAGMA incremental_vacuum")
 
+    def has(self, ids: Sequence[str]) -> set[str]:
+        """Return those of the `ids` that are there."""
+        with self.reading() as connection:
+            found = connection.execute(sa.select(DELIVERIES.c.id).where(DELIVERIES.c.id.in_(ids)))
+            return set(found.scalars())
+
     def size(self) -> tuple[int, int]:
         """Return how many deliveries there are, and the bytes that they take with their indexes."""
         sizes = (
@@ -209,6 +280,36 @@ class Database:
                 for name in ("error", "call")
             )
         )
+
+
+def _older(
+    connection: Connection, query: sa.Select[Any], before: str
+) -> Iterator[Sequence[sa.Row[Any]]]:
+    """Yield what a query finds after a position, in parts."""
+    while True:
+        found = connection.execute(query.where(*_before(before))).all()
+        yield found
+        if len(found) < _PLACES:
+            return
+        before = f"{found[-1].ms}-{found[-1].seq}"
+
+
+def _before(at: str) -> tuple[sa.ColumnElement[bool], ...]:
+    if not at:
+        return ()
+    columns, (ms, seq) = DELIVERIES.c, position(at)
+    # Partitions are left out by the first one.
+    return columns.ms <= ms, sa.tuple_(columns.ms, columns.seq) < sa.tuple_(
+        sa.literal(ms), sa.literal(seq)
+    )
+
+
+def _fits(column: sa.ColumnElement[str], pattern: str) -> sa.ColumnElement[bool]:
+    """Return the condition that a column, which is cut off, fits a pattern with `*`."""
+    if "*" not in pattern:
+        return column == pattern[:LONGEST]
+    like = "".join(_GLOBS.get(each, each) for each in pattern)
+    return column.like(like, escape="\\")
 
 
 def _partition(day: int) -> str:

@@ -7,19 +7,28 @@ newest to the oldest, and merged by their positions.
 from __future__ import annotations
 
 import asyncio
-import json
-import re
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+import math
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Collection,
+    Generator,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import replace
 from datetime import datetime
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.journal.base import JournalStore
-from gateway.journal.entry import GONE, Entry
+from gateway.journal.entry import Entry
 from gateway.journal.filter import Filter
-from gateway.journal.groups import FAILURES
 from gateway.journal.reading import Reader
 from gateway.journal.stores import store_for
 
@@ -27,9 +36,8 @@ if TYPE_CHECKING:
     from gateway.archive.database import Database
 
 _PAGE, _CALLS = 200, 20  # deliveries a query; where their calls are read as well
-#: What a filter is compared with in `about`; a request that no route took has only its path.
-_KEYS = {"source": ("source",), "event": ("event",), "route": ("route", "path")}
-_GLOBS = {"*": "%", "%": r"\%", "_": r"\_", "\\": r"\\"}
+#: How many deliveries may wait for the archive, where they alone are read from the journal.
+_WAITING = 2_000
 
 
 class Archive:
@@ -52,58 +60,37 @@ class Archive:
             found = connection.execute(wanted).first()
         return None if found is None else tables.entry(found, call=True)
 
-    async def pages(self, wanted: Filter, before: str) -> AsyncIterator[list[Entry]]:
+    async def pages(self, wanted: Filter, before: str) -> AsyncGenerator[list[Entry], None]:
         """Yield those that `wanted` takes, the newest first, with their calls if it has a text."""
-        while True:
-            page, before = await asyncio.to_thread(self._page, wanted, before)
-            yield page
-            if not before:
-                return
+        pages, one_at_a_time = self._pages(wanted, before), Lock()
 
-    def _page(self, wanted: Filter, before: str) -> tuple[list[Entry], str]:
-        """Return some of them, and the position after which the next ones are; "": none are."""
+        def run(step: Callable[..., Any], *given: Any) -> Any:
+            with one_at_a_time:  # a thread goes on where its caller does not
+                return step(*given)
+
+        try:
+            while (page := await asyncio.to_thread(run, next, pages, None)) is not None:
+                yield page
+        finally:
+            await asyncio.to_thread(run, pages.close)
+
+    def _pages(self, wanted: Filter, before: str) -> Generator[list[Entry], None, None]:
         import sqlalchemy as sa
 
         from gateway.archive import tables
 
-        columns, number = tables.DELIVERIES.c, _CALLS if wanted.text else _PAGE
-        some = [each for each in columns if wanted.text or each.name != "call"]
-        place = sa.tuple_(columns.ms, columns.seq)
-        query = sa.select(*some).order_by(columns.ms.desc(), columns.seq.desc()).limit(number)
-        if before:
-            query = query.where(place < sa.tuple_(*map(sa.literal, tables.position(before))))
-        elif wanted.until is not None:
-            query = query.where(columns.ms <= _ms(wanted.until))
-        if wanted.since is not None:
-            query = query.where(columns.ms >= _ms(wanted.since))
-        if wanted.state:
-            query = query.where(columns.state.in_(sorted(wanted.state)))
-        if wanted.group:
-            query = query.where(columns.state.in_(sorted(FAILURES)))
-        if wanted.status == "gone":
-            query = query.where(columns.status == GONE)
-        elif wanted.status:
-            least, most = (int(re.sub("[x?]", digit, wanted.status)) for digit in "09")
-            query = query.where(columns.status.between(least, most))
-        for name, keys in _KEYS.items():
-            if pattern := getattr(wanted, name):
-                like = "".join(_GLOBS.get(each, each) for each in json.dumps(pattern)[1:-1])
-                texts = (f'%"{key}": "%{like}%"%' for key in keys)
-                query = query.where(
-                    sa.or_(*(columns.about.like(text, escape="\\") for text in texts))
-                )
-        if wanted.text:
-            ids = columns.id == wanted.text, columns.task_id == wanted.text
-            likes = {
-                tables.like(wanted.text),
-                tables.like(json.dumps(wanted.text, ensure_ascii=False)[1:-1]),
-            }
-            query = query.where(sa.or_(*ids, *map(self._database.has_text, sorted(likes))))
+        columns, calls = tables.DELIVERIES.c, bool(wanted.text)
+        some = [each for each in columns if calls or each.name != "call"]
+        number = _CALLS if calls else _PAGE
         with self._database.reading() as connection:
-            rows = connection.execute(query).all()
-        entries = [tables.entry(each, call=bool(wanted.text)) for each in rows]
-        last = entries[-1].position if len(rows) == number else ""
-        return [each for each in entries if wanted.takes(each)], last
+            for places in self._database.places(connection, wanted, before):
+                for i in range(0, len(places), number):
+                    part = places[i : i + number]
+                    near = columns.ms.between(part[-1].ms, part[0].ms)
+                    query = sa.select(*some).where(near, columns.id.in_([each.id for each in part]))
+                    query = query.order_by(columns.ms.desc(), columns.seq.desc())
+                    entries = [tables.entry(each, calls) for each in connection.execute(query)]
+                    yield [each for each in entries if wanted.takes(each)]
 
 
 class Both(Reader):
@@ -114,9 +101,8 @@ class Both(Reader):
 
     def __init__(self, store: JournalStore | None, archive: Archive):
         self._journal = None if store is None else Reader(store)
-        if store is None:
-            self.problems = []
-        else:
+        self.problems, self.reached = [], ""
+        if store is not None:
             super().__init__(store)
         self._archive = archive
 
@@ -133,21 +119,50 @@ class Both(Reader):
             self._note(exc)
             return None
 
-    async def find(self, wanted: Filter, before: str = "") -> AsyncGenerator[Entry, None]:
-        parts = [self._archived(wanted, before)]
-        if self._journal is not None:
-            parts.append(self._journal.find(wanted, before))
+    async def find(
+        self, wanted: Filter, before: str = "", patience: float = math.inf
+    ) -> AsyncGenerator[Entry, None]:
+        self.reached = ""
+        waiting: Mapping[str, Entry] | None = {}
+        parts: list[AsyncGenerator[Entry, None]] = []
+        try:
+            if self._journal is not None:
+                waiting = await self._waiting()
+                parts.append(self._journal.find(wanted, before, patience))
+        except GatewayError as exc:
+            self._note(exc)
+        archived = self._archived(wanted, before, waiting)
+        first = None
+        try:
+            first = await anext(archived, None)
+            if waiting is not None:  # the archive has all others
+                parts = [_chosen(waiting.values(), wanted, before)]
+        except GatewayError as exc:
+            self._note(exc)
         async with AsyncExitStack() as stack:
-            for part in parts:
+            for part in (archived, *parts):
                 await stack.enter_async_context(aclosing(part))
-            next_ones = [(part, await self._next(part)) for part in parts]
+            next_ones = [(archived, first), *[(part, await self._next(part)) for part in parts]]
             while heads := [(part, entry) for part, entry in next_ones if entry is not None]:
                 newest, entry = max(heads, key=lambda head: _order(head[1].position))
+                end = self._journal.reached if self._journal is not None else ""
+                if end and _order(entry.position) < _order(end):
+                    break
                 yield entry
                 next_ones = [
                     (part, await self._next(part) if part is newest else head)
                     for part, head in heads
                 ]
+        if self._journal is not None:
+            self.reached = self._journal.reached
+
+    async def _waiting(self) -> dict[str, Entry] | None:
+        """Return what the archive does not have yet, by id; None: there is too much of it."""
+        ids = await self._store.unarchived(_WAITING + 1)
+        if len(ids) > _WAITING:
+            return None
+        found = await asyncio.gather(*map(self._store.get, ids))
+        return {each.id: each for each in found if each is not None}
 
     async def _next(self, part: AsyncGenerator[Entry, None]) -> Entry | None:
         try:
@@ -163,22 +178,26 @@ class Both(Reader):
         if len(self.problems) > 1 or self._journal is None:
             raise exc
 
-    async def _archived(self, wanted: Filter, before: str) -> AsyncGenerator[Entry, None]:
-        """Yield those of the archive that the journal does not have."""
-        async for page in self._archive.pages(wanted, before):
-            known = await self._known([entry.id for entry in page])
-            for entry in page:
-                if entry.id not in known:
-                    yield entry
+    async def _archived(
+        self, wanted: Filter, before: str, waiting: Mapping[str, Entry] | None
+    ) -> AsyncGenerator[Entry, None]:
+        """Yield those of the archive that the journal does not tell."""
+        async with aclosing(self._archive.pages(wanted, before)) as pages:
+            async for page in pages:
+                ids = [entry.id for entry in page]
+                known = await self._known(ids) if waiting is None else waiting
+                for entry in page:
+                    if entry.id not in known:
+                        yield entry
 
-    async def _known(self, ids: Sequence[str]) -> set[str]:
-        if self._journal is None or not ids:
-            return set()
+    async def _known(self, ids: Sequence[str]) -> Collection[str]:
+        if not ids:
+            return ()
         try:
             return await self._store.there(ids)
         except GatewayError as exc:
             self._note(exc)
-            return set()
+            return ()
 
 
 @asynccontextmanager
@@ -194,6 +213,19 @@ async def reading(config: Config) -> AsyncIterator[Reader]:
         from gateway.archive.database import Database
 
         yield Both(store, Archive(Database(config)))
+
+
+async def _chosen(
+    entries: Iterable[Entry], wanted: Filter, before: str
+) -> AsyncGenerator[Entry, None]:
+    """Yield those that `wanted` takes, the newest first, without their calls."""
+    since = _ms(wanted.since) if wanted.since else 0
+    last = (_ms(wanted.until), math.inf) if wanted.until else (math.inf,)
+    for each in sorted(entries, key=lambda entry: _order(entry.position), reverse=True):
+        place = _order(each.position)
+        older = place < _order(before) if before else place <= last
+        if older and place[0] >= since and wanted.takes(each):
+            yield replace(each, call=b"")
 
 
 def _order(position: str) -> tuple[int, ...]:

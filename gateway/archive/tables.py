@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from gateway.journal.entry import Entry, known
+from gateway.journal.groups import group_of
 
 METADATA = sa.MetaData()
 DELIVERIES = sa.Table(
@@ -26,9 +27,12 @@ DELIVERIES = sa.Table(
     sa.Column("published", sa.Float),
     *(sa.Column(name, sa.Integer) for name in ("attempts", "replays")),
     *(sa.Column(name, sa.Text) for name in ("ended_at", "replaying", "error")),
+    # What filters compare of `about`, at most `LONGEST` characters of each; the group's id.
+    *(sa.Column(name, sa.Text) for name in ("path", "source", "event", "failure")),
     # What never changes, and the message's body; both are JSON.
     *(sa.Column(name, sa.Text) for name in ("about", "call")),
 )
+LONGEST = 200
 _ABOUT = (
     "delivery", "task", "queue", "options", "identity", "request", "redacted", "begun_at",
     "late_at", "runs",
@@ -53,6 +57,11 @@ def row(entry: Entry) -> dict[str, Any]:
     call = compact(json.loads(entry.call)) if entry.call else ""
     texts = {"about": json.dumps(about), "call": call, "identity": entry.identity}
     texts["error"] = storable(entry.error)
+    given = entry.delivery.get
+    compared = {"path": entry.path, "source": given("source", ""), "event": given("event", "")}
+    texts |= {name: storable(value)[:LONGEST] for name, value in compared.items()}
+    group = group_of(entry)
+    texts["failure"] = group.id if group else ""
     return {"ms": ms, "seq": seq, "id": entry.id, **own, **texts}
 
 

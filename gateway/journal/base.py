@@ -222,6 +222,17 @@ class JournalStore(ABC):
         """Write that these changes are archived; what has changed since then is not."""
 
     @abstractmethod
+    async def unarchived(self, number: int) -> list[str]:
+        """Return the ids of at most `number` deliveries that are not archived since they changed.
+
+        Some of them may be gone.
+        """
+
+    @abstractmethod
+    async def mark(self, ids: Sequence[str]) -> None:
+        """Write that these deliveries are not archived."""
+
+    @abstractmethod
     async def there(self, ids: Sequence[str]) -> set[str]:
         """Return those of the `ids` whose deliveries are in the journal."""
 

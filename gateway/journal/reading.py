@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.journal.base import JournalStore
@@ -21,6 +23,8 @@ class Reader:
         self._store = store
         #: Why not all is read that there may be.
         self.problems: list[str] = []
+        #: Where `find` has ended in the time that it had, as a position; "": at the end.
+        self.reached = ""
 
     async def get(self, delivery_id: str) -> Entry | None:
         """Return the delivery with this id; None: there is none."""
@@ -36,16 +40,23 @@ class Reader:
             raise GatewayError(f"no such delivery{where}: {', '.join(missing)}{why}; {search}")
         return [entry for entry in found.values() if entry is not None]
 
-    async def find(self, wanted: Filter, before: str = "") -> AsyncGenerator[Entry, None]:
+    async def find(
+        self, wanted: Filter, before: str = "", patience: float = math.inf
+    ) -> AsyncGenerator[Entry, None]:
         """Yield the deliveries that `wanted` takes, the newest first, without their calls.
 
-        `before`: only those that are older than the one with this ``position``.
+        `before`: only those that are older than the one with this ``position``. After `patience`
+        seconds it ends, and `reached` is where.
         """
+        end, self.reached = monotonic() + patience, ""
         entries = self._store.entries(bool(wanted.text), wanted.since, wanted.until, before)
         async with aclosing(entries):
             async for entry in entries:
                 if wanted.takes(entry):
                     yield replace(entry, call=b"")
+                if monotonic() > end:
+                    self.reached = entry.position
+                    return
 
     def changes(self) -> AsyncGenerator[str, None]:
         """Yield the id of each delivery that is written or changed from now on, until closed.

@@ -38,7 +38,7 @@ from gateway.stores.state_store import StateStore
 
 _SILENCE = 15.0  # seconds without a change after which Redis is asked whether it is there
 #: Deliveries a query, and bytes of their calls: with more, the other clients of Redis would wait.
-_PAGE, _CALLS = 20, 262_144
+_PAGE, _CALLS = 100, 262_144
 _GROUPS = 100  # groups a query
 
 
@@ -205,6 +205,13 @@ class RedisStore(JournalStore):
     async def archived(self, changes: Sequence[Change]) -> None:
         marks = chain.from_iterable((change.id, change.mark) for change in changes)
         await self._run("EVAL", scripts.ARCHIVED, 1, self._keys.changed, *marks)
+
+    async def unarchived(self, number: int) -> list[str]:
+        found = await self._run("ZRANGE", self._keys.changed, 0, number - 1)
+        return [each.decode() for each in found]
+
+    async def mark(self, ids: Sequence[str]) -> None:
+        await self._run("EVAL", scripts.MARK, 1, self._keys.changed, *ids)
 
     async def there(self, ids: Sequence[str]) -> set[str]:
         known = await self._run("EVAL", scripts.THERE, 0, self._keys.prefix, *ids)

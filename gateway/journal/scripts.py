@@ -376,6 +376,16 @@ for i = 1, #ARGV, 2 do
 end
 """
 
+# Marks deliveries as changed that are not yet. KEYS: changed. Arguments: ids
+MARK = (
+    _MARK
+    + """
+for _, id in ipairs(ARGV) do
+    redis.call('ZADD', KEYS[1], 'NX', microseconds(), id)
+end
+"""
+)
+
 # Returns which deliveries are there, as a text of 0 and 1. Arguments: what keys of deliveries begin
 # with, ids. It has no keys: they all have the prefix
 THERE = """

@@ -656,7 +656,10 @@ async def test_what_has_changed_is_told_until_it_is_archived(use: Use):
         await store.archived(await store.changed(100, 1 << 20, 0.0))
         await store.end_replay("one", "second", taken=True)
         await store.refuse(refusal("three"))
-        assert await changed(store) == ["one", "three"]
+        assert await changed(store) == await store.unarchived(9) == ["one", "three"]
+        assert await store.unarchived(1) == ["one"]
+        await store.mark(["one", "two"])
+        assert await store.unarchived(9) == ["one", "three", "two"]
 
 
 @awaited

@@ -10,6 +10,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from gateway.answer import Answer
 from gateway.archive.archiver import Archiver
 from gateway.archive.database import Database
 from gateway.archive.reading import reading
-from gateway.archive.tables import DELIVERIES
+from gateway.archive.tables import DELIVERIES, row
 from gateway.claims.claim import dump, dump_end
 from gateway.cli import main
 from gateway.config.settings import Config
@@ -162,7 +163,10 @@ def test_a_delivery_is_archived_as_it_changes(config):
     assert rows["c"].state == "refused"
 
 
-def test_journal_and_archive_are_read_as_one(config):
+@pytest.mark.parametrize("waiting", [0, 1_000])
+def test_journal_and_archive_are_read_as_one(config, monkeypatch, waiting):
+    monkeypatch.setattr("gateway.archive.reading._WAITING", waiting)
+    monkeypatch.setattr("gateway.archive.database._PLACES", 9)
     written(config, *(begun(f"{i:02}") for i in range(30)))
     archive(config)
     small = config.model_copy(update={"journal": 10})
@@ -183,7 +187,9 @@ def test_journal_and_archive_are_read_as_one(config):
     assert (old.delivery["route"], old.queue) == ("/a", "celery")
 
 
-def test_what_the_archive_has_not_heard_of_yet_is_told_by_the_journal(config):
+@pytest.mark.parametrize("waiting", [0, 1_000])
+def test_what_the_archive_has_not_heard_of_yet_is_told_by_the_journal(config, monkeypatch, waiting):
+    monkeypatch.setattr("gateway.archive.reading._WAITING", waiting)
     written(config, begun("a"), answer("a", FAILED, 502))
     archive(config)
 
@@ -195,11 +201,35 @@ def test_what_the_archive_has_not_heard_of_yet_is_told_by_the_journal(config):
     asyncio.run(replay())
     assert found(config, state=frozenset([FAILED])) == []
     assert [each.state for each in found(config)] == ["replayed"]
+    for bound, number in (("since", 0), ("until", 1)):
+        early = {bound: datetime(2020, 1, 1, tzinfo=UTC)}
+        assert len(found(config, **early)) == 1 - number
+
+
+def test_what_was_there_before_the_archive_is_copied(config):
+    written(config.model_copy(update={"archive_url": None}), begun("a"), begun("b"))
+    assert archive(config) == 2
+    assert archive(config) == 0
+    assert set(stored(config)) == {"a", "b"}
+
+
+def test_a_schema_is_brought_up_to_date(config):
+    entry = Entry(json.loads(about("old"))["delivery"], "t", "first", "celery", 502, 0.1, b"[]")
+    old = row(replace(entry, state=FAILED, error="KeyError: 7", position="1000-0"))
+    new = {name: old.pop(name) for name in ("path", "source", "event", "failure")}
+    database = Database(config)
+    database.migrate("0001")
+    with database.writing() as connection:
+        other = {"about": old["about"].replace('"old"', '"older"'), "id": "older", "ms": 999}
+        database.write(connection, [old, {**old, **other}])
+    database.migrate()
+    assert {name: stored(config)["old"]._mapping[name] for name in new} == new
+    assert [each.id for each in found(config, group=new["failure"])] == ["old", "older"]
 
 
 @pytest.mark.parametrize("text", ["Order 4711", "order 4711", '"b":"x', "müller", "MÜLLER", "订单",
                                   "100%_", "\\path", 'say "hi"', "no such JSON"])  # fmt: skip
-def test_texts_are_found_in_the_archive(config, text):
+def test_texts_are_found_in_the_archive(config, monkeypatch, text):
     bodies = ['{"b":"x, Order 4711"}', "Herr Müller, 订单 7", '100%_ of \\path, say "hi"', "other"]
     written(config, *(begun(str(i), body) for i, body in enumerate(bodies)))
     written(config, answer("3", FAILED, 502, "bad: no such json"))
@@ -207,7 +237,9 @@ def test_texts_are_found_in_the_archive(config, text):
     assert len(expected) == 1
     archive(config)
     lost(config)
-    assert [each.id for each in found(config, text=text)] == expected
+    for newest in (2_000, 1):
+        monkeypatch.setattr("gateway.archive.database._NEWEST", newest)
+        assert [each.id for each in found(config, text=text)] == expected
 
 
 def lost(config: Config) -> None:

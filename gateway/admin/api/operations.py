@@ -47,6 +47,8 @@ from gateway.journal.replay import replaying
 from gateway.journal.stores import store_for
 from gateway.journal.tries import choose
 
+#: Seconds for which the journal is looked through at once.
+PATIENCE = 0.2
 #: Types of errors: only where a delivery may have run, `again` replays it all the same.
 NOT_REPLAYED, MAY_HAVE_RUN = "not-replayed", "may-have-run"
 
@@ -66,14 +68,14 @@ async def list_deliveries(config: Config, wanted: PageWanted) -> Page:
     position = ""
     async with (
         reading(config) as reader,
-        aclosing(reader.find(wanted.filter(), before=wanted.before)) as entries,
+        aclosing(reader.find(wanted.filter(), wanted.before, PATIENCE)) as entries,
     ):
         async for entry in entries:
             if len(found) == wanted.limit:
                 return Page(deliveries=found, next=position, problems=reader.problems)
             found.append(Delivery.of(entry))
             position = entry.position
-        return Page(deliveries=found, next=None, problems=reader.problems)
+        return Page(deliveries=found, next=reader.reached or None, problems=reader.problems)
 
 
 async def get_delivery(config: Config, wanted: One) -> WholeDelivery:

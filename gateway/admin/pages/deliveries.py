@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
+from gateway.admin.api.operations import PATIENCE
 from gateway.admin.api.schema import PageWanted
 from gateway.admin.pages.view import View
 from gateway.admin.pages.widgets import tone
@@ -38,7 +39,7 @@ from gateway.journal.filter import PARTS, Filter
 from gateway.journal.reading import Reader
 
 #: How many of the newest are counted at most, and for how many seconds.
-_COUNTED, _BUDGET = 1_000, 0.2
+_COUNTED, _BUDGET = 1_000, 0.1
 _COLUMNS = 80  # of the histogram
 #: Each tab: its name, the state whose symbol it has, and its states as the filter has them.
 TABS = (
@@ -89,38 +90,44 @@ class Deliveries(View):
         times = {name: at for name in ("since", "until") if (at := getattr(chosen, name))}
         shown["shared"] = self.link(**{name: _iso(at.timestamp()) for name, at in times.items()})
         async with reading(self.config) as reader:
-            rows, older = await _listed(reader, chosen, wanted)
-            counted = await _counted(reader, chosen)
-            shown |= {"rows": rows, "older": older, "problems": reader.problems}
-        return shown | _drawn(self, chosen, *counted) | {"commands": first_commands(self.config)}
+            found, more = await _counted(reader, chosen, wanted.limit)
+            rows = [each for each in found if not chosen.state or each.state in chosen.state]
+            older = rows[wanted.limit - 1].position if len(rows) > wanted.limit else ""
+            if chosen.text or wanted.before or (more and not older):
+                rows, older = await _listed(reader, chosen, wanted)
+            shown |= {"rows": rows[: wanted.limit], "older": older, "problems": reader.problems}
+            # When those were received up to which it has looked, where there was no more time.
+            shown["reached"] = older and older == reader.reached and int(older.split("-")[0]) / 1e3
+        return shown | _drawn(self, chosen, found, more) | {"commands": first_commands(self.config)}
 
 
 async def _listed(reader: Reader, chosen: Filter, wanted: PageWanted) -> tuple[list[Entry], str]:
     """Return a page, and the position after which the next one begins ("": there is none)."""
     rows: list[Entry] = []
-    async with aclosing(reader.find(chosen, before=wanted.before)) as entries:
+    async with aclosing(reader.find(chosen, wanted.before, PATIENCE)) as entries:
         async for entry in entries:
             if len(rows) == wanted.limit:
                 return rows, rows[-1].position
             rows.append(entry)
-    return rows, ""
+    return rows, reader.reached
 
 
-async def _counted(reader: Reader, chosen: Filter) -> tuple[list[Entry], bool]:
+async def _counted(reader: Reader, chosen: Filter, least: int) -> tuple[list[Entry], bool]:
     """Return the newest deliveries in whatever state, and whether there are more.
 
-    A text is searched for once only: nothing is counted then.
+    More than `least`, if there are so many. A text is searched for once only: nothing is counted.
     """
     found: list[Entry] = []
     if chosen.text:
         return found, False
     end = monotonic() + _BUDGET
-    async with aclosing(reader.find(replace(chosen, state=frozenset()))) as entries:
+    wanted = replace(chosen, state=frozenset())
+    async with aclosing(reader.find(wanted, patience=PATIENCE)) as entries:
         async for entry in entries:
-            if len(found) == _COUNTED or monotonic() > end:
+            if len(found) > least and (len(found) >= _COUNTED or monotonic() > end):
                 return found, True
             found.append(entry)
-    return found, False
+    return found, bool(reader.reached)
 
 
 def _drawn(view: View, chosen: Filter, found: Sequence[Entry], more: bool) -> dict[str, Any]:
