@@ -13,6 +13,7 @@ from appserver.attempts import TakeBack
 from appserver.bootsteps import PromptEvents, PromptHub
 from appserver.dead_letters import DeadLetters
 from appserver.fair import consume_fairly
+from appserver.frozen_nodes import LeaveFrozenNode
 from appserver.lost_results import CountLostResults
 from appserver.pools import SettledTasks
 from appserver.processes import PromptProcesses
@@ -76,7 +77,7 @@ def setup(app: Celery, fair: Mapping[str, int] | None = None) -> None:
             TellParameters,
         )
     )
-    app.steps["consumer"].update((DeadLetters, PromptEvents, Stream, TakeBack))
+    app.steps["consumer"].update((DeadLetters, LeaveFrozenNode, PromptEvents, Stream, TakeBack))
     consume_fairly(app, fair)
     if app.configured:
         _set_defaults(app, app.conf)
