@@ -30,6 +30,7 @@ from celery.worker.strategy import default
 from kombu.asynchronous import get_event_loop
 
 from appserver import dead_letters
+from appserver.absent_queues import leave_out
 from appserver.attempts import attempts
 from appserver.frozen_nodes import Node, begin_elsewhere, node_of
 from appserver.private_parts import PrivateParts
@@ -360,6 +361,8 @@ class PromptConsumer(Consumer):
     _limit_of_each_queue = False
     #: Where the last connection was lost.
     _left: Node | None = None
+    #: The classic queues whose node is down.
+    absent: frozenset[str] = frozenset()
 
     class Blueprint(Consumer.Blueprint):
         default_steps = [
@@ -390,6 +393,8 @@ class PromptConsumer(Consumer):
                 " (%s)",
                 exc.reply_text,
             )
+        elif isinstance(exc, amqp.NotFound):
+            leave_out(self, str(exc))
         elif isinstance(exc, amqp.ResourceLocked):
             log.error(
                 "%s: if another worker is called %s, give this one a name of its own (-n NAME@%%h);"

@@ -21,6 +21,7 @@ import appserver
 from appserver.worker import BEGUN_AGAIN
 from gateway.stack.server import poll
 from tests.faults.proxy import Proxy
+from tests.faults.servers import channel
 from tests.support.stack import StackError
 from tests.support.waiting import until
 
@@ -624,3 +625,28 @@ def test_a_frozen_node_is_left_and_replies_go_by_another(stack, rabbitmq, redis_
     worker.stop()
     for node in nodes.values():
         node.close()
+
+
+def test_the_other_queues_are_consumed_while_the_node_of_a_classic_one_is_down(stack, redis_server):
+    nodes = stack.rabbitmq_cluster(3)
+    with channel(nodes[0]) as amqp:
+        amqp.queue_declare("celery", durable=True)
+    urls = ";".join(node.url for node in nodes[1:])
+    worker = stack.worker(
+        urls, redis_server.url, queues=("celery", "named"), env={"GATEWAY_QUEUES": "named"}
+    )
+    named = Requester(nodes[1].url, "named")
+    assert named.call("appserver.tasks.echo")["status"] == "SUCCESS"
+
+    nodes[0].kill()
+    until(lambda: "The queue celery is not consumed until its node is back" in worker.output())
+    assert named.call("appserver.tasks.echo")["status"] == "SUCCESS"
+    nodes[0].restart()
+    until(lambda: "Started consuming from celery" in worker.output())
+    celery = Requester(nodes[1].url, "celery")
+    assert celery.call("appserver.tasks.echo")["status"] == "SUCCESS"
+
+    for requester in (named, celery):
+        requester.close()
+    for server in (worker, *nodes):
+        server.kill()
