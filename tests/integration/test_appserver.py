@@ -630,7 +630,7 @@ def test_a_frozen_node_is_left_and_replies_go_by_another(stack, rabbitmq, redis_
 def test_the_other_queues_are_consumed_while_the_node_of_a_classic_one_is_down(stack, redis_server):
     nodes = stack.rabbitmq_cluster(3)
     with channel(nodes[0]) as amqp:
-        amqp.queue_declare("celery", durable=True)
+        amqp.queue_declare("celery", durable=True, auto_delete=False)
     urls = ";".join(node.url for node in nodes[1:])
     worker = stack.worker(
         urls, redis_server.url, queues=("celery", "named"), env={"GATEWAY_QUEUES": "named"}
