@@ -9,10 +9,12 @@ from typing import Any
 from celery import Celery, bootsteps, signals
 from celery.exceptions import ImproperlyConfigured
 
+from appserver.absent_queues import AbsentQueues
 from appserver.attempts import TakeBack
 from appserver.bootsteps import PromptEvents, PromptHub
 from appserver.dead_letters import DeadLetters
 from appserver.fair import consume_fairly
+from appserver.frozen_nodes import LeaveFrozenNode
 from appserver.lost_results import CountLostResults
 from appserver.pools import SettledTasks
 from appserver.processes import PromptProcesses
@@ -76,7 +78,9 @@ def setup(app: Celery, fair: Mapping[str, int] | None = None) -> None:
             TellParameters,
         )
     )
-    app.steps["consumer"].update((DeadLetters, PromptEvents, Stream, TakeBack))
+    app.steps["consumer"].update(
+        (AbsentQueues, DeadLetters, LeaveFrozenNode, PromptEvents, Stream, TakeBack)
+    )
     consume_fairly(app, fair)
     if app.configured:
         _set_defaults(app, app.conf)

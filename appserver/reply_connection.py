@@ -24,6 +24,7 @@ import amqp
 from celery import signals
 from kombu.exceptions import OperationalError
 
+from appserver.frozen_nodes import ASK, Node, begin_elsewhere, node_of
 from appserver.held_results import HeldResults, Reply
 
 WRITE_TIMEOUT = 2.0  # seconds; a reply that takes longer is stored instead
@@ -63,6 +64,10 @@ class ReplyConnection:
     _socket: Any
     # Monotonic seconds; no connection is tried earlier.
     _not_before: float
+    # When the broker answered last (monotonic seconds).
+    _answered: float
+    #: Where the last connection was lost.
+    _left: Node | None = None
     #: Those of the pool `solo`, which writes them together.
     held: HeldResults | None = None
 
@@ -137,15 +142,33 @@ class ReplyConnection:
             self._drop()
 
     def _make_ready(self) -> None:
-        # A poll costs a system call; reading with a timeout of 0 would cost an exception as well.
-        if self._link is not None and self._readable(0):
+        if self._link is not None:
             try:
-                self._read_events()
+                # A poll costs a system call; reading with a timeout of 0 an exception as well.
+                if self._readable(0):
+                    self._read_events()
+                self._ask()
             except ERRORS as exc:
-                log.info("The broker closed the connection for replies: %s", exc)
+                log.info("The connection for replies is given up: %s", exc)
                 self._drop()
         if self._link is None:
             self._open()
+
+    def _ask(self) -> None:
+        """Wait for the broker's answer, unless it answered a moment ago.
+
+        A frozen node would take all replies, and pass none on. One that blocks publishers does not
+        read the question.
+        """
+        now = time.monotonic()
+        if self._blocked or now - self._answered < ASK:
+            return
+        try:
+            self._channel.flow(True)
+        except TimeoutError:
+            if not self._blocked:
+                raise
+        self._answered = now
 
     def _open(self) -> None:
         link = self._app.connection_for_write(
@@ -162,13 +185,15 @@ class ReplyConnection:
             self._not_before = math.inf
             raise OperationalError("the broker is not an AMQP broker")
         self._link = link
+        begin_elsewhere(link, self._left)
         link.ensure_connection(
             max_retries=max(len(link.alt), 1) - 1, interval_start=0, interval_step=0, interval_max=0
         )
         transport = link.connection.transport
         self._socket = transport.sock
         self._socket.settimeout(WRITE_TIMEOUT)
-        channel = link.connection.channel()
+        self._channel = channel = link.connection.channel()
+        self._answered = time.monotonic()
         self._frames = partial(frames, channel.channel_id, link.connection.frame_max)
         self._readable, self._write = _poll(self._socket), transport.write
 
@@ -187,6 +212,7 @@ class ReplyConnection:
 
     def _drop(self) -> None:
         if self._link is not None:
+            self._left = node_of(self._link)
             self._link.collect()
         self._link = self._socket = None
         self._blocked = False

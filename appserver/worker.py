@@ -30,7 +30,9 @@ from celery.worker.strategy import default
 from kombu.asynchronous import get_event_loop
 
 from appserver import dead_letters
+from appserver.absent_queues import leave_out
 from appserver.attempts import attempts
+from appserver.frozen_nodes import Node, begin_elsewhere, node_of
 from appserver.private_parts import PrivateParts
 from appserver.queues import DEAD_LETTER_EXCHANGE, DYNAMIC_EXCHANGE
 
@@ -357,6 +359,10 @@ class PromptConsumer(Consumer):
 
     _maximum_prefetch_restored: bool
     _limit_of_each_queue = False
+    #: Where the last connection was lost.
+    _left: Node | None = None
+    #: The classic queues whose node is down.
+    absent: frozenset[str] = frozenset()
 
     class Blueprint(Consumer.Blueprint):
         default_steps = [
@@ -376,6 +382,8 @@ class PromptConsumer(Consumer):
         return conn
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
+        if not isinstance(exc, self.channel_errors):
+            self._left = node_of(self.connection)
         super().on_connection_error_after_connected(exc)
         if isinstance(exc, amqp.AMQPNotImplementedError) and _global_qos(str(exc)):
             self._limit_of_each_queue = True
@@ -385,6 +393,8 @@ class PromptConsumer(Consumer):
                 " (%s)",
                 exc.reply_text,
             )
+        elif isinstance(exc, amqp.NotFound):
+            leave_out(self, str(exc))
         elif isinstance(exc, amqp.ResourceLocked):
             log.error(
                 "%s: if another worker is called %s, give this one a name of its own (-n NAME@%%h);"
@@ -403,7 +413,11 @@ class PromptConsumer(Consumer):
             )
 
     def ensure_connected(self, conn: Any) -> Any:
-        """Connect, with pauses of 1 to 5 s between attempts; Celery's grow to 30 s."""
+        """Connect, with pauses of 1 to 5 s between attempts; Celery's grow to 30 s.
+
+        The node of the connection that was lost is tried last; Celery begins with the list's first.
+        """
+        begin_elsewhere(conn, self._left)
         conn.ensure_connection = partial(
             conn.ensure_connection,
             interval_start=1,

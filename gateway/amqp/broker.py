@@ -9,7 +9,7 @@ import asyncio
 import logging
 import secrets
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,8 @@ REPLY_PREFIX = "gateway.reply."
 #: Seconds, unless the URL has a `heartbeat`; a broker that is silent for twice that is given up.
 HEARTBEAT = 10
 CONNECT_TIMEOUT = 5  # seconds for TCP, TLS, AMQP and the queues together
+QUEUES_PATIENCE = 2  # seconds of that until what the broker says of queues is not waited for
+_NAMED = 5  # queues in a line of the log
 _AT_ONCE = 16  # queues at the same time: each needs a channel, and some brokers allow only few
 #: Errors of a connection and of opening it; a connector's error is not an AMQPError.
 ERRORS = (OSError, pika.exceptions.AMQPError, AMQPConnectorException)
@@ -158,24 +160,41 @@ async def consume_replies(channel: Channel, on_message: Callable[..., None]) -> 
 
 
 async def ensure_queues(connection: TurnConnection, tasks: Sequence[TaskSettings]) -> None:
-    """Declare each task's queue that is missing, unless its route says ``declare = false``."""
+    """Declare each task's queue that is missing, unless its route says ``declare = false``.
+
+    What takes longer than `QUEUES_PATIENCE` goes on beside what follows: one classic queue whose
+    node is frozen would hold up all others.
+    """
     room = asyncio.Semaphore(_AT_ONCE)
 
     async def ensure(queue: str, task: TaskSettings) -> None:
         async with room:
             if await _declare(connection, queue, None):
-                return
-            if not task.declare:
+                pass
+            elif not task.declare:
                 log.warning(
                     "the queue %s is missing; its route has `declare = false`: create it", queue
                 )
             elif await _declare(connection, queue, task.arguments()):
                 log.info("declared the queue %s, which no worker consumes yet", queue)
+        del queues[queue]
 
     # A dynamic route knows nothing of its static queue; another route may.
     ordered = sorted(tasks, key=lambda task: not task.dynamic)
     queues = {queue: task for task in ordered for queue in task.queue_names}
-    await asyncio.gather(*(ensure(queue, task) for queue, task in queues.items()))
+    ensuring = asyncio.gather(*(ensure(queue, task) for queue, task in queues.items()))
+    # It ends with the connection, whose loss is told by others.
+    ensuring.add_done_callback(lambda future: future.cancelled() or future.exception())
+    await asyncio.wait({ensuring}, timeout=QUEUES_PATIENCE)
+    if ensuring.done():
+        ensuring.result()
+    else:
+        log.warning("the broker does not tell yet whether these queues exist: %s", _some(queues))
+
+
+def _some(queues: Collection[str]) -> str:
+    more = f" and {len(queues) - _NAMED} more" if len(queues) > _NAMED else ""
+    return ", ".join(sorted(queues)[:_NAMED]) + more
 
 
 async def missing_exchanges(connection: TurnConnection, tasks: Sequence[TaskSettings]) -> set[str]:

@@ -20,6 +20,8 @@ from celery import Celery
 import appserver
 from appserver.worker import BEGUN_AGAIN
 from gateway.stack.server import poll
+from tests.faults.proxy import Proxy
+from tests.faults.servers import channel
 from tests.support.stack import StackError
 from tests.support.waiting import until
 
@@ -596,3 +598,55 @@ def test_a_worker_of_quorum_queues_does_without_a_node_of_its_list(stack, rabbit
     output = worker.output()
     assert "Retrying delayed delivery" not in output
     assert "Failed to setup delayed delivery" not in output
+
+
+@pytest.mark.parametrize("pool", ["solo", "prefork"])
+def test_a_frozen_node_is_left_and_replies_go_by_another(stack, rabbitmq, redis_server, pool):
+    queue, (port,) = f"frozen-{pool}", re.findall(r":(\d+)/", rabbitmq.url)
+    nodes = {str(node.port): node for node in (Proxy(int(port)), Proxy(int(port)))}
+    urls = ";".join(rabbitmq.url.replace(f":{port}/", f":{node}/") for node in nodes)
+    worker = stack.worker(urls, redis_server.url, pool=pool, queues=(queue,))
+    requester = Requester(rabbitmq.url, queue)
+    assert requester.call("appserver.tasks.echo")["status"] == "SUCCESS"  # by the same node
+
+    (first,) = re.findall(r"Connected to amqp://\S+:(\d+)//", worker.output())
+    nodes[first].stall()
+    until(lambda: worker.output().count("Connected to") == 2)
+    # The broker does not know yet that the first connection is lost, and gives it some of them.
+    sent = [requester.send("appserver.tasks.echo") for _ in range(4)]
+    until(lambda: any(map(requester.replied, sent)))
+
+    output = worker.output()
+    assert "The broker does not answer: its connection is given up" in output
+    assert "The connection for replies is given up" in output
+    assert "Cannot connect" not in output  # as it is not tried before the other
+    assert re.findall(r"Connected to amqp://\S+:(\d+)//", output)[-1] != first
+    requester.close()
+    worker.stop()
+    for node in nodes.values():
+        node.close()
+
+
+def test_the_other_queues_are_consumed_while_the_node_of_a_classic_one_is_down(stack, redis_server):
+    nodes = stack.rabbitmq_cluster(3)
+    with channel(nodes[0]) as amqp:
+        amqp.queue_declare("celery", durable=True, auto_delete=False)
+    urls = ";".join(node.url for node in nodes[1:])
+    worker = stack.worker(
+        urls, redis_server.url, queues=("celery", "named"), env={"GATEWAY_QUEUES": "named"}
+    )
+    named = Requester(nodes[1].url, "named")
+    assert named.call("appserver.tasks.echo")["status"] == "SUCCESS"
+
+    nodes[0].kill()
+    until(lambda: "The queue celery is not consumed until its node is back" in worker.output())
+    assert named.call("appserver.tasks.echo")["status"] == "SUCCESS"
+    nodes[0].restart()
+    until(lambda: "Started consuming from celery" in worker.output())
+    celery = Requester(nodes[1].url, "celery")
+    assert celery.call("appserver.tasks.echo")["status"] == "SUCCESS"
+
+    for requester in (named, celery):
+        requester.close()
+    for server in (worker, *nodes):
+        server.kill()

@@ -215,8 +215,11 @@ class Socket(asyncio.Protocol):
     def getsockopt(self, *_: object) -> int:
         return 0
 
-    def shutdown(self, _how: int) -> None:
+    def shutdown(self, how: int) -> None:
         self._open().write_eof()
+        if how == socket.SHUT_RDWR:
+            self.ended = True
+            self._process.changed()
 
     def close(self) -> None:
         self._process.sockets.pop(self._number, None)

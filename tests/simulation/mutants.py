@@ -396,7 +396,7 @@ MUTANTS = [
     _w(
         "a reply to a closed connection",
         "reply_connection",
-        "if self._link is not None and self._readable(0):",
+        "if self._readable(0):",
         "if 0:",
     ),
     _w(

@@ -477,6 +477,9 @@ class Channel:
         self.confirms = True
         self._answer(method, spec.Confirm.SelectOk())
 
+    def on_flow(self, method: Any) -> None:
+        self.send(spec.Channel.FlowOk(method.active))
+
     def on_qos(self, method: Any) -> None:
         if method.global_qos:
             self.shared = method.prefetch_count
@@ -715,6 +718,7 @@ class Channel:
 _METHODS: dict[type, Callable[[Channel, Any], None]] = {
     spec.Channel.Close: Channel.on_close,
     spec.Channel.CloseOk: Channel.on_close_ok,
+    spec.Channel.Flow: Channel.on_flow,
     spec.Confirm.Select: Channel.on_confirm_select,
     spec.Queue.Declare: Channel.on_queue_declare,
     spec.Queue.Delete: Channel.on_queue_delete,

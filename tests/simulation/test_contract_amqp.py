@@ -194,6 +194,14 @@ def test_an_error_closes_only_its_channel_whose_number_is_free_then(server, queu
     other.nothing()
 
 
+def test_a_flow_that_goes_on_is_only_answered(server, queue):
+    channel = server.confirming()
+    channel.declare(queue)
+    assert channel.call(spec.Channel.Flow(True), spec.Channel.FlowOk).active
+    channel.put(queue, b"1")
+    assert channel.look(queue) == (1, 0)
+
+
 def test_what_follows_an_error_is_ignored(server, queue):
     channel, looking = server.channel(), server.channel()
     channel.declare(queue)

@@ -36,6 +36,29 @@ def test_some_queues_are_checked_at_the_same_time(monkeypatch, count):
     assert most == min(count, broker._AT_ONCE)
 
 
+def test_a_queue_of_which_nothing_is_told_holds_up_no_other(monkeypatch, caplog):
+    answers = {}
+
+    async def declare(_connection, queue, arguments):
+        answers[queue] = asyncio.get_running_loop().create_future()
+        return True if queue == "quick" else await answers[queue]
+
+    monkeypatch.setattr(broker, "_declare", declare)
+    monkeypatch.setattr(broker, "QUEUES_PATIENCE", 0.01)
+    queues = ["quick", *(f"frozen-{number}" for number in range(6))]
+    routes = Config(routes=[{"path": f"/{q}", "queue": q} for q in queues]).routes
+
+    async def work() -> None:
+        await broker.ensure_queues(None, routes)
+        answers["frozen-0"].set_result(True)
+        answers["frozen-1"].set_exception(pika.exceptions.ConnectionClosed(320, "lost"))
+        await asyncio.sleep(0)
+
+    asyncio.run(work())
+    (told,) = [record.message for record in caplog.records]
+    assert told.endswith("exist: frozen-0, frozen-1, frozen-2, frozen-3, frozen-4 and 1 more")
+
+
 def test_a_call_that_fails_at_once_leaves_nothing_that_nobody_awaits():
     closing = []
     channel = SimpleNamespace(add_on_close_callback=closing.append)

@@ -1,0 +1,60 @@
+"""Consume the other queues while the node of a classic one is down, and that one when it is back.
+
+The broker refuses such a queue (404), and Celery connects again and again, and consumes none.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+from celery import bootsteps
+
+from appserver.reply_connection import ERRORS, reply_connection
+
+PAUSE = 10.0  # seconds between looks whether a queue is there again
+
+#: The broker's reason, with the queue's name.
+_is_away = re.compile(r"home node \S+ of durable queue '(.*)' in vhost .* is down").search
+
+log = logging.getLogger(__name__)
+
+
+class AbsentQueues(bootsteps.StartStopStep):
+    """Consume the queues of `absent` again when they are there, for a consumer that has such."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    _looking: Any = None
+
+    def start(self, parent: Any) -> None:
+        if getattr(parent, "absent", None):
+            self._looking = parent.timer.call_repeatedly(PAUSE, look, (parent,))
+
+    def stop(self, parent: Any) -> None:
+        if self._looking is not None:
+            parent.timer.cancel(self._looking)
+            self._looking = None
+
+
+def leave_out(consumer: Any, error: str) -> None:
+    """Consume the queue no more which the broker's `error` says to be away, if it says so."""
+    if found := _is_away(error):
+        log.error("The queue %s is not consumed until its node is back (%s)", found[1], error)
+        consumer.app.amqp.queues.deselect(found[1])
+        consumer.absent |= {found[1]}
+
+
+def look(consumer: Any) -> None:
+    """Consume each absent queue that is there again; asked on a connection of its own."""
+    for queue in sorted(consumer.absent):
+        try:
+            with reply_connection(consumer.app).channel() as channel:
+                channel.queue_declare(queue, passive=True)
+        except ERRORS as exc:
+            log.info("The queue %s is not there yet: %s", queue, exc)
+            return
+        log.info("The queue %s is there again", queue)
+        consumer.absent -= {queue}
+        consumer.add_task_queue(queue)

@@ -1,0 +1,107 @@
+"""A broker that does not answer is asked, and left."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import amqp
+import pytest
+from celery import Celery
+
+from appserver.frozen_nodes import (
+    UNANSWERED,
+    LeaveFrozenNode,
+    Silence,
+    begin_elsewhere,
+    node_of,
+)
+
+NODES = [("a", 1), ("b", 2), ("c", 3)]
+
+
+class Broker:
+    """The connection, its channel and its socket; notes what is asked, and answers or not."""
+
+    def __init__(self) -> None:
+        self.bytes_recv, self.asked, self.ended, self.answers = 0, 0, False, True
+        self.transport = SimpleNamespace(sock=self)
+
+    def send_method(self, *_: object) -> None:
+        self.asked += 1
+        self.bytes_recv += self.answers
+
+    def shutdown(self, _how: int) -> None:
+        self.ended = True
+
+
+def test_a_silent_broker_is_asked_until_it_does_not_answer():
+    broker = Broker()
+    silence = Silence(broker, broker)
+
+    for _ in range(20):
+        silence.look()
+    assert (broker.asked, broker.ended) == (10, False)
+    broker.answers = False
+    for _ in range(UNANSWERED + 1):
+        silence.look()
+        assert not broker.ended
+    silence.look()
+    assert (broker.asked, broker.ended) == (11, True)
+
+
+def test_one_that_sends_by_itself_is_not_asked():
+    broker = Broker()
+    silence = Silence(broker, broker)
+    for _ in range(20):
+        broker.bytes_recv += 1
+        silence.look()
+    assert not broker.asked
+
+
+@pytest.mark.parametrize(
+    ("connection", "hub", "green", "looks"),
+    [
+        (object.__new__(amqp.Connection), "kombu's", False, True),
+        (object.__new__(amqp.Connection), None, True, True),
+        # Another thread would use the connection at the same time.
+        (object.__new__(amqp.Connection), None, False, False),
+        (SimpleNamespace(), "kombu's", False, False),  # Redis
+    ],
+)
+def test_it_looks_where_the_loop_itself_has_the_timer(connection, hub, green, looks):
+    entries: list[object] = []
+    timer = SimpleNamespace(
+        call_repeatedly=lambda *call: entries.append(call) or call, cancel=entries.remove
+    )
+    consumer = SimpleNamespace(
+        hub=hub,
+        pool=SimpleNamespace(is_green=green),
+        connection=SimpleNamespace(connection=connection),
+        task_consumer=SimpleNamespace(channel=None),
+        timer=timer,
+        steps=[],
+    )
+    step = LeaveFrozenNode(consumer)
+    step.start(consumer)
+    assert bool(entries) is looks
+    step.stop(consumer)
+    step.stop(consumer)
+    assert not entries
+
+
+@pytest.mark.parametrize(
+    ("left", "first"), [(None, "a"), (("a", 1), "b"), (("b", 2), "a"), (("d", 4), "a")]
+)
+def test_the_node_that_was_left_is_not_the_first(left, first):
+    urls = ";".join(f"amqp://guest:guest@{host}:{port}//" for host, port in NODES)
+    with Celery(broker=urls, set_as_current=False) as app:
+        link = app.connection_for_read()
+        begin_elsewhere(link, left)
+    assert node_of(link)[0] == first
+
+
+def test_the_only_node_is_tried_all_the_same():
+    with Celery(broker="amqp://a:1//", set_as_current=False) as app:
+        link = app.connection_for_read()
+        begin_elsewhere(link, ("a", 1))
+    assert node_of(link) == ("a", 1)
