@@ -17,21 +17,9 @@ from pydantic import Field, SecretStr, create_model, field_validator, model_vali
 from gateway.answer import TEXT, Answer
 from gateway.delivery import Request
 from gateway.errors import BadRequest, KeyNotKnown, SignatureMismatch, Unverified
+from gateway.sources import compiled
 from gateway.sources.base import Draft, KeyRequest, Options, Signed, Source, Verified
 from gateway.sources.block import PLACEHOLDER, Block
-from gateway.sources.compiled import (
-    Readers,
-    events,
-    handshake,
-    identities,
-    is_token,
-    requirements,
-    signatures,
-    signed_parts,
-    time_check,
-    token,
-    unit_of,
-)
 from gateway.sources.envelopes import MAX_UNPROVEN, check_unproven, read_json, read_loosely
 from gateway.sources.fields import at, pointer, put, read_if_json
 from gateway.sources.keys import (
@@ -49,7 +37,7 @@ from gateway.sources.keys import (
     SharedKey,
     Token,
     decoded,
-)  # fmt: skip
+)
 from gateway.sources.places import Place, Seen
 
 
@@ -61,11 +49,11 @@ class Declared(Source):
     def __init__(self, options: Options, public_url: str = ""):
         super().__init__(options, public_url)
         self._block = block = options if isinstance(options, Block) else self.block
-        self._unit = unit_of(block)
+        self._unit = compiled.unit_of(block)
         secrets = [secret.get_secret_value() for secret in options.secrets]
         # With a public key that is fetched, the other secrets say what else has to fit.
         texts = texts_of(secrets, block)
-        self._readers = readers = Readers(block, options, public_url, texts)
+        self._readers = readers = compiled.Readers(block, options, public_url, texts)
         self._keys = [key for secret in secrets for key in keys_of(secret, block, texts)]
         self.fetches = not self._keys
         own = any("{key}" in text for text in block.require.values())
@@ -76,17 +64,19 @@ class Declared(Source):
         self.secret_headers = frozenset([*whose, *block.secret_headers])
         known = None if block.event else ()
         self.events = known if block.events is None else tuple(block.events)
-        self._given = token(readers) if block.is_jwt else signatures(block)
-        clock, self._required = time_check(readers, options.tolerance), requirements(readers)
+        self._given = compiled.token(readers) if block.is_jwt else compiled.signatures(block)
+        clock = compiled.time_check(readers, options.tolerance)
+        self._required = compiled.requirements(readers)
         # What has to be parsed is read after the proof where that is possible.
         late = block.is_jwt or any(place.is_parsed for place in block.places_of("time"))
         self._early, self._late = None if late else clock, clock if late else None
         parsed = any(place.is_parsed for place in block.places_of("signature", "signed"))
         self._largest = (block.max_body or MAX_UNPROVEN) if parsed else None
-        self._parts, self._event = signed_parts(readers), events(readers)
-        self._identity = identities(readers)
+        self._parts, self._event = compiled.signed_parts(readers), compiled.events(readers)
+        self._identity = compiled.identities(readers)
         answers = [
-            (each, handshake(each, readers, self._prove, self._sign)) for each in block.handshakes
+            (each, compiled.handshake(each, readers, self._prove, self._sign))
+            for each in block.handshakes
         ]
         self._others = [(each.method, answer) for each, answer in answers if each.method != "POST"]
         posts = [(each.is_signed, answer) for each, answer in answers if each.method == "POST"]
@@ -151,7 +141,7 @@ class Declared(Source):
             self._late(seen)
         if self._required is not None:
             self._required(seen)
-        if self._signs_for_anybody and is_token(b"".join(parts)):
+        if self._signs_for_anybody and compiled.is_token(b"".join(parts)):
             raise Unverified("The signed text could be a handshake's token.")
 
     def _fetching(self) -> Callable[[Seen], Sequence[Key]]:
