@@ -32,10 +32,13 @@ return found
 
 # Counts failures: each that is not counted yet, as its mark is removed with it. A group that is
 # new, comes back, or has ten times as many failures as when that was last said, is told in *news*.
-# Of groups those that have failed last are kept, and news of these. KEYS: failing, groups, news.
-# Arguments: most groups, what keys of groups begin with, 1 to write news, then for each failure its
-# delivery's id, time (ms), group's id (empty: it has none), and what the group has in common
-COUNT = """
+# Of groups those that are muted are kept, and those that have failed last, with their news. KEYS:
+# failing, groups, news. Arguments: most groups, what keys of groups begin with, 1 to write news,
+# then for each failure its delivery's id, time (ms), group's id (empty: it has none), and what the
+# group has in common
+COUNT = (
+    _MS
+    + """
 local counted = 0
 for i = 4, #ARGV, 4 do
     local id, ms, group, about = unpack(ARGV, i, i + 3)
@@ -76,15 +79,21 @@ for i = 4, #ARGV, 4 do
 end
 local more = redis.call('ZCARD', KEYS[2]) - ARGV[1]
 if more > 0 then
-    local oldest = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', '+inf', 'LIMIT', 0, more)
-    for _, group in ipairs(oldest) do
-        redis.call('ZREM', KEYS[2], group)
-        redis.call('ZREM', KEYS[3], 'new ' .. group, 'again ' .. group, 'grown ' .. group)
-        redis.call('DEL', ARGV[2] .. group)
+    for _, group in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', '+inf')) do
+        if more == 0 then
+            break
+        end
+        if now >= tonumber(redis.call('HGET', ARGV[2] .. group, 'muted') or 0) then
+            redis.call('ZREM', KEYS[2], group)
+            redis.call('ZREM', KEYS[3], 'new ' .. group, 'again ' .. group, 'grown ' .. group)
+            redis.call('DEL', ARGV[2] .. group)
+            more = more - 1
+        end
     end
 end
 return counted
 """
+)
 
 # Returns the time (ms), then all fields of some groups, those that have failed last first.
 # KEYS: groups. Arguments: what keys of groups begin with, the first one's place, number

@@ -21,7 +21,7 @@ from gateway.journal.entry import DEAD_LETTERED, EXPIRED, FAILED, Entry
 FAILURES = frozenset((FAILED, DEAD_LETTERED, EXPIRED))
 #: What a group's id matches; it may be empty.
 GROUP = r"^([0-9a-f]{16})?$"
-#: How many groups are kept: those that have failed last.
+#: How many groups are kept: those that are muted, and those that have failed last.
 MOST = 500
 #: Milliseconds: of a bar, of all bars together, and for which a group counts as new.
 HOUR, DAY = 3_600_000, 86_400_000

@@ -825,13 +825,18 @@ async def test_groups_are_bounded(use: Use):
     async with use() as store:
         # A type of its own for each.
         rows = [failed(f"d{n}", "".join(chr(97 + int(c)) for c in f"{n:04}")) for n in range(600)]
-        for begin in range(0, 600, 100):
+        await store.write(rows[:1])
+        await counted(store)
+        (muted,) = await store.groups()
+        assert await store.change_group(muted.id, datetime.now(UTC) + timedelta(hours=1))
+        for begin in range(1, 600, 100):
             await store.write(rows[begin : begin + 100])
             await counted(store)
 
+        # Then those that have failed last are kept, and the one that is muted.
         groups = await store.groups()
         assert len(groups) == MOST
-        assert {each.latest[0] for each in groups} == {f"d{n}" for n in range(100, 600)}
+        assert {each.latest[0] for each in groups} == {"d0", *(f"d{n}" for n in range(101, 600))}
         # What nobody has told is bounded with them.
         assert set(await store.news(1_000, 60.0)) == {f"new {each.id}" for each in groups}
 
