@@ -13,10 +13,12 @@ from urllib.parse import parse_qsl
 from gateway.admin.pages.widgets import escape
 from gateway.config.redaction import HIDDEN
 
-#: Characters of a body that are shown, bytes as hexadecimal digits, and levels that fold.
+#: Characters of a body that are shown, bytes as hexadecimal digits, and levels that fold
+#: or have an indent of their own.
 _MOST, _BYTES, _LEVELS = 200_000, 4_096, 20
 _SHORT = 72  # characters of a value that needs no lines of its own
-_TAG = re.compile(r"(<[^>]+>)")
+# Up to the next "<" or ">": the time is proportional to the text.
+_TAG = re.compile(r"(<[^<>]+>)")
 
 
 class Shown(NamedTuple):
@@ -44,7 +46,7 @@ def shown(body: Any, headers: Mapping[str, str]) -> Shown:
         except (ValueError, RecursionError):
             return Shown("text, no valid JSON", f"<pre>{_text(body)}</pre>", size)
     if body[:1] == "<":
-        return Shown("XML", f"<pre>{_text(_indented(body))}</pre>", size)
+        return Shown("XML", f"<pre>{_text(_indented(body, _MOST))}</pre>", size)
     if "form-urlencoded" in kind:
         pairs = parse_qsl(body, keep_blank_values=True)
         rows = "".join(f"<dt>{escape(name)}</dt><dd>{_text(value)}</dd>" for name, value in pairs)
@@ -52,21 +54,35 @@ def shown(body: Any, headers: Mapping[str, str]) -> Shown:
     return Shown("text", f"<pre>{_text(body)}</pre>", size)
 
 
-def lines(body: Any, headers: Mapping[str, str]) -> list[str]:
-    """Return a body of a call as lines, so that two can be compared."""
+def lines(body: Any, headers: Mapping[str, str], most: int) -> list[str]:
+    """Return a body of a call as lines, so that two can be compared.
+
+    Where there are more than `most`, these have more than that, and need not be all.
+    """
     if isinstance(body, Mapping) and "__type__" in body:
         return _dumped(str(body.get("__value__", "")))[0]
     if not isinstance(body, str):
-        return json.dumps(body, ensure_ascii=False, indent=2).splitlines()
+        return _json_lines(body, most)
     if body[:1] in ("{", "["):
         try:
-            return json.dumps(json.loads(body), ensure_ascii=False, indent=2).splitlines()
+            return _json_lines(json.loads(body), most)
         except (ValueError, RecursionError):
             return body.splitlines()
     if body[:1] == "<":
-        return _indented(body).splitlines()
+        return _indented(body, most).splitlines()
     form = "form-urlencoded" in headers.get("content-type", "")
     return body.split("&") if form else body.splitlines()
+
+
+def _json_lines(value: Any, most: int) -> list[str]:
+    """Write JSON with an indent by level, which may be a thousand times its text."""
+    parts, found = [], 0
+    for part in json.JSONEncoder(ensure_ascii=False, indent=2).iterencode(value):
+        parts.append(part)
+        found += part.count("\n")
+        if found > most:
+            break
+    return "".join(parts).splitlines()
 
 
 def _text(text: str) -> str:
@@ -118,11 +134,16 @@ def _fold(value: Any, name: str = "", end: str = "", level: int = 0) -> str:
     )
 
 
-def _indented(text: str) -> str:
-    """Give each element of XML a line; it is not parsed, as anybody can have sent it."""
+def _indented(text: str, most: int) -> str:
+    """Give each element of XML a line; it is not parsed, as anybody can have sent it.
+
+    What follows more than `most` lines is left out.
+    """
     lines: list[str] = []
     level = 0
     for part in filter(None, map(str.strip, _TAG.split(text))):
+        if len(lines) > most:
+            break
         last = lines[-1] if lines else ""
         joins = last.endswith(">") and not part.startswith("<")  # a value
         if part.startswith("</"):
@@ -131,7 +152,7 @@ def _indented(text: str) -> str:
         if last and joins:
             lines[-1] += part
         else:
-            lines.append("  " * max(level, 0) + part)
+            lines.append("  " * min(max(level, 0), _LEVELS) + part)
         if part.startswith("<") and part[1:2] not in "/!?" and not part.endswith("/>"):
             level += 1
     return "\n".join(lines)

@@ -66,7 +66,8 @@ class Compare(View):
             for each in pair:
                 self.audit(LOOK, id=each.id)
         (its, its_body), (others, other_body) = map(sent, pair)
-        left_lines, right_lines = lines(its_body, its), lines(other_body, others)
+        left_lines = lines(its_body, its, _LINES)
+        right_lines = lines(other_body, others, _LINES)
         return shown | {
             "fields": pairs(*(_fields(each, bodies) for each in pair)),
             "headers": pairs(its, others) if bodies else (),

@@ -83,6 +83,17 @@ def test_a_large_body_is_cut_and_a_deep_one_does_not_fold_for_ever():
     assert shown("[" * 100_000, {}).kind == "text, no valid JSON"
 
 
+def test_what_is_shown_of_a_body_is_in_proportion_to_it():
+    deep = "[" * 500 + "1," * 20_000 + "1" + "]" * 500
+    for text in ("<a>" * 20_000, "<a>" * 70_000, "<" * 60_000, deep):
+        found = shown(text, {})
+        assert len(found.markup) < 40 * len(text), text[:9]
+        # Where a level has an indent, a body of 1 MB could otherwise be one of 1 GB.
+        some = lines(text, {}, 1_000)
+        assert sum(map(len, some)) < 40 * len(text)
+    assert len(some) > 1_000
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
@@ -245,7 +256,7 @@ def test_a_body_or_the_arguments_are_edited():
     ],
 )  # fmt: skip
 def test_lines_of_two_bodies_that_differ(left, right, rows):
-    assert body(lines(left, {}), lines(right, {})) == rows
+    assert body(lines(left, {}, 99), lines(right, {}, 99)) == rows
 
 
 def test_what_is_the_same_is_left_out_where_two_are_compared():
@@ -254,7 +265,7 @@ def test_what_is_the_same_is_left_out_where_two_are_compared():
     assert [row.name for row in found] == ["…", "38", "39", "40", "41", "42", "43", "44"]
     assert [row.name for row in found if row.differs] == ["41"]
     form = {"content-type": "application/x-www-form-urlencoded"}
-    assert lines("a=1&b=2", form) == ["a=1", "b=2"] and lines("a&b\nc", {}) == ["a&b", "c"]
+    assert lines("a=1&b=2", form, 9) == ["a=1", "b=2"] and lines("a&b\nc", {}, 9) == ["a&b", "c"]
     assert pairs({"a": "1", "b": ""}, {"c": "2", "b": ""}) == [("a", "1", ""), ("c", "", "2")]
 
 
