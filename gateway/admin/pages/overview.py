@@ -58,7 +58,7 @@ class Overview(View):
         rows, gateways = self._routes(), self.known.gateways
         chosen = self._chosen()
         first, last = slots[0].time, slots[-1].time
-        begun = [each for each in self.known.starts if first < each[0] <= last]
+        begun = [each for each in self.known.starts if first < each[0]]
         return {
             "begun": begun,
             "chosen": chosen,
@@ -73,7 +73,7 @@ class Overview(View):
             "queues": most_waiting(look),
             "rows": rows,
             "span": {"10m": "10 minutes", "6h": "6 hours", "14d": "14 days"}[self.range],
-            "over": marked([(at - first) / (last - first) for at, _ in begun]),
+            "over": marked([min((at - first) / (last - first), 1.0) for at, _ in begun]),
             "step": lasting(slots[1].time - slots[0].time, 1),
             "troubles": await self._troubles(answers, rows),
             "well": _well_since(self.known.history.read("6h")),
