@@ -207,6 +207,7 @@ def test_the_curl_line_sends_the_same(send, tmp_path, name, data):
         (["--as", "github", "--secret", ""], "github: secrets: "),
         (["--as", "github", "--option", "rate"], "--option: rate is not of the form KEY=VALUE"),
         (["--as", "github", "--option", "colour=red"], "colour: there is no such setting"),
+        (["--as", "github", "--option", "scheme=githob"], "github: scheme: there is no such"),
         (["--as", "wechat", "--aes-key", SECRET], "wechat: aes_key: an EncodingAESKey has 43"),
         (["--as", "github", "--data", "@/no/such/file"], "--data: /no/such/file cannot be read"),
         (["--as", "twilio", "--data", "a&" * 2000], "the body cannot be signed: "),

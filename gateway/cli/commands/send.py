@@ -107,7 +107,10 @@ def _source(arguments: argparse.Namespace, url: str) -> Source:
         )
     if name not in sources:
         values["scheme"] = name
-    found = options_class(values)
+    try:
+        found = options_class(values)
+    except ValueError as exc:
+        raise ConfigError([f"{name}: {exc}"]) from exc
     try:
         chosen = found.model_validate(values)
     except ValidationError as exc:
