@@ -222,6 +222,7 @@ def pages(page: Page, rounds: int) -> Iterator[str]:
     """Yield how long each page takes until it is seen first, in each form."""
     yield "| page | " + " | ".join(f"{w}, {s}" for w in SCREENS for s in SCHEMES) + " |"
     page.open("/deliveries?state=failed")
+    page.until("document.querySelector('a.row')")
     one = page.run("document.querySelector('a.row').getAttribute('href')")
     for path in (*PAGES, f"/{one}"):
         cells = []

@@ -501,6 +501,18 @@ async def test_entries_are_in_order_and_divided_by_position(use: Use):
 
 
 @awaited
+async def test_a_search_ends_with_its_time_and_goes_on_from_there(use: Use):
+    async with use() as store:
+        await store.write([answered(f"d{n}") for n in range(3)])
+        reader, parts, before = Reader(store), [], ""
+        while before or not parts:
+            async with aclosing(reader.find(Filter(), before, patience=0)) as found:
+                parts.append([each.id async for each in found])
+            before = reader.reached
+        assert parts == [["d2"], ["d1"], ["d0"], []]
+
+
+@awaited
 async def test_entries_have_calls_only_if_asked(use: Use):
     async with use() as store:
         await store.write([answered("one", FAILED, 502)])
