@@ -112,6 +112,7 @@ class Page:
         self.fill("[data-unlock] input", TOKEN)
         self.click("[data-unlock] button")
         self.until("document.querySelectorAll('[data-row]').length > 10")
+        self.until("document.readyState == 'complete'")
 
     def errors(self) -> Iterator[str]:
         """Yield what the console has told since the page was opened."""

@@ -113,8 +113,9 @@ class Database:
     ) -> Iterator[Sequence[sa.Row[Any]]]:
         """Yield ms, seq and id of deliveries that `wanted` may take, the newest first.
 
-        Without a text, the index of filters has all that is read. A text that is frequent is found
-        among the newest ones, where its index would yield too many; one that is not, by its index.
+        Without a text, the index of filters has all that is read. A text is looked for among the
+        newest ones, and each time among four times as many: of one that is frequent its index would
+        yield too many at once.
         """
         columns = DELIVERIES.c
         key = (columns.ms, columns.seq, columns.id)
@@ -123,19 +124,20 @@ class Database:
         if not wanted.text:
             yield from _older(connection, ordered, before)
             return
-        text = self._is_about(wanted.text)
-        newest = ordered.where(*_before(before)).limit(1).offset(_NEWEST)
-        last = connection.execute(newest).first()
-        newer = (
-            (columns.ms >= last.ms, sa.tuple_(*key[:2]) > sa.tuple_(*map(sa.literal, last[:2])))
-            if last
-            else ()
-        )
-        yield from _older(connection, ordered.where(text, *newer), before)
-        if last:
-            # Not in the order of an index, which would be that of another index than the text's.
-            found = query.where(text).order_by((columns.ms + 0).desc(), columns.seq.desc())
-            yield from _older(connection, found, f"{last.ms}-{last.seq + 1}")
+        # Not in the order of an index, which would be that of another index than the text's.
+        found = query.where(self._is_about(wanted.text))
+        found = found.order_by((columns.ms + 0).desc(), columns.seq.desc())
+        number = _NEWEST
+        while True:
+            last = connection.execute(
+                ordered.where(*_before(before)).limit(1).offset(number)
+            ).first()
+            place = sa.tuple_(*map(sa.literal, last[:2])) if last else None
+            newer = (columns.ms >= last.ms, sa.tuple_(*key[:2]) > place) if last else ()
+            yield from _older(connection, found.where(*newer), before)
+            if last is None:
+                return
+            before, number = f"{last.ms}-{last.seq + 1}", 4 * number
 
     def _conditions(self, wanted: Filter) -> Iterator[sa.ColumnElement[bool]]:
         """Yield what a filter demands of the columns, but for the text."""
