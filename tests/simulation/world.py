@@ -132,10 +132,12 @@ class World:
             self.evidence.left += holdings.uncollected()
         if holdings.held(self):
             gc.collect()  # as each process does from time to time
-            first = holdings.held(self)
-            await asyncio.sleep(0.3)  # perhaps it is what is done periodically
-            again = holdings.held(self)
-            self.evidence.left += [line for line in first if line in again]
+            left = holdings.held(self)
+            for _ in range(4):  # perhaps it is one after the other of what is done periodically
+                await asyncio.sleep(0.31)
+                again = holdings.held(self)
+                left = [line for line in left if line in again]
+            self.evidence.left += left
         await self._stop()
         self.evidence.dead = holdings.dead_letters(self)
         self.inspected = await holdings.inspect(self)

@@ -63,6 +63,8 @@ PACKAGES = ("gateway", "appserver")
 STANDARD = {
     *("_asdict", "_replace", "_fields", "_make", "_exit", "_generate_next_value_"),
     *("_actions", "_SubParsersAction", "_abc_impl", "_is_protocol"),
+    *("_getframe", "_current_frames"),
+    "_stream_request_body",  # Tornado's decorator sets it
 }
 
 
