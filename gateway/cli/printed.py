@@ -60,6 +60,7 @@ def about(entry: Entry) -> dict[str, Any]:
         "ended_at": entry.ended_at,
         "replays": entry.replays,
         "replaying": entry.replaying,
+        "replayed_by": entry.replayed_by,
         "identity": entry.identity,
         "request": entry.request or None,
         "redacted": entry.redacted,

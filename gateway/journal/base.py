@@ -167,11 +167,12 @@ class JournalStore(ABC):
         """
 
     @abstractmethod
-    async def end_replay(self, delivery_id: str, task_id: str, taken: bool) -> None:
+    async def end_replay(self, delivery_id: str, task_id: str, taken: bool, by: str) -> None:
         """Write how the replay that has begun as `task_id` has ended, if it has not yet.
 
         If the broker has `taken` the task, it is the delivery's from now on, which is open again in
-        the state *replayed*, without error and attempts, and has been replayed once more.
+        the state *replayed*, without error and attempts, and has been replayed once more, `by`
+        whom.
         """
 
     @abstractmethod

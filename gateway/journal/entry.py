@@ -81,11 +81,12 @@ class Entry:
     ``call`` is what a route without `args` gives. It is the same for a request that was refused
     before, or ignored; only then ``request`` has something: its ``method``, its ``path``, and
     whether its body is ``truncated`` in the call. ``replays`` is how often the delivery was
-    published again; ``replaying`` the task id of a replay of which it is not known whether the
-    broker has taken it, or "". ``identity`` is the same for all tries of a delivery that its sender
-    repeats, and "" where they cannot be recognized. ``position`` is that in the journal, where it
-    was read in order. ``redacted`` are the pointers whose values are not kept. An empty ``call``
-    was not kept, or not read.
+    published again, and ``replayed_by`` who did so last, as the log names them; ``replaying`` the
+    task id of a replay of which it is not known whether the broker has taken it, or "".
+    ``identity`` is the same for all tries of a delivery that its sender repeats, and "" where they
+    cannot be recognized. ``position`` is that in the journal, where it was read in order.
+    ``redacted`` are the pointers whose values are not kept. An empty ``call`` was not kept, or not
+    read.
     """
 
     delivery: dict[str, Any]
@@ -101,6 +102,7 @@ class Entry:
     ended_at: str = ""
     replays: int = 0
     replaying: str = ""
+    replayed_by: str = ""
     identity: str = ""
     position: str = ""
     published: float | None = None

@@ -124,12 +124,12 @@ class RedisStore(JournalStore):
         other = await self._run("EVAL", scripts.BEGIN_REPLAY, len(keys), *keys, *about)
         return None if other is None else str(other, "utf-8")
 
-    async def end_replay(self, delivery_id: str, task_id: str, taken: bool) -> None:
+    async def end_replay(self, delivery_id: str, task_id: str, taken: bool, by: str) -> None:
         keys = self._keys
         await self._run(
             "EVAL", scripts.END_REPLAY, 2 + len(self._marks),
             keys.of(delivery_id), keys.open, *self._marks,
-            delivery_id, task_id, int(taken), FIRST_LOOK, keys.changes,
+            delivery_id, task_id, int(taken), FIRST_LOOK, keys.changes, by,
         )  # fmt: skip
 
     async def get(self, delivery_id: str) -> Entry | None:
@@ -349,5 +349,6 @@ def _entry(fields: Mapping[bytes, bytes], position: str = "") -> Entry:
         ended_at=texts.get("ended_at", ""),
         replays=int(texts.get("replays", 0)),
         replaying=texts.get("replaying", ""),
+        replayed_by=texts.get("replayed_by", ""),
         position=position or texts.get("position", ""),
     )

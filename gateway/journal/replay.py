@@ -153,9 +153,10 @@ class Replays:
     asked for `again`; then it does so under the same task id.
     """
 
-    def __init__(self, store: JournalStore, publish: Publish):
+    def __init__(self, store: JournalStore, publish: Publish, by: str):
         self._store = store
         self._publish = publish
+        self._by = by
         self._ids = TaskIds()
 
     async def run(self, chosen: Entry, again: bool = False) -> Replay:
@@ -191,10 +192,10 @@ class Replays:
         except NotConfirmed:
             return Replay(entry.id, task_id, "not confirmed, but may run", unavailable=True)
         except RequestError as exc:
-            await self._store.end_replay(entry.id, task_id, taken=False)
+            await self._store.end_replay(entry.id, task_id, False, self._by)
             return Replay(entry.id, problem=f"not taken: {exc}", unavailable=exc.status >= 500)
         try:
-            await self._store.end_replay(entry.id, task_id, taken=True)
+            await self._store.end_replay(entry.id, task_id, True, self._by)
         except GatewayError as exc:
             why = f"it was published, which the journal does not have: {exc}"
             return Replay(entry.id, task_id, why, unavailable=True)
@@ -220,11 +221,14 @@ class Replays:
 
 
 @asynccontextmanager
-async def replaying(config: Config) -> AsyncIterator[Replays]:
-    """Connect to the journal's store and to the broker, and yield what replays deliveries."""
+async def replaying(config: Config, by: str) -> AsyncIterator[Replays]:
+    """Connect to the journal's store and to the broker, and yield what replays deliveries.
+
+    `by` says who does it.
+    """
     async with store_for(config).opened(config) as store, publishing(config) as publish:
 
         async def publish_today(entry: Entry, task_id: str) -> None:
             await publish(aimed(config, entry), task_id)
 
-        yield Replays(store, publish_today)
+        yield Replays(store, publish_today, by)

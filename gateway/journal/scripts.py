@@ -318,7 +318,7 @@ end
 )
 
 # Writes how a replay's publishing has ended. KEYS: the hash, open, changed, missed.
-# Arguments: id, its task id, 1 if the broker has taken it, first look (ms from now), channel
+# Arguments: id, its task id, 1 if the broker has taken it, first look (ms from now), channel, who
 END_REPLAY = (
     _MARK
     + """
@@ -332,7 +332,8 @@ end
 if ARGV[3] == '1' then
     local time = redis.call('TIME')
     local now = time[1] * 1000 + math.floor(time[2] / 1000)
-    redis.call('HSET', KEYS[1], 'task_id', ARGV[2], 'state', 'replayed', 'looks', 0, 'error', '')
+    redis.call('HSET', KEYS[1], 'task_id', ARGV[2], 'state', 'replayed', 'looks', 0, 'error', '',
+        'replayed_by', ARGV[6])
     redis.call('HDEL', KEYS[1], 'ended_at', 'attempts')
     redis.call('HINCRBY', KEYS[1], 'replays', 1)
     redis.call('ZADD', KEYS[2], now + ARGV[4], ARGV[1])
@@ -443,7 +444,7 @@ for i, entry in ipairs(page) do
     else
         local fields, names = {}, {
             'about', 'state', 'task_id', 'status', 'seconds', 'published', 'error', 'attempts',
-            'ended_at', 'replays', 'replaying',
+            'ended_at', 'replays', 'replaying', 'replayed_by',
         }
         for j, value in ipairs(redis.call('HMGET', key, unpack(names))) do
             if value then

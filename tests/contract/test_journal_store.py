@@ -145,7 +145,7 @@ async def ids(store: JournalStore, **bounds: Any) -> list[str]:
 
 async def replay(store: JournalStore, delivery_id: str, task_id: str, before: str = "first"):
     assert await store.begin_replay(delivery_id, task_id, before) is None
-    await store.end_replay(delivery_id, task_id, taken=True)
+    await store.end_replay(delivery_id, task_id, True, "ann")
 
 
 async def until_due(
@@ -415,7 +415,7 @@ async def test_a_replay_is_exclusive(use: Use):
 
         assert (await got(store, "one")).replaying == "second"
         assert await other.begin_replay("one", "third", "first") == "second"
-        await store.end_replay("one", "second", taken=True)
+        await store.end_replay("one", "second", True, "ann")
         # Who has chosen it before the replay is told of it, too.
         assert await other.begin_replay("one", "third", "first") == "second"
         assert await other.begin_replay("one", "third", "second") is None
@@ -432,9 +432,10 @@ async def test_a_replay_that_was_taken_opens_the_delivery_again(use: Use):
         one = await got(store, "one")
         assert (one.state, one.task_id, one.error, one.ended_at) == (REPLAYED, "second", "", "")
         assert (one.replays, one.replaying, one.status) == (1, "", 202)
+        assert [each.replayed_by for each in (one, *await listed(store))] == ["ann", "ann"]
         assert await until_due(store) == [("one", "second")]
         # It is said once.
-        await store.end_replay("one", "second", taken=True)
+        await store.end_replay("one", "second", True, "ann")
         assert (await got(store, "one")).replays == 1
 
 
@@ -445,9 +446,9 @@ async def test_a_replay_that_was_not_taken_changes_nothing(use: Use):
         before = await got(store, "one")
         await store.begin_replay("one", "second", "first")
 
-        await store.end_replay("one", "other", taken=True)  # which has not begun
+        await store.end_replay("one", "other", True, "ann")  # which has not begun
         assert (await got(store, "one")).replaying == "second"
-        await store.end_replay("one", "second", taken=False)
+        await store.end_replay("one", "second", False, "ann")
 
         assert await got(store, "one") == before
         assert await store.begin_replay("one", "third", "first") is None
@@ -647,7 +648,7 @@ async def test_what_has_changed_is_told_until_it_is_archived(use: Use):
         assert await store.begin_replay("one", "second", "first") is None
         assert sorted(await changed(store)) == ["one", "two"]
         await store.archived(await store.changed(100, 1 << 20, 0.0))
-        await store.end_replay("one", "second", taken=True)
+        await store.end_replay("one", "second", True, "ann")
         await store.refuse(refusal("three"))
         assert await changed(store) == ["one", "three"]
 

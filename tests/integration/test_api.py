@@ -215,6 +215,7 @@ def test_one_is_replayed(gateway):
     assert poll(lambda: states(gateway) == ["failed"], 30)
     (again,) = ask(gateway, "deliveries")[2]["deliveries"]
     assert (again["replays"], again["task_id"]) == (1, replayed["task_id"])
+    assert again["replayed_by"] == "127.0.0.1 (no token)"
 
 
 def test_one_that_cannot_be_replayed_is_a_conflict(gateway, servers):

@@ -150,7 +150,7 @@ def test_a_delivery_is_archived_as_it_changes(config):
         async with journal(config) as store:
             await store.settle("a", "first", End(FAILED, "ValueError: \0\ud800 no", 3))
             await store.begin_replay("b", "second", "first")
-            await store.end_replay("b", "second", taken=True)
+            await store.end_replay("b", "second", True, "")
             refusal = Refusal("c", about("c"), b"[[{}, {}, null], {}, {}]", 401, 0.1, "unverified")
             await store.refuse(refusal)
 
@@ -190,7 +190,7 @@ def test_what_the_archive_has_not_heard_of_yet_is_told_by_the_journal(config):
     async def replay() -> None:
         async with journal(config) as store:
             await store.begin_replay("a", "second", "first")
-            await store.end_replay("a", "second", taken=True)
+            await store.end_replay("a", "second", True, "")
 
     asyncio.run(replay())
     assert found(config, state=frozenset([FAILED])) == []

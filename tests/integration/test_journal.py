@@ -195,7 +195,7 @@ def test_a_delivery_that_is_gone_is_not_replayed(config, metrics, client):
         async with Expiring.opened(config) as store:
             while (chosen := await store.get("one")) is None:
                 await asyncio.sleep(0.01)
-            replay = await Replays(store, publish).run(chosen)
+            replay = await Replays(store, publish, "ann").run(chosen)
             assert replay.problem == "it is not in the journal any more"
 
     with_journal(config, metrics, work)

@@ -248,6 +248,7 @@ def test_looks_and_replays_are_noted_but_not_those_of_an_open_page(gateway):
     assert status == 200 and json.loads(done)["task_id"]
     assert poll(lambda: f"replay by 127.0.0.1 (token) id='{one_id}'" in gateway.output(), 10)
     assert poll(lambda: "It was sent again once" in text(ask(gateway, f"/deliveries/{one_id}")), 30)
+    assert "Once, by 127.0.0.1 (token); " in text(ask(gateway, f"/deliveries/{one_id}"))
 
 
 def test_many_are_sent_again_after_a_question(gateway):

@@ -741,8 +741,8 @@ def test_a_replay_is_one_at_a_time(redis, key, written):
     assert redis(*begin, "new", "another") == b"task"
     assert redis(*begin, "new", "task") is None
     assert redis(*begin, "newer", "task") == b"new"
-    assert redis(*end, "newer", 1, 0, written.changes) is None
-    assert redis(*end, "new", 1, 0, written.changes) is None
+    assert redis(*end, "newer", 1, 0, written.changes, "ann") is None
+    assert redis(*end, "new", 1, 0, written.changes, "ann") is None
     fields = written.fields("a")
     assert (fields[b"state"], fields[b"task_id"], fields[b"replays"]) == (b"replayed", b"new", b"1")
     assert written.settle("a", "succeeded", task="new") == b"accepted"

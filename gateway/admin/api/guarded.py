@@ -130,11 +130,13 @@ class Guarded(RequestHandler):
             problems = (f"{each['loc'][0]}: {_text(each['msg'])}" for each in exc.errors())
             raise Refused(400, "bad-request", "; ".join(problems)) from None
 
-    def audit(self, what: str, **about: object) -> None:
-        """Note in the log who does this, and to what; empty values are left out."""
+    def audit(self, what: str, **about: object) -> str:
+        """Note in the log who does this, and to what; empty values are left out. Return who."""
         # The token is one for all who may ask.
         known = self.user or ("token" if self.config.admin_token is not None else "no token")
-        audit.note(what, f"{self.request.remote_ip} ({known})", **about)
+        who = f"{self.request.remote_ip} ({known})"
+        audit.note(what, who, **about)
+        return who
 
     async def served(self, answer: Awaitable[None]) -> None:
         """Await the answer; a server that does not answer is a 503."""

@@ -13,7 +13,7 @@ from gateway.admin.api.changes import Changes
 from gateway.admin.api.guarded import Guarded
 from gateway.admin.api.openapi import document
 from gateway.admin.api.operations import CHANGES, DOCUMENT, OPERATIONS, Operation, Refused
-from gateway.audit import LOOK
+from gateway.audit import LOOK, REPLAY
 from gateway.process.supervisor import Supervisor
 
 
@@ -67,11 +67,13 @@ class Call(Guarded):
         wanted = self.parameters(operation.parameters, path)
         if operation.audited == LOOK:
             self.needs("bodies")
+        by = []
         if operation.audited:
             given = {k: v for k, v in wanted.model_dump().items() if v not in ("", None, False)}
-            self.audit(operation.audited, **given)
+            who = self.audit(operation.audited, **given)
+            by = [who] if operation.audited == REPLAY else []
         try:
-            answer = await operation.run(subject, wanted)
+            answer = await operation.run(subject, wanted, *by)
         except asyncio.CancelledError:
             why = "the gateway ends; of a replay, the deliveries say what was published"
             raise Refused(503, "unavailable", why) from None

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, cast, get_type_hints
+from typing import cast, get_type_hints
 
 from pydantic import BaseModel
 
@@ -82,7 +82,7 @@ async def get_delivery(config: Config, wanted: One) -> WholeDelivery:
         return WholeDelivery.whole(await _known(reader, wanted.id))
 
 
-async def replay_delivery(config: Config, wanted: ReplayWanted) -> Replayed:
+async def replay_delivery(config: Config, wanted: ReplayWanted, by: str) -> Replayed:
     """Run a delivery's task again, as another task."""
     async with reading_journal(config) as reader:
         entry = await _known(reader, wanted.id)
@@ -91,7 +91,7 @@ async def replay_delivery(config: Config, wanted: ReplayWanted) -> Replayed:
         other = others[0][1]
         why = f"{other.id} is another try of the same delivery, {other.state}; see `again`"
         raise Refused(409, MAY_HAVE_RUN, why)
-    async with replaying(config) as replays:
+    async with replaying(config, by) as replays:
         try:
             begun = await replays.run(entry, wanted.again)
         except GatewayError as exc:
@@ -104,7 +104,7 @@ async def replay_delivery(config: Config, wanted: ReplayWanted) -> Replayed:
     return Replayed.of(begun)
 
 
-async def replay_deliveries(config: Config, wanted: ReplaysWanted) -> Replays:
+async def replay_deliveries(config: Config, wanted: ReplaysWanted, by: str) -> Replays:
     """Run the tasks of all deliveries that a filter takes again, the oldest first.
 
     Where more than `limit` are found, repeat the request with `next` as `after`, and with the `to`
@@ -119,7 +119,7 @@ async def replay_deliveries(config: Config, wanted: ReplaysWanted) -> Replays:
     # Nobody waits longer than a minute for an answer.
     most = wanted.limit if wanted.rate is None else max(int(60 * wanted.rate), 1)
     now = found[: min(most, wanted.limit)]
-    replayed = [] if wanted.dry_run else await _replay(config, now, wanted.again, wanted.rate)
+    replayed = [] if wanted.dry_run else await _replay(config, now, wanted, by)
     done = len(now) if wanted.dry_run else len(replayed)
     if wanted.rate and replayed and len(found) > done:
         await asyncio.sleep(1 / wanted.rate)  # as the next request may follow at once
@@ -157,10 +157,10 @@ async def _change_group(config: Config, group: str, muted: datetime | None) -> D
     return Done()
 
 
-async def replay_failures(config: Config, wanted: GroupReplayWanted) -> Replays:
+async def replay_failures(config: Config, wanted: GroupReplayWanted, by: str) -> Replays:
     """Run the tasks of all deliveries of a group again, as `replay_deliveries` does."""
     options = wanted.model_dump(exclude={"id"})
-    return await replay_deliveries(config, ReplaysWanted(group=wanted.id, **options))
+    return await replay_deliveries(config, ReplaysWanted(group=wanted.id, **options), by)
 
 
 async def test_notification(config: Config, wanted: Nothing) -> Done:
@@ -184,13 +184,13 @@ def _ordered(position: str) -> tuple[int, ...]:
 
 
 async def _replay(
-    config: Config, chosen: Sequence[Entry], again: bool, rate: float | None
+    config: Config, chosen: Sequence[Entry], wanted: ReplaysWanted, by: str
 ) -> list[Replayed]:
     """Replay deliveries; return how that began, up to one for which a server did not answer."""
     done: list[Replayed] = []
-    async with replaying(config) as replays:
+    async with replaying(config, by) as replays:
         try:
-            async for begun in replays.run_all(chosen, again, rate):
+            async for begun in replays.run_all(chosen, wanted.again, wanted.rate):
                 done.append(Replayed.of(begun))
         except GatewayError as exc:  # what was replayed before has to be told
             problem = f"it may have been replayed: {exc}"
@@ -225,7 +225,8 @@ class Operation:
 
     method: str
     path: str
-    run: Callable[[Any, Any], Awaitable[BaseModel]]
+    #: What replays is also told by whom.
+    run: Callable[..., Awaitable[BaseModel]]
     #: What the log says of it: see `gateway.audit`.
     audited: str = ""
 

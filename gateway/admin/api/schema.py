@@ -166,6 +166,7 @@ class Delivery(BaseModel):
     queue: str
     replays: int
     replaying: str = Field(description="the task id of a replay that may have been interrupted")
+    replayed_by: str = Field(description="who has replayed it last, as the log says it; or empty")
     identity: str = Field(description="the same for all tries of a delivery; or empty")
     traceparent: str
     request: RefusedRequest | None = Field(description="null: it had a task to be called")
@@ -176,7 +177,7 @@ class Delivery(BaseModel):
         names = ("id", "received_at", "route", "source", "event", "remote", "traceparent")
         own = (
             "state", "seconds", "published", "error", "ended_at", "task", "task_id", "queue",
-            "replays", "replaying", "identity",
+            "replays", "replaying", "replayed_by", "identity",
         )  # fmt: skip
         return cls(
             **{name: entry.delivery.get(name, "") for name in names},

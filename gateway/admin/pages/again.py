@@ -22,7 +22,7 @@ class Again(View):
     async def content(self, *path: str) -> dict[str, Any]:
         wanted = self.parameters(ReplaysWanted, {})
         would = await replay_deliveries(
-            self.config, wanted.model_copy(update={"dry_run": True, "limit": 500})
+            self.config, wanted.model_copy(update={"dry_run": True, "limit": 500}), ""
         )
         filters = {name: value for name in PARTS if (value := getattr(wanted, name))}
         return {
@@ -40,9 +40,9 @@ class Again(View):
     async def _send(self) -> None:
         wanted = self.parameters(ReplaysWanted, {})
         one = wanted.limit == 1
-        self.audit(REPLAY, **wanted.model_dump(exclude_defaults=True))
+        by = self.audit(REPLAY, **wanted.model_dump(exclude_defaults=True))
         done = await replay_deliveries(
-            self.config, wanted.model_copy(update={"limit": 1 if one else _AT_ONCE})
+            self.config, wanted.model_copy(update={"limit": 1 if one else _AT_ONCE}), by
         )
         problems = [f"{each.delivery_id}: {each.problem}" for each in done.replayed if each.problem]
         answer: dict[str, Any] = {"taken": len(done.replayed) - len(problems), "problems": problems}

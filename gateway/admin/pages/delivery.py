@@ -94,8 +94,8 @@ class Replay(View):
 
     async def _replay(self, delivery_id: str) -> None:
         wanted = self.parameters(ReplayWanted, {"id": delivery_id})
-        self.audit(REPLAY, **wanted.model_dump(exclude_defaults=True))
-        begun = await replay_delivery(self.config, wanted)
+        by = self.audit(REPLAY, **wanted.model_dump(exclude_defaults=True))
+        begun = await replay_delivery(self.config, wanted, by)
         self.finish({"task_id": begun.task_id})
 
 

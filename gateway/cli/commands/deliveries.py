@@ -385,7 +385,7 @@ def _agreed(do: str, number: int) -> bool:
 async def _publish(config: Config, chosen: Sequence[Entry], arguments: argparse.Namespace) -> int:
     taken: dict[str, str] = {}
     well = True
-    async with replaying(config) as replays:
+    async with replaying(config, _who()) as replays:
         async for begun in replays.run_all(chosen, arguments.again, arguments.rate):
             delivery_id = begun.delivery_id
             if begun.problem:
