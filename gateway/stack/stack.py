@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Self, cast
 
 from gateway.stack import reaper
@@ -32,6 +33,7 @@ DESCRIBE = "gateway.describe"
 class Stack:
     """Starts servers; at exit, stops them in reverse order and removes their directory.
 
+    If an error ends it, they are killed instead: nobody waits for what they are doing.
     With `on_line`, each line of output is also passed to `on_line(name, line)`, in a thread for
     each server, except for servers whose names are in `silent`.
     """
@@ -68,8 +70,13 @@ class Stack:
             with suppress(BrokenPipeError):
                 os.write(self._reaper.stdin.fileno(), f"{change}\n".encode())
 
-    def __exit__(self, *exc_info: object) -> None:
-        self._exit.close()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._exit.__exit__(kind, error, trace)
 
     def spawn(
         self,
@@ -105,7 +112,7 @@ class Stack:
             on_line=on_line,
             on_change=self._tell_reaper,
         )
-        self._exit.callback(server.stop)
+        self._exit.push(lambda kind, *_: server.kill() if kind else server.stop())
         try:
             server.wait_ready(timeout)
         except StackError:
