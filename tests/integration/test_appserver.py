@@ -27,7 +27,7 @@ from tests.support.waiting import until
 
 ROOT = str(Path(appserver.__file__).parents[1])
 TIMEOUT = 20  # seconds
-CLOSED = "The broker closed the connection for replies"
+CLOSED = "The connection for replies is given up"
 EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 
 # What a project of its own has: one line makes its workers answer.

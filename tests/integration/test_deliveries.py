@@ -131,7 +131,8 @@ def test_groups_of_failures_are_listed_and_changed(gateway, deliveries, capsys):
     assert len(listed(deliveries, 1, "--group", group)) == 1
     code, out, _ = deliveries("mute", group, "--until", "2h")
     assert code == 0 and out.startswith(f"{group} is muted until ")
-    assert deliveries("resolve", group) == (0, f"{group} is resolved\n", "")
+    code, out, err = deliveries("resolve", group)
+    assert (code, out) == (0, f"{group} is resolved\n") and "audit: resolve by " in err
     (found,) = map(json.loads, deliveries("groups", "--json")[1].splitlines())
     assert (found["id"], found["state"]) == (group, "resolved")
 
