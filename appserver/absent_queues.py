@@ -54,7 +54,7 @@ def look(consumer: Any) -> None:
                 channel.queue_declare(queue, passive=True)
         except ERRORS as exc:
             log.info("The queue %s is not there yet: %s", queue, exc)
-            return
+            continue
         log.info("The queue %s is there again", queue)
         consumer.absent -= {queue}
         consumer.add_task_queue(queue)

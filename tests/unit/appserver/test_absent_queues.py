@@ -42,12 +42,12 @@ def test_it_is_consumed_again_when_the_broker_knows_it(consumer, monkeypatch):
 
     connection = SimpleNamespace(channel=lambda: nullcontext(Channel()))
     monkeypatch.setattr(absent_queues, "reply_connection", lambda _app: connection)
-    consumer.absent = frozenset(missing)
+    consumer.absent = frozenset({"celery", "orders"})
     look(consumer)
-    assert (consumer.absent, consumer.added) == ({"celery"}, [])
+    assert (consumer.absent, consumer.added) == ({"celery"}, ["orders"])
     missing.clear()
     look(consumer)
-    assert (consumer.absent, consumer.added) == (set(), ["celery"])
+    assert (consumer.absent, consumer.added) == (set(), ["orders", "celery"])
 
 
 @pytest.mark.parametrize("absent", [frozenset(), frozenset({"celery"})])
