@@ -61,16 +61,25 @@ class LeaveFrozenNode(bootsteps.StartStopStep):
 
 
 class Silence:
-    """How long the broker has sent nothing on a connection, which has this `channel`."""
+    """How long the broker has sent nothing on a connection, which has this `channel`.
+
+    One that has blocked the connection, as its memory is full, does not read the question.
+    """
 
     def __init__(self, connection: amqp.Connection, channel: amqp.Channel):
         self._connection, self._channel = connection, channel
-        self._received, self._quiet = -1, 0
+        self._received, self._quiet, self._blocked = -1, 0, False
+        # Celery answers remote control on this connection, so it publishes, too.
+        connection.on_blocked = lambda _reason: self._block(True)
+        connection.on_unblocked = lambda: self._block(False)
+
+    def _block(self, blocked: bool) -> None:
+        self._blocked = blocked
 
     def look(self) -> None:
         """Look whether something has come; ask, or give up where the last question was in vain."""
         received = self._connection.bytes_recv
-        if received != self._received:
+        if received != self._received or self._blocked:
             self._received, self._quiet = received, 0
             return
         self._quiet += 1

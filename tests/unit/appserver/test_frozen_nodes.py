@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import amqp
 import pytest
@@ -56,6 +57,21 @@ def test_one_that_sends_by_itself_is_not_asked():
         broker.bytes_recv += 1
         silence.look()
     assert not broker.asked
+
+
+def test_one_that_has_blocked_the_connection_is_not_left():
+    broker: Any = Broker()
+    silence = Silence(broker, broker)
+    broker.answers = False
+    silence.look()
+    broker.on_blocked("low on memory")
+    for _ in range(20):
+        silence.look()
+    assert (broker.asked, broker.ended) == (0, False)
+    broker.on_unblocked()
+    for _ in range(UNANSWERED + 1):
+        silence.look()
+    assert (broker.asked, broker.ended) == (1, True)
 
 
 @pytest.mark.parametrize(
