@@ -84,13 +84,13 @@ class Database:
             why = str(getattr(exc, "orig", None) or exc).strip().partition("\n")[0]
             raise GatewayError(f"{self.shown}: {why}; see archive_url") from exc
 
-    def migrate(self, version: str = "head") -> None:
+    def migrate(self) -> None:
         """Make the tables, or bring them up to date."""
         settings = Alembic()
         settings.set_main_option("script_location", "gateway.archive:migrations")
         with self.writing() as connection:
             settings.attributes["connection"] = connection
-            command.upgrade(settings, version)
+            command.upgrade(settings, "head")
 
     def write(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
         """Write deliveries in the place of what is known of them."""

@@ -10,7 +10,6 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from gateway.answer import Answer
 from gateway.archive.archiver import Archiver
 from gateway.archive.database import Database
 from gateway.archive.reading import reading
-from gateway.archive.tables import DELIVERIES, row
+from gateway.archive.tables import DELIVERIES
 from gateway.claims.claim import dump, dump_end
 from gateway.cli import main
 from gateway.config.settings import Config
@@ -213,20 +212,6 @@ def test_what_was_there_before_the_archive_is_copied(config):
     assert set(stored(config)) == {"a", "b"}
 
 
-def test_a_schema_is_brought_up_to_date(config):
-    entry = Entry(json.loads(about("old"))["delivery"], "t", "first", "celery", 502, 0.1, b"[]")
-    old = row(replace(entry, state=FAILED, error="KeyError: 7", position="1000-0"))
-    new = {name: old.pop(name) for name in ("path", "source", "event", "failure")}
-    database = Database(config)
-    database.migrate("0001")
-    with database.writing() as connection:
-        other = {"about": old["about"].replace('"old"', '"older"'), "id": "older", "ms": 999}
-        database.write(connection, [old, {**old, **other}])
-    database.migrate()
-    assert {name: stored(config)["old"]._mapping[name] for name in new} == new
-    assert [each.id for each in found(config, group=new["failure"])] == ["old", "older"]
-
-
 @pytest.mark.parametrize("text", ["Order 4711", "order 4711", '"b":"x', "müller", "MÜLLER", "订单",
                                   "100%_", "\\path", 'say "hi"', "no such JSON"])  # fmt: skip
 def test_texts_are_found_in_the_archive(config, monkeypatch, text):
@@ -308,6 +293,7 @@ def test_what_is_old_or_too_much_is_removed(config):
     template = dict.fromkeys(("state", "task_id", "identity", "ended_at", "replaying"), "")
     template |= {"error": "", "about": "{}", "call": "x" * 4_000, "seconds": 0.0, "seq": 0}
     template |= {"attempts": 0, "replays": 0, "status": None, "published": None}
+    template |= dict.fromkeys(("path", "source", "event", "failure"), "")
     rows = [
         {**template, "id": f"{age}-{i}", "ms": int(now * 1000) - age * day}
         for age in (0, 1, 2, 40)

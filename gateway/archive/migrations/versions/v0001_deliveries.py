@@ -6,6 +6,7 @@ from alembic import op
 revision = "0001"
 down_revision = None
 
+_COMPARED = ("path", "source", "event", "failure")
 _POSTGRESQL = (
     "CREATE EXTENSION IF NOT EXISTS pg_trgm",
     "CREATE INDEX deliveries_text ON deliveries"
@@ -38,11 +39,14 @@ def upgrade() -> None:
         sa.Column("replays", sa.Integer, nullable=False),
         *(
             sa.Column(name, text, nullable=False)
-            for name in ("ended_at", "replaying", "error", "about", "call")
+            for name in ("ended_at", "replaying", "error", *_COMPARED, "about", "call")
         ),
         postgresql_partition_by="RANGE (ms)",
     )
     for columns in (("id",), ("task_id",), ("state", "ms", "seq")):
         op.create_index(f"deliveries_{columns[0]}", "deliveries", columns)
+    # It has all that filters compare.
+    filters = ("ms", "seq", "state", "status", *_COMPARED, "id")
+    op.create_index("deliveries_filters", "deliveries", filters)
     for statement in _POSTGRESQL if op.get_bind().dialect.name == "postgresql" else _SQLITE:
         op.execute(statement)
