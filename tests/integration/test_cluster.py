@@ -22,6 +22,7 @@ from tests.integration.checking import check, servers_at, write
 from tests.integration.deliveries import KEYED, Servers
 from tests.integration.test_new_primary import keyed
 from tests.integration.test_readiness import asked
+from tests.integration.test_sentinels import take_copied
 from tests.support.redis_kinds import Nodes
 from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
@@ -179,7 +180,7 @@ def test_a_slot_that_is_half_moved_is_asked_on_both_sides(nodes):
 
 def test_a_claim_waits_for_the_replica_of_its_own_node(nodes):
     async def work(claims: Claims) -> None:
-        assert (await take(claims, of_shard(0, 1)[0])).state == MINE
+        assert (await take_copied(claims, of_shard(0, 1)[0], "one")).state == MINE
         with pytest.raises(StateUnavailable):  # the other nodes have no replicas
             await take(claims, of_shard(1, 1)[0])
         assert "0 of 1 replicas" in claims.uncopied
