@@ -30,6 +30,10 @@ CONTENT_ENCODING = "utf-8"
 #: Celery's prefix of a result's key in a key-value store; the task id follows.
 RESULT_KEY = "celery-task-meta-"
 
+#: Bytes of a stored result or of a reply that are read at most: twice those of the largest answer,
+#: as JSON may need two for one.
+MAX_STORED = 33 * 1024 * 1024
+
 _DETAIL = 2_000  # characters of an exception's text that are kept
 _RETRIES = 1_000_000  # a foreign worker may store any number
 
@@ -228,11 +232,15 @@ def embedding(link_error: str | None) -> bytes:
     return b", " + _encode(embed).encode() + b"]"
 
 
-def decode_result(payload: bytes) -> Outcome | None:
+def decode_result(payload: bytes | int) -> Outcome | None:
     """Decode a stored result or a reply; return None where the task has not ended yet.
 
-    Only JSON is decoded; anything else becomes an outcome with an ``error``.
+    Only JSON is decoded; anything else becomes an outcome with an ``error``, and so does what is
+    too large, of which there may be only the size in bytes.
     """
+    size = payload if isinstance(payload, int) else len(payload)
+    if isinstance(payload, int) or size > MAX_STORED:
+        return Outcome(SUCCESS, error=f"it has {size} bytes, more than {MAX_STORED}")
     try:
         # Only values that plain JSON cannot express need kombu's slower decoder.
         loads = kombu_json.loads if b'"__type__"' in payload else json.loads

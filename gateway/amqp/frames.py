@@ -16,6 +16,8 @@ from typing import Any
 from pika.data import encode_value
 from pika.exceptions import BodyTooLongError, ShortStringTooLong
 
+from gateway.celery_message import MAX_STORED
+
 METHOD, HEADER, BODY = 1, 2, 3
 END = b"\xce"
 #: Bytes of a frame without its payload.
@@ -140,7 +142,11 @@ class Template:
         return [frame(BODY, self._channel, body[i : i + size]) for i in range(0, len(body), size)]
 
 
-def _no_consumer(correlation_id: str, body: bytes) -> None:
+#: Called with a correlation id and a body.
+OnReply = Callable[[str, bytes | int], object]
+
+
+def _no_consumer(correlation_id: str, body: bytes | int) -> None:
     """Ignore a reply; never called, as there are no deliveries without a consumer."""
 
 
@@ -151,7 +157,7 @@ class Scanner:
 
     `on_frame` gets every other frame, complete. `on_confirm` gets a delivery tag, whether it
     confirms all before it as well, and whether it is an ack. The `on_reply` of `consume` gets a
-    correlation id and a body.
+    correlation id and a body, or of a body that is too large only its size.
     """
 
     def __init__(
@@ -163,16 +169,16 @@ class Scanner:
         self._channel = channel
         self._on_frame = on_frame
         self._on_confirm = on_confirm
-        self._on_reply: Callable[[str, bytes], object] = _no_consumer
+        self._on_reply: OnReply = _no_consumer
         self._consumer = b""
         self._begun = b""  # the beginning of an incomplete frame
         # The delivery that is being read.
         self._reading = False
         self._correlation_id = ""
-        self._size = 0
+        self._size = self._seen = 0
         self._pieces: list[bytes] = []
 
-    def consume(self, consumer_tag: str, on_reply: Callable[[str, bytes], object]) -> None:
+    def consume(self, consumer_tag: str, on_reply: OnReply) -> None:
         """Pass the deliveries of `consumer_tag` to `on_reply`, as correlation id and body."""
         tag = consumer_tag.encode()
         self._consumer = bytes((len(tag),)) + tag
@@ -217,6 +223,7 @@ class Scanner:
 
     def _read_header(self, data: bytes, at: int) -> None:
         self._size, flags = _read_content(data, at + 4)
+        self._seen = 0
         at += 14
         if flags & CONTENT_TYPE:
             at += 1 + data[at]
@@ -239,14 +246,15 @@ class Scanner:
         if len(piece) == self._size and not self._pieces:
             self._end(piece)
             return
-        self._pieces.append(piece)
-        seen = sum(map(len, self._pieces))
-        if seen > self._size:
-            raise BodyTooLongError(seen, self._size)
-        if seen == self._size:
+        self._seen += len(piece)
+        if self._seen > self._size:
+            raise BodyTooLongError(self._seen, self._size)
+        if self._size <= MAX_STORED:
+            self._pieces.append(piece)
+        if self._seen == self._size:
             pieces, self._pieces = self._pieces, []
-            self._end(b"".join(pieces))
+            self._end(b"".join(pieces) if pieces else self._size)
 
-    def _end(self, body: bytes) -> None:
+    def _end(self, body: bytes | int) -> None:
         self._reading = False
         self._on_reply(self._correlation_id, body)

@@ -49,12 +49,13 @@ class ResultWaiter(Service):
 
     async def stored(self, claim: Claim) -> Outcome | None:
         """Return the stored outcome of the claim's task; None where it is not known."""
+        outcome = None
         try:
-            payload = await self._results.commands.run("GET", self._results.prefix + claim.task_id)
+            async for _, payload in self._results.stored([claim.task_id]):
+                outcome = decode_result(payload)
         except (RedisError, OSError) as exc:
             log.warning("cannot fetch a result from the result store: %s", exc)
-            return None
-        return decode_result(payload) if payload is not None else None
+        return outcome
 
     async def wait(self, claim: Claim, pending: PendingTask) -> bool:
         """Wait until `pending` has ended, by its task's result or because it was ended elsewhere.

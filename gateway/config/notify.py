@@ -25,7 +25,8 @@ class Notify(Model):
     url: SecretStr
     """where the message is posted; it may be a private address. For `email`
     `smtps://user@host:465?from=a@example.com&to=b@example.com`, where `to` may be given several
-    times; with smtp:// STARTTLS is used where the server has it, and needed for a password"""
+    times; with smtp:// STARTTLS is used where the server has it, and needed for a
+    password. A mail server has 10 seconds for a message"""
     secret: SecretStr | None = Field(None, min_length=1)
     """`webhook`: signs the message: base64, with or without `whsec_` before it; `dingtalk`: the
     robot's, if it checks signatures; `email`: the password of the URL's user"""

@@ -6,13 +6,16 @@ and DingTalk say of their robots, copies were read on 2026-11-27.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import smtplib
+import socket
 import ssl
 from base64 import b64encode
+from contextlib import suppress
 from email.message import EmailMessage
 from hmac import digest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
 from gateway import background
@@ -26,7 +29,7 @@ from gateway.sources.base import Draft
 #: Bytes of a chat's message: WeCom takes 2,048.
 MOST = 2_000
 _ANSWER, _SAID = 64 * 1024, 200  # bytes that are read of an answer, characters that are shown
-_MAIL = 10.0  # seconds that a mail server may be silent
+_MOST_TIME = 10.0  # seconds for a message
 
 
 class Message(NamedTuple):
@@ -63,6 +66,14 @@ class Sender:
 
     async def send(self, message: Message) -> None:
         """Send a message once. Raises `GatewayError` where it was not taken, or may not be."""
+        try:
+            async with asyncio.timeout(_MOST_TIME):
+                await self._send(message)
+        except TimeoutError as exc:
+            kind, seconds = self._notify.kind, f"{_MOST_TIME:g} s"
+            raise GatewayError(f"{kind}: the message is not taken within {seconds}") from exc
+
+    async def _send(self, message: Message) -> None:
         if self._notify.kind == "email":
             await self._mail(message)
             return
@@ -105,19 +116,55 @@ class Sender:
 
     async def _mail(self, message: Message) -> None:
         problems: list[Exception] = []
+        line = _Line()
 
         def send() -> None:
             try:
-                _send_mail(self._url, self._notify.key, message)
+                _send_mail(self._url, self._notify.key, message, line)
             except (OSError, ValueError, smtplib.SMTPException) as exc:
                 problems.append(exc)
 
-        await background.in_daemon_thread(send)
+        try:
+            await background.in_daemon_thread(send)
+        finally:
+            line.end()
         if problems:
             raise GatewayError(f"mail: {type(problems[0]).__name__}: {problems[0]}")
 
 
-def _send_mail(url: str, password: str, message: Message) -> None:
+class _Line:
+    """A connection that another thread may end: smtplib has a limit only for each read."""
+
+    _sock: socket.socket | None = None
+    _ended = False
+
+    def use(self, sock: socket.socket | None) -> None:
+        self._sock = sock
+        if self._ended:
+            raise TimeoutError
+
+    def end(self) -> None:
+        self._ended = True
+        if self._sock is not None:
+            with suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+
+
+class _Server(smtplib.SMTP):
+    def __init__(self, line: _Line, *given: Any, **more: Any):
+        self._line = line
+        super().__init__(*given, **more)
+
+    def getreply(self) -> tuple[int, bytes]:
+        self._line.use(self.sock)
+        return super().getreply()
+
+
+class _SecureServer(_Server, smtplib.SMTP_SSL):
+    """The same with TLS from the beginning."""
+
+
+def _send_mail(url: str, password: str, message: Message, line: _Line) -> None:
     parts = urlsplit(url)
     query, user = parse_qs(parts.query), unquote(parts.username or "")
     mail = EmailMessage()
@@ -127,9 +174,10 @@ def _send_mail(url: str, password: str, message: Message) -> None:
     host, context = parts.hostname or "", ssl.create_default_context()
     server: smtplib.SMTP
     if parts.scheme == "smtps":
-        server = smtplib.SMTP_SSL(host, parts.port or 465, timeout=_MAIL, context=context)
+        port = parts.port or 465
+        server = _SecureServer(line, host, port, timeout=_MOST_TIME, context=context)
     else:
-        server = smtplib.SMTP(host, parts.port or 587, timeout=_MAIL)
+        server = _Server(line, host, parts.port or 587, timeout=_MOST_TIME)
     with server:
         server.ehlo()
         if parts.scheme == "smtp" and server.has_extn("starttls"):

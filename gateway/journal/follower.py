@@ -81,12 +81,13 @@ class Follower(Service):
             self._metrics.count(LATE, state, answer.decode())
 
 
-def read(payload: bytes) -> End | None:
+def read(payload: bytes | int) -> End | None:
     """Return what became of a delivery's task, from its stored result.
 
     None: a worker has not begun the task yet, or will try again.
     """
     outcome = decode_result(payload)
     if outcome is None:
-        return End(RUNNING) if b'"STARTED"' in payload[:200] else None
+        begun = isinstance(payload, bytes) and b'"STARTED"' in payload[:200]
+        return End(RUNNING) if begun else None
     return ended(outcome)

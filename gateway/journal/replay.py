@@ -127,12 +127,10 @@ async def outcomes(
     end, waiting, prefix = monotonic() + wait, list(task_ids), result_store.key_prefix(config)
     async with result_store.asking(config, config.results) as ask:
         while waiting:
-            stored = await ask("MGET", *(prefix + task_id for task_id in waiting))
-            found = [payload and decode_result(payload) for payload in stored]
-            for task_id, outcome in zip(waiting, found, strict=True):
-                if outcome is not None:
+            async for task_id, payload in result_store.stored(ask, prefix, tuple(waiting)):
+                if (outcome := decode_result(payload)) is not None:
+                    waiting.remove(task_id)
                     yield task_id, outcome
-            waiting = [t for t, outcome in zip(waiting, found, strict=True) if outcome is None]
             if monotonic() >= end:
                 return
             await asyncio.sleep(_PAUSE)

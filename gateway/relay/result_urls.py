@@ -149,13 +149,15 @@ class ResultURLs:
         if self._store is None:
             raise ResultsUnavailable
         self._ask_time()
+        outcome = None
         try:
-            payload = await self._store.run("GET", self._prefix + ticket.task_id)
+            found = result_store.stored(self._store.run, self._prefix, [ticket.task_id])
+            async for _, payload in found:
+                outcome = decode_result(payload)
         except (RedisError, OSError) as exc:
             raise ResultsUnavailable from exc
         if self._now() >= ticket.expires:
             raise ResultExpired
-        outcome = decode_result(payload) if payload is not None else None
         if outcome is None:
             return Answer(202, "", b"", {"Retry-After": str(RETRY_AFTER)})
         return of_outcome(outcome, ticket.content_type)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from asyncio import Future
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from hashlib import sha1
@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 PATIENCE = 1.0
 #: Seconds between two checks of the server, and between two attempts to connect without a command.
 PING = 1.0
-_MGET = 500  # keys in one command: a longer one would delay the store's other clients
 
 #: An argument of a command.
 Arg = bytes | str | int
@@ -105,13 +104,6 @@ class Pipeline(Connection):
     def pending(self) -> int:
         """How many commands wait for their reply, or to be sent."""
         return len(self._sent) + len(self._waiting)
-
-    async def values(self, keys: Sequence[Arg]) -> list[bytes | None]:
-        """Return the values of `keys`; fails as `run` does."""
-        found: list[bytes | None] = []
-        for i in range(0, len(keys), _MGET):
-            found += await self.run("MGET", *keys[i : i + _MGET])
-        return found
 
     def run(self, *command: Arg) -> Future[Any]:
         """Send `command`; return a future of the reply, in the form that Redis gives it.

@@ -21,7 +21,7 @@ from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnec
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, RedisError, ResponseError
 
-from gateway.celery_message import RESULT_KEY
+from gateway.celery_message import MAX_STORED, RESULT_KEY
 from gateway.config.settings import Config
 from gateway.config.urls import at, database, master_name, redis_tls, secure, without_options
 from gateway.errors import GatewayError
@@ -42,6 +42,34 @@ PATIENCE = 3.0  # seconds that `asking` waits for a reply
 #: The command whose reply says what a server is; Redis has it since version 6.
 HELLO = "HELLO"
 
+#: Results that are looked for together, and bytes of those that are read together: more could be
+#: more than arrives in time, or than there is room for. The first one is read in any case.
+TOGETHER, _BYTES = 500, 8 * 1024 * 1024
+
+# Returns values from the first key on, as many as fit. Instead of one that is too large it returns
+# its size. KEYS: of results. Arguments: bytes of a value, bytes of all
+READ = """
+local found, left = {}, tonumber(ARGV[2])
+for i, key in ipairs(KEYS) do
+    local size = redis.pcall('STRLEN', key)
+    if type(size) == 'table' then
+        if not string.find(size.err, 'WRONGTYPE', 1, true) then
+            return size
+        end
+        found[i] = false -- it is no text, so no worker has stored it
+    elseif size > tonumber(ARGV[1]) then
+        found[i] = size
+    else
+        left = left - size
+        if left < 0 and i > 1 then
+            break
+        end
+        found[i] = redis.call('GET', key)
+    end
+end
+return found
+"""
+
 # Scripts of Redis 6 have the error of their command behind their own.
 _elsewhere = re.compile(
     r"(?:^|: -)(?:READONLY|NOREPLICAS|MASTERDOWN|LOADING|UNBLOCKED|CLUSTERDOWN|CROSSSLOT|MOVED|ASK"
@@ -55,6 +83,29 @@ def key_prefix(config: Config) -> str:
     if prefix and prefix[-1] not in ":_-.":
         prefix += "_"
     return prefix + RESULT_KEY
+
+
+async def stored(
+    run: Ask, prefix: str, task_ids: Sequence[str]
+) -> AsyncIterator[tuple[str, bytes | int]]:
+    """Yield those of the tasks that have a result, with what `decode_result` takes.
+
+    `run` sends a command and returns an awaitable of the reply; it fails as that does.
+    """
+    while task_ids:
+        found = await run(*reading([prefix + each for each in task_ids[:TOGETHER]]))
+        for task_id, payload in zip(task_ids, found, strict=False):
+            if payload is not None:
+                yield task_id, payload
+        task_ids = task_ids[len(found) :]
+
+
+def reading(keys: Sequence[str | bytes]) -> tuple[str | bytes | int, ...]:
+    """Return the command that reads results: its reply has those of the first of `keys` that fit.
+
+    A result that is too large to be read is its size there, and a missing one None.
+    """
+    return ("EVAL", READ, len(keys), *keys, MAX_STORED, _BYTES)
 
 
 def connect(

@@ -10,10 +10,6 @@ from gateway.stores import result_store
 from gateway.stores.pipeline import Pipeline
 from gateway.stores.subscription import Subscription
 
-#: Results that are read together: more could be more than arrives in time, or than there is room
-#: for, as each of them may be large.
-_AT_ONCE = 20
-
 
 class Results(Service):
     """Has a connection for `commands`, and where something `listens` a `subscription`.
@@ -28,11 +24,6 @@ class Results(Service):
         self.commands.on_left.append(self.subscription.renew)
         self.uses = (self.commands, self.subscription) if listens else (self.commands,)
 
-    async def stored(self, task_ids: Sequence[str]) -> AsyncIterator[tuple[str, bytes]]:
-        """Yield those of the tasks that have a result, with it; fails as `Pipeline.run` does."""
-        for begin in range(0, len(task_ids), _AT_ONCE):
-            some = task_ids[begin : begin + _AT_ONCE]
-            found = await self.commands.run("MGET", *(self.prefix + each for each in some))
-            for task_id, payload in zip(some, found, strict=True):
-                if payload is not None:
-                    yield task_id, payload
+    def stored(self, task_ids: Sequence[str]) -> AsyncIterator[tuple[str, bytes | int]]:
+        """Yield those of the tasks that have a result, as `result_store.stored` does."""
+        return result_store.stored(self.commands.run, self.prefix, task_ids)

@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 
 from gateway.celery_message import decode_result
 from gateway.clock import monotonic
+from gateway.stores.result_store import TOGETHER, reading
 
 log = logging.getLogger(__name__)
 
@@ -79,11 +80,13 @@ class _Consumer(ResultConsumer):
             log.info("cannot read awaited results: %s", exc)
 
     def _read(self, keys: Sequence[bytes]) -> None:
-        payloads = self.backend.mget(keys) if keys else []
-        for key, payload in zip(keys, payloads, strict=True):
-            if payload is not None:
-                meta = self.backend.decode_result(payload)
-                self.on_state_change({**meta, "task_id": self._task_id(key)}, None)
+        while keys:
+            found = self.backend.client.execute_command(*reading(keys[:TOGETHER]))
+            for key, payload in zip(keys, found, strict=False):
+                if payload is not None:
+                    meta = self.backend.decode_result(payload)
+                    self.on_state_change({**meta, "task_id": self._task_id(key)}, None)
+            keys = keys[len(found) :]
 
     def _task_id(self, key: bytes) -> str:
         return key[len(self.backend.task_keyprefix) :].decode()
@@ -97,7 +100,7 @@ class _AnyWorkers:
 
     ResultConsumer = _Consumer
 
-    def decode_result(self, payload: bytes) -> dict[str, Any]:
+    def decode_result(self, payload: bytes | int) -> dict[str, Any]:
         outcome = decode_result(payload)
         return {"status": outcome.state if outcome else PENDING, "result": outcome}
 
@@ -106,7 +109,8 @@ class _AnyWorkers:
 
     def _get_task_meta_for(self, task_id: str) -> dict[str, Any]:
         # Celery's own takes an empty result for one that is not stored yet.
-        payload = self.get(self.get_key_for_task(task_id))  # type: ignore[attr-defined]
+        command = reading([self.get_key_for_task(task_id)])  # type: ignore[attr-defined]
+        (payload,) = self.client.execute_command(*command)  # type: ignore[attr-defined]
         meta = {"status": PENDING, "result": None}
         if payload is not None:
             meta = self.decode_result(payload)

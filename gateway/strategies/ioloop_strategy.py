@@ -63,18 +63,18 @@ class IOLoop(Strategy):
                 self._waited_for.clear()
                 await self._waited_for.wait()
                 pause = PAUSE[0]
-            task_ids, payloads = list(self._waiting), []
+            came, task_ids = False, list(self._waiting)
             try:
-                payloads = await self._results.values([self._prefix + each for each in task_ids])
+                found = result_store.stored(self._results.run, self._prefix, task_ids)
+                async for task_id, payload in found:
+                    if pending := self._waiting.get(task_id):
+                        pending.settle(decode_result(payload))
+                        came = came or pending.ended
             except (RedisError, OSError) as exc:
                 log.warning("cannot fetch results from the result store: %s", exc)
                 pause = PAUSE[1]
                 await asyncio.sleep(1)
-            waiting = len(self._waiting)
-            for task_id, payload in zip(task_ids, payloads, strict=False):
-                if payload is not None and (pending := self._waiting.get(task_id)):
-                    pending.settle(decode_result(payload))
-            if len(self._waiting) < waiting:
+            if came:
                 pause = PAUSE[0]
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, PAUSE[1])

@@ -72,7 +72,7 @@ class PikaRPC(Strategy):
 
         channel.queue_declare(self._reply_to, exclusive=True, auto_delete=True, callback=declared)
 
-    def _on_reply(self, correlation_id: str, body: bytes) -> None:
+    def _on_reply(self, correlation_id: str, body: bytes | int) -> None:
         pending = self._waiting.get(correlation_id)
         if pending is None:
             self._metrics.add("gateway_results_unclaimed_total")

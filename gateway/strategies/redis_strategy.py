@@ -80,7 +80,7 @@ class RedisPush(Strategy):
     def _release(self, pending: PendingTask) -> None:
         self._waiting.pop(pending.message.task_id, None)
 
-    def _receive(self, task_id: str, payload: bytes) -> None:
+    def _receive(self, task_id: str, payload: bytes | int) -> None:
         pending = self._waiting.get(task_id)
         if pending is None:
             self._metrics.add("gateway_results_unclaimed_total")
@@ -110,7 +110,7 @@ class RedisPush(Strategy):
                     self._older += stragglers
 
     async def _fetch(self, task_ids: list[str]) -> None:
-        payloads = await self._results.values([self._prefix + each for each in task_ids])
-        for task_id, payload in zip(task_ids, payloads, strict=True):
-            if payload is not None and task_id in self._waiting:
+        found = result_store.stored(self._results.run, self._prefix, task_ids)
+        async for task_id, payload in found:
+            if task_id in self._waiting:
                 self._receive(task_id, payload)

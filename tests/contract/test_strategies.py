@@ -10,6 +10,7 @@ import socket
 import struct
 import time
 
+from gateway.celery_message import MAX_STORED
 from tests.contract.conftest import DEADLINE, GRACE
 from tests.support.requests import REQUESTS, confirmed, get, metric, post, post_all, post_each
 from tests.support.waiting import until
@@ -103,6 +104,16 @@ def test_a_large_result_is_answered_whole(gateway):
     answer = post(f"{gateway.url}/large?bytes=1000000")
 
     assert (answer.code, len(answer.body)) == (200, 1_000_000)
+
+
+def test_a_result_too_large_to_be_read_is_a_502_and_nobody_elses_concern(gateway):
+    large = f"{gateway.url}/large?bytes={MAX_STORED}"
+
+    answers = post_each([(large, b""), *((f"{gateway.url}/stored", GOOD) for _ in range(9))])
+
+    assert [(a.code, a.body) for a in answers[1:]] == [(200, b"good")] * 9
+    assert answers[0].code == 502
+    assert problem(answers[0])["type"] == "urn:celery-gateway:result-unusable"
 
 
 def test_a_failed_task_is_a_502_that_names_the_exception_and_no_more(gateway):

@@ -115,13 +115,13 @@ def test_a_result_that_is_long_in_coming_is_read_once(redis_server, monkeypatch)
         closing(CeleryClient(Config(result_backend=redis_server.url))) as client,
         redis.Redis.from_url(redis_server.url) as server,
     ):
-        before = lookups(server, "mget")
+        before = lookups(server, "strlen")
         client.subscribe("long")
 
         for _ in range(5):
             client.app.backend.result_consumer.drain_events(0.01)
 
-        assert lookups(server, "mget") == before + 1
+        assert lookups(server, "strlen") == before + 1
 
 
 def test_an_empty_result_is_a_result(redis_server):

@@ -9,7 +9,7 @@ import hmac
 import json
 import ssl
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from email import message_from_bytes, policy
 from typing import Any
@@ -26,7 +26,7 @@ from tornado.web import Application, RequestHandler
 from gateway.cli.checks import run as run_checks
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-from gateway.failures import counting, telling
+from gateway.failures import counting, senders, telling
 from gateway.failures.counting import Failures
 from gateway.failures.senders import MOST, Message, Sender
 from gateway.journal.entry import FAILED
@@ -214,6 +214,31 @@ def test_mail_is_sent_and_a_password_never_without_tls():
                 await sent(notify("email", url, secret="hidden"))
             assert "hidden" not in str(error.value)
             assert len(said) == 1
+
+    asyncio.run(run())
+
+
+def test_a_mail_server_that_never_ends_its_answer_is_left(monkeypatch):
+    monkeypatch.setattr(senders, "_MOST_TIME", 0.2)
+    left = asyncio.Event()
+
+    async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while True:
+                writer.write(b"220-mail\r\n")
+                await writer.drain()
+                await asyncio.sleep(0.01)
+        left.set()
+
+    async def run() -> None:
+        listening = await asyncio.start_server(drip, "127.0.0.1", 0)
+        port = listening.sockets[0].getsockname()[1]
+        url = f"smtp://127.0.0.1:{port}?from=a@a.example&to=b@a.example"
+        with pytest.raises(GatewayError, match=r"email: the message is not taken within 0\.2 s"):
+            await sent(notify("email", url))
+        async with asyncio.timeout(10):
+            await left.wait()
+        listening.close()
 
     asyncio.run(run())
 

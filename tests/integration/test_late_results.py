@@ -151,13 +151,19 @@ def test_a_query_that_fails_is_soon_made_again(process, client):
 
 def test_results_which_may_be_large_are_read_a_few_at_once(process, client):
     async def work(one: Process) -> None:
-        missing, ids = [f"missing-{n}" for n in range(30)], [f"large-{n}" for n in range(50)]
+        # Given results of 3 MB, one that is too large to be read, and a key with no result,
+        missing, ids = [f"missing-{n}" for n in range(1_000)], [f"large-{n}" for n in range(9)]
         for task_id in ids:
-            client.set(one.results.prefix + task_id, task_id)
+            client.set(one.results.prefix + task_id, task_id * 400_000)
+        client.setrange(one.results.prefix + "huge", 400_000_000, "x")
+        client.rpush(one.results.prefix + "odd", "x")
         client.config_resetstat()
-        found = [each async for each in one.results.stored([*missing, *ids])]
-        assert found == [(task_id, task_id.encode()) for task_id in ids]
-        assert client.info("commandstats")["cmdstat_mget"]["calls"] == 4
+        # when all are read, then it is in five commands, two of them for what is missing.
+        found = [each async for each in one.results.stored([*missing, "odd", "huge", *ids])]
+        texts = [(task_id, task_id.encode() * 400_000) for task_id in ids]
+        assert found == [("huge", 400_000_001), *texts]
+        calls = client.info("commandstats")
+        assert sum(calls.get(f"cmdstat_{n}", {}).get("calls", 0) for n in ("eval", "evalsha")) == 7
         assert [each async for each in one.results.stored([])] == []
 
     process(work)
@@ -176,14 +182,14 @@ def test_a_result_is_found_when_the_connection_is_back(process, client):
 
 def test_a_store_that_refuses_is_asked_again(process, client, caplog):
     async def work(one: Process) -> None:
-        client.execute_command("ACL SETUSER", "default", "-mget")
+        client.execute_command("ACL SETUSER", "default", "-strlen")
         try:
             claim = await one.listened_for("x")
             client.set(key(claim), result("late"))
             await eventually(lambda: "cannot fetch late results" in caplog.text)
             assert await one.answer("x") is None
         finally:
-            client.execute_command("ACL SETUSER", "default", "+mget")
+            client.execute_command("ACL SETUSER", "default", "+strlen")
         assert (await one.until_answered("x")).body == b"late"
 
     process(work, result_expires=OFTEN)

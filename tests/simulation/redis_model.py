@@ -278,6 +278,9 @@ class Redis:
     def do_get(self, key: bytes) -> Any:
         return self.get(key, bytes)
 
+    def do_strlen(self, key: bytes) -> int:
+        return len(self.get(key, bytes) or b"")
+
     def do_mget(self, first: bytes, *others: bytes) -> Any:
         values = [self.get(key) for key in (first, *others)]
         return [value if type(value) is bytes else None for value in values]

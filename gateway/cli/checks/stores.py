@@ -187,7 +187,7 @@ def _memory(info: Mapping[str, Any]) -> str:
 async def _read_results(client: Redis, config: Config) -> None:
     """Run the gateway's own commands for results, as the account may lack a permission."""
     key = f"{result_store.key_prefix(config)}check-{secrets.token_hex(8)}"
-    await client.mget([key])
+    await client.execute_command(*result_store.reading([key]))  # type: ignore[no-untyped-call]
     subscribes = config.strategy_info.subscribes
     if not subscribes:
         return

@@ -14,6 +14,7 @@ from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.exceptions import BodyTooLongError, InvalidFrameError
 from pika.spec import Basic
 
+from gateway.amqp import frames
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.frames import Scanner
 
@@ -222,6 +223,15 @@ def test_before_a_consumer_is_named_deliveries_are_pikas():
     Scanner(OURS, on_frame, on_confirm).feed(b"".join(frames))
 
     assert [call.args[0] for call in on_frame.call_args_list] == frames
+
+
+def test_a_reply_that_is_too_large_is_only_counted(monkeypatch):
+    monkeypatch.setattr(frames, "MAX_STORED", 9)
+    data = b"".join(
+        frame.marshal() for size in (10, 9) for frame in delivery(OURS, CONSUMER, b"x" * size, 4)
+    )
+    bodies = [event[-1] for event in hear(scanned, [data]).heard]
+    assert bodies == [10, b"x" * 9]
 
 
 @pytest.mark.parametrize("frame", [Basic.Ack(1), Basic.Nack(1)])

@@ -34,8 +34,8 @@ class Store:
     def run(self, command: str, *_: str) -> asyncio.Future:
         loop = asyncio.get_running_loop()
         reply = loop.create_future()
-        if command == "GET":
-            loop.call_soon(reply.set_result, None)
+        if command == "EVAL":
+            loop.call_soon(reply.set_result, [None])
         elif self.now is None:
             loop.call_soon(reply.set_exception, ResponseError("NOPERM"))
         else:
