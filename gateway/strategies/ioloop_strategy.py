@@ -1,4 +1,4 @@
-"""pika, and one poller a process: MGET of all pending results."""
+"""pika, and one poller a process, which reads all pending results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAUSE = (0.001, 0.05)
 
 
 class IOLoop(Strategy):
-    """Queries all pending keys by MGET, less often while no results come."""
+    """Queries all pending keys at once, less often while no results come."""
 
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         self.publisher = publisher_for(config, metrics)
