@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from contextvars import ContextVar
 from datetime import datetime
 
 # Not a child of `gateway`: of that logger's lines with the same text only ten a second are written.
 log = logging.getLogger("audit")
 
 LOOK, REPLAY, ERASURE, MUTE, RESOLVE = "look", "replay", "erasure", "mute", "resolve"
+#: Whom `note` has named last in this task: who does what follows; "": nobody is known.
+acting: ContextVar[str] = ContextVar("acting", default="")
 
 
 def note(what: str, who: str, **about: object) -> None:
     """Log who has done what (`LOOK` and so on), and to which deliveries or group."""
+    acting.set(who)
     known = {name: _plain(value) for name, value in about.items() if value not in ("", None)}
     pairs = "".join(f" {name}={value!r}" for name, value in known.items())
     log.info("%s by %s%s", what, who, pairs, extra={"fields": {"audit": what, "by": who, **known}})

@@ -91,8 +91,8 @@ class Entry:
     was not kept, or not read. ``begun_at`` and ``late_at`` say when it was noticed that a worker
     has begun the task, and when its late answer has ended. ``runs`` are the last runs before a
     replay, the oldest first: what was known when it was published (``state``, ``error``,
-    ``attempts``, ``begun_at``, ``ended_at``, if there is any), and when that was: ``resent_at``.
-    All times are in ISO 8601, "": not known.
+    ``attempts``, ``begun_at``, ``ended_at``, if there is any), when that was, ``resent_at``, and
+    ``by`` whom, as the log names them. All times are in ISO 8601, "": not known.
     """
 
     delivery: dict[str, Any]

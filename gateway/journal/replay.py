@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
+from gateway import audit
 from gateway.amqp import broker
 from gateway.amqp.publishers import publisher_for
 from gateway.celery_message import TaskIds, decode_result
@@ -193,7 +194,8 @@ class Replays:
                 why = "an earlier replay was interrupted, and may run; see `again`"
                 return Replay(entry.id, other, why, may_have_run=True)
             task_id = other
-        runs = [*entry.runs, entry.run() | {"resent_at": iso_now()}]
+        resent = {"resent_at": iso_now(), "by": audit.acting.get()}
+        runs = [*entry.runs, entry.run() | resent]
         try:
             await self._publish(entry, task_id)
         except NotConfirmed:

@@ -66,7 +66,7 @@ HEAD = ("fault", "has to fire, after", "may fire", "fires wrongly", "missing", "
 def run(row: Row, stack: Stack, broker: RabbitMQ, factor: float) -> Result:
     """Run a row; the alerts of a gateway that was well before count as wrong."""
     result = Result(row)
-    with Site(stack, broker, row.signed, factor) as site:
+    with Site(stack, broker, row.config, factor) as site:
         sleep(WELL)
         result.before = site.prometheus.firing()
         began = monotonic()

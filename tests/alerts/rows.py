@@ -12,7 +12,7 @@ import psutil
 from redis import Redis
 
 from gateway.history.gateways import EVERY, KEY, SCRIPT
-from tests.alerts.site import QUEUE, Site
+from tests.alerts.site import NOTIFY, QUEUE, SIGNED, Site
 
 RESTARTS = 4
 
@@ -186,14 +186,14 @@ def another_gateway(site: Site) -> Iterator[None]:
 class Row:
     """`fault` lasts as long as its context, and fires all of `fires`, perhaps some of `may`.
 
-    `signed`: the gateway has a route whose senders sign.
+    `config`: what else the gateway has in its configuration.
     """
 
     title: str
     fault: Callable[[Site], AbstractContextManager[None]]
     fires: frozenset[str] = frozenset()
     may: frozenset[str] = frozenset()
-    signed: bool = False
+    config: str = ""
 
 
 def names(*alerts: str) -> frozenset[str]:
@@ -236,12 +236,17 @@ ROWS = (
     Row("no worker", worker_killed, names("Deadlines")),
     Row("tasks too slow", requests_to("/echo?seconds=2"), names("Deadlines")),
     Row("tasks fail", requests_to("/echo?seconds=no-number"), names("Errors")),
-    Row("accepted tasks fail", requests_to("/accept?seconds=no-number"), names("TasksFailed")),
+    Row(
+        "accepted tasks fail, and nobody can be told",
+        requests_to("/accept?seconds=no-number"),
+        names("TasksFailed", "NotificationsFailed"),
+        config=NOTIFY,
+    ),
     Row("late answers are refused", requests_to("/late"), names("LateAnswersFailed")),
-    Row("wrong signatures", requests_to("/signed"), names("Unverified"), signed=True),
+    Row("wrong signatures", requests_to("/signed"), names("Unverified"), config=SIGNED),
     Row("no route takes the deliveries", requests_to("/choosy"), names("DeliveriesIgnored")),
     # The journal is in the same Redis.
-    Row("claims' Redis full", state_full, names("StateFull"), names("JournalLost"), signed=True),
+    Row("claims' Redis full", state_full, names("StateFull"), names("JournalLost"), config=SIGNED),
     Row("a gateway with another secret_key", another_gateway, names("Differs")),
     Row("journal's Redis frozen", state_frozen, names("JournalLost")),
     Row("no archiver", archiver_killed, names("ArchiveBehind")),

@@ -64,18 +64,24 @@ queue = "{QUEUE}"
 scheme = "standard"
 secrets = ["whsec_{"ZmF1bHRz" * 4}"]
 """
+#: Whom nobody can tell anything.
+NOTIFY = """
+[notify]
+kind = "slack"
+url = "http://127.0.0.1:9/"
+"""
 
 
 class Site:
     """Its servers run until its context ends; `broker` is used again by the next site."""
 
-    def __init__(self, stack: Stack, broker: RabbitMQ, signed: bool, factor: float):
+    def __init__(self, stack: Stack, broker: RabbitMQ, more: str, factor: float):
         self._end = ExitStack()
         self.broker = broker
         directory = Path(tempfile.mkdtemp(dir=stack.directory))
         config = directory / "gateway.toml"
         archive = f'archive_url = "sqlite:///{directory}/archive.db"\n'
-        config.write_text(archive + CONFIG + (SIGNED if signed else ""))
+        config.write_text(archive + CONFIG + more)
         self.results = self._own(stack.redis())
         self.state = self._own(stack.redis("--maxmemory-policy", "noeviction"))
         self.worker = self._own(

@@ -41,6 +41,15 @@ notify = {{ kind = "slack", url = "http://127.0.0.1:1/" }}
 scheme = "github"
 secrets = ["{SECRET}"]
 
+[sources.strange]
+scheme = "github"
+secrets = ["{SECRET}"]
+
+[[routes]]
+path = "/strange"
+source = "strange"
+task = "faults.run"
+
 [[routes]]
 path = "/wait/{{shop}}"
 task = "faults.run"
@@ -265,6 +274,8 @@ def test_looks_and_replays_are_noted_but_not_those_of_an_open_page(gateway):
     assert status == 200 and json.loads(done)["task_id"]
     assert poll(lambda: f"replay by 127.0.0.1 (token) id='{one_id}'" in gateway.output(), 10)
     assert poll(lambda: "It was sent again once" in text(ask(gateway, f"/deliveries/{one_id}")), 30)
+    told = text(ask(gateway, f"/deliveries/{one_id}"))
+    assert "Sent again by 127.0.0.1 (token), as another task" in told
 
 
 def test_deliveries_are_compared(gateway):
@@ -328,9 +339,12 @@ def test_routes_are_shown_as_they_are_in_force_without_secrets(gateway):
 
 
 def test_a_source_says_why_it_is_refused(gateway):
-    (answer,) = run(gather(send(gateway, "/elsewhere", "x")))
-    assert answer.status == 404
+    wrong = ("X-GitHub-Event: push", f"X-Hub-Signature-256: sha256={64 * '0'}")
+    asked = gather(send(gateway, "/elsewhere", "x"), send(gateway, "/strange", "x", *wrong))
+    assert [each.status for each in run(asked)] == [404, 401]
     assert poll(lambda: "POST /elsewhere" in text(ask(gateway, "/sources")), 30)
+    never = "None that is kept was signed with this secret"
+    assert poll(lambda: never in text(ask(gateway, "/sources?open=strange")), 30)
     told = text(ask(gateway, "/sources?open=forge"))
     assert "No route has this path. Correct the address at the sender, or add a route." in told
     assert "No gateway has started since: the secret was changed at the sender" in told
@@ -440,7 +454,7 @@ def test_a_delivery_is_edited_and_sent_as_a_new_one(gateway):
     assert f"replay by 127.0.0.1 (token) id='{one_id}' edited=True" in gateway.output()
     told = text(ask(gateway, f"/deliveries/{new_id}"))
     assert f"Edited copy of {one_id}" in told and '"order": 4712' in told
-    assert re.search(r"Sent as another task .* Its end was noticed", told)
+    assert re.search(r"Sent by 127\S+ \(token\), as another task .* Its end was noticed", told)
     assert "no sender waits for an answer" in told and "It was sent again" not in told
     asked = ask(gateway, f"/api/deliveries/{new_id}")
     about = json.loads(asked[2])

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import sqlite3
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +32,7 @@ FORMS = (
 CONFIG = f"""
 journal = 100
 journal_refused = true
+archive_url = "sqlite:///{{archive}}"
 log_requests = true
 trace_sample = 1
 trace_endpoint = "{{collector}}"
@@ -58,6 +62,10 @@ CONFIG += "".join(
     )
 )  # fmt: skip
 BODY = json.dumps({"card": {"number": MARK, "name": "shown"}, "memo": f"paid by {MARK}"})
+PAGES = (
+    "", "failures", "deliveries", "deliveries?state=failed", "routes", "sources", "workers",
+    "servers", "again?state=failed", "metrics", "api/failures", "api/history", "api/gateways",
+)  # fmt: skip
 TARGET = "/mark-%C3%BC%204711?t=mark-%C3%BC+4711"
 HEADERS = (f"X-National-Id: {FORMS[2]}", "Content-Type: application/json")
 
@@ -69,8 +77,13 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="module")
-def gateway(servers: Servers, collector: Collector) -> Server:
-    config = CONFIG.replace("{collector}", collector.url)
+def archive(servers: Servers) -> Path:
+    return servers.directory / "redaction.db"
+
+
+@pytest.fixture(scope="module")
+def gateway(servers: Servers, collector: Collector, archive: Path) -> Server:
+    config = CONFIG.replace("{collector}", collector.url).replace("{archive}", str(archive))
     env = {"OTEL_BSP_SCHEDULE_DELAY": "100"}
     return servers.gateway("redis", config, "--log-format", "text", env=env)
 
@@ -89,9 +102,23 @@ def kept(servers: Servers) -> dict[str, Any]:
     return found
 
 
+def page(gateway: Server, path: str) -> str:
+    with urllib.request.urlopen(f"{gateway.admin_url}/{path}") as answer:
+        return str(answer.read(), "utf-8")
+
+
 def shown(gateway: Server, path: str = "") -> Any:
-    with urllib.request.urlopen(f"{gateway.admin_url}/api/deliveries{path}") as answer:
-        return json.load(answer)
+    return json.loads(page(gateway, f"api/deliveries{path}"))
+
+
+def archived(servers: Servers, archive: Path) -> list[str]:
+    """Copy the journal into the archive; return all that is in its file."""
+    urls = ["--broker", servers.broker.url, "--result-backend", servers.results.url]
+    config = archive.with_suffix(".toml")
+    config.write_text(f'journal = 100\narchive_url = "sqlite:///{archive}"\n')
+    assert main(["archive", "--once", "--config", str(config), *urls]) == 0
+    with sqlite3.connect(archive) as database:
+        return [*database.iterdump()]
 
 
 def ask(gateway: Server, path: str, *headers: str, target: str = TARGET) -> Answer:
@@ -100,7 +127,7 @@ def ask(gateway: Server, path: str, *headers: str, target: str = TARGET) -> Answ
     return answer
 
 
-def test_a_redacted_value_is_nowhere(servers, gateway, collector, capsys):
+def test_a_redacted_value_is_nowhere(servers, gateway, archive, collector, capsys):
     known = [ask(gateway, path) for path in ("/accept", "/needs", "/none", "/signed")]
     known.append(ask(gateway, "/accept", target=f"{TARGET}&seconds=mark-%C3%BC+4711"))
     known.append(ask(gateway, "/value"))
@@ -114,7 +141,13 @@ def test_a_redacted_value_is_nowhere(servers, gateway, collector, capsys):
     until(lambda: {"failed", "succeeded"} <= {e["state"] for e in shown(gateway)["deliveries"]})
     until(lambda: len(collector.spans) > 20)
     whole = [shown(gateway, f"/{each}") for each in entries]
-    everything = {
+    until(lambda: 'id="g' in page(gateway, "failures"))
+    groups = re.findall(r'id="g(\w{16})"', page(gateway, "failures"))
+    paths = [*PAGES, *(f"failures/{each}" for each in groups)]
+    paths += [f"deliveries/{each}{what}" for each in entries for what in ("", "/compare")]
+    everything = {path: page(gateway, path) for path in paths} | {
+        "sql": repr(archived(servers, archive)),
+        "file": repr(archive.read_bytes()),
         "redis": repr(kept(servers)),
         "log": gateway.log.read_text(),
         "list": json.dumps(shown(gateway), ensure_ascii=False),
@@ -137,6 +170,11 @@ def test_a_redacted_value_is_nowhere(servers, gateway, collector, capsys):
     bodies = [each["call"]["args"][2] for each in whole if each["route"].startswith("/accept")]
     card = {"card": {"number": "[redacted]", "name": "shown"}, "memo": "paid by [redacted]"}
     assert [json.loads(each) for each in bodies] == [card, card]
+    # An example of a group is read from the archive when the journal has it no more.
+    with redis.Redis.from_url(servers.results.url) as client:
+        for key in client.scan_iter("*{journal}:delivery:*"):
+            client.delete(key)
+    assert "deliveries/" in page(gateway, f"failures/{groups[0]}").partition("The latest")[2]
     (value,) = [each for each in whole if each["route"].startswith("/value")]
     assert value["call"]["args"] == [card["card"], "[redacted]", "[redacted]"]
 

@@ -205,6 +205,7 @@ class Run(BaseModel):
     begun_at: str = ""
     ended_at: str = ""
     resent_at: str = Field(description="when it was published again, in ISO 8601")
+    by: str = Field("", description="who has done that, as the log names them; or empty")
 
 
 class WholeDelivery(Delivery):

@@ -281,7 +281,8 @@ def _worked(entry: Entry) -> list[Event]:
             found.append(Event("It has ended", detail, None, state=state))
         if number <= len(entry.runs):
             which = "Sent" if entry.edited_from and number == 1 else "Sent again"
-            since = add(which, "as another task", run["resent_at"], "")
+            by = f"by {run['by']}, " if run.get("by") else ""
+            since = add(which, f"{by}as another task", run["resent_at"], "")
     if entry.late_at:
         detail = entry.error or "the sender has taken its result"
         add("Late answer", detail, entry.late_at, entry.state)

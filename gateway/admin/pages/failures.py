@@ -11,10 +11,10 @@ from gateway.admin.api.operations import Refused
 from gateway.admin.api.schema import MuteWanted, Nothing, OneGroup
 from gateway.admin.pages.view import View
 from gateway.admin.pages.widgets import escape, lasting, token
+from gateway.archive.reading import reading
 from gateway.audit import MUTE, RESOLVE
 from gateway.errors import GatewayError
 from gateway.journal.groups import MUTED, OPEN, RESOLVED, Group
-from gateway.journal.stores import store_for
 
 #: Each tab: its name, and the states of its groups.
 TABS = (("Open", OPEN), ("Muted", (MUTED,)), ("Resolved", (RESOLVED,)))
@@ -42,8 +42,8 @@ class Failures(View):
             raise Refused(404, "not-found", "There is no such group of failures, or none any more.")
         found, began = [], ""
         if opened:
-            async with store_for(self.config).opened(self.config) as store:
-                found = [await store.get(each) for each in opened.latest]
+            async with reading(self.config) as reader:
+                found = [await reader.get(each) for each in opened.latest]
             began = before(opened, await self._starts(opened))
         names = {state: name for name, states in TABS for state in states}
         tab = names[opened.state] if opened else self.get_query_argument("tab", "Open")

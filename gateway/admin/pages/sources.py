@@ -14,11 +14,13 @@ from gateway.admin.pages.view import View
 from gateway.archive.reading import reading
 from gateway.clock import monotonic
 from gateway.errors import GatewayError
-from gateway.journal.entry import REFUSED, Entry
+from gateway.journal.entry import REFUSED, STATES, Entry
 from gateway.journal.filter import Filter
 
-#: How many of the newest deliveries are looked through, and for how many seconds.
+#: How many of the newest deliveries are looked through, and for how many seconds; older ones that
+#: were not refused are looked for as long, for each source until twice this time is over.
 _LOOKED, _BUDGET = 2_000, 0.3
+_TAKEN = frozenset(STATES) - {REFUSED}
 #: What metrics call a reason: how people read it, and what they can do about it.
 REASONS = {
     "mismatch": (
@@ -92,7 +94,8 @@ class Sources(View):
     async def content(self, *path: str) -> dict[str, Any]:
         counted = Counted(self.supervisor)
         unverified, answers = counted.unverified(), counted.answers()
-        found, problem = await self._newest()
+        end = monotonic() + 2 * _BUDGET
+        found, problem = await self._newest(Filter(), _LOOKED)
         rows, begun = [], self.known.starts
         for name, options in self.config.sources.items():
             paths = list(dict.fromkeys(r.path for r in self.config.routes if r.source == name))
@@ -108,6 +111,9 @@ class Sources(View):
                     state = "all refused" if refused >= received else "refused"
             last = next((e for e in own if e.state == REFUSED), None)
             good = _time([e for e in own if e.state != REFUSED])
+            if last and not good and monotonic() < end:
+                older, problem = await self._newest(Filter(source=name, state=_TAKEN), 1)
+                good = _time(older)
             kinds = sorted(unverified[name].items(), key=lambda kind: -kind[1])
             rows.append({
                 "name": name, "scheme": options.scheme, "paths": paths, "state": state,
@@ -125,7 +131,7 @@ class Sources(View):
             "unsigned": list(dict.fromkeys(unsigned)),
         }  # fmt: skip
 
-    async def _newest(self) -> tuple[list[Entry], str]:
+    async def _newest(self, wanted: Filter, most: int) -> tuple[list[Entry], str]:
         """Return the newest deliveries, and why they could not be read; "": they could."""
         found: list[Entry] = []
         if not (self.config.journal or self.config.archive):
@@ -134,11 +140,11 @@ class Sources(View):
         try:
             async with (
                 reading(self.config) as reader,
-                aclosing(reader.find(Filter())) as entries,
+                aclosing(reader.find(wanted, patience=_BUDGET)) as entries,
             ):
                 async for entry in entries:
                     found.append(entry)
-                    if len(found) == _LOOKED or monotonic() > end:
+                    if len(found) == most or monotonic() > end:
                         break
         except GatewayError as exc:
             return found, str(exc)

@@ -182,7 +182,7 @@ def test_the_timeline_has_what_is_known():
 def test_the_timeline_has_each_run_and_the_late_answer():
     runs = [
         {"state": states.FAILED, "error": "x", "attempts": 2, "resent_at": at(20)},
-        {"state": states.RUNNING, "begun_at": at(21), "resent_at": at(30)},
+        {"state": states.RUNNING, "begun_at": at(21), "resent_at": at(30), "by": "ann"},
     ]
     late = replace(
         ENTRY, state=states.ANSWERED_LATE, runs=runs, begun_at=at(31), ended_at=at(40),
@@ -192,7 +192,7 @@ def test_the_timeline_has_each_run_and_the_late_answer():
     assert [(each.name, each.detail, each.at) for each in worked] == [
         ("It has ended", "x, 2 tries", None), ("Sent again", "as another task", 20.0),
         ("A worker has begun it", "when that was noticed", 21.0),
-        ("Sent again", "as another task", 30.0),
+        ("Sent again", "by ann, as another task", 30.0),
         ("A worker has begun it", "when that was noticed", 31.0),
         ("Its end was noticed", "its result was stored", 40.0),
         ("Late answer", "the sender has taken its result", 41.0),
