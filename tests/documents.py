@@ -32,7 +32,7 @@ from gateway.model import Model
 from gateway.relay.delivery import STAGES, Stage
 from gateway.sources import BLOCKS, SCHEMES, find
 from gateway.sources.block import Block
-from gateway.sources.keys import TOKENS
+from gateway.sources.proofs import TOKENS
 from loadtest import figures
 
 ROOT = Path(__file__).parents[1]

@@ -13,7 +13,7 @@ from gateway.config.pointers import Pointer
 from gateway.delivery import Delivery
 from gateway.errors import BadRequest
 from gateway.model import Model
-from gateway.sources.fields import MISSING
+from gateway.sources.reading import MISSING
 
 
 class Argument(Model):

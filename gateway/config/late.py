@@ -234,7 +234,7 @@ def _check(setting: str, inner: str) -> None:
         kind = place.partition(":")[0]
         try:
             if kind == "form":
-                places.Place.parse(place)
+                places.Place(place)
             elif place not in OURS and kind != "xml":
                 pointers.check_template(f"{{{place}}}")
         except ValueError as exc:
@@ -244,7 +244,7 @@ def _check(setting: str, inner: str) -> None:
 def _reader(place: str) -> Callable[[Delivery], Any]:
     kind, _, name = place.partition(":")
     if kind == "form":
-        read = places.reader(places.Place.parse(place))
+        read = places.reader(places.Place(place))
         return lambda delivery: read(places.Seen(_request(delivery.body)))
     if kind == "xml":
         field, _, form = name.lower().partition("|")

@@ -19,8 +19,7 @@ from pydantic import AfterValidator
 from gateway.delivery import Delivery
 from gateway.errors import BadRequest
 from gateway.similar import similar
-from gateway.sources.envelopes import read_json_value
-from gateway.sources.fields import MISSING, at, pointer
+from gateway.sources.reading import MISSING, at, pointer, read_json_value
 
 #: The most characters of a key, and the most bytes of a name: AMQP's short strings have no more.
 MAX_LENGTH, MAX_NAME = 1_024, 255

@@ -19,8 +19,7 @@ from gateway.celery_message import Message
 from gateway.config.pointers import KEY, extractor, pointing
 from gateway.delivery import Delivery, Request
 from gateway.errors import BadRequest
-from gateway.sources.envelopes import read_json_value, read_query
-from gateway.sources.fields import MISSING, at, pointer, put
+from gateway.sources.reading import MISSING, at, pointer, put, read_json_value, read_query
 
 HIDDEN = "[redacted]"
 #: Characters of a value from which on it is also looked for within texts, and not only as a whole.

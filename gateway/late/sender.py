@@ -17,8 +17,7 @@ from gateway.http_client import NotAllowed, NotKnown, NotSent, Response
 from gateway.late.client import Client
 from gateway.late.record import NOT_TAKEN, REFUSED, TAKEN, UNKNOWN, Record, Terms, Verdict
 from gateway.sources.base import Options
-from gateway.sources.envelopes import read_loosely
-from gateway.sources.fields import at, pointer
+from gateway.sources.reading import at, pointer, read_loosely
 
 #: Bytes of a late answer: it is kept until it is sent.
 MAX_MESSAGE = 256 * 1024

@@ -40,7 +40,7 @@ from gateway.relay.recorders import JournalRecorder, LogRecorder
 from gateway.relay.result_urls import ResultURLs
 from gateway.relay.routes import MAX_EVENT, Routes
 from gateway.sources.base import Verified
-from gateway.sources.envelopes import read_query
+from gateway.sources.reading import read_query
 from gateway.stores.results import Results
 from gateway.strategies.base import Strategy
 from gateway.tracing.trace import NOTHING, VERIFY

@@ -17,7 +17,7 @@ from gateway.relay.fetched_keys import FetchedKeys
 from gateway.relay.limits import SourceLimits
 from gateway.sources import of
 from gateway.sources.base import Source, Verified
-from gateway.sources.signatures import raw
+from gateway.sources.proofs import raw
 
 #: The most characters of an event's name; the longest that senders use have about 60. What is
 #: longer is cut.

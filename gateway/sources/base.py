@@ -162,7 +162,7 @@ class Source(ABC):
       raises nothing but a `RequestError`: `Unverified` (401) for what is missing, malformed,
       wrong or outside its tolerance, `BadRequest` (400) for an envelope that cannot be read.
     - The identity holds all that tells two deliveries apart (account, sender, topic, hook), and the
-      digest of the decrypted body where tries repeat it (`gateway.sources.fields.identity`).
+      digest of the decrypted body where tries repeat it (`gateway.sources.reading.identity`).
     - Identity and event are read from signed data; where the scheme does not sign the header
       that contains them, the scheme's documentation says so. They are read as tolerantly as
       possible: what is verified is relayed, though nobody can read it.

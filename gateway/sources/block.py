@@ -14,16 +14,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from gateway.model import Model, matching
 from gateway.similar import similar
+from gateway.sources import proofs
 from gateway.sources.base import Sample, listed
-from gateway.sources.keys import (
-    ALGORITHMS,
-    ENCODINGS,
-    JWT,
-    KINDS,
-    PUBLIC_KEYS,
-    PUBLIC_KINDS,
-    TOKENS,
-)
 from gateway.sources.places import IN_BODY, Place
 
 #: A place in a text: ``{header:x-time}``. Other braces are part of the text, as JSON has them.
@@ -44,13 +36,8 @@ def _one_of(names: Collection[str]) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _place(text: str) -> str:
-    Place.parse(text)
-    return text
-
-
-PlaceText = Annotated[str, AfterValidator(_place)]
-Places = Annotated[list[PlaceText], BeforeValidator(listed)]
+Texts = Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(listed)]
+Places = Annotated[list[Place], BeforeValidator(listed)]
 Printable = Annotated[str, matching(r"[\x20-\x7e]*", "has printable ASCII characters only")]
 _Name = Annotated[str, matching(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", "is no name of a header")]
 
@@ -68,9 +55,9 @@ class Handshake(Model):
     """
 
     method: Literal["GET", "HEAD", "OPTIONS", "POST"] = "POST"
-    when: dict[PlaceText, str | int] = {}
+    when: dict[Place, str | int] = {}
     signed: bool | None = None
-    token: PlaceText | None = None
+    token: Place | None = None
     #: What ``{sha256}`` in an answer is the hash of; ``{token}`` is the `verify_token`.
     sha256: str = ""
     status: int = Field(200, ge=200, le=299)
@@ -101,23 +88,23 @@ class Block(Model):
     signature: Annotated[Places, Field(min_length=1)]
     #: What separates the fields of a header with several (any of these), and a field's name from
     #: its value.
-    separators: Annotated[
-        list[Annotated[str, Field(min_length=1)]], BeforeValidator(listed), Field(alias="list")
-    ] = []
+    separators: Texts = Field([], alias="list")
     assign: str = "="
     #: The names of the fields that are signatures; ``*``: all fields.
-    pick: Annotated[list[str], BeforeValidator(listed)] = []
+    pick: Texts = []
     prefix: Printable = ""
     #: Several: each of them is accepted, and ``{hash}`` in the prefix is the name of its hash.
     algorithms: Annotated[
-        list[Annotated[str, _one_of(ALGORITHMS)]], BeforeValidator(listed), Field(min_length=1)
+        list[Annotated[str, _one_of(proofs.ALGORITHMS)]],
+        BeforeValidator(listed),
+        Field(min_length=1),
     ] = Field(["hmac-sha256"], alias="algorithm")
-    key: Annotated[str, _one_of(KINDS)] = "utf8"
-    encoding: Annotated[str, _one_of(ENCODINGS)] = "hex"
+    key: Annotated[str, _one_of(proofs.KINDS)] = "utf8"
+    encoding: Annotated[str, _one_of(proofs.ENCODINGS)] = "hex"
     #: The signed text, with places in braces.
     signed: str = "{body}"
     #: Places, claims of a token among them, and what has to be there: a text with places in braces.
-    require: dict[PlaceText, str] = {}
+    require: dict[Place, str] = {}
     #: Where a public key is fetched: a URL, with places in braces. A place that is the whole URL
     #: has to fit one of `key_urls`, in which ``*`` stands for letters, digits, `-` and `_`, and in
     #: the host for a region such as `eu-west-1`.
@@ -138,7 +125,7 @@ class Block(Model):
     #: The first of them that is there is the delivery's; `digest` is that of the body.
     identity: Places = []
     #: What else tells two deliveries with one identity apart.
-    apart: list[Places] = [["event"]]
+    apart: list[Places] = [[Place("event")]]
     event: Places = []
     #: Joined to the event with a dot.
     subevent: Places = []
@@ -187,12 +174,12 @@ class Block(Model):
 
     @property
     def is_jwt(self) -> bool:
-        return self.algorithm == JWT
+        return self.algorithm == proofs.JWT
 
     @property
     def signed_places(self) -> list[str]:
         """The places in `signed`; the key is none, and a token signs nothing."""
-        found = [] if self.algorithm in TOKENS or self.is_jwt else [self.signed]
+        found = [] if self.algorithm in proofs.TOKENS or self.is_jwt else [self.signed]
         # A claim with a hash covers what was hashed.
         found += [text for place, text in self.require.items() if place.startswith("claim:")]
         own = ("key", "name", "audience")
@@ -216,9 +203,8 @@ class Block(Model):
     @property
     def covers_body(self) -> bool:
         """Does the signature cover the body, byte for byte?"""
-        whole = {Place(kind, "", each) for kind in ("body", "raw_body") for each in _WHOLE}
-        token = {Place("body")} if self.is_jwt and self.signature == ["body"] else set()
-        return not whole.isdisjoint(self._signed | token)
+        token = self.is_jwt and self.signature == ["body"]
+        return token or not _WHOLE.isdisjoint(self._signed)
 
     def is_signed(self, text: str) -> bool:
         """Tell whether nobody but the sender can change what is at the place."""
@@ -227,38 +213,40 @@ class Block(Model):
             return True
         if all(place.kind in IN_BODY for place in places):
             return self.covers_body or signed.issuperset(places)
-        whole = {"query": Place("url")}
-        return all(
-            {place, place._replace(filters=()), whole.get(place.kind)} & signed for place in places
-        )
+        whole = {"query": "url"}
+        return all({each, each.plain, whole.get(each.kind)} & signed for each in places)
 
     @property
-    def _signed(self) -> set[Place]:
-        found = {place for text in self.signed_places for place in self.places(text)}
-        lines = (f for place in found for f in place.filters if f.startswith("lines:"))
-        names = (name for each in lines for name in each.removeprefix("lines:").split(","))
-        headers = (
-            name for place in found if place.kind == "headers" for name in place.name.split(",")
-        )
-        of_body = {Place("json", f"/{name}") for name in names}
-        return found | of_body | {Place("header", name) for name in headers}
+    def _signed(self) -> set[str | None]:
+        found: set[str | None] = set()
+        for place in (place for text in self.signed_places for place in self.places(text)):
+            found.add(place)
+            if place.kind == "headers":
+                found.update(f"header:{name}" for name in place.name.split(","))
+            for each in place.filters:
+                if each.startswith("lines:"):
+                    found.update(f"json:/{n}" for n in each.removeprefix("lines:").split(","))
+        return found
 
     def places_of(self, *keys: str) -> list[Place]:
         """Return all places that these keys name."""
-        named = [text for key, text in self.texts if key in keys]
-        return [place for text in named for place in self.places(text)]
+        return [place for key, text in self.texts if key in keys for place in self.places(text)]
 
     def places(self, text: str) -> list[Place]:
         """Return the place that `text` names; for `id` and `time` those that they stand for."""
-        place = Place.parse(text.removeprefix("hmac:"))
+        place = Place(text.removeprefix("hmac:"))
         if place.kind not in ("id", "time"):
             return [place]
-        own = (Place.parse(each) for each in getattr(self, place.kind))
-        return [each._replace(filters=each.filters + place.filters) for each in own]
+        return [Place("|".join([own, *place.filters])) for own in getattr(self, place.kind)]
 
 
-#: Filters that keep a text, or make of it what nobody can make of another one.
-_WHOLE = ((), ("sha256hex",), ("sha256base64",), ("string",))
+#: Places that cover the body: their filters keep a text, or make of it what nobody can make of
+#: another one.
+_WHOLE = {
+    f"{kind}{each}"
+    for kind in ("body", "raw_body")
+    for each in ("", "|sha256hex", "|sha256base64", "|string")
+}
 
 
 def _is_pattern(text: str) -> bool:
@@ -276,7 +264,7 @@ def _problems(block: Block) -> Iterator[str]:
         yield "signed: a text with places in braces, such as {time}.{body}, and no other but JSON"
     for key, text in block.texts:
         try:
-            place = Place.parse(text.removeprefix("hmac:"))
+            place = Place(text.removeprefix("hmac:"))
         except ValueError as exc:
             yield f"{key}: {exc}"
             return
@@ -289,10 +277,10 @@ def _problems(block: Block) -> Iterator[str]:
     kinds = {_kind(each) for each in block.algorithms}
     if len(kinds) > 1:
         yield "algorithm: several have to be of one kind: all hmac, or all of public keys"
-    if kinds == {"public"} and block.key not in PUBLIC_KINDS:
-        yield f"key: {block.algorithm} needs a public key: {', '.join(PUBLIC_KINDS)}"
-    if not kinds <= {"public", JWT} and block.key in PUBLIC_KINDS:
-        names = ", ".join((*PUBLIC_KEYS, JWT))
+    if kinds == {"public"} and block.key not in proofs.PUBLIC_KINDS:
+        yield f"key: {block.algorithm} needs a public key: {', '.join(proofs.PUBLIC_KINDS)}"
+    if not kinds <= {"public", proofs.JWT} and block.key in proofs.PUBLIC_KINDS:
+        names = ", ".join((*proofs.PUBLIC_KEYS, proofs.JWT))
         yield f"algorithm: {block.key} is a public key, which everybody knows; name {names}"
     yield from _key_problems(block, kinds)
     if not block.algorithm.startswith("hmac-") and any(each.signs for each in block.handshakes):
@@ -302,7 +290,7 @@ def _problems(block: Block) -> Iterator[str]:
     for key, text in block.texts:
         if "claim:" in text and not block.is_jwt:
             yield f'{key}: {text} is a claim of a token, which only algorithm = "jwt" has'
-    for text in block.time if block.algorithm not in TOKENS else ():
+    for text in block.time if block.algorithm not in proofs.TOKENS else ():
         if not block.is_signed(text):
             yield f"time: {text} is not signed; write {{time}} in signed"
     if block.pick and not block.separators:
@@ -310,7 +298,7 @@ def _problems(block: Block) -> Iterator[str]:
 
 
 def _kind(algorithm: str) -> str:
-    return "public" if algorithm in PUBLIC_KEYS else algorithm.partition("-")[0]
+    return "public" if algorithm in proofs.PUBLIC_KEYS else algorithm.partition("-")[0]
 
 
 #: The beginning of a URL up to the path: nothing in it may come from a request.
@@ -325,7 +313,7 @@ def _key_problems(block: Block, kinds: set[str]) -> Iterator[str]:
         if block.key_urls or block.key_headers:
             yield "key_url: is needed beside key_urls and key_headers"
         return
-    if not kinds <= {"public", JWT}:
+    if not kinds <= {"public", proofs.JWT}:
         yield f"key_url: {block.algorithm} has no public key that could be fetched"
     if block.key_form in ("jwks", "kids") and not block.is_jwt:
         yield f'key_form: {block.key_form} needs algorithm = "jwt", as tokens name their key'

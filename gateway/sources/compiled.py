@@ -11,21 +11,15 @@ from typing import Any
 
 from gateway.answer import JSON, TEXT, Answer, field_value
 from gateway.errors import MethodNotAllowed, SignatureMissing, Unverified
-from gateway.sources import jwt
+from gateway.sources import places, proofs
 from gateway.sources.block import PLACEHOLDER, Block, Handshake
-from gateway.sources.fields import identity, name
-from gateway.sources.keys import KEY, NAME, TOKENS, joined
-from gateway.sources.places import (
-    IN_BODY,
-    Place,
-    Reader,
-    Seen,
-    bytes_reader,
-    encoded,
-    first,
-    reader,
-)
-from gateway.sources.signatures import UNITS, ZONED, Unit, check, digest, raw
+from gateway.sources.places import Place, Reader, Seen, bytes_reader, encoded, first, reader
+from gateway.sources.proofs import Unit, check, joined, raw
+from gateway.sources.reading import identity, name
+
+#: They read the bytes of a piece of a text, and raise `Unverified` where something is wrong.
+Piece = Callable[[Seen], bytes]
+Check = Callable[[Seen], None]
 
 
 class Readers:
@@ -35,8 +29,7 @@ class Readers:
     """
 
     def __init__(self, block: Block, options: Any, public_url: str, texts: Sequence[bytes]):
-        self.block, self.texts, self._options = block, texts, options
-        self._base_url = public_url.rstrip("/")
+        self.block, self.texts, self._options, self._url = block, texts, options, public_url
         # A body with one member to read need not always be parsed.
         of_json = {text for _, text in block.texts if text.startswith("json:")}
         self._only, self.parses = len(of_json) == 1, len(of_json) > 1
@@ -44,23 +37,38 @@ class Readers:
     def first(self, texts: Iterable[str]) -> Reader:
         """Return a function that reads the first value that is at one of the places."""
         places = [place for text in texts for place in self.block.places(text)]
-        return first([reader(place, self._base_url, self._only) for place in places])
+        return first([reader(place, self._url, self._only) for place in places])
 
-    def as_bytes(self, text: str) -> Callable[[Seen], bytes]:
+    def piece(self, text: str, _after: str = "") -> Piece:
+        """Return a function that reads the bytes at a place, or of what else has a name."""
         if text in ("key", "name"):
-            return constant(KEY if text == "key" else NAME)
+            return constant(proofs.KEY if text == "key" else proofs.NAME)
         if text == "token":
             return lambda _seen: self.verify_token().encode()
         if text == "audience":
             if audience := getattr(self._options, "audience", ""):
                 return constant(audience.encode())
             text = "url|noquery"
-        places = self.block.places(text)
-        return first([bytes_reader(place, self._base_url) for place in places])
+        return first([bytes_reader(place, self._url) for place in self.block.places(text)])
+
+    def signed_piece(self, text: str, after: str) -> Piece:
+        """Return a function that reads a piece of the signed text, before the text `after`."""
+        read, separator = self.piece(text), after.encode()
+        named = text.startswith(("id", "header:", "query:", "sig:"))
+        if not separator or not named or Place(text) in self.block.time:
+            return read
+
+        def piece(seen: Seen) -> bytes:
+            # Else some of it could come from what follows the separator.
+            if separator in (value := read(seen) or b""):
+                raise Unverified(f"What is signed as {text} contains {after!r}, which ends it.")
+            return value
+
+        return piece
 
     def filled(self, text: str) -> Callable[[Seen], list[bytes]]:
         """Return a function that fills in a text, once for each secret if it has one in it."""
-        reads = pieces(text, self.as_bytes)
+        reads = pieces(text, self.piece)
         return lambda seen: joined([read(seen) for read in reads], self.texts)
 
     def verify_token(self) -> str:
@@ -73,16 +81,18 @@ class Readers:
         return str(token.get_secret_value())
 
 
-def constant(value: bytes) -> Callable[[Seen], bytes]:
+def constant(value: bytes) -> Piece:
     return lambda _seen: value
 
 
-def pieces(
-    text: str, read: Callable[[str], Callable[[Seen], bytes]]
-) -> list[Callable[[Seen], bytes]]:
-    """Return what reads each piece of a text: the places in it by `read`."""
-    pieces = enumerate(PLACEHOLDER.split(text))
-    return [read(piece) if i % 2 else constant(piece.encode()) for i, piece in pieces if piece]
+def pieces(text: str, read: Callable[[str, str], Piece]) -> list[Piece]:
+    """Return what reads each piece of a text: a place by `read`, which gets the text behind it."""
+    split = PLACEHOLDER.split(text)
+    return [
+        read(piece, split[i + 1]) if i % 2 else constant(piece.encode())
+        for i, piece in enumerate(split)
+        if piece
+    ]
 
 
 #: Signatures that are checked: there are two while keys are replaced, and each costs CPU time.
@@ -91,10 +101,9 @@ MAX_SIGNATURES = 10
 
 def signatures(block: Block) -> Callable[[Seen], Sequence[bytes]]:
     """Return a function that reads the given signatures, and the fields beside them."""
-    places = [Place.parse(text) for text in block.signature]
-    header, missing = places[0].name, places[0].missing
-    split = _fields(block, header) if block.separators else None
-    reads = [reader(place) for place in places]
+    header, missing = block.signature[0].name, block.signature[0].missing
+    split = _fields(block, header) if block.separators else lambda _seen, text: [raw(text)]
+    reads = [reader(place) for place in block.signature]
 
     def one(seen: Seen) -> Sequence[bytes]:
         if value := seen.headers.get(header):
@@ -104,16 +113,19 @@ def signatures(block: Block) -> Callable[[Seen], Sequence[bytes]]:
     def some(seen: Seen) -> Sequence[bytes]:
         found: list[bytes] = []
         for read in reads:
-            text = read(seen)
-            text = text.decode("latin-1") if isinstance(text, bytes) else text
-            if text and isinstance(text, str):
-                found += split(seen, text) if split is not None else [raw(text)]
+            if text := _text(read(seen)):
+                found += split(seen, text)
         if not found:
             raise SignatureMissing(missing)
         return found[:MAX_SIGNATURES]
 
-    simple = split is None and len(places) == 1 and places[0] == Place("header", header)
-    return one if simple else some
+    return some if block.separators or block.signature != [f"header:{header}"] else one
+
+
+def _text(value: Any) -> str:
+    """Return what was read as a signature, as it was received; empty: it is no text."""
+    text = value.decode("latin-1") if isinstance(value, bytes) else value
+    return text if isinstance(text, str) else ""
 
 
 def _fields(block: Block, header: str) -> Callable[[Seen, str], list[bytes]]:
@@ -151,11 +163,9 @@ def token(readers: Readers) -> Callable[[Seen], Sequence[bytes]]:
     in_body = block.signature == ["body"]
 
     def signature(seen: Seen) -> Sequence[bytes]:
-        text = read(seen)
-        text = text.decode("latin-1") if isinstance(text, bytes) else text or ""
-        if not isinstance(text, str) or not text or not text.startswith(prefix):
+        if not (text := _text(read(seen))) or not text.startswith(prefix):
             raise SignatureMissing("The token is missing.")
-        seen.token = jwt.read(text[len(prefix) :])
+        seen.token = proofs.read_token(text[len(prefix) :])
         if in_body:
             seen.content = seen.token.content
         return (seen.token.signature,)
@@ -163,87 +173,62 @@ def token(readers: Readers) -> Callable[[Seen], Sequence[bytes]]:
     return signature
 
 
-def requirements(readers: Readers) -> Callable[[Seen], None] | None:
-    """Return a function that checks what has to be in a request that is proven."""
+def requirements(readers: Readers) -> list[Check]:
+    """Return what checks that a proven request has what is required."""
     wanted = [
         (place, readers.first([place]), readers.filled(text), "{body" in text)
         for place, text in readers.block.require.items()
         if readers.texts or "{key}" not in text
     ]
-    if not wanted:
-        return None
 
     def check_required(seen: Seen) -> None:
         for place, read, expected, of_body in wanted:
             value = read(seen)
-            if (value is None or value == "") and of_body and not seen.body:
+            if value in (None, "") and of_body and not seen.body:
                 continue
             values = value if isinstance(value, list) else [value]
             right = expected(seen)
             if not any(compare_digest(encoded(v), each) for v in values for each in right):
                 raise Unverified(f"{place} is not what it has to be.")
 
-    return check_required
+    return [check_required] if wanted else []
 
 
 def signed_parts(readers: Readers) -> Callable[[Seen], list[bytes]]:
     """Return a function that makes the parts of the signed text; a token signs nothing."""
     if readers.block.is_jwt:
         return lambda seen: [seen.token.signed]
-    pieces = PLACEHOLDER.split(readers.block.signed)
-    if readers.block.algorithm in TOKENS:
+    if readers.block.algorithm in proofs.TOKENS:
         return lambda _seen: []
-    if pieces == ["", "body", ""]:
+    if readers.block.signed == "{body}":
         return lambda seen: [seen.body]
-    reads = [
-        _part(readers, piece, pieces[i + 1]) if i % 2 else constant(piece.encode())
-        for i, piece in enumerate(pieces)
-        if piece
-    ]
+    reads = pieces(readers.block.signed, readers.signed_piece)
     return lambda seen: [read(seen) or b"" for read in reads]
-
-
-def _part(readers: Readers, piece: str, after: str) -> Callable[[Seen], bytes]:
-    """Return a function that reads a part of the signed text, before the text `after`."""
-    read, separator = readers.as_bytes(piece), after.encode()
-    if not separator or not piece.startswith(("id", "header:", "query:", "sig:")):
-        return read
-    if piece in readers.block.time:
-        return read
-
-    def part(seen: Seen) -> bytes:
-        # Else some of the part could come from what follows the separator.
-        if separator in (value := read(seen) or b""):
-            raise Unverified(f"What is signed as {piece} contains {after!r}, which ends it.")
-        return value
-
-    return part
 
 
 def unit_of(block: Block) -> Unit:
     """Return the form of a sender's times."""
     together = "}{" in block.signed
-    return ZONED if together and block.unit == "iso" else UNITS[block.unit or "s"]
+    return proofs.ZONED if together and block.unit == "iso" else proofs.UNITS[block.unit or "s"]
 
 
-def time_check(readers: Readers, tolerance: float) -> Callable[[Seen], None] | None:
-    """Return a function that checks the time; None: the sender sends none."""
+def time_check(readers: Readers, tolerance: float) -> list[Check]:
+    """Return what checks the time; nothing where the sender sends none."""
     block = readers.block
     if block.is_jwt:
-        return lambda seen: jwt.check_times(seen.claims, seen.request.received_at, tolerance)
+        return [lambda seen: proofs.check_claims(seen.claims, seen.request.received_at, tolerance)]
     if not block.time:
-        return None
-    read, missing = readers.first(block.time), Place.parse(block.time[0]).missing
+        return []
+    read, missing = readers.first(block.time), block.time[0].missing
     any_form, unit = not (block.unit or tolerance), unit_of(block)
 
     def check_time(seen: Seen) -> None:
-        text = read(seen)
-        if text is None or text == "":
+        if (text := read(seen)) in (None, ""):
             raise SignatureMissing(missing)
         if not any_form:
             unit.check(str(text), seen.request.received_at, tolerance)
 
-    return check_time
+    return [check_time]
 
 
 def events(readers: Readers) -> Callable[[Seen], str]:
@@ -264,33 +249,22 @@ def events(readers: Readers) -> Callable[[Seen], str]:
         else:
             return ""
         second = name(more(seen)) if more else ""
-        if several and ("," in found or "," in second):
-            names = [block.names.get(each, each) for each in found.split(",")]
-            subs = [f".{each}" if each else "" for each in second.split(",")]
-            return ",".join([each + sub for each in names for sub in subs])
-        found = block.names.get(found, found)
-        return f"{found}.{second}" if second else found
+        names, subs = ([found], [second]) if not several else (found.split(","), second.split(","))
+        names = [block.names.get(each, each) for each in names]
+        return ",".join([f"{each}.{sub}" if sub else each for each in names for sub in subs])
 
     return event
-
-
-def _digest(seen: Seen) -> str:
-    found, method = digest(seen.body), seen.request.method
-    return found if method == "POST" else identity(found, method)
 
 
 def identities(readers: Readers) -> Callable[[Seen], str]:
     """Return a function that reads what identifies a delivery; empty: it has nothing."""
     block = readers.block
-    texts, others = block.identity or block.id, [*block.apart]
+    texts = block.identity or block.id
+    others: list[Sequence[str]] = [*block.apart]
     if "digest" in texts:  # the same body may be sent to another URL, or by another method
-        others.append(["method"])
-        others += [[text] for text in block.signed_places if text.startswith("url")]
+        others += [["method"], *([each] for each in block.signed_places if each.startswith("url"))]
     used = [place for each in others for text in each for place in block.places(text)]
-    of_event = map(Place.parse, (*block.event, *block.subevent))
-    if texts == ["digest"] and {p.kind for p in (*used, *of_event)} <= {*IN_BODY, "event"}:
-        return _digest
-    in_body = [place for place in used if place.kind in IN_BODY]
+    in_body = [place for place in used if place.kind in places.IN_BODY]
     has_digest = any(p.kind == "digest" or "sha256hex" in p.filters for p in in_body)
     # Else a copy of one delivery with the id of another could get the answer of that one.
     if not has_digest and not (block.covers_body and all(map(block.is_signed, texts))):
@@ -321,11 +295,10 @@ def handshake(
     """Return a function that answers a handshake; None: the request is not that."""
     wanted = [(readers.first([text]), value) for text, value in about.when.items()]
     needed = [readers.first([text]) for text in about.reads]
-    content_type = about.content_type
-    if content_type is None:
-        content_type = TEXT if about.body else ""
+    kind = about.content_type
+    kind = (TEXT if about.body else "") if kind is None else kind
     hashed = readers.filled(about.sha256) if about.sha256 else None
-    body = _filled(readers, sign, about.body, content_type == JSON)
+    body = _filled(readers, sign, about.body, kind == JSON)
     headers = {key.lower(): _filled(readers, sign, text) for key, text in about.headers.items()}
     token = readers.first([about.token]) if about.token else None
     proven = about.method == "POST" or not about.is_signed
@@ -334,7 +307,7 @@ def handshake(
         for read, value in wanted:
             found = read(seen)
             if found != value or type(found) is not type(value):  # true is no 1
-                there = found is not None and found != ""
+                there = found not in (None, "")
                 if there if value == "" else not there or value != "*":
                     return None
         if token is not None:
@@ -348,17 +321,17 @@ def handshake(
         given = {key: fill(seen).decode("latin-1") for key, fill in headers.items()}
         if not all(map(field_value, given.values())):
             raise Unverified("What is to be sent back in a header is not visible ASCII.")
-        return Answer(about.status, content_type, body(seen), given)
+        return Answer(about.status, kind, body(seen), given)
 
     return answer
 
 
 def _filled(
     readers: Readers, sign: Callable[[Seen, bytes], bytes], text: str, is_json: bool = False
-) -> Callable[[Seen], bytes]:
+) -> Piece:
     """Return a function that fills in the places of a handshake's answer."""
 
-    def place(text: str) -> Callable[[Seen], bytes]:
+    def piece(text: str, _after: str) -> Piece:
         if text == "sha256":
             return lambda seen: seen.sha256.encode()
         read, signed = readers.first([text]), text.startswith("hmac:")
@@ -373,5 +346,5 @@ def _filled(
 
         return fill
 
-    fills = pieces(text, place)
+    fills = pieces(text, piece)
     return lambda seen: b"".join([fill(seen) for fill in fills])

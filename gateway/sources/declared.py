@@ -17,28 +17,12 @@ from pydantic import Field, SecretStr, create_model, field_validator, model_vali
 from gateway.answer import TEXT, Answer
 from gateway.delivery import Request
 from gateway.errors import BadRequest, KeyNotKnown, SignatureMismatch, Unverified
-from gateway.sources import compiled
+from gateway.sources import compiled, proofs, reading
 from gateway.sources.base import Draft, KeyRequest, Options, Signed, Source, Verified
 from gateway.sources.block import PLACEHOLDER, Block
-from gateway.sources.envelopes import MAX_UNPROVEN, check_unproven, read_json, read_loosely
-from gateway.sources.fields import at, pointer, put, read_if_json
-from gateway.sources.keys import (
-    ENCODINGS,
-    JWT_SHARED,
-    KINDS,
-    POLAR,
-    PUBLIC,
-    PUBLIC_KINDS,
-    PUBLIC_TEXTS,
-    PUBLIC_VERSION,
-    SHARED,
-    TOKENS,
-    Key,
-    SharedKey,
-    Token,
-    decoded,
-)
 from gateway.sources.places import Place, Seen
+from gateway.sources.proofs import Key
+from gateway.sources.reading import at, pointer, put, read_if_json, read_json, read_loosely
 
 
 class Declared(Source):
@@ -50,28 +34,24 @@ class Declared(Source):
         super().__init__(options, public_url)
         self._block = block = options if isinstance(options, Block) else self.block
         self._unit = compiled.unit_of(block)
-        secrets = [secret.get_secret_value() for secret in options.secrets]
-        # With a public key that is fetched, the other secrets say what else has to fit.
-        texts = texts_of(secrets, block)
+        self._keys, texts = read_secrets(options.secrets, block)
         self._readers = readers = compiled.Readers(block, options, public_url, texts)
-        self._keys = [key for secret in secrets for key in keys_of(secret, block, texts)]
         self.fetches = not self._keys
         own = any("{key}" in text for text in block.require.values())
         self.shared_key = own and bool(block.key_url) and not texts
         self._fetched = self._fetching() if self.fetches else None
-        proof = block.places_of("signature")
-        whose = [place.name for place in proof if place.kind == "header"]
-        self.secret_headers = frozenset([*whose, *block.secret_headers])
+        proofs = [place.name for place in block.signature if place.kind == "header"]
+        self.secret_headers = frozenset([*proofs, *block.secret_headers])
         known = None if block.event else ()
         self.events = known if block.events is None else tuple(block.events)
         self._given = compiled.token(readers) if block.is_jwt else compiled.signatures(block)
         clock = compiled.time_check(readers, options.tolerance)
-        self._required = compiled.requirements(readers)
         # What has to be parsed is read after the proof where that is possible.
-        late = block.is_jwt or any(place.is_parsed for place in block.places_of("time"))
-        self._early, self._late = None if late else clock, clock if late else None
+        late = block.is_jwt or any(place.is_parsed for place in block.time)
+        self._early = [] if late else clock
+        self._late = [*(clock if late else []), *compiled.requirements(readers)]
         parsed = any(place.is_parsed for place in block.places_of("signature", "signed"))
-        self._largest = (block.max_body or MAX_UNPROVEN) if parsed else None
+        self._largest = (block.max_body or reading.MAX_UNPROVEN) if parsed else None
         self._parts, self._event = compiled.signed_parts(readers), compiled.events(readers)
         self._identity = compiled.identities(readers)
         answers = [
@@ -79,12 +59,10 @@ class Declared(Source):
             for each in block.handshakes
         ]
         self._others = [(each.method, answer) for each, answer in answers if each.method != "POST"]
-        posts = [(each.is_signed, answer) for each, answer in answers if each.method == "POST"]
-        self._posts = [answer for _, answer in posts]
-        self._unsigned = [answer for is_signed, answer in posts if not is_signed]
-        self._signs_for_anybody = any(
-            each.signs and not each.is_signed for each in block.handshakes
-        )
+        self._posts = [answer for each, answer in answers if each.method == "POST"]
+        unsigned = [(each, answer) for each, answer in answers if not each.is_signed]
+        self._unsigned = [answer for each, answer in unsigned if each.method == "POST"]
+        self._signs_for_anybody = any(each.signs for each, _ in unsigned)
 
     @classmethod
     def needs_url(cls, options: Options) -> bool:
@@ -102,7 +80,7 @@ class Declared(Source):
     def verify(self, request: Request) -> Verified:
         seen = Seen(request)
         if self._unsigned and self.secret_headers.isdisjoint(request.headers):
-            for answer_to in self._unsigned if len(request.body) <= MAX_UNPROVEN else ():
+            for answer_to in self._unsigned if len(request.body) <= reading.MAX_UNPROVEN else ():
                 if answer := answer_to(seen):
                     return Verified(request.body, challenge=answer)
         self._prove(seen)
@@ -126,10 +104,10 @@ class Declared(Source):
     def _prove(self, seen: Seen) -> None:
         """Raise `Unverified` unless the request has a signature by one of the keys."""
         if self._largest is not None:
-            check_unproven(seen.body, self._largest)
+            reading.check_unproven(seen.body, self._largest)
         given = self._given(seen)
-        if self._early is not None:
-            self._early(seen)
+        for check in self._early:
+            check(seen)
         parts = self._parts(seen)
         for key in self._keys if self._fetched is None else self._fetched(seen):
             if key.verifies(given, parts):
@@ -137,10 +115,8 @@ class Declared(Source):
                 break
         else:
             raise SignatureMismatch
-        if self._late is not None:
-            self._late(seen)
-        if self._required is not None:
-            self._required(seen)
+        for check in self._late:
+            check(seen)
         if self._signs_for_anybody and compiled.is_token(b"".join(parts)):
             raise Unverified("The signed text could be a handshake's token.")
 
@@ -208,7 +184,7 @@ class Declared(Source):
             (block.time, self._unit.write(now)),
         ):
             if texts and value:
-                yield Place.parse(texts[0]), value
+                yield texts[0], value
 
     def sign(self, draft: Draft) -> Signed:
         block, key, url = self._block, self._keys[0], urlsplit(draft.url)
@@ -223,7 +199,7 @@ class Declared(Source):
             items = [*fields.items(), (block.pick[0], signature)]
             assigned = [f"{k}{block.assign}{v}" if block.assign else v for k, v in items]
             signature = block.separators[0].join(assigned)
-        place = Place.parse(block.signature[0])
+        place = block.signature[0]
         for each in reversed(place.filters):  # undone by who reads the place
             if each == "base64":
                 signature = b64encode(signature.encode()).decode()
@@ -247,8 +223,7 @@ class Declared(Source):
         kept: dict[str, dict[str, Any]] = {"header": {}, "sig": {}, "claim": {}}
         for place, value in self._values(draft.event, draft.identity, draft.now):
             kept.get(place.kind, {})[place.name] = value
-        for text, value in block.require.items():
-            place = Place.parse(text)
+        for place, value in block.require.items():
             if place.kind == "header":
                 kept["header"][place.name] = value
         for place in block.places_of("signed"):
@@ -297,26 +272,18 @@ def source_of(name: str, table: dict[str, Any]) -> type[Source]:
     block = Block.model_validate(table)
 
     def usable(_cls: Any, secrets: list[SecretStr]) -> list[SecretStr]:
-        return _usable(secrets, block)
+        read_secrets(secrets, block)
+        return secrets
 
-    token = any(each.token or "{token}" in each.sha256 for each in block.handshakes)
     checks: dict[str, Any] = {"_usable": field_validator("secrets")(classmethod(usable))}
-    fields: dict[str, Any] = {"verify_token": _VERIFY_TOKEN} if token else {}
+    fields: dict[str, Any] = {"tolerance": (float, Field(block.tolerance, ge=0))}
+    if any(each.token or "{token}" in each.sha256 for each in block.handshakes):
+        fields["verify_token"] = _VERIFY_TOKEN
     if "{audience}" in block.require.values():
         fields["audience"] = (str, "")
-    fields["tolerance"] = (float, Field(block.tolerance, ge=0))
-    options = create_model("Options", __base__=Options, __validators__=checks, **fields)
-    return _class(name, block, options)
-
-
-def _usable(secrets: list[SecretStr], block: Block) -> list[SecretStr]:
-    """Return `secrets`. Raises ValueError, with what would be valid, where one is of no use."""
-    texts = texts_of([secret.get_secret_value() for secret in secrets], block)
-    for secret in secrets:
-        if block.secret_form and not re.fullmatch(block.secret_form[0], secret.get_secret_value()):
-            raise ValueError(block.secret_form[1])
-        keys_of(secret.get_secret_value(), block, texts)
-    return secrets
+    return _class(
+        name, block, create_model("Options", __base__=Options, __validators__=checks, **fields)
+    )
 
 
 class Own(Options, Block):
@@ -330,7 +297,7 @@ class Own(Options, Block):
     @model_validator(mode="after")
     def _keys(self) -> Own:
         try:
-            _usable(self.secrets, self)
+            read_secrets(self.secrets, self)
         except ValueError as exc:
             raise ValueError(f"secrets: {exc}") from exc
         return self
@@ -369,73 +336,85 @@ def _class(name: str, block: Block, options: type[Options]) -> type[Source]:
 MAX_KEYS = 64
 
 
-def texts_of(secrets: Iterable[str], block: Block) -> list[bytes]:
-    """Return the secrets beside public keys that are fetched: what a request has to have in it."""
-    texts = [each.encode() for each in secrets if block.key_url and not is_public(each, block)]
+def read_secrets(secrets: list[SecretStr], block: Block) -> tuple[list[Key], list[bytes]]:
+    """Return the keys in `secrets` and, where public keys are fetched, the texts beside them.
+
+    What is fetched proves who has sent a request; the texts are what it has to have in it. Raises
+    ValueError, with what would be valid, where a secret is of no use.
+    """
+    given = [secret.get_secret_value() for secret in secrets]
+    if block.secret_form and not all(re.fullmatch(block.secret_form[0], text) for text in given):
+        raise ValueError(block.secret_form[1])
+    texts = [text for text in given if block.key_url and not _is_public(text, block)]
     if block.key_url and not texts and "{key}" in block.signed:
         raise ValueError("a public key is not enough; add what the sender signs beside the body")
-    return texts
+    encoded = [text.encode() for text in texts]
+    return [
+        key for text in given if text not in texts for key in keys_of(text, block, encoded)
+    ], encoded
 
 
-def is_public(secret: str, block: Block) -> bool:
+def _is_public(secret: str, block: Block) -> bool:
     """Is a secret of a sender whose key may be fetched the public key itself?"""
     if "-----BEGIN" in secret or block.key != "spki":
         return "-----BEGIN" in secret
     from gateway.sources.public_keys import public
 
-    try:
+    with suppress(ValueError):
         return bool(public(secret, block.key, ""))
-    except ValueError:
-        return False
+    return False
 
 
-def keys_of(secret: str, block: Block, texts: Sequence[bytes] = ()) -> list[Key]:
+def keys_of(secret: str, block: Block, texts: Sequence[bytes]) -> list[Key]:
     """Make the keys of a secret, as `block` describes it. Raises ValueError, with what is valid.
 
-    `texts` are the secrets that are no keys, of a sender whose public keys are fetched.
+    `texts` are what may stand for the key in the texts that are signed with a public key.
     """
-    text, kind, algorithm = secret.encode(), block.key, block.algorithm
-    if text in texts:
-        return []
+    kind, algorithm, name, valid = block.key, block.algorithm, "", proofs.KINDS[block.key]
     if (algorithm == "basic" or "{name}" in block.signed) and ":" not in secret:
         raise ValueError(f"a secret is name:{'password' if algorithm == 'basic' else 'key'}")
-    if algorithm in TOKENS:
-        basic = b"Basic " + b64encode(text)
-        return [Token(basic if algorithm == "basic" else block.prefix.encode() + text)]
-    name, inside = "", "{key}" in block.signed or "{name}" in block.signed
+    if algorithm in proofs.TOKENS:
+        basic = b"Basic " + b64encode(secret.encode())
+        return [proofs.Token(basic if algorithm == "basic" else (block.prefix + secret).encode())]
     if "{name}" in block.signed:
         name, _, secret = secret.partition(":")
-        text = secret.encode()
-    encoding = ENCODINGS[block.encoding]
-    prefixes = [block.prefix.replace("{hash}", a.rpartition("-")[2]) for a in block.algorithms]
-    starts = [*zip(map(str.encode, prefixes), block.algorithms, strict=True)]
-    whpk = kind == "whsec" and secret.startswith(PUBLIC)
-    in_pem = block.is_jwt and (kind in PUBLIC_KINDS or "-----BEGIN" in secret)
-    if (algorithm in SHARED or block.is_jwt) and not (whpk or in_pem):
-        if secret.startswith(PUBLIC_TEXTS):
+    encoding = proofs.ENCODINGS[block.encoding]
+    starts = [
+        (block.prefix.replace("{hash}", each.rpartition("-")[2]).encode(), each)
+        for each in block.algorithms
+    ]
+    whpk = kind == "whsec" and secret.startswith(proofs.PUBLIC)
+    in_pem = block.is_jwt and (kind in proofs.PUBLIC_KINDS or "-----BEGIN" in secret)
+    if (algorithm in proofs.SHARED or block.is_jwt) and not (whpk or in_pem):
+        if secret.startswith(proofs.PUBLIC_TEXTS):
             raise ValueError(f"a public key is no secret; {algorithm} needs one that nobody knows")
-        if kind == "whsec" and not secret.startswith(POLAR):  # Supabase shows the version before it
-            secret = secret.removeprefix("v1,").removeprefix("whsec_")
-            text = decoded(secret, "base64", KINDS[kind])
-        elif kind in ENCODINGS:
-            text = decoded(secret, kind, KINDS[kind])
+        text = secret.encode()
+        if kind == "whsec" and not secret.startswith(proofs.POLAR):
+            # Supabase shows the version before it.
+            text = proofs.decoded(
+                secret.removeprefix("v1,").removeprefix("whsec_"), "base64", valid
+            )
+        elif kind in proofs.ENCODINGS:
+            text = proofs.decoded(secret, kind, valid)
         if block.is_jwt:
-            starts, encoding = [*JWT_SHARED.items()], ENCODINGS["base64url"]
-        own = (encoding, inside, name.encode())
-        return [SharedKey(text, each, start, *own) for start, each in starts]
+            starts, encoding = [*proofs.JWT_SHARED.items()], proofs.ENCODINGS["base64url"]
+        inside = {}
+        if "{key}" in block.signed or "{name}" in block.signed:
+            inside = {id(proofs.KEY): text, id(proofs.NAME): name.encode()}
+        return [proofs.SharedKey(text, each, start, encoding, inside) for start, each in starts]
     # Imported when it is used: this takes time.
     from gateway.sources.public_keys import PublicKey, jwt_keys, public
 
     if whpk:
         if any(each.signs for each in block.handshakes):
             raise ValueError("a public key cannot sign the handshake's answer; give the secret")
-        keys = public(secret.removeprefix(PUBLIC), "raw-base64", KINDS[kind])
-        return [PublicKey(keys, "ed25519", PUBLIC_VERSION, ENCODINGS["base64"])]
-    kind = kind if kind in PUBLIC_KINDS else "pem"
-    keys = public(secret, kind, KINDS[kind])
+        pair = public(secret.removeprefix(proofs.PUBLIC), "raw-base64", valid)
+        return [PublicKey(pair, "ed25519", proofs.PUBLIC_VERSION, proofs.ENCODINGS["base64"])]
+    kind = kind if kind in proofs.PUBLIC_KINDS else "pem"
+    pair = public(secret, kind, proofs.KINDS[kind])
     if block.is_jwt:
-        return jwt_keys(keys)
-    return [PublicKey(keys, each, start, encoding, texts) for start, each in starts]
+        return jwt_keys(pair)
+    return [PublicKey(pair, each, start, encoding, texts) for start, each in starts]
 
 
 def keys_in(body: bytes, block: Block, texts: Sequence[bytes]) -> dict[str, list[Key]]:
@@ -450,14 +429,12 @@ def keys_in(body: bytes, block: Block, texts: Sequence[bytes]) -> dict[str, list
     except BadRequest as exc:
         raise ValueError(exc.detail) from exc
     if block.key_form == "jwks":
-        keys = document.get("keys")
-        found = {}
-        for jwk in keys[:MAX_KEYS] if isinstance(keys, list) else ():
+        jwks, found = document.get("keys"), {}
+        for jwk in jwks[:MAX_KEYS] if isinstance(jwks, list) else ():
             with suppress(ValueError, AttributeError):  # a set may have keys for something else
                 found[str(jwk.get("kid", ""))] = jwt_keys(Pair(of_jwk(jwk)))
         return found
-    if block.key_form == "kids":
-        some = {kid: text for kid, text in document.items() if isinstance(text, str)}
-    else:
-        some = {"": str(at(document, pointer(block.key_form)))}
-    return {kid: keys_of(text, block, texts) for kid, text in some.items()}
+    if block.key_form != "kids":
+        document = {"": str(at(document, pointer(block.key_form)))}
+    texts_by_id = {kid: text for kid, text in document.items() if isinstance(text, str)}
+    return {kid: keys_of(text, block, texts) for kid, text in texts_by_id.items()}

@@ -20,17 +20,16 @@ import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from hashlib import sha256
-from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
+
+from pydantic_core.core_schema import CoreSchema, no_info_after_validator_function, str_schema
 
 from gateway.delivery import Request
 from gateway.errors import BadRequest, Unverified
-from gateway.sources.envelopes import read_loosely, read_query
-from gateway.sources.fields import at, name, pointer, read_form, read_if_form, utf8
-from gateway.sources.jwt import Token
-from gateway.sources.keys import Key
-from gateway.sources.signatures import digest, raw
+from gateway.sources import reading
+from gateway.sources.proofs import Key, WebToken, digest, raw
+from gateway.sources.reading import at, name, pointer, read_form, read_loosely
 
 _NAMED, _DEFINED = ("header", "query", "form", "sig"), ("id", "time", "event", "digest")
 WRITTEN = (
@@ -49,39 +48,13 @@ _valid = re.compile(
 ).fullmatch
 
 
-def _from_base64(text: bytes) -> bytes | None:
-    try:
-        return b64decode(text, validate=True)
-    except ValueError:
-        return None
-
-
-def _json_string(text: bytes) -> str | None:
-    """Return a text as JSON has it, as JavaScript writes it."""
-    try:
-        return json.dumps(text.decode(), ensure_ascii=False)
-    except UnicodeDecodeError:
-        return None
-
-
-def _sorted_form(body: bytes) -> bytes | None:
-    try:
-        return raw("".join(map("".join, sorted(read_form(body)))))
-    except BadRequest:
-        return None
-
-
 #: What a value may not have in it that stands between others: a further name.
 _further_name = re.compile(r"&\w+=").search
 
 
 def _pairs(body: bytes, without: Sequence[str]) -> bytes | None:
     """Return a form's fields as ``name=value&...``, not escaped, in the order of their names."""
-    try:
-        fields = read_form(body)
-    except BadRequest:
-        return None
-    pairs = sorted((key, value) for key, value in fields if key not in without)
+    pairs = sorted((key, value) for key, value in read_form(body) if key not in without)
     # Nobody could tell such a value from two fields, and of two with one name which is meant.
     if any(_further_name(value) for _, value in pairs) or len(dict(pairs)) < len(pairs):
         return None
@@ -100,16 +73,18 @@ def _lines(message: Any, names: Sequence[str]) -> bytes | None:
     return "\n".join([*lines, ""]).encode(errors="surrogatepass") if lines else None
 
 
-#: From the text behind a filter's name to a function from bytes, or from JSON, to a value.
+#: From the text behind a filter's name to a function from bytes, or from JSON, to a value, which is
+#: None, or raises ValueError or `BadRequest`, where these cannot be read so.
 FILTERS: dict[str, Callable[[str], Callable[[Any], Any]]] = {
     "sha256hex": lambda _: lambda text: sha256(text).hexdigest(),
     "sha256base64": lambda _: lambda text: b64encode(sha256(text).digest()),
-    "string": lambda _: _json_string,
+    # A text as JSON has it, as JavaScript writes it.
+    "string": lambda _: lambda text: json.dumps(text.decode(), ensure_ascii=False),
     "crc32": lambda _: lambda text: str(crc32(text)),
-    "base64": lambda _: _from_base64,
+    "base64": lambda _: lambda text: b64decode(text, validate=True),
     "noquery": lambda _: lambda url: url.partition(b"?")[0],
     # A form's names and values, sorted by name, without separators.
-    "sortedform": lambda _: _sorted_form,
+    "sortedform": lambda _: lambda body: raw("".join(map("".join, sorted(read_form(body))))),
     "pairs": lambda names: lambda body: _pairs(body, names.split(",")),
     # The members of a JSON object that are there: a line with the name, a line with the text.
     "lines": lambda names: lambda body: _lines(read_loosely(body), names.split(",")),
@@ -122,32 +97,45 @@ FILTERS: dict[str, Callable[[str], Callable[[Any], Any]]] = {
 }
 
 
-class Place(NamedTuple):
-    """A place: its kind, its name (a header's is in lower case), its filters."""
+class Place(str):
+    """A place as it is written in a block, a header's name in lower case.
+
+    It has a `kind`, a `name` and `filters`. Raises ValueError, with what is valid.
+    """
 
     kind: str
-    name: str = ""
-    filters: tuple[str, ...] = ()
+    name: str
+    filters: tuple[str, ...]
 
-    @classmethod
-    def parse(cls, text: str) -> Place:
-        """Read a place as it is written in a block. Raises ValueError, with what is valid."""
+    def __new__(cls, text: str) -> Place:
         if not _valid(text):
             raise ValueError(f"{text} is no place; {WRITTEN}")
-        first_part, *filters = text.split("|")
-        kind, _, rest = first_part.partition(":")
+        plain, *filters = text.split("|")
         for each in filters:
             if each.partition(":")[0] not in FILTERS:
                 known = ", ".join(FILTERS)
                 raise ValueError(f"{text}: there is no filter {each}; there are {known}")
-        of_header = kind in ("header", "headers")
-        return cls(kind, rest.lower() if of_header else rest, tuple(filters))
+        plain = plain.lower() if plain.startswith("header") else plain
+        place = super().__new__(cls, "|".join([plain, *filters]))
+        place.kind, _, place.name = plain.partition(":")
+        place.filters = tuple(filters)
+        return place
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> CoreSchema:
+        return no_info_after_validator_function(cls, str_schema())
+
+    @property
+    def plain(self) -> str:
+        """The place without its filters."""
+        return self.partition("|")[0]
 
     @property
     def is_parsed(self) -> bool:
         """Is the body's JSON or form parsed to read it?"""
+        parsing = ("json", "lines", "pairs", "sortedform")
         return self.kind in ("json", "form") or any(
-            each.startswith(("json", "lines", "pairs", "sortedform")) for each in self.filters
+            each.startswith(parsing) for each in self.filters
         )
 
     @property
@@ -172,14 +160,14 @@ class Seen:
     claims: dict[str, Any]
     sha256: str
     key: Key | None = None
-    token: Token
+    token: WebToken
+    event = ""
 
     def __init__(self, request: Request):
         self.request = request
         self.headers, self.body = request.headers, request.body
         self.content = request.body
         self.sig: dict[str, str] = {}
-        self.event = ""
 
     def __getattr__(self, part: str) -> Any:
         """Read a part that was not asked for before."""
@@ -191,7 +179,12 @@ class Seen:
 
 
 def _form(seen: Seen) -> dict[str, str]:
-    return _multipart(seen.body) if seen.body[:2] == b"--" else dict(read_if_form(seen.body))
+    if seen.body[:2] == b"--":
+        return _multipart(seen.body)
+    try:
+        return dict(read_form(seen.body))
+    except BadRequest:
+        return {}
 
 
 def _multipart(body: bytes) -> dict[str, str]:
@@ -207,7 +200,7 @@ def _multipart(body: bytes) -> dict[str, str]:
 _PARTS: dict[str, Callable[[Seen], Any]] = {
     "json": lambda seen: read_loosely(seen.body),
     "form": _form,
-    "query": lambda seen: read_query(seen.request.query_string),
+    "query": lambda seen: reading.read_query(seen.request.query_string),
     "claims": lambda seen: seen.token.claims,
 }
 Reader = Callable[[Seen], Any]
@@ -219,7 +212,7 @@ def reader(place: Place, base_url: str = "", only: bool = False) -> Reader:
     `base_url` is what comes before the path of `url`. `only`: nothing else in the block reads the
     body's JSON, so that it may be left unparsed.
     """
-    read = _plain(place.kind, place.name, base_url, only)
+    read = _plain(place.kind, place.name, base_url.rstrip("/"), only)
     for text in place.filters:
         read = _filtered(read, text, place.kind in _AS_RECEIVED)
     return read
@@ -227,13 +220,12 @@ def reader(place: Place, base_url: str = "", only: bool = False) -> Reader:
 
 def bytes_reader(place: Place, base_url: str = "") -> Callable[[Seen], bytes]:
     """Return a function that reads the bytes at `place`, as a sender signs them."""
-    kind, key, filters = place
-    if kind == "body" and not filters:
-        return lambda seen: seen.body
+    kind, filters, read = place.kind, place.filters, reader(place, base_url)
+    if place == "body":
+        return read
     if kind in ("header", "sig") and not filters:
-        of = attrgetter("headers" if kind == "header" else "sig")
-        return lambda seen: raw(of(seen).get(key, ""))
-    read, as_received = reader(place, base_url), kind in _AS_RECEIVED and not filters
+        return lambda seen: raw(read(seen))
+    as_received = kind in _AS_RECEIVED and not filters
     changed = kind in ("body", "raw_body") and filters and not filters[0].startswith("json")
 
     def read_bytes(seen: Seen) -> bytes:
@@ -274,7 +266,12 @@ def _filtered(read: Reader, text: str, as_received: bool) -> Reader:
 
     def filtered(seen: Seen) -> Any:
         value = read(seen)
-        return value if value is None or value == "" else change(encoded(value, as_received))
+        if value is None or value == "":
+            return value
+        try:
+            return change(encoded(value, as_received))
+        except (BadRequest, ValueError):
+            return None
 
     return filtered
 
@@ -284,7 +281,7 @@ def _plain(kind: str, key: str, base_url: str, only: bool) -> Reader:
         "header": lambda seen: seen.headers.get(key, ""),
         "query": lambda seen: seen.query.get(key, ""),
         "form": lambda seen: (
-            "" if seen.body[:1] in b"{[" or key not in seen.form else utf8(seen.form[key])
+            "" if seen.body[:1] in b"{[" or key not in seen.form else reading.utf8(seen.form[key])
         ),
         "sig": lambda seen: seen.sig.get(key, ""),
         "body": lambda seen: seen.body,
@@ -301,10 +298,13 @@ def _plain(kind: str, key: str, base_url: str, only: bool) -> Reader:
     tokens = pointer(key)
     if kind == "claim":
         return lambda seen: at(seen.claims, tokens)
-    if len(tokens) == 1 and tokens[0].isidentifier():
-        return _first_member(tokens[0]) if only else _member(tokens[0])
-    find = _at if "*" in tokens else at
-    return lambda seen: find(seen.json, tokens)
+    if len(tokens) == 1 and (member := tokens[0]).isidentifier():
+
+        def read(seen: Seen) -> Any:
+            return seen.json.get(member) if type(seen.json) is dict else None
+
+        return _first_member(member, read) if only else read
+    return lambda seen: _at(seen.json, tokens)
 
 
 def _named_headers(headers: dict[str, str], needed: Sequence[str]) -> str:
@@ -324,14 +324,10 @@ def _target(request: Request) -> str:
     return f"{request.path}?{query}" if query else request.path
 
 
-def _member(key: str) -> Reader:
-    return lambda seen: seen.json.get(key) if type(seen.json) is dict else None
-
-
-def _first_member(key: str) -> Reader:
+def _first_member(key: str, otherwise: Reader) -> Reader:
     """Return a reader of a member that need not parse a body that begins with it, or lacks it."""
     begins = re.compile(rb'\{\s*"%b"\s*:\s*"([ !#-\[\]-~]{1,200})"' % key.encode()).match
-    quoted, otherwise = b'"%b"' % key.encode(), _member(key)
+    quoted = b'"%b"' % key.encode()
 
     def read(seen: Seen) -> Any:
         # Of members with one name the last counts.

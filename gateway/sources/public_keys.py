@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import (
 )
 from cryptography.x509 import load_der_x509_certificate
 
-from gateway.sources.keys import ENCODINGS, Encoding, Key, Parts, decoded, joined
+from gateway.sources.proofs import ENCODINGS, Encoding, Key, Parts, decoded, joined
 
 _armoured = re.compile(r"\s*-----BEGIN ([A-Z ]+)-----(.*?)-----END \1-----\s*", re.S).match
 _KINDS: dict[str, Any] = {

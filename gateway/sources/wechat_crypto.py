@@ -26,13 +26,14 @@ from typing import Annotated, NamedTuple
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CBC
+from cryptography.hazmat.primitives.padding import PKCS7
 from pydantic import BeforeValidator, SecretStr, field_validator, model_validator
 
 from gateway.delivery import Request
 from gateway.errors import NotDecrypted, SignatureMismatch, SignatureMissing
 from gateway.sources.base import Options, listed
-from gateway.sources.envelopes import read_query
-from gateway.sources.signatures import check_time
+from gateway.sources.proofs import check_time
+from gateway.sources.reading import read_query
 
 _BLOCK = 32
 _encoding_aes_key = re.compile(r"[A-Za-z0-9+/]{43}").fullmatch
@@ -155,22 +156,39 @@ def encrypt(message: bytes, receive_id: str, key: bytes, random: bytes | None = 
     """Return the base64 cipher text; `random` is 16 bytes (default: new random bytes)."""
     random = token_bytes(16) if random is None else random
     plain = random + len(message).to_bytes(4, "big") + message + receive_id.encode()
-    missing = _BLOCK - len(plain) % _BLOCK
-    encryptor = Cipher(AES(key), CBC(key[:16])).encryptor()
-    sealed = encryptor.update(plain + bytes([missing]) * missing) + encryptor.finalize()
-    return b64encode(sealed).decode()
+    return b64encode(encrypt_cbc(plain, key, key[:16], _BLOCK)).decode()
 
 
 def decrypt(encrypted: str, key: bytes) -> tuple[bytes, str] | None:
     """Return the message and the receive id; None for any error."""
     try:
-        decryptor = Cipher(AES(key), CBC(key[:16])).decryptor()
-        plain = decryptor.update(b64decode(encrypted, validate=True)) + decryptor.finalize()
-        padding = plain[-1:] * int.from_bytes(plain[-1:])
-        content = plain.removesuffix(padding)
+        sealed = b64decode(encrypted, validate=True)
+        content = unpadded(decrypt_cbc(sealed, key, key[:16]), _BLOCK)
         end = 20 + int.from_bytes(content[16:20])
-        if content == plain or len(padding) > _BLOCK or end > len(content):
-            return None
-        return content[20:end], content[end:].decode()
+        return (content[20:end], content[end:].decode()) if end <= len(content) else None
     except ValueError:
         return None
+
+
+# AES-CBC with the padding of PKCS#7, for Feishu, too ---------------------------------------------
+
+
+def encrypt_cbc(plain: bytes, key: bytes, iv: bytes, block: int) -> bytes:
+    """Pad a text to a multiple of `block` bytes, and encrypt it."""
+    padder, encryptor = PKCS7(8 * block).padder(), Cipher(AES(key), CBC(iv)).encryptor()
+    return encryptor.update(padder.update(plain) + padder.finalize()) + encryptor.finalize()
+
+
+def decrypt_cbc(sealed: bytes, key: bytes, iv: bytes) -> bytes:
+    """Decrypt a text, which stays padded. Raises ValueError where its length is wrong."""
+    decryptor = Cipher(AES(key), CBC(iv)).decryptor()
+    return decryptor.update(sealed) + decryptor.finalize()
+
+
+def unpadded(padded: bytes, most: int) -> bytes:
+    """Return a text without its padding, 1 to `most` bytes. Raises ValueError where it is wrong."""
+    padding = padded[-1:] * int.from_bytes(padded[-1:])
+    content = padded.removesuffix(padding)
+    if content == padded or len(padding) > most:
+        raise ValueError("the padding is wrong")
+    return content

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.answer import JSON, Answer
 from gateway.errors import BadRequest, ResultUnusable
 from gateway.sources.base import Sample
-from gateway.sources.envelopes import NO_XML, read_json, read_loosely, read_xml
-from gateway.sources.fields import name
+from gateway.sources.reading import NO_XML, name, read_json, read_loosely, read_xml
 
 XML = "text/xml"
 #: The most levels of elements in a reply: the root, `Articles`, `item`, `Title`.
@@ -87,9 +87,10 @@ def passive_reply(answer: Answer, message: Message, now: float) -> bytes:
         raise ResultUnusable("A passive reply has to be UTF-8.") from exc
     if not message.is_json and text.lstrip().startswith("<xml"):
         return answer.body
-    reply = None
+    reply: dict[str, Any] | None = None
     if message.is_json or answer.content_type == JSON:
-        reply = _object(answer.body)
+        with suppress(BadRequest):
+            reply = read_json(answer.body)
     if reply is None:
         reply = {"MsgType": "text", "Content": text}
     elif message.is_json and ("MsgType" not in reply or "ToUserName" in reply):
@@ -108,13 +109,6 @@ def render(fields: dict[str, Any], as_json: bool) -> bytes:
     if as_json:
         return json.dumps(fields, ensure_ascii=False).encode(errors="replace")
     return _element("xml", fields, _MAX_DEPTH).encode()
-
-
-def _object(body: bytes) -> dict[str, Any] | None:
-    try:
-        return read_json(body)
-    except BadRequest:
-        return None
 
 
 def _element(tag: str, value: Any, depth: int) -> str:

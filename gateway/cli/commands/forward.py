@@ -23,7 +23,7 @@ from gateway.cli.printed import shown
 from gateway.clock import monotonic
 from gateway.errors import GatewayError
 from gateway.journal.filter import PARTS
-from gateway.sources.envelopes import read_query
+from gateway.sources.reading import read_query
 
 ADMIN = "http://127.0.0.1:9464"
 BACKOFF = (0.5, 10.0)  # seconds between attempts to follow: the first, the longest

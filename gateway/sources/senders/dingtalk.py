@@ -20,9 +20,8 @@ from gateway.delivery import Request
 from gateway.errors import NotDecrypted, SignatureMissing
 from gateway.sources import wechat_crypto
 from gateway.sources.base import Draft, Sample, Signed, Source, Verified
-from gateway.sources.envelopes import check_flat, read_json
-from gateway.sources.fields import identity, name, read_if_json
-from gateway.sources.signatures import check, check_time, digest, header, raw, secrets
+from gateway.sources.proofs import check, check_time, digest, header, raw, secrets
+from gateway.sources.reading import check_flat, identity, name, read_if_json, read_json
 from gateway.sources.wechat_crypto import CryptoOptions, MessageCrypto, Opened
 
 #: Events that only test the URL.

@@ -11,24 +11,16 @@ from hashlib import sha1, sha256
 from hmac import compare_digest
 from secrets import token_bytes, token_hex
 
-from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.algorithms import AES
-from cryptography.hazmat.primitives.ciphers.modes import CBC
 from pydantic import Field, SecretStr
 
 from gateway.answer import JSON, Answer
 from gateway.delivery import Request
-from gateway.errors import (
-    NotDecrypted,
-    RequestError,
-    SignatureMismatch,
-    SignatureMissing,
-)
+from gateway.errors import NotDecrypted, RequestError, SignatureMismatch, SignatureMissing
 from gateway.sources import base
 from gateway.sources.base import Draft, Sample, Signed, Source, Verified
-from gateway.sources.envelopes import MAX_UNPROVEN, read_json
-from gateway.sources.fields import at, identity, name, read_if_json
-from gateway.sources.signatures import check, check_time, digest, header, raw, secrets
+from gateway.sources.proofs import check, check_time, digest, header, raw, secrets
+from gateway.sources.reading import MAX_UNPROVEN, at, identity, name, read_if_json, read_json
+from gateway.sources.wechat_crypto import decrypt_cbc, encrypt_cbc, unpadded
 
 SIGNATURE = "x-lark-signature"
 TIMESTAMP = "x-lark-request-timestamp"
@@ -93,10 +85,11 @@ class Feishu(Source):
             return Verified(request.body, identity(digest(request.body), tenant), CARD)
         for key in self._keys:
             if compare_digest(_proof(key, signed, request.body), given):
-                plain = _decrypt(request.body, key)
-                if not _is_padded(plain):
-                    raise NotDecrypted("The event cannot be decrypted.")
-                return self._read(_unpad(plain))
+                try:
+                    plain = unpadded(_decrypt(request.body, key), _BLOCK)
+                except ValueError as exc:
+                    raise NotDecrypted("The event cannot be decrypted.") from exc
+                return self._read(plain)
         raise SignatureMismatch
 
     def _unsigned(self, body: bytes) -> Verified:
@@ -105,7 +98,9 @@ class Feishu(Source):
             try:
                 # The padding is not checked: not even the time of the answer may show whether it
                 # was right.
-                verified = self._read(_unpad(_decrypt(body, key)) if key else body)
+                plain = _decrypt(body, key) if key else body
+                padding = int.from_bytes(plain[-1:]) if key else 0
+                verified = self._read(plain[: len(plain) - padding])
             except RequestError:
                 continue
             if verified.challenge is not None:
@@ -137,7 +132,9 @@ class Feishu(Source):
 
     def sign(self, draft: Draft) -> Signed:
         key, timestamp, nonce = self._keys[0], str(int(draft.now)), token_hex(8)
-        body = json.dumps({"encrypt": _encrypt(draft.body, key)}).encode()
+        iv = token_bytes(_BLOCK)
+        sealed = iv + encrypt_cbc(draft.body, sha256(key).digest(), iv, _BLOCK)
+        body = json.dumps({"encrypt": b64encode(sealed).decode()}).encode()
         proof = _proof(key, (timestamp + nonce).encode(), body).decode()
         headers = {TIMESTAMP: timestamp, NONCE: nonce, SIGNATURE: proof}
         return Signed(body, {"content-type": JSON, **headers})
@@ -147,17 +144,6 @@ def _proof(key: bytes, signed: bytes, body: bytes) -> bytes:
     return sha256(signed + key + body).hexdigest().encode()
 
 
-def _cipher(key: bytes, iv: bytes) -> Cipher[CBC]:
-    return Cipher(AES(sha256(key).digest()), CBC(iv))
-
-
-def _encrypt(message: bytes, key: bytes) -> str:
-    iv, missing = token_bytes(_BLOCK), _BLOCK - len(message) % _BLOCK
-    encryptor = _cipher(key, iv).encryptor()
-    sealed = encryptor.update(message + bytes([missing]) * missing) + encryptor.finalize()
-    return b64encode(iv + sealed).decode()
-
-
 def _decrypt(body: bytes, key: bytes) -> bytes:
     """Return the padded event in `body`. Raises `Unverified`, and `BadRequest` for invalid JSON."""
     encrypted = read_json(body).get("encrypt")
@@ -165,16 +151,6 @@ def _decrypt(body: bytes, key: bytes) -> bytes:
         raise NotDecrypted("The event is not encrypted.")
     try:
         sealed = b64decode(encrypted, validate=True)
-        decryptor = _cipher(key, sealed[:_BLOCK]).decryptor()
-        return decryptor.update(sealed[_BLOCK:]) + decryptor.finalize()
+        return decrypt_cbc(sealed[_BLOCK:], sha256(key).digest(), sealed[:_BLOCK])
     except ValueError as exc:
         raise NotDecrypted("The event cannot be decrypted.") from exc
-
-
-def _is_padded(plain: bytes) -> bool:
-    last = plain[-1:]
-    return b"\0" < last <= bytes([_BLOCK]) and plain.endswith(last * last[0])
-
-
-def _unpad(plain: bytes) -> bytes:
-    return plain[: len(plain) - int.from_bytes(plain[-1:])]

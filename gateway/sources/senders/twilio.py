@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 from gateway.delivery import Request
 from gateway.errors import BadRequest, Unverified
 from gateway.sources.base import Draft, Options, Sample, Signed, Source, Verified
-from gateway.sources.fields import identity, read_form, utf8
-from gateway.sources.signatures import check, digest, header, mac, raw, secrets
+from gateway.sources.proofs import check, digest, header, mac, raw, secrets
+from gateway.sources.reading import identity, read_form, utf8
 
 SIGNATURE = "x-twilio-signature"
 #: The header with the algorithm, if the secret is a webhook key and not the account's token;

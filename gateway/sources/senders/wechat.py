@@ -12,20 +12,12 @@ from typing import Any, ClassVar
 from gateway.answer import JSON, TEXT, Answer
 from gateway.delivery import Request
 from gateway.errors import NotDecrypted
-from gateway.sources import wechat_crypto
+from gateway.sources import wechat_crypto, wechat_message
 from gateway.sources.base import Draft, Signed, Source, Verified
-from gateway.sources.envelopes import check_flat
-from gateway.sources.fields import name
-from gateway.sources.signatures import digest
+from gateway.sources.proofs import digest
+from gateway.sources.reading import check_flat, name
 from gateway.sources.wechat_crypto import CryptoOptions, MessageCrypto, Opened, Sealed
-from gateway.sources.wechat_message import (
-    SAMPLES,
-    XML,
-    Message,
-    looks_like_json,
-    passive_reply,
-    render,
-)
+from gateway.sources.wechat_message import XML, Message, looks_like_json, passive_reply, render
 
 #: The MsgTypes, and the InfoTypes of what third parties get, of WeChat and WeCom.
 EVENTS = (
@@ -68,7 +60,7 @@ class WeChat(Source):
     but encrypts it anew.
     """
 
-    samples = SAMPLES
+    samples = wechat_message.SAMPLES
 
     options_class: ClassVar[type[CryptoOptions]] = Options
     options: CryptoOptions

@@ -13,7 +13,7 @@ from gateway.answer import Answer
 from gateway.config.redaction import HIDDEN, Redacted, Redaction
 from gateway.config.route import Route
 from gateway.delivery import Delivery, Request
-from gateway.sources.envelopes import read_query
+from gateway.sources.reading import read_query
 
 
 def delivery(body: bytes, query: str = "", **params: str) -> Delivery:

@@ -15,7 +15,7 @@ from gateway.answer import JSON, Answer
 from gateway.delivery import Request
 from gateway.sources import find
 from gateway.sources.base import Draft, Signed, Source
-from gateway.sources.keys import PUBLIC_TEXTS
+from gateway.sources.proofs import PUBLIC_TEXTS
 from tests.unit.sources.examples import NOW
 
 VECTORS = {

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import BadRequest
 from gateway.nesting import MAX_LEVELS
-from gateway.sources.envelopes import (
+from gateway.sources.reading import (
     MAX_DEPTH,
     MAX_ELEMENTS,
     MAX_PARAMETERS,

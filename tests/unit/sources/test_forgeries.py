@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from gateway.delivery import Request
 from gateway.errors import BadRequest, BodyTooLarge, SignatureMismatch, SignatureMissing, Unverified
-from gateway.sources import declared, envelopes, find, of, options_class, places
+from gateway.sources import declared, find, of, options_class, places, reading
 from gateway.sources.base import Draft, Signed, Source
 from tests.unit.sources.examples import NOW
 from tests.unit.sources.sending import URL, received, receiver, sender
@@ -364,8 +364,8 @@ def test_of_members_with_one_name_the_last_counts_for_every_reader(event):
     ],
 )  # fmt: skip
 def test_no_large_envelope_is_parsed_without_a_signature(monkeypatch, scheme, error):
-    monkeypatch.setattr(envelopes.json, "loads", lambda *_, **__: pytest.fail("was parsed"))
-    monkeypatch.setattr(envelopes, "_decode_loosely", lambda _text: pytest.fail("was parsed"))
+    monkeypatch.setattr(reading.json, "loads", lambda *_, **__: pytest.fail("was parsed"))
+    monkeypatch.setattr(reading, "_decode_loosely", lambda _text: pytest.fail("was parsed"))
     query = f"msg_signature=0&timestamp={int(NOW)}&nonce=1"
     query += "&signature=0" if scheme == "dingtalk" else ""
     with pytest.raises(error):

@@ -123,7 +123,7 @@ def test_templates_without_sense(signed):
     ("options", "text"),
     [
         ({"signed": "{time}.{body}"}, "time: is needed for time in signed"),
-        ({"time": "header:X-Time"}, "time: header:X-Time is not signed; write {time}"),
+        ({"time": "header:X-Time"}, "time: header:x-time is not signed; write {time}"),
         ({"signed": "{id}.{body}"}, "id: is needed for id in signed"),
         ({"algorithm": "md5"}, "algorithm"),
         ({"encoding": "base32"}, "encoding"),

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from gateway.errors import OutOfTolerance, SignatureMissing, Unverified
 from gateway.sources import find, of
 from gateway.sources.base import Draft, Signed, Source, Verified
-from gateway.sources.jwt import MAX_TOKEN
+from gateway.sources.proofs import MAX_TOKEN
 from tests.unit.sources.examples import NOW, PUBLIC_URL
 from tests.unit.sources.sending import URL, received
 

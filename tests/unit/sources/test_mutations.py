@@ -19,8 +19,8 @@ from gateway.delivery import Request
 from gateway.errors import RequestError, Unavailable
 from gateway.sources import BLOCKS, SCHEMES, find
 from gateway.sources.base import Source
-from gateway.sources.fields import at, pointer
 from gateway.sources.places import Place, Seen, reader
+from gateway.sources.reading import at, pointer
 from tests.unit.sources.examples import EXAMPLES
 from tests.unit.sources.sending import receiver, send
 from tests.unit.sources.test_senders import RIGHT, request, source

@@ -13,7 +13,7 @@ from gateway.delivery import Request
 from gateway.errors import BadRequest, MethodNotAllowed, NotFound, Unverified
 from gateway.sources import find
 from gateway.sources.base import Source
-from gateway.sources.fields import read_form
+from gateway.sources.reading import read_form
 from tests.unit.sources.examples import DEEP, EXAMPLES, NOW
 from tests.unit.sources.sending import receiver, send
 
