@@ -23,6 +23,7 @@ from appserver.replacements import carry_over
 from appserver.reply_backend import ReplyMixin
 from appserver.signatures import TellParameters
 from appserver.task_stream import Stream
+from appserver.watch import EndWithSupervisor
 from appserver.worker import PoisonAwareTasks
 
 #: The backends by the scheme of the URL where results are stored.
@@ -71,6 +72,7 @@ def setup(app: Celery, fair: Mapping[str, int] | None = None) -> None:
         (
             ReplyingBackend,
             CountLostResults,
+            EndWithSupervisor,
             PoisonAwareTasks,
             PromptHub,
             PromptProcesses,

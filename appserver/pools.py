@@ -21,6 +21,8 @@ from celery import bootsteps
 from celery.concurrency import solo
 from celery.exceptions import WorkerShutdown, WorkerTerminate
 
+from appserver.watch import Watch, is_supervised
+
 #: The modules of the pools whose tasks run in the worker's main process, beside its loop.
 POOLS = frozenset(f"celery.concurrency.{name}" for name in ("eventlet", "gevent", "thread"))
 
@@ -38,20 +40,21 @@ class SettledTasks(bootsteps.Step):
     def create(self, worker: Any) -> None:
         pool = worker.pool
         if isinstance(pool, solo.TaskPool):
-            pool.on_apply = partial(_apply_here, pool.on_apply)
+            pool.on_apply = partial(_apply_here, pool.on_apply, Watch(worker, is_supervised()).run)
         elif POOLS.intersection(cls.__module__ for cls in type(pool).__mro__):
             pool.on_apply = partial(_apply, pool.on_apply, partial(_passed, pool))
 
 
 def _apply_here(
     on_apply: Callable[..., Any],
+    run: Callable[..., Any],
     target: Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     error_callback: Callable[[ExceptionInfo], object] | None = None,
     **options: Any,
 ) -> Any:
-    """Run a task in the worker's own thread, which the pool `solo` does."""
+    """Run a task in the worker's own thread, which the pool `solo` does, by a `Watch`'s `run`."""
     if error_callback is None:  # it is no task
         return on_apply(target, args, kwargs, **options)
     try:
@@ -59,8 +62,9 @@ def _apply_here(
     except Exception:
         log.exception(_PRECEDES)
     callback = options["callback"]
+    limits = (options.get(name) for name in ("timeout_callback", "soft_timeout", "timeout"))
     try:
-        result = target(*args, **(kwargs or {}))
+        result = run(partial(target, *args, **(kwargs or {})), *limits)
     except (WorkerShutdown, WorkerTerminate):
         raise
     except BaseException:  # noqa: BLE001 - it is passed on

@@ -152,6 +152,12 @@ class Bench:
         return self.worker(pool, size, queues=queues, app="loadtest.servers.plain", results=results)
 
     @contextmanager
+    def supervised_workers(self, count: int) -> Iterator[None]:
+        """Run `count` workers of the pool `solo` under one supervisor."""
+        with self._beside(measured(self._stack.workers(count, self._env))):
+            yield
+
+    @contextmanager
     def stand_in(self, seconds: float, announce: int = 0) -> Iterator[Measured]:
         """Run a stand-in for workers that answers every task after `seconds`."""
         options = ["--seconds", str(seconds), "--announce", str(announce)]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import secrets
+import sys
+from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 import psutil
 
 from gateway import stack
+from gateway.stack.server import poll
 
 
 def descriptors(pid: int) -> int:
@@ -83,6 +88,23 @@ class Stack(stack.Stack):
 
     server_class: type[stack.Server] = Measured
     rabbitmq_class: type[stack.RabbitMQ] = MeasuredRabbitMQ
+
+    def workers(
+        self,
+        number: int,
+        env: Mapping[str, str],
+        *options: str,
+        app: str = "appserver",
+        cwd: Path | str | None = None,
+    ) -> stack.Server:
+        """Start so many solo workers under one supervisor; `options` are those of each."""
+        name = f"worker-{secrets.token_hex(4)}-"
+        argv = [sys.executable, "-m", "appserver", "--workers", str(number), "--name", name, app]
+        argv += ["-l", "INFO", "--without-gossip", "--without-mingle", "--without-heartbeat"]
+        server = self.spawn("workers", [*argv, *options], env=env, cwd=cwd)
+        if not poll(lambda: server.output().count(" ready.") == number, 60):
+            raise stack.StackError(f"{server.name} are not ready{server.tail()}")
+        return server
 
 
 def measured(server: stack.Server) -> Measured:

@@ -30,7 +30,7 @@ EXPERIMENTS = {
     "capacity": "what `gateway capacity` predicts with what is measured",
     "fair": "a tenant's flood, and its tasks that hang, with nine others on fair queues",
     "separate": "quick tasks beside a flood of slow ones: a queue and a worker each, one for both",
-    "worker-pools": "the worker's pools: solo, prefork, threads, gevent",
+    "worker-pools": "the worker's pools: solo, also supervised, prefork, threads, gevent",
     "replies": "direct reply-to with a reply queue, and one worker with two",
     "fronts": "a connection of one's own with nginx in between, over TCP and a UNIX socket",
     "pools": "worker pools and concurrency on tasks that wait long for another service",

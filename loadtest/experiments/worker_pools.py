@@ -15,8 +15,9 @@ from loadtest.trials import Trial, alternate
 
 DEFAULTS = {"strategies": ["pika", "redis"], "connections": [64]}
 
-#: Pool and its size: processes, threads, greenlets.
-POOLS = {"solo": 1, "prefork": 2, "threads": 8, "gevent": 64}
+SUPERVISED = "supervised solo"
+#: Pool and its size: processes, threads, greenlets; workers of the pool `solo` under a supervisor.
+POOLS = {"solo": 1, SUPERVISED: 2, "prefork": 2, "threads": 8, "gevent": 64}
 
 
 def run(options: argparse.Namespace, stack: Stack) -> Report:
@@ -26,7 +27,10 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
 
     @contextmanager
     def start(name: str, pool: str) -> Iterator[Front]:
-        with bench.worker(pool, POOLS[pool]), bench.gateway(name) as front:
+        size = POOLS[pool]
+        supervised = pool == SUPERVISED
+        workers = bench.supervised_workers(size) if supervised else bench.worker(pool, size)
+        with workers, bench.gateway(name) as front:
             yield front
 
     trials = [
@@ -40,5 +44,5 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         for pool, size in POOLS.items()
     ]
     alternate(trials, options, report)
-    report.remarks = ["Echo tasks, one worker: what a pool costs, and not what it is good for."]
+    report.remarks = ["Echo tasks: what a pool costs, and not what it is good for."]
     return report

@@ -46,7 +46,7 @@ class Servers:
         worker = self.stack.worker(
             options.pop("url", self.broker.url),
             options.pop("results", self.results),
-            app="tests.faults.tasks",
+            app=options.pop("app", "tests.faults.tasks"),
             pool=pool,
             concurrency=concurrency,
             queues=[self.queue],

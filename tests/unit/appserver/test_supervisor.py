@@ -1,0 +1,133 @@
+"""A supervisor starts what ends unexpectedly again, and passes on what tells it to end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from signal import SIGINT, SIGQUIT, SIGTERM
+
+import pytest
+
+from appserver import supervisor
+from appserver.supervisor import RECYCLED, VARIABLE, Worker, main, supervise
+from gateway.stack.server import poll
+
+TIMEOUT = 30  # seconds
+#: Notes in a file that it has begun, and each signal. It ends with a code after SIGTERM, and with
+#: another one at once, as often as it is told to.
+PROGRAM = """
+import os, signal, sys
+def note(text):
+    with open(sys.argv[1], "a") as file:
+        file.write(text + chr(10))
+def received(number, frame):
+    note(signal.Signals(number).name)
+    if number == signal.SIGTERM:
+        sys.exit(int(sys.argv[2]))
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+    signal.signal(number, received)
+note("begun")
+if len(sys.argv) > 3 and open(sys.argv[1]).read().count("begun") <= int(sys.argv[4]):
+    sys.exit(int(sys.argv[3]))
+while True:
+    signal.pause()
+"""
+
+
+def worker(path: Path, code: int, *first: int) -> Worker:
+    """Return one that ends with `code`; with `first`, it ends at once with [0], [1] times."""
+    return Worker(path.name, [sys.executable, "-c", PROGRAM, path, str(code), *map(str, first)])
+
+
+def supervised(workers: list[Worker], told) -> int:
+    """Return the exit code of a supervisor while `told` runs in another thread."""
+    with ThreadPoolExecutor() as pool:
+        telling = pool.submit(told)
+        # Otherwise the supervisor would not end where something is not as it should be.
+        telling.add_done_callback(lambda one: one.exception() and os.kill(os.getpid(), SIGTERM))
+        code = supervise(workers)
+    telling.result()
+    return code
+
+
+def has(path: Path, *lines: str) -> bool:
+    return poll(lambda: path.exists() and path.read_text().split() == list(lines), TIMEOUT)
+
+
+@pytest.mark.parametrize(("codes", "code"), [((0, 0), 0), ((0, 3), 1)])
+def test_all_get_the_signals_and_its_exit_code_tells_how_they_ended(tmp_path, codes, code):
+    paths = [tmp_path / "a", tmp_path / "b"]
+    signals = [SIGINT, SIGQUIT, SIGTERM]
+
+    def told() -> None:
+        seen = ["begun"]
+        for number in signals:
+            assert all(has(path, *seen) for path in paths)
+            os.kill(os.getpid(), number)
+            seen.append(number.name)
+
+    assert supervised([worker(*each) for each in zip(paths, codes, strict=True)], told) == code
+
+    assert all(has(path, "begun", *(each.name for each in signals)) for path in paths)
+
+
+def test_what_fails_is_started_again_after_a_pause_that_grows(tmp_path, caplog):
+    path = tmp_path / "a"
+    failing = worker(path, 0, 1, 2)
+    begin = time.monotonic()
+
+    def told() -> None:
+        assert has(path, "begun", "begun", "begun")
+        os.kill(os.getpid(), SIGTERM)
+
+    assert supervised([failing], told) == 0
+    assert time.monotonic() - begin >= 1 + 2
+    assert caplog.messages == 2 * ["a has ended, with the exit code 1"]
+
+
+def test_what_is_to_be_replaced_is_started_again_at_once(tmp_path, caplog):
+    path = tmp_path / "a"
+    recycled = worker(path, RECYCLED, RECYCLED, 3)
+
+    def told() -> None:
+        assert has(path, *4 * ["begun"])
+        os.kill(os.getpid(), SIGTERM)
+
+    assert supervised([recycled], told) == 0
+    assert caplog.messages == []
+    assert recycled.due is not None and recycled.due <= time.monotonic()
+
+
+def test_what_cannot_be_started_ends_all(tmp_path):
+    workers = [worker(tmp_path / "a", 0), worker(tmp_path / "b", 0, supervisor.UNUSABLE, 9)]
+
+    assert supervise(workers) == supervisor.UNUSABLE
+    assert not any(one.running for one in workers)
+
+
+def test_an_app_that_cannot_be_imported_is_told_once_by_each(capfd):
+    assert main(["--workers", "1", "no.such.app", "-l", "INFO"]) == 2
+    assert "no.such.app" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["-B", "-Pprefork", "--pool=prefork", "--hostname", "-c"])
+def test_options_that_contradict_it_are_refused(capsys, option):
+    with pytest.raises(SystemExit, match="2"):
+        main(["--workers", "2", "shop", "-Q", "orders", option])
+    assert "cannot be used here: " in capsys.readouterr().err
+
+
+def test_workers_have_names_and_options(monkeypatch):
+    started: list[Worker] = []
+    monkeypatch.setattr(supervisor, "supervise", started.extend)
+
+    main(["--workers=2", "--name", "quick", "shop", "-Q", "orders", "-l", "INFO"])
+
+    celery = [sys.executable, "-m", "celery", "-A", "shop", "worker", "-Q", "orders", "-l", "INFO"]
+    assert [one._command for one in started] == [
+        [*celery, "-P", "solo", "-c", "1", "-n", f"quick{number}@%h"] for number in (1, 2)
+    ]
+    assert VARIABLE not in os.environ
