@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -55,16 +56,20 @@ class Archiver:
         while True:
             try:
                 await asyncio.to_thread(self._database.migrate)
-                async with store_for(self._config).opened(self._config) as store:
-                    await self._mark(store)
+                async with (
+                    store_for(self._config).opened(self._config) as store,
+                    aclosing(self._mark(store)) as marking,
+                ):
                     while True:
+                        # In turn, as one that is killed again and again has to copy as well.
+                        marked = await anext(marking, False)
                         copied = await self._copy(store, QUIET)
                         await self._prune()
                         if self._told:
                             log.info("deliveries are archived again")
                         self._told = ""
                         backoff.reset()
-                        if not copied.more:
+                        if not copied.more and not marked:
                             await asyncio.sleep(_PAUSE)
             except GatewayError as exc:
                 if str(exc) != self._told:
@@ -77,7 +82,9 @@ class Archiver:
         await asyncio.to_thread(self._database.migrate)
         number = 0
         async with store_for(self._config).opened(self._config) as store:
-            await self._mark(store)
+            async with aclosing(self._mark(store)) as marking:
+                async for _ in marking:
+                    pass
             more = True
             while more:
                 copied = await self._copy(store, 0.0)
@@ -85,8 +92,8 @@ class Archiver:
         await self._prune()
         return number
 
-    async def _mark(self, store: JournalStore) -> None:
-        """Mark what the journal has and the archive has not.
+    async def _mark(self, store: JournalStore) -> AsyncGenerator[bool, None]:
+        """Mark what the journal has and the archive has not; yield after each part.
 
         It was there before `archive_url` was set, or the database is another one, or has lost it.
         """
@@ -97,6 +104,7 @@ class Archiver:
                 if len(ids) == MOST:
                     await self._mark_missing(store, ids)
                     ids = []
+                    yield True
         await self._mark_missing(store, ids)
 
     async def _mark_missing(self, store: JournalStore, ids: list[str]) -> None:

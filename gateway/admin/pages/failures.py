@@ -43,7 +43,7 @@ class Failures(View):
         found, began = [], ""
         if opened:
             async with reading(self.config) as reader:
-                found = [await reader.get(each) for each in opened.latest]
+                found = [await reader.get(each) for each in dict.fromkeys(opened.latest)]
             began = before(opened, await self._starts(opened))
         names = {state: name for name, states in TABS for state in states}
         tab = names[opened.state] if opened else self.get_query_argument("tab", "Open")
