@@ -20,6 +20,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ FOREIGN = ("pools", "transports")
 PLOTTED = ("growth", "soak")
 
 PICTURE_TITLE = "Requests per second"
+
+_measured_code = cache(measured_code)  # it reads all modules, and each figure of a report asks
 
 _per_process = re.compile(r"<!-- costs per process -->\n.*?<!-- /costs per process -->", re.DOTALL)
 _command = re.compile(r"(?<=```\n)\$ gateway (capacity .*)\n(?:(?!```).*\n)*")
@@ -229,7 +232,7 @@ def _servers(report: dict[str, Any]) -> str:
 def _cited(report: dict[str, Any]) -> str:
     """Name a report with its commit, and say whether a request runs through other code now."""
     text = f"[Report](reports/{report['experiment']}.json), commit `{report['commit'][:10]}`"
-    same = report["experiment"] in FOREIGN or report["versions"].get("code") == measured_code()
+    same = report["experiment"] in FOREIGN or report["versions"].get("code") == _measured_code()
     return text if same else f"{text} (the measured code has changed since)"
 
 

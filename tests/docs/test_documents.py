@@ -33,18 +33,14 @@ def first_cells(document: str, heading: str) -> set[str]:
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 
 
-WRITTEN = documents.written()
-
-
-@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.name)
-def test_what_is_made_from_the_code_is_up_to_date(path):
-    lines = [each.splitlines() for each in (path.read_text("utf-8"), WRITTEN[path])]
-    differences = "\n".join(unified_diff(*lines, path.name, "made from the code", n=0, lineterm=""))
-    assert not differences, f"run `make documents`:\n{differences}"
-
-
-def test_every_block_that_can_be_made_is_in_one_document():
-    blocks = [name for path in WRITTEN for name in re.findall("<!-- made (.+) -->", text(path))]
+def test_what_is_made_from_the_code_is_up_to_date():
+    differences, blocks = [], []
+    for path, made in documents.written().items():
+        lines = (path.read_text("utf-8").splitlines(), made.splitlines())
+        differences += unified_diff(*lines, path.name, "made from the code", n=0, lineterm="")
+        blocks += re.findall("<!-- made (.+) -->", made)
+    assert not differences, "run `make documents`:\n" + "\n".join(differences)
+    # Every block that can be made is in one document.
     assert sorted(blocks) == sorted(documents.MADE)
 
 

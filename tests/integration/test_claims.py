@@ -32,7 +32,9 @@ from gateway.claims.taken_tasks import TakenTasks
 from gateway.config.settings import Config
 from gateway.errors import KeyConflict, StateUnavailable
 from gateway.outcome import FAILURE, Outcome
-from gateway.stores.pipeline import Arg, Pipeline
+from gateway.stores import pipeline
+from gateway.stores.pipeline import Arg
+from gateway.stores.state_store import StateStore
 from tests.support.certificates import Certificates
 from tests.support.redis_kinds import KINDS, redis_of
 from tests.support.stack import Server, Stack
@@ -51,11 +53,26 @@ def redis_server(
 
 
 @pytest.fixture
-def two(redis_server: Server) -> Callable[[Work], Any]:
-    """Run something with the claims of two processes, on an empty Redis."""
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let claims wait for Redis for as long as a machine may stand still."""
+    monkeypatch.setattr(pipeline, "PATIENCE", 60.0)  # to connect
+    monkeypatch.setitem(StateStore.__init__.__kwdefaults__, "patience", 60.0)
+
+
+@pytest.fixture
+def two(redis_server: Server, patient: None) -> Callable[..., Any]:
+    """Run something with the claims of two processes, on an empty Redis.
+
+    No lease ends by itself before the test does, unless `confirm_timeout` is a test's own.
+    """
     with redis.Redis.from_url(redis_server.url) as client:
         client.flushdb()
-    return lambda work, **settings: asyncio.run(with_claims(redis_server.state, work, settings))
+
+    def two(work: Work, **settings: Any) -> Any:
+        settings = {"confirm_timeout": 60, **settings}
+        return asyncio.run(with_claims(redis_server.state, work, settings))
+
+    return two
 
 
 async def with_claims(url: str, work: Work, settings: dict[str, Any]) -> Any:
@@ -208,11 +225,7 @@ def test_a_lost_reply_to_a_takeover_forgets_no_task_id(start, stack):
 @pytest.mark.parametrize(
     ("size", "number", "most"), [(2, 5_000, 200), (500, 5_000, 825), (2_048, 2_500, 2_760)]
 )
-def test_a_claim_takes_no_more_memory_than_documented(
-    start, stack, monkeypatch, size, number, most
-):
-    # Thousands are taken here, and a machine may stand still for longer than claims wait.
-    monkeypatch.setitem(Pipeline.__init__.__kwdefaults__, "patience", 60.0)
+def test_a_claim_takes_no_more_memory_than_documented(start, stack, patient, size, number, most):
     server = start(stack.redis)
 
     async def work(a: Claims, _b: Claims) -> int:
@@ -258,7 +271,7 @@ def test_a_large_answer_is_not_kept_beside_its_claim(two):
     assert (large.state, large.answer, large.task_id) == (DONE, None, task("y"))
 
 
-def test_two_deployments_share_no_claims(redis_server):
+def test_two_deployments_share_no_claims(redis_server, patient):
     async def take(**settings: Any) -> str:
         claims = Claims(Config(state_url=redis_server.state, **settings))
         await claims.start()
@@ -460,8 +473,7 @@ def test_a_lease_is_renewed_while_its_message_waits(two, redis_server):
         assert lapsed(held)
         return [(await b.take(name, b"digest", task("b"))).state for name in "xyz"]
 
-    # No lease ends by itself before the test does.
-    assert two(work, confirm_timeout=60) == [LAPSED, PUBLISHING, LAPSED]
+    assert two(work) == [LAPSED, PUBLISHING, LAPSED]
 
 
 def test_what_is_written_is_tried_again_until_redis_is_back(start, stack):

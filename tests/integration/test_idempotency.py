@@ -36,7 +36,8 @@ from tests.support.strategies import EACH
 from tests.support.waiting import eventually, until
 
 CONFIG = (
-    URLS
+    "log_requests = true\n"
+    + URLS
     + KEYED
     + """
 [[routes]]
@@ -414,13 +415,16 @@ def test_what_failed_is_told_with_the_delivery_s_own_ids(gateway):
     assert (problem["delivery_id"], problem["task_id"]) == (ids["delivery_id"], ids["task_id"])
 
 
-def test_the_log_says_which_answers_are_those_of_an_earlier_try(servers):
-    gateway = servers.gateway("redis", f"log_requests = true\n{KEYED}")
+def test_the_log_says_which_answers_are_those_of_an_earlier_try(servers, gateway):
     first, second = (run(deliver(gateway, "logged")) for _ in range(2))
     assert (first.status, second.status, first.body) == (200, 200, second.body)
     (execution,) = servers.executions("logged")
-    until(lambda: gateway.output().count("POST /keyed 200") == 2)
-    lines = [line for line in gateway.output().splitlines() if "POST /keyed 200" in line]
-    assert "earlier try" not in lines[0]
-    assert lines[1].endswith(f": an earlier try has published the task {execution.task}")
-    gateway.stop()
+    for answer, told in (
+        (first, ""),
+        (second, f": an earlier try has published the task {execution.task}"),
+    ):
+        delivery = answer.headers["x-delivery-id"]
+        until(lambda delivery=delivery: f" delivery={delivery}" in gateway.output())
+        (line,) = (line for line in gateway.output().splitlines() if f"={delivery}" in line)
+        assert "POST /keyed 200" in line
+        assert line.endswith(told) and ("earlier try" in line) is bool(told)

@@ -159,7 +159,7 @@ def test_a_store_is_missed_and_found_again(run, losing, redis_server, metrics, m
         await store.start()
         await found.wait()
         assert losing.lost == 2 and not store.error
-        assert await store.values(["a", "b"]) == [None, None]
+        assert await store.run("MGET", "a", "b") == [None, None]
         await store.stop()
 
     run(work)

@@ -32,7 +32,8 @@ def bring(tmp_path: Path):
 
 def run(env: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "gateway", *args]
-    return subprocess.run(argv, env=env, capture_output=True, text=True)
+    directory = env["PYTHONPATH"].rpartition(":")[2]  # the test's own
+    return subprocess.run(argv, env=env, cwd=directory, capture_output=True, text=True)
 
 
 def test_what_other_packages_bring_is_listed(bring):
@@ -54,23 +55,20 @@ def test_the_gateway_s_own_cannot_be_replaced(bring):
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("args", "text", "why"),
     [
-        ("import a_module_that_nobody_wrote", "ModuleNotFoundError: No module named"),
-        ("1 / 0", "ZeroDivisionError: division by zero"),
-        ("def", "SyntaxError: invalid syntax"),
+        (("theirs",), "import a_module_that_nobody_wrote", "ModuleNotFoundError: No module named"),
+        (("theirs",), "def", "SyntaxError: invalid syntax"),
+        (("serve", "--config=gateway.toml"), "1 / 0", "ZeroDivisionError: division by zero"),
     ],
 )
-def test_one_that_cannot_be_imported_is_named_in_one_line(bring, tmp_path, text, why):
-    env = bring(text)
-    file = tmp_path / "gateway.toml"
-    file.write_text(SOURCE)
-    for args in (("theirs",), ("serve", "--config", str(file))):
-        done = run(env, *args)
-        assert (done.returncode, done.stdout) == (1, "")
-        assert len(done.stderr.splitlines()) == 1
-        assert "the package a-package 2.0 brings theirs (celery_gateway." in done.stderr
-        assert why in done.stderr and done.stderr.endswith("correct or uninstall the package\n")
+def test_one_that_cannot_be_imported_is_named_in_one_line(bring, tmp_path, args, text, why):
+    (tmp_path / "gateway.toml").write_text(SOURCE)
+    done = run(bring(text), *args)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert "the package a-package 2.0 brings theirs (celery_gateway." in done.stderr
+    assert why in done.stderr and done.stderr.endswith("correct or uninstall the package\n")
 
 
 @pytest.mark.parametrize(
@@ -89,9 +87,8 @@ def test_a_strategy_whose_properties_cannot_be_read_is_named(bring, text, why):
 
 
 def test_a_scheme_is_one_class(bring, tmp_path):
-    file = tmp_path / "gateway.toml"
-    file.write_text(SOURCE)
-    done = run(bring(COMMAND), "serve", "--config", str(file))
+    (tmp_path / "gateway.toml").write_text(SOURCE)
+    done = run(bring(COMMAND), "serve", "--config=gateway.toml")
     assert "TypeError: it has to define one subclass of Source" in done.stderr
 
 
