@@ -278,7 +278,7 @@ def locked(name: str) -> dict[str, str]:
 #: The lists of what is installed, and the extras that each has; None: all of them.
 LISTS = {
     "constraints.txt": None,
-    "constraints-image.txt": ["build", "serve", "gevent", "fast", "otel"],
+    "constraints-image.txt": ["build", "serve", "gevent", "fast", "otel", "archive"],
     "constraints-run.txt": ["build", "dev", "serve"],
 }
 
