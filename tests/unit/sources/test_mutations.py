@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 
@@ -186,9 +187,9 @@ def signed_by(found: Source, one: Request, body: bytes) -> list[Any]:
     """Return all that the sender has signed in a request; `body` is what the task gets of it."""
     block = getattr(found, "block", None)
     if block is None:
-        # Twilio signs the set of a form's fields, whose names and values nothing separates.
-        fields = {field.replace(b"=", b"", 1) for field in body.split(b"&")}
-        return [fields] if found.covers_body else []
+        # Twilio signs the set of a form's decoded fields, whose names and values nothing separates.
+        form = parse_qsl(body.decode("latin-1"), keep_blank_values=True, encoding="latin-1")
+        return [{name + value for name, value in form}] if found.covers_body else []
     texts = list(block.signed_places)
     if block.is_jwt or block.algorithm in ("equal", "basic"):
         texts += block.signature[:1]
