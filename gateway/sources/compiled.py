@@ -249,9 +249,12 @@ def events(readers: Readers) -> Callable[[Seen], str]:
         else:
             return ""
         second = name(more(seen)) if more else ""
-        names, subs = ([found], [second]) if not several else (found.split(","), second.split(","))
-        names = [block.names.get(each, each) for each in names]
-        return ",".join([f"{each}.{sub}" if sub else each for each in names for sub in subs])
+        if not several:  # this is faster than what follows
+            found = block.names.get(found, found)
+            return f"{found}.{second}" if second else found
+        names = [block.names.get(each, each) for each in found.split(",")]
+        subs = [f".{each}" if each else "" for each in second.split(",")]
+        return ",".join([each + sub for each in names for sub in subs])
 
     return event
 
