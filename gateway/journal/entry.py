@@ -174,8 +174,16 @@ class Entry:
         """Return the positional and the keyword arguments that the task is called with, if kept."""
         if not self.call:
             return [], {}
-        args, kwargs, _ = json.loads(self.call)
+        args, kwargs, _ = read_json(self.call)
         return args, kwargs
+
+
+def read_json(text: bytes | str) -> Any:
+    """Return what JSON says; a half of a character, which UTF-8 has not, is a question mark."""
+    found = json.loads(text)
+    if ("\\ud" if isinstance(text, str) else b"\\ud") in text.lower():
+        found = json.loads(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
+    return found
 
 
 _FIELDS = {each.name for each in fields(Entry)}

@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl
 
 from gateway.admin.pages.widgets import escape
 from gateway.config.redaction import HIDDEN
+from gateway.journal.entry import read_json
 
 #: Characters of a body that are shown, bytes as hexadecimal digits, and levels that fold
 #: or have an indent of their own.
@@ -42,7 +43,7 @@ def shown(body: Any, headers: Mapping[str, str]) -> Shown:
         return Shown("text", f"<pre>{_text(body[:_MOST])}</pre>", size, cut=True)
     if body[:1] in ("{", "["):
         try:
-            return Shown("JSON", _fold(json.loads(body)), size)
+            return Shown("JSON", _fold(read_json(body)), size)
         except (ValueError, RecursionError):
             return Shown("text, no valid JSON", f"<pre>{_text(body)}</pre>", size)
     if body[:1] == "<":
@@ -65,7 +66,7 @@ def lines(body: Any, headers: Mapping[str, str], most: int) -> list[str]:
         return _json_lines(body, most)
     if body[:1] in ("{", "["):
         try:
-            return _json_lines(json.loads(body), most)
+            return _json_lines(read_json(body), most)
         except (ValueError, RecursionError):
             return body.splitlines()
     if body[:1] == "<":

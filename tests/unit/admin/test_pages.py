@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gateway import errors
+from gateway.admin.api.schema import WholeDelivery
 from gateway.admin.pages import widgets
 from gateway.admin.pages.asked import Look
 from gateway.admin.pages.bodies import lines, shown
@@ -72,6 +73,15 @@ def test_a_body_is_shown_as_what_it_is(body: Any, headers: dict[str, str], kind:
     assert found.kind == kind and not found.cut
     for part in parts:
         assert part in found.markup
+
+
+def test_halves_of_characters_that_a_sender_has_cut_are_shown_and_told():
+    cut = r'{"a": "\ud83d", "\uDE00": [1]}'
+    entry = replace(ENTRY, call=f'[["\\ud83d", {cut}], {{"b": {cut}}}, {{}}]'.encode())
+    args, _ = entry.arguments()
+    texts = [WholeDelivery.whole(entry).model_dump_json(), str(editable(entry))]
+    texts += [shown(cut, {}).markup, shown(args[1], {}).markup, *lines(cut, {}, 9)]
+    assert args[0] == "?" and all(text.encode() for text in texts)
 
 
 def test_a_large_body_is_cut_and_a_deep_one_does_not_fold_for_ever():
