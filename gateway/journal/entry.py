@@ -180,8 +180,9 @@ class Entry:
 
 def read_json(text: bytes | str) -> Any:
     """Return what JSON says; a half of a character, which UTF-8 has not, is a question mark."""
-    found = json.loads(text)
-    if ("\\ud" if isinstance(text, str) else b"\\ud") in text.lower():
+    data = text.encode(errors="replace") if isinstance(text, str) else text
+    found = json.loads(data)
+    if b"\\ud" in data.lower():
         found = json.loads(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
     return found
 
