@@ -153,6 +153,11 @@ METRICS = {
     "gateway_archive_missed": Metric(
         GAUGE, "Deliveries that have left the journal before they were archived.", alike=True
     ),
+    "gateway_damaged_records_total": Metric(
+        COUNTER,
+        "Records in the Redis of the claims that could not be read, as something else has written"
+        " or cut them: each has a line in the log.",
+    ),
     "gateway_state_keys": Metric(
         GAUGE, "Keys in the Redis database of the claims, whatever they are.", alike=True
     ),

@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from gateway.archive.tables import DELIVERIES, LONGEST, entry, like, position
+from gateway.archive.tables import DELIVERIES, LONGEST, entries, like, position
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.journal.entry import GONE, Entry
@@ -194,7 +194,7 @@ class Database:
             found = [
                 (each.ms, each.seq, each.id)
                 for each in connection.execute(query)
-                if is_about(entry(each, call=True))
+                if all(map(is_about, entries([each], call=True)))  # or it cannot be read
             ]
             others = sorted({*ids} - {found_id for _, _, found_id in found})
             for i in range(0, len(others), _PAGE):

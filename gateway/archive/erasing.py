@@ -23,6 +23,7 @@ from gateway.journal.filter import Filter
 from gateway.journal.groups import About, general
 from gateway.journal.stores import store_for
 from gateway.stores import result_store
+from gateway.stores.damage import ASIDE
 from gateway.stores.state_store import StateStore
 
 # Replaces the value of a key, unless it has changed; "": removes it. Arguments: old value, new one
@@ -110,6 +111,10 @@ async def erase(config: Config, text: str, dry_run: bool = False) -> Erased:
             async with StateStore.opened(config) as keys:
                 answers = await _erase_answers(keys, config.prefix, wanted, dry_run)
                 late = await _erase_late(keys, config.prefix, wanted, dry_run)
+                if not dry_run:  # whose they are cannot be told
+                    async for key in keys.keys(config.prefix):
+                        if key.endswith(ASIDE.encode()):
+                            await keys.run("UNLINK", key)
         except (RedisError, OSError) as exc:
             raise result_store.no_answer(config, config.state, exc) from exc
     if config.archive:
@@ -133,7 +138,7 @@ async def _erase_answers(store: StateStore, prefix: str, wanted: Text, dry_run: 
             left = b""
             if kind == CLAIM or (kind == TAGGED and key.endswith(b"}")):
                 record = read(value)
-                if record.state != DONE or not wanted.is_in(record.rest):
+                if record is None or record.state != DONE or not wanted.is_in(record.rest):
                     continue
                 left = value[: len(value) - len(record.rest)]
             elif not wanted.is_in(value):

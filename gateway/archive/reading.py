@@ -57,8 +57,8 @@ class Archive:
 
         with self._database.reading() as connection:
             wanted = sa.select(tables.DELIVERIES).where(tables.DELIVERIES.c.id == delivery_id)
-            found = connection.execute(wanted).first()
-        return None if found is None else tables.entry(found, call=True)
+            found = tables.entries(connection.execute(wanted), call=True)
+        return found[0] if found else None
 
     async def pages(self, wanted: Filter, before: str) -> AsyncGenerator[list[Entry], None]:
         """Yield those that `wanted` takes, the newest first, with their calls if it has a text."""
@@ -89,7 +89,7 @@ class Archive:
                     near = columns.ms.between(part[-1].ms, part[0].ms)
                     query = sa.select(*some).where(near, columns.id.in_([each.id for each in part]))
                     query = query.order_by(columns.ms.desc(), columns.seq.desc())
-                    entries = [tables.entry(each, calls) for each in connection.execute(query)]
+                    entries = tables.entries(connection.execute(query), calls)
                     yield [each for each in entries if wanted.takes(each)]
 
 

@@ -6,12 +6,16 @@ The migrations make the table. In PostgreSQL it has a partition for each day, by
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Iterable
 from typing import Any
 
 import sqlalchemy as sa
 
-from gateway.journal.entry import Entry, known
+from gateway.journal.entry import Entry, read_entry
 from gateway.journal.groups import group_of
+
+log = logging.getLogger(__name__)
 
 METADATA = sa.MetaData()
 DELIVERIES = sa.Table(
@@ -54,7 +58,7 @@ def row(entry: Entry) -> dict[str, Any]:
     ms, seq = position(entry.position)
     about = {name: value for name in _ABOUT if (value := getattr(entry, name))}
     own = {name: getattr(entry, name) for name in _OWN}
-    call = compact(json.loads(entry.call)) if entry.call else ""
+    call = compact(json.loads(entry.call)) if entry.readable else ""
     texts = {"about": json.dumps(about), "call": call, "identity": entry.identity}
     texts["error"] = storable(entry.error)
     given = entry.delivery.get
@@ -65,12 +69,21 @@ def row(entry: Entry) -> dict[str, Any]:
     return {"ms": ms, "seq": seq, "id": entry.id, **own, **texts}
 
 
-def entry(found: Any, call: bool) -> Entry:
-    """Return the delivery of a row; without its call, unless that is wanted."""
-    own = {name: getattr(found, name) for name in _OWN}
-    about = {"task": "", "queue": "", **known(found.about)}
-    text = found.call.encode() if call else b""
-    return Entry(**about, **own, call=text, position=f"{found.ms}-{found.seq}")
+def entries(rows: Iterable[Any], call: bool) -> list[Entry]:
+    """Return the deliveries of rows, but for damaged ones; without their calls, unless wanted."""
+    found = []
+    for each in rows:
+        try:
+            found.append(_entry(each, call))
+        except ValueError as exc:
+            log.warning("the delivery %s of the archive cannot be read: %s", each.id, exc)
+    return found
+
+
+def _entry(found: Any, call: bool) -> Entry:
+    own = {name: value for name in _OWN if (value := getattr(found, name)) is not None}
+    own["call"] = found.call.encode() if call else b""
+    return read_entry(found.about, {**own, "position": f"{found.ms}-{found.seq}"})
 
 
 def compact(value: Any) -> str:

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import chain
 from struct import Struct
+from struct import error as StructError
 from uuid import UUID
 
-from gateway.answer import BINARY, JSON, TEXT, Answer
+from gateway.answer import BINARY, JSON, TEXT, Answer, field_value
 from gateway.config.redaction import Redacted
 from gateway.outcome import FAILURE, SUCCESS, Outcome
 
@@ -82,8 +84,10 @@ class Record:
     rest: bytes
 
 
-def read(data: bytes) -> Record:
-    """Decode a claim's record."""
+def read(data: bytes) -> Record | None:
+    """Decode a claim's record; None: it is none."""
+    if data[:1] not in _STATES or len(data) < _RECORD.size:
+        return None
     state, tries, first, task, digest = _RECORD.unpack_from(data)
     at, until = _RECORD.size, 0
     if state in b"PC":
@@ -109,7 +113,20 @@ def dump(answer: Answer) -> bytes:
 
 
 def load(data: bytes) -> Answer:
-    """Decode an answer that `dump` has encoded."""
+    """Decode an answer that `dump` has encoded; raises ValueError where it is none."""
+    try:
+        answer = _load(data)
+    except (StructError, IndexError, RecursionError) as exc:
+        raise ValueError(str(exc)) from exc
+    headers = answer.headers.items() if isinstance(answer.headers, dict) else [(None,)]
+    texts = chain((answer.content_type,), *headers)
+    sendable = all(isinstance(each, str) and field_value(each) for each in texts)
+    if not (sendable and 200 <= answer.status <= 599):
+        raise ValueError("it is no answer")
+    return answer
+
+
+def _load(data: bytes) -> Answer:
     status, kind, has_headers = _ANSWER.unpack_from(data)
     at = _ANSWER.size
 
@@ -133,9 +150,12 @@ def dump_end(error: str, answer: Answer | None) -> bytes:
 
 def read_end(data: bytes) -> Outcome:
     """Decode what `dump_end` has encoded, as an outcome that makes the same answer."""
-    if data.startswith(_ERROR):
-        return Outcome(FAILURE, error=data[len(_ERROR) :].decode())
-    answer = load(data[len(_ANSWERED) :])
+    if not data.startswith(_ANSWERED):
+        return Outcome(FAILURE, error=data[len(_ERROR) :].decode(errors="replace"))
+    try:
+        answer = load(data[len(_ANSWERED) :])
+    except ValueError:
+        return Outcome(FAILURE, error="unknown")
     kind = {"Content-Type": answer.content_type} if answer.content_type else {}
     headers = {**answer.headers, **kind}
     body = answer.body or None

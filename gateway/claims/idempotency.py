@@ -20,7 +20,7 @@ class Idempotency(Service):
     """
 
     def __init__(self, config: Config, results: Results, metrics: Metrics):
-        self.claims = Claims(config)
+        self.claims = Claims(config, metrics)
         self.waiter = ResultWaiter(config, self.claims, results)
         self.late = LateResults(config, self.claims, results)
         #: Which further tasks of a delivery the broker has taken.

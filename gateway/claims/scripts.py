@@ -9,9 +9,12 @@ _READ = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local key = KEYS[1]
-local value = redis.call('GET', key)
+local value = redis.call('GETRANGE', key, 0, 4194304)
 local state, tries, first, task, digest, at, till, owner, rest = 'R', 0, 0, '', '', 1, 0, '', ''
-if value then
+local least = ({P = 54, C = 38, D = 32, R = 32})[value:sub(1, 1)]
+if value ~= '' and not (least and #value >= least and #value <= 4194304) then
+    aside(key)
+elseif value ~= '' then
     state, tries, first, task, digest, at = struct.unpack('>c1BI6c16c8', value)
     if state == 'P' then
         till, owner, at = struct.unpack('>I6c16', value, at)

@@ -45,6 +45,7 @@ from gateway.claims.keys import claim_key, failure_key
 from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import KeyConflict, StateUnavailable
+from gateway.metrics import Metrics
 from gateway.outcome import Outcome
 from gateway.stores.pipeline import Arg
 from gateway.stores.state_store import StateStore
@@ -67,10 +68,11 @@ class Claims(Service):
     Changes are written in the background, in their order; no request waits for them.
     """
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, metrics: Metrics | None = None):
         #: Commands to the Redis of the claims.
         # The probe is a write that changes nothing.
-        self.redis = StateStore(config, "claims", probe=("DEL", f"{config.prefix}nothing"))
+        probe = ("DEL", f"{config.prefix}nothing")
+        self.redis = StateStore(config, "claims", probe=probe, metrics=metrics)
         self.uses = (self.redis,)
         self._prefix = config.prefix
         longest = _longest(config)
@@ -149,7 +151,8 @@ class Claims(Service):
         claim = self._claim(key, owner, span, state, str(UUID(bytes=task)), first_digest)
         claim.age = max(int(age), 0) / 1000  # Redis' clock may have been set back
         claim.tries, claim.lease = int(tries), int(lease) / 1000
-        claim.answer = load(answer) if answer else None
+        with suppress(ValueError):  # then it counts as too large to be kept
+            claim.answer = load(answer) if answer else None
         return claim
 
     async def _copy(self, key: bytes) -> None:
@@ -180,7 +183,7 @@ class Claims(Service):
             raise StateUnavailable from exc
         if failed is not None:
             return FAILED, read_end(failed)
-        record = read(value) if value else None
+        record = read(value) if value else None  # one that is damaged is set aside when it is taken
         if record is None or record.task_id != claim.task_id:
             return RELEASED, None
         lapsed = record.state == PUBLISHING and record.until == 0

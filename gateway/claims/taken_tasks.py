@@ -51,7 +51,7 @@ class TakenTasks:
             reason = str(exc) or "no answer in time"
             log.warning("it is not known which further tasks were taken: %s", reason)
             return set()
-        return {each.decode() for each in found}
+        return {each.decode(errors="replace") for each in found}
 
     def add(self, identity: str, task_ids: Collection[str]) -> Future[Any]:
         """Write that the broker has taken these tasks; the future ends when Redis has them."""

@@ -112,7 +112,7 @@ class Notifier:
             if kind == "share":
                 answered, failed = rates.get(name, (0, 0))
                 found.append(News(kind, None, name, answered, failed))
-            elif name in groups and groups[name].state not in (MUTED, RESOLVED):
+            elif kind in _WORDS and name in groups and groups[name].state not in (MUTED, RESOLVED):
                 found.append(News(kind, groups[name]))
         return found
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pydantic import BaseModel
+
 from gateway import __version__
 from gateway.clock import monotonic, time
 from gateway.config.route import RESULTS
@@ -42,6 +44,15 @@ _LARGEST = 16 * 1024 * 1024  # bytes of it, unpacked
 
 #: As a route, what is none: requests that no route takes, and look-ups of results.
 _NONE = ("", RESULTS)
+
+
+class _Head(BaseModel):
+    """The first line of the file."""
+
+    form: Any
+    newest: list[int]
+    routes: list[str]
+    starts: list[tuple[float, str]] = []
 
 
 class History:
@@ -142,18 +153,21 @@ class History:
             unpacking = zlib.decompressobj()
             data = unpacking.decompress(path.read_bytes(), _LARGEST)
             head, _, counts = data.partition(b"\n")
-            about = json.loads(head)
-            form = about.get("form") if isinstance(about, dict) else None
-            if not unpacking.eof or form != json.loads(json.dumps(_FORM)):
+            about = _Head.model_validate_json(head)
+            own = about.form == json.loads(json.dumps(_FORM)) and len(about.routes) <= ROUTES
+            if not (unpacking.eof and own and len(about.newest) == len(self._rings)):
                 raise ValueError("it is of another form")
+            self.routes = about.routes
+            if len(counts) != sum(map(len, self._memory())):
+                raise ValueError("it was cut")
         except FileNotFoundError:
             return
         except (OSError, ValueError, RecursionError, zlib.error) as exc:
             log.warning("the history in %s is not used, and begins anew: %s", path, exc)
+            self.routes = []
             return
-        self.routes = about["routes"]
-        self.starts = [(at, version) for at, version in about.get("starts", ())]
-        for ring, newest in zip(self._rings.values(), about["newest"], strict=True):
+        self.starts = about.starts
+        for ring, newest in zip(self._rings.values(), about.newest, strict=True):
             ring.newest = newest
         at = 0
         for part in self._memory():

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 from gateway.config.settings import Config
 from gateway.journal.entry import REFUSED, End, Entry
 from gateway.journal.groups import About, Group
+from gateway.metrics import Metrics
 
 #: What an entry's position matches; it may be empty. Positions are compared as two numbers.
 POSITION = r"^([0-9]{1,15}-[0-9]{1,15})?$"
@@ -108,8 +109,8 @@ class JournalStore(ABC):
       `check` raises the errors of the store's library, by which `gateway check` finds the remedy.
     """
 
-    def __init__(self, config: Config):  # noqa: B027
-        """Open nothing."""
+    def __init__(self, config: Config, *, metrics: Metrics | None = None):  # noqa: B027
+        """Open nothing; `metrics` count what cannot be read."""
 
     @classmethod
     @abstractmethod

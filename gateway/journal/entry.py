@@ -15,10 +15,14 @@ sent late, *succeeded*, or a state before it, becomes *answered-late* | *late-an
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import AfterValidator, BaseModel, Field
 
 from gateway.celery_message import DEFAULTS, Message, Options
 from gateway.clock import time
@@ -142,6 +146,8 @@ class Entry:
             return f"{', '.join(self.redacted)} was redacted, and is not kept"
         if others := self.options.keys() - _OPTIONS:
             return f"it has options of another version: {', '.join(sorted(others))}"
+        if self.call and not self.readable:
+            return "its call is damaged"
         return "" if self.call else "its call was not kept (`keep_bodies`)"
 
     def run(self) -> dict[str, Any]:
@@ -172,18 +178,134 @@ class Entry:
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
         """Return the positional and the keyword arguments that the task is called with, if kept."""
-        if not self.call:
-            return [], {}
-        args, kwargs, _ = json.loads(self.call)
-        return args, kwargs
+        return self._arguments or ([], {})
+
+    @property
+    def readable(self) -> bool:
+        """Was its call kept, and is it one?"""
+        return self._arguments is not None
+
+    @property
+    def _arguments(self) -> tuple[list[Any], dict[str, Any]] | None:
+        with suppress(ValueError):
+            args, kwargs, _ = read_json(self.call, list)
+            if isinstance(args, list) and isinstance(kwargs, dict):
+                return args, kwargs
+        return None
+
+
+def read_json(text: bytes | str, kind: type) -> Any:
+    """Return what JSON says, which has to be of this `kind`; raises ValueError.
+
+    Half a character, which a sender may have cut and UTF-8 has not, is a question mark.
+    """
+    data = text.encode(errors="replace") if isinstance(text, str) else text
+    try:
+        found = json.loads(data)
+        if b"\\ud" in data or b"\\uD" in data:
+            found = json.loads(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
+    except RecursionError as exc:
+        raise ValueError("it is nested too deep") from exc
+    if not isinstance(found, kind):
+        raise ValueError(f"it is no {kind.__name__}")
+    return found
+
+
+def _is_time(text: str) -> str:
+    if text and datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError("it has no time zone")
+    return text
+
+
+#: Milliseconds since the epoch: no time is later.
+LAST = 253_402_300_799_999
+_Number = Annotated[int, Field(ge=0, lt=1 << 31)]
+_Seconds = Annotated[float, Field(ge=0, lt=1e9)]
+_Time = Annotated[str, AfterValidator(_is_time)]
+
+
+class _Delivery(BaseModel):
+    id: str = Field(min_length=1)
+    received_at: _Time = Field(min_length=1)
+    route: str
+    source: str
+    event: str
+    query_string: str = ""
+    remote: str = ""
+    traceparent: str = ""
+    edited_from: str = ""
+    params: dict[str, str] = {}
+
+
+class _Options(BaseModel):
+    exchange: str = ""
+    time_limit: int | None = None
+    soft_time_limit: int | None = None
+    ignore_result: bool = False
+    delayed: bool = False
+    track_started: bool = False
+    priority: int | None = None
+    extra: dict[str, str] = {}
+
+
+class _Request(BaseModel):
+    method: str = ""
+    path: str = ""
+    truncated: bool = False
+
+
+class _Run(BaseModel):
+    state: str
+    error: str = ""
+    attempts: _Number = 0
+    begun_at: _Time = ""
+    ended_at: _Time = ""
+    resent_at: _Time = Field(min_length=1)
+
+
+class _Numbers(BaseModel):
+    status: _Number | None = None
+    seconds: _Seconds = 0.0
+    published: _Seconds | None = None
+    attempts: _Number = 0
+    replays: _Number = 0
+
+
+class _Checked(_Numbers):
+    """An `Entry` as another program may have written it."""
+
+    delivery: _Delivery
+    state: str
+    position: str = Field("", pattern=r"^([0-9]{1,14}-[0-9]{1,15})?$")
+    task: str = ""
+    task_id: str = ""
+    queue: str = ""
+    error: str = ""
+    options: _Options = _Options()
+    request: _Request = _Request()
+    identity: str = ""
+    redacted: list[str] = []
+    replaying: str = ""
+    ended_at: _Time = ""
+    begun_at: _Time = ""
+    late_at: _Time = ""
+    runs: list[_Run] = []
 
 
 _FIELDS = {each.name for each in fields(Entry)}
+_MISSING = {"task": "", "task_id": "", "queue": "", "call": b""}
 
 
-def known(about: str) -> dict[str, Any]:
-    """Return the fields of an `Entry` from `described`; those of another version are left out."""
-    return {name: value for name, value in json.loads(about).items() if name in _FIELDS}
+def read_entry(about: bytes | str, own: Mapping[str, Any]) -> Entry:
+    """Return an entry from `described` and its other fields; numbers may be texts.
+
+    Fields of another version are left out. Raises ValueError where it can be none of ours.
+    """
+    values = {**read_json(about, dict), **own}
+    checked = _Checked.model_validate(values)
+    numbers = {name: getattr(checked, name) for name in _Numbers.model_fields}
+    known = {name: value for name, value in values.items() if name in _FIELDS}
+    return Entry(**{**_MISSING, **known, **numbers})
 
 
 def iso_now() -> str:

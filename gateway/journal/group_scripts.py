@@ -45,13 +45,14 @@ for i = 4, #ARGV, 4 do
     if redis.call('ZREM', KEYS[1], id) == 1 and group ~= '' then
         local key, hour = ARGV[2] .. group, 'h' .. math.floor(ms / 3600000)
         local old = redis.call('HMGET', key, 'count', 'resolved', 'base', 'said', 'latest')
-        local base, said, news = tonumber(old[3] or 0), tonumber(old[4] or 1), nil
+        local base, said = tonumber(old[3] or '') or 0, tonumber(old[4] or '') or 1
+        local news
         counted = counted + 1
         if not old[1] then
             news = 'new'
             redis.call('HSET', key, 'about', about, 'first', ms)
-        elseif old[2] and tonumber(ms) >= tonumber(old[2]) then
-            news, base, said = 'again', tonumber(old[1]), 1
+        elseif old[2] and tonumber(ms) >= (tonumber(old[2]) or 0) then
+            news, base, said = 'again', tonumber(old[1]) or 0, 1
             redis.call('HDEL', key, 'resolved')
             redis.call('HSET', key, 'again', ms)
         end
@@ -83,7 +84,7 @@ if more > 0 then
         if more == 0 then
             break
         end
-        if now >= tonumber(redis.call('HGET', ARGV[2] .. group, 'muted') or 0) then
+        if now >= (tonumber(redis.call('HGET', ARGV[2] .. group, 'muted') or '') or 0) then
             redis.call('ZREM', KEYS[2], group)
             redis.call('ZREM', KEYS[3], 'new ' .. group, 'again ' .. group, 'grown ' .. group)
             redis.call('DEL', ARGV[2] .. group)
@@ -95,7 +96,7 @@ return counted
 """
 )
 
-# Returns the time (ms), then all fields of some groups, those that have failed last first.
+# Returns the time (ms), then some groups, those that have failed last first: id and all fields.
 # KEYS: groups. Arguments: what keys of groups begin with, the first one's place, number
 GROUPS = (
     _MS
@@ -103,7 +104,7 @@ GROUPS = (
 local found = {now}
 local ids = redis.call('ZREVRANGEBYSCORE', KEYS[1], '+inf', '-inf', 'LIMIT', ARGV[2], ARGV[3])
 for _, id in ipairs(ids) do
-    found[#found + 1] = redis.call('HGETALL', ARGV[1] .. id)
+    found[#found + 1] = {id, redis.call('HGETALL', ARGV[1] .. id)}
 end
 return found
 """
@@ -167,13 +168,16 @@ end
 local fields = redis.call('HGETALL', KEYS[1])
 for i = 1, #fields, 2 do
     local kind, at, route = string.match(fields[i], '^([afo])(%d*) (.*)$')
-    sums[route] = sums[route] or {a = 0, f = 0}
+    local number = tonumber(fields[i + 1]) or 0
+    if route then
+        sums[route] = sums[route] or {a = 0, f = 0}
+    end
     if kind == 'o' then
         sums[route].told = true
-    elseif minute - at >= tonumber(ARGV[1]) then
+    elseif not route or minute - (tonumber(at) or 0) >= tonumber(ARGV[1]) then
         redis.call('HDEL', KEYS[1], fields[i])
     else
-        sums[route][kind] = sums[route][kind] + fields[i + 1]
+        sums[route][kind] = sums[route][kind] + number
     end
 end
 local found, share = {}, tonumber(ARGV[2])

@@ -6,7 +6,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from itertools import chain
 from typing import Any, Self
@@ -29,10 +29,22 @@ from gateway.journal.base import (
     Row,
     Size,
 )
-from gateway.journal.entry import LATE, RECEIVED, RUNNING, End, Entry, iso_now, known
+from gateway.journal.entry import (
+    LAST,
+    LATE,
+    RECEIVED,
+    RUNNING,
+    End,
+    Entry,
+    iso_now,
+    read_entry,
+    read_json,
+)
 from gateway.journal.groups import DAY, HOUR, MOST, About, Group, group_of
 from gateway.journal.keys import Keys
+from gateway.metrics import Metrics
 from gateway.stores import result_store, state_store
+from gateway.stores.damage import SET_ASIDE
 from gateway.stores.result_store import Ask
 from gateway.stores.state_store import StateStore
 
@@ -49,10 +61,16 @@ class RedisStore(JournalStore):
     connection does that, between `start` and `stop`, and returns futures. `part`: see `Keys`.
     """
 
-    def __init__(self, config: Config, run: Ask | None = None, part: str = ""):
+    def __init__(
+        self,
+        config: Config,
+        run: Ask | None = None,
+        part: str = "",
+        metrics: Metrics | None = None,
+    ):
         self._config = config
         self._keys = Keys(config, part)
-        self._store = StateStore(config, "journal", _translated)
+        self._store = StateStore(config, "journal", _translated, metrics=metrics)
         self._given = run
         keys = self._keys
         self._marks = (keys.changed, keys.missed) if config.archive_url else ()
@@ -99,7 +117,7 @@ class RedisStore(JournalStore):
         found = await self._run(
             "EVAL", scripts.DUE, 1, keys.open, number, first, longest, keys.prefix
         )
-        return [(delivery_id.decode(), task_id.decode()) for delivery_id, task_id in found]
+        return [(_text(delivery_id), _text(task_id)) for delivery_id, task_id in found]
 
     def settle(
         self, delivery_id: str, task_id: str, end: End, counts: bool = True
@@ -121,7 +139,7 @@ class RedisStore(JournalStore):
         keys = (self._keys.of(delivery_id), *self._marks)
         about = (task_id, before, delivery_id)
         other = await self._run("EVAL", scripts.BEGIN_REPLAY, len(keys), *keys, *about)
-        return None if other is None else str(other, "utf-8")
+        return None if other is None else _text(other)
 
     async def end_replay(
         self, delivery_id: str, task_id: str, taken: bool, runs: Sequence[Mapping[str, Any]] = ()
@@ -134,8 +152,22 @@ class RedisStore(JournalStore):
         )  # fmt: skip
 
     async def get(self, delivery_id: str) -> Entry | None:
-        fields = _fields(await self._run("HGETALL", self._keys.of(delivery_id)))
-        return _entry(fields) if b"about" in fields else None
+        flat = await self._run("HGETALL", self._keys.of(delivery_id))
+        return await self._read(delivery_id, flat)
+
+    async def _read(self, delivery_id: str, flat: Any, position: str = "") -> Entry | None:
+        """Return the entry whose hash has these fields; one that is damaged is set aside."""
+        fields = _fields(flat)
+        if b"about" not in fields:
+            return None
+        try:
+            entry = _entry(fields, position)
+            if entry.id == delivery_id:
+                return entry
+        except ValueError:
+            pass
+        await self._run("EVAL", SET_ASIDE, 1, self._keys.of(delivery_id))
+        return None
 
     async def entries(
         self,
@@ -151,10 +183,9 @@ class RedisStore(JournalStore):
             "EVAL", scripts.PAGE, 2, keys.deliveries, keys.refused,
             newest, oldest, _PAGE, keys.prefix, _CALLS if calls else 0, REFUSED,
         ):  # fmt: skip
-            for position, flat in page:
-                fields = _fields(flat)
-                if b"about" in fields:
-                    yield _entry(fields, position.decode())
+            for position, delivery_id, flat in page:
+                if entry := await self._read(_text(delivery_id), flat, position.decode()):
+                    yield entry
             newest = f"({page[-1][0].decode()}"
 
     async def changes(self) -> AsyncGenerator[str, None]:
@@ -197,9 +228,9 @@ class RedisStore(JournalStore):
         )  # fmt: skip
         changes = []
         for delivery_id, mark, flat in found:
-            fields = _fields(flat)
-            entry = _entry(fields) if {b"about", b"position"} <= fields.keys() else None
-            changes.append(Change(delivery_id.decode(), mark, entry))
+            entry = await self._read(_text(delivery_id), flat)
+            placed = entry is not None and entry.position
+            changes.append(Change(_text(delivery_id), mark, entry if placed else None))
         return changes
 
     async def archived(self, changes: Sequence[Change]) -> None:
@@ -208,7 +239,7 @@ class RedisStore(JournalStore):
 
     async def unarchived(self, number: int) -> list[str]:
         found = await self._run("ZRANGE", self._keys.changed, 0, number - 1)
-        return [each.decode() for each in found]
+        return [_text(each) for each in found]
 
     async def mark(self, ids: Sequence[str]) -> None:
         await self._run("EVAL", scripts.MARK, 1, self._keys.changed, *ids)
@@ -253,7 +284,11 @@ class RedisStore(JournalStore):
             now, *some = await self._run(
                 "EVAL", group_scripts.GROUPS, 1, keys.groups, keys.group, first, _GROUPS
             )
-            found += [_group(_fields(flat), now) for flat in some if flat]
+            for group_id, flat in some:
+                try:
+                    found += [_group(_fields(flat), now)] if flat else []
+                except ValueError:
+                    await self._run("EVAL", SET_ASIDE, 1, keys.group + _text(group_id))
             if len(some) < _GROUPS:
                 break
         return found
@@ -276,12 +311,12 @@ class RedisStore(JournalStore):
             MINUTES, "" if share is None else share, LEAST, *chain.from_iterable(given),
         )  # fmt: skip
         rows = zip(flat[::3], flat[1::3], flat[2::3], strict=True)
-        return {route.decode(): (answered, failed) for route, answered, failed in rows}
+        return {_text(route): (answered, failed) for route, answered, failed in rows}
 
     async def news(self, number: int, seconds: float) -> list[str]:
         keys, first = self._keys, int((time() - seconds) * 1000)
         found = await self._run("EVAL", group_scripts.NEWS, 2, keys.news, keys.told, first, number)
-        return [each.decode() for each in found]
+        return [_text(each) for each in found]
 
     async def told(self, news: Sequence[str], pause: float, problem: str = "") -> None:
         keys, about = self._keys, (int(pause * 1000), problem)
@@ -289,7 +324,7 @@ class RedisStore(JournalStore):
 
     async def untold(self) -> str:
         problem = await self._run("GET", self._keys.told) or b""
-        return "" if problem == b"1" else problem.decode()  # as other versions write it
+        return "" if problem == b"1" else _text(problem)  # as other versions write it
 
     async def check(self) -> None:
         """Write two deliveries to a journal of one, as the account may lack a permission."""
@@ -326,41 +361,40 @@ def _fields(flat: Any) -> dict[bytes, bytes]:
 
 def _failing(delivery_id: bytes, ms: int, about: bytes, state: bytes, error: bytes) -> Failing:
     group = None
-    if about:
-        fields = {b"about": about, b"state": state, b"error": error, b"task_id": b""}
-        group = group_of(_entry(fields))
-    return Failing(delivery_id.decode(), ms, group)
+    with suppress(ValueError):
+        if about:
+            group = group_of(_entry({b"about": about, b"state": state, b"error": error}))
+    return Failing(_text(delivery_id), ms, group)
 
 
 def _group(fields: Mapping[bytes, bytes], now: int) -> Group:
-    """Return the group whose hash has these `fields`."""
-    texts = {key.decode(): value.decode() for key, value in fields.items()}
-    hours = [int(texts.get(f"h{now // HOUR - ago}", 0)) for ago in reversed(range(DAY // HOUR))]
+    """Return the group whose hash has these `fields`; raises ValueError where it has none."""
+    texts = {_text(key): value.decode() for key, value in fields.items()}
     own = ("count", "first", "last", "muted", "resolved", "again")
-    numbers = {name: int(texts.get(name, 0)) for name in own}
-    about = About(*json.loads(texts["about"])[: len(About._fields)])
-    return Group(about, latest=texts["latest"].split(), hours=hours, now=now, **numbers)
+    latest = [f"h{now // HOUR - ago}" for ago in reversed(range(DAY // HOUR))]
+    numbers = {name: int(texts.get(name, 0)) for name in (*own, *latest)}
+    if not all(0 <= number <= LAST for number in numbers.values()):
+        raise ValueError("a number is none that it may have")
+    hours = [numbers.pop(name) for name in latest]
+    about = read_json(texts.get("about", ""), list)[: len(About._fields)]
+    if len(about) < len(About._fields) or not all(isinstance(each, str) for each in about):
+        raise ValueError("it does not say what its failures have in common")
+    latest = texts.get("latest", "").split()
+    return Group(About(*about), latest=latest, hours=hours, now=now, **numbers)
+
+
+def _text(data: bytes) -> str:
+    """Return an id; another program may have written one that is none."""
+    return str(data, "utf-8", "replace")
 
 
 def _entry(fields: Mapping[bytes, bytes], position: str = "") -> Entry:
-    """Return the entry whose hash has these `fields`."""
-    texts = {key.decode(): value.decode() for key, value in fields.items() if key != b"call"}
-    status, published = texts.get("status"), texts.get("published")
-    return Entry(
-        **known(texts["about"]),
-        call=fields.get(b"call", b""),
-        task_id=texts["task_id"],
-        status=None if status is None else int(status),
-        seconds=float(texts.get("seconds", 0.0)),
-        published=float(published) if published else None,
-        attempts=int(texts.get("attempts") or 0),
-        error=texts.get("error", ""),
-        state=texts["state"],
-        ended_at=texts.get("ended_at", ""),
-        replays=int(texts.get("replays", 0)),
-        replaying=texts.get("replaying", ""),
-        position=position or texts.get("position", ""),
-        begun_at=texts.get("begun_at", ""),
-        late_at=texts.get("late_at", ""),
-        runs=json.loads(texts.get("runs") or "[]"),
-    )
+    """Return the entry whose hash has these `fields`; raises ValueError where there is none."""
+    own: dict[str, Any] = {
+        _text(key): value.decode()
+        for key, value in fields.items()
+        if value and key not in (b"about", b"call")
+    }
+    own |= {"position": position} if position else {}
+    own["runs"] = read_json(own.get("runs", "[]"), list)
+    return read_entry(fields[b"about"], own | {"call": fields.get(b"call", b"")})

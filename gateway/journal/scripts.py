@@ -47,6 +47,13 @@ local function open(state)
 end
 """
 
+# The bytes of an entry of a stream.
+_BYTES = """
+local function bytes_of(entry)
+    return tonumber(entry[2][4]) or 0
+end
+"""
+
 # Writes deliveries: how each has begun, how it was answered, or both.
 # KEYS: deliveries, open, bytes, failing, changed, missed. Arguments: most deliveries, most bytes,
 # life (ms),
@@ -56,6 +63,7 @@ end
 WRITE = (
     _RANK
     + _MARK
+    + _BYTES
     + """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -128,7 +136,7 @@ local bytes, number = redis.call('INCRBY', KEYS[3], added), redis.call('XLEN', K
 if (number == count) ~= (bytes == added) then -- one of the two keys was lost
     bytes = 0
     for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+')) do
-        bytes = bytes + entry[2][4]
+        bytes = bytes + bytes_of(entry)
     end
     redis.call('SET', KEYS[3], bytes)
 end
@@ -140,8 +148,8 @@ while number > 1 and (number > tonumber(ARGV[1]) or bytes > tonumber(ARGV[2])) d
             break
         end
         places[i], keys[i], ids[i] = oldest[1], prefix .. oldest[2][2], oldest[2][2]
-        removed = removed + oldest[2][4]
-        bytes, number = bytes - oldest[2][4], number - 1
+        removed = removed + bytes_of(oldest)
+        bytes, number = bytes - bytes_of(oldest), number - 1
     end
     redis.call('XDEL', KEYS[1], unpack(places))
     redis.call('UNLINK', unpack(keys))
@@ -224,6 +232,7 @@ return found
 # Arguments: life (ms), most that are removed of each stream, what keys of deliveries begin with
 TRIM = (
     _MARK
+    + _BYTES
     + """
 local time = redis.call('TIME')
 local last = time[1] * 1000 + math.floor(time[2] / 1000) - ARGV[1]
@@ -236,16 +245,14 @@ for _, stream in ipairs({KEYS[1], KEYS[2]}) do
         if KEYS[5] then
             missed(KEYS[5], KEYS[6], {old[2][2]})
         end
-        if old[2][4] then
-            redis.call('DECRBY', KEYS[4], old[2][4])
-        end
+        redis.call('DECRBY', KEYS[4], bytes_of(old))
         removed = removed + 1
     end
 end
-local bytes = redis.call('GET', KEYS[4]) or 0
+local bytes = redis.call('INCRBY', KEYS[4], 0)
 local waiting, lag, lost = 0, 0, 0
 if KEYS[5] then
-    waiting, lost = redis.call('ZCARD', KEYS[5]), redis.call('GET', KEYS[6]) or 0
+    waiting, lost = redis.call('ZCARD', KEYS[5]), redis.call('INCRBY', KEYS[6], 0)
     local oldest = redis.call('ZRANGE', KEYS[5], 0, 0, 'WITHSCORES')
     lag = oldest[2] and math.max(microseconds() - oldest[2], 0) / 1e6 or 0
 end
@@ -398,13 +405,15 @@ return table.concat(found)
 
 # Removes a delivery; returns 1 if it was there. KEYS: the hash, deliveries,
 # refused, open, bytes, changed, failing. Arguments: id, its position
-ERASE = """
+ERASE = (
+    _BYTES
+    + """
 local size
 for i = 2, 3 do
     local entry = redis.call('XRANGE', KEYS[i], ARGV[2], ARGV[2])[1]
     if entry and entry[2][2] == ARGV[1] then
         redis.call('XDEL', KEYS[i], ARGV[2])
-        size = entry[2][4] or size
+        size = bytes_of(entry)
     end
 end
 if size then
@@ -415,12 +424,13 @@ redis.call('ZREM', KEYS[6], ARGV[1])
 redis.call('ZREM', KEYS[7], ARGV[1])
 return redis.call('DEL', KEYS[1])
 """
+)
 
-# Returns a page of deliveries, the newest first: the stream's id of each, and its fields (none: it
-# is gone). With calls it ends before those that would be too many bytes, but has one at least, as
-# other clients of Redis wait meanwhile. KEYS: deliveries, refused. Arguments: newest, oldest,
-# number, what keys of deliveries begin with, most bytes of calls (0: without them), bytes that a
-# request without a message counts
+# Returns a page of deliveries, the newest first: the stream's id of each, its own, and its fields
+# (none: it is gone). With calls it ends before those that would be too many bytes, but has one at
+# least, as other clients of Redis wait meanwhile. KEYS: deliveries, refused. Arguments: newest,
+# oldest, number, what keys of deliveries begin with, most bytes of calls (0: without them), bytes
+# that a request without a message counts
 PAGE = """
 local page = redis.call('XREVRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
 local refused = redis.call('XREVRANGE', KEYS[2], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
@@ -444,14 +454,14 @@ local left = tonumber(ARGV[5])
 for i, entry in ipairs(page) do
     local key = ARGV[4] .. entry[2][2]
     if ARGV[5] ~= '0' then
-        left = left - (entry[2][4] or ARGV[6])
+        left = left - (tonumber(entry[2][4]) or ARGV[6])
         if i > 1 and left < 0 then
             for j = #page, i, -1 do
                 page[j] = nil
             end
             break
         end
-        page[i] = {entry[1], redis.call('HGETALL', key)}
+        page[i] = {entry[1], entry[2][2], redis.call('HGETALL', key)}
     else
         local fields, names = {}, {
             'about', 'state', 'task_id', 'status', 'seconds', 'published', 'error', 'attempts',
@@ -463,7 +473,7 @@ for i, entry in ipairs(page) do
                 fields[#fields + 1] = value
             end
         end
-        page[i] = {entry[1], fields}
+        page[i] = {entry[1], entry[2][2], fields}
     end
 end
 return page

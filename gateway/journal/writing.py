@@ -60,7 +60,7 @@ class Journal:
     """
 
     def __init__(self, config: Config, metrics: Metrics, results: Results | None = None):
-        self.store = store_for(config)(config)
+        self.store = store_for(config)(config, metrics=metrics)
         self._follower = results and Follower(config, self.store, metrics, results)
         self.stored = config.strategy_info.stored
         self._size = SizeWatch(config, self.store, metrics)

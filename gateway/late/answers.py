@@ -83,7 +83,7 @@ class LateAnswers:
     ):
         self._config, self._metrics, self._failpoint = config, metrics, failpoint
         self._journal, self._tracer = journal, tracer
-        self._records = Records(config)
+        self._records = Records(config, metrics)
         self._results, self._subscription = results, results.subscription
         self._prefix = results.prefix
         self._routes = {_key(route): route for route in config.routes if route.late is not None}

@@ -15,6 +15,8 @@ import json
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from pydantic import FiniteFloat, NonNegativeInt, TypeAdapter
+
 WAITING, SENDING, ENDED = "waiting", "sending", "ended"
 #: How it has ended. *Dropped*: nothing is to be sent.
 ANSWERED, FAILED, UNCERTAIN, DROPPED = "answered", "failed", "uncertain", "dropped"
@@ -69,10 +71,10 @@ class Record:
     key: str
     values: dict[str, Any]
     traceparent: str
-    due: float
-    expires: float
+    due: FiniteFloat
+    expires: FiniteFloat
     state: str = WAITING
-    tries: int = 0
+    tries: NonNegativeInt = 0
     message: str | None = None
     doubt: bool = False
     end: str = ""
@@ -86,9 +88,17 @@ class Record:
 
     @classmethod
     def load(cls, text: bytes | str) -> Record:
-        """Return the record that `dump` has written; a field of another version is left out."""
-        known = {each.name for each in fields(cls)}
-        return cls(**{name: value for name, value in json.loads(text).items() if name in known})
+        """Return the record that `dump` has written; a field of another version is left out.
+
+        Raises ValueError where it is none.
+        """
+        try:
+            record = _checked(json.loads(text))
+        except RecursionError as exc:
+            raise ValueError("it is nested too deep") from exc
+        if record.state not in (WAITING, SENDING, ENDED) or record.end not in ("", *ENDS):
+            raise ValueError("it is in no state")
+        return record
 
     def looked_at(self, terms: Terms, now: float) -> Record | None:
         """Return it as it is where its time is over, or its process has ended; None: neither."""
@@ -135,3 +145,6 @@ class Record:
     def taken(self) -> bool:
         """Has the sender got the answer by now, or may it?"""
         return self.state == SENDING or self.doubt or self.end in (ANSWERED, UNCERTAIN)
+
+
+_checked = TypeAdapter(Record).validate_python

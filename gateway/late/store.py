@@ -14,6 +14,8 @@ from redis.exceptions import RedisError
 from gateway.config.settings import Config
 from gateway.errors import StateUnavailable
 from gateway.late.record import ENDED, LOOK, Record
+from gateway.metrics import Metrics
+from gateway.stores.damage import SET_ASIDE
 from gateway.stores.pipeline import Arg
 from gateway.stores.state_store import StateStore
 
@@ -40,9 +42,9 @@ end
 return 1
 """
 
-# Returns the time (seconds, as text), then version and record of those whose time for a look has
-# come, and postpones the next one. KEYS: due. Arguments: number, pause (seconds), what the keys of
-# records begin with
+# Returns the time (seconds, as text), then id, version and record of those whose time for a look
+# has come, and postpones the next one. KEYS: due. Arguments: number, pause (seconds), what the keys
+# of records begin with
 _DUE = """
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1e6
@@ -51,7 +53,7 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0
     local hash = redis.call('HMGET', ARGV[3] .. id, 'version', 'record')
     if hash[1] then
         redis.call('ZADD', KEYS[1], now + ARGV[2], id)
-        found[#found + 1] = hash
+        found[#found + 1] = {id, hash[1], hash[2] or ''}
     else
         redis.call('ZREM', KEYS[1], id)
     end
@@ -59,11 +61,11 @@ end
 return found
 """
 
-# The same for one record. KEYS: the hash
+# The same for one record, without its id. KEYS: the hash
 _GET = """
 local time = redis.call('TIME')
 local hash = redis.call('HMGET', KEYS[1], 'version', 'record')
-return {string.format('%.6f', time[1] + time[2] / 1e6), hash[1] and hash or nil}
+return {string.format('%.6f', time[1] + time[2] / 1e6), hash[1] and {hash[1], hash[2] or ''} or nil}
 """
 
 
@@ -78,8 +80,8 @@ class Found(NamedTuple):
 class Records:
     """Reads and writes records; all methods raise `StateUnavailable`."""
 
-    def __init__(self, config: Config):
-        self.redis = StateStore(config, "late answers")
+    def __init__(self, config: Config, metrics: Metrics):
+        self.redis = StateStore(config, "late answers", metrics=metrics)
         self._prefix = f"{config.prefix}{{late}}:"
         self._kept = config.idempotency_window
 
@@ -111,14 +113,26 @@ class Records:
 
     async def get(self, task_id: str) -> Found | None:
         now, *found = await self._run("EVAL", _GET, 1, self._key(task_id))
-        return _found(found[0], now) if found and found[0] else None
+        return await self._found([task_id.encode(), *found[0]], now) if found else None
 
     async def due(self) -> list[Found]:
         """Return the records whose time for a look has come, and postpone their next one."""
         now, *found = await self._run(
             "EVAL", _DUE, 1, self._due, _MOST, f"{LOOK:g}", f"{self._prefix}task:"
         )
-        return [_found(each, now) for each in found]
+        return [one for each in found if (one := await self._found(each, now)) is not None]
+
+    async def _found(self, stored: list[bytes], now: bytes) -> Found | None:
+        """Return a record as a script returns it; one that is damaged is set aside."""
+        task_id, version, *text = stored
+        try:
+            record = Record.load(text[0])
+            if record.task_id.encode() == task_id:
+                return Found(record, int(version), float(now))
+        except (ValueError, IndexError):
+            pass
+        await self._run("EVAL", SET_ASIDE, 1, self._key(task_id.decode(errors="replace")))
+        return None
 
     @property
     def _due(self) -> str:
@@ -133,8 +147,3 @@ class Records:
         except (RedisError, OSError) as exc:
             raise StateUnavailable from exc
         return found
-
-
-def _found(pair: list[bytes], now: bytes) -> Found:
-    version, record = pair
-    return Found(Record.load(record), int(version), float(now))

@@ -22,6 +22,7 @@ from gateway.config.settings import Config
 from gateway.metrics import Metrics
 from gateway.stores import result_store
 from gateway.stores.connection import Connection, described
+from gateway.stores.damage import SET_ASIDE, guarded, reported
 from gateway.stores.result_store import HELLO, LOST, elsewhere, unusable
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class Command(NamedTuple):
 
 @cache
 def _digest(script: str) -> str:
-    return sha1(script.encode(), usedforsecurity=False).hexdigest()
+    return sha1(guarded(script).encode(), usedforsecurity=False).hexdigest()
 
 
 class Pipeline(Connection):
@@ -70,6 +71,7 @@ class Pipeline(Connection):
         patience: float = PATIENCE,
         redirect: Callable[[Command, str], bool] = lambda command, error: False,
         primary: bool = True,
+        metrics: Metrics | None = None,
     ):
         super().__init__(connect, name)
         self._translated = translated
@@ -77,6 +79,7 @@ class Pipeline(Connection):
         self._patience = patience
         self._redirect = redirect
         self._primary = primary
+        self._metrics = metrics
         #: Called each time the server answers again.
         self.on_connected: list[Callable[[], object]] = []
         #: Called with a time of `gateway.clock.monotonic`: connections of before that time may lead
@@ -253,6 +256,7 @@ class Pipeline(Connection):
                 words = "EVALSHA", _digest(script), *words[2:]
             else:
                 self._scripts.add(script)
+                words = "EVAL", guarded(script), *words[2:]
         try:
             return hiredis.pack_command(words)  # type: ignore[arg-type] # any number
         except UnicodeEncodeError:
@@ -265,11 +269,17 @@ class Pipeline(Connection):
         if command.reply.done():
             pass
         elif not isinstance(reply, Exception):
+            if command.words[0] == "EVAL":
+                damaged, reply = reported(reply)
+                self._tell(damaged)
             command.reply.set_result(reply)
         elif command.words[0] == "EVAL" and self._needs_script(str(reply), command):
             self._queue(command)
         elif self._redirect(command, error := str(reply)):
             pass
+        elif error.startswith("WRONGTYPE") and command.words[0] != "EVAL":
+            self.run("EVAL", SET_ASIDE, 1, command.words[1])
+            self._queue(command)
         elif elsewhere(error):
             self._leave(error)
             self._reject(command, OSError(error))
@@ -279,6 +289,13 @@ class Pipeline(Connection):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._settle()
+
+    def _tell(self, damaged: list[bytes]) -> None:
+        """Tell which keys a script has set aside."""
+        for key in damaged:
+            log.warning("what Redis has as %r cannot be read, and counts as missing", key)
+            if self._metrics is not None:
+                self._metrics.add("gateway_damaged_records_total")
 
     def _needs_script(self, error: str, command: Command) -> bool:
         """Tell whether the command is to be sent again with its script."""

@@ -21,6 +21,7 @@ from redis.exceptions import RedisError
 from gateway import background
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
+from gateway.metrics import Metrics
 from gateway.stores import result_store
 from gateway.stores.pipeline import PATIENCE, PING, Arg, Command, Pipeline
 from gateway.stores.result_store import HELLO, Address, Ask
@@ -55,11 +56,13 @@ class StateStore:
         *,
         probe: tuple[Arg, ...] = (HELLO,),
         patience: float = PATIENCE,
+        metrics: Metrics | None = None,
     ):
         self._config = config
         self._name = name
         self._translated = translated
         self._patience = patience
+        self._metrics = metrics
         self._first = self._pipeline(None, probe)
         self.on_connected, self.on_left = self._first.on_connected, self._first.on_left
         self.on_left.append(self._opened)
@@ -82,6 +85,7 @@ class StateStore:
             patience=self._patience,
             redirect=self._redirect,
             primary=node is not None,
+            metrics=self._metrics,
         )
 
     @classmethod

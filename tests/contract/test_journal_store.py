@@ -99,6 +99,7 @@ def awaited(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
 
 def about(delivery_id: str) -> str:
     delivery = {"id": delivery_id, "route": "/", "source": "", "event": "", "store": False}
+    delivery["received_at"] = "2026-11-28T00:00:00+00:00"
     return json.dumps({"delivery": delivery, "task": "tasks.run", "queue": "celery"})
 
 
