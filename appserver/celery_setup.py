@@ -40,6 +40,7 @@ DEFAULTS = {
     "worker_consumer": "appserver.worker:PromptConsumer",
     "broker_connection_retry_on_startup": True,
     "broker_connection_max_retries": None,
+    "broker_connection_timeout": 3.0,
     # Otherwise the worker ends if its own queue is still locked by the connection that it has just
     # lost, which another node of the cluster may not have noticed yet.
     "broker_channel_error_retry": True,
