@@ -228,6 +228,29 @@ def test_what_keeps_the_app_from_starting_is_told_once(tmp_path):
         assert ran.stderr == "gateway: worker exited with 1: see its lines above\n"
 
 
+def test_a_server_that_does_not_answer_is_told_before_anything_waits_for_it(tmp_path):
+    write(tmp_path, "")
+    down = f"127.0.0.1:{free_port()}"
+    for name, url in [
+        ("GATEWAY_BROKER_URL", f"amqp://guest:guest@{down}//"),
+        ("GATEWAY_BROKER_URL", f"redis://{down}/0"),
+        ("GATEWAY_RESULT_BACKEND", f"redis://{down}/0"),
+    ]:
+        ran = subprocess.run(
+            [sys.executable, "-m", "gateway", "dev", "--app", "shop", "--port", str(free_port())]
+            + ["--admin-port", str(free_port())],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, name: url},
+            timeout=60,
+        )
+        assert ran.returncode == 1
+        (line,) = ran.stderr.splitlines()
+        assert down in line and "start it, or correct" in line and name in line
+        assert "starting a worker" not in ran.stdout
+
+
 # The first task -----------------------------------------------------------------------------------
 
 

@@ -31,7 +31,7 @@ async def check(config: Config) -> list[Finding]:
 
 async def _check_amqp(config: Config) -> list[Finding]:
     deadline = asyncio.get_running_loop().time() + LIMIT
-    found = await asyncio.gather(*(_try_broker(url, config, deadline) for url in config.brokers))
+    found = await answers(config)
     well = [url for url, it in zip(config.brokers, found, strict=True) if it.status == "ok"]
     if not well:
         return [*found, skipped(_REST, "not checked without a broker that takes messages")]
@@ -61,6 +61,19 @@ async def _check_amqp(config: Config) -> list[Finding]:
         lines[at] = fail(name, broker.describe(exc), _AWAY)
         lines.append(skipped(_REST, "not checked any further"))
     return lines
+
+
+async def answers(config: Config) -> list[Finding]:
+    """Return a finding for each broker: does it answer, and over AMQP take messages?"""
+    if not config.amqp:
+        url, found = config.brokers[0], list[Finding]()
+        name = f"broker {result_store.without_password(url)}"
+        async with stores.asking(config, url, name, _SETTING, found) as client:
+            found.append(ok(name, stores.described(await client.info())))
+        return found
+    deadline = asyncio.get_running_loop().time() + LIMIT
+    tries = (_try_broker(url, config, deadline) for url in config.brokers)
+    return await asyncio.gather(*tries)
 
 
 async def _try_broker(url: str, config: Config, deadline: float) -> Finding:
@@ -138,12 +151,11 @@ async def _inspect(
 
 async def _check_redis(config: Config) -> list[Finding]:
     """Check the embedded server of `gateway dev`, of which less can be found out."""
-    url = config.brokers[0]
-    name = f"broker {result_store.without_password(url)}"
-    found: list[Finding] = []
-    async with stores.asking(config, url, name, _SETTING, found) as client:
-        about = ok(name, stores.described(await client.info()))
-        answers = await remote.ask_over_redis(config)
-    if found:
-        return [*found, skipped(_REST, "no broker")]
-    return [about, *workers.judge_unseen(config, answers), *await results.judge(config, answers)]
+    (about,) = await answers(config)
+    lost: list[Finding] = []
+    if about.status == "ok":
+        async with stores.asking(config, config.brokers[0], about.check, _SETTING, lost):
+            told = await remote.ask_over_redis(config)
+    if lost or about.status != "ok":
+        return [*(lost or [about]), skipped(_REST, "no broker")]
+    return [about, *workers.judge_unseen(config, told), *await results.judge(config, told)]

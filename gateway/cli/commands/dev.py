@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import os
 import secrets
@@ -13,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from gateway.cli.checks import brokers, stores
+from gateway.cli.checks.finding import Finding
 from gateway.cli.local import first_task
 from gateway.cli.local.plan import (
     APP,
@@ -102,6 +105,7 @@ def _start(stack: Stack, arguments: argparse.Namespace) -> tuple[Running, list[s
     broker, results, servers = _start_servers(stack, plan)
     ours = {server.url for server in servers}
     config = plan.load(broker, results)
+    _check_servers_answer(config, ours)
     port = config.port or free_port()
     env = _environment(plan, config, port, ours)
     here = f"{HERE}:{port}"
@@ -171,6 +175,20 @@ def _check_ports_are_free(config: Config) -> None:
         except OSError as exc:
             where = f"cannot listen on 127.0.0.1:{port}: {exc.strerror}"
             raise ConfigError([f"{where}; {flag} chooses another"]) from exc
+
+
+def _check_servers_answer(config: Config, ours: set[str]) -> None:
+    """Raise `ConfigError` where a broker or result store that is not of our own does not answer."""
+    found: list[Finding] = []
+    if config.brokers[0] not in ours:
+        found = asyncio.run(brokers.answers(config))
+        if any(finding.status != "fail" for finding in found):
+            found = []  # with a list of brokers, one is enough
+    if config.results not in ours:
+        found += asyncio.run(stores.check_results(config))
+    problems = [it for it in found if it.status == "fail"]
+    if problems:
+        raise ConfigError([f"{it.check}: {it.problem}; {it.remedy}" for it in problems])
 
 
 def _start_servers(stack: Stack, plan: Plan) -> tuple[str, str, list[Server]]:
