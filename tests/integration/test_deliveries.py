@@ -166,6 +166,8 @@ def test_deliveries_are_listed_and_shown(gateway, deliveries, strategy):
     assert [line.split()[1] for line in out.splitlines()[1:]] == [bad["id"], good["id"]]
     code, out, _ = deliveries("show", good["id"])
     shown = json.loads(out)
+    assert json.loads(deliveries("show", "--json", good["id"])[1].rstrip("\n")) == shown
+    assert deliveries("show", "--json", good["id"])[1].count("\n") == 1
     assert code == 0 and shown["query"] == {"size": "9", "seconds": "0"}
     assert (shown["body"], shown["remote"]) == ("an order", "127.0.0.1")
     # With `pika` nothing of a plain route is stored, and nothing has to be.
@@ -219,7 +221,14 @@ def test_a_replay_says_what_failed_and_what_was_not_taken(servers, gateway, deli
     # or for one that is there no more.
     servers.broker.ctl("delete_queue", "journal-deleted")
     code, out, _ = deliveries("replay", later["id"])
-    assert (code, out) == (1, f"{later['id']} not taken: The queue journal-deleted is missing.\n")
+    problem = "not taken: The queue journal-deleted is missing."
+    assert (code, out) == (1, f"{later['id']} {problem}\n")
+    # As objects it says the same.
+    code, out, _ = deliveries("replay", "--json", later["id"])
+    assert json.loads(out) == {"id": later["id"], "task_id": "", "problem": problem}
+    code, out, _ = deliveries("replay", "--json", bad["id"])
+    taken, ended = map(json.loads, out.splitlines())
+    assert ended == {**taken, "state": "FAILURE", "error": "ValueError"}
 
 
 def test_only_what_is_verified_is_written_and_no_secret(gateway, deliveries):

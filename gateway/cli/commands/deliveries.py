@@ -69,6 +69,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
     show = commands.add_parser("show", parents=[common], help="all that is known of one")
     show.add_argument("id", metavar="ID", help="a delivery's id")
+    show.add_argument("--json", action="store_true", help="in one line")
     show.set_defaults(work=_show, parser=show)
 
     watch = commands.add_parser("watch", parents=[common, wanted], help="each when it changes")
@@ -94,6 +95,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         default=10.0,
         help="for which results are waited for (10)",
     )
+    again.add_argument("--json", action="store_true", help="one JSON object a line")
     again.set_defaults(work=_replay, parser=again)
 
     groups = commands.add_parser(
@@ -248,7 +250,8 @@ async def _show(arguments: argparse.Namespace, config: Config) -> int:
         if not config.archive:
             raise
         _tell([str(exc)])
-    print(printed.as_json(shown, indent=2, ensure_ascii=False))
+    form = {} if arguments.json else {"indent": 2}
+    print(printed.as_json(shown, ensure_ascii=False, **form))
     return 0
 
 
@@ -294,9 +297,10 @@ async def _replay(arguments: argparse.Namespace, config: Config) -> int:
         if twice := _twice(left):
             print(twice, file=sys.stderr)
         if arguments.dry_run:
-            print(printed.HEAD)
+            if not arguments.json:
+                print(printed.HEAD)
             for entry in left:
-                print(printed.line(entry))
+                print(printed.line(entry, arguments.json))
             print(f"{len(left)} would be replayed", file=sys.stderr)
             return 0
         code = 1 if named and others else 0
@@ -387,21 +391,29 @@ def _agreed(do: str, number: int) -> bool:
 async def _publish(config: Config, chosen: Sequence[Entry], arguments: argparse.Namespace) -> int:
     taken: dict[str, str] = {}
     well = True
+
+    def tell(delivery_id: str, text: str, **about: str | None) -> None:
+        known = {"id": delivery_id, **about}
+        line = printed.as_json(known) if arguments.json else printed.shown(f"{delivery_id} {text}")
+        print(line, flush=True)
+
     async with replaying(config) as replays:
         async for begun in replays.run_all(chosen, arguments.again, arguments.rate):
-            delivery_id = begun.delivery_id
-            if begun.problem:
-                task = f": task {begun.task_id}" if begun.task_id else ""
-                print(printed.shown(f"{delivery_id} {begun.problem}{task}"), flush=True)
+            delivery_id, task_id, problem = begun.delivery_id, begun.task_id, begun.problem
+            if problem:
+                text = f"{problem}: task {task_id}" if task_id else problem
+                tell(delivery_id, text, task_id=task_id, problem=problem)
                 well = False
             else:
-                print(f"{delivery_id} taken: task {begun.task_id}", flush=True)
-                taken[begun.task_id] = delivery_id
+                tell(delivery_id, f"taken: task {task_id}", task_id=task_id)
+                taken[task_id] = delivery_id
         async for task_id, outcome in outcomes(config, list(taken), arguments.wait):
-            delivery_id = taken.pop(task_id)
+            delivery_id, state = taken.pop(task_id), outcome.state
             await replays.settle(delivery_id, task_id, outcome)
-            print(f"{delivery_id} {printed.outcome_text(outcome)}")
-            well = well and outcome.state == SUCCESS
-    for delivery_id in taken.values():
-        print(f"{delivery_id} no result" + (f" in {arguments.wait:g} s" if config.results else ""))
+            text = printed.outcome_text(outcome)
+            tell(delivery_id, text, task_id=task_id, state=state, error=outcome.error)
+            well = well and state == SUCCESS
+    for task_id, delivery_id in taken.items():
+        text = "no result" + (f" in {arguments.wait:g} s" if config.results else "")
+        tell(delivery_id, text, task_id=task_id, state=None)
     return 0 if well and not taken else 1
