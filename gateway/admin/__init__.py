@@ -133,6 +133,11 @@ class _Page(_Local):
         if (answered := self.get()) is not None:
             await answered
 
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        if status_code == 405:
+            self.set_header("Allow", "GET, HEAD")
+        super().write_error(status_code, **kwargs)
+
     def ready(self, answers: health.Answers, path: str = "") -> bool:
         """Does any child serve, as far as these `answers` tell?"""
         return not self.supervisor.draining and health.ready(answers, path)

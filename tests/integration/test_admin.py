@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from gateway import admin
-from tests.support.http_client import Connection, request
+from tests.support.http_client import Answer, Connection, request
 from tests.support.requests import get
 from tests.support.stack import Server, Stack, free_port
 
@@ -48,6 +48,17 @@ def test_bodies_and_large_headers_are_not_read(gateway, data):
 
     asyncio.run(send())
     assert get(f"{gateway.admin_url}/healthz").code == 200
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
+def test_what_only_tells_says_how_it_is_asked(gateway, path):
+    async def ask() -> Answer:
+        async with await Connection.open(gateway.admin) as connection:
+            connection.send(request(b"", path, host="localhost"))
+            return await connection.answer()
+
+    refused = asyncio.run(ask())
+    assert (refused.status, refused.headers["allow"]) == (405, "GET, HEAD")
 
 
 @pytest.mark.parametrize("path", ["/", "/healthz", "/readyz", "/metrics"])
