@@ -30,7 +30,6 @@ REPLY_PREFIX = "gateway.reply."
 #: Seconds, unless the URL has a `heartbeat`; a broker that is silent for twice that is given up.
 HEARTBEAT = 10
 CONNECT_TIMEOUT = 5  # seconds for TCP, TLS, AMQP and the queues together
-OPEN_TIMEOUT = 3  # seconds of that for TCP, TLS and AMQP: a frozen node says nothing
 QUEUES_PATIENCE = 2  # seconds of that until what the broker says of queues is not waited for
 _NAMED = 5  # queues in a line of the log
 _AT_ONCE = 16  # queues at the same time: each needs a channel, and some brokers allow only few
@@ -81,8 +80,8 @@ def _parameters(url: str, tls: TLS) -> pika.ConnectionParameters:
             parts["userid"] or "guest", parts["password"] or "guest", erase_on_connect=True
         ),
         heartbeat=int(parts.get("heartbeat", HEARTBEAT)),
-        socket_timeout=OPEN_TIMEOUT,
-        stack_timeout=OPEN_TIMEOUT,
+        socket_timeout=CONNECT_TIMEOUT,
+        stack_timeout=CONNECT_TIMEOUT,
         ssl_options=pika.SSLOptions(tls.context(), parts["hostname"]) if secure else None,
         client_properties={"connection_name": "gateway"},
     )

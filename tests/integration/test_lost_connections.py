@@ -71,7 +71,7 @@ def losing(monkeypatch) -> Losing:
 
 def test_a_broker_that_resets_connections_at_once_leaves_nothing_behind(run, metrics, monkeypatch):
     # Given a broker that resets whatever it accepts, and connectors that have little time,
-    monkeypatch.setattr(broker, "OPEN_TIMEOUT", 0.2)
+    monkeypatch.setattr(broker, "CONNECT_TIMEOUT", 0.2)
     errors: list[dict] = []
 
     async def work() -> None:
@@ -83,7 +83,7 @@ def test_a_broker_that_resets_connections_at_once_leaves_nothing_behind(run, met
         for _ in range(100):
             with pytest.raises(broker.ERRORS):
                 await broker.open_connection(url, TLS(), lambda *_: None, ReadThrottling(metrics))
-        await asyncio.sleep(2 * broker.OPEN_TIMEOUT)  # until every connector's time is up
+        await asyncio.sleep(2 * broker.CONNECT_TIMEOUT)  # until every connector's time is up
 
     with socket.create_server(("127.0.0.1", 0)) as resetting:
         thread = Thread(target=reset_all, args=[resetting])
