@@ -37,6 +37,11 @@ class Waiting:
         self.waiting = asyncio.create_task(joins.wait(joined, self.pending))
 
 
+def own(server: Server) -> list[bytes]:
+    """Return the channels of the task here: other tests use this Redis as well."""
+    return [channel for channel in channels(server) if channel.endswith(TASK.encode())]
+
+
 @pytest.fixture
 def joined(redis_server: Server) -> Callable[[Callable[[Waiting], Awaitable[Any]]], None]:
     config = Config(result_backend=redis_server.url)
@@ -54,9 +59,9 @@ def joined(redis_server: Server) -> Callable[[Callable[[Waiting], Awaitable[Any]
             owned = await claims.take("x", b"digest", TASK)
             joined = await claims.take("x", b"digest", TaskIds().new())
             waiting = Waiting(claims, joins, owned, joined)
-            await eventually(lambda: len(channels(redis_server)) == 2)
+            await eventually(lambda: len(own(redis_server)) == 2)
             await work(waiting)
-            await eventually(lambda: channels(redis_server) == [])
+            await eventually(lambda: own(redis_server) == [])
         finally:
             for opened in (joins, results, claims):
                 await opened.stop()
