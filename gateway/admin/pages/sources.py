@@ -112,8 +112,8 @@ class Sources(View):
             last = next((e for e in own if e.state == REFUSED), None)
             good = _time([e for e in own if e.state != REFUSED])
             if last and not good and monotonic() < end:
-                older, problem = await self._newest(Filter(source=name, state=_TAKEN), 1)
-                good = _time(older)
+                older, trouble = await self._newest(Filter(source=name, state=_TAKEN), 1)
+                good, problem = _time(older), problem or trouble
             kinds = sorted(unverified[name].items(), key=lambda kind: -kind[1])
             rows.append({
                 "name": name, "scheme": options.scheme, "paths": paths, "state": state,
