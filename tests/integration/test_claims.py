@@ -27,6 +27,7 @@ from gateway.claims.claim import (
     Record,
     read,
 )
+from gateway.claims.keys import claim_key
 from gateway.claims.store import Claims
 from gateway.claims.taken_tasks import TakenTasks
 from gateway.config.settings import Config
@@ -527,15 +528,16 @@ def test_those_who_wait_are_told_a_refusal_in_the_task_s_own_words(two, given):
 @pytest.mark.parametrize("how", ["reply lost", "cancelled"])
 def test_a_claim_whose_try_does_not_hear_of_it_is_free(two, how):
     async def work(a: Claims, b: Claims) -> Claim:
-        execute = a.redis.run
-
         def lose(*command: Arg) -> asyncio.Future[Any]:
             """Let Redis execute the command, and its reply be lost."""
             lost = asyncio.get_running_loop().create_future()
             execute(*command).add_done_callback(lambda _: lost.set_exception(OSError("lost")))
             return lost
 
-        await execute("PING")  # it is connected
+        await a.redis.known()
+        look = ("GET", claim_key(Config().prefix, "x", bool(a.redis.clustered)))
+        await a.redis.run(*look)  # the server of the claim's slot is connected
+        execute = a.redis.run
         taking = asyncio.create_task(a.take("x", b"digest", task("a"), span=60))
         if how == "cancelled":  # when it was sent
             await asyncio.sleep(0)
@@ -549,7 +551,7 @@ def test_a_claim_whose_try_does_not_hear_of_it_is_free(two, how):
             a.redis.run = execute
             with pytest.raises(StateUnavailable):
                 await taking
-        await a.redis.run("PING")  # the commands before it are executed
+        await a.redis.run(*look)  # the commands before it are executed
         return await b.take("x", b"digest", task("b"), span=60)
 
     claim = two(work)
