@@ -13,8 +13,8 @@ from gateway.config.strategies import StrategyInfo
 from gateway.errors import ResultsUnavailable
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
-from gateway.stores import result_store
 from gateway.stores.pipeline import results_of
+from gateway.stores.result_store import key_prefix, stored
 from gateway.strategies.base import Strategy
 
 INFO = StrategyInfo(amqp_only=False)
@@ -30,7 +30,7 @@ class Queries(Strategy):
         self.publisher = publisher_for(config, metrics)
         self._results = results_of(config, metrics)
         self.uses = (self.publisher, self._results)
-        self._prefix = result_store.key_prefix(config)
+        self._prefix = key_prefix(config)
         self._waiting: set[asyncio.Task[None]] = set()
 
     def send(self, message: Message, deadline: float) -> PendingTask:
@@ -47,14 +47,12 @@ class Queries(Strategy):
         return {"broker": self.publisher.error, "results": self._results.error}
 
     async def _wait(self, pending: PendingTask) -> None:
-        key = self._prefix + pending.message.task_id
+        task_ids = [pending.message.task_id]
         while not pending.ended:
             pause = PAUSE
             try:
-                (payload,) = await self._results.values([key])
+                async for _, payload in stored(self._results.run, self._prefix, task_ids):
+                    pending.settle(decode_result(payload))
             except (RedisError, OSError):
                 pause = LONG_PAUSE
-            else:
-                if payload is not None:
-                    pending.settle(decode_result(payload))
             await asyncio.sleep(pause)
