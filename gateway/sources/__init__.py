@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.errors import PluginError
-from gateway.plugins import Plugins
+from gateway.plugins import OURS, Plugins
 from gateway.similar import similar
 from gateway.sources.base import Options, Source
 
@@ -41,6 +41,14 @@ def find(scheme: str) -> type[Source]:
     if like := table.pop("like", None):  # the keys of another sender, for those not given here
         table = {**tomllib.loads(text_of(like)), **table}
     return declared.source_of(scheme, table)
+
+
+def described(scheme: str) -> str:
+    """Return what describes a scheme, for messages."""
+    if scheme in _FILES:
+        return f"`gateway senders show {scheme}`"
+    found = SCHEMES[scheme]
+    return f"docs/sources.md#{scheme}" if found.package == OURS else f"the package {found.package}"
 
 
 def options_class(values: Any) -> type[Options]:

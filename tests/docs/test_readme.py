@@ -129,3 +129,12 @@ def test_dev_serves_a_file_with_a_queue_and_a_variable_of_ones_own(tmp_path):
 def test_the_commands_exist():
     documents = text("README.md") + text("docs/start.md")
     assert set(re.findall(r"^    gateway ([a-z]+)", documents, re.M)) - set(COMMANDS) == set()
+
+
+def test_the_packages_that_the_tests_install_are_listed():
+    script = text("tests/install-servers.sh")
+    (programs,) = re.findall(r"for program in (.+); do", script)
+    packages = dict(re.findall(r"(\w+)\) package=([\w-]+)", script))
+    (listed,) = re.findall(r"installs Debian's (.+?)\s+where", text("README.md"), re.S)
+    names = re.split(r",\s+|\s+and\s+", listed)
+    assert names == [packages.get(each, each) for each in programs.split()]

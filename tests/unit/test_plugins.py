@@ -37,10 +37,12 @@ def run(env: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_what_other_packages_bring_is_listed(bring):
-    said = run(bring(COMMAND), "--version", "--plugins").stdout.splitlines()
+    env = bring(COMMAND)
+    said = run(env, "--version", "--plugins").stdout.splitlines()
     rows = [line.split() for line in said if "a-package" in line]
     assert rows == [["theirs", group, "a-package", "2.0"] for group in GROUPS]
     assert said[0].startswith("gateway ")
+    assert "the package a-package describes it" in run(env, "senders", "show", "theirs").stderr
 
 
 def test_a_command_of_another_package_runs_beside_the_own_ones(bring):

@@ -12,7 +12,7 @@ from gateway.config.pointers import overlap
 from gateway.config.route import Route
 from gateway.config.settings import Config
 from gateway.similar import similar
-from gateway.sources import of
+from gateway.sources import described, of
 
 _DOCUMENT = "docs/configuration.md says what each setting may be"
 _EXPOSED = "the body is not signed: anybody who sees a request can send another body with it"
@@ -125,7 +125,7 @@ def _unknown_events(
     problem = f"{scheme} has no events {listed(unknown)} that the gateway knows of"
     near = [each for text in unknown if (each := similar(text, _forms(known)))]
     hint = f"did you mean {listed(near)}? " if near else ""
-    remedy = f"{hint}docs/sources.md#{scheme} says what an event is; others are ignored"
+    remedy = f"{hint}{described(scheme)} says what an event is; others are ignored"
     return warn(check, problem, remedy)
 
 

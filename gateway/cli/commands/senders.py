@@ -6,7 +6,7 @@ import argparse
 
 from gateway.errors import ConfigError
 from gateway.similar import similar
-from gateway.sources import BLOCKS, OWN, SCHEMES, find, text_of
+from gateway.sources import BLOCKS, OWN, SCHEMES, described, find, text_of
 from gateway.sources.base import Options
 
 
@@ -17,20 +17,20 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.what == "show":
-        print(_shown(arguments.name), end="")
+        print(_shown(arguments.name or ""), end="")
     else:
         for name in sorted(SCHEMES):
             print(f"{name:<24} {_needs(name)}")
     return 0
 
 
-def _shown(name: str | None) -> str:
+def _shown(name: str) -> str:
     if name in BLOCKS:
         return text_of(name)
     if name in SCHEMES:
         what = "the keys of your own table" if name == OWN else "code"
-        raise ConfigError([f"show: {name} is {what}, and no block; docs/sources.md describes it"])
-    near = similar(name or "", SCHEMES)
+        raise ConfigError([f"show: {name} is {what}, and no block; {described(name)} describes it"])
+    near = similar(name, SCHEMES)
     hint = f"did you mean {near}?" if near else "`gateway senders` lists them"
     raise ConfigError([f"show: there is no sender {name or 'without a name'}; {hint}"])
 

@@ -236,7 +236,7 @@ EVENTS = {
         ("forge", {"events": ["issues"]}, "did you mean issues.*?"),
         ("forge", {"events": ["issues.open"]}, "did you mean issues.opened?"),
         ("till", {"events": ["invoices.paid"]}, "did you mean invoice.*?"),
-        ("chat", {"events": ["message.channels"]}, "docs/sources.md#slack"),
+        ("chat", {"events": ["message.channels"]}, "`gateway senders show slack` says what"),
         ("feed", {"events": ["tweet_create_events"]}, "deliveries of feed (x) have no event"),
         ("own", {"events": ["paid"]}, "or set event in the source"),
         ("named", {"events": ["anything"]}, ""),
