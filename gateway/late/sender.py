@@ -27,7 +27,7 @@ _EARLY = 60.0  # seconds before its end from which on a token is not used
 #: 504) does not know.
 _LATER = {408, 425, 429, 500, 503}
 _UNSURE = {502, 504}
-_LONGEST = 86_400.0  # seconds of a Retry-After
+_LONGEST = 86_400.0  # seconds of a Retry-After, and for which a token is used
 
 
 class Sender:
@@ -128,7 +128,7 @@ class Sender:
         reason = f"the sender has answered {found.status}: {said}"
         after = retry_after(found.headers.get("retry-after", ""))
         if self.late.wait and isinstance(wait := at(document, pointer(self.late.wait)), int):
-            after = max(after, min(float(wait), _LONGEST))
+            after = max(after, min(wait, _LONGEST))
         if found.status in _UNSURE:
             return Verdict(UNKNOWN, reason, after)
         code = at(document, pointer(self.late.code)) if self.late.code else 0
@@ -186,7 +186,7 @@ class Sender:
             error = NotSent(f"no token was fetched: the sender has answered {said}")
             error.after = retry_after(found.headers.get("retry-after", ""))
             raise error
-        seconds = life if isinstance(life, (int, float)) else 0
+        seconds = min(life, _LONGEST) if isinstance(life, (int, float)) else 0
         self._token, self._token_until = token, monotonic() + max(seconds - _EARLY, seconds / 2)
 
     def _refused(self, document: Any) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 from gateway.background import Service, Work
 from gateway.clock import monotonic
 from gateway.errors import KeyNotKnown, Unverified
-from gateway.http_client import HttpClient, NotKnown, NotSent, Response
+from gateway.http_client import HttpClient, Response
 from gateway.sources.base import KeyRequest
 
 log = logging.getLogger(__name__)
@@ -160,7 +160,8 @@ class FetchedKeys(Service):
                     found = await self._client.fetch("GET", wanted.url, headers, b"")
                 about.absent = found.status in (400, 404, 410)
                 about.value, about.fetched = wanted.read(_body(found)), monotonic()
-            except (TimeoutError, ValueError, NotSent, NotKnown) as exc:
+            # What reads keys and JSON can raise much, and the next key has to be fetched.
+            except Exception as exc:
                 log.warning("the public key at %s cannot be fetched: %s", wanted.url, exc)
             about.asked, about.tried = False, monotonic()
 

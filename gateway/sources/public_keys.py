@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import (
     decode_dss_signature,
     encode_dss_signature,
 )
-from cryptography.x509 import load_der_x509_certificate
+from cryptography.x509 import InvalidVersion, load_der_x509_certificate
 
 from gateway.sources.proofs import ENCODINGS, Encoding, Key, Parts, decoded, joined
 
@@ -180,5 +180,5 @@ def public(secret: str, kind: str, valid: str) -> Pair:
         if "CERTIFICATE" in label:
             return Pair(load_der_x509_certificate(data).public_key())
         return Pair(serialization.load_der_public_key(data))
-    except (ValueError, TypeError, UnsupportedAlgorithm) as exc:
+    except (ValueError, TypeError, UnsupportedAlgorithm, InvalidVersion) as exc:
         raise ValueError(valid) from exc

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -126,13 +128,18 @@ def test_a_failure_is_remembered_for_a_while(sender, error):
     run(sender, steps)
 
 
-def test_what_cannot_be_read_is_no_key(sender):
+@pytest.mark.parametrize("read", [number, lambda _: [][0], partial(json.loads, 9_000 * "[")])
+def test_what_cannot_be_read_is_no_key_and_the_next_one_is_fetched(sender, read):
     async def steps(keys: FetchedKeys) -> None:
-        sender.answers["a"] = b"<html>"
+        sender.answers |= {"a": b"<html>", "b": b"2"}
         for _ in range(2):
             with pytest.raises(KeyNotKnown):
-                keys.get(wanted())
+                keys.get(wanted(read=read))
             await settle()
+        with pytest.raises(KeyNotKnown):
+            keys.get(wanted("b"))
+        await settle()
+        assert keys.get(wanted("b")) == 2
 
     run(sender, steps)
 
