@@ -160,8 +160,7 @@ class FetchedKeys(Service):
                     found = await self._client.fetch("GET", wanted.url, headers, b"")
                 about.absent = found.status in (400, 404, 410)
                 about.value, about.fetched = wanted.read(_body(found)), monotonic()
-            # What reads keys and JSON can raise much, and the next key has to be fetched.
-            except Exception as exc:
+            except Exception as exc:  # noqa: BLE001 - whatever the key server has sent: it is logged
                 log.warning("the public key at %s cannot be fetched: %s", wanted.url, exc)
             about.asked, about.tried = False, monotonic()
 
