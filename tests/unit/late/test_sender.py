@@ -120,7 +120,7 @@ def test_values_in_a_url_are_escaped():
         ("wechat", 200, {}, '{"errcode":45015}', REFUSED, 0),
         ("wechat", 200, {}, "<html>", UNKNOWN, 0),
         ("telegram", 429, {}, '{"ok":false,"parameters":{"retry_after":9}}', NOT_TAKEN, 9),
-        ("telegram", 429, {}, '{"parameters":{"retry_after":%d}}' % 10**400, NOT_TAKEN, 86_400),
+        ("telegram", 429, {}, f'{{"parameters":{{"retry_after":{10**400}}}}}', NOT_TAKEN, 86_400),
     ],
 )
 def test_what_a_senders_answer_means(name, status, headers, body, kind, after):
