@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from gateway.errors import ConfigError, GatewayError
 from gateway.plugins import Plugins, others
@@ -20,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run a command.
 
     Returns the exit code: 0 success, 1 an error that the user can correct, 2 a package is missing
-    (the app server's installation has no Tornado), 130 interrupted.
+    (the app server's installation has no Tornado) or too old, 130 interrupted.
     """
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["--version"]:
@@ -28,6 +29,9 @@ def main(argv: list[str] | None = None) -> int:
     if argv and argv[0].startswith("-") and argv[0] not in ("-h", "--help"):
         argv = ["serve", *argv]
     try:
+        if old := [*_too_old()]:
+            print(*old, sep="\n", file=sys.stderr)
+            return 2
         arguments, unknown = command_line(argv[:1]).parse_known_args(argv)
         if unknown:
             _refuse(arguments.parser, unknown)
@@ -53,6 +57,27 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _too_old() -> Iterator[str]:
+    """Yield a problem for each package that is installed in an older version than is needed."""
+    from importlib.metadata import PackageNotFoundError, requires, version
+
+    from packaging.requirements import Requirement
+
+    with suppress(PackageNotFoundError):  # of this package: what it needs is not known
+        for need in map(Requirement, requires("celery-gateway") or ()):
+            if need.marker and not need.marker.evaluate({"extra": "serve"}):
+                continue
+            with suppress(PackageNotFoundError):  # where it is imported, that is said
+                found, least = version(need.name), (e for e in need.specifier if e.operator == ">=")
+                if not all(each.contains(found, prereleases=True) for each in least):
+                    yield (
+                        f"gateway: {need.name} {found} is installed, and it has to be "
+                        f"{need.specifier}: pip install 'CHECKOUT-OR-WHEEL[serve]', in an "
+                        f"environment of its own if something else needs this {need.name}; "
+                        "docs/versions.md says more"
+                    )
 
 
 def _refuse(command: argparse.ArgumentParser, unknown: list[str]) -> None:

@@ -129,18 +129,19 @@ class Late(Model):
     def _of_sender(cls, value: Any) -> Any:
         """Take over the keys of the sender that is named."""
         block = {"like": value} if isinstance(value, str) else value
-        if not isinstance(block, dict):
+        like = block.get("like", "") if isinstance(block, dict) else None
+        if not isinstance(like, str):
             return block
-        like = block.get("like") or ""
         if like and like not in senders():
-            near = similar(like, senders()) if isinstance(like, str) else ""
+            near = similar(like, senders())
             hint = f"did you mean {near}?" if near else f"there are {', '.join(senders())}"
             raise ValueError(f"there is no such sender; {hint}")
         own = {**senders().get(like, {}), **block}
         if block.get("token"):  # it is used in place of a fetched one
             own.pop("fetch", None)
-            if "{token}" not in f"{own.get('url')} {own.get('headers')}":
-                own["headers"] = {"Authorization": "Bearer {token}", **own.get("headers", {})}
+            headers = own.get("headers", {})
+            if "{token}" not in f"{own.get('url')} {headers}" and isinstance(headers, dict):
+                own["headers"] = {"Authorization": "Bearer {token}", **headers}
         return own
 
     @field_validator("hosts")

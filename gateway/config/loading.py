@@ -11,6 +11,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from datetime import date, time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from gateway.config.problems import explain, member
 from gateway.config.settings import Config
 from gateway.config.tls import TLS
 from gateway.errors import ConfigError
+from gateway.model import Text
 from gateway.similar import similar
 from gateway.sources import is_known
 
@@ -40,6 +42,8 @@ _SERVICE = re.compile(
 #: A route's place, whose parts may be keys in quotation marks.
 _ROUTE = re.compile(r'routes\[(?P<number>\d+)\](?:"(?:[^"\\]|\\.)*"|[^:\s"])*').search
 _ADDRESS = ("tcp://", "udp://", "sctp://")
+#: No number is as large: TOML, AMQP and Redis have 64 bits.
+_END = 2**63
 
 
 def load(flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | None = None) -> Config:
@@ -61,12 +65,12 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | None
         if name in _TABLES or text.startswith(_ADDRESS):
             continue
         if text or (name == "result_backend" and _NAME + name.upper() in environ):
-            values[name] = text.split(",") if name == "trusted_proxies" else text
+            values[name] = text.split(",") if name == "trusted_proxies" else Text(text)
             places[name] = f"environment {_NAME}{name.upper()}: "
     for name in TLS.model_fields:
         text = environ.get(f"{_NAME}TLS_{name.upper()}", "")
         if text and isinstance(values.setdefault("tls", {}), dict):
-            values["tls"] = {**values["tls"], name: text}
+            values["tls"] = {**values["tls"], name: Text(text)}
             places["tls"] = f"environment {_NAME}TLS_{name.upper()}: "
     for name, value in flags.items():
         if value is not None:
@@ -210,19 +214,28 @@ def _read(environ: Mapping[str, str], path: Path | None) -> dict[str, Any]:
 
 
 def _secrets(value: Any, place: str, environ: Mapping[str, str], problems: list[str]) -> Any:
-    """Replace all ``{ env = NAME }`` and ``{ file = PATH }`` inside `value` by their text."""
+    """Replace all ``{ env = NAME }`` and ``{ file = PATH }`` inside `value` by their text.
+
+    What no setting can be, not even a value of JSON, is one of the `problems`.
+    """
     if isinstance(value, list):
         return [_secrets(v, f"{place}[{i}]", environ, problems) for i, v in enumerate(value)]
     if not isinstance(value, dict):
+        number = isinstance(value, int | float)
+        if isinstance(value, date | time) or (number and not -_END <= value < _END):  # or it is NaN
+            problems.append(
+                f"{place}: dates, nan, inf and numbers of more than 64 bits cannot be used; write "
+                "a text in quotation marks, or another number"
+            )
         return value
     if value.keys() == {"env"}:
         if isinstance(value["env"], str) and value["env"] in environ:
-            return environ[value["env"]]
+            return Text(environ[value["env"]])
         problems.append(f"{place}: the environment variable {value['env']} is not set")
         return ""
     if value.keys() == {"file"}:
         try:
-            return Path(os.fspath(value["file"])).read_text("utf-8").strip()
+            return Text(Path(os.fspath(value["file"])).read_text("utf-8").strip())
         except (OSError, TypeError, ValueError) as exc:  # ValueError: not UTF-8, or not a path
             reason = getattr(exc, "strerror", None) or exc
             problems.append(f"{place}: the file {value['file']} cannot be read: {reason}")

@@ -80,4 +80,4 @@ class Notify(Model):
     def signer(self) -> Source:
         """What signs a webhook's message."""
         source = find("standard")
-        return source(source.options_class(scheme="standard", secrets=[self.key]))
+        return source(source.options_class(scheme="standard", secrets=[SecretStr(self.key)]))

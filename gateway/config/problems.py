@@ -17,24 +17,19 @@ from gateway.config.tls import TLS
 from gateway.model import Model
 from gateway.similar import similar
 
-_NUMBER, _WHOLE = "has to be a number, such as 4.5", "has to be a whole number"
-_BOOL, _TEXT, _TABLE = "has to be true or false", "has to be a text", "has to be a table"
+_NUMBER = "has to be a number, such as 4.5"
+_TEXT, _TABLE = "has to be a text in quotation marks", "has to be a table"
 #: By pydantic's type of the error; the names in braces are from the error's context.
 #: https://docs.pydantic.dev/latest/errors/validation_errors/
 _SENTENCES = {
     "missing": "is needed",
-    "bool_parsing": _BOOL,
-    "bool_type": _BOOL,
+    "bool_type": "has to be true or false",
     "dict_type": _TABLE,
-    "float_parsing": _NUMBER,
     "float_type": _NUMBER,
     "finite_number": _NUMBER,
     "greater_than": "has to be above {gt}",
     "greater_than_equal": "has to be {ge} or more",
-    "int_from_float": _WHOLE,
-    "int_parsing": _WHOLE,
-    "int_parsing_size": _WHOLE,
-    "int_type": _WHOLE,
+    "int_type": "has to be a whole number",
     "less_than": "has to be below {lt}",
     "less_than_equal": "has to be {le} or less",
     "list_type": "has to be a list",
@@ -53,6 +48,8 @@ _TYPES = {"str", "int", "bool"}
 _CHECKED_TYPES = ("constrained-", "function-")
 #: pydantic's types of errors that say that a value is of another type.
 _OTHER_TYPES = {"bool_type", "int_type", "string_type"}
+#: pydantic's types of errors about what is no text.
+_UNQUOTED = {"bool_type", "float_type", "int_type"}
 #: The last part of a place where a table's key is invalid, and not its value.
 _KEY = "[key]"
 #: The part of an argument that stands for all of it where the argument is a text.
@@ -65,7 +62,7 @@ _TYPED = "has to be a text, a whole number, true or false"
 def explain(error: ValidationError, model: type[Model], place: str = "") -> list[str]:
     """Return a line for each problem with a `model`: where it is, and what would be valid."""
     lines: dict[str, None] = {}
-    for detail in _meant_types(error.errors(include_input=False, include_url=False)):
+    for detail in _meant_types(error.errors(include_url=False)):
         loc, text = detail["loc"], _sentence(detail, model)
         if loc and loc[-1] in _TYPES:
             loc, text = loc[:-1], _TYPED
@@ -127,7 +124,9 @@ def _sentence(detail: ErrorDetails, model: type[Model]) -> str:
         kind = "string_too_short"
     if kind in _SENTENCES:
         context = {name: _plain(value) for name, value in detail.get("ctx", {}).items()}
-        return _SENTENCES[kind].format(**context)
+        # A text from outside the file is a `Text`, and has no quotation marks.
+        quoted = type(detail["input"]) is str and kind in _UNQUOTED
+        return _SENTENCES[kind].format(**context) + ", without quotation marks" * quoted
     return detail["msg"].removeprefix("Value error, ")
 
 

@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from ipaddress import ip_network
-from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, urlsplit
 
@@ -32,7 +30,7 @@ from gateway.config.strategies import STRATEGIES, StrategyInfo, properties
 from gateway.config.task import TaskSettings
 from gateway.config.tls import TLS
 from gateway.errors import PluginError
-from gateway.model import Model, Seconds, matching
+from gateway.model import File, Model, Seconds, Text, matching
 from gateway.sources import of, options_class
 from gateway.sources.base import Options, listed
 
@@ -61,10 +59,10 @@ def _urls(value: Any) -> Any:
 
 def _share(value: Any) -> float:
     """Return a share from 0 to 1; true is all, and false none."""
-    text = str(value).lower()
-    with suppress(ValueError):
-        if 0 <= (share := float({"true": "1", "false": "0"}.get(text, text))) <= 1:
-            return share
+    if isinstance(value, Text):
+        value = {"true": True, "false": False}.get(value.lower(), value)
+    if isinstance(value, bool | int | float) and 0 <= value <= 1:
+        return float(value)
     raise ValueError("has to be true, false, or a share of all requests such as 0.01")
 
 
@@ -142,7 +140,7 @@ class Config(Model):
     """keep requests that were refused before they had a task as well
     ([delivery.md](delivery.md#what-was-refused-or-ignored)): in addition to `journal`, at most a
     tenth of it, and of `journal_bytes`"""
-    history: Path | None = None
+    history: File | None = None
     """(default: none) a file of this gateway alone, in which rates, statuses and latencies of the
     last 14 days are kept over a restart ([metrics.md](metrics.md#the-history))"""
     log_requests: Annotated[float, BeforeValidator(_share)] = 0.0
@@ -175,7 +173,7 @@ class Config(Model):
     a socket ([deploy.md](deploy.md))"""
     port: int = Field(8000, ge=0, le=65_535)
     """the port to listen on"""
-    uds: Path | None = None
+    uds: File | None = None
     """a UNIX socket to listen on instead; if another process listens on it, the gateway does not
     start"""
     processes: int = Field(1, ge=1, le=256)
@@ -222,7 +220,7 @@ class Config(Model):
     """seconds between requests on a connection; above nginx's upstream `keepalive_timeout`"""
     grace: Seconds = 30.0
     """seconds that draining waits for requests in flight"""
-    backlog: int = Field(4_096, ge=1)
+    backlog: int = Field(4_096, ge=1, le=65_535)
     """connections that wait to be accepted"""
     trusted_proxies: list[str] = ["127.0.0.1", "::1"]
     """addresses and networks of proxies whose X-Forwarded-For is used; in a variable separated by

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import ssl
-from pathlib import Path
 
 from pydantic import model_validator
 
-from gateway.model import Model
+from gateway.model import File, Model
 
 
 class TLS(Model):
     """The paths of PEM files for amqps:// and rediss://."""
 
-    ca: Path | None = None
+    ca: File | None = None
     """(default: the system's) a PEM file of authorities"""
-    cert: Path | None = None
+    cert: File | None = None
     """the client's own certificate, a PEM file"""
-    key: Path | None = None
+    key: File | None = None
     """the key of `cert`, a PEM file"""
     verify: bool = True
     """the certificate has to come from such an authority and name the URL's host; false: every

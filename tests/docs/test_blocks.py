@@ -100,7 +100,7 @@ def test_a_strategy_that_needs_amqp_gets_it(tmp_path, monkeypatch):
 
 
 def test_what_else_is_wrong_is_told_alone(given, tmp_path):
-    words, env = given('[[routes]]\npath = "/"\nanswer = "accept"\ndeadline = "soon"\n')
+    words, env = given('[[routes]]\npath = "/"\nanswer = "accept"\ndeadline = true\n')
     with pytest.raises(ConfigError) as error:
         plan.make(parsed(words), env, tmp_path)
     (problem,) = error.value.problems

@@ -15,6 +15,7 @@ from gateway.cli.sizing import costs
 from gateway.cli.sizing.model import GIB, MIB, Load, Part, Plan, plan
 from gateway.config.problems import explain
 from gateway.errors import ConfigError
+from gateway.model import Text
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +25,7 @@ def options(parser: argparse.ArgumentParser) -> None:
             metavar = "|".join(choices)
         default = f"{field.default / GIB if name == 'memory' else field.default}"
         text = f"{field.description}{'' if field.is_required() else f' ({default})'}"
-        parser.add_argument(f"--{field.alias}", metavar=metavar, help=text)
+        parser.add_argument(f"--{field.alias}", type=Text, metavar=metavar, help=text)
     text = "a report of loadtest/run.sh --json: its costs"
     parser.add_argument("--measured", metavar="FILE", type=Path, help=text)
     parser.add_argument("--json", action="store_true", help="one object: load, plan, reports")

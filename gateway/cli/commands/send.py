@@ -23,6 +23,7 @@ from gateway.config.loading import read_secrets, read_sources
 from gateway.config.problems import explain
 from gateway.delivery import Request
 from gateway.errors import BadRequest, ConfigError, GatewayError, RequestError, Unverified
+from gateway.model import Text
 from gateway.similar import similar
 from gateway.sources import SCHEMES, of, options_class
 from gateway.sources.base import Draft, Source, Verified
@@ -132,11 +133,11 @@ def _given(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[st
 
     def read(key: str, text: str) -> str:
         if not text.startswith("env:"):
-            return text
+            return Text(text)
         variable = text.removeprefix("env:")
         if variable not in environ:
             raise ConfigError([f"{key}: the environment variable {variable} is not set"])
-        return environ[variable]
+        return Text(environ[variable])
 
     values: dict[str, Any] = {
         key: read(key, text) for key, text in pairs.items() if text is not None

@@ -25,7 +25,7 @@ from gateway.model import Model
 _Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Cost(Model):
+class Cost(Model, strict=False):  # JSON has no type for a tuple
     """CPU use over the rate, or an amount of memory, with the name of the report that has it.
 
     `points` are in the order of their rates: requests a second of one process of the part, and the

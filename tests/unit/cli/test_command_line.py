@@ -1,4 +1,4 @@
-"""Options that no command has."""
+"""Options that no command has, and packages that are too old."""
 
 from __future__ import annotations
 
@@ -31,3 +31,17 @@ def test_an_unknown_option_names_its_command_and_the_nearest(capsys, argv, usage
     said = capsys.readouterr().err
     assert ended.value.code == 2 and said.startswith(f"usage: {usage} ")
     assert said.endswith(f"error: unrecognized arguments: {words}\n")
+
+
+@pytest.mark.parametrize(("package", "version"), [("redis", "5.2.1"), ("pydantic", "1.10.27")])
+def test_a_package_of_an_older_version_is_named_before_it_is_imported(
+    capsys, monkeypatch, tmp_path, package, version
+):
+    there = tmp_path / f"{package}-{version}.dist-info"
+    there.mkdir()
+    (there / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["serve"]) == 2
+    (problem,) = capsys.readouterr().err.splitlines()
+    assert problem.startswith(f"gateway: {package} {version} is installed, and ")
+    assert "pip install 'CHECKOUT-OR-WHEEL[serve]'" in problem

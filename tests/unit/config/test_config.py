@@ -5,17 +5,22 @@ from __future__ import annotations
 import os
 import re
 import ssl
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+from gateway.config.late import Fetch, Late
 from gateway.config.loading import load
+from gateway.config.notify import Notify
 from gateway.config.problems import explain
 from gateway.config.settings import Config, Route
 from gateway.config.strategies import STRATEGIES, properties
+from gateway.config.task import FurtherTask
 from gateway.config.tls import TLS
 from gateway.errors import ConfigError
+from gateway.model import Text
 from gateway.process.handover import Start, read, write
 from gateway.sources import SCHEMES, find
 
@@ -92,6 +97,11 @@ def test_environment_may_name_the_file_and_a_flag_another(toml, tmp_path):
         ("strategy", "ioloop", "ioloop"),
         ("timeout", "2.5", 2.5),
         ("uds", "/run/gateway.sock", Path("/run/gateway.sock")),
+        ("processes", "2", 2),
+        ("trace_follow", "yes", True),
+        ("trace_sample", "0.5", 0.5),
+        ("log_requests", "True", 1.0),
+        ("log_requests", "0.25", 0.25),
         ("trusted_proxies", "10.0.0.1,10.0.0.2", ["10.0.0.1", "10.0.0.2"]),
     ],
 )
@@ -345,6 +355,22 @@ def test_what_was_meant_is_told(toml):
         ('[[sources]]\nscheme = "github"', "sources: each source is a table with a name: write ["),
         ("port = []", "port: has to be a whole number"),
         ("port = 8000.5", "port: has to be a whole number"),
+        ('timeout = "4.5"', "timeout: has to be a number, such as 4.5, without quotation marks"),
+        (
+            '[[routes]]\npath = "/"\ndurable = "yes"',
+            "routes[0].durable (path /): has to be true or false, without quotation marks",
+        ),
+        ('log_requests = "true"', "log_requests: has to be true, false, or a share"),
+        ("backlog = 4294967296", "backlog: has to be 65535 or less"),
+        ("timeout = nan", "timeout: dates, nan, inf and numbers of more than 64 bits"),
+        (
+            '[[routes]]\npath = "/"\nargs = [{ from = "body", default = 2026-01-01 }]',
+            "routes[0].args[0].default (path /): dates, nan, inf and numbers of more than 64 bits",
+        ),
+        (
+            '[[routes]]\npath = "/"\nqueue = "q"\nqueue_arguments = { x = 9223372036854775808 }',
+            "routes[0].queue_arguments.x (path /): dates, nan, inf and numbers of more than 64",
+        ),
         ("timeout = []", "timeout: has to be a number, such as 4.5"),
         (
             "journal_refused = true",
@@ -636,6 +662,49 @@ def test_no_problem_is_told_in_pydantics_words(model):
                     assert not re.search(r"\b(Input|input|valid|Field|Value|should)\b", line), line
 
 
+#: A value of each type of JSON and of TOML; lists and tables that no setting takes.
+VALUES = {
+    "boolean": True, "integer": 4, "number": 4.5, "string": "4", "date": datetime.now(UTC),
+    "array": [[]], "object": {"x": {}},
+}  # fmt: skip
+#: What is a list of one, or has its types in no schema.
+ALSO = {"broker_url": "string", "secrets": "string", "receive_id": "string", "list": "string"}
+ALSO |= {"pick": "string", "log_requests": "boolean"}
+MODELS = [Config, Route, FurtherTask, TLS, Notify, Late, Fetch]
+
+
+def types(schema, of) -> set[str]:
+    """Return the types of JSON that a schema allows; `of` are the definitions that it names."""
+    found = {schema["type"]} if "type" in schema else set()
+    found |= {"string"} if "const" in schema or "enum" in schema else set()
+    for each in [*schema.get("anyOf", []), *schema.get("allOf", [])]:
+        found |= types(each, of)
+    return found | types(of[schema["$ref"].rpartition("/")[2]], of) if "$ref" in schema else found
+
+
+@pytest.mark.filterwarnings("ignore:.*not JSON serializable")  # no default of an argument
+@pytest.mark.parametrize("model", [*MODELS, *(find(s).options_class for s in SCHEMES)])
+def test_a_value_of_another_type_is_refused(model):
+    """A value of a setting has a type of its schema: nothing is made of another one."""
+
+    def told(name, value) -> bool:
+        try:
+            model.model_validate({name: value})
+        except ValidationError as error:
+            return any(re.match(rf"{name}\b", line) for line in explain(error, model))
+        return False
+
+    schema = model.model_json_schema()
+    for name, each in schema["properties"].items():
+        allowed = types(each, schema.get("$defs", {})) | {ALSO.get(name)}
+        for kind, value in VALUES.items():
+            if allowed != {None} and not {kind, "number" if kind == "integer" else kind} & allowed:
+                assert told(name, value), (name, kind)
+        for kind, text in (("integer", "4"), ("number", "4.5"), ("boolean", "true")):
+            if kind in allowed and told(name, Text(text)):  # then it is out of its limits
+                assert told(name, VALUES[kind]), (name, text)
+
+
 def test_a_path_from_the_environment_is_not_shown(toml):
     path = toml('[[routes]]\npath = { env = "HOOK" }\ndeadline = 0\n')
     (problem,) = problems(environ={"HOOK": f"/{SECRET}"}, path=path)
@@ -649,9 +718,8 @@ def test_a_pointer_from_the_environment_is_not_shown(toml):
 
 
 def test_a_priority_that_is_no_pointer_is_told_with_its_place(toml):
-    found = problems(path=toml('[[routes]]\npath = "/"\npriority = "jsn:/x"\n'))
-    assert all(": routes[0].priority (path /): " in problem for problem in found)
-    assert "has to be a whole number" in found[0] and "did you mean json:/pointer?" in found[1]
+    (problem,) = problems(path=toml('[[routes]]\npath = "/"\npriority = "jsn:/x"\n'))
+    assert ": routes[0].priority (path /): " in problem and "did you mean json:/pointer?" in problem
 
 
 def test_what_several_routes_have_in_common_is_told_once(toml):
@@ -677,8 +745,8 @@ def test_a_further_task_that_declares_a_queue_otherwise_is_told_with_its_place(t
     [
         ("999", ["has to be 255 or less"]),
         ("-1", ["has to be 0 or more"]),
-        ("1.5", ["has to be a whole number"]),
-        ("[1]", ["has to be a whole number", "has to be a text"]),
+        ("1.5", ["has to be a whole number", "has to be a text in quotation marks"]),
+        ("[1]", ["has to be a whole number", "has to be a text in quotation marks"]),
     ],
 )
 def test_a_number_out_of_its_limits_is_not_told_to_be_a_text(toml, value, told):
