@@ -63,9 +63,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _number(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise ValueError
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return int(text)
 
 
 class Worker:

@@ -20,10 +20,12 @@ from gateway.process.status import report
 from gateway.process.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
+#: How the file of a history begins: the header of zlib.
+_HISTORY = b"\x78\x01"
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    config = configure(arguments)
+    config = _configured(arguments)
     sockets, admin = _sockets(config)
     listener = log.start(config.log_format)
     logger.info("configuration: %s", described(config, os.environ, arguments.config))
@@ -48,6 +50,24 @@ def serve(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _configured(arguments: argparse.Namespace) -> Config:
+    """Load the configuration; raises `ConfigError` also where the history cannot be kept."""
+    config, problem = configure(arguments), ""
+    if path := config.history:
+        try:
+            if path.exists():
+                with path.open("rb") as file:
+                    other = file.read(2) not in (b"", _HISTORY)
+                problem = "it is no history, and would be written over" if other else ""
+            if not os.access(path.parent, os.W_OK):
+                problem = "its folder is missing, or this account may not write there"
+        except OSError as exc:
+            problem = exc.strerror or str(exc)
+        if problem:
+            raise ConfigError([f"history: {path}: {problem}; name another file"])
+    return config
+
+
 async def _supervise(
     config: Config,
     sockets: list[socket.socket],
@@ -55,7 +75,7 @@ async def _supervise(
     arguments: argparse.Namespace,
 ) -> None:
     manager = ServiceManager.of(os.environ)
-    supervisor = Supervisor(config, sockets, lambda: configure(arguments), manager)
+    supervisor = Supervisor(config, sockets, lambda: _configured(arguments), manager)
     await supervisor.start()
     # The children load their code while this process loads that of the admin port.
     from gateway.admin import admin_server
@@ -90,9 +110,8 @@ def _sockets(config: Config) -> tuple[list[socket.socket], list[socket.socket]]:
         sockets = inherited(os.environ) or bind(config)
     except OSError as exc:
         where = config.uds or f"{config.host}:{config.port}"
-        busy = exc.errno in (errno.EADDRINUSE, errno.EACCES) and not config.uds
-        other = "; --port chooses another" if busy else ""
-        raise ConfigError([f"cannot listen on {where}: {exc.strerror}{other}"]) from exc
+        remedy = "--uds names a path in a folder that there is, where no other file is"
+        raise _unbound(exc, where, remedy if config.uds else _other(exc, "")) from exc
     if not config.admin_port:
         return sockets, []
     try:
@@ -100,8 +119,16 @@ def _sockets(config: Config) -> tuple[list[socket.socket], list[socket.socket]]:
         admin.listen()
     except OSError as exc:
         where = f"{config.admin_host}:{config.admin_port}"
-        raise ConfigError(
-            [f"cannot listen on {where}: {exc.strerror}; --admin-port chooses another, 0 none"]
-        ) from exc
+        raise _unbound(exc, where, f"{_other(exc, 'admin-')}; --admin-port 0: none") from exc
     admin.setblocking(False)
     return sockets, [admin]
+
+
+def _unbound(exc: OSError, where: object, remedy: str) -> ConfigError:
+    return ConfigError([f"cannot listen on {where}: {exc.strerror}; {remedy}"])
+
+
+def _other(exc: OSError, prefix: str) -> str:
+    if exc.errno in (errno.EADDRINUSE, errno.EACCES):
+        return f"--{prefix}port chooses another"
+    return f"--{prefix}host has to be an address of this machine"

@@ -201,14 +201,16 @@ def _read(environ: Mapping[str, str], path: Path | None) -> dict[str, Any]:
     if file is None:
         return {}
     try:
-        return tomllib.loads(file.read_text("utf-8"))
+        return tomllib.loads(file.read_text("utf-8-sig"))
     except OSError as exc:
         leave = "unset GATEWAY_CONFIG" if path is None else "leave out --config"
         name = "GATEWAY_CONFIG" if path is None else "--config"
         problem = f"{file}: cannot be read: {exc.strerror}"
         remedy = f"{name} names this file: correct the path, let this account read it, or {leave}"
         raise ConfigError([f"{problem}; {remedy}"]) from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+    except UnicodeDecodeError as exc:
+        raise ConfigError([f"{file}: byte {exc.start} is not UTF-8; save it as that"]) from exc
+    except tomllib.TOMLDecodeError as exc:
         hint = "; write [[routes]] for each route" if "('routes',)" in str(exc) else ""
         raise ConfigError([f"{file}: not valid TOML: {exc}{hint}"]) from exc
 
@@ -235,7 +237,7 @@ def _secrets(value: Any, place: str, environ: Mapping[str, str], problems: list[
         return ""
     if value.keys() == {"file"}:
         try:
-            return Text(Path(os.fspath(value["file"])).read_text("utf-8").strip())
+            return Text(Path(os.fspath(value["file"])).read_text("utf-8-sig").strip())
         except (OSError, TypeError, ValueError) as exc:  # ValueError: not UTF-8, or not a path
             reason = getattr(exc, "strerror", None) or exc
             problems.append(f"{place}: the file {value['file']} cannot be read: {reason}")

@@ -23,20 +23,28 @@ class TLS(Model):
     certificate is accepted"""
 
     @model_validator(mode="after")
-    def _readable(self) -> TLS:
+    def _usable(self) -> TLS:
         for name in ("ca", "cert", "key"):
             path = getattr(self, name)
             if path is not None and not path.is_file():
                 raise ValueError(f"{name}: no such file: {path}")
         if self.key and not self.cert:
             raise ValueError("key: needs a certificate; set cert, too")
+        if names := [name for name in ("ca", "cert", "key") if getattr(self, name)]:
+            try:
+                self.context()
+            except OSError as exc:  # one of OpenSSL is one, too
+                raise ValueError(
+                    f"{', '.join(names)}: {exc}; name PEM files that this account may read, a key "
+                    "without a password, and the certificate of that key"
+                ) from exc
         return self
 
     def context(self) -> ssl.SSLContext:
-        """Return the client's TLS context."""
+        """Return the client's TLS context; raises OSError where a file cannot be used."""
         context = ssl.create_default_context(cafile=self.ca)
         if self.cert:
-            context.load_cert_chain(self.cert, self.key)
+            context.load_cert_chain(self.cert, self.key, "")  # it would ask for a password
         if not self.verify:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE

@@ -142,7 +142,7 @@ def _check_part(url: str, known: Mapping[str, _Options]) -> None:
     check(url, known)
     parts, given = urlsplit(url), _given(url)
     # What follows may be the rest of a password, so it is not quoted.
-    if parts.fragment or "@" in parts.query:
+    if parts.fragment or "@" in f"{parts.path}{parts.query}":
         raise ValueError(f"has a character that has to be escaped; {_ESCAPED}")
     if not parts.scheme.startswith("amqp") and not _database(parts.path):
         raise ValueError(f"the database after the host has to be a number; {_ESCAPED}")

@@ -105,12 +105,14 @@ def command(gateway: Server, to: str, *args: str, token: str = TOKEN) -> list[st
 def forwarding(gateway: Server, local: Local, *args: str) -> Iterator[Callable[[], str]]:
     """Forward what comes; yield a function that returns the next line that is printed."""
     argv = command(gateway, local.url, *args)
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True) as process:
         try:
             assert process.stdout.readline().startswith("waiting for deliveries")
             yield process.stdout.readline
         finally:
             process.send_signal(signal.SIGINT)  # as Ctrl-C does
+        assert "Traceback" not in process.communicate()[1]
 
 
 def test_the_original_request_arrives(gateway, local):

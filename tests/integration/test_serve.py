@@ -294,7 +294,7 @@ def test_unix_socket_in_use_is_told_in_one_line_and_left_alone(tmp_path):
         done = run("serve", "--uds", str(path), "--admin-port", "0")
         (line,) = done.stderr.splitlines()
         assert (done.returncode, done.stdout) == (1, "")
-        assert line == f"gateway: cannot listen on {path}: Address already in use"
+        assert line.startswith(f"gateway: cannot listen on {path}: Address already in use; --uds ")
         client.connect(str(path))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
+import logging
 import os
 import re
 import sys
@@ -71,6 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
         if not _is_url(getattr(arguments, name)):
             raise GatewayError(f"--{name}: has to be a URL that begins with http:// or https://")
     wanted = {name: value for name in _FILTERS if (value := getattr(arguments, name))}
+    # What goes wrong is said here; at the end it would log the requests that are cancelled.
+    logging.getLogger("tornado").setLevel(logging.CRITICAL)
     token = arguments.token or os.environ.get("GATEWAY_ADMIN_TOKEN", "")
     return asyncio.run(_forward(arguments, wanted, token))
 

@@ -96,7 +96,8 @@ async def _left(config: Config) -> AsyncIterator[Left]:
                         remove = partial(_delete_exchange, connection, name)
                         yield Left(f"exchange {name}, unless something is bound to it", remove)
         except broker.ERRORS as exc:
-            raise GatewayError(f"broker: {broker.describe(exc)}") from exc
+            remedy = "start it, or correct broker_url (GATEWAY_BROKER_URL, --broker)"
+            raise GatewayError(f"broker: {broker.describe(exc)}; {remedy}") from exc
     if config.archive:
         url = result_store.without_password(config.archive)
         yield Left(f"archive {url}: your record; remove the file, or the tables in its schema")

@@ -8,7 +8,7 @@ import pytest
 from celery.exceptions import ImproperlyConfigured
 from kombu.serialization import dumps, loads
 
-from appserver import app
+from appserver import app, celery_app
 from appserver.celery_setup import DEFAULTS
 from appserver.queues import DEAD_LETTER_EXCHANGE, QUEUE_ARGUMENTS, task_queues
 from appserver.settings import settings
@@ -56,6 +56,12 @@ def test_results_are_kept_as_long_as_the_gateway_expects(text, seconds):
 def test_results_cannot_be_kept_for_no_time_or_ever(text):
     with pytest.raises(ImproperlyConfigured, match=f"GATEWAY_RESULT_EXPIRES is '{text}'"):
         settings({"GATEWAY_RESULT_EXPIRES": text})
+
+
+def test_a_worker_with_a_wrong_variable_ends_without_a_traceback(monkeypatch):
+    monkeypatch.setenv("GATEWAY_RESULT_EXPIRES", "soon")
+    with pytest.raises(SystemExit, match="^appserver: GATEWAY_RESULT_EXPIRES is 'soon'; it has"):
+        celery_app._settings()
 
 
 def test_tls_is_verified_unless_switched_off():

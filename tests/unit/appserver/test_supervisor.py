@@ -120,6 +120,13 @@ def test_options_that_contradict_it_are_refused(capsys, option):
     assert "cannot be used here: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", ["0", "-1", "two", "²"])
+def test_a_number_of_workers_that_cannot_be_is_told(capsys, text):
+    with pytest.raises(SystemExit, match="2"):
+        main([f"--workers={text}", "shop"])
+    assert f"argument --workers: {text} is not a number above 0\n" in capsys.readouterr().err
+
+
 def test_workers_have_names_and_options(monkeypatch):
     started: list[Worker] = []
     monkeypatch.setattr(supervisor, "supervise", started.extend)

@@ -1,4 +1,4 @@
-"""Options that no command has, and packages that are too old."""
+"""Options that no command has, packages that are too old, and a file that is not the gateway's."""
 
 from __future__ import annotations
 
@@ -45,3 +45,16 @@ def test_a_package_of_an_older_version_is_named_before_it_is_imported(
     (problem,) = capsys.readouterr().err.splitlines()
     assert problem.startswith(f"gateway: {package} {version} is installed, and ")
     assert "pip install 'CHECKOUT-OR-WHEEL[serve]'" in problem
+
+
+def test_what_is_no_history_is_not_written_over(capsys, tmp_path):
+    config, other = tmp_path / "gateway.toml", tmp_path / "shop.py"
+    other.write_text("app = 1")
+    for path, problem in (
+        (other, "it is no history, and would be written over"),
+        (tmp_path, "Is a directory"),
+        (tmp_path / "none" / "history", "its folder is missing, or this account may not write"),
+    ):
+        config.write_text(f'history = "{path}"')
+        assert main(["serve", "--config", str(config)]) == 1
+        assert capsys.readouterr().err.startswith(f"gateway: history: {path}: {problem}")

@@ -345,6 +345,8 @@ def test_what_was_meant_is_told(toml):
             "an earlier route takes all deliveries on /",
         ),
         ('[tls]\nkey = "/dev/null"', "tls: key: "),
+        (f'[tls]\nca = "{__file__}"', "tls: ca: [X509"),
+        (f'[tls]\ncert = "{__file__}"', "a key without a password, and the certificate of that"),
         ('[tls]\nca = "/nowhere.pem"', "tls: ca: no such file: /nowhere.pem"),
         ("timeout = 0", "timeout: has to be above 0"),
         ("max_body = -1", "max_body: has to be 0 or more"),
@@ -487,16 +489,27 @@ def test_a_password_with_special_characters_is_told():
     assert "in a password write # / ? @ : as %23 %2F %3F %40 %3A" in found and "a#b" not in found
 
 
+def test_a_mark_at_the_beginning_of_a_file_is_not_a_part_of_it(tmp_path):
+    """Editors of Windows write it."""
+    path, key = tmp_path / "gateway.toml", tmp_path / "key"
+    key.write_text("0123456789abcdef", "utf-8-sig")
+    path.write_text(f'secret_key = {{ file = "{key}" }}', "utf-8-sig")
+    assert load({}, {}, path).secret_key.get_secret_value() == "0123456789abcdef"
+
+
 def test_tls_file_that_is_missing_is_told_with_its_variable():
     (found,) = problems(environ={"GATEWAY_TLS_CA": "/nowhere.pem"})
     assert "GATEWAY_TLS_CA" in found and "/nowhere.pem" in found
 
 
-@pytest.mark.parametrize("content", [b"port =", b"\xff"])
-def test_file_that_is_no_toml_is_one_problem(tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [(b"port =", "not valid TOML: "), (b"# \xff", "byte 2 is not UTF-8; save it as that")],
+)
+def test_file_that_is_no_toml_is_one_problem(tmp_path, content, problem):
     path = tmp_path / "gateway.toml"
     path.write_bytes(content)
-    assert problems(path=path)[0].startswith(f"{path}: not valid TOML: ")
+    assert problems(path=path)[0].startswith(f"{path}: {problem}")
     # With one [routes] the value is wrong, and with two the file is.
     path.write_text('[routes]\npath = "/a"\n[routes]\npath = "/b"\n')
     assert problems(path=path)[0].endswith("; write [[routes]] for each route")

@@ -49,7 +49,7 @@ def test_celerys_words_for_verification_are_those_of_every_client(url: str, requ
 
 def test_the_urls_files_take_precedence_over_those_of_the_file():
     path = Path(FILE)
-    tls = TLS(ca=path.parent / "__init__.py", cert=path, key=path, verify=False)
+    tls = TLS.model_construct(ca=path.parent / "__init__.py", cert=path, key=path, verify=False)
     url = f"rediss://h?ssl_ca_certs={FILE}"
     assert redis_tls(url, tls) == {
         "ssl_ca_certs": FILE,
@@ -167,6 +167,7 @@ def test_a_stores_url_that_workers_read_otherwise_is_refused(url: str, why: str)
         ("amqp://h//?login_method=EXTERNAL", "login_method= has to be PLAIN or AMQPLAIN"),
         ("amqp://h//?ssl_ca_certs=/x", "ssl_ca_certs= has no effect on workers in a URL with"),
         ("amqps://h//?ssl_cert_reqs=CERT_NONE", "use [tls] (the workers: broker_use_ssl"),
+        ("amqp://u:p@ss/w@h//", "has a character that has to be escaped; in a password write"),
         ("redis://h/0?protocol=3", f"{NEITHER} protocol=; there are heartbeat"),
         ("redis://h/zero", "the database after the host has to be a number"),
     ],
