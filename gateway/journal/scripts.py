@@ -417,54 +417,93 @@ return redis.call('DEL', KEYS[1])
 """
 
 # Returns a page of deliveries, the newest first: the stream's id of each, and its fields (none: it
-# is gone). With calls it ends before those that would be too many bytes, but has one at least, as
-# other clients of Redis wait meanwhile. KEYS: deliveries, refused. Arguments: newest, oldest,
-# number, what keys of deliveries begin with, most bytes of calls (0: without them), bytes that a
-# request without a message counts
+# is gone). Those that are not sought are left out, but for the last one, which says how far it has
+# looked. With calls it ends before those that would be too many bytes, but has one at least, as
+# other clients of Redis wait meanwhile. KEYS: deliveries, refused. Arguments: newest, oldest, most
+# that are looked at, most that are returned, what keys of deliveries begin with, most bytes of
+# calls (0: without them), bytes that a request without a message counts; then what is sought, where
+# an empty text is anything: states between commas, a pattern of the status, a 1 for each of the
+# 65,536 beginnings of an identity, and texts that `about` has
 PAGE = """
-local page = redis.call('XREVRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
-local refused = redis.call('XREVRANGE', KEYS[2], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
-if #refused > 0 then
-    for _, entry in ipairs(refused) do
-        page[#page + 1] = entry
-    end
-    table.sort(page, function(a, b)
-        local ms, seq = string.match(a[1], '(%d+)-(%d+)')
-        local other_ms, other_seq = string.match(b[1], '(%d+)-(%d+)')
-        if ms ~= other_ms then
-            return tonumber(ms) > tonumber(other_ms)
+local function sought(key)
+    if ARGV[8] ~= '' then
+        local state = redis.call('HGET', key, 'state') or ''
+        if not string.find(ARGV[8], ',' .. state .. ',', 1, true) then
+            return false
         end
-        return tonumber(seq) > tonumber(other_seq)
-    end)
-    for i = #page, ARGV[3] + 1, -1 do
-        page[i] = nil
     end
-end
-local left = tonumber(ARGV[5])
-for i, entry in ipairs(page) do
-    local key = ARGV[4] .. entry[2][2]
-    if ARGV[5] ~= '0' then
-        left = left - (entry[2][4] or ARGV[6])
-        if i > 1 and left < 0 then
-            for j = #page, i, -1 do
-                page[j] = nil
-            end
+    if ARGV[9] ~= '' and not string.find(redis.call('HGET', key, 'status') or '', ARGV[9]) then
+        return false
+    end
+    local about = (#ARGV > 10 or ARGV[10] ~= '') and redis.call('HGET', key, 'about') or ''
+    for i = 11, #ARGV do
+        if not string.find(about, ARGV[i], 1, true) then
+            return false
+        end
+    end
+    local at, name = 1, '"identity": "'
+    while ARGV[10] ~= '' do
+        local _, last = string.find(about, name, at, true)
+        if not last then
+            return false
+        end
+        local digits = tonumber(string.sub(about, last + 1, last + 4), 16)
+        if digits and string.sub(ARGV[10], digits + 1, digits + 1) == '1' then
             break
         end
-        page[i] = {entry[1], redis.call('HGETALL', key)}
-    else
-        local fields, names = {}, {
-            'about', 'state', 'task_id', 'status', 'seconds', 'published', 'error', 'attempts',
-            'ended_at', 'replays', 'replaying',
-        }
-        for j, value in ipairs(redis.call('HMGET', key, unpack(names))) do
-            if value then
-                fields[#fields + 1] = names[j]
-                fields[#fields + 1] = value
-            end
-        end
-        page[i] = {entry[1], fields}
+        at = last
     end
+    return true
+end
+local function newer(one, other)
+    local ms, seq = string.match(one[1], '(%d+)-(%d+)')
+    local other_ms, other_seq = string.match(other[1], '(%d+)-(%d+)')
+    if ms ~= other_ms then
+        return tonumber(ms) > tonumber(other_ms)
+    end
+    return tonumber(seq) > tonumber(other_seq)
+end
+local function fields(key)
+    if ARGV[6] ~= '0' then
+        return redis.call('HGETALL', key)
+    end
+    local found, names = {}, {
+        'about', 'state', 'task_id', 'status', 'seconds', 'published', 'error', 'attempts',
+        'ended_at', 'replays', 'replaying',
+    }
+    for i, value in ipairs(redis.call('HMGET', key, unpack(names))) do
+        if value then
+            found[#found + 1] = names[i]
+            found[#found + 1] = value
+        end
+    end
+    return found
+end
+local deliveries = redis.call('XREVRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
+local refused = redis.call('XREVRANGE', KEYS[2], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
+local page, left, d, r, last = {}, tonumber(ARGV[6]), 1, 1
+while d + r - 2 < tonumber(ARGV[3]) and #page < tonumber(ARGV[4]) do
+    local entry = deliveries[d]
+    if refused[r] and not (entry and newer(entry, refused[r])) then
+        entry, r = refused[r], r + 1
+    else
+        d = d + 1
+    end
+    if not entry then
+        break
+    end
+    local key = ARGV[5] .. entry[2][2]
+    last = {entry[1], key}
+    if sought(key) then
+        left = left - (entry[2][4] or ARGV[7])
+        if ARGV[6] ~= '0' and left < 0 and #page > 0 then
+            return page
+        end
+        page[#page + 1], last = {entry[1], fields(key)}, nil
+    end
+end
+if last then
+    page[#page + 1] = {last[1], fields(last[2])}
 end
 return page
 """
