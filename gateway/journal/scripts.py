@@ -422,38 +422,38 @@ return redis.call('DEL', KEYS[1])
 # other clients of Redis wait meanwhile. KEYS: deliveries, refused. Arguments: newest, oldest, most
 # that are looked at, most that are returned, what keys of deliveries begin with, most bytes of
 # calls (0: without them), bytes that a request without a message counts; then what is sought, where
-# an empty text is anything: states between commas, a pattern of the status, a 1 for each of the
-# 65,536 beginnings of an identity, and texts that `about` has
+# an empty text is anything: states between commas, a pattern of the status, 65,536 digits, a 1
+# at the number that is the first four of an identity, and texts that `about` has
 PAGE = """
+local call, find, sub = redis.call, string.find, string.sub
+local looked, most, prefix, calls = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6])
+local states, status, identities = ARGV[8], ARGV[9], ARGV[10]
+local texts = {unpack(ARGV, 11)}
+local function identified(about)
+    local at, _ = 1
+    repeat
+        _, at = find(about, '"identity": "', at, true)
+        local place = at and tonumber(sub(about, at + 1, at + 4), 16)
+    until not at or place and sub(identities, place + 1, place + 1) == '1'
+    return at
+end
 local function sought(key)
-    if ARGV[8] ~= '' then
-        local state = redis.call('HGET', key, 'state') or ''
-        if not string.find(ARGV[8], ',' .. state .. ',', 1, true) then
+    if states ~= '' then
+        local state = call('HGET', key, 'state') or ''
+        if not find(states, ',' .. state .. ',', 1, true) then
             return false
         end
     end
-    if ARGV[9] ~= '' and not string.find(redis.call('HGET', key, 'status') or '', ARGV[9]) then
+    if status ~= '' and not find(call('HGET', key, 'status') or '', status) then
         return false
     end
-    local about = (#ARGV > 10 or ARGV[10] ~= '') and redis.call('HGET', key, 'about') or ''
-    for i = 11, #ARGV do
-        if not string.find(about, ARGV[i], 1, true) then
+    local about = (texts[1] or identities ~= '') and call('HGET', key, 'about') or ''
+    for _, text in ipairs(texts) do
+        if not find(about, text, 1, true) then
             return false
         end
     end
-    local at, name = 1, '"identity": "'
-    while ARGV[10] ~= '' do
-        local _, last = string.find(about, name, at, true)
-        if not last then
-            return false
-        end
-        local digits = tonumber(string.sub(about, last + 1, last + 4), 16)
-        if digits and string.sub(ARGV[10], digits + 1, digits + 1) == '1' then
-            break
-        end
-        at = last
-    end
-    return true
+    return identities == '' or identified(about)
 end
 local function newer(one, other)
     local ms, seq = string.match(one[1], '(%d+)-(%d+)')
@@ -464,14 +464,14 @@ local function newer(one, other)
     return tonumber(seq) > tonumber(other_seq)
 end
 local function fields(key)
-    if ARGV[6] ~= '0' then
-        return redis.call('HGETALL', key)
+    if calls > 0 then
+        return call('HGETALL', key)
     end
     local found, names = {}, {
         'about', 'state', 'task_id', 'status', 'seconds', 'published', 'error', 'attempts',
         'ended_at', 'replays', 'replaying',
     }
-    for i, value in ipairs(redis.call('HMGET', key, unpack(names))) do
+    for i, value in ipairs(call('HMGET', key, unpack(names))) do
         if value then
             found[#found + 1] = names[i]
             found[#found + 1] = value
@@ -479,31 +479,32 @@ local function fields(key)
     end
     return found
 end
-local deliveries = redis.call('XREVRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
-local refused = redis.call('XREVRANGE', KEYS[2], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
-local page, left, d, r, last = {}, tonumber(ARGV[6]), 1, 1
-while d + r - 2 < tonumber(ARGV[3]) and #page < tonumber(ARGV[4]) do
+local deliveries = call('XREVRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', looked)
+local refused = call('XREVRANGE', KEYS[2], ARGV[1], ARGV[2], 'COUNT', looked)
+local page, number, left, d, r, skipped = {}, 0, calls, 1, 1
+while number < most and d + r - 2 < looked do
     local entry = deliveries[d]
     if refused[r] and not (entry and newer(entry, refused[r])) then
         entry, r = refused[r], r + 1
-    else
+    elseif entry then
         d = d + 1
-    end
-    if not entry then
+    else
         break
     end
-    local key = ARGV[5] .. entry[2][2]
-    last = {entry[1], key}
+    local key = prefix .. entry[2][2]
     if sought(key) then
         left = left - (entry[2][4] or ARGV[7])
-        if ARGV[6] ~= '0' and left < 0 and #page > 0 then
+        if calls > 0 and left < 0 and number > 0 then
             return page
         end
-        page[#page + 1], last = {entry[1], fields(key)}, nil
+        number, skipped = number + 1
+        page[number] = {entry[1], fields(key)}
+    else
+        skipped = entry
     end
 end
-if last then
-    page[#page + 1] = {last[1], fields(last[2])}
+if skipped then
+    page[number + 1] = {skipped[1], fields(prefix .. skipped[2][2])}
 end
 return page
 """
