@@ -170,7 +170,8 @@ def test_a_search_without_patience_goes_on_from_where_it_has_ended(
     written: list[Written], wanted: Filter
 ):
     async def seen(store: RedisStore) -> list[str]:
-        reader, ids, before = Reader(store), [], ""
+        reader, before = Reader(store), ""
+        ids: list[str] = []
         while before or not ids:
             async with aclosing(reader.find(wanted, before, patience=0)) as entries:
                 ids += [each.id async for each in entries] or [""]
