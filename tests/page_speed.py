@@ -141,6 +141,7 @@ def made(of: random.Random, at: float, n: int = 0) -> Entry:
         position=f"{int(at * 1000)}-{n}",
         attempts=int(not none), published=None if none else 0.004,
         request={"method": "POST", "path": path, "truncated": False} if none else {},
+        identity=delivery_id.replace("-", ""),
     )  # fmt: skip
 
 
@@ -153,7 +154,8 @@ async def fill_journal(config: Config, many: int) -> None:
 
 
 def _row(entry: Entry) -> Row:
-    about = {name: getattr(entry, name) for name in ("delivery", "task", "queue", "request")}
+    names = ("delivery", "task", "queue", "request", "identity")
+    about = {name: getattr(entry, name) for name in names}
     numbers = (f"{entry.seconds:.6f}", "0.004", entry.error, "1")
     state = SUCCEEDED if entry.state == ANSWERED_LATE else entry.state  # as it is at first
     own = (entry.id, state, 0, entry.task_id, str(entry.status), *numbers)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 
 from gateway.config.settings import Config
 from gateway.journal.entry import REFUSED, End, Entry
+from gateway.journal.filter import ALL, Filter
 from gateway.journal.groups import About, Group
 
 #: What an entry's position matches; it may be empty. Positions are compared as two numbers.
@@ -186,15 +187,14 @@ class JournalStore(ABC):
     def entries(
         self,
         calls: bool,
-        since: datetime | None = None,
-        until: datetime | None = None,
+        wanted: Filter = ALL,
         before: str = "",
     ) -> AsyncGenerator[Entry, None]:
-        """Yield all entries, the newest first, with their positions; `calls`: with their calls.
+        """Yield entries, the newest first, with their positions; `calls`: with their calls.
 
-        Only those that were received from `since` to `until`; with `before`, instead of `until`,
-        those that are older than the one with this position. Requests without a message have
-        their place among deliveries. What is removed meanwhile is left out.
+        All that `wanted` takes, of the time that it says, and some others; with `before`, instead
+        of its `until`, those that are older than the one with this position. Requests without a
+        message have their place among deliveries. What is removed meanwhile is left out.
         """
 
     @abstractmethod

@@ -30,7 +30,7 @@ class Filter:
     any digit, as in ``5xx``, and is ``gone`` where the sender had left. ``route``, ``source`` and
     ``event`` may have ``*``. ``text`` is searched for in the call, in its JSON without spaces
     between values, in the ids and in the error; upper and lower case are the same. ``group`` is the
-    id of a group of failures.
+    id of a group of failures. ``identities`` are those of deliveries whose tries are looked for.
     """
 
     state: frozenset[str] = frozenset()
@@ -42,6 +42,7 @@ class Filter:
     until: datetime | None = None
     text: str = ""
     group: str = ""
+    identities: frozenset[str] = frozenset()
 
     def takes(self, entry: Entry) -> bool:
         """Tell whether `entry` is looked for; its time is not compared."""
@@ -49,6 +50,7 @@ class Filter:
         return (
             (not self.state or entry.state in self.state)
             and (not self.status or _has_status(entry, self.status))
+            and (not self.identities or entry.identity in self.identities)
             and (not self.route or glob(self.route)(entry.path))
             and (not self.source or glob(self.source)(delivery["source"]))
             and (not self.event or any(map(glob(self.event), _events(delivery["event"]))))
@@ -67,6 +69,9 @@ class Filter:
         call = entry.arguments()
         compact = json.dumps(call, ensure_ascii=False, separators=(",", ":"))
         return any(text in each.casefold() for each in (compact, *_strings(list(call))))
+
+
+ALL = Filter()
 
 
 def _events(event: str) -> list[str]:

@@ -49,7 +49,7 @@ class Reader:
         seconds it ends, and `reached` is where.
         """
         end, self.reached = monotonic() + patience, ""
-        entries = self._store.entries(bool(wanted.text), wanted.since, wanted.until, before)
+        entries = self._store.entries(bool(wanted.text), wanted, before)
         async with aclosing(entries):
             async for entry in entries:
                 if wanted.takes(entry):

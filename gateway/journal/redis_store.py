@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -30,7 +31,8 @@ from gateway.journal.base import (
     Size,
 )
 from gateway.journal.entry import LATE, RECEIVED, RUNNING, End, Entry, iso_now, known
-from gateway.journal.groups import DAY, HOUR, MOST, About, Group, group_of
+from gateway.journal.filter import ALL, Filter
+from gateway.journal.groups import DAY, FAILURES, HOUR, MOST, About, Group, group_of
 from gateway.journal.keys import Keys
 from gateway.stores import result_store, state_store
 from gateway.stores.result_store import Ask
@@ -39,6 +41,7 @@ from gateway.stores.state_store import StateStore
 _SILENCE = 15.0  # seconds without a change after which Redis is asked whether it is there
 #: Deliveries a query, and bytes of their calls: with more, the other clients of Redis would wait.
 _PAGE, _CALLS = 100, 262_144
+_LOOKED = 250  # deliveries that a query looks at, where not all are looked for
 _GROUPS = 100  # groups a query
 
 
@@ -140,16 +143,16 @@ class RedisStore(JournalStore):
     async def entries(
         self,
         calls: bool,
-        since: datetime | None = None,
-        until: datetime | None = None,
+        wanted: Filter = ALL,
         before: str = "",
     ) -> AsyncGenerator[Entry, None]:
-        keys = self._keys
-        newest = f"({before}" if before else str(_ms(until)) if until else "+"
-        oldest = str(_ms(since)) if since else "-"
+        keys, sought = self._keys, _sought(wanted)
+        newest = f"({before}" if before else str(_ms(wanted.until)) if wanted.until else "+"
+        oldest = str(_ms(wanted.since)) if wanted.since else "-"
+        most = _LOOKED if any(sought) else _PAGE
         while page := await self._run(
             "EVAL", scripts.PAGE, 2, keys.deliveries, keys.refused,
-            newest, oldest, _PAGE, keys.prefix, _CALLS if calls else 0, REFUSED,
+            newest, oldest, most, _PAGE, keys.prefix, _CALLS if calls else 0, REFUSED, *sought,
         ):  # fmt: skip
             for position, flat in page:
                 fields = _fields(flat)
@@ -311,6 +314,22 @@ class RedisStore(JournalStore):
 def _translated(exc: Exception) -> GatewayError:
     # Redis adds which line of a script it was.
     return GatewayError(str(exc).partition(" script:")[0])
+
+
+def _sought(wanted: Filter) -> list[str | bytes]:
+    """Return what `scripts.PAGE` is told of a filter: what it takes has all of this."""
+    states = wanted.state or (FAILURES if wanted.group else ())
+    status = "0" if wanted.status == "gone" else re.sub("[x?]", ".", wanted.status)
+    identities = bytearray(b"0" * 65_536 if wanted.identities else b"")
+    for each in wanted.identities:
+        identities[int(each[:4], 16)] = ord("1")
+    globs = (wanted.route, wanted.source, wanted.event)
+    return [
+        f",{','.join(sorted(states))}," if states else "",
+        f"^{status}$" if status else "",
+        bytes(identities),
+        *(json.dumps(text)[1:-1] for glob in globs for text in glob.split("*") if text),
+    ]
 
 
 def _ms(when: datetime) -> int:

@@ -417,54 +417,94 @@ return redis.call('DEL', KEYS[1])
 """
 
 # Returns a page of deliveries, the newest first: the stream's id of each, and its fields (none: it
-# is gone). With calls it ends before those that would be too many bytes, but has one at least, as
-# other clients of Redis wait meanwhile. KEYS: deliveries, refused. Arguments: newest, oldest,
-# number, what keys of deliveries begin with, most bytes of calls (0: without them), bytes that a
-# request without a message counts
+# is gone). Those that are not sought are left out, but for the last one, which says how far it has
+# looked. With calls it ends before those that would be too many bytes, but has one at least, as
+# other clients of Redis wait meanwhile. KEYS: deliveries, refused. Arguments: newest, oldest, most
+# that are looked at, most that are returned, what keys of deliveries begin with, most bytes of
+# calls (0: without them), bytes that a request without a message counts; then what is sought, where
+# an empty text is anything: states between commas, a pattern of the status, 65,536 digits, a 1
+# at the number that is the first four of an identity, and texts that `about` has
 PAGE = """
-local page = redis.call('XREVRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
-local refused = redis.call('XREVRANGE', KEYS[2], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
-if #refused > 0 then
-    for _, entry in ipairs(refused) do
-        page[#page + 1] = entry
-    end
-    table.sort(page, function(a, b)
-        local ms, seq = string.match(a[1], '(%d+)-(%d+)')
-        local other_ms, other_seq = string.match(b[1], '(%d+)-(%d+)')
-        if ms ~= other_ms then
-            return tonumber(ms) > tonumber(other_ms)
+local call, find, sub = redis.call, string.find, string.sub
+local looked, most, prefix, calls = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6])
+local states, status, identities = ARGV[8], ARGV[9], ARGV[10]
+local texts = {unpack(ARGV, 11)}
+local function identified(about)
+    local at, _ = 1
+    repeat
+        _, at = find(about, '"identity": "', at, true)
+        local place = at and tonumber(sub(about, at + 1, at + 4), 16)
+    until not at or place and sub(identities, place + 1, place + 1) == '1'
+    return at
+end
+local function sought(key)
+    if states ~= '' then
+        local state = call('HGET', key, 'state') or ''
+        if not find(states, ',' .. state .. ',', 1, true) then
+            return false
         end
-        return tonumber(seq) > tonumber(other_seq)
-    end)
-    for i = #page, ARGV[3] + 1, -1 do
-        page[i] = nil
+    end
+    if status ~= '' and not find(call('HGET', key, 'status') or '', status) then
+        return false
+    end
+    local about = (texts[1] or identities ~= '') and call('HGET', key, 'about') or ''
+    for _, text in ipairs(texts) do
+        if not find(about, text, 1, true) then
+            return false
+        end
+    end
+    return identities == '' or identified(about)
+end
+local function newer(one, other)
+    local ms, seq = string.match(one[1], '(%d+)-(%d+)')
+    local other_ms, other_seq = string.match(other[1], '(%d+)-(%d+)')
+    if ms ~= other_ms then
+        return tonumber(ms) > tonumber(other_ms)
+    end
+    return tonumber(seq) > tonumber(other_seq)
+end
+local function fields(key)
+    if calls > 0 then
+        return call('HGETALL', key)
+    end
+    local found, names = {}, {
+        'about', 'state', 'task_id', 'status', 'seconds', 'published', 'error', 'attempts',
+        'ended_at', 'replays', 'replaying',
+    }
+    for i, value in ipairs(call('HMGET', key, unpack(names))) do
+        if value then
+            found[#found + 1] = names[i]
+            found[#found + 1] = value
+        end
+    end
+    return found
+end
+local deliveries = call('XREVRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', looked)
+local refused = call('XREVRANGE', KEYS[2], ARGV[1], ARGV[2], 'COUNT', looked)
+local page, number, left, d, r, skipped = {}, 0, calls, 1, 1
+while number < most and d + r - 2 < looked do
+    local entry = deliveries[d]
+    if refused[r] and not (entry and newer(entry, refused[r])) then
+        entry, r = refused[r], r + 1
+    elseif entry then
+        d = d + 1
+    else
+        break
+    end
+    local key = prefix .. entry[2][2]
+    if sought(key) then
+        left = left - (entry[2][4] or ARGV[7])
+        if calls > 0 and left < 0 and number > 0 then
+            return page
+        end
+        number, skipped = number + 1
+        page[number] = {entry[1], fields(key)}
+    else
+        skipped = entry
     end
 end
-local left = tonumber(ARGV[5])
-for i, entry in ipairs(page) do
-    local key = ARGV[4] .. entry[2][2]
-    if ARGV[5] ~= '0' then
-        left = left - (entry[2][4] or ARGV[6])
-        if i > 1 and left < 0 then
-            for j = #page, i, -1 do
-                page[j] = nil
-            end
-            break
-        end
-        page[i] = {entry[1], redis.call('HGETALL', key)}
-    else
-        local fields, names = {}, {
-            'about', 'state', 'task_id', 'status', 'seconds', 'published', 'error', 'attempts',
-            'ended_at', 'replays', 'replaying',
-        }
-        for j, value in ipairs(redis.call('HMGET', key, unpack(names))) do
-            if value then
-                fields[#fields + 1] = names[j]
-                fields[#fields + 1] = value
-            end
-        end
-        page[i] = {entry[1], fields}
-    end
+if skipped then
+    page[number + 1] = {skipped[1], fields(prefix .. skipped[2][2])}
 end
 return page
 """

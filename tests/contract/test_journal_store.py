@@ -134,13 +134,15 @@ async def got(store: JournalStore, delivery_id: str) -> Entry:
     return entry
 
 
-async def listed(store: JournalStore, calls: bool = False, **bounds: Any) -> list[Entry]:
-    async with aclosing(store.entries(calls, **bounds)) as entries:
+async def listed(
+    store: JournalStore, calls: bool = False, before: str = "", **wanted: Any
+) -> list[Entry]:
+    async with aclosing(store.entries(calls, Filter(**wanted), before)) as entries:
         return [entry async for entry in entries]
 
 
-async def ids(store: JournalStore, **bounds: Any) -> list[str]:
-    return [entry.id for entry in await listed(store, **bounds)]
+async def ids(store: JournalStore, **wanted: Any) -> list[str]:
+    return [entry.id for entry in await listed(store, **wanted)]
 
 
 async def replay(store: JournalStore, delivery_id: str, task_id: str, before: str = "first"):

@@ -657,7 +657,7 @@ class Journal:
     def page(self, number: int = 10, calls: int = 0, newest: str = "+") -> list[tuple[str, Any]]:
         found = self._redis(
             "EVAL", journal.PAGE, 2, self.deliveries, self.refused,
-            newest, "-", number, self._prefix, calls, 100,
+            newest, "-", number, number, self._prefix, calls, 100, "", "", "",
         )  # fmt: skip
         return [(place, dict(zip(flat[::2], flat[1::2], strict=True))) for place, flat in found]
 

@@ -17,7 +17,6 @@ from gateway.admin.pages.view import View
 from gateway.admin.pages.widgets import lasting
 from gateway.archive.reading import reading
 from gateway.audit import LOOK
-from gateway.clock import monotonic
 from gateway.journal.entry import SUCCEEDED, Entry
 from gateway.journal.filter import Filter, status
 from gateway.journal.reading import Reader
@@ -79,15 +78,14 @@ class Compare(View):
 
 async def _good(reader: Reader, entry: Entry) -> str:
     """Return the id of the newest other delivery of the same kind that has succeeded, or ""."""
-    delivery, end = entry.delivery, monotonic() + _BUDGET
-    wanted = Filter(state=frozenset({SUCCEEDED}))
-    async with aclosing(reader.find(wanted)) as entries:
+    event = entry.delivery["event"]
+    wanted = Filter(state=frozenset({SUCCEEDED}), route=entry.path, event=event)
+    async with aclosing(reader.find(wanted, patience=_BUDGET)) as entries:
         async for each in entries:
-            kind = each.path == entry.path and each.delivery["event"] == delivery["event"]
+            # A path or an event may have a star, which in a filter stands for any text.
+            kind = each.path == entry.path and each.delivery["event"] == event
             if kind and each.id != entry.id:
                 return each.id
-            if monotonic() > end:
-                break
     return ""
 
 
