@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, NamedTuple, Self
 
 from gateway.config.settings import Config
+from gateway.errors import GatewayError
 from gateway.journal.entry import REFUSED, End, Entry
 from gateway.journal.groups import About, Group
 
@@ -31,6 +32,10 @@ NOT_ANSWERED: Answered = ("", "", "", "", "")
 #: five of `Answered`; what never changes, as `gateway.journal.entry.described` has it (empty: it is
 #: there already, and so is its call), call. A plain tuple, as there is one for each request.
 Row = tuple[str, str, int, str, str, str, str, str, str, str, bytes]
+
+
+class Unanswered(GatewayError):
+    """The store does not answer: it is not known whether the call has taken effect."""
 
 
 class Refusal(NamedTuple):
@@ -106,6 +111,8 @@ class JournalStore(ABC):
       waits for that as well.
     - Each fails with a `GatewayError` where the store does not answer in time or refuses; only
       `check` raises the errors of the store's library, by which `gateway check` finds the remedy.
+    - Of a store that was started, `write` and `refuse` are `Unanswered` where it does not answer.
+      They may then be called again with the same.
     """
 
     def __init__(self, config: Config):  # noqa: B027

@@ -28,6 +28,7 @@ from gateway.journal.base import (
     Refusal,
     Row,
     Size,
+    Unanswered,
 )
 from gateway.journal.entry import LATE, RECEIVED, RUNNING, End, Entry, iso_now, known
 from gateway.journal.groups import DAY, HOUR, MOST, About, Group, group_of
@@ -310,7 +311,8 @@ class RedisStore(JournalStore):
 
 def _translated(exc: Exception) -> GatewayError:
     # Redis adds which line of a script it was.
-    return GatewayError(str(exc).partition(" script:")[0])
+    kind = Unanswered if isinstance(exc, OSError) else GatewayError
+    return kind(str(exc).partition(" script:")[0])
 
 
 def _ms(when: datetime) -> int:
