@@ -19,7 +19,7 @@ from gateway.metrics import Metrics
 
 LOST = "gateway_journal_lost_total"
 ANSWERED = ("202", "0.1", "", "", "")
-CONFIG = Config(journal=100, max_body=1_000, max_header=1_000, max_in_flight_bytes=4_900)
+CONFIG = Config(journal=100, max_body=1_000, max_header=1_000, max_in_flight_bytes=9_000)
 #: Four may wait, with what else an entry has.
 SIZE = 1_000
 
