@@ -236,6 +236,13 @@ class JournalStore(ABC):
         """
 
     @abstractmethod
+    def unmarked(self, number: int) -> AsyncGenerator[list[str], None]:
+        """Yield the ids of all other entries, about the newest first, at most `number` at once.
+
+        Some of them may be gone.
+        """
+
+    @abstractmethod
     async def mark(self, ids: Sequence[str]) -> None:
         """Write that these deliveries are not archived."""
 

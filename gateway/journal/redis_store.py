@@ -211,6 +211,17 @@ class RedisStore(JournalStore):
         found = await self._run("ZRANGE", self._keys.changed, 0, number - 1)
         return [each.decode() for each in found]
 
+    async def unmarked(self, number: int) -> AsyncGenerator[list[str], None]:
+        keys = self._keys
+        for stream in (keys.deliveries, keys.refused):
+            newest = "+"
+            while newest:
+                last, found = await self._run(
+                    "EVAL", scripts.UNMARKED, 2, stream, keys.changed, newest, number
+                )
+                yield [each.decode() for each in found]
+                newest = last and f"({last.decode()}"
+
     async def mark(self, ids: Sequence[str]) -> None:
         await self._run("EVAL", scripts.MARK, 1, self._keys.changed, *ids)
 

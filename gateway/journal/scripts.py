@@ -369,6 +369,20 @@ return found
 """
 )
 
+# Returns ids that are not marked as changed, of the next entries of a stream, the newest first, and
+# the last one's place (empty: there is none). KEYS: deliveries or refused, changed.
+# Arguments: newest, number
+UNMARKED = """
+local last, found = '', {}
+for _, entry in ipairs(redis.call('XREVRANGE', KEYS[1], ARGV[1], '-', 'COUNT', ARGV[2])) do
+    last = entry[1]
+    if not redis.call('ZSCORE', KEYS[2], entry[2][2]) then
+        found[#found + 1] = entry[2][2]
+    end
+end
+return {last, found}
+"""
+
 # Removes the marks of deliveries that were archived and have not changed since. KEYS: changed.
 # Arguments: for each its id, and the time of the change
 ARCHIVED = """

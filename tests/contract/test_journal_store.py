@@ -150,6 +150,11 @@ async def ids(store: JournalStore, **bounds: Any) -> list[str]:
     return [entry.id for entry in await listed(store, **bounds)]
 
 
+async def unmarked(store: JournalStore) -> list[str]:
+    async with aclosing(store.unmarked(2)) as parts:
+        return [each async for part in parts for each in part]
+
+
 async def replay(store: JournalStore, delivery_id: str, task_id: str, before: str = "first"):
     assert await store.begin_replay(delivery_id, task_id, before) is None
     await store.end_replay(delivery_id, task_id, taken=True)
@@ -703,8 +708,12 @@ async def test_what_has_changed_is_told_until_it_is_archived(use: Use):
         await store.refuse(refusal("three"))
         assert await changed(store) == await store.unarchived(9) == ["one", "three"]
         assert await store.unarchived(1) == ["one"]
+        assert await unmarked(store) == ["two"]
         await store.mark(["one", "two"])
         assert await store.unarchived(9) == ["one", "three", "two"]
+        assert await unmarked(store) == []
+        await store.archived(await store.changed(100, 1 << 20, 0.0))
+        assert sorted(await unmarked(store)) == ["one", "three", "two"]
 
 
 @awaited
