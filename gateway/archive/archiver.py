@@ -97,19 +97,11 @@ class Archiver:
 
         It was there before `archive_url` was set, or the database is another one, or has lost it.
         """
-        ids: list[str] = []
-        async with aclosing(store.entries(calls=False)) as entries:
-            async for entry in entries:
-                ids.append(entry.id)
-                if len(ids) == MOST:
-                    await self._mark_missing(store, ids)
-                    ids = []
-                    yield True
-        await self._mark_missing(store, ids)
-
-    async def _mark_missing(self, store: JournalStore, ids: list[str]) -> None:
-        if missing := set(ids) - await asyncio.to_thread(self._database.has, ids):
-            await store.mark(sorted(missing))
+        async with aclosing(store.unmarked(MOST)) as unmarked:
+            async for ids in unmarked:
+                if ids and (new := set(ids) - await asyncio.to_thread(self._database.has, ids)):
+                    await store.mark(sorted(new))
+                yield True
 
     async def _copy(self, store: JournalStore, age: float) -> Copied:
         """Copy a batch of those that have not changed for `age` seconds."""

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, NamedTuple, Self
 
 from gateway.config.settings import Config
+from gateway.errors import GatewayError
 from gateway.journal.entry import REFUSED, End, Entry
 from gateway.journal.filter import ALL, Filter
 from gateway.journal.groups import About, Group
@@ -32,6 +33,10 @@ NOT_ANSWERED: Answered = ("", "", "", "", "")
 #: five of `Answered`; what never changes, as `gateway.journal.entry.described` has it (empty: it is
 #: there already, and so is its call), call. A plain tuple, as there is one for each request.
 Row = tuple[str, str, int, str, str, str, str, str, str, str, bytes]
+
+
+class Unanswered(GatewayError):
+    """The store does not answer: it is not known whether the call has taken effect."""
 
 
 class Refusal(NamedTuple):
@@ -107,6 +112,8 @@ class JournalStore(ABC):
       waits for that as well.
     - Each fails with a `GatewayError` where the store does not answer in time or refuses; only
       `check` raises the errors of the store's library, by which `gateway check` finds the remedy.
+    - Of a store that was started, `write` and `refuse` are `Unanswered` where it does not answer.
+      They may then be called again with the same.
     """
 
     def __init__(self, config: Config):  # noqa: B027
@@ -224,6 +231,13 @@ class JournalStore(ABC):
     @abstractmethod
     async def unarchived(self, number: int) -> list[str]:
         """Return the ids of at most `number` deliveries that are not archived since they changed.
+
+        Some of them may be gone.
+        """
+
+    @abstractmethod
+    def unmarked(self, number: int) -> AsyncGenerator[list[str], None]:
+        """Yield the ids of all other entries, about the newest first, at most `number` at once.
 
         Some of them may be gone.
         """

@@ -29,6 +29,7 @@ from gateway.journal.base import (
     Refusal,
     Row,
     Size,
+    Unanswered,
 )
 from gateway.journal.entry import LATE, RECEIVED, RUNNING, End, Entry, iso_now, known
 from gateway.journal.filter import ALL, Filter
@@ -213,6 +214,17 @@ class RedisStore(JournalStore):
         found = await self._run("ZRANGE", self._keys.changed, 0, number - 1)
         return [each.decode() for each in found]
 
+    async def unmarked(self, number: int) -> AsyncGenerator[list[str], None]:
+        keys = self._keys
+        for stream in (keys.deliveries, keys.refused):
+            newest = "+"
+            while newest:
+                last, found = await self._run(
+                    "EVAL", scripts.UNMARKED, 2, stream, keys.changed, newest, number
+                )
+                yield [each.decode() for each in found]
+                newest = last and f"({last.decode()}"
+
     async def mark(self, ids: Sequence[str]) -> None:
         await self._run("EVAL", scripts.MARK, 1, self._keys.changed, *ids)
 
@@ -313,7 +325,8 @@ class RedisStore(JournalStore):
 
 def _translated(exc: Exception) -> GatewayError:
     # Redis adds which line of a script it was.
-    return GatewayError(str(exc).partition(" script:")[0])
+    kind = Unanswered if isinstance(exc, OSError) else GatewayError
+    return kind(str(exc).partition(" script:")[0])
 
 
 def _sought(wanted: Filter) -> list[str | bytes]:

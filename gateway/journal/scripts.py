@@ -96,9 +96,9 @@ for i = 8, #ARGV, 11 do
         if about ~= '' then
             redis.call('HSET', key, 'about', about, 'call', call, 'position', place)
         end
-        if drops and well[state] then
-            redis.call('HDEL', key, 'call')
-        end
+    end
+    if state and drops and well[state] then
+        redis.call('HDEL', key, 'call')
     end
     if before then
         if not open(state) then
@@ -160,7 +160,7 @@ end
 """
 )
 
-# Writes a request without a message. Its place in the stream is one that no
+# Writes a request without a message, once. Its place in the stream is one that no
 # delivery has, so that both streams can be read as one. KEYS: the hash, refused, changed, missed.
 # Arguments: id,
 # most requests, life (ms), what keys of deliveries begin with, channel, state, then fields and
@@ -168,6 +168,9 @@ end
 REFUSE = (
     _MARK
     + """
+if redis.call('EXISTS', KEYS[1]) == 1 then
+    return
+end
 local time = redis.call('TIME')
 local now, number = time[1] * 1000 + math.floor(time[2] / 1000), 1e9
 local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
@@ -365,6 +368,20 @@ end
 return found
 """
 )
+
+# Returns ids that are not marked as changed, of the next entries of a stream, the newest first, and
+# the last one's place (empty: there is none). KEYS: deliveries or refused, changed.
+# Arguments: newest, number
+UNMARKED = """
+local last, found = '', {}
+for _, entry in ipairs(redis.call('XREVRANGE', KEYS[1], ARGV[1], '-', 'COUNT', ARGV[2])) do
+    last = entry[1]
+    if not redis.call('ZSCORE', KEYS[2], entry[2][2]) then
+        found[#found + 1] = entry[2][2]
+    end
+end
+return {last, found}
+"""
 
 # Removes the marks of deliveries that were archived and have not changed since. KEYS: changed.
 # Arguments: for each its id, and the time of the change

@@ -1,6 +1,7 @@
 """Write the journal: what was received, how it was answered, and what became of it.
 
-A request never fails with the journal. Only an acceptance waits for it, and not for long.
+A request never fails with the journal. Only an acceptance waits for it, and not for long. What the
+store does not answer is sent again, for a while: it may have it already, and is then as it was.
 """
 
 from __future__ import annotations
@@ -8,17 +9,26 @@ from __future__ import annotations
 import asyncio
 import logging
 from asyncio import Future, TimerHandle
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway import background
 from gateway.celery_message import Message
 from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-from gateway.journal.base import NOT_ANSWERED, Answered, JournalStore, Refusal, Row, Size
+from gateway.journal.base import (
+    NOT_ANSWERED,
+    Answered,
+    JournalStore,
+    Refusal,
+    Row,
+    Size,
+    Unanswered,
+)
 from gateway.journal.entry import OPEN, RECEIVED, STATES, WELL, End, described
 from gateway.journal.follower import Follower
 from gateway.journal.refusals import Refusals
@@ -34,9 +44,14 @@ LATEST = 0.4
 
 #: Seconds for which answered deliveries gather.
 GATHER = 0.005
-#: The most deliveries that are written together, and the bytes of their bodies from which on no
-#: more are added: such a write holds up the store.
+#: The most deliveries that are written together, and the bytes from which on no more are added:
+#: such a write holds up the store. So many writes are sent again together, too.
 _MOST, _MOST_BYTES = 100, 1 << 20
+#: Bytes of memory that an entry takes beside its own: measured, with the smallest bodies.
+_BESIDE = 1_000
+#: Seconds for which a write is sent again that the store does not answer, between two attempts, and
+#: for which the end of the process waits for that.
+KEPT, _AGAIN, _LAST = 60.0, 0.2, 1.0
 
 
 @dataclass(slots=True)
@@ -51,6 +66,18 @@ class _Batch:
     rows: list[Row] = field(default_factory=list)
     size: int = 0
     answered: int = 0
+
+
+class _Write(NamedTuple):
+    """A write of `size` bytes; ``lost`` is how many are counted if it is lost.
+
+    ``written`` ends with True when the store has it, with False if that is not known yet, or not.
+    """
+
+    send: Callable[[], Awaitable[bytes | None]]
+    size: int
+    lost: int
+    written: Future[bool]
 
 
 class Journal:
@@ -68,9 +95,13 @@ class Journal:
         #: The states whose calls are not kept.
         self._bodiless = {"failed": WELL, "none": frozenset(STATES)}.get(config.keep_bodies, ())
         self._most_bytes = config.max_in_flight_bytes
-        #: Those of bodies that wait for the store.
+        #: Those that wait for the store.
         self.bytes = 0
         self._batch: _Batch | None = None
+        #: What the store has not answered, and when each is given up (monotonic).
+        self._unanswered: deque[tuple[float, _Write]] = deque()
+        self._catching_up: asyncio.Task[None] | None = None
+        self._ends = False
         self._soon = False
         self._error = ""
         self._silent = False
@@ -88,6 +119,12 @@ class Journal:
             await self._follower.stop()
         await self._size.stop()
         self._flush()
+        if self._catching_up is not None:
+            await asyncio.wait((self._catching_up,), timeout=_LAST)
+        self._ends = True
+        await background.stop(self._catching_up)
+        for _, write in self._unanswered:
+            self._lose("the store does not answer, and the process ends", write.lost)
         await self.store.stop()
 
     def begin(self, message: Message, task_id: str, identity: str) -> Future[bool]:
@@ -148,8 +185,9 @@ class Journal:
     ) -> Future[bool]:
         """Let a delivery be written with others, unless too many bytes wait for the store."""
         loop = asyncio.get_running_loop()
-        size = len(message.body) if whole and state not in self._bodiless else 0
-        answered = int(state != RECEIVED)
+        about = described(message, identity) if whole else ""
+        call = message.body if whole and state not in self._bodiless else b""
+        size, answered = _BESIDE + len(about) + len(call), int(state != RECEIVED)
         if not self._reserve(size, answered):
             lost = loop.create_future()
             lost.set_result(False)
@@ -160,8 +198,6 @@ class Journal:
             self._batch = batch
         stored = message.delivery["store"] or (self.stored and not message.options.ignore_result)
         followed = self._follower is not None and stored and state in OPEN
-        about = described(message, identity) if whole else ""
-        call = message.body if size else b""
         delivery_id = message.delivery["id"]
         batch.rows.append((delivery_id, state, int(followed), task_id, *answer, about, call))
         batch.size += size
@@ -177,18 +213,63 @@ class Journal:
         if batch is None:
             return
         batch.timer.cancel()
-        reply = asyncio.ensure_future(self.store.write(batch.rows))
-        reply.add_done_callback(partial(self._written, batch))
+        send = partial(self.store.write, batch.rows)
+        self._send(_Write(send, batch.size, batch.answered, batch.written))
 
     def _keep(self, refusal: Refusal) -> None:
         """Write a request without a message, unless too many bytes wait for the store."""
         self._flush()  # first, so that the journal is in order
         if refusal.state in self._bodiless:
             refusal = refusal._replace(call=b"")
-        size = len(refusal.call)
+        size = _BESIDE + len(refusal.about) + len(refusal.call)
         if self._reserve(size, 1):
-            reply = asyncio.ensure_future(self.store.refuse(refusal))
-            reply.add_done_callback(partial(self._release, size, 1))
+            written = asyncio.get_running_loop().create_future()
+            self._send(_Write(partial(self.store.refuse, refusal), size, 1, written))
+
+    def _send(self, write: _Write) -> None:
+        if self._unanswered:
+            self._postpone(write)  # it comes after them
+        else:
+            reply = asyncio.ensure_future(write.send())
+            reply.add_done_callback(partial(self._sent, write))
+
+    def _sent(self, write: _Write, reply: Future[Any]) -> None:
+        if not self._ends and _is_unanswered(reply):
+            self._tell(str(reply.exception()))
+            self._postpone(write)
+        else:
+            write.written.set_result(self._release(write, reply))
+
+    def _postpone(self, write: _Write) -> None:
+        write.written.set_result(False)
+        self._unanswered.append((monotonic() + KEPT, write))
+        if self._catching_up is None or self._catching_up.done():
+            catching_up = background.start(self._catch_up(), "journal", needed=False)
+            self._catching_up = catching_up
+
+    async def _catch_up(self) -> None:
+        """Send again what the store has not answered, until it has."""
+        waiting = self._unanswered
+        while waiting:
+            some, size = [], 0
+            for end, write in waiting:
+                reply = asyncio.ensure_future(write.send())
+                reply.add_done_callback(_is_unanswered)  # looked at, even if this is cancelled
+                some.append((end, write, reply))
+                size += write.size
+                if len(some) == _MOST or size >= _MOST_BYTES:
+                    break
+            await asyncio.wait([reply for *_, reply in some])
+            again = []
+            for end, write, reply in some:
+                waiting.popleft()
+                if _is_unanswered(reply) and monotonic() < end:
+                    again.append((end, write))
+                else:
+                    self._release(write, reply)
+            waiting.extendleft(reversed(again))
+            if again:
+                await asyncio.sleep(_AGAIN)
 
     def _reserve(self, size: int, lost: int) -> bool:
         """Reserve `size` bytes until `_release`; False: too many wait already, and `lost` are."""
@@ -198,16 +279,13 @@ class Journal:
         self.bytes += size
         return True
 
-    def _written(self, batch: _Batch, reply: Future[Any]) -> None:
-        batch.written.set_result(self._release(batch.size, batch.answered, reply))
-
-    def _release(self, size: int, lost: int, reply: Future[Any]) -> bool:
-        """Release `size` bytes; tell whether the store has them, otherwise `lost` are."""
-        self.bytes -= size
+    def _release(self, write: _Write, reply: Future[Any]) -> bool:
+        """Release the bytes of a write; tell whether the store has it, otherwise it is lost."""
+        self.bytes -= write.size
         if reply.cancelled():
             return False
         if (exc := reply.exception()) is not None:
-            self._lose(str(exc), lost)
+            self._lose(str(exc), write.lost)
             return False
         self._error = ""
         if unpublished := reply.result():
@@ -218,9 +296,16 @@ class Journal:
 
     def _lose(self, error: str, lost: int) -> None:
         self._metrics.add("gateway_journal_lost_total", lost)
+        self._tell(error)
+
+    def _tell(self, error: str) -> None:
         if error != self._error:
             log.warning("deliveries cannot be written to the journal: %s", error)
             self._error = error
+
+
+def _is_unanswered(reply: Future[Any]) -> bool:
+    return not reply.cancelled() and isinstance(reply.exception(), Unanswered)
 
 
 PAUSE = 10.0  # seconds between two queries

@@ -16,7 +16,14 @@ import pytest
 
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-from gateway.journal.base import FIRST_LOOK, NOT_ANSWERED, JournalStore, Refusal, Row
+from gateway.journal.base import (
+    FIRST_LOOK,
+    NOT_ANSWERED,
+    JournalStore,
+    Refusal,
+    Row,
+    Unanswered,
+)
 from gateway.journal.entry import (
     ACCEPTED,
     ANSWERED_LATE,
@@ -145,6 +152,11 @@ async def ids(store: JournalStore, **wanted: Any) -> list[str]:
     return [entry.id for entry in await listed(store, **wanted)]
 
 
+async def unmarked(store: JournalStore) -> list[str]:
+    async with aclosing(store.unmarked(2)) as parts:
+        return [each async for part in parts for each in part]
+
+
 async def replay(store: JournalStore, delivery_id: str, task_id: str, before: str = "first"):
     assert await store.begin_replay(delivery_id, task_id, before) is None
     await store.end_replay(delivery_id, task_id, taken=True)
@@ -206,6 +218,21 @@ async def test_an_ignored_delivery_is_kept_as_such_also_without_refused_ones(use
         assert (await store.trim(1)).open == 0
         await store.settle("two", "", End(SUCCEEDED))
         assert (await got(store, "two")).state == IGNORED
+
+
+@awaited
+async def test_what_is_written_again_is_as_it_was(use: Use):
+    """As is done where it is not known whether it was written."""
+    async with use(journal_refused=True, keep_bodies="failed") as store:
+        for _ in range(2):
+            await store.write([begun("one"), answered("two")])
+            await store.refuse(refusal("three"))
+        assert await ids(store) == ["three", "two", "one"]
+        before = await store.trim(1)
+        await store.settle("one", "first", End(SUCCEEDED))
+        await store.write([begun("one")])
+        assert ((await got(store, "one")).state, (await got(store, "one")).call) == (SUCCEEDED, b"")
+        assert await store.trim(1) == before._replace(open=before.open - 1)
 
 
 @awaited
@@ -613,6 +640,17 @@ async def test_a_store_that_is_away_is_an_error_of_the_gateway(use: Use, server:
 
 
 @awaited
+async def test_a_started_store_says_that_it_has_no_answer(name: str):
+    url = {SERVERS[name][1]: f"redis://127.0.0.1:{free_port()}/0"}
+    store = STORES[name.split()[0]](Config(journal=10, strategy="pika", **url))
+    await store.start()
+    for written in (store.write([begun("one")]), store.refuse(refusal("one"))):
+        with pytest.raises(Unanswered):
+            await written
+    await store.stop()
+
+
+@awaited
 async def test_entries_with_long_calls_come_in_small_pages(server: Server, name: str):
     """The other clients of the server wait while it reads a page."""
     config = Config(journal=100, strategy="pika", **{SERVERS[name][1]: server.url})
@@ -672,8 +710,12 @@ async def test_what_has_changed_is_told_until_it_is_archived(use: Use):
         await store.refuse(refusal("three"))
         assert await changed(store) == await store.unarchived(9) == ["one", "three"]
         assert await store.unarchived(1) == ["one"]
+        assert await unmarked(store) == ["two"]
         await store.mark(["one", "two"])
         assert await store.unarchived(9) == ["one", "three", "two"]
+        assert await unmarked(store) == []
+        await store.archived(await store.changed(100, 1 << 20, 0.0))
+        assert sorted(await unmarked(store)) == ["one", "three", "two"]
 
 
 @awaited

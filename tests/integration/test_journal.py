@@ -320,7 +320,7 @@ def test_check_says_which_right_the_journal_lacks(redis_server, client, check_st
 
 
 def test_what_has_no_room_is_lost_and_counted_once(config, metrics, client):
-    config = config.model_copy(update={"max_in_flight_bytes": 1_000})
+    config = config.model_copy(update={"max_in_flight_bytes": 2_000})
 
     async def work(journal: Journal) -> None:
         large = message("large", size=2_000)

@@ -258,6 +258,12 @@ MUTANTS = [
     ),
     _m("an entry that is not written whole", "journal/writing", "whole=not there", "whole=False"),
     _m(
+        "what the journal's store does not answer given up",
+        "journal/writing",
+        "if not self._ends and _is_unanswered(reply):",
+        "if False:",
+    ),
+    _m(
         "an acceptance that waits for the journal",
         "journal/writing",
         "LATEST = 0.4",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tests.simulation import histories
 from tests.simulation.records import (
@@ -53,6 +53,8 @@ UNCONFIRMED = "leader lost"
 #: Faults that end connections, and the seconds until what was missed has to be fetched.
 CUTS = {"connections closed", "reset", "subscribers cut", "clients cut"}
 CUT, CUT_AFTER = 1.0, 6.0
+#: Seconds after its answer for which a delivery may wait to be written to the journal.
+UNWRITTEN = 60.0
 BACK = 3.0  # seconds in which a gateway has found out that Redis is there again, and what it has
 STATUSES = {200, 202, 502, 503, 504, GONE, 500, RESET, REFUSED, SILENT}
 
@@ -334,9 +336,6 @@ def journal(judge: Judge) -> Iterator[str]:
     if not judge.world.inspected:
         return
     entries, size = judge.world.inspected["entries"], judge.world.inspected["size"]
-    by_try: dict[str, Any] = {}
-    for entry in entries:
-        by_try[entry.delivery["id"]] = entry
     deliveries = sum(bool(entry.queue) for entry in entries)
     if size.deliveries != deliveries:
         yield f"it says {size.deliveries} deliveries, and has {deliveries}"
@@ -353,6 +352,24 @@ def journal(judge: Judge) -> Iterator[str]:
             yield f"{name} has not succeeded"
         if entry.state == "failed" and entry.task_id not in failed:
             yield f"{name} has not failed"
+    there = {entry.arguments()[0][1]["x-try"] for entry in entries if entry.queue}
+    for one in judge.seen.tries:
+        if one.good and one.id not in there and not _unwritten(judge, one):
+            yield f"{judge.show(one)} is missing"
+
+
+def _unwritten(judge: Judge, one: Try) -> bool:
+    """Tell whether a try that was answered well may be missing in the journal."""
+    since, until = one.at - 1.0, one.answered + UNWRITTEN
+    if judge.hit(since, until, "out of memory"):
+        return True
+    away = any(judge.hit(since, one.answered, target=each) for each in ("redis", one.gateway))
+    if one.status == 202 and not away:
+        return False  # it has waited for the journal
+    return judge.hit(
+        one.at, until if away else one.answered + SLOW, "killed", "child killed", "killed at",
+        "drained", "reloaded", target=one.gateway,
+    )  # fmt: skip
 
 
 def claims(judge: Judge) -> Iterator[str]:

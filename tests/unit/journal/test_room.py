@@ -1,4 +1,4 @@
-"""The bytes that wait for the journal's store are bounded, and come back however a write ends."""
+"""What waits for the journal's store is bounded, and is sent until the store answers."""
 
 from __future__ import annotations
 
@@ -11,29 +11,41 @@ import pytest
 
 from gateway.celery_message import Message
 from gateway.config.settings import Config
-from gateway.journal.base import Refusal
-from gateway.journal.entry import ACCEPTED
+from gateway.journal import writing
+from gateway.journal.base import Refusal, Unanswered
+from gateway.journal.entry import ACCEPTED, RECEIVED
 from gateway.journal.writing import Journal
 from gateway.metrics import Metrics
 
 LOST = "gateway_journal_lost_total"
 ANSWERED = ("202", "0.1", "", "", "")
-CONFIG = Config(journal=100, max_body=1_000, max_header=1_000, max_in_flight_bytes=4_000)
-#: A quarter of what may wait.
+CONFIG = Config(journal=100, max_body=1_000, max_header=1_000, max_in_flight_bytes=9_000)
+#: Four may wait, with what else an entry has.
 SIZE = 1_000
 
 
 class Store:
-    """Ends its writes when a test says so."""
+    """Ends its writes when a test says so, or at once without an answer while it is ``away``."""
 
     def __init__(self) -> None:
         self.writing: list[asyncio.Future[Any]] = []
+        #: What was to be written.
+        self.asked: list[Any] = []
+        self.away = False
 
-    def write(self, _: object) -> asyncio.Future[Any]:
-        self.writing.append(asyncio.get_running_loop().create_future())
-        return self.writing[-1]
+    def write(self, asked: object) -> asyncio.Future[Any]:
+        reply = asyncio.get_running_loop().create_future()
+        self.asked.append(asked)
+        if self.away:
+            reply.set_exception(Unanswered("ConnectionError: it is away"))
+        else:
+            self.writing.append(reply)
+        return reply
 
     refuse = write
+
+    async def stop(self) -> None:
+        """Nothing was started."""
 
 
 @pytest.fixture
@@ -101,3 +113,72 @@ def test_bytes_come_back_when_a_write_has_ended(metrics, add, end):
         return full, lost(metrics) - before
 
     assert asyncio.run(work()) == (1, 0)
+
+
+async def turns() -> None:
+    """Let everything happen that waits for nothing."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_what_the_store_does_not_answer_is_sent_until_it_does(metrics, monkeypatch):
+    monkeypatch.setattr(writing, "_AGAIN", 0)
+
+    async def work() -> None:
+        journal = Journal(CONFIG, metrics)
+        journal.store = store = Store()
+        store.away = True
+        begun = journal.begin(message(), "task", "")
+        await turns()
+        # Whoever waits goes on,
+        assert begun.result() is False
+        refuse(journal)
+        write(journal)
+        await turns()
+        first, refused, answered = store.asked[-3:]
+        # everything is sent again and again, in its order,
+        assert store.asked[-6:] == [first, refused, answered] * 2
+        assert (first[0][1], answered[0][1]) == (RECEIVED, ACCEPTED)
+        store.away = False
+        store.asked.clear()
+        await turns()
+        # and once where it is answered.
+        for reply in store.writing:
+            succeed(reply)
+        await turns()
+        assert store.asked == [first, refused, answered]
+        assert (journal.bytes, lost(metrics)) == (0, 0)
+        # What comes next is sent at once.
+        write(journal)
+        succeed(store.writing[-1])
+        await turns()
+        assert (journal.bytes, lost(metrics), len(store.asked)) == (0, 0, 4)
+        await journal.stop()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("end", ["refused", "too long", "stopped"])
+def test_what_waits_for_the_store_is_lost_where(metrics, monkeypatch, end):
+    monkeypatch.setattr(writing, "_AGAIN", 0)
+    monkeypatch.setattr(writing, "_LAST", 0)
+    monkeypatch.setattr(writing, "KEPT", 0.0 if end == "too long" else 60.0)
+
+    async def work() -> None:
+        journal = Journal(CONFIG, metrics)
+        journal.store = store = Store()
+        store.away = True
+        begin(journal)  # which is written again at its answer
+        await turns()
+        write(journal)
+        await turns()
+        if end == "refused":
+            store.away = False
+            await turns()
+            for reply in store.writing:
+                fail(reply)
+            await turns()
+        await journal.stop()
+        assert lost(metrics) == 1
+
+    asyncio.run(work())
