@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from math import inf
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,6 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from gateway.archive.tables import DELIVERIES, LONGEST, entry, like, position
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.journal.entry import GONE, Entry
@@ -24,6 +26,7 @@ from gateway.journal.filter import Filter
 
 CONNECT = 3  # seconds for connecting
 READ = 10.0  # seconds for one query of a reader
+_STEPS = 10_000  # of SQLite, from one look at the time to the next
 _BUSY = 10.0  # seconds that SQLite waits for another process
 _LOCK = 7_203_981  # any number: PostgreSQL's lock of who writes
 _DAY = 86_400_000  # ms
@@ -74,6 +77,8 @@ class Database:
                 # What is compiled for a query takes longer than the query.
                 settings = f"SET statement_timeout = {int(READ * 1000)}; SET jit = off"
                 connection.exec_driver_sql(settings)
+            else:
+                _limit(connection)
             yield connection
 
     @contextmanager
@@ -319,6 +324,19 @@ def _partition(day: int) -> str:
     """Return the name of a day's partition; the names have the order of the days."""
     date = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=day)
     return f"deliveries_{date:%Y%m%d}"
+
+
+def _limit(connection: Connection) -> None:
+    """End each query of SQLite after `READ` seconds."""
+    driver: Any = connection.connection.driver_connection
+    until = inf
+
+    def begin(*_: object) -> None:
+        nonlocal until
+        until = monotonic() + READ
+
+    sa.event.listen(connection, "before_cursor_execute", begin)
+    driver.set_progress_handler(lambda: monotonic() > until, _STEPS)
 
 
 def _prepare_sqlite(connection: Any, _: object) -> None:

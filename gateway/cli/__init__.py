@@ -24,6 +24,10 @@ def main(argv: list[str] | None = None) -> int:
     (the app server's installation has no Tornado) or too old, 130 interrupted.
     """
     argv = sys.argv[1:] if argv is None else argv
+    for each in argv:
+        if each.encode(errors="replace").decode() != each:
+            print(f"gateway: {each!a} is not UTF-8: set the terminal to UTF-8", file=sys.stderr)
+            return 1
     if argv[:1] == ["--version"]:
         return _print_version(argv[1:])
     if argv and argv[0].startswith("-") and argv[0] not in ("-h", "--help"):

@@ -226,6 +226,17 @@ def test_texts_are_found_in_the_archive(config, monkeypatch, text):
         assert [each.id for each in found(config, text=text)] == expected
 
 
+def test_a_reader_s_query_that_takes_too_long_is_ended(config, monkeypatch):
+    archive(config)
+    monkeypatch.setattr("gateway.archive.database.READ", 0.05)
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i > 0)"
+    with (
+        pytest.raises(GatewayError, match="archive_url"),
+        Database(config).reading() as connection,
+    ):
+        connection.exec_driver_sql(f"{endless} SELECT max(i) FROM n").all()
+
+
 def lost(config: Config) -> None:
     """Let the journal be lost."""
     with redis.Redis.from_url(config.state) as client:

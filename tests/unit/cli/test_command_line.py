@@ -1,4 +1,4 @@
-"""Options that no command has, packages that are too old, and a file that is not the gateway's."""
+"""Options that no command has, what is no text, old packages, and a file that is no history."""
 
 from __future__ import annotations
 
@@ -58,3 +58,10 @@ def test_what_is_no_history_is_not_written_over(capsys, tmp_path):
         config.write_text(f'history = "{path}"')
         assert main(["serve", "--config", str(config)]) == 1
         assert capsys.readouterr().err.startswith(f"gateway: history: {path}: {problem}")
+
+
+@pytest.mark.parametrize("command", ["list --text", "show", "erase --yes --text"])
+def test_what_is_not_utf_8_is_refused_before_anything_is_done(capsys, command):
+    assert main(["deliveries", *command.split(), "gr\udcfc\udcdfe"]) == 1
+    said = capsys.readouterr().err
+    assert said == "gateway: 'gr\\udcfc\\udcdfe' is not UTF-8: set the terminal to UTF-8\n"
