@@ -7,15 +7,18 @@ a cluster, by the tag in braces, and only its own clock is used.
 
 from __future__ import annotations
 
+import logging
 from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
 
 from gateway.config.settings import Config
 from gateway.errors import StateUnavailable
-from gateway.late.record import ENDED, LOOK, Record
+from gateway.late.record import ENDED, FAILED, LOOK, Record
 from gateway.stores.pipeline import Arg
 from gateway.stores.state_store import StateStore
+
+log = logging.getLogger(__name__)
 
 #: Seconds for which a record is kept after the sender takes no answer any more.
 _AFTER = 3_600.0
@@ -135,6 +138,14 @@ class Records:
         return found
 
 
+#: Stands for a record that cannot be read: nothing is sent for it, and the others are.
+_DAMAGED = Record("", "", "", "", {}, "", 0.0, 0.0, state=ENDED, end=FAILED, told=True)
+
+
 def _found(pair: list[bytes], now: bytes) -> Found:
     version, record = pair
-    return Found(Record.load(record), int(version), float(now))
+    try:
+        return Found(Record.load(record), int(version), float(now))
+    except (ValueError, TypeError, AttributeError, RecursionError) as exc:
+        log.error("the record of a late answer cannot be read: %s: %.200r", exc, record)
+        return Found(_DAMAGED, 0, float(now))

@@ -235,6 +235,34 @@ def test_a_result_is_sent_after_the_fallback(client, redis_server, kind):
     run(work())
 
 
+def test_a_record_that_cannot_be_read_keeps_no_other_waiting(client, redis_server, caplog):
+    async def work() -> None:
+        async with serving(SenderServer(SENDERS["slack"])) as server:
+            block, source, body, expected = parts("slack", server)
+            gateways = Gateways(redis_server.url, block, **source)
+            async with gateways.process() as late:
+                for record in ("", "{", "[]", "{}", '{"due": 1}', "null"):
+                    task_id = str(uuid4())
+                    client.hset(late._records._key(task_id), "version", 1)
+                    client.hset(late._records._key(task_id), "record", record)
+                    client.zadd(late._records._due, {task_id: 0})
+                    await eventually(lambda task_id=task_id: is_looked_at(client, late, task_id))
+                    await gateways.answer(late, body, task_id=task_id)  # is given all the same
+                task_id = await gateways.answer(late, body)
+                end(client, task_id, "done")
+                await eventually(lambda: gateways.count("answered"))
+
+            assert server.taken == [expected]
+            assert late.held() == {"late answers": 0, "late steps": 0}
+
+    run(work())
+    assert "cannot be read" in caplog.text
+
+
+def is_looked_at(client: redis.Redis, late: LateAnswers, task_id: str) -> bool:
+    return client.zscore(late._records._due, task_id) > 0
+
+
 @pytest.mark.parametrize("kind", SENDERS)
 def test_errors_and_limits_are_waited_out(client, redis_server, kind):
     async def work() -> None:
