@@ -8,7 +8,7 @@ these has to be in the archive, once:
 - what the journal's Redis has confirmed (``confirmed``);
 - what the gateway has answered with a 202 (``accepted``), whose tasks have to have run.
 
-What is missing is listed with the seconds from its confirm, or its 202, to the next kill of Redis,
+What is missing is listed with the seconds from its confirm, or its 202, to the next end of Redis,
 and a 202 also with the server that was away when it was given.
 """
 
@@ -62,8 +62,9 @@ class Seen:
     #: The delivery's id, and when it was accepted, by its order.
     accepted: dict[str, tuple[str, float]] = field(default_factory=dict)
     refused: int = 0
-    #: From when until when each server was away.
+    #: From when until when each server was away, and when it had ended for certain.
     away: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    ended: dict[str, list[float]] = field(default_factory=dict)
     #: How many waited to be archived, and since when the first one (seconds), while all is there.
     waiting: list[tuple[float, int, float]] = field(default_factory=list)
 
@@ -72,10 +73,10 @@ class Seen:
         return sum(map(len, self.away.values()))
 
     def before_kill(self, name: str, at: float) -> float | None:
-        """Return how many seconds after `at` a server was killed next; None: never."""
-        kills = [began for began, _ in self.away.get(name, [])]
+        """Return how many seconds after `at` a server has ended next; None: never."""
+        kills = self.ended.get(name, [])
         place = bisect_left(kills, at)
-        return round(kills[place] - at, 2) if place < len(kills) else None
+        return round(kills[place] - at, 1) if place < len(kills) else None
 
     def was_away(self, at: float) -> str:
         """Return which servers were away at a time, or within a second before."""
@@ -187,6 +188,7 @@ class Trial:
             killed = time.monotonic()
             away.append((killed, killed + 60))
             await asyncio.to_thread(server.kill)
+            self.seen.ended.setdefault(name, []).append(time.monotonic())
             await asyncio.sleep(self._of.uniform(0, 2))
             await asyncio.to_thread(server.restart)
             away[-1] = killed, time.monotonic()
@@ -198,14 +200,14 @@ class Trial:
         lost = [at for delivery_id, at in seen.confirmed.items() if delivery_id not in archived]
         yield "confirmed, not archived", len(lost)
         yield (
-            "seconds to the next kill of Redis",
+            "seconds to the next end of Redis",
             Counter(seen.before_kill("redis", at) for at in lost),
         )
         gone = [at for delivery_id, at in seen.accepted.values() if delivery_id not in archived]
         yield "accepted, not archived", len(gone)
         yield "away when accepted", Counter(map(seen.was_away, gone))
         yield (
-            "seconds to the next kill of Redis, none away",
+            "seconds to the next end of Redis, none away",
             Counter(seen.before_kill("redis", at) for at in gone if seen.was_away(at) == "none"),
         )
 
