@@ -38,6 +38,10 @@ REPLY_PREFIXES = ("gateway.reply.", "amq.rabbitmq.reply-to.")
 #: neither acknowledges the message nor runs the task, and may end.
 LAST = frozenset((states.FAILURE, states.REVOKED, states.RETRY, states.STARTED))
 
+#: The largest reply, in bytes. RabbitMQ takes no larger message since 4.0 unless it is told to
+#: (`max_message_size`): it closes the channel, and the replies behind that one are lost.
+MAX_REPLY = 16 * 1024 * 1024
+
 log = logging.getLogger(__name__)
 
 _encode = JSONEncoder().encode
@@ -71,7 +75,10 @@ class ReplyMixin(_Backend):
         must = must_store(request)
         final = state in states.READY_STATES
         if final:
-            reply = Reply(reply_to, task_id, self._meta(task_id, result, state, traceback, request))
+            meta = self._meta(task_id, result, state, traceback, request)
+            # In place of what is too large the gateway gets its size.
+            body = meta if len(meta) <= MAX_REPLY else b"%d" % len(meta)
+            reply = Reply(reply_to, task_id, body)
             connection = reply_connection(self.app)
             if connection.held and not must:
                 otherwise = partial(self._store, store, task_id, result, state, False, held=True)

@@ -236,15 +236,17 @@ def decode_result(payload: bytes | int) -> Outcome | None:
     """Decode a stored result or a reply; return None where the task has not ended yet.
 
     Only JSON is decoded; anything else becomes an outcome with an ``error``, and so does what is
-    too large, of which there may be only the size in bytes.
+    too large, of which there may be only the size in bytes, also as the payload itself.
     """
     size = payload if isinstance(payload, int) else len(payload)
     if isinstance(payload, int) or size > MAX_STORED:
-        return Outcome(SUCCESS, error=f"it has {size} bytes, more than {MAX_STORED}")
+        return Outcome(SUCCESS, error=f"it has {size} bytes, which is too large")
     try:
         # Only values that plain JSON cannot express need kombu's slower decoder.
         loads = kombu_json.loads if b'"__type__"' in payload else json.loads
         meta = loads(payload.decode())
+        if type(meta) is int:
+            return decode_result(meta)
         state = meta["status"]
         if state not in FINAL:
             return None

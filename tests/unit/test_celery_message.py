@@ -253,7 +253,7 @@ def test_results_key_is_celerys(app):
 @pytest.mark.parametrize(
     "payload",
     [
-        b"", b"{", b"[]", b"5", b"null", b'"x"', b"{}", b"\xff\xfe", b"\x80\x04N.", b"\x00",
+        b"", b"{", b"[]", b"5.5", b"null", b'"x"', b"{}", b"\xff\xfe", b"\x80\x04N.", b"\x00",
         b"[" * 100_000, b'{"status": []}', b'{"status": {}, "result": 1}',
         b'{"status": "SUCCESS", "result": ' + b"9" * 5_000 + b"}",
         b"\x00celery-compressed\x00x\x9c",
@@ -263,6 +263,10 @@ def test_results_key_is_celerys(app):
 def test_garbage_is_an_outcome_that_cannot_be_read(payload):
     outcome = decode_result(payload)
     assert outcome.state == SUCCESS and outcome.error.startswith("no JSON result")
+
+
+def test_a_number_is_the_size_of_a_result_that_no_message_can_have():
+    assert decode_result(b"34603008").error == "it has 34603008 bytes, which is too large"
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,20 @@ def test_states_on_the_way_are_neither_replied_nor_stored(state):
         assert not hasattr(app, "reply_connection")
 
 
+def test_of_a_result_that_no_message_can_have_the_size_is_replied(monkeypatch):
+    monkeypatch.setattr("appserver.reply_backend.MAX_REPLY", 1_000)
+    sent = []
+    with Celery(
+        backend="appserver.reply_backend:StorelessReplyBackend", set_as_current=False
+    ) as app:
+        app.reply_connection = Bunch(held=None, publish_all=sent.extend)
+        for result in ("x", "x" * 2_000):
+            app.backend.store_result("1", result, states.SUCCESS, request=request(other=1))
+
+    assert json.loads(sent[0].body)["result"] == "x"
+    assert 2_000 < int(sent[1].body) < 2_200
+
+
 def test_no_broker_means_not_replied(caplog):
     with Celery(
         broker="amqp://127.0.0.1:1//",
