@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -118,9 +118,10 @@ def uneditable(config: Config, entry: Entry) -> str:
 
 async def outcomes(
     config: Config, task_ids: Sequence[str], wait: float = 0.0
-) -> AsyncIterator[tuple[str, Outcome]]:
+) -> AsyncGenerator[tuple[str, Outcome], None]:
     """Yield the outcomes of the tasks as they are stored, for at most `wait` seconds.
 
+    It has a connection of its own: who may stop early closes it (`contextlib.aclosing`).
     Raises `gateway.errors.GatewayError` where the result store does not answer.
     """
     if not config.results:

@@ -58,13 +58,14 @@ def test_without_redis_those_routes_are_ready_that_do_not_need_it(
 
 
 def test_a_queue_that_no_worker_consumes_is_a_warning(
-    stack: Stack, rabbitmq: RabbitMQ, redis_server, tmp_path
+    stack: Stack, rabbitmq: RabbitMQ, start, tmp_path
 ):
     (file := tmp_path / "gateway.toml").write_text(
         '[[routes]]\npath = "/a"\nqueue = "not-consumed"\n[[routes]]\npath = "/b"\n'
         'queue = "nor.{query:x}"\nqueue_pattern = "nor[.]."\nstatic_queue = "not-consumed"\n'
     )
-    urls = rabbitmq.url, redis_server.url
+    results = start(stack.redis)  # no other gateway has left its line there
+    urls = rabbitmq.url, results.url
     gateway = stack.gateway(
         "--broker", urls[0], "--result-backend", urls[1], "--config", str(file), "--processes", "2"
     )
@@ -78,6 +79,7 @@ def test_a_queue_that_no_worker_consumes_is_a_warning(
     until(lambda: not asked(gateway)[1]["warnings"])
     gateway.stop()
     worker.stop()
+    results.stop()
 
 
 def test_an_unknown_route_is_named_with_those_that_there_are(

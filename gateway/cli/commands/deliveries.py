@@ -407,12 +407,13 @@ async def _publish(config: Config, chosen: Sequence[Entry], arguments: argparse.
             else:
                 tell(delivery_id, f"taken: task {task_id}", task_id=task_id)
                 taken[task_id] = delivery_id
-        async for task_id, outcome in outcomes(config, list(taken), arguments.wait):
-            delivery_id, state = taken.pop(task_id), outcome.state
-            await replays.settle(delivery_id, task_id, outcome)
-            text = printed.outcome_text(outcome)
-            tell(delivery_id, text, task_id=task_id, state=state, error=outcome.error)
-            well = well and state == SUCCESS
+        async with aclosing(outcomes(config, list(taken), arguments.wait)) as ended:
+            async for task_id, outcome in ended:
+                delivery_id, state = taken.pop(task_id), outcome.state
+                await replays.settle(delivery_id, task_id, outcome)
+                text = printed.outcome_text(outcome)
+                tell(delivery_id, text, task_id=task_id, state=state, error=outcome.error)
+                well = well and state == SUCCESS
     for task_id, delivery_id in taken.items():
         text = "no result" + (f" in {arguments.wait:g} s" if config.results else "")
         tell(delivery_id, text, task_id=task_id, state=None)

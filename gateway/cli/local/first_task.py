@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import aclosing
 from typing import NamedTuple
 
 from gateway.celery_message import TaskIds, encode_body
@@ -45,8 +46,9 @@ async def _run(config: Config, queues: Sequence[str]) -> Described:
                 await publish(entry, task_id)
             except RequestError as exc:
                 raise StackError(f"no task can be sent to the queue {queue}: {exc}") from exc
-        async for task_id, outcome in outcomes(config, list(waiting), SECONDS):
-            found = _described(outcome, waiting.pop(task_id))
+        async with aclosing(outcomes(config, list(waiting), SECONDS)) as ended:
+            async for task_id, outcome in ended:
+                found = _described(outcome, waiting.pop(task_id))
     if waiting:
         raise StackError(
             f"the worker has run no task from the queue {', '.join(waiting.values())} in "
