@@ -80,14 +80,17 @@ def own_rabbitmq(rabbitmq: RabbitMQ) -> Iterator[RabbitMQ]:
     rabbitmq.wipe()
 
 
-@pytest.fixture(scope="session")
-def redis_server(stack: Stack) -> Server:
-    return _start(stack.redis)
+@pytest.fixture(scope="module")
+def redis_server(stack: Stack) -> Iterator[Server]:
+    """A Redis of the module's own: what is in it, and who listens to it, is the module's alone."""
+    redis_server = _start(stack.redis)
+    yield redis_server
+    redis_server.stop()
 
 
 @pytest.fixture(scope="module")
 def results(stack: Stack) -> Iterator[Server]:
-    """A result store of the module's own: it is broken or changed, or what is in it counts."""
+    """Another one."""
     results = _start(stack.redis)
     yield results
     results.stop()

@@ -47,17 +47,16 @@ def _is_long(path: Path) -> bool:
 
 
 @pytest.fixture(scope="module")
-def servers(stack: Stack, rabbitmq: RabbitMQ, start: Start) -> Iterator[Servers]:
+def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Servers]:
     """A broker and a Redis of the module's own, with a worker."""
-    servers = Servers(stack, rabbitmq, start(stack.redis))
+    servers = Servers(stack, rabbitmq, redis_server)
     yield servers
     servers.stop()
-    servers.results.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def urls(rabbitmq: RabbitMQ, redis_server: Server) -> list[str]:
-    """Return a gateway's options that name the servers of all tests."""
+    """Return a gateway's options that name the module's servers."""
     return ["--broker", rabbitmq.url, "--result-backend", redis_server.url]
 
 

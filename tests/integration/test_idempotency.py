@@ -97,16 +97,14 @@ JOINED = "gateway_duplicates_joined_total"
 SHARED = ("redis", "pika", "threadpool")
 
 Pair = Callable[[str], list[Server]]
-Start = Callable[[Callable[[], Server]], Server]
 
 
 @pytest.fixture(scope="module")
-def servers(stack: Stack, rabbitmq: RabbitMQ, start: Start) -> Iterator[Servers]:
+def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Servers]:
     app = "tests.integration.retry_tasks"
-    servers = Servers(stack, rabbitmq, start(stack.redis), app=app)
+    servers = Servers(stack, rabbitmq, redis_server, app=app)
     yield servers
     servers.stop()
-    servers.results.stop()
 
 
 @pytest.fixture(scope="module")

@@ -25,17 +25,10 @@ from gateway.journal.replay import Replays
 from gateway.journal.writing import Journal, SizeWatch
 from gateway.metrics import Metrics
 from gateway.stores.results import Results
-from tests.support.stack import Server, Stack
+from tests.support.stack import Server
 from tests.support.waiting import eventually
 
 LOST = "gateway_journal_lost_total"
-
-
-@pytest.fixture(scope="module")
-def redis_server(stack: Stack) -> Iterator[Server]:
-    server = stack.redis()
-    yield server
-    server.stop()
 
 
 @pytest.fixture

@@ -85,11 +85,10 @@ def entry(servers: Servers, delivery_id: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def servers(stack, rabbitmq, start):
-    servers = Servers(stack, rabbitmq, start(stack.redis), concurrency=8)
+def servers(stack, rabbitmq, redis_server):
+    servers = Servers(stack, rabbitmq, redis_server, concurrency=8)
     yield servers
     servers.stop()
-    servers.results.stop()
 
 
 @pytest.mark.parametrize(("strategy", "pause", "task"), [("redis", 1, 4), ("pika", 5, 40)])
