@@ -43,7 +43,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
+def stack_of_all() -> Iterator[Stack]:
+    with Stack() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
+    """Starts servers for a module's tests, and stops what still runs after them."""
     with Stack() as stack:
         yield stack
 
@@ -54,11 +61,11 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 @pytest.fixture(scope="session")
-def rabbitmq(stack: Stack, certificates: Certificates) -> RabbitMQ:
+def rabbitmq(stack_of_all: Stack, certificates: Certificates) -> RabbitMQ:
     """The only broker of most tests, as it takes seconds to start: no test may leave it changed."""
     tls, port = certificates.server, free_port()
     broker = _start(
-        lambda: stack.rabbitmq(f"""\
+        lambda: stack_of_all.rabbitmq(f"""\
 listeners.ssl.1 = 127.0.0.1:{port}
 ssl_options.cacertfile = {tls.ca}
 ssl_options.certfile = {tls.cert}
@@ -81,19 +88,15 @@ def own_rabbitmq(rabbitmq: RabbitMQ) -> Iterator[RabbitMQ]:
 
 
 @pytest.fixture(scope="module")
-def redis_server(stack: Stack) -> Iterator[Server]:
+def redis_server(stack: Stack) -> Server:
     """A Redis of the module's own: what is in it, and who listens to it, is the module's alone."""
-    redis_server = _start(stack.redis)
-    yield redis_server
-    redis_server.stop()
+    return _start(stack.redis)
 
 
 @pytest.fixture(scope="module")
-def results(stack: Stack) -> Iterator[Server]:
+def results(stack: Stack) -> Server:
     """Another one."""
-    results = _start(stack.redis)
-    yield results
-    results.stop()
+    return _start(stack.redis)
 
 
 @pytest.fixture

@@ -80,11 +80,9 @@ def routes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Server:
     """Two processes, so that a task that outlives its deadline holds up nobody else's."""
     app = "tests.integration.webhook_tasks"
-    worker = stack.worker(
+    return stack.worker(
         rabbitmq.url, redis_server.url, app=app, pool="prefork", concurrency=2, cwd=ROOT
     )
-    yield worker
-    worker.stop()
 
 
 @pytest.fixture(scope="module", params=list(STRATEGIES))

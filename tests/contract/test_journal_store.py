@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import wraps
@@ -65,10 +65,8 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def server(name: str, stack: Stack, start) -> Iterator[Server]:
-    server = start(SERVERS[name][0](stack))
-    yield server
-    server.stop()
+def server(name: str, stack: Stack, start) -> Server:
+    return start(SERVERS[name][0](stack))
 
 
 @pytest.fixture(params=["started", "opened"])

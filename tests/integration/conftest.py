@@ -61,11 +61,9 @@ def urls(rabbitmq: RabbitMQ, redis_server: Server) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Server]:
+def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Server:
     """A worker at the same servers."""
-    worker = stack.worker(rabbitmq.url, redis_server.url)
-    yield worker
-    worker.stop()
+    return stack.worker(rabbitmq.url, redis_server.url)
 
 
 @pytest.fixture
@@ -83,11 +81,9 @@ def worker_with(
 
 
 @pytest.fixture(scope="module")
-def nginx(stack: Stack, start: Start, gateway: Server) -> Iterator[Server]:
+def nginx(stack: Stack, start: Start, gateway: Server) -> Server:
     """An nginx in front of the module's `gateway`."""
-    nginx = start(lambda: stack.nginx([port(gateway)]))
-    yield nginx
-    nginx.stop()
+    return start(lambda: stack.nginx([port(gateway)]))
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,13 +14,12 @@ from tests.support.stack import Server, Stack, free_port
 
 
 @pytest.fixture(scope="module")
-def gateway(stack: Stack) -> Iterator[Server]:
+def gateway(stack: Stack) -> Server:
     nobody = f"127.0.0.1:{free_port()}"
     urls = ("--broker", f"amqp://{nobody}//", "--result-backend", f"redis://{nobody}/0")
     gateway = stack.gateway(*urls, ready="/healthz")
     gateway.admin = int(gateway.admin_url.rpartition(":")[2])
-    yield gateway
-    gateway.stop()
+    return gateway
 
 
 async def end_of(connection: Connection) -> None:

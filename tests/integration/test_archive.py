@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import secrets
-from collections.abc import Iterator
 from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,10 +37,8 @@ KILLS = int(os.environ.get("KILLS", "9"))
 
 
 @pytest.fixture(scope="module")
-def postgresql(stack: Stack, start) -> Iterator[Server]:
-    server = start(stack.postgresql)
-    yield server
-    server.stop()
+def postgresql(stack: Stack, start) -> Server:
+    return start(stack.postgresql)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -102,7 +102,7 @@ def broker(own_rabbitmq: RabbitMQ) -> RabbitMQ:
 
 
 @pytest.fixture(scope="module")
-def results(stack: Stack, start, certificates: Certificates) -> Iterator[Server]:
+def results(stack: Stack, start, certificates: Certificates) -> Server:
     """The same for results."""
     tls, port = certificates.server, free_port()
     files = ["--tls-ca-cert-file", tls.ca, "--tls-cert-file", tls.cert, "--tls-key-file", tls.key]
@@ -112,8 +112,7 @@ def results(stack: Stack, start, certificates: Certificates) -> Iterator[Server]
         )
     )  # fmt: skip
     results.tls_url = f"rediss://127.0.0.1:{port}/0"
-    yield results
-    results.stop()
+    return results
 
 
 def variables(tls: TLS) -> dict[str, str]:

@@ -7,7 +7,6 @@ import logging
 from pathlib import Path
 
 import pytest
-import redis
 import uvloop
 
 from gateway import answer
@@ -25,14 +24,9 @@ LOG = "a request could not be answered (route {})"
 
 @pytest.fixture(scope="module")
 def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server):
-    worker = stack.worker(
+    return stack.worker(
         rabbitmq.url, redis_server.url, app="tests.integration.webhook_tasks", cwd=ROOT
     )
-    yield worker
-    worker.stop()
-    # Celery's client, which `threadpool` has left in this process, would listen on.
-    with redis.Redis.from_url(redis_server.url) as client:
-        client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
 
 
 @pytest.fixture(params=["pika", "redis", "ioloop", "threadpool"])

@@ -41,11 +41,9 @@ def broker(own_rabbitmq: RabbitMQ) -> Iterator[RabbitMQ]:
 
 
 @pytest.fixture(scope="module")
-def worker(stack: Stack, broker: RabbitMQ, redis_server: Server) -> Iterator[Server]:
+def worker(stack: Stack, broker: RabbitMQ, redis_server: Server) -> Server:
     app = "tests.integration.webhook_tasks"
-    worker = stack.worker(broker.url, redis_server.url, app=app, cwd=ROOT)
-    yield worker
-    worker.stop()
+    return stack.worker(broker.url, redis_server.url, app=app, cwd=ROOT)
 
 
 @pytest.fixture(scope="module", params=STRATEGIES)

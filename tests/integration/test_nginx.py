@@ -54,9 +54,7 @@ def gateways(
 @pytest.fixture(scope="module")
 def nginx(stack: Stack, start, gateways: list[Server]) -> Server:
     ports = [int(gateway.url.rpartition(":")[2]) for gateway in gateways]
-    nginx = start(lambda: stack.nginx(ports))
-    yield nginx
-    nginx.stop()
+    return start(lambda: stack.nginx(ports))
 
 
 def test_each_request_gets_its_own_answer_and_all_gateways_work(nginx, gateways):

@@ -14,7 +14,6 @@ import re
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -426,14 +425,12 @@ admin_roles = { view = ["*@example.com"], bodies = ["b@*"], act = ["a@example.co
 
 
 @pytest.fixture(scope="module")
-def alone(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def alone(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Server:
     """A gateway without servers and without sources, with a journal that it cannot write."""
     config = tmp_path_factory.mktemp("alone") / "gateway.toml"
     config.write_text('journal = 10\n[[routes]]\npath = "/"\n')
     urls = ("--broker", "amqp://127.0.0.1:1//", "--result-backend", "redis://127.0.0.1:1/0")
-    gateway = stack.gateway(*urls, "--config", str(config), ready="/healthz")
-    yield gateway
-    gateway.stop()
+    return stack.gateway(*urls, "--config", str(config), ready="/healthz")
 
 
 def test_a_delivery_is_edited_and_sent_as_a_new_one(gateway):

@@ -27,10 +27,8 @@ ONE, OTHER = "return tonumber(ARGV[1])", "return ARGV[1] + 0"
 
 
 @pytest.fixture(scope="module")
-def store(stack: Stack) -> Iterator[Server]:
-    server = stack.redis()
-    yield server
-    server.stop()
+def store(stack: Stack) -> Server:
+    return stack.redis()
 
 
 @pytest.fixture

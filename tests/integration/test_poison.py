@@ -33,8 +33,7 @@ def servers(stack, broker, results, tmp_path_factory):
 def resident(stack, broker, results, tmp_path_factory):
     """The gateway of the tests that have one like others, on a queue that they share."""
     servers = Servers(stack, broker, results.url, tmp_path_factory.mktemp("resident"))
-    yield servers.queue, servers.gateway()
-    servers.stop()
+    return (servers.queue, servers.gateway())
 
 
 @pytest.fixture

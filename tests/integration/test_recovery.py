@@ -23,16 +23,11 @@ def broker(own_rabbitmq: RabbitMQ) -> RabbitMQ:
 
 @pytest.fixture(scope="module")
 def gateway(stack: Stack, broker: RabbitMQ, redis_server: Server) -> Server:
-    worker = stack.worker(broker.url, redis_server.url)
+    stack.worker(broker.url, redis_server.url)
     broker.ctl("add_user", "gateway", "gateway")
     broker.ctl("set_permissions", "gateway", ".*", ".*", ".*")
     own = broker.url.replace("guest:guest", "gateway:gateway")
-    gateway = stack.gateway(
-        "--strategy=pika", "--broker", own, "--result-backend", redis_server.url
-    )
-    yield gateway
-    gateway.stop()
-    worker.stop()
+    return stack.gateway("--strategy=pika", "--broker", own, "--result-backend", redis_server.url)
 
 
 def test_a_deleted_reply_queue_is_replaced(gateway, broker):

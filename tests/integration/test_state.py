@@ -47,9 +47,7 @@ def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Servers:
 @pytest.fixture(scope="module")
 def state(start, stack: Stack) -> Server:
     """A Redis of their own for claims: it is killed and frozen."""
-    state = start(stack.redis)
-    yield state
-    state.stop()
+    return start(stack.redis)
 
 
 @pytest.fixture(scope="module")

@@ -25,9 +25,7 @@ def gateway(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, tmp_path_fac
     path = tmp_path_factory.mktemp("watch") / "gateway.toml"
     path.write_text(PREFIX + KEYED)
     urls = ["--broker", rabbitmq.url, "--result-backend", redis_server.url]
-    gateway = stack.gateway("--strategy=redis", *urls, "--processes", "2", "--config", str(path))
-    yield gateway
-    gateway.stop()
+    return stack.gateway("--strategy=redis", *urls, "--processes", "2", "--config", str(path))
 
 
 def config(gateway_broker: str, results: str, **settings: object) -> Config:

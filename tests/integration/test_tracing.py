@@ -125,7 +125,7 @@ def worker(
     redis_server: Server,
     collector: Collector,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Server]:
+) -> Server:
     """A worker of the app in docs/tracing.md, started by the command that is there."""
     document = text("docs/tracing.md")
     (shown,) = re.findall(r"```python\n(.*?)```", document, re.S)
@@ -135,7 +135,7 @@ def worker(
     shown = shown.replace("amqp://...", rabbitmq.url).replace("redis://...", redis_server.url)
     (home / "shop.py").write_text(shown + APP)
     argv = [str(Path(sys.executable).with_name("opentelemetry-instrument")), "celery"]
-    worker = stack.spawn(
+    return stack.spawn(
         "worker",
         [*argv, *command.replace("orders", QUEUE).split(), "-c", "2", "-l", "INFO"],
         env={
@@ -147,8 +147,6 @@ def worker(
         cwd=home,
         ready="ready.",
     )
-    yield worker
-    worker.stop()
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +156,7 @@ def start(
     redis_server: Server,
     worker: Server,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Callable[..., Server]]:
+) -> Callable[..., Server]:
     """Start a gateway with more settings and variables."""
     started = []
 
@@ -170,9 +168,7 @@ def start(
         started.append(stack.gateway(*options, env={"OTEL_BSP_SCHEDULE_DELAY": "100", **env}))
         return started[-1]
 
-    yield start
-    for gateway in started:
-        gateway.stop()
+    return start
 
 
 @pytest.fixture(scope="module")
