@@ -15,7 +15,7 @@ from typing import Any
 
 from celery.backends.redis import RedisBackend, ResultConsumer, SentinelBackend
 from celery.states import PENDING
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from gateway.celery_message import decode_result
 from gateway.clock import monotonic
@@ -36,6 +36,8 @@ class _Consumer(ResultConsumer):
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
+        # An error reply may be the one to a request that has ended: nobody reads on behind it.
+        self._connection_errors = (*self._connection_errors, ResponseError)
         self._reading = Lock()
         self._read_at = monotonic()
         self._new: set[bytes] = set()

@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import redis
 
 from tests.contract.conftest import GRACE, start_gateway
 from tests.support.requests import confirmed, get, metric, post, post_each
@@ -41,10 +42,10 @@ def gateways(
         server.stop()
 
 
-def answers(gateways: dict[str, Server]) -> dict[str, int]:
+def answers(gateways: dict[str, Server], path: str = "/") -> dict[str, int]:
     """Post to each at once; return the statuses, which all came in time."""
     began = time.monotonic()
-    codes = [a.code for a in post_each([(f"{g.url}/", b"hi") for g in gateways.values()])]
+    codes = [a.code for a in post_each([(f"{g.url}{path}", b"hi") for g in gateways.values()])]
     assert time.monotonic() - began <= TIMEOUT + GRACE
     return dict(zip(gateways, codes, strict=True))
 
@@ -121,3 +122,15 @@ def test_without_its_result_store_a_strategy_refuses_and_pika_does_not_notice(ga
     results.restart()
     until_ready(gateways)
     until(lambda: answers(gateways) == dict.fromkeys(gateways, 200))
+
+
+def test_what_a_result_store_refused_is_no_later_request_s_concern(gateways, results):
+    with redis.Redis.from_url(results.url) as client:
+        client.execute_command("ACL", "SETUSER", "default", "-@all", "+acl")
+        try:
+            codes = answers(gateways, "/slow?seconds=0")
+        finally:
+            client.execute_command("ACL", "SETUSER", "default", "+@all")
+    assert codes.pop("pika") == 200 and set(codes.values()) <= {503, 504}
+    until_ready(gateways)
+    assert answers(gateways) == dict.fromkeys(gateways, 200)
