@@ -37,7 +37,7 @@ class _Consumer(ResultConsumer):
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         # An error reply may be the one to a request that has ended: nobody reads on behind it.
-        self._connection_errors = (*self._connection_errors, ResponseError)
+        self._connection_errors = (*self.backend.connection_errors, ResponseError)
         self._reading = Lock()
         self._read_at = monotonic()
         self._new: set[bytes] = set()
