@@ -17,11 +17,11 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from gateway.archive.tables import DELIVERIES, LONGEST, entry, like, position
+from gateway.archive.tables import DELIVERIES, LONGEST, entry, like
 from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-from gateway.journal.entry import GONE, Entry
+from gateway.journal.entry import GONE, Entry, order
 from gateway.journal.filter import Filter
 
 CONNECT = 3  # seconds for connecting
@@ -305,7 +305,7 @@ def _older(
 def _before(at: str) -> tuple[sa.ColumnElement[bool], ...]:
     if not at:
         return ()
-    columns, (ms, seq) = DELIVERIES.c, position(at)
+    columns, (ms, seq) = DELIVERIES.c, order(at)
     # Partitions are left out by the first one.
     return columns.ms <= ms, sa.tuple_(columns.ms, columns.seq) < sa.tuple_(
         sa.literal(ms), sa.literal(seq)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.journal.base import JournalStore
-from gateway.journal.entry import Entry
+from gateway.journal.entry import Entry, order
 from gateway.journal.filter import Filter
 from gateway.journal.reading import Reader
 from gateway.journal.stores import store_for
@@ -144,9 +144,9 @@ class Both(Reader):
                 await stack.enter_async_context(aclosing(part))
             next_ones = [(archived, first), *[(part, await self._next(part)) for part in parts]]
             while heads := [(part, entry) for part, entry in next_ones if entry is not None]:
-                newest, entry = max(heads, key=lambda head: _order(head[1].position))
+                newest, entry = max(heads, key=lambda head: order(head[1].position))
                 end = self._journal.reached if self._journal is not None else ""
-                if end and _order(entry.position) < _order(end):
+                if end and order(entry.position) < order(end):
                     break
                 yield entry
                 next_ones = [
@@ -221,15 +221,11 @@ async def _chosen(
     """Yield those that `wanted` takes, the newest first, without their calls."""
     since = _ms(wanted.since) if wanted.since else 0
     last = (_ms(wanted.until), math.inf) if wanted.until else (math.inf,)
-    for each in sorted(entries, key=lambda entry: _order(entry.position), reverse=True):
-        place = _order(each.position)
-        older = place < _order(before) if before else place <= last
+    for each in sorted(entries, key=lambda entry: order(entry.position), reverse=True):
+        place = order(each.position)
+        older = place < order(before) if before else place <= last
         if older and place[0] >= since and wanted.takes(each):
             yield replace(each, call=b"")
-
-
-def _order(position: str) -> tuple[int, ...]:
-    return tuple(map(int, position.split("-")))
 
 
 def _ms(when: datetime) -> int:

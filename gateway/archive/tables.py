@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from gateway.journal.entry import Entry, known
+from gateway.journal.entry import Entry, known, order
 from gateway.journal.groups import group_of
 
 METADATA = sa.MetaData()
@@ -43,15 +43,9 @@ _OWN = (
 )  # fmt: skip
 
 
-def position(text: str) -> tuple[int, int]:
-    """Return a position in the journal as two numbers; raises ValueError where it is none."""
-    ms, seq = text.split("-")
-    return int(ms), int(seq)
-
-
 def row(entry: Entry) -> dict[str, Any]:
     """Return the row of a delivery."""
-    ms, seq = position(entry.position)
+    ms, seq = order(entry.position)
     about = {name: value for name in _ABOUT if (value := getattr(entry, name))}
     own = {name: getattr(entry, name) for name in _OWN}
     call = compact(json.loads(entry.call)) if entry.call else ""

@@ -195,6 +195,11 @@ def known(about: str) -> dict[str, Any]:
     return {name: value for name, value in json.loads(about).items() if name in _FIELDS}
 
 
+def order(position: str) -> tuple[int, ...]:
+    """Return by what positions are ordered: two numbers; for an empty one, none."""
+    return tuple(map(int, position.split("-"))) if position else ()
+
+
 def iso_now() -> str:
     """Return the present time as entries have it."""
     return datetime.fromtimestamp(time(), UTC).isoformat(timespec="milliseconds")

@@ -314,16 +314,21 @@ def test_a_group_of_failures_is_opened_muted_and_resolved(gateway):
 
 def test_many_are_sent_again_after_a_question(gateway):
     own = (f"Authorization: Bearer {TOKEN}", f"{view._OWN}: 1")
-    asked = ask(gateway, "/again?route=/wait/*")
+    live = (own[0], f"{view._OWN}: live")
+    some = "/again?route=/wait/*&since=1h"
+    first_view = ask(gateway, some)
+    assert "Looking through the journal" in text(first_view) and "data-post" not in first_view[2]
+    asked = ask(gateway, some, *live)
     assert "Send 2 deliveries again?" in text(asked) and "Send 1 first" in text(asked)
     both, first = map(html.unescape, re.findall(r'data-post="([^"]+)"', asked[2]))
+    assert "since=1h" not in both  # later it would be others
     status, _, done = ask(gateway, f"/{first}", *own, method="POST")
     answer = json.loads(done)
     assert status == 200 and answer["taken"] == 1 and answer["go"].startswith("./deliveries/")
     status, _, done = ask(gateway, f"/{both}", *own, method="POST")
     assert status == 200 and json.loads(done) == {"taken": 2, "problems": []}
     assert ask(gateway, "/again")[0] == 400  # without a filter: all of them
-    nothing = text(ask(gateway, "/again?route=/none"))
+    nothing = text(ask(gateway, "/again?route=/none", *live))
     assert "Nothing is to be sent again" in nothing
 
 

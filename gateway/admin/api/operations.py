@@ -116,8 +116,7 @@ async def replay_deliveries(config: Config, wanted: ReplaysWanted) -> Replays:
     if chosen == Filter():
         raise Refused(400, "bad-request", "say which: give at least one filter, such as state")
     async with reading_journal(config) as reader:
-        found, others = await choose(reader, chosen, wanted.again)
-    found = [each for each in found if _is_between(wanted.after, each.position, wanted.to)]
+        found, others = await choose(reader, chosen, wanted.again, wanted.after, wanted.to)
     # Nobody waits longer than a minute for an answer.
     most = wanted.limit if wanted.rate is None else max(int(60 * wanted.rate), 1)
     now = found[: min(most, wanted.limit)]
@@ -173,16 +172,6 @@ async def test_notification(config: Config, wanted: Nothing) -> Done:
         raise Refused(404, "not-found", "there is no [notify] in the configuration")
     await send_test(config)
     return Done()
-
-
-def _is_between(after: str, position: str, to: str) -> bool:
-    """Tell whether a position in the journal comes after one, and not after another, if any."""
-    own = _ordered(position)
-    return own > _ordered(after) and (not to or own <= _ordered(to))
-
-
-def _ordered(position: str) -> tuple[int, ...]:
-    return tuple(map(int, position.split("-"))) if position else ()
 
 
 async def _replay(

@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 
 from gateway.admin.api.operations import replay_deliveries
 from gateway.admin.api.schema import ReplaysWanted
+from gateway.admin.pages.deliveries import absolute
 from gateway.admin.pages.view import View
 from gateway.audit import REPLAY
 from gateway.journal.filter import PARTS
@@ -15,23 +16,26 @@ _AT_ONCE = 100  # deliveries that one request sends again
 
 
 class Again(View):
-    """Says how many deliveries of a filter would be sent again, and which are left out."""
+    """Says how many deliveries of a filter would be sent again, and how many are left out."""
 
     path, template, allowed = "deliveries", "again.html", "GET, POST"
 
     async def content(self, *path: str) -> dict[str, Any]:
         wanted = self.parameters(ReplaysWanted, {})
-        would = await replay_deliveries(
-            self.config, wanted.model_copy(update={"dry_run": True, "limit": 500})
-        )
         filters = {name: value for name in PARTS if (value := getattr(wanted, name))}
-        return {
-            "back": self.link("deliveries", **filters),
-            "filters": filters,
-            "first": self.link(to=would.to or "", limit="1"),
-            "left_out": would.left_out,
+        shown: dict[str, Any] = {"back": self.link("deliveries", **filters), "filters": filters}
+        if filters and not self.live:  # the journal may be long: the page asks for the rest itself
+            return shown | {"would": None}
+        times = absolute(wanted.filter())  # what is shown is sent, also a minute later
+        would = await replay_deliveries(
+            self.config, wanted.model_copy(update=times | {"dry_run": True, "limit": 1})
+        )
+        bounds = times | {"to": would.to or ""}
+        return shown | {
+            "first": self.link(**bounds, limit="1"),
             "many": len(would.would_be) + would.left,
-            "send": self.link(to=would.to or ""),
+            "send": self.link(**bounds),
+            "would": would,
         }
 
     async def post(self) -> None:

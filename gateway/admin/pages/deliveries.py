@@ -87,8 +87,7 @@ class Deliveries(View):
             return shown
         chosen = wanted.filter()
         # Who gets the link sees the same, whenever they follow it.
-        times = {name: at for name in ("since", "until") if (at := getattr(chosen, name))}
-        shown["shared"] = self.link(**{name: _iso(at.timestamp()) for name, at in times.items()})
+        shown["shared"] = self.link(**absolute(chosen))
         async with reading(self.config) as reader:
             found, more = await _counted(reader, chosen, wanted.limit)
             rows = [each for each in found if not chosen.state or each.state in chosen.state]
@@ -167,6 +166,12 @@ def about(entry: Entry) -> str:
     delivery = entry.delivery
     parts = [delivery.get("event", ""), *delivery.get("params", {}).values()]
     return " · ".join(filter(None, parts)) or delivery.get("source", "")
+
+
+def absolute(chosen: Filter) -> dict[str, str]:
+    """Return the times of a filter as parameters that stay the same, whenever they are read."""
+    times = {name: at for name in ("since", "until") if (at := getattr(chosen, name))}
+    return {name: _iso(at.timestamp()) for name, at in times.items()}
 
 
 def first_commands(config: Config) -> list[str]:

@@ -52,10 +52,15 @@ function change(old, fresh) {
   if (old.innerHTML !== fresh.innerHTML) old.innerHTML = fresh.innerHTML;
 }
 
-async function refresh() {
+async function fetched() {
   const answer = await fetch(location.href, {redirect: "error", headers: {"X-Gateway-Page": "live"}});
-  if (!answer.ok) throw new Error(`the gateway answers ${answer.status}`);
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  if (!answer.ok) throw new Error(one("main .lead", fresh)?.textContent ?? `the gateway answers ${answer.status}`);
+  return fresh;
+}
+
+async function refresh() {
+  const fresh = await fetched();
   if (!isLive() || one("dialog[open]")) return;
   const rows = one("[data-rows=live]"), newer = one("[data-newer]");
   if (!rows && one("[data-rows=live]", fresh)) return location.reload(); // the first has come
@@ -91,6 +96,10 @@ async function follow() {
 live?.addEventListener("click", () => live.setAttribute("aria-pressed", !isLive()));
 one("[data-newer]")?.addEventListener("click", () => location.reload());
 if (live) setTimeout(follow, EVERY);
+
+// What takes longer than a page may is fetched when the rest is there.
+const later = one("[data-later]");
+if (later) fetched().then(fresh => change(later, fresh.getElementById(later.id)), error => tell(error.message, true));
 
 // What changes something -------------------------------------------------------------------
 
