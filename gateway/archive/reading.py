@@ -143,16 +143,16 @@ class Both(Reader):
             for part in (archived, *parts):
                 await stack.enter_async_context(aclosing(part))
             next_ones = [(archived, first), *[(part, await self._next(part)) for part in parts]]
-            while heads := [(part, entry) for part, entry in next_ones if entry is not None]:
-                newest, entry = max(heads, key=lambda head: order(head[1].position))
+            heads = {part: (order(each.position), each) for part, each in next_ones if each}
+            while heads:
+                newest = max(heads, key=lambda part: heads[part][0])
+                place, entry = heads.pop(newest)
                 end = self._journal.reached if self._journal is not None else ""
-                if end and order(entry.position) < order(end):
+                if end and place < order(end):
                     break
                 yield entry
-                next_ones = [
-                    (part, await self._next(part) if part is newest else head)
-                    for part, head in heads
-                ]
+                if following := await self._next(newest):
+                    heads[newest] = order(following.position), following
         if self._journal is not None:
             self.reached = self._journal.reached
 

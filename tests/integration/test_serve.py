@@ -765,9 +765,12 @@ def test_the_pages_load_nothing_else(one):
     policy = page.headers["content-security-policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy
     files = set(re.findall(r'(?:src|<link[^>]* href)="([^"]+)"', page.body.decode())) - {"data:,"}
-    assert files == {"./page/style.css", "./page/page.js"}
+    assert {file.partition("?")[0] for file in files} == {"./page/style.css", "./page/page.js"}
     for file in files:
         found = ask(f"{one.admin_url}/{file[2:]}")
+        assert "immutable" in found.headers["cache-control"]
+        other = ask(f"{one.admin_url}/{file[2:].partition('?')[0]}?other")
+        assert other.headers["cache-control"] == "no-cache" and other.body == found.body
         assert found.status == 200 and not re.search(r"https?:", found.body.decode())
         assert found.headers["content-type"].startswith("text/")
     assert ask(f"{one.admin_url}/page/other.js").status == 404

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -34,12 +35,13 @@ from gateway.journal.entry import (
     RUNNING,
     STATES,
     Entry,
+    order,
 )
 from gateway.journal.filter import PARTS, Filter
 from gateway.journal.reading import Reader
 
 #: How many of the newest are counted at most, and for how many seconds.
-_COUNTED, _BUDGET = 1_000, 0.1
+_COUNTED, _BUDGET = 1_000, 0.05
 _COLUMNS = 80  # of the histogram
 #: Each tab: its name, the state whose symbol it has, and its states as the filter has them.
 TABS = (
@@ -88,45 +90,42 @@ class Deliveries(View):
         chosen = wanted.filter()
         # Who gets the link sees the same, whenever they follow it.
         shown["shared"] = self.link(**absolute(chosen))
-        async with reading(self.config) as reader:
-            found, more = await _counted(reader, chosen, wanted.limit)
-            rows = [each for each in found if not chosen.state or each.state in chosen.state]
-            older = rows[wanted.limit - 1].position if len(rows) > wanted.limit else ""
-            if chosen.text or wanted.before or (more and not older):
-                rows, older = await _listed(reader, chosen, wanted)
-            shown |= {"rows": rows[: wanted.limit], "older": older, "problems": reader.problems}
-            # When those were received up to which it has looked, where there was no more time.
-            shown["reached"] = older and older == reader.reached and int(older.split("-")[0]) / 1e3
-        return shown | _drawn(self, chosen, found, more) | {"commands": first_commands(self.config)}
+        parts = []
+        if not chosen.text:  # a text is searched for once only
+            anyhow = replace(chosen, state=frozenset())
+            parts.append(_newest(self.config, anyhow, "", wanted.limit + 1, _COUNTED))
+        if chosen.text or chosen.state or wanted.before:
+            parts.append(_newest(self.config, chosen, wanted.before, wanted.limit))
+        read = await asyncio.gather(*parts)
+        rows, older, reader = read[-1]
+        found, more, _ = ([], "", reader) if chosen.text else read[0]
+        if len(rows) > wanted.limit:
+            older = rows[wanted.limit - 1].position
+        shown |= {"rows": rows[: wanted.limit], "older": older, "problems": reader.problems}
+        # When those were received up to which it has looked, where there was no more time.
+        shown["reached"] = older and older == reader.reached and order(older)[0] / 1e3
+        shown["commands"] = first_commands(self.config)
+        return shown | _drawn(self, chosen, found, bool(more))
 
 
-async def _listed(reader: Reader, chosen: Filter, wanted: PageWanted) -> tuple[list[Entry], str]:
-    """Return a page, and the position after which the next one begins ("": there is none)."""
-    rows: list[Entry] = []
-    async with aclosing(reader.find(chosen, wanted.before, PATIENCE)) as entries:
-        async for entry in entries:
-            if len(rows) == wanted.limit:
-                return rows, rows[-1].position
-            rows.append(entry)
-    return rows, reader.reached
+async def _newest(
+    config: Config, chosen: Filter, before: str, least: int, most: int = 0
+) -> tuple[list[Entry], str, Reader]:
+    """Return `least` of the newest deliveries, and up to `most` in the time of `_BUDGET`.
 
-
-async def _counted(reader: Reader, chosen: Filter, least: int) -> tuple[list[Entry], bool]:
-    """Return the newest deliveries in whatever state, and whether there are more.
-
-    More than `least`, if there are so many. A text is searched for once only: nothing is counted.
+    With them comes the position after which there may be more ("": there are none), and the reader.
     """
     found: list[Entry] = []
-    if chosen.text:
-        return found, False
     end = monotonic() + _BUDGET
-    wanted = replace(chosen, state=frozenset())
-    async with aclosing(reader.find(wanted, patience=PATIENCE)) as entries:
+    async with (
+        reading(config) as reader,
+        aclosing(reader.find(chosen, before, PATIENCE)) as entries,
+    ):
         async for entry in entries:
-            if len(found) > least and (len(found) >= _COUNTED or monotonic() > end):
-                return found, True
+            if len(found) >= least and (len(found) >= most or monotonic() > end):
+                return found, found[-1].position, reader
             found.append(entry)
-    return found, bool(reader.reached)
+    return found, reader.reached, reader
 
 
 def _drawn(view: View, chosen: Filter, found: Sequence[Entry], more: bool) -> dict[str, Any]:

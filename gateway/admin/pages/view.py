@@ -7,6 +7,7 @@ import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from http import HTTPStatus
 from pathlib import Path
 from types import MappingProxyType
@@ -125,6 +126,13 @@ async def _read(config: Config) -> Groups:
         return Groups(monotonic(), problem=str(exc))
 
 
+@cache
+def _static(name: str) -> tuple[bytes, str]:
+    """Return the content of a file of `static`, and its digest."""
+    content = (_HERE / "static" / name).read_bytes()
+    return content, hashlib.sha256(content).hexdigest()[:16]
+
+
 def session(token: SecretStr, expires: int) -> str:
     """Return the cookie of who has sent the `token`; it is valid until `expires` (epoch)."""
     key = token.get_secret_value().encode()
@@ -158,9 +166,8 @@ class View(Guarded):
     head = get
 
     async def _show(self, path: tuple[str, ...]) -> None:
-        found = await self.content(*path)
+        found, self.marks = await asyncio.gather(self.content(*path), self.known.marks())
         if not self._finished:
-            self.marks = await self.known.marks()
             self.render(self.template, **found)
 
     def set_default_headers(self) -> None:
@@ -224,6 +231,7 @@ class View(Guarded):
             **super().get_template_namespace(),
             **widgets.ALL,
             "config": self.config,
+            "file": lambda name: f"{self.root}page/{name}?{_static(name)[1]}",
             "link": self.link,
             "marks": self.marks,
             "now": time(),
@@ -279,12 +287,15 @@ class File(View):
         return True
 
     async def get(self, *path: str) -> None:
-        file = _HERE / "static" / path[0]
-        if not file.is_file():
+        file = Path(path[0])
+        if not (_HERE / "static" / file).is_file():
             raise Refused(404, "not-found", "there is no such file")
+        content, digest = _static(path[0])
         self.set_header("Content-Type", f"{self._TYPES[file.suffix]}; charset=utf-8")
-        self.set_header("Cache-Control", "no-cache")
-        self.finish(file.read_bytes())
+        # Pages name the digest, so that a browser asks for each version once only.
+        known = self.request.query == digest
+        self.set_header("Cache-Control", "max-age=31536000, immutable" if known else "no-cache")
+        self.finish(content)
 
     head = get
 

@@ -31,7 +31,8 @@ function showTimes(root = document) {
     day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", timeZoneName: "short"});
   for (const time of all("time[data-form]", root)) {
     const parts = format.formatToParts(new Date(time.dateTime)).map(({type, value}) => [type, value]);
-    time.firstChild.data = FORMS[time.dataset.form](Object.fromEntries(parts));
+    const text = FORMS[time.dataset.form](Object.fromEntries(parts));
+    if (time.firstChild.data !== text) time.firstChild.data = text;
   }
   const name = format.formatToParts(new Date()).find(part => part.type === "timeZoneName").value;
   for (const place of all("[data-zone-name]", root)) place.textContent = name;
