@@ -21,6 +21,7 @@ from celery import Celery
 from appserver.settings import settings
 from gateway.amqp.publisher import Publisher
 from gateway.celery_message import Message
+from gateway.cli.checks.ports import another
 from gateway.config.settings import TLS, Config
 from gateway.config.strategies import STRATEGIES, properties
 from gateway.errors import BrokerUnavailable, Unroutable
@@ -30,6 +31,7 @@ from gateway.stores import result_store
 from gateway.stores.pipeline import Pipeline, results_of
 from gateway.strategies.celery_client import CeleryClient
 from tests.faults.proxy import Proxy
+from tests.integration.checking import check, servers_at
 from tests.support.certificates import Certificates
 from tests.support.requests import get, post_each
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
@@ -192,6 +194,28 @@ MISTAKES = ["a foreign CA", "no certificate", "a foreign certificate"]
 def test_nobody_connects_with(mistake: str, broker, results, certificates):
     tls = certificates.mistakes[mistake]
     assert not any(connected(tls, broker.tls_url, results.tls_url).values())
+
+
+def test_check_says_what_answers_in_place_of_a_server(broker, start, stack):
+    plain = stack.redis()
+    nginx = start(lambda: stack.nginx([free_port()]))
+    some = [
+        (plain.url, "redis", ""),
+        (nginx.url, "redis", "what answers there is a web server"),
+        (nginx.url, "amqp", "what answers there is a web server"),
+        (plain.url, "amqp", "what answers there is a Redis"),
+        (broker.url, "redis", "what answers there is an AMQP broker"),
+        (plain.url, "rediss", "its port has no TLS: write redis://"),
+        (broker.tls_url, "amqp", "its port has TLS: write amqps://"),
+    ]
+    for url, scheme, answer in some:
+        port = urlsplit(url).port
+        found = asyncio.run(another(f"{scheme}://127.0.0.1:{port}/0"))
+        assert found == (answer and f"; {answer}"), (url, scheme)
+    assert asyncio.run(another(f"amqp://127.0.0.1:{free_port()}//")) == ""
+    at = f"redis://127.0.0.1:{urlsplit(nginx.url).port}/0"
+    checked = check(*servers_at(broker.url, at))
+    assert "; what answers there is a web server; start it, or" in checked.of("results").text
 
 
 def test_nobody_connects_to_another_than_the_certificate_names(broker, results, certificates):

@@ -8,13 +8,13 @@ import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 from redis.utils import str_if_bytes
 
 from gateway.cli.checks.finding import LIMIT, Finding, fail, ok, skipped, warn
+from gateway.cli.checks.ports import another
 from gateway.clock import monotonic, time
 from gateway.config.settings import Config
 from gateway.history.gateways import KEY, SCRIPT, about, differences, read
@@ -240,16 +240,11 @@ async def asking(
         async with asyncio.timeout(LIMIT), connection as client:
             yield client
     except TimeoutError:
-        problem = f"no answer within {LIMIT:g} s"
-        found.append(fail(name, problem, f"start it, or correct {setting}{_plain(url)}"))
+        problem = f"no answer within {LIMIT:g} s{await another(url)}"
+        found.append(fail(name, problem, f"start it, or correct {setting}"))
     except (RedisError, OSError) as exc:
         # Sentinel's error continues with a list of all settings.
         said = f"{type(exc).__name__}: {str(exc).partition(' : <')[0]}"
         remedy = next(remedy for words, remedy in _REMEDIES.items() if re.search(words, said))
-        found.append(fail(name, said, remedy.format(setting) + _plain(url)))
-
-
-def _plain(url: str) -> str:
-    """Return what else may be wrong where TLS is used."""
-    tls = urlsplit(url).scheme == "rediss"
-    return "; if its port has no TLS, write redis:// instead of rediss://" if tls else ""
+        said += await another(url)
+        found.append(fail(name, said, remedy.format(setting)))
