@@ -17,12 +17,12 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from gateway.archive.tables import DELIVERIES, LONGEST, entry, like
+from gateway.archive.tables import DELIVERIES, LONGEST, entry, like, storable
 from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.journal.entry import GONE, Entry, order
-from gateway.journal.filter import Filter
+from gateway.journal.filter import Filter, folded
 
 CONNECT = 3  # seconds for connecting
 READ = 10.0  # seconds for one query of a reader
@@ -172,25 +172,23 @@ class Database:
 
     def _is_about(self, text: str) -> sa.ColumnElement[bool]:
         forms = {like(text), like(json.dumps(text, ensure_ascii=False)[1:-1])}
-        ids = DELIVERIES.c.id == text, DELIVERIES.c.task_id == text
-        return sa.or_(*ids, *map(self.has_text, sorted(forms)))
+        return sa.or_(*_has_id(text), *map(self.has_text, sorted(forms)))
 
     def erase(
         self,
-        forms: Sequence[str],
+        text: str,
         is_about: Callable[[Entry], bool],
         ids: Sequence[str],
         dry_run: bool,
     ) -> int:
         """Remove the deliveries with these `ids`, and those of which `is_about` is true.
 
-        The latter have one of the texts `forms`. Return how many all these are.
+        The latter have `text`, maybe as JSON escapes it. Return how many all these are.
         """
         columns = DELIVERIES.c
-        patterns = {like(text) for form in forms for text in (form, json.dumps(form)[1:-1])}
+        patterns = {like(text, escaped=True, numbers=each) for each in (False, True)}
         wanted = sa.or_(
-            columns.id.in_(forms),
-            columns.task_id.in_(forms),
+            *_has_id(text),
             *(self.has_text(each) for each in sorted(patterns)),
             *(sa.func.lower(columns.about).like(each.lower()) for each in sorted(patterns)),
         )
@@ -288,6 +286,11 @@ class Database:
                 for name in ("error", "call")
             )
         )
+
+
+def _has_id(text: str) -> Iterator[sa.ColumnElement[bool]]:
+    for column in (DELIVERIES.c.id, DELIVERIES.c.task_id):
+        yield column.in_([storable(text), storable(folded(text))])
 
 
 def _older(

@@ -10,7 +10,6 @@ import asyncio
 import json
 import re
 from contextlib import aclosing
-from dataclasses import asdict
 from typing import NamedTuple
 
 from redis.exceptions import RedisError
@@ -19,7 +18,7 @@ from gateway.claims.claim import DONE, read
 from gateway.claims.keys import CLAIM, FAILURE, TAGGED
 from gateway.config.settings import Config
 from gateway.journal.entry import Entry
-from gateway.journal.filter import Filter
+from gateway.journal.filter import Filter, folded
 from gateway.journal.groups import About, general
 from gateway.journal.stores import store_for
 from gateway.stores import result_store
@@ -60,23 +59,26 @@ class Text:
     def __init__(self, text: str):
         #: As it is, and as a body in JSON may have it.
         self.forms = sorted({text, *_escaped(text)})
-        self._folded = {form.casefold() for form in self.forms}
-        self._words = _words(text).casefold()
+        self._folded = {folded(form) for form in self.forms}
+        self._words = folded(_words(text))
         self._filters = [Filter(text=form) for form in self.forms]
 
     def is_in(self, data: bytes | str) -> bool:
         text = data if isinstance(data, str) else data.decode(errors="replace")
-        folded = text.casefold()
-        return any(form in folded for form in self._folded)
+        whole = folded(text)
+        return any(form in whole for form in self._folded)
 
     def is_of(self, group: About) -> bool:
         text = " ".join(group)
-        return self.is_in(text) or bool(self._words and self._words in text.casefold())
+        return self.is_in(text) or bool(self._words and self._words in folded(text))
 
     def is_about(self, entry: Entry) -> bool:
-        known = {**asdict(entry), "call": ""}
         if any(each.takes(entry) for each in self._filters):
             return True
+        # What is known of it beside the call and the error, without the names of that.
+        parts = (entry.delivery, entry.request, entry.options, *entry.runs)
+        known = [each for part in parts for each in part.values()]
+        known += [entry.task, entry.queue, entry.identity]
         return self.is_in(json.dumps(known, ensure_ascii=False))
 
 
@@ -116,9 +118,7 @@ async def erase(config: Config, text: str, dry_run: bool = False) -> Erased:
         from gateway.archive.database import Database
 
         database, ids = Database(config), [entry.id for entry in some]
-        archive = await asyncio.to_thread(
-            database.erase, wanted.forms, wanted.is_about, ids, dry_run
-        )
+        archive = await asyncio.to_thread(database.erase, text, wanted.is_about, ids, dry_run)
     return Erased(journal, archive, answers, late, groups)
 
 

@@ -77,17 +77,21 @@ def storable(text: str) -> str:
     return text.replace("\0", "\ufffd").encode(errors="replace").decode()
 
 
-def like(text: str) -> str:
-    """Return the pattern for a text within another one, of which case does not matter.
+def like(text: str, escaped: bool = False, numbers: bool = False) -> str:
+    """Return a pattern that is like each text which has `text`, as `folded` has both.
 
-    Letters outside ASCII stand for any text: not every database knows their other case.
+    Letters outside ASCII stand for any text: not every database knows their other case. With
+    `escaped` it is also like what has it within JSON, and within JSON in that; with `numbers`, in
+    JSON of ASCII alone.
     """
-    loose = "".join(
-        "%" if each > "\x7f" and each.casefold() != each.upper() else _escaped(each)
-        for each in text
-    )
-    return f"%{loose}%"
 
+    def part(each: str) -> str:
+        if each.lower() != each.upper() and each > "\x7f":
+            return "%"
+        if escaped and (each in '"\\' or each < " "):
+            return "%"
+        if numbers and each > "~":
+            return json.dumps(each)[1:-1].replace("\\", "%")
+        return "_" if each in "%_\\" else each
 
-def _escaped(character: str) -> str:
-    return "_" if character in "%_\\" else character
+    return storable(f"%{''.join(map(part, text))}%")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -19,6 +19,7 @@ from gateway.journal.groups import GROUP, group_of
 
 _STATUS = re.compile(r"[1-5x?][0-9x?]{2}|gone").fullmatch
 _SPAN = re.compile(r"(\d+)([smhd])").fullmatch
+_SOLE = "\u0130\u212a"  # capital letters whose lower case is that of a letter in ASCII
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
@@ -29,8 +30,9 @@ class Filter:
     ``state`` has some of `gateway.journal.entry.STATES`. ``status`` may have ``x`` or ``?`` for
     any digit, as in ``5xx``, and is ``gone`` where the sender had left. ``route``, ``source`` and
     ``event`` may have ``*``. ``text`` is searched for in the call, in its JSON without spaces
-    between values, in the ids and in the error; upper and lower case are the same. ``group`` is the
-    id of a group of failures. ``identities`` are those of deliveries whose tries are looked for.
+    between values and in the error, as `folded` has them all, or is one of the ids. ``group`` is
+    the id of a group of failures. ``identities`` are those of deliveries whose tries are looked
+    for.
     """
 
     state: frozenset[str] = frozenset()
@@ -63,12 +65,13 @@ class Filter:
         return about is not None and about.id == self.group
 
     def _has_text(self, entry: Entry) -> bool:
-        text = self.text.casefold()
-        if text in (entry.id, entry.task_id) or text in entry.error.casefold():
+        text = folded(self.text)
+        ids = {self.text, text} & {entry.id, entry.task_id}
+        if ids or text in folded(entry.error):
             return True
         call = entry.arguments()
         compact = json.dumps(call, ensure_ascii=False, separators=(",", ":"))
-        return any(text in each.casefold() for each in (compact, *_strings(list(call))))
+        return any(text in folded(each) for each in (compact, *strings(list(call))))
 
 
 ALL = Filter()
@@ -91,16 +94,29 @@ def _has_status(entry: Entry, wanted: str) -> bool:
     return len(status(entry)) == len(wanted) and all(a == b or b in "x?" for a, b in pairs)
 
 
-def _strings(value: Any) -> Any:
+def folded(text: str) -> str:
+    """Return a text as it is compared: the upper and the lower case of a letter are the same.
+
+    Each letter stays one, so that a part of a text is a part of what this returns: a "ß" is no
+    "ss". No other letter is one of ASCII, which databases compare.
+    """
+    if text.isascii():
+        return text.lower()
+    parts = (each if each in _SOLE else each.lower() for each in re.split(f"([{_SOLE}])", text))
+    return "".join(parts).replace("ς", "σ")
+
+
+def strings(value: Any) -> Iterator[str]:
+    """Yield all texts in a value of JSON, also the keys of its objects."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for key, each in value.items():
             yield key
-            yield from _strings(each)
+            yield from strings(each)
     elif isinstance(value, list):
         for each in value:
-            yield from _strings(each)
+            yield from strings(each)
 
 
 def read_states(text: str) -> frozenset[str]:

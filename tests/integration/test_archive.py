@@ -14,12 +14,15 @@ from uuid import uuid4
 
 import pytest
 import redis
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gateway.answer import Answer
 from gateway.archive.archiver import Archiver
 from gateway.archive.database import Database
-from gateway.archive.reading import reading
-from gateway.archive.tables import DELIVERIES
+from gateway.archive.erasing import Text
+from gateway.archive.reading import Archive, reading
+from gateway.archive.tables import DELIVERIES, row
 from gateway.claims.claim import dump, dump_end
 from gateway.cli import main
 from gateway.config.settings import Config
@@ -221,6 +224,47 @@ def test_texts_are_found_in_the_archive(config, monkeypatch, text):
     for newest in (2_000, 1):
         monkeypatch.setattr("gateway.archive.database._NEWEST", newest)
         assert [each.id for each in found(config, text=text)] == expected
+
+
+#: Letters with one case, with several lower ones, with others' case, and what JSON or SQL escapes.
+LETTERS = "aSskKiI1u%_\\\"'/ \n\0ßẞſ\u0130\u212aıςσΣäÄÅ\u212bÿŸǅǆꭰᎠµΜﬁ汉😀\u0307\ue000\x7f"
+WORDS = st.text(st.sampled_from(LETTERS), min_size=1, max_size=5)
+
+
+def test_the_same_texts_are_found_and_erased_in_journal_and_archive(config):
+    database = Database(config)
+    database.migrate()
+
+    @settings(max_examples=50, deadline=None)
+    @given(st.lists(WORDS, min_size=1, max_size=5), st.integers(0, 4), st.integers(0, 4), WORDS)
+    def check(words: list[str], number: int, begin: int, other: str) -> None:
+        forms = (str, json.dumps, lambda each: json.dumps(each, ensure_ascii=False))
+        texts = [form(f"x{each}y") for each in words for form in forms]
+        entries = [text_somewhere(i, text) for i, text in enumerate(texts)]
+        with database.writing() as connection:
+            connection.execute(DELIVERIES.delete())
+            database.write(connection, [row(each) for each in entries])
+        word = words[number % len(words)]
+        part = word[begin % len(word) :]
+        for text in {part, part.upper(), part.lower(), part.casefold(), other}:
+            wanted, is_about = Filter(text=text), Text(text).is_about
+            pages = Archive(database)._pages(wanted, "")
+            expected = [each.id for each in reversed(entries) if wanted.takes(each)]
+            assert [each.id for page in pages for each in page] == expected
+            erased = database.erase(text, is_about, [], dry_run=True)
+            assert erased == sum(map(is_about, entries))
+
+    check()
+
+
+def text_somewhere(number: int, text: str) -> Entry:
+    """Return a delivery with a text in its body, its event, its parameters or its error."""
+    places = [text if number % 4 == place else "" for place in range(4)]
+    body, event, param, error = places
+    delivery = {"id": f"d{number}", "event": event, "params": {"p": param}}
+    call = json.dumps([[{}, {}, body], {}, {}]).encode()
+    own = {"error": error.replace("\0", ""), "position": f"1-{number}"}
+    return Entry(delivery, "t", "s", "q", None, 0.0, call, **own)
 
 
 def test_a_reader_s_query_that_takes_too_long_is_ended(config, monkeypatch):
