@@ -6,12 +6,15 @@ The migrations make the table. In PostgreSQL it has a partition for each day, by
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 import sqlalchemy as sa
 
-from gateway.journal.entry import Entry, known, order
+from gateway.journal.entry import DAMAGED, Entry, known, order
 from gateway.journal.groups import group_of
+
+log = logging.getLogger(__name__)
 
 METADATA = sa.MetaData()
 DELIVERIES = sa.Table(
@@ -48,15 +51,20 @@ def row(entry: Entry) -> dict[str, Any]:
     ms, seq = order(entry.position)
     about = {name: value for name in _ABOUT if (value := getattr(entry, name))}
     own = {name: getattr(entry, name) for name in _OWN}
-    call = compact(json.loads(entry.call)) if entry.call else ""
-    texts = {"about": json.dumps(about), "call": call, "identity": entry.identity}
-    texts["error"] = storable(entry.error)
-    given = entry.delivery.get
+    try:
+        call = compact(json.loads(entry.call)) if entry.call else ""
+    except DAMAGED as exc:
+        log.warning(
+            "the call of the delivery %s is damaged, and is not archived: %r", entry.id, exc
+        )
+        call = ""
+    given, group = entry.delivery.get, group_of(entry)
     compared = {"path": entry.path, "source": given("source", ""), "event": given("event", "")}
-    texts |= {name: storable(value)[:LONGEST] for name, value in compared.items()}
-    group = group_of(entry)
-    texts["failure"] = group.id if group else ""
-    return {"ms": ms, "seq": seq, "id": entry.id, **own, **texts}
+    texts = {name: value[:LONGEST] for name, value in compared.items()}
+    texts |= {"about": json.dumps(about), "identity": entry.identity, "call": call}
+    texts |= {"id": entry.id, "failure": group.id if group else ""}
+    found = {"ms": ms, "seq": seq, **own, **texts}
+    return {name: storable(each) if isinstance(each, str) else each for name, each in found.items()}
 
 
 def entry(found: Any, call: bool) -> Entry:
@@ -68,8 +76,8 @@ def entry(found: Any, call: bool) -> Entry:
 
 
 def compact(value: Any) -> str:
-    """Return JSON without spaces and, as far as it can be stored, without escapes."""
-    return storable(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    """Return JSON without spaces and escapes."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def storable(text: str) -> str:

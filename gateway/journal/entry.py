@@ -15,6 +15,7 @@ sent late, *succeeded*, or a state before it, becomes *answered-late* | *late-an
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cache
@@ -67,6 +68,12 @@ _DEAD_LETTER = "gateway.dead"
 _DEFAULTS = asdict(DEFAULTS)
 #: What `Entry.options` may have.
 _OPTIONS = {*_DEFAULTS, "priority", "extra"}
+#: What raises these cannot be read: it is not what was written.
+DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+_TEXTS = ("remote", "traceparent", "query_string", "edited_from")  # what a delivery may have
+_STATES = frozenset(STATES)
+#: An identity, which may be empty, and a position.
+_PLACE = re.compile(r"([0-9a-f]{4,})? [0-9]{1,14}-[0-9]{1,15}").fullmatch
 _ERROR = 500  # characters of an earlier run's error
 
 
@@ -142,7 +149,9 @@ class Entry:
             return f"{', '.join(self.redacted)} was redacted, and is not kept"
         if others := self.options.keys() - _OPTIONS:
             return f"it has options of another version: {', '.join(sorted(others))}"
-        return "" if self.call else "its call was not kept (`keep_bodies`)"
+        if not self.call:
+            return "its call was not kept (`keep_bodies`)"
+        return "" if self._arguments() else "its call is damaged, and is no call any more"
 
     def run(self) -> dict[str, Any]:
         """Return what `runs` has of the present run, but when it is published again."""
@@ -171,11 +180,43 @@ class Entry:
         )
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
-        """Return the positional and the keyword arguments that the task is called with, if kept."""
-        if not self.call:
-            return [], {}
-        args, kwargs, _ = read_json(self.call)
-        return args, kwargs
+        """Return the positional and the keyword arguments of the task, if kept and readable."""
+        return self._arguments() or ([], {})
+
+    def _arguments(self) -> tuple[list[Any], dict[str, Any]] | None:
+        try:
+            args, kwargs, _ = read_json(self.call)
+        except DAMAGED:
+            return None
+        return (args, kwargs) if isinstance(args, list) and isinstance(kwargs, dict) else None
+
+
+def checked(entry: Entry) -> Entry:
+    """Return an entry that was read; raises one of `DAMAGED` where it is not as it was written."""
+    delivery, request, runs = entry.delivery, entry.request, entry.runs
+    objects = [delivery, request, entry.options, delivery.get("params", {}), *runs]
+    texts = [delivery[name] for name in ("id", "route", "source", "event", "received_at")]
+    texts += [delivery.get(name, "") for name in _TEXTS]
+    texts += [*delivery.get("params", {}).values(), *entry.redacted, entry.task, entry.queue]
+    texts += [each.get(name, "") for each in runs for name in ("error", "by")]
+    texts += [request[name] for name in ("method", "path") if request]
+    times = [delivery["received_at"], entry.ended_at, entry.begun_at, entry.late_at]
+    times += [each["resent_at"] for each in runs]
+    times += [each.get(name, "") for each in runs for name in ("begun_at", "ended_at")]
+    numbers = [entry.status or 0, entry.seconds, entry.published or 0, entry.attempts]
+    numbers += [entry.replays, *(each.get("attempts", 0) for each in runs)]
+    if not (
+        all(isinstance(each, dict) for each in objects)
+        and all(isinstance(each, list) for each in (entry.redacted, runs))
+        and all(isinstance(each, str) for each in texts)
+        and isinstance(request.get("truncated", False), bool)
+        and all(datetime.fromisoformat(each).utcoffset() is not None for each in times if each)
+        and all(0 <= each < 2**31 for each in numbers)
+        and {entry.state, *(each["state"] for each in runs)} <= _STATES
+        and _PLACE(f"{entry.identity} {entry.position}")
+    ):
+        raise ValueError("a field is not as it was written")
+    return entry
 
 
 def read_json(text: bytes | str) -> Any:

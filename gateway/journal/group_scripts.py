@@ -23,7 +23,7 @@ redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
 local found = {}
 local some = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[3])
 for i = 1, #some, 2 do
-    local fields = redis.call('HMGET', ARGV[4] .. some[i], 'about', 'state', 'error')
+    local fields = redis.pcall('HMGET', ARGV[4] .. some[i], 'about', 'state', 'error')
     found[#found + 1] = {some[i], math.floor(some[i + 1] / 1000),
         fields[1] or '', fields[2] or '', fields[3] or ''}
 end

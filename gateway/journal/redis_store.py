@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, Self
 
@@ -31,13 +32,26 @@ from gateway.journal.base import (
     Size,
     Unanswered,
 )
-from gateway.journal.entry import LATE, RECEIVED, RUNNING, End, Entry, iso_now, known
+from gateway.journal.entry import (
+    DAMAGED,
+    LATE,
+    RECEIVED,
+    RUNNING,
+    End,
+    Entry,
+    checked,
+    iso_now,
+    known,
+    order,
+)
 from gateway.journal.filter import ALL, Filter
 from gateway.journal.groups import DAY, FAILURES, HOUR, MOST, About, Group, group_of
 from gateway.journal.keys import Keys
 from gateway.stores import result_store, state_store
 from gateway.stores.result_store import Ask
 from gateway.stores.state_store import StateStore
+
+log = logging.getLogger(__name__)
 
 _SILENCE = 15.0  # seconds without a change after which Redis is asked whether it is there
 #: Deliveries a query, and bytes of their calls: with more, the other clients of Redis would wait.
@@ -138,8 +152,7 @@ class RedisStore(JournalStore):
         )  # fmt: skip
 
     async def get(self, delivery_id: str) -> Entry | None:
-        fields = _fields(await self._run("HGETALL", self._keys.of(delivery_id)))
-        return _entry(fields) if b"about" in fields else None
+        return _read(delivery_id, await self._run("HGETALL", self._keys.of(delivery_id)))
 
     async def entries(
         self,
@@ -156,9 +169,8 @@ class RedisStore(JournalStore):
             newest, oldest, most, _PAGE, keys.prefix, _CALLS if calls else 0, REFUSED, *sought,
         ):  # fmt: skip
             for position, flat in page:
-                fields = _fields(flat)
-                if b"about" in fields:
-                    yield _entry(fields, position.decode())
+                if (entry := _read("", flat, position.decode())) is not None:
+                    yield entry
             newest = f"({page[-1][0].decode()}"
 
     async def changes(self) -> AsyncGenerator[str, None]:
@@ -201,9 +213,8 @@ class RedisStore(JournalStore):
         )  # fmt: skip
         changes = []
         for delivery_id, mark, flat in found:
-            fields = _fields(flat)
-            entry = _entry(fields) if {b"about", b"position"} <= fields.keys() else None
-            changes.append(Change(delivery_id.decode(), mark, entry))
+            which = delivery_id.decode()
+            changes.append(Change(which, mark, _read(which, flat)))
         return changes
 
     async def archived(self, changes: Sequence[Change]) -> None:
@@ -357,11 +368,9 @@ def _fields(flat: Any) -> dict[bytes, bytes]:
 
 
 def _failing(delivery_id: bytes, ms: int, about: bytes, state: bytes, error: bytes) -> Failing:
-    group = None
-    if about:
-        fields = {b"about": about, b"state": state, b"error": error, b"task_id": b""}
-        group = group_of(_entry(fields))
-    return Failing(delivery_id.decode(), ms, group)
+    fields = {b"about": about, b"state": state, b"error": error, b"task_id": b""}
+    entry = _read(delivery_id.decode(), fields, "0-0") if about else None
+    return Failing(delivery_id.decode(), ms, group_of(entry) if entry else None)
 
 
 def _group(fields: Mapping[bytes, bytes], now: int) -> Group:
@@ -374,12 +383,31 @@ def _group(fields: Mapping[bytes, bytes], now: int) -> Group:
     return Group(about, latest=texts["latest"].split(), hours=hours, now=now, **numbers)
 
 
-def _entry(fields: Mapping[bytes, bytes], position: str = "") -> Entry:
-    """Return the entry whose hash has these `fields`."""
+def _read(delivery_id: str, flat: Any, position: str = "") -> Entry | None:
+    """Return the entry whose hash has these fields; None: it is gone, or cannot be read."""
+    fields = _fields(flat)
+    try:
+        entry = checked(_entry(fields, position)) if fields else None
+        if entry is not None and delivery_id not in ("", entry.id):
+            raise ValueError(f"it is said to be {entry.id}")
+        return entry
+    except DAMAGED as exc:
+        which = delivery_id or f"at {position}"
+        log.warning("the delivery %s in the journal is damaged, and is left out: %r", which, exc)
+        return None
+
+
+def _entry(fields: Mapping[bytes, bytes], position: str) -> Entry:
     texts = {key.decode(): value.decode() for key, value in fields.items() if key != b"call"}
     status, published = texts.get("status"), texts.get("published")
+    position = position or texts["position"]
+    about = known(texts["about"])
+    if "received_at" not in about["delivery"]:
+        ms, _ = order(position)
+        received = datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
+        about["delivery"]["received_at"] = received
     return Entry(
-        **known(texts["about"]),
+        **about,
         call=fields.get(b"call", b""),
         task_id=texts["task_id"],
         status=None if status is None else int(status),
@@ -391,7 +419,7 @@ def _entry(fields: Mapping[bytes, bytes], position: str = "") -> Entry:
         ended_at=texts.get("ended_at", ""),
         replays=int(texts.get("replays", 0)),
         replaying=texts.get("replaying", ""),
-        position=position or texts.get("position", ""),
+        position=position,
         begun_at=texts.get("begun_at", ""),
         late_at=texts.get("late_at", ""),
         runs=json.loads(texts.get("runs") or "[]"),

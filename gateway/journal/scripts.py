@@ -30,6 +30,13 @@ local function missed(changed, key, ids)
 end
 """
 
+# What is told of a key that is no hash any more, in the place of its fields.
+_READABLE = """
+local function readable(fields)
+    return fields.err and {'error', fields.err} or fields
+end
+"""
+
 # A state is only replaced by one further on; a task may have ended before its answer is written.
 _RANK = """
 local rank = {received = 1, refused = 2, accepted = 2, replayed = 2, running = 3}
@@ -207,9 +214,9 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local found = {}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[1])) do
-    local task = redis.call('HGET', ARGV[4] .. id, 'task_id')
-    if task then
-        local looks = redis.call('HINCRBY', ARGV[4] .. id, 'looks', 1)
+    local task = redis.pcall('HGET', ARGV[4] .. id, 'task_id')
+    if type(task) == 'string' then
+        local looks = tonumber(redis.pcall('HINCRBY', ARGV[4] .. id, 'looks', 1)) or 20
         local pause = math.min(ARGV[2] * 2 ^ math.min(looks, 20), ARGV[3])
         redis.call('ZADD', KEYS[1], now + pause, id)
         found[#found + 1] = {id, task}
@@ -351,12 +358,13 @@ end
 # KEYS: changed. Arguments: number, what keys of deliveries begin with, most bytes, least age (us)
 CHANGED = (
     _MARK
+    + _READABLE
     + """
 local found, left = {}, tonumber(ARGV[3])
 local last = string.format('%.0f', microseconds() - ARGV[4])
 local some = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', last, 'WITHSCORES', 'LIMIT', 0, ARGV[1])
 for i = 1, #some, 2 do
-    local fields = redis.call('HGETALL', ARGV[2] .. some[i])
+    local fields = readable(redis.pcall('HGETALL', ARGV[2] .. some[i]))
     found[#found + 1] = {some[i], some[i + 1], fields}
     for _, field in ipairs(fields) do
         left = left - #field
@@ -441,8 +449,14 @@ return redis.call('DEL', KEYS[1])
 # calls (0: without them), bytes that a request without a message counts; then what is sought, where
 # an empty text is anything: states between commas, a pattern of the status, 65,536 digits, a 1
 # at the number that is the first four of an identity, and texts that `about` has
-PAGE = """
+PAGE = (
+    _READABLE
+    + """
 local call, find, sub = redis.call, string.find, string.sub
+local function get(key, name)
+    local value = redis.pcall('HGET', key, name)
+    return type(value) == 'string' and value or '' -- it may be no hash any more
+end
 local looked, most, prefix, calls = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6])
 local states, status, identities = ARGV[8], ARGV[9], ARGV[10]
 local texts = {unpack(ARGV, 11)}
@@ -456,15 +470,15 @@ local function identified(about)
 end
 local function sought(key)
     if states ~= '' then
-        local state = call('HGET', key, 'state') or ''
+        local state = get(key, 'state')
         if not find(states, ',' .. state .. ',', 1, true) then
             return false
         end
     end
-    if status ~= '' and not find(call('HGET', key, 'status') or '', status) then
+    if status ~= '' and not find(get(key, 'status'), status) then
         return false
     end
-    local about = (texts[1] or identities ~= '') and call('HGET', key, 'about') or ''
+    local about = (texts[1] or identities ~= '') and get(key, 'about') or ''
     for _, text in ipairs(texts) do
         if not find(about, text, 1, true) then
             return false
@@ -480,21 +494,22 @@ local function newer(one, other)
     end
     return tonumber(seq) > tonumber(other_seq)
 end
+local names = {
+    'about', 'state', 'task_id', 'status', 'seconds', 'published', 'error', 'attempts',
+    'ended_at', 'replays', 'replaying',
+}
 local function fields(key)
     if calls > 0 then
-        return call('HGETALL', key)
+        return readable(redis.pcall('HGETALL', key))
     end
-    local found, names = {}, {
-        'about', 'state', 'task_id', 'status', 'seconds', 'published', 'error', 'attempts',
-        'ended_at', 'replays', 'replaying',
-    }
-    for i, value in ipairs(call('HMGET', key, unpack(names))) do
+    local values, found = redis.pcall('HMGET', key, unpack(names)), {}
+    for i, value in ipairs(values) do
         if value then
             found[#found + 1] = names[i]
             found[#found + 1] = value
         end
     end
-    return found
+    return values.err and readable(values) or found
 end
 local deliveries = call('XREVRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', looked)
 local refused = call('XREVRANGE', KEYS[2], ARGV[1], ARGV[2], 'COUNT', looked)
@@ -525,3 +540,4 @@ if skipped then
 end
 return page
 """
+)

@@ -103,7 +103,8 @@ def awaited(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
 
 
 def about(delivery_id: str) -> str:
-    delivery = {"id": delivery_id, "route": "/", "source": "", "event": "", "store": False}
+    own = {"id": delivery_id, "received_at": "2026-01-31T12:00:00+00:00", "store": False}
+    delivery = {**own, "route": "/", "source": "", "event": ""}
     return json.dumps({"delivery": delivery, "task": "tasks.run", "queue": "celery"})
 
 

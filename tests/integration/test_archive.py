@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import secrets
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.admin.api.schema import WholeDelivery
 from gateway.answer import Answer
 from gateway.archive.archiver import Archiver
 from gateway.archive.database import Database
@@ -24,12 +25,13 @@ from gateway.archive.erasing import Text
 from gateway.archive.reading import Archive, reading
 from gateway.archive.tables import DELIVERIES, row
 from gateway.claims.claim import dump, dump_end
-from gateway.cli import main
+from gateway.cli import main, printed
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.journal.base import NOT_ANSWERED, Refusal, Row
 from gateway.journal.entry import ACCEPTED, FAILED, RECEIVED, SUCCEEDED, End, Entry
 from gateway.journal.filter import Filter
+from gateway.journal.reading import Reader
 from gateway.journal.redis_store import RedisStore
 from gateway.journal.writing import SizeWatch
 from tests import archive_kills
@@ -265,6 +267,83 @@ def text_somewhere(number: int, text: str) -> Entry:
     call = json.dumps([[{}, {}, body], {}, {}]).encode()
     own = {"error": error.replace("\0", ""), "position": f"1-{number}"}
     return Entry(delivery, "t", "s", "q", None, 0.0, call, **own)
+
+
+FIELDS = (
+    "about", "call", "state", "task_id", "status", "seconds", "published", "error", "attempts",
+    "replays", "replaying", "position", "ended_at", "begun_at", "late_at", "runs", "looks",
+)  # fmt: skip
+VALUES = (
+    b"\xff", b"", b"\0", b"x", b"nan", b"-1", b"1e999", b"99999999999", b"null", b"[]", b"{}",
+    b'"x"', b"[[], {}]", b"[[], [], {}]", b'[{"state": "x"}]', b"[" * 50_000, b"2026-01-31",
+)  # fmt: skip
+IN_ABOUT = ("task", "queue", "options", "identity", "request", "redacted", "runs", "begun_at")
+IN_DELIVERY = ("id", "route", "source", "event", "received_at", "params", "remote")
+WRONG = st.sampled_from([None, 1, "x", [], {}, [1], {"a": 1}, "\0"])
+DAMAGES = st.one_of(
+    st.tuples(st.sampled_from(FIELDS), st.none() | st.sampled_from(VALUES)),
+    st.tuples(st.sampled_from(IN_ABOUT), WRONG).map(lambda it: ("about", in_about(*it))),
+    st.tuples(st.sampled_from(IN_DELIVERY), WRONG).map(lambda it: ("about", in_delivery(*it))),
+    st.sampled_from([("", b"a text"), ("", None)]),
+)
+
+
+def in_about(name: str, value: Any) -> bytes:
+    return json.dumps({**json.loads(about("bad")), name: value}).encode()
+
+
+def in_delivery(name: str, value: Any) -> bytes:
+    return in_about("delivery", {**json.loads(about("bad"))["delivery"], name: value})
+
+
+def test_what_is_damaged_in_the_journal_is_told_and_stops_nothing(config, caplog):
+    database = Database(config)
+    database.migrate()
+
+    async def seen(own: Config, damage: tuple[str, bytes | None]) -> None:
+        """Damage a field of a delivery, or its key; all others are read and archived."""
+        async with journal(own) as store:
+            await store.write([begun("good", "hello"), begun("bad", "hello")])
+            failed = (*answer("bad", FAILED, 502, "E: hello")[:2], 1)
+            await store.write([failed + answer("bad", FAILED, 502, "E: hello")[3:]])
+            (name, value), key = damage, store._keys.of("bad")
+            if name:
+                change = ("HDEL", key, name) if value is None else ("HSET", key, name, value)
+                await store._run(*change)
+            else:
+                await store._run("DEL", key)
+                await store._run("SET" if value else "LPUSH", key, value or "a list")
+            assert not (await Archiver(own)._copy(store, 0.0)).more
+            assert await store.unarchived(10) == []
+            for wanted in (Filter(), Filter(text="hello"), Filter(route="/a", status="-")):
+                async with aclosing(Reader(store).find(wanted)) as entries:
+                    told = [each async for each in entries]
+                assert "good" in {each.id for each in told} or wanted.status
+                for each in told:
+                    assert printed.line(each, False) and WholeDelivery.whole(each)
+            with suppress(GatewayError):  # of this one alone
+                await store.get("bad")
+            await store.due(10, 0, 1)
+            failing = await store.failing("process", 60.0, 10)
+            await store.count(failing or [], news=True)
+
+    @settings(max_examples=60, deadline=None)
+    @given(DAMAGES)
+    def check(damage: tuple[str, bytes | None]) -> None:
+        caplog.clear()
+        with database.writing() as connection:
+            connection.execute(DELIVERIES.delete())
+        own = config.model_copy(update={"state_prefix": secrets.token_hex(4)})
+        try:
+            asyncio.run(seen(own, damage))
+        finally:
+            lost(own)
+        kept = stored(config)
+        assert "good" in kept
+        if "bad" not in kept or not kept["bad"].call:
+            assert "damaged" in caplog.text or damage in (("call", None), ("call", b""))
+
+    check()
 
 
 def test_a_reader_s_query_that_takes_too_long_is_ended(config, monkeypatch):

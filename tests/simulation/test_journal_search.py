@@ -46,7 +46,8 @@ class Written(NamedTuple):
 
     def row(self, delivery_id: str) -> Row:
         names = ("route", "source", "event")
-        delivery = {"id": delivery_id, **{name: getattr(self, name) for name in names}}
+        begun = {"id": delivery_id, "received_at": "2026-01-31T12:00:00+00:00"}
+        delivery = {**begun, **{name: getattr(self, name) for name in names}}
         params = {"identity": self.source[:20]}
         about = {"delivery": {**delivery, "params": params}, "task": "t", "queue": "q"}
         known = {"identity": self.identity} if self.identity else {}
