@@ -19,6 +19,7 @@ connection. What comes to a loopback address has to name an address, or localhos
 
 from __future__ import annotations
 
+import resource
 import socket
 from importlib import import_module
 from ipaddress import ip_address
@@ -66,10 +67,12 @@ class AdminServer(HTTPServer):
             max_body_size=0,  # a page that takes a body says so
         )
         self._open: list[IOStream] = []
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most = min(CONNECTIONS, files // 4)  # the parent needs some for its children
 
     def handle_stream(self, stream: IOStream, address: tuple[Any, ...]) -> None:
         self._open = [one for one in self._open if not one.closed()]
-        if len(self._open) == CONNECTIONS:
+        if len(self._open) >= self._most:
             self._open.pop(0).close()
         self._open.append(stream)
         super().handle_stream(stream, address)

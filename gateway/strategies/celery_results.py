@@ -36,14 +36,17 @@ class _Consumer(ResultConsumer):
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        # An error reply may be the one to a request that has ended: nobody reads on behind it.
-        self._connection_errors = (*self.backend.connection_errors, ResponseError)
         self._reading = Lock()
         self._read_at = monotonic()
         self._new: set[bytes] = set()
         self._older: set[bytes] = set()
+        #: Redis has refused something: errors for requests that have ended may follow that reply.
+        self.refused = False
 
     def consume_from(self, task_id: str) -> None:
+        if self.refused:
+            self.refused = False
+            self._reconnect_pubsub()
         super().consume_from(task_id)
         self._new.add(self.backend.get_key_for_task(task_id))
 
@@ -55,7 +58,8 @@ class _Consumer(ResultConsumer):
                 self._reading.release()
         try:
             super().drain_events(timeout)
-        except BaseException:
+        except BaseException as exc:
+            self.refused |= isinstance(exc, ResponseError)
             # The thread that is about to read first unsubscribes from others' results. If that
             # fails, Celery 5.7 still believes that this thread reads, so that none ever does.
             self._socket_waiter = False
@@ -83,7 +87,7 @@ class _Consumer(ResultConsumer):
 
     def _read(self, keys: Sequence[bytes]) -> None:
         while keys:
-            found = self.backend.client.execute_command(*reading(keys[:TOGETHER]))
+            found = self.backend.stored(keys[:TOGETHER])
             for key, payload in zip(keys, found, strict=False):
                 if payload is not None:
                     meta = self.backend.decode_result(payload)
@@ -102,6 +106,14 @@ class _AnyWorkers:
 
     ResultConsumer = _Consumer
 
+    def stored(self, keys: Sequence[bytes]) -> Sequence[Any]:
+        """Return what is stored at the first of `keys`, or at more of them."""
+        try:
+            return self.client.execute_command(*reading(keys))  # type: ignore[attr-defined]
+        except ResponseError:
+            self.result_consumer.refused = True  # type: ignore[attr-defined]
+            raise
+
     def decode_result(self, payload: bytes | int) -> dict[str, Any]:
         outcome = decode_result(payload)
         return {"status": outcome.state if outcome else PENDING, "result": outcome}
@@ -111,8 +123,7 @@ class _AnyWorkers:
 
     def _get_task_meta_for(self, task_id: str) -> dict[str, Any]:
         # Celery's own takes an empty result for one that is not stored yet.
-        command = reading([self.get_key_for_task(task_id)])  # type: ignore[attr-defined]
-        (payload,) = self.client.execute_command(*command)  # type: ignore[attr-defined]
+        (payload,) = self.stored([self.get_key_for_task(task_id)])  # type: ignore[attr-defined]
         meta = {"status": PENDING, "result": None}
         if payload is not None:
             meta = self.decode_result(payload)

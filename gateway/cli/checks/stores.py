@@ -35,8 +35,7 @@ _REMEDIES = {
     "cluster mode": "name a Redis that is not in cluster mode in {}; a cluster may be state_url",
     "MISCONF": "its log says why it cannot save to disk; it takes no writes until it can",
     "NOPERM|NoPermission|ACL|can't (run|publish)": (
-        "ACL SETUSER NAME ~* &* +@read +@write +@pubsub +@scripting +@connection +info, or more "
-        "narrowly, for the user in {}"
+        "ACL SETUSER NAME ~* &* +@all -@dangerous +info, or more narrowly, for the user in {}"
     ),
     "ResponseError": "correct {}",
     "": "start it, or correct {}",
