@@ -43,18 +43,18 @@ end
 return 1
 """
 
-# Returns the time (seconds, as text), then version and record of those whose time for a look has
-# come, and postpones the next one. KEYS: due. Arguments: number, pause (seconds), what the keys of
-# records begin with
+# Returns the time (seconds, as text), then id, version and record of those whose time for a look
+# has come, and postpones the next one; in place of a record of another type it is Redis' error.
+# KEYS: due. Arguments: number, pause (seconds), what the keys of records begin with
 _DUE = """
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1e6
 local found = {string.format('%.6f', now)}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[1])) do
-    local hash = redis.call('HMGET', ARGV[3] .. id, 'version', 'record')
-    if hash[1] then
+    local hash = redis.pcall('HMGET', ARGV[3] .. id, 'version', 'record')
+    if hash[1] or hash.err then
         redis.call('ZADD', KEYS[1], now + ARGV[2], id)
-        found[#found + 1] = hash
+        found[#found + 1] = {id, hash[1] or 0, hash.err or hash[2]}
     else
         redis.call('ZREM', KEYS[1], id)
     end
@@ -85,6 +85,8 @@ class Records:
         self.redis = StateStore(config, "late answers")
         self._prefix = f"{config.prefix}{{late}}:"
         self._kept = config.idempotency_window
+        #: The keys that cannot be read: each is told once, as another version may read it.
+        self._unreadable: set[str] = set()
 
     async def now(self) -> float:
         """Return the store's time, in seconds since the epoch."""
@@ -114,14 +116,27 @@ class Records:
 
     async def get(self, task_id: str) -> Found | None:
         now, *found = await self._run("EVAL", _GET, 1, self._key(task_id))
-        return _found(found[0], now) if found and found[0] else None
+        return self._found(self._key(task_id), now, *found[0]) if found and found[0] else None
 
     async def due(self) -> list[Found]:
         """Return the records whose time for a look has come, and postpone their next one."""
         now, *found = await self._run(
             "EVAL", _DUE, 1, self._due, _MOST, f"{LOOK:g}", f"{self._prefix}task:"
         )
-        return [_found(each, now) for each in found]
+        return [
+            self._found(self._key(task_id.decode(errors="replace")), now, *pair)
+            for task_id, *pair in found
+        ]
+
+    def _found(self, key: str, now: bytes, version: bytes, record: bytes) -> Found:
+        try:
+            return Found(Record.load(record), int(version), float(now))
+        except (ValueError, TypeError, AttributeError, RecursionError) as exc:
+            if key not in self._unreadable:
+                self._unreadable.add(key)
+                text = "%s, the record of a late answer, cannot be read; remove it: %s: %.200r"
+                log.error(text, key, exc, record)
+            return Found(_DAMAGED, 0, float(now))
 
     @property
     def _due(self) -> str:
@@ -140,12 +155,3 @@ class Records:
 
 #: Stands for a record that cannot be read: nothing is sent for it, and the others are.
 _DAMAGED = Record("", "", "", "", {}, "", 0.0, 0.0, state=ENDED, end=FAILED, told=True)
-
-
-def _found(pair: list[bytes], now: bytes) -> Found:
-    version, record = pair
-    try:
-        return Found(Record.load(record), int(version), float(now))
-    except (ValueError, TypeError, AttributeError, RecursionError) as exc:
-        log.error("the record of a late answer cannot be read: %s: %.200r", exc, record)
-        return Found(_DAMAGED, 0, float(now))

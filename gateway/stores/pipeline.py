@@ -274,7 +274,7 @@ class Pipeline(Connection):
             self._leave(error)
             self._reject(command, OSError(error))
         else:
-            self._reject(command, ResponseError(error))
+            self._reject(command, ResponseError(_explained(error, command.words)))
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -311,6 +311,18 @@ class Pipeline(Connection):
             self._some.clear()
             if not self._sent:
                 self._idle.set()
+
+
+def _explained(error: str, words: tuple[Arg, ...]) -> str:
+    """Return an error with what to do, where a key has a value that is not of the gateway's."""
+    if not error.startswith("WRONGTYPE ") and " -WRONGTYPE " not in error:
+        return error
+    keys = words[3 : 3 + int(words[2])] if words[0] == "EVAL" else words[1:2]
+    names = ", ".join(str(key)[:200] for key in keys)
+    return (
+        f"WRONGTYPE: a key has a value that is not the gateway's: look at the TYPE of {names}, and "
+        "remove the wrong one (DEL), or set another state_prefix"
+    )
 
 
 def results_of(config: Config, metrics: Metrics) -> Pipeline:

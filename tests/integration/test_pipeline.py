@@ -198,6 +198,17 @@ def test_a_script_s_own_errors_are_the_caller_s(piped):
     piped(work)
 
 
+def test_an_error_names_the_key_of_another_type(piped):
+    async def work(some: Pipeline) -> None:
+        await some.run("SET", "a", "1")
+        script = "return redis.call('HGET', KEYS[2], 'field')"
+        for command in (("HGET", "a", "field"), ("EVAL", script, 2, "b", "a")):
+            with pytest.raises(ResponseError, match=r"the TYPE of (b, )?a, and remove .* \(DEL\)"):
+                await some.run(*command)
+
+    piped(work)
+
+
 def test_what_utf_8_has_not_is_a_question_mark(piped, asked):
     async def work(some: Pipeline) -> None:
         replies = [some.run("SET", "half", "a\ud800b"), some.run("SET", "whole", "é")]
