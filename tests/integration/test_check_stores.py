@@ -151,7 +151,7 @@ def test_claims_cannot_be_taken_from_a_replica_or_a_full_redis(
         (("+@all", "-set", "~*", "&*"), "state"),
         (("+@all", "-eval", "~*", "&*"), "state"),
         (("+@all", "-time", "~*", "&*"), "state"),
-        (("+ping", "+hello", "+client"), "results"),
+        (("+ping", "+hello", "+client", "+info"), "results"),
     ],
 )
 def test_a_permission_that_is_missing(rabbitmq, results, client, tmp_path, rights, check_name):
