@@ -71,7 +71,8 @@ _OPTIONS = {*_DEFAULTS, "priority", "extra"}
 #: What raises these cannot be read: it is not what was written.
 DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 _TEXTS = ("remote", "traceparent", "query_string", "edited_from")  # what a delivery may have
-_STATES = frozenset(STATES)
+#: A state; a newer gateway may have others.
+_STATE = re.compile("[a-z-]{1,40}").fullmatch
 #: An identity, which may be empty, and a position.
 _PLACE = re.compile(r"([0-9a-f]{4,})? [0-9]{1,14}-[0-9]{1,15}").fullmatch
 _ERROR = 500  # characters of an earlier run's error
@@ -212,7 +213,7 @@ def checked(entry: Entry) -> Entry:
         and isinstance(request.get("truncated", False), bool)
         and all(datetime.fromisoformat(each).utcoffset() is not None for each in times if each)
         and all(0 <= each < 2**31 for each in numbers)
-        and {entry.state, *(each["state"] for each in runs)} <= _STATES
+        and all(map(_STATE, [entry.state, *(each["state"] for each in runs)]))
         and _PLACE(f"{entry.identity} {entry.position}")
     ):
         raise ValueError("a field is not as it was written")

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import pytest
 import redis
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.admin.api.schema import WholeDelivery
@@ -318,7 +318,10 @@ def test_what_is_damaged_in_the_journal_is_told_and_stops_nothing(config, caplog
             for wanted in (Filter(), Filter(text="hello"), Filter(route="/a", status="-")):
                 async with aclosing(Reader(store).find(wanted)) as entries:
                     told = [each async for each in entries]
-                assert "good" in {each.id for each in told} or wanted.status
+                ids = {each.id for each in told}
+                assert "good" in ids or wanted.status
+                # A newer gateway may have more states.
+                assert damage != ("state", b"x") or "bad" in ids or wanted.status
                 for each in told:
                     assert printed.line(each, False) and WholeDelivery.whole(each)
             with suppress(GatewayError):  # of this one alone
@@ -329,6 +332,7 @@ def test_what_is_damaged_in_the_journal_is_told_and_stops_nothing(config, caplog
 
     @settings(max_examples=60, deadline=None)
     @given(DAMAGES)
+    @example(("state", b"x"))
     def check(damage: tuple[str, bytes | None]) -> None:
         caplog.clear()
         with database.writing() as connection:

@@ -210,7 +210,7 @@ def story(config: Config, entry: Entry) -> str:
     tries = f" in each of {entry.attempts} tries" if entry.state == states.FAILED else ""
     if entry.state == states.SUCCEEDED:
         tries = f" at try {entry.attempts}"
-    text = _ENDS[entry.state].format(
+    text = _ENDS.get(entry.state, f"A newer gateway says: {entry.state}.").format(
         task=escape(entry.task),
         error=escape(entry.error.rstrip(".") or "the reason is not known"),
         tries=tries if entry.attempts > 1 else "",

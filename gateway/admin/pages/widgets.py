@@ -61,20 +61,24 @@ def icon(symbol: str, size: int = 14) -> str:
     return f'<svg width="{size}" height="{size}" aria-hidden="true"><use href="#i-{symbol}"/></svg>'
 
 
+def _look(state: str) -> tuple[str, str, str]:
+    return LOOKS.get(state, ("dashed", "idle", ""))  # a state of a newer gateway
+
+
 def tone(state: str) -> str:
-    return LOOKS[state][1]
+    return _look(state)[1]
 
 
 def badge(state: str, word: str | None = None) -> str:
     """Show a state by shape, colour and word; `word` replaces its own, and "" leaves it out."""
-    symbol, its_tone, own = LOOKS[state]
+    symbol, its_tone, own = _look(state)
     text = escape(own or state) if word is None else escape(word)
     return f'<span class="state {its_tone}">{icon(symbol)}{text and f"<span>{text}</span>"}</span>'
 
 
 def trouble(state: str, text: object) -> str:
     """Show a number that is bad: bold, with the small shape of its state."""
-    symbol, its_tone, _ = LOOKS[state]
+    symbol, its_tone, _ = _look(state)
     return f'<b class="state {its_tone}">{icon(symbol, 10)}<span>{escape(text)}</span></b>'
 
 

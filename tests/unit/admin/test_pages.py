@@ -370,3 +370,12 @@ def test_what_is_refused_for_something_else_is_told_with_the_next_step():
     assert [(row.newest.path, row.many) for row in found] == [("/b", 2), ("/x", 1), ("/a", 1)]
     assert found[0].todo == NEXT["not-found"]
     assert NEXT.keys() <= {each.type for each in vars(errors).values() if hasattr(each, "type")}
+
+
+def test_a_state_of_a_newer_gateway_is_shown_by_its_name():
+    newer = replace(ENTRY, state="held-back")
+    assert "<span>held-back</span>" in widgets.badge(newer.state)
+    assert "held-back" in story(Config(), newer)
+    assert (
+        widgets.tone(newer.state) and widgets.trouble(newer.state, 3) and timeline(Config(), newer)
+    )
