@@ -35,7 +35,7 @@ return found
 # Of groups those that are muted are kept, and those that have failed last, with their news. KEYS:
 # failing, groups, news. Arguments: most groups, what keys of groups begin with, 1 to write news,
 # then for each failure its delivery's id, time (ms), group's id (empty: it has none), and what the
-# group has in common
+# group has in common. A group whose numbers are damaged begins anew.
 COUNT = (
     _MS
     + """
@@ -44,7 +44,15 @@ for i = 4, #ARGV, 4 do
     local id, ms, group, about = unpack(ARGV, i, i + 3)
     if redis.call('ZREM', KEYS[1], id) == 1 and group ~= '' then
         local key, hour = ARGV[2] .. group, 'h' .. math.floor(ms / 3600000)
-        local old = redis.call('HMGET', key, 'count', 'resolved', 'base', 'said', 'latest')
+        local old = redis.pcall('HMGET', key, 'count', 'resolved', 'base', 'said', hour, 'latest')
+        local damaged = old.err
+        for j = 1, 5 do
+            damaged = damaged or old[j] and (#old[j] > 15 or not string.match(old[j], '^%d+$'))
+        end
+        if damaged then
+            redis.call('DEL', key)
+            old = {}
+        end
         local base, said, news = tonumber(old[3] or 0), tonumber(old[4] or 1), nil
         counted = counted + 1
         if not old[1] then
@@ -59,7 +67,7 @@ for i = 4, #ARGV, 4 do
         if count - base >= 10 * said then
             news, said = 'grown', count - base
         end
-        local latest = id .. ' ' .. (old[5] or '')
+        local latest = id .. ' ' .. (old[6] or '')
         latest = string.match(latest, '^%S+ %S+ %S+ %S+ ') or latest
         redis.call('HSET', key, 'last', ms, 'latest', latest, 'base', base, 'said', said)
         if redis.call('HINCRBY', key, hour, 1) == 1 then
@@ -83,7 +91,7 @@ if more > 0 then
         if more == 0 then
             break
         end
-        if now >= tonumber(redis.call('HGET', ARGV[2] .. group, 'muted') or 0) then
+        if now >= (tonumber(redis.pcall('HGET', ARGV[2] .. group, 'muted')) or 0) then
             redis.call('ZREM', KEYS[2], group)
             redis.call('ZREM', KEYS[3], 'new ' .. group, 'again ' .. group, 'grown ' .. group)
             redis.call('DEL', ARGV[2] .. group)
@@ -103,7 +111,8 @@ GROUPS = (
 local found = {now}
 local ids = redis.call('ZREVRANGEBYSCORE', KEYS[1], '+inf', '-inf', 'LIMIT', ARGV[2], ARGV[3])
 for _, id in ipairs(ids) do
-    found[#found + 1] = redis.call('HGETALL', ARGV[1] .. id)
+    local fields = redis.pcall('HGETALL', ARGV[1] .. id)
+    found[#found + 1] = fields.err and {'error', fields.err} or fields
 end
 return found
 """

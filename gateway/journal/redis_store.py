@@ -279,7 +279,7 @@ class RedisStore(JournalStore):
             now, *some = await self._run(
                 "EVAL", group_scripts.GROUPS, 1, keys.groups, keys.group, first, _GROUPS
             )
-            found += [_group(_fields(flat), now) for flat in some if flat]
+            found += [group for flat in some if (group := _group(flat, now))]
             if len(some) < _GROUPS:
                 break
         return found
@@ -373,14 +373,20 @@ def _failing(delivery_id: bytes, ms: int, about: bytes, state: bytes, error: byt
     return Failing(delivery_id.decode(), ms, group_of(entry) if entry else None)
 
 
-def _group(fields: Mapping[bytes, bytes], now: int) -> Group:
-    """Return the group whose hash has these `fields`."""
-    texts = {key.decode(): value.decode() for key, value in fields.items()}
-    hours = [int(texts.get(f"h{now // HOUR - ago}", 0)) for ago in reversed(range(DAY // HOUR))]
+def _group(flat: Any, now: int) -> Group | None:
+    """Return the group whose hash has these fields; None: it is gone, or cannot be read."""
+    texts = {key.decode(): value.decode(errors="replace") for key, value in _fields(flat).items()}
     own = ("count", "first", "last", "muted", "resolved", "again")
-    numbers = {name: int(texts.get(name, 0)) for name in own}
-    about = About(*json.loads(texts["about"])[: len(About._fields)])
-    return Group(about, latest=texts["latest"].split(), hours=hours, now=now, **numbers)
+    try:
+        hours = [int(texts.get(f"h{now // HOUR - ago}", 0)) for ago in reversed(range(DAY // HOUR))]
+        numbers = {name: int(texts.get(name, 0)) for name in own}
+        about = About(*json.loads(texts["about"])[: len(About._fields)])
+        group = Group(about, latest=texts["latest"].split(), hours=hours, now=now, **numbers)
+        group.as_object()
+    except (*DAMAGED, OverflowError) as exc:
+        log.warning("a group of failures in the journal is damaged, and is left out: %r", exc)
+        return None
+    return group
 
 
 def _read(delivery_id: str, flat: Any, position: str = "") -> Entry | None:

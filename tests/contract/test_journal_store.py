@@ -8,6 +8,7 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import wraps
 from typing import Any
@@ -873,6 +874,39 @@ async def test_news_are_what_is_new_grows_and_comes_back(use: Use):
         assert await store.untold() == "403: ü" and await store.news(100, 60.0) == []
         await store.told([], 0.0)
         assert len(await store.news(100, 60.0)) == 1 and await store.untold() == ""
+
+
+@awaited
+async def test_a_damaged_group_is_told_and_stops_nothing(use: Use, caplog):
+    numbers = ("count", "base", "said", "first", "last", "muted", "resolved", "again")
+    damages = [(name, bad) for name in numbers for bad in ("", "x", "1.5", "-1", "9" * 40)]
+    damages += [("about", bad) for bad in ("", "[]", "7", '["failed",1,2,3,4]')]
+    async with use() as store:
+        assert isinstance(store, RedisStore)
+        for name, bad in [*damages, ("hour", "x"), ("latest", b"\xff"), ("", "")]:
+            await store.write([failed(secrets.token_hex(4), error) for error in "EF"])
+            await counted(store)
+            e, f = await in_order(store)
+            key = store._keys.group + e.id
+            if not name:
+                await store._run("DEL", key)
+                await store._run("SET", key, "of another type")
+            elif name == "hour":
+                await store._run("HSET", key, f"h{e.last // 3_600_000}", bad)
+            else:
+                await store._run("HSET", key, name, bad)
+            told = caplog.text.count("is damaged")
+            found = await in_order(store)
+            assert f in [replace(each, now=f.now) for each in found]
+            assert len(found) == 2 or caplog.text.count("is damaged") > told
+
+            # What fails then is counted, in this group and in others.
+            await store.write([failed(secrets.token_hex(4), error) for error in "EFG"])
+            assert await counted(store) == 3
+            assert {"F", "G"} <= {each.about.type for each in await store.groups()}
+            assert await store.forget_group(e.id)
+            for each in await store.groups():
+                await store.forget_group(each.id)
 
 
 @awaited
