@@ -101,17 +101,27 @@ class Database:
         """Write deliveries in the place of what is known of them."""
         if not rows:
             return
-        times = [row["ms"] for row in rows]
+        tables: list[sa.TableClause] = [DELIVERIES]
         if self._postgresql:
-            for day in sorted({ms // _DAY for ms in times}):
-                connection.exec_driver_sql(
-                    f"CREATE TABLE IF NOT EXISTS {_partition(day)} PARTITION OF deliveries "
-                    f"FOR VALUES FROM ({day * _DAY}) TO ({(day + 1) * _DAY})"
-                )
-        ms, ids = DELIVERIES.c.ms, [row["id"] for row in rows]
-        near = sa.and_(ms >= min(times) - _BEFORE, ms <= max(times))
-        connection.execute(sa.delete(DELIVERIES).where(near, DELIVERIES.c.id.in_(ids)))
+            days = {(row["ms"] - before) // _DAY for row in rows for before in (0, _BEFORE)}
+            tables = [self._partition(connection, day) for day in sorted(days)]
+        ids = [row["id"] for row in rows]
+        for table in tables:
+            connection.execute(sa.delete(table).where(table.c.id.in_(ids)))
         connection.execute(sa.insert(DELIVERIES), list(rows))
+
+    def _partition(self, connection: Connection, day: int) -> sa.TableClause:
+        """Return the partition of a day, made if it is not there, to remove rows by their ids.
+
+        Where the statistics are old, or lost with a crash, PostgreSQL would also read all rows of
+        the times that a condition names, or all of the partition.
+        """
+        name = _partition(day)
+        connection.exec_driver_sql(
+            f"SET LOCAL enable_seqscan = off; CREATE TABLE IF NOT EXISTS {name} PARTITION OF "
+            f"deliveries FOR VALUES FROM ({day * _DAY}) TO ({(day + 1) * _DAY})"
+        )
+        return sa.table(name, sa.column("id"))
 
     def places(
         self, connection: Connection, wanted: Filter, before: str
