@@ -72,7 +72,7 @@ FULL = {
     "growth": (13, ""),
     "openloop": (8, ""),
     "soak": (31, "--strategies pika --duration 1800"),
-    "capacity": (4, ""),
+    "capacity": (10, ""),
     "fair": (6, ""),
     "separate": (14, ""),
     "paths": (9, ""),

@@ -100,7 +100,9 @@ def measure(options: argparse.Namespace, stack: Stack) -> Report:
     used = {**_DEFAULTS, **experiment.DEFAULTS, **chosen}
     tasks = options.tasks or [used["task"]]
     given = argparse.Namespace(
-        **{**used, "task": tasks[0], "tasks": tasks, "others": options.others}
+        **{**used, "task": tasks[0], "tasks": tasks},
+        others=options.others,
+        costs=options.costs,
     )
     commit, versions = machine.commit(), machine.versions()
     try:
@@ -170,6 +172,7 @@ def _parser() -> argparse.ArgumentParser:
     option("--fair-queues", type=_list_of(_positive), metavar="16", help="fair: numbers of queues")
     option("--fair-prefetch", type=_list_of(_positive), metavar="1", help="fair: limits of each")
     option("--prefetch", type=_list_of(_positive), metavar="1,16", help="consumers: limits")
+    option("--costs", type=_report, metavar="FILE", help="capacity: predict from this report")
     option(
         "--others",
         type=_percent,
@@ -233,6 +236,12 @@ def _file(text: str) -> Path:
     if path.is_dir() or not path.parent.is_dir() or not writable:
         raise argparse.ArgumentTypeError(f"{text!r} cannot be written there")
     return path
+
+
+def _report(text: str) -> Path:
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"{text!r} is no file")
+    return Path(text)
 
 
 def _directory(text: str) -> Path:

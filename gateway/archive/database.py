@@ -37,6 +37,7 @@ _PLACES = 1_000  # deliveries that are found by one query
 _NEWEST = 2_000  # among which a text is looked for first
 _GLOBS = {"*": "%", "%": r"\%", "_": r"\_", "\\": r"\\"}
 _PAGE = 500  # deliveries that are removed at once, where they are named
+_CALLS = 20  # deliveries that are read at once with their calls
 _REMOVED = 5_000  # deliveries that are removed at once, where there are no partitions
 
 
@@ -203,7 +204,7 @@ class Database:
             *(sa.func.lower(columns.about).like(each.lower()) for each in sorted(patterns)),
         )
         with self.writing() as connection:
-            query = sa.select(DELIVERIES).where(wanted).execution_options(yield_per=_PAGE)
+            query = sa.select(DELIVERIES).where(wanted).execution_options(yield_per=_CALLS)
             found = [
                 (each.ms, each.seq, each.id)
                 for each in connection.execute(query)

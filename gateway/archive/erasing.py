@@ -10,6 +10,7 @@ import asyncio
 import json
 import re
 from contextlib import aclosing
+from dataclasses import replace
 from typing import NamedTuple
 
 from redis.exceptions import RedisError
@@ -100,7 +101,7 @@ async def erase(config: Config, text: str, dry_run: bool = False) -> Erased:
     if config.state:
         async with store_for(config).opened(config) as store:
             async with aclosing(store.entries(True)) as entries:
-                some = [entry async for entry in entries if wanted.is_about(entry)]
+                some = [replace(each, call=b"") async for each in entries if wanted.is_about(each)]
             journal = len(some)
             if not dry_run:
                 journal = sum([await store.erase(entry) for entry in some])

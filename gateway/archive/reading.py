@@ -21,6 +21,7 @@ from collections.abc import (
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
+from operator import itemgetter
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _PAGE, _CALLS = 200, 20  # deliveries a query; where their calls are read as well
 #: How many deliveries may wait for the archive, where they alone are read from the journal.
 _WAITING = 2_000
+_AT_ONCE = 10  # of them that are held with their calls
 
 
 class Archive:
@@ -123,11 +125,11 @@ class Both(Reader):
         self, wanted: Filter, before: str = "", patience: float = math.inf
     ) -> AsyncGenerator[Entry, None]:
         self.reached = ""
-        waiting: Mapping[str, Entry] | None = {}
+        waiting: Mapping[str, Entry | None] | None = {}
         parts: list[AsyncGenerator[Entry, None]] = []
         try:
             if self._journal is not None:
-                waiting = await self._waiting()
+                waiting = await self._waiting(wanted)
                 parts.append(self._journal.find(wanted, before, patience))
         except GatewayError as exc:
             self._note(exc)
@@ -156,13 +158,20 @@ class Both(Reader):
         if self._journal is not None:
             self.reached = self._journal.reached
 
-    async def _waiting(self) -> dict[str, Entry] | None:
-        """Return what the archive does not have yet, by id; None: there is too much of it."""
+    async def _waiting(self, wanted: Filter) -> dict[str, Entry | None] | None:
+        """Return what the archive does not have yet, by id; None: there is too much of it.
+
+        It is without its calls, and None in the place of what `wanted` does not take.
+        """
         ids = await self._store.unarchived(_WAITING + 1)
         if len(ids) > _WAITING:
             return None
-        found = await asyncio.gather(*map(self._store.get, ids))
-        return {each.id: each for each in found if each is not None}
+        found: dict[str, Entry | None] = {}
+        for i in range(0, len(ids), _AT_ONCE):
+            for each in await asyncio.gather(*map(self._store.get, ids[i : i + _AT_ONCE])):
+                if each is not None:
+                    found[each.id] = replace(each, call=b"") if wanted.takes(each) else None
+        return found
 
     async def _next(self, part: AsyncGenerator[Entry, None]) -> Entry | None:
         try:
@@ -179,7 +188,7 @@ class Both(Reader):
             raise exc
 
     async def _archived(
-        self, wanted: Filter, before: str, waiting: Mapping[str, Entry] | None
+        self, wanted: Filter, before: str, waiting: Mapping[str, Entry | None] | None
     ) -> AsyncGenerator[Entry, None]:
         """Yield those of the archive that the journal does not tell."""
         async with aclosing(self._archive.pages(wanted, before)) as pages:
@@ -216,16 +225,16 @@ async def reading(config: Config) -> AsyncIterator[Reader]:
 
 
 async def _chosen(
-    entries: Iterable[Entry], wanted: Filter, before: str
+    entries: Iterable[Entry | None], wanted: Filter, before: str
 ) -> AsyncGenerator[Entry, None]:
-    """Yield those that `wanted` takes, the newest first, without their calls."""
+    """Yield those that are within the times of `wanted` and older than `before`, newest first."""
     since = _ms(wanted.since) if wanted.since else 0
     last = (_ms(wanted.until), math.inf) if wanted.until else (math.inf,)
-    for each in sorted(entries, key=lambda entry: order(entry.position), reverse=True):
-        place = order(each.position)
+    found = [(order(each.position), each) for each in entries if each is not None]
+    for place, each in sorted(found, key=itemgetter(0), reverse=True):
         older = place < order(before) if before else place <= last
-        if older and place[0] >= since and wanted.takes(each):
-            yield replace(each, call=b"")
+        if older and place[0] >= since:
+            yield each
 
 
 def _ms(when: datetime) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import secrets
+import tracemalloc
 from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -348,6 +349,24 @@ def test_what_is_damaged_in_the_journal_is_told_and_stops_nothing(config, caplog
             assert "damaged" in caplog.text or damage in (("call", None), ("call", b""))
 
     check()
+
+
+@pytest.mark.parametrize("wanted", [Filter(), Filter(text="hello"), Filter(text="nobody")])
+def test_few_calls_are_held_of_what_waits_to_be_archived(config, wanted):
+    Database(config).migrate()
+    for n in range(60):
+        written(config, begun(f"d{n}", "hello" + "x" * 500_000))
+
+    async def read() -> int:
+        async with reading(config) as reader, aclosing(reader.find(wanted)) as found:
+            return len([each async for each in found])
+
+    tracemalloc.start()
+    try:
+        assert asyncio.run(read()) == (60 if wanted.text != "nobody" else 0)
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_reader_s_query_that_takes_too_long_is_ended(config, monkeypatch):

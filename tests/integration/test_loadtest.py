@@ -27,7 +27,7 @@ import pytest
 from kombu import Connection
 
 from gateway.stack.programs import find, find_rabbitmq
-from loadtest import amqp, cli, client, load, openloop, over_time, page, picture, wrk
+from loadtest import amqp, cli, client, figures, load, openloop, over_time, page, picture, wrk
 from loadtest.amqp import Requester
 from loadtest.bench import Bench, Front
 from loadtest.driver import tasks
@@ -371,6 +371,26 @@ def test_experiment_measures_judges_and_shows(
     assert "<svg" in html and not re.search(ELSEWHERE, html)
     plots = {path.name for path in tmp_path.glob("*.svg")}
     assert plots == {f"{name}-{plot}.svg" for plot in PLOTS.get(name, ())}
+
+
+def test_a_deployment_is_predicted_from_an_earlier_report(
+    servers: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    shape = capacity.Shape("pika", (50,), 0.05, processes=2, workers=2, pool="threads", size=8)
+    monkeypatch.setattr(capacity, "DEPLOYED", (shape,))
+    monkeypatch.setattr(capacity, "WITHIN_LATER", 1000)
+    monkeypatch.setattr(load, "KEPT", 0.0)
+    files = f"--json {tmp_path}/report.json --html {tmp_path}/report.html"
+    line = f"capacity {HERE} pika --costs {figures.COSTS} {files}"
+
+    report = cli.measure(cli.parse(line.split()), servers)
+
+    assert report.problems() == []
+    (row,) = report.rows
+    assert row["case"] == "predicted: 0.05 s, 2+2 threads, 50/s"
+    assert row["predicted"]["messages"] == row["predicted"]["in_flight"] > 2.5
+    assert row["messages"] >= 0 and row["in_flight"] > 0
+    assert report.experiment == "deployment" and "from costs.json" in report.remarks[0]
 
 
 def test_a_message_that_a_consumer_gets_twice_fails_the_run(
