@@ -64,15 +64,15 @@ REASONS = {
 
 #: What to do where a request was refused for something else: by types of `gateway.errors`.
 NEXT = {
-    "not-found": "No route has this path. Correct the address at the sender, or add a route.",
-    "method-not-allowed": "The route has this path, but another method: see the sender's settings.",
+    "not-found": "Correct the address at the sender, or add a route.",
+    "method-not-allowed": "Correct the method at the sender, or add it to `methods` of the route.",
     "bad-request": "It is no HTTP, or not what the route reads. Is it this sender at all?",
     "body-too-large": "If it is meant, raise max_body, and the limit of a proxy before it.",
-    "body-too-slow": "The body did not arrive in time: does a proxy hold it back?",
-    "encoding-not-accepted": "The body is compressed in a way that the gateway does not read.",
-    "header-too-large": "The headers are too long: does a proxy add to them, or a cookie?",
-    "uri-too-long": "The address is too long: send this in the body.",
-    "key-conflict": "The same key came with another body: name another idempotency for the route.",
+    "body-too-slow": "Does a proxy hold it back?",
+    "encoding-not-accepted": "Turn compression off at the sender, or set it to gzip.",
+    "header-too-large": "Does a proxy add headers, or a cookie?",
+    "uri-too-long": "Let the sender send this in the body.",
+    "key-conflict": "Name another idempotency for the route, which tells the two apart.",
     "too-many": "The source is at its limit: see its settings rate and max_in_flight.",
 }
 _OTHERS = 8  # kinds of other refusals that are shown
