@@ -279,7 +279,7 @@ class RedisStore(JournalStore):
             now, *some = await self._run(
                 "EVAL", group_scripts.GROUPS, 1, keys.groups, keys.group, first, _GROUPS
             )
-            found += [group for flat in some if (group := _group(flat, now))]
+            found += [group for flat in some if flat and (group := _group(flat, now))]
             if len(some) < _GROUPS:
                 break
         return found
@@ -374,8 +374,9 @@ def _failing(delivery_id: bytes, ms: int, about: bytes, state: bytes, error: byt
 
 
 def _group(flat: Any, now: int) -> Group | None:
-    """Return the group whose hash has these fields; None: it is gone, or cannot be read."""
-    texts = {key.decode(): value.decode(errors="replace") for key, value in _fields(flat).items()}
+    """Return the group whose hash has these fields; None: it cannot be read."""
+    fields = _fields(flat).items()
+    texts = {key.decode(errors="replace"): value.decode(errors="replace") for key, value in fields}
     own = ("count", "first", "last", "muted", "resolved", "again")
     try:
         hours = [int(texts.get(f"h{now // HOUR - ago}", 0)) for ago in reversed(range(DAY // HOUR))]
