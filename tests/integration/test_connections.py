@@ -456,7 +456,8 @@ def test_a_stock_worker_with_the_same_prefix_serves(listed, results):
     assert answers(stored, "/shop") == dict.fromkeys(stored, b"taken: hello")
 
     keys = client.keys()
-    assert len(keys) == len(stored)
+    # What was sent before, and not confirmed while the brokers changed, may run only now.
+    assert len(keys) >= len(stored)
     assert all(key.startswith(f"{PREFIX}celery-task-meta-".encode()) for key in keys)
 
 
