@@ -105,13 +105,13 @@ class Database:
         tables: list[sa.TableClause] = [DELIVERIES]
         if self._postgresql:
             days = {(row["ms"] - before) // _DAY for row in rows for before in (0, _BEFORE)}
-            tables = [self._partition(connection, day) for day in sorted(days)]
+            tables = [self._table_of(connection, day) for day in sorted(days)]
         ids = [row["id"] for row in rows]
         for table in tables:
             connection.execute(sa.delete(table).where(table.c.id.in_(ids)))
         connection.execute(sa.insert(DELIVERIES), list(rows))
 
-    def _partition(self, connection: Connection, day: int) -> sa.TableClause:
+    def _table_of(self, connection: Connection, day: int) -> sa.TableClause:
         """Return the partition of a day, made if it is not there, to remove rows by their ids.
 
         Where the statistics are old, or lost with a crash, PostgreSQL would also read all rows of
