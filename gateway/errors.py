@@ -24,6 +24,14 @@ class PluginError(GatewayError):
     """A strategy, a scheme or a command of another package cannot be used."""
 
 
+class StoreError(GatewayError):
+    """Redis has refused a command."""
+
+
+class Unanswered(StoreError):
+    """Redis does not answer: it is not known whether a command has taken effect."""
+
+
 class RequestError(GatewayError):
     """The request cannot be answered."""
 

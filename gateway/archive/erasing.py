@@ -13,11 +13,10 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import NamedTuple
 
-from redis.exceptions import RedisError
-
 from gateway.claims.claim import DONE, read
 from gateway.claims.keys import CLAIM, FAILURE, TAGGED
 from gateway.config.settings import Config
+from gateway.errors import StoreError
 from gateway.journal.entry import Entry
 from gateway.journal.filter import Filter, folded
 from gateway.journal.groups import About, general
@@ -113,7 +112,7 @@ async def erase(config: Config, text: str, dry_run: bool = False) -> Erased:
             async with StateStore.opened(config) as keys:
                 answers = await _erase_answers(keys, config.prefix, wanted, dry_run)
                 late = await _erase_late(keys, config.prefix, wanted, dry_run)
-        except (RedisError, OSError) as exc:
+        except StoreError as exc:
             raise result_store.no_answer(config, config.state, exc) from exc
     if config.archive:
         from gateway.archive.database import Database

@@ -12,8 +12,6 @@ from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from functools import partial
 
-from redis.exceptions import RedisError
-
 from gateway.answer import Answer
 from gateway.background import Service, Work
 from gateway.celery_message import decode_result
@@ -21,6 +19,7 @@ from gateway.claims.claim import Claim
 from gateway.claims.store import Claims
 from gateway.clock import monotonic
 from gateway.config.settings import Config
+from gateway.errors import StoreError
 from gateway.outcome import Outcome
 from gateway.stores.results import Results
 
@@ -122,7 +121,7 @@ class LateResults(Service):
         try:
             async for task_id, payload in self._results.stored(task_ids):
                 self._ended(task_id, decode_result(payload))
-        except (RedisError, OSError) as exc:
+        except StoreError as exc:
             log.warning("cannot fetch late results from the result store: %s", exc)
             self._missed.set()
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from redis.exceptions import RedisError
-
 from gateway.background import Service
 from gateway.celery_message import decode_result
 from gateway.claims.claim import CONFIRMED, DONE, FAILED, PUBLISHING, RELEASED, Claim
 from gateway.claims.store import Claims
 from gateway.clock import monotonic
 from gateway.config.settings import Config
-from gateway.errors import StateUnavailable
+from gateway.errors import StateUnavailable, StoreError
 from gateway.outcome import Outcome
 from gateway.pending_task import PendingTask
 from gateway.stores.results import Results
@@ -53,7 +51,7 @@ class ResultWaiter(Service):
         try:
             async for _, payload in self._results.stored([claim.task_id]):
                 outcome = decode_result(payload)
-        except (RedisError, OSError) as exc:
+        except StoreError as exc:
             log.warning("cannot fetch a result from the result store: %s", exc)
         return outcome
 

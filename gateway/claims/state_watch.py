@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from redis.exceptions import RedisError
-
 from gateway.background import Service, Work
+from gateway.errors import StoreError
 from gateway.metrics import Metrics
 from gateway.stores.state_store import StateStore
 
@@ -37,7 +36,7 @@ class StateWatch(Service):
                 # The fullest one refuses first.
                 self._metrics.set("gateway_state_memory_ratio", max(used, default=0.0))
                 self._metrics.set("gateway_state_keys", sum(keys))
-            except (RedisError, OSError) as exc:
+            except StoreError as exc:
                 # Only a debug line: code that needs the claims logs its errors itself.
                 log.debug("cannot check the Redis of the claims: %s", exc)
             await asyncio.sleep(PAUSE)

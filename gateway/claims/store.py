@@ -21,8 +21,6 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from redis.exceptions import RedisError
-
 from gateway.answer import Answer
 from gateway.background import Service, Work
 from gateway.claims import scripts
@@ -44,7 +42,7 @@ from gateway.claims.claim import (
 from gateway.claims.keys import claim_key, failure_key
 from gateway.clock import monotonic
 from gateway.config.settings import Config
-from gateway.errors import KeyConflict, StateUnavailable
+from gateway.errors import KeyConflict, StateUnavailable, StoreError
 from gateway.outcome import Outcome
 from gateway.stores.pipeline import Arg
 from gateway.stores.state_store import StateStore
@@ -134,7 +132,7 @@ class Claims(Service):
                 reply = await self.redis.run("EVAL", scripts.TAKE, 1, key, *args)
                 if self._replicas and reply[0] in (b"mine", b"lapsed"):
                     await self._copy(key)
-        except (RedisError, OSError, asyncio.CancelledError) as exc:
+        except (StoreError, TimeoutError, asyncio.CancelledError) as exc:
             # Redis may have executed the command nevertheless: then the claim is released.
             if key:
                 self.release(self._claim(key, owner, span, MINE, task_id, digest), not_taken=True)
@@ -153,14 +151,14 @@ class Claims(Service):
         return claim
 
     async def _copy(self, key: bytes) -> None:
-        """Wait until enough replicas have what was written; raises OSError if too few have it."""
+        """Wait until enough replicas have what was written; raises `StoreError` if too few do."""
         # Others wait for the same reply.
         found = await asyncio.shield(self.redis.copied(self._replicas, _COPYING, key))
         self.uncopied = ""
         if found < self._replicas:
             self.uncopied = f"{found} of {self._replicas} replicas have the last claim"
             self._uncopied_key = key
-            raise OSError(f"{self.uncopied} after {_COPYING:g} s")
+            raise StoreError(f"{self.uncopied} after {_COPYING:g} s")
 
     def _claim(
         self, key: bytes, owner: str, span: float, state: str, task_id: str, digest: bytes
@@ -176,7 +174,7 @@ class Claims(Service):
         """
         try:
             value, failed = await self.redis.run("MGET", claim.key, self._failed(claim))
-        except (RedisError, OSError) as exc:
+        except StoreError as exc:
             raise StateUnavailable from exc
         if failed is not None:
             return FAILED, read_end(failed)
@@ -214,7 +212,7 @@ class Claims(Service):
                 self._run(scripts.PROLONG, one, _raw(one.task_id), self._kept) for one in batch
             )
             for reply in await asyncio.gather(*replies, return_exceptions=True):
-                if isinstance(reply, (RedisError, OSError)):
+                if isinstance(reply, StoreError):
                     log.warning("claims could not be kept for longer: %s", reply)
                     return
 
@@ -279,7 +277,7 @@ class Claims(Service):
                 renewed = self.redis.run("EVAL", scripts.RENEW, 1, claim.key, *args)
                 renewed.add_done_callback(_missed)
             if self.uncopied:
-                with suppress(RedisError, OSError):
+                with suppress(StoreError):
                     await self._copy(self._uncopied_key)
 
 

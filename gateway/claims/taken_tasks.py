@@ -8,12 +8,10 @@ from asyncio import Future
 from collections.abc import Collection
 from typing import Any
 
-from redis.exceptions import RedisError
-
 from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.delivery import identity_digest
-from gateway.errors import StateUnavailable
+from gateway.errors import StateUnavailable, StoreError
 from gateway.stores.state_store import StateStore
 
 log = logging.getLogger(__name__)
@@ -45,7 +43,7 @@ class TakenTasks:
         try:
             async with asyncio.timeout(timeout):
                 found = await self._redis.run("SMEMBERS", self._key(identity))
-        except (RedisError, OSError) as exc:
+        except (StoreError, TimeoutError) as exc:
             if self._refuse:
                 raise StateUnavailable from exc
             reason = str(exc) or "no answer in time"

@@ -17,12 +17,11 @@ from typing import Any
 
 from kombu.utils.url import parse_url
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
-from redis.exceptions import RedisError
 
 from gateway import __version__
 from gateway.clock import monotonic, time
 from gateway.config.settings import Config
-from gateway.errors import GatewayError
+from gateway.errors import StoreError
 from gateway.history.history import History
 from gateway.history.ring import total
 from gateway.process import health
@@ -298,7 +297,7 @@ class Gateways:
         text, before, began = self.own.model_dump_json(exclude={"silent"}), time(), monotonic()
         try:
             reply = await self._store.run("EVAL", SCRIPT, 1, KEY, int(KEPT), self._name, text)
-        except (RedisError, OSError, GatewayError) as exc:
+        except StoreError as exc:
             self.problem = f"the state server does not answer: {exc}"
             return
         took = monotonic() - began
@@ -336,6 +335,6 @@ class Gateways:
         try:
             if not store.error:
                 await store.run("HDEL", KEY, self._name)
-        except (RedisError, OSError, GatewayError) as exc:
+        except StoreError as exc:
             log.debug("cannot take this gateway's line away: %s", exc)
         await store.stop()

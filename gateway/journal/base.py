@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any, NamedTuple, Self
 
 from gateway.config.settings import Config
-from gateway.errors import GatewayError
 from gateway.journal.entry import REFUSED, End, Entry
 from gateway.journal.filter import ALL, Filter
 from gateway.journal.groups import About, Group
@@ -33,10 +32,6 @@ NOT_ANSWERED: Answered = ("", "", "", "", "")
 #: five of `Answered`; what never changes, as `gateway.journal.entry.described` has it (empty: it is
 #: there already, and so is its call), call. A plain tuple, as there is one for each request.
 Row = tuple[str, str, int, str, str, str, str, str, str, str, bytes]
-
-
-class Unanswered(GatewayError):
-    """The store does not answer: it is not known whether the call has taken effect."""
 
 
 class Refusal(NamedTuple):

@@ -13,8 +13,6 @@ import logging
 from functools import partial
 from typing import Any
 
-from redis.exceptions import RedisError
-
 from gateway.background import Service, Work
 from gateway.celery_message import decode_result
 from gateway.config.settings import Config
@@ -52,7 +50,7 @@ class Follower(Service):
             try:
                 found = await self._look()
                 failed = ""
-            except (GatewayError, RedisError, OSError) as exc:
+            except GatewayError as exc:
                 if str(exc) != failed:
                     log.warning("the ends of deliveries cannot be written: %s", exc)
                     failed = str(exc)

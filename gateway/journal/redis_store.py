@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import re
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, Self
 
-from redis.exceptions import ResponseError
-
 from gateway.clock import time
 from gateway.config.settings import REFUSED, Config
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, StoreError
 from gateway.journal import group_scripts, scripts
 from gateway.journal.base import (
     FIRST_LOOK,
@@ -30,7 +27,6 @@ from gateway.journal.base import (
     Refusal,
     Row,
     Size,
-    Unanswered,
 )
 from gateway.journal.entry import (
     DAMAGED,
@@ -48,6 +44,7 @@ from gateway.journal.filter import ALL, Filter
 from gateway.journal.groups import DAY, FAILURES, HOUR, MOST, About, Group, group_of
 from gateway.journal.keys import Keys
 from gateway.stores import result_store, state_store
+from gateway.stores.pipeline import ASKING
 from gateway.stores.result_store import Ask
 from gateway.stores.state_store import StateStore
 
@@ -70,7 +67,7 @@ class RedisStore(JournalStore):
     def __init__(self, config: Config, run: Ask | None = None, part: str = ""):
         self._config = config
         self._keys = Keys(config, part)
-        self._store = StateStore(config, "journal", _translated)
+        self._store = StateStore(config, "journal")
         self._given = run
         keys = self._keys
         self._marks = (keys.changed, keys.missed) if config.archive_url else ()
@@ -174,27 +171,14 @@ class RedisStore(JournalStore):
             newest = f"({page[-1][0].decode()}"
 
     async def changes(self) -> AsyncGenerator[str, None]:
-        store = self._store.connect()
+        messages = self._store.connect().messages(self._keys.changes, ASKING, _SILENCE)
         try:
-            async with store as client, client.pubsub() as listening:
-                async with asyncio.timeout(result_store.PATIENCE):
-                    await listening.subscribe(self._keys.changes)
-                asked = False
-                while True:
-                    message = await listening.get_message(timeout=_SILENCE)
-                    if message is not None:
-                        asked = False
-                        if message["type"] != "pong":
-                            told = message["type"] == "message"
-                            yield message["data"].decode().partition(" ")[0] if told else ""
-                    elif asked:
-                        raise TimeoutError("no answer in time")
-                    else:
-                        await listening.ping()
-                        asked = True
-        except result_store.LOST as exc:
+            async with aclosing(messages):
+                async for message in messages:
+                    yield message.decode().partition(" ")[0] if message else ""
+        except StoreError as exc:
             url = result_store.without_password(self._config.state)
-            raise GatewayError(f"{url}: {exc or 'no answer in time'}") from exc
+            raise GatewayError(f"{url}: {exc}") from exc
 
     async def trim(self, most: int) -> Size:
         keys = self._keys
@@ -331,13 +315,7 @@ class RedisStore(JournalStore):
             own = (keys.deliveries, keys.open, keys.bytes, *map(keys.of, ids))
             await self._run("DEL", *own)
         if unannounced:
-            raise ResponseError(unannounced.decode())
-
-
-def _translated(exc: Exception) -> GatewayError:
-    # Redis adds which line of a script it was.
-    kind = Unanswered if isinstance(exc, OSError) else GatewayError
-    return kind(str(exc).partition(" script:")[0])
+            raise StoreError(unannounced.decode())
 
 
 def _sought(wanted: Filter) -> list[str | bytes]:

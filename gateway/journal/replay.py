@@ -33,6 +33,7 @@ from gateway.metrics import Metrics
 from gateway.outcome import Outcome
 from gateway.pending_task import PendingTask
 from gateway.stores import result_store
+from gateway.stores.pipeline import asking
 
 _PAUSE = 0.1  # seconds between queries
 _RUNS = 20  # earlier runs of a delivery that are kept
@@ -127,7 +128,7 @@ async def outcomes(
     if not config.results:
         return
     end, waiting, prefix = monotonic() + wait, list(task_ids), result_store.key_prefix(config)
-    async with result_store.asking(config, config.results) as ask:
+    async with asking(config) as ask:
         while waiting:
             async for task_id, payload in result_store.stored(ask, prefix, tuple(waiting)):
                 if (outcome := decode_result(payload)) is not None:

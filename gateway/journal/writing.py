@@ -19,7 +19,7 @@ from gateway import background
 from gateway.celery_message import Message
 from gateway.clock import monotonic
 from gateway.config.settings import Config
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, Unanswered
 from gateway.journal.base import (
     NOT_ANSWERED,
     Answered,
@@ -27,7 +27,6 @@ from gateway.journal.base import (
     Refusal,
     Row,
     Size,
-    Unanswered,
 )
 from gateway.journal.entry import OPEN, RECEIVED, STATES, WELL, End, described
 from gateway.journal.follower import Follower

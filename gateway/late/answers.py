@@ -18,15 +18,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import RedisError
-
 from gateway import background
 from gateway.celery_message import decode_result
 from gateway.clock import monotonic, time_ns
 from gateway.config.route import Route
 from gateway.config.settings import Config
 from gateway.delivery import Delivery
-from gateway.errors import GatewayError, ResultUnusable, StateUnavailable
+from gateway.errors import GatewayError, ResultUnusable, StateUnavailable, StoreError
 from gateway.failpoints import LATE_BEGUN, LATE_ENDED, LATE_GIVEN, LATE_KEPT, LATE_SENT, Failpoint
 from gateway.http_client import NotAllowed
 from gateway.journal.entry import ANSWERED_LATE, LATE_FAILED, LATE_UNCERTAIN, End, ended
@@ -289,7 +287,7 @@ class LateAnswers:
                 self._forget(task_id)
             else:
                 await self._look([found])
-        except (StateUnavailable, RedisError, OSError) as exc:
+        except (StateUnavailable, StoreError) as exc:
             log.warning("a late answer has to wait: %s", exc.__cause__ or exc)
 
     async def _keep_looking(self) -> None:
@@ -300,7 +298,7 @@ class LateAnswers:
                 some = await self._records.due()
                 await self._look(some)
                 failed = ""
-            except (StateUnavailable, RedisError, OSError) as exc:
+            except (StateUnavailable, StoreError) as exc:
                 if (reason := str(exc.__cause__ or exc)) != failed:
                     log.warning("late answers have to wait: %s", reason)
                     failed = reason
@@ -479,7 +477,7 @@ class LateAnswers:
         self._begun.pop(task)
         if task.cancelled() or (exc := task.exception()) is None:
             return
-        if isinstance(exc, (GatewayError, RedisError, OSError)):
+        if isinstance(exc, GatewayError):
             log.warning("a late answer has to wait: %s", exc.__cause__ or exc)
         else:
             log.error("a late answer could not be sent", exc_info=exc)

@@ -10,10 +10,8 @@ from __future__ import annotations
 import logging
 from typing import Any, NamedTuple
 
-from redis.exceptions import RedisError
-
 from gateway.config.settings import Config
-from gateway.errors import StateUnavailable
+from gateway.errors import StateUnavailable, StoreError
 from gateway.late.record import ENDED, FAILED, LOOK, Record
 from gateway.stores.pipeline import Arg
 from gateway.stores.state_store import StateStore
@@ -148,7 +146,7 @@ class Records:
     async def _run(self, *command: Arg) -> list[Any]:
         try:
             found: list[Any] = await self.redis.run(*command)
-        except (RedisError, OSError) as exc:
+        except StoreError as exc:
             raise StateUnavailable from exc
         return found
 

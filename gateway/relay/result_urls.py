@@ -17,14 +17,12 @@ from struct import Struct
 from typing import Any
 from uuid import UUID
 
-from redis.exceptions import RedisError
-
 from gateway.answer import Answer, of_outcome
 from gateway.celery_message import decode_result
 from gateway.clock import time
 from gateway.config.route import RESULTS, Route
 from gateway.config.settings import Config
-from gateway.errors import NotFound, ResultExpired, ResultsUnavailable
+from gateway.errors import NotFound, ResultExpired, ResultsUnavailable, StoreError
 from gateway.stores import result_store
 from gateway.stores.pipeline import Pipeline
 
@@ -154,7 +152,7 @@ class ResultURLs:
             found = result_store.stored(self._store.run, self._prefix, [ticket.task_id])
             async for _, payload in found:
                 outcome = decode_result(payload)
-        except (RedisError, OSError) as exc:
+        except StoreError as exc:
             raise ResultsUnavailable from exc
         if self._now() >= ticket.expires:
             raise ResultExpired

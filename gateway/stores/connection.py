@@ -1,8 +1,7 @@
 """A connection to one Redis: what commands and subscriptions have in common.
 
-redis-py opens it, with its addresses, TLS, Sentinel and passwords. The transport is then taken from
-it, because redis-py's client needs several coroutines for each reply or message, which take as much
-CPU time as all the rest.
+redis-py opens it. The transport is then taken from it, because redis-py's client needs several
+coroutines for each reply or message, which take as much CPU time as all the rest.
 """
 
 from __future__ import annotations
@@ -12,21 +11,30 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import hiredis
-import redis.asyncio
-from redis.exceptions import ConnectionError, InvalidResponse
 
 from gateway import background
 from gateway.clock import monotonic
-from gateway.stores.result_store import is_clustered
+from gateway.errors import StoreError, Unanswered
+
+if TYPE_CHECKING:
+    from gateway.stores.redis_client import Client
+
+#: Errors of a lost connection. For a write to a closed transport uvloop raises RuntimeError, and
+#: asyncio of Python 3.12 and 3.13 TypeError (https://github.com/python/cpython/issues/136234).
+LOST = (StoreError, OSError, RuntimeError, TypeError)
+
+
+class InvalidReply(Unanswered):
+    """What the server has sent is no reply, or one to no command."""
 
 
 class Connection(asyncio.Protocol):
     """Stays connected until `stop`; `connect` makes the client that opens a connection."""
 
-    def __init__(self, connect: Callable[[], redis.asyncio.Redis], name: str):
+    def __init__(self, connect: Callable[[], Client], name: str):
         self._connect = connect
         self._name = name
         #: What is wrong with the server, in words; empty while it can be used, or soon again.
@@ -55,25 +63,21 @@ class Connection(asyncio.Protocol):
 
     @abstractmethod
     def _receive(self, reply: Any) -> None:
-        """Take a reply or a message; raises `InvalidResponse` for one that nothing asked for."""
+        """Take a reply or a message; raises `InvalidReply` for one that nothing asked for."""
 
     @asynccontextmanager
-    async def _connected(self, patience: float) -> AsyncIterator[redis.asyncio.Redis]:
+    async def _connected(self, patience: float) -> AsyncIterator[Client]:
         """Open a connection within `patience` seconds, and close it at the end.
 
-        Raises one of `gateway.stores.result_store.LOST`.
+        Raises one of `LOST`.
         """
         client = self._connect()
         self._since, self._lost = inf, self._loop.create_future()
         try:
             async with asyncio.timeout(patience):
-                connection = await client.connection_pool.get_connection()
-            self._reader = hiredis.Reader(protocolError=InvalidResponse)
-            self.clustered, self.host = is_clustered(connection), connection.host
-            # redis-py, which has no public name for it, is not to close it any more: it waits, and
-            # leaves it open where it is cancelled. Without its writer it would be closed at once.
-            writer, connection._writer = connection._writer, None
-            transport = writer.transport
+                writer, self.clustered, self.host = await client.opened()
+            self._reader = hiredis.Reader(protocolError=InvalidReply)
+            transport = cast(asyncio.Transport, writer.transport)
             transport.set_protocol(self)
             if transport.is_closing():
                 raise ConnectionError("the connection is lost already")
@@ -103,14 +107,9 @@ class Connection(asyncio.Protocol):
         try:
             while (reply := self._reader.gets()) is not False:
                 self._receive(reply)
-        except InvalidResponse as exc:
-            self._lose(InvalidResponse(f"an invalid reply of Redis: {exc}"))
+        except InvalidReply as exc:
+            self._lose(InvalidReply(f"an invalid reply of Redis: {exc}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._lose(exc or ConnectionError("the server closed the connection"))
-
-
-def described(exc: Exception) -> str:
-    """Return the error of a connection in words."""
-    return f"{type(exc).__name__}: {str(exc) or 'no answer in time'}"

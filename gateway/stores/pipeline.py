@@ -6,28 +6,33 @@ import asyncio
 import logging
 from asyncio import Future
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from functools import cache
 from hashlib import sha1
 from math import inf
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import hiredis
-import redis.asyncio
-from redis.exceptions import ConnectionError, InvalidResponse, ResponseError
 
 from gateway.clock import monotonic
 from gateway.config.settings import Config
+from gateway.errors import StoreError, Unanswered
 from gateway.metrics import Metrics
 from gateway.stores import result_store
-from gateway.stores.connection import Connection, described
-from gateway.stores.result_store import HELLO, LOST, elsewhere, unusable
+from gateway.stores.connection import LOST, Connection, InvalidReply
+from gateway.stores.result_store import Ask
+from gateway.stores.server import CONNECT_TIMEOUT, HELLO, described, elsewhere, unusable
+
+if TYPE_CHECKING:
+    from gateway.stores.redis_client import Client
 
 log = logging.getLogger(__name__)
 
 #: Seconds that a command may wait for its reply, the connection included.
 PATIENCE = 1.0
+#: The same, of a command that somebody waits for at a terminal or a page.
+ASKING = 3.0
 #: Seconds between two checks of the server, and between two attempts to connect without a command.
 PING = 1.0
 
@@ -54,17 +59,15 @@ class Pipeline(Connection):
 
     Where a command has no reply after `patience` seconds, the connection is aborted, so all that
     were sent on it fail. So it is where the server says that it is not, or no more, the one to use:
-    see `gateway.stores.result_store`. `probe` is the command that finds that out. `translated`
-    converts an error into the one of the futures. `redirect` is called with a command and its
-    error, and returns whether it has sent it to another server. `primary`: of a cluster only a node
-    that takes writes is used.
+    see `gateway.stores.server`. `probe` is the command that finds that out. `redirect` is called
+    with a command and its error, and returns whether it has sent it to another server. `primary`:
+    of a cluster only a node that takes writes is used.
     """
 
     def __init__(
         self,
-        connect: Callable[[], redis.asyncio.Redis],
+        connect: Callable[[], Client],
         name: str,
-        translated: Callable[[Exception], Exception] = lambda exc: exc,
         *,
         probe: tuple[Arg, ...] = (HELLO,),
         patience: float = PATIENCE,
@@ -72,7 +75,6 @@ class Pipeline(Connection):
         primary: bool = True,
     ):
         super().__init__(connect, name)
-        self._translated = translated
         self._probe = probe
         self._patience = patience
         self._redirect = redirect
@@ -110,9 +112,7 @@ class Pipeline(Connection):
 
         The script of an EVAL is sent once on each connection, and from then on its digest; where
         Redis does not know it, the command is sent again, after those given since.
-        The future fails with `redis.exceptions.ResponseError`, or with OSError where Redis does not
-        answer, or with what `translated` makes of them; after an OSError it is not known whether
-        the command was executed.
+        The future fails with `StoreError`, of which `Unanswered` is one.
         """
         reply = self._loop.create_future()
         self._queue(Command(reply, monotonic() + self._patience, command))
@@ -174,7 +174,7 @@ class Pipeline(Connection):
             log.warning("%s: Redis cannot be used: %s", self._name, error)
         self.error = error
 
-    async def _watch(self, client: redis.asyncio.Redis) -> None:
+    async def _watch(self, client: Client) -> None:
         """Check the server until the connection is lost, and raise that error."""
         probe = 0.0  # when the next one is sent
         while True:
@@ -185,14 +185,14 @@ class Pipeline(Connection):
                 asked = (HELLO,) if self.clustered else self._probe
                 self.run(*asked).add_done_callback(self._probed)
                 asks = self._asking is not None and not self._asking.done()
-                if isinstance(client, result_store.Master) and not asks:
+                if client.watched and not asks:
                     self._asking = asyncio.create_task(self._leave_replaced(client))
             end = self._sent[0].end if self._sent else inf
             if end <= now:
                 self._lose(TimeoutError())
             await self._lost_within(max(min(end, probe) - now, 0.001))
 
-    async def _leave_replaced(self, client: result_store.Master) -> None:
+    async def _leave_replaced(self, client: Client) -> None:
         since = self._since
         if await client.replaced() and self._since == since:
             self._leave("the Sentinels have another master by now")
@@ -240,7 +240,7 @@ class Pipeline(Connection):
                     packed.append(self._pack(command.words))
                     self._sent.append(command)
                 else:
-                    self._reject(command, OSError("no answer in time"))
+                    command.reply.set_exception(Unanswered("no answer in time"))
         self._waiting.clear()
         if packed:
             self._transport.write(b"".join(packed))
@@ -256,11 +256,11 @@ class Pipeline(Connection):
         try:
             return hiredis.pack_command(words)  # type: ignore[arg-type] # any number
         except UnicodeEncodeError:
-            return hiredis.pack_command(result_store.encoded(words))  # type: ignore[arg-type]
+            return hiredis.pack_command(_encoded(words))  # type: ignore[arg-type]
 
     def _receive(self, reply: Any) -> None:
         if not self._sent:
-            raise InvalidResponse("it is the reply to no command")
+            raise InvalidReply("it is the reply to no command")
         command = self._sent.popleft()
         if command.reply.done():
             pass
@@ -272,9 +272,9 @@ class Pipeline(Connection):
             pass
         elif elsewhere(error):
             self._leave(error)
-            self._reject(command, OSError(error))
+            command.reply.set_exception(Unanswered(error))
         else:
-            self._reject(command, ResponseError(_explained(error, command.words)))
+            command.reply.set_exception(StoreError(_explained(error, command.words)))
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -298,10 +298,7 @@ class Pipeline(Connection):
     def _fail(self, commands: list[Command] | deque[Command], reason: str) -> None:
         for command in commands:
             if not command.reply.done():
-                self._reject(command, OSError(reason))
-
-    def _reject(self, command: Command, exc: Exception) -> None:
-        command.reply.set_exception(self._translated(exc))
+                command.reply.set_exception(Unanswered(reason))
 
     def _settle(self) -> None:
         """See whether commands wait: for a connection, or for replies."""
@@ -315,6 +312,7 @@ class Pipeline(Connection):
 
 def _explained(error: str, words: tuple[Arg, ...]) -> str:
     """Return an error with what to do, where a key has a value that is not of the gateway's."""
+    error = error.partition(" script:")[0]  # which line of a script it was
     if not error.startswith("WRONGTYPE ") and " -WRONGTYPE " not in error:
         return error
     keys = words[3 : 3 + int(words[2])] if words[0] == "EVAL" else words[1:2]
@@ -325,12 +323,41 @@ def _explained(error: str, words: tuple[Arg, ...]) -> str:
     )
 
 
+def _encoded(words: tuple[Arg, ...]) -> tuple[Arg, ...]:
+    """Return a command with what UTF-8 has not as a question mark.
+
+    An error would end the connection for the commands of all others.
+    """
+    return tuple(each.encode(errors="replace") if isinstance(each, str) else each for each in words)
+
+
 def results_of(config: Config, metrics: Metrics) -> Pipeline:
     """Return a pipeline to the result store, whose connections are counted."""
     made = Pipeline(
         lambda: result_store.connect(config),
         "result store",
-        patience=result_store.CONNECT_TIMEOUT,
+        patience=CONNECT_TIMEOUT,
     )
     made.on_connected.append(lambda: metrics.connected("results"))
     return made
+
+
+@asynccontextmanager
+async def asking(config: Config) -> AsyncIterator[Ask]:
+    """Yield a function that sends a command to the result store, and returns the reply.
+
+    It raises `GatewayError`, with the remedy.
+    """
+    store = Pipeline(lambda: result_store.connect(config), "", patience=ASKING)
+
+    async def ask(*command: Arg) -> Any:
+        try:
+            return await store.run(*command)
+        except StoreError as exc:
+            raise result_store.no_answer(config, config.results, exc) from exc
+
+    await store.start()
+    try:
+        yield ask
+    finally:
+        await store.stop()

@@ -13,17 +13,18 @@ from binascii import crc_hqx
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Self
-
-import redis.asyncio
-from redis.exceptions import RedisError
+from typing import TYPE_CHECKING, Any, Self
 
 from gateway import background
 from gateway.config.settings import Config
-from gateway.errors import GatewayError
+from gateway.errors import StoreError
 from gateway.stores import result_store
-from gateway.stores.pipeline import PATIENCE, PING, Arg, Command, Pipeline
-from gateway.stores.result_store import HELLO, Address, Ask
+from gateway.stores.pipeline import ASKING, PATIENCE, PING, Arg, Command, Pipeline
+from gateway.stores.result_store import Ask
+from gateway.stores.server import HELLO, Address
+
+if TYPE_CHECKING:
+    from gateway.stores.redis_client import Client
 
 SLOTS = 16_384
 _KEYS = 500  # keys that are looked at between two replies of Redis
@@ -51,14 +52,12 @@ class StateStore:
         self,
         config: Config,
         name: str,
-        translated: Callable[[Exception], Exception] = lambda exc: exc,
         *,
         probe: tuple[Arg, ...] = (HELLO,),
         patience: float = PATIENCE,
     ):
         self._config = config
         self._name = name
-        self._translated = translated
         self._patience = patience
         self._first = self._pipeline(None, probe)
         self.on_connected, self.on_left = self._first.on_connected, self._first.on_left
@@ -77,7 +76,6 @@ class StateStore:
         return Pipeline(
             lambda: result_store.connect(self._config, self._config.state, node=node, state=True),
             f"{self._name} {host}:{port}" if node and self._name else self._name,
-            self._translated,
             probe=probe,
             patience=self._patience,
             redirect=self._redirect,
@@ -88,10 +86,10 @@ class StateStore:
     @asynccontextmanager
     async def opened(cls, config: Config) -> AsyncIterator[Self]:
         """Connect for one command, with more patience, and without a log."""
-        store = cls(config, "", patience=result_store.PATIENCE)
+        store = cls(config, "", patience=ASKING)
         await store.start()
         try:
-            with suppress(RedisError, OSError):  # the command's own error tells it
+            with suppress(StoreError):  # the command's own error tells it
                 await store.known()
             yield store
         finally:
@@ -159,7 +157,7 @@ class StateStore:
             return 1.0
         return sum(node is not None and not node.error for node in self._slots) / SLOTS
 
-    def connect(self) -> redis.asyncio.Redis:
+    def connect(self) -> Client:
         """Make a client for a subscription: any node has what is published on any other."""
         living = (address for address, node in self._nodes.items() if not node.error)
         node = next(living, None) if self._first.error else None
@@ -199,7 +197,7 @@ class StateStore:
 
     async def _follow(self) -> None:
         while True:
-            with suppress(RedisError, OSError, GatewayError):
+            with suppress(StoreError):
                 await self._learn()
             await asyncio.sleep(_AGAIN)
             with suppress(TimeoutError):
@@ -217,7 +215,7 @@ class StateStore:
                     asked.run("CLUSTER", "INFO"), asked.run("CLUSTER", "SLOTS")
                 )
                 well = b"cluster_state:ok" in state
-            except (RedisError, OSError, GatewayError) as exc:
+            except StoreError as exc:
                 problem = problem or str(exc)
                 continue
             slots: list[Pipeline | None] = [None] * SLOTS
@@ -270,13 +268,13 @@ class StateStore:
 
 @asynccontextmanager
 async def asking(config: Config) -> AsyncIterator[Ask]:
-    """Yield a function as `result_store.asking` does, for the Redis of the claims."""
+    """Yield a function as `gateway.stores.pipeline.asking` does, for the Redis of the claims."""
     async with StateStore.opened(config) as store:
 
         async def ask(*command: Arg) -> Any:
             try:
                 return await store.run(*command)
-            except (RedisError, OSError) as exc:
+            except StoreError as exc:
                 raise result_store.no_answer(config, config.state, exc) from exc
 
         yield ask

@@ -11,15 +11,18 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from math import inf
+from typing import TYPE_CHECKING
 
 import hiredis
-import redis.asyncio
-from redis.exceptions import ConnectionError, ResponseError
 
 from gateway.clock import monotonic
+from gateway.errors import StoreError
 from gateway.read_throttling import ReadThrottling
-from gateway.stores.connection import Connection, described
-from gateway.stores.result_store import LOST
+from gateway.stores.connection import LOST, Connection
+from gateway.stores.server import described
+
+if TYPE_CHECKING:
+    from gateway.stores.redis_client import Client
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +48,12 @@ class Subscription(Connection):
 
     With a `prefix` it also calls `on_match(channel, message)` for all channels that begin so.
     `opened` is awaited on each new connection, before that counts as usable; it may raise one of
-    `gateway.stores.result_store.LOST`.
+    `gateway.stores.connection.LOST`.
     """
 
     def __init__(
         self,
-        connect: Callable[[], redis.asyncio.Redis],
+        connect: Callable[[], Client],
         name: str,
         prefix: str = "",
         on_match: Callable[[bytes, bytes], object] | None = None,
@@ -183,7 +186,7 @@ class Subscription(Connection):
 
     def _receive(self, reply: list[bytes] | Exception) -> None:
         if isinstance(reply, Exception):
-            self._lose(ResponseError(str(reply)))
+            self._lose(StoreError(str(reply)))
         elif reply[0] == b"pmessage":
             assert self._on_match is not None  # it has asked for a prefix
             self._on_match(reply[2], reply[3])

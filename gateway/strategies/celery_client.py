@@ -35,7 +35,7 @@ from gateway.errors import (
     Unroutable,
 )
 from gateway.outcome import Outcome
-from gateway.stores.result_store import sentinel_options
+from gateway.stores.redis_client import sentinel_options
 from gateway.strategies.celery_results import result_backend
 
 RESULT_TIMEOUT = 3  # seconds for one command to the result store

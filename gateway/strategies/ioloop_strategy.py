@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from redis.exceptions import RedisError
-
 from gateway.amqp.publishers import publisher_for
 from gateway.background import Work
 from gateway.celery_message import Message, decode_result
 from gateway.config.settings import Config
 from gateway.config.strategies import StrategyInfo
-from gateway.errors import ResultsUnavailable
+from gateway.errors import ResultsUnavailable, StoreError
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
 from gateway.stores import result_store
@@ -70,7 +68,7 @@ class IOLoop(Strategy):
                     if pending := self._waiting.get(task_id):
                         pending.settle(decode_result(payload))
                         came = came or pending.ended
-            except (RedisError, OSError) as exc:
+            except StoreError as exc:
                 log.warning("cannot fetch results from the result store: %s", exc)
                 pause = PAUSE[1]
                 await asyncio.sleep(1)

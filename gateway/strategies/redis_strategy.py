@@ -9,20 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from redis.exceptions import RedisError
-
 from gateway.amqp.publishers import publisher_for
 from gateway.background import Work
 from gateway.celery_message import Message, decode_result
 from gateway.config.settings import Config
 from gateway.config.strategies import StrategyInfo
-from gateway.errors import ResultsUnavailable
+from gateway.errors import ResultsUnavailable, StoreError
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
 from gateway.read_throttling import ReadThrottling
 from gateway.stores import result_store
 from gateway.stores.pipeline import Pipeline
-from gateway.stores.result_store import CONNECT_TIMEOUT
+from gateway.stores.server import CONNECT_TIMEOUT
 from gateway.stores.subscription import Subscription
 from gateway.strategies.base import Strategy
 
@@ -105,7 +103,7 @@ class RedisPush(Strategy):
             if stragglers:
                 try:
                     await self._fetch(stragglers)
-                except (RedisError, OSError) as exc:
+                except StoreError as exc:
                     log.warning("cannot fetch results from the result store: %s", exc)
                     self._older += stragglers
 

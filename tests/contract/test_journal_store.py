@@ -16,14 +16,13 @@ from typing import Any
 import pytest
 
 from gateway.config.settings import Config
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, Unanswered
 from gateway.journal.base import (
     FIRST_LOOK,
     NOT_ANSWERED,
     JournalStore,
     Refusal,
     Row,
-    Unanswered,
 )
 from gateway.journal.entry import (
     ACCEPTED,

@@ -31,7 +31,7 @@ from gateway.claims.keys import claim_key
 from gateway.claims.store import Claims
 from gateway.claims.taken_tasks import TakenTasks
 from gateway.config.settings import Config
-from gateway.errors import KeyConflict, StateUnavailable
+from gateway.errors import KeyConflict, StateUnavailable, Unanswered
 from gateway.outcome import FAILURE, Outcome
 from gateway.stores import pipeline
 from gateway.stores.pipeline import Arg
@@ -531,7 +531,7 @@ def test_a_claim_whose_try_does_not_hear_of_it_is_free(two, how):
         def lose(*command: Arg) -> asyncio.Future[Any]:
             """Let Redis execute the command, and its reply be lost."""
             lost = asyncio.get_running_loop().create_future()
-            execute(*command).add_done_callback(lambda _: lost.set_exception(OSError("lost")))
+            execute(*command).add_done_callback(lambda _: lost.set_exception(Unanswered("lost")))
             return lost
 
         await a.redis.known()

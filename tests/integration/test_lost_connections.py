@@ -17,7 +17,7 @@ import redis.asyncio
 from gateway.amqp import broker
 from gateway.amqp.publisher import Publisher
 from gateway.config.settings import TLS, Config
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, Unanswered
 from gateway.http.stream import Stream
 from gateway.read_throttling import ReadThrottling
 from gateway.relay.limits import Limits
@@ -125,7 +125,7 @@ def test_commands_fail_with_their_connection_and_the_next_do_not(run, losing, re
         some = Pipeline(lambda: result_store.connect(config), "test")
         await some.start()
         losing.more = 1
-        with pytest.raises(OSError):
+        with pytest.raises(Unanswered):
             await some.run("PING")
         assert await some.run("PING") == b"PONG"
         assert losing.lost == 1
@@ -169,7 +169,7 @@ def test_who_asks_once_is_told(run, losing, redis_server):
     config = Config(result_backend=redis_server.url)
 
     async def work() -> None:
-        async with result_store.asking(config, config.results) as ask:
+        async with pipeline.asking(config) as ask:
             losing.more = 1
             with pytest.raises(GatewayError, match="start it, or correct result_backend"):
                 await ask("PING")

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import redis
-from redis.exceptions import ResponseError
 
 from appserver.result_script import ResultScript
 from gateway.clock import monotonic
 from gateway.config.settings import Config
+from gateway.errors import StoreError, Unanswered
 from gateway.stores import result_store
 from gateway.stores.pipeline import Pipeline
 from tests.support.in_memory import LOOPS
@@ -81,7 +81,7 @@ def test_commands_are_sent_in_order_and_together(piped, asked):
 def test_each_command_has_its_own_error(piped):
     async def work(some: Pipeline) -> None:
         bad, good = some.run("NO-SUCH-COMMAND"), some.run("SET", "a", "1")
-        with pytest.raises(ResponseError, match="unknown command"):
+        with pytest.raises(StoreError, match="unknown command"):
             await bad
         assert await good == b"OK"
 
@@ -95,7 +95,7 @@ def test_what_was_sent_on_a_lost_connection_fails_and_the_next_does_not(piped, a
         await asyncio.sleep(0)
         await asyncio.to_thread(asked.client_kill_filter, me)
         for reply in await asyncio.gather(*sent, return_exceptions=True):
-            assert isinstance(reply, OSError)
+            assert isinstance(reply, Unanswered)
         assert await some.run("GET", "a") is None
 
     piped(work)
@@ -134,9 +134,9 @@ def test_a_redis_that_hangs_is_given_up_and_asked_again(piped, store, monkeypatc
         try:
             sent = [some.run("GET", "a"), some.run("GET", "b")]
             for reply in await asyncio.gather(*sent, return_exceptions=True):
-                assert isinstance(reply, OSError)
+                assert isinstance(reply, Unanswered)
             # The next one would need a new connection.
-            with pytest.raises(OSError):
+            with pytest.raises(Unanswered):
                 await some.run("GET", "c")
         finally:
             store.thaw()
@@ -192,7 +192,7 @@ def test_a_script_that_redis_has_forgotten_is_sent_again(piped, asked):
 def test_a_script_s_own_errors_are_the_caller_s(piped):
     async def work(some: Pipeline) -> None:
         for _ in range(2):
-            with pytest.raises(ResponseError, match="of its own"):
+            with pytest.raises(StoreError, match="of its own"):
                 await some.run("EVAL", "return redis.error_reply('ERR of its own')", 0)
 
     piped(work)
@@ -203,7 +203,7 @@ def test_an_error_names_the_key_of_another_type(piped):
         await some.run("SET", "a", "1")
         script = "return redis.call('HGET', KEYS[2], 'field')"
         for command in (("HGET", "a", "field"), ("EVAL", script, 2, "b", "a")):
-            with pytest.raises(ResponseError, match=r"the TYPE of (b, )?a, and remove .* \(DEL\)"):
+            with pytest.raises(StoreError, match=r"the TYPE of (b, )?a, and remove .* \(DEL\)"):
                 await some.run(*command)
 
     piped(work)
@@ -243,7 +243,7 @@ def test_an_answer_of_something_else_fails_what_was_sent(monkeypatch):
         thread.start()
         found = asyncio.run(work(f"redis://127.0.0.1:{listening.getsockname()[1]}/0"))
         thread.join(60)
-    assert [type(one) for one in found] == [OSError, OSError]
+    assert [type(one) for one in found] == [Unanswered, Unanswered]
     assert "an invalid reply of Redis" in str(found[0])
 
 
@@ -276,7 +276,7 @@ def test_a_server_that_is_not_the_one_to_ask_is_left(piped, asked, error):
             some.run("BLPOP", "nothing", 30),
         ]
         for reply in await asyncio.gather(*sent, return_exceptions=True):
-            assert isinstance(reply, OSError) and error in str(reply)
+            assert isinstance(reply, Unanswered) and error in str(reply)
         assert left.is_set()
         assert await some.run("CLIENT", "ID") != me
 
@@ -302,7 +302,7 @@ def test_older_connections_are_left_after_a_reconnection(piped):
 def test_an_error_of_one_command_is_its_own(piped, error):
     async def work(some: Pipeline) -> None:
         me = await some.run("CLIENT", "ID")
-        with pytest.raises(ResponseError, match=error):
+        with pytest.raises(StoreError, match=error):
             await some.run("EVAL", "return redis.error_reply(ARGV[1])", 0, error)
         assert await some.run("CLIENT", "ID") == me
 
@@ -352,6 +352,6 @@ def test_a_worker_writes_once_more_on_a_new_connection(store, error):
         Backend()._set(b"key", error)
         assert len(met) == 2
         met.clear()
-        with pytest.raises(ResponseError, match="of its own"):
+        with pytest.raises(redis.ResponseError, match="of its own"):
             Backend()._set(b"key", "ERR of its own")
         assert len(met) == 1

@@ -18,10 +18,9 @@ from functools import cache
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from redis.exceptions import ResponseError
-
 from gateway.claims import scripts
 from gateway.claims.claim import CONFIRMED, DONE, LAPSED, MINE, PUBLISHING, RELEASED, read
+from gateway.errors import StoreError
 
 if TYPE_CHECKING:
     from tests.simulation.gateways import Child
@@ -91,7 +90,7 @@ def note(child: Child) -> None:
 
     def answered(reply: Any, operation: Operation, key: bytes, history: list[Operation]) -> None:
         exc = None if reply.cancelled() else reply.exception()
-        if isinstance(exc, ResponseError):  # Redis has changed nothing
+        if type(exc) is StoreError:  # Redis has changed nothing
             history.remove(operation)
         elif not reply.cancelled() and exc is None:
             operation.ended = world.loop.time()

@@ -39,7 +39,7 @@ USED = {
         "pika.adapters.base_connection:BaseConnection._proto_connection_lost",
         "pika.adapters.base_connection:BaseConnection._on_connection_workflow_done",
     ],
-    "gateway/stores/connection.py": [
+    "gateway/stores/redis_client.py": [
         "redis.asyncio.connection:AbstractConnection._writer",
     ],
     "gateway/http/connection.py": [

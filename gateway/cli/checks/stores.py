@@ -17,6 +17,7 @@ from gateway.cli.checks.finding import LIMIT, Finding, fail, ok, skipped, warn
 from gateway.cli.checks.ports import another
 from gateway.clock import monotonic, time
 from gateway.config.settings import Config
+from gateway.errors import StoreError
 from gateway.history.gateways import KEY, SCRIPT, about, differences, read
 from gateway.journal.redis_store import RedisStore
 from gateway.stores import result_store
@@ -37,7 +38,7 @@ _REMEDIES = {
     "NOPERM|NoPermission|ACL|can't (run|publish)": (
         "ACL SETUSER NAME ~* &* +@all -@dangerous +info, or more narrowly, for the user in {}"
     ),
-    "ResponseError": "correct {}",
+    "ResponseError|StoreError": "correct {}",
     "": "start it, or correct {}",
 }
 #: An account may lack a command, or the server does not have it under its name.
@@ -241,7 +242,7 @@ async def asking(
     except TimeoutError:
         problem = f"no answer within {LIMIT:g} s{await another(url)}"
         found.append(fail(name, problem, f"start it, or correct {setting}"))
-    except (RedisError, OSError) as exc:
+    except (RedisError, StoreError, OSError) as exc:
         # Sentinel's error continues with a list of all settings.
         said = f"{type(exc).__name__}: {str(exc).partition(' : <')[0]}"
         remedy = next(remedy for words, remedy in _REMEDIES.items() if re.search(words, said))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pika.exceptions import ChannelClosedByBroker
-from redis.exceptions import RedisError
 
 from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
@@ -21,7 +20,7 @@ from gateway.cli.checks import queues
 from gateway.cli.checks.finding import OK, counted
 from gateway.cli.configuration import configure
 from gateway.config.settings import Config
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, StoreError
 from gateway.history.gateways import SILENT, running
 from gateway.stores import result_store
 from gateway.stores.state_store import StateStore
@@ -83,7 +82,7 @@ async def _left(config: Config) -> AsyncIterator[Left]:
                     server = result_store.without_password(config.state)
                     what = f"{counted(len(keys), 'key')} of {server}: {kind}"
                     yield Left(what, partial(_forget, store, keys))
-        except (RedisError, OSError) as exc:
+        except StoreError as exc:
             raise result_store.no_answer(config, config.state, exc) from exc
     if config.amqp:
         try:

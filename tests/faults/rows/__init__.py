@@ -147,6 +147,9 @@ ROWS = {
         Row(48, "row 46 with `state_replicas = 1`", clusters.sentinel_parted_waiting, LOST),
         Row(49, "Redis Cluster: a shard fails over", clusters.shard_failed_over, LOST, second=True),
         Row(50, "Redis Cluster: slots are moved", clusters.resharded),
+        Row(51, "quorum leader partitioned", clusters.leader_parted, (503, 504), again=True),
+        Row(52, "quorum leader drained", clusters.leader_drained, (503, 504), again=True),
+        Row(53, "row 45 with `state_replicas = 1`", clusters.sentinel_frozen_waiting, LOST),
     )  # fmt: skip
 }
 

@@ -1,10 +1,11 @@
-"""Rows 11 and 41-50: what clusters may do, of RabbitMQ and of Redis."""
+"""Rows 11 and 41-53: what clusters may do, of RabbitMQ and of Redis."""
 
 from __future__ import annotations
 
 import json
 import time
 import tomllib
+from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 from typing import Any
@@ -26,7 +27,9 @@ CONFIG = "cluster_partition_handling = pause_minority\nnet_ticktime = 8\n"
 IDENTIFIED = ("/once?seconds=0.05", AGAIN, "/echo", "/accept")
 RATE = 50
 FROZEN = 80  # seconds
-SERVED = 15  # seconds after which a frozen node is not noticed any more
+SERVED = 15  # seconds after which a node that is away is not noticed any more
+
+Leave = Callable[[list[RabbitMQ]], object]
 
 
 def _nodes(trial: Trial, config: str = CONFIG) -> list[RabbitMQ]:
@@ -69,26 +72,52 @@ def leader_killed(trial: Trial) -> None:
 
 def leader_frozen(trial: Trial) -> None:
     """SIGSTOP of the leader; the others have to notice it by themselves, and lead on."""
+    _leave_leader(trial, FROZEN, lambda nodes: nodes[0].freeze(), lambda nodes: nodes[0].thaw())
+
+
+def leader_parted(trial: Trial) -> None:
+    """The leader and the others refuse each other, while clients reach them all."""
+    _leave_leader(trial, 30, lambda nodes: _know(nodes, False), lambda nodes: _know(nodes, True))
+
+
+def leader_drained(trial: Trial) -> None:
+    """`rabbitmq-upgrade drain` of the leader, and `revive`."""
+
+    def maintain(do: str) -> Leave:
+        return lambda nodes: nodes[0].ctl("eval", f"rabbit_maintenance:{do}().")
+
+    _leave_leader(trial, 30, maintain("drain"), maintain("revive"))
+
+
+def _leave_leader(trial: Trial, seconds: float, leave: Leave, back: Leave) -> None:
+    """Have the first node `leave`, which leads, and come `back` after so many seconds."""
     nodes = _nodes(trial)
     _open(trial, nodes)
     with trial.load():
-        leader = nodes[0]
-        _expect_leader(leader, trial.lanes)
-        frozen = monotonic()
+        _expect_leader(nodes[0], trial.lanes)
+        left = monotonic()
         with trial.fault():
-            leader.freeze()
+            leave(nodes)
             time.sleep(SERVED)
         try:
-            trial.pause(FROZEN - SERVED, short=20)
+            trial.pause(seconds - SERVED, short=5)
         finally:
-            leader.thaw()
-        thawed = monotonic()
+            back(nodes)
+        returned = monotonic()
         time.sleep(20)
     for lane in trial.lanes:
-        _note_gap(lane, "gap_frozen", frozen, thawed)
-        _note_gap(lane, "gap_thawed", thawed, monotonic())
-        gap = lane.notes["gap_frozen"]
-        lane.expect(gap <= SERVED, f"{gap} s after the freeze a request was still refused")
+        _note_gap(lane, "gap_left", left, returned)
+        _note_gap(lane, "gap_returned", returned, monotonic())
+        gap = lane.notes["gap_left"]
+        lane.expect(gap <= SERVED, f"{gap} s after the node's loss a request was still refused")
+
+
+def _know(nodes: list[RabbitMQ], known: bool) -> None:
+    """Have the first node refuse the others, or know them again."""
+    for other in nodes[1:]:
+        cookie = "erlang:get_cookie()" if known else "refused"
+        change = f"erlang:set_cookie('{other.node}', {cookie})"
+        nodes[0].ctl("eval", f"{change}, erlang:disconnect_node('{other.node}').")
 
 
 def _note_gap(lane: Lane, name: str, since: float, until: float) -> None:
@@ -123,6 +152,11 @@ def sentinel_killed_waiting(trial: Trial) -> None:
 def sentinel_frozen(trial: Trial) -> None:
     """SIGSTOP of the primary for 20 s; then it is a replica."""
     _sentinels(trial, Server.freeze)
+
+
+def sentinel_frozen_waiting(trial: Trial) -> None:
+    """The same, where a claim was taken only when a replica has it."""
+    _sentinels(trial, Server.freeze, replicas=1)
 
 
 def sentinel_parted(trial: Trial) -> None:

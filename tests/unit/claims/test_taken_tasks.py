@@ -6,11 +6,10 @@ import asyncio
 from time import monotonic
 
 import pytest
-from redis.exceptions import ResponseError
 
 from gateway.claims.taken_tasks import TakenTasks
 from gateway.config.settings import Config
-from gateway.errors import StateUnavailable
+from gateway.errors import StateUnavailable, StoreError, Unanswered
 
 
 class Redis:
@@ -40,7 +39,7 @@ def test_the_tasks_that_the_broker_has_are_known(without):
     assert known(Redis([b"a", b"b"]), without) == {"a", "b"}
 
 
-@pytest.mark.parametrize("error", [ResponseError("READONLY"), OSError("gone")])
+@pytest.mark.parametrize("error", [StoreError("NOPERM"), Unanswered("gone")])
 def test_without_redis_none_is_known_or_the_delivery_is_refused(error):
     assert known(Redis(error), "relay") == set()
     with pytest.raises(StateUnavailable):

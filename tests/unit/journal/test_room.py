@@ -11,8 +11,9 @@ import pytest
 
 from gateway.celery_message import Message
 from gateway.config.settings import Config
+from gateway.errors import StoreError, Unanswered
 from gateway.journal import writing
-from gateway.journal.base import Refusal, Unanswered
+from gateway.journal.base import Refusal
 from gateway.journal.entry import ACCEPTED, RECEIVED
 from gateway.journal.writing import Journal
 from gateway.metrics import Metrics
@@ -83,7 +84,7 @@ def succeed(written: asyncio.Future[Any]) -> None:
 
 
 def fail(written: asyncio.Future[Any]) -> None:
-    written.set_exception(OSError("no answer in time"))
+    written.set_exception(StoreError("refused"))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from gateway.celery_message import Message, TaskIds
 from gateway.claims import scripts, taken_tasks
 from gateway.config.settings import Config
 from gateway.delivery import Delivery, Request
-from gateway.errors import BrokerUnavailable, RequestError, ResultsLost, Unroutable
+from gateway.errors import BrokerUnavailable, RequestError, ResultsLost, Unanswered, Unroutable
 from gateway.journal import writing
 from gateway.metrics import Metrics
 from gateway.outcome import FAILURE, SUCCESS, Outcome
@@ -113,7 +113,7 @@ class Redis:
             if reply.done():
                 continue
             if self.fails:  # with an error that nothing here keeps: its frames lead to the request
-                reply.set_exception(OSError("no answer in time"))
+                reply.set_exception(Unanswered("no answer in time"))
             else:
                 reply.set_result(what)
 

@@ -10,11 +10,10 @@ from uuid import uuid4
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from redis.exceptions import ResponseError
 
 from gateway.config.route import Route
 from gateway.config.settings import Config
-from gateway.errors import NotFound, ResultExpired
+from gateway.errors import NotFound, ResultExpired, StoreError
 from gateway.relay.result_urls import ResultURLs, Ticket, Tokens
 
 PLAIN, XML = ("/", "text/plain"), ("/xml", "text/xml")
@@ -37,7 +36,7 @@ class Store:
         if command == "EVAL":
             loop.call_soon(reply.set_result, [None])
         elif self.now is None:
-            loop.call_soon(reply.set_exception, ResponseError("NOPERM"))
+            loop.call_soon(reply.set_exception, StoreError("NOPERM"))
         else:
             loop.call_soon(reply.set_result, [b"%d" % self.now, b"0"])
         return reply

@@ -1,0 +1,63 @@
+"""What a Redis says of itself, and whether it is the one to use.
+
+A name may lead to a new primary while connections to the old one live on. What that one answers to
+a write says so; to a subscriber it says nothing at all.
+https://redis.io/docs/latest/commands/hello/
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.errors import StoreError
+
+#: Host and port.
+Address = tuple[str, int]
+
+CONNECT_TIMEOUT = 3.0  # seconds
+
+#: The command whose reply says what a server is; Redis has it since version 6.
+HELLO = "HELLO"
+
+# Scripts of Redis 6 have the error of their command behind their own.
+_elsewhere = re.compile(
+    r"(?:^|: -)(?:READONLY|NOREPLICAS|MASTERDOWN|LOADING|UNBLOCKED|CLUSTERDOWN|CROSSSLOT|MOVED|ASK"
+    r"|TRYAGAIN)\b"
+).search
+
+
+def elsewhere(error: str) -> bool:
+    """Does the text of a server's error say that this is not, or no more, the server to ask?"""
+    return _elsewhere(error) is not None
+
+
+def about(hello: Sequence[Any]) -> dict[bytes, Any]:
+    """Return the fields of a reply to HELLO."""
+    return dict(zip(hello[::2], hello[1::2], strict=False))
+
+
+def unusable(hello: Sequence[Any], clusters: bool = False, primary: bool = True) -> str:
+    """Return why a server is not to be used, from its reply to HELLO; empty where it is.
+
+    `clusters`: a node of a cluster may be; without `primary` also one that takes no writes.
+    """
+    fields = about(hello)
+    if fields.get(b"mode") == b"cluster":
+        if not clusters:
+            return (
+                "it is in cluster mode: Celery stores no results there; use the strategy pika, or "
+                "another Redis as result_backend and this one as state_url"
+            )
+        if not primary:
+            return ""
+    if fields.get(b"role", b"master") != b"master":
+        return "it is a replica, which takes no writes"
+    return ""
+
+
+def described(exc: Exception) -> str:
+    """Return the error of a connection in words."""
+    text = str(exc) or "no answer in time"
+    return text if isinstance(exc, StoreError) else f"{type(exc).__name__}: {text}"
