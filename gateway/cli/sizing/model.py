@@ -161,7 +161,8 @@ class _Sizing:
         self.task = load.task_time * load.task_cpu
         # A worker's main process, or its lock, allows it one core; prefork's tasks run in others.
         self.main = self.worker.plus(self.task * (load.pool != "prefork"))
-        self.each = load.task_time + self.worker.cores(1)  # seconds of a worker's slot
+        # Seconds of a slot: a message costs a worker that is busy the least.
+        self.each = load.task_time + 1 / self.worker.rate(1)
         self.at_once = load.concurrency or POOLS[load.pool] or load.cores
         self.threads = Config().threads if self.info.threads else 1
         limited = self.info.threads or self.info.blocks

@@ -122,6 +122,13 @@ def test_a_number_of_workers_of_one_s_own_is_checked():
     assert (found.workers.count, found.gateways.count) == (8, 5)
     with pytest.raises(ConfigError, match="--workers: 3 with 64 tasks at once end 9"):
         plan(but(workers=3), SHIPPED)
+    # A request costs a worker that rests more than one that is busy, which could do 1,000 a second.
+    worker = Cost(points=[(100, 0.2), (900, 0.9)])
+    measured = SHIPPED | {"worker pika solo": worker}
+    asked = but(rate=900, task_time=0, pool="solo", workers=1)
+    assert plan(asked, measured).workers.count == 1
+    with pytest.raises(ConfigError, match="--workers: 1 with 1 tasks at once end 1,000 a second"):
+        plan(asked.model_copy(update={"rate": 1_000}), measured)
 
 
 @pytest.mark.parametrize(
