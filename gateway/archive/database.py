@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from gateway.archive.tables import DELIVERIES, LONGEST, entry, like, storable
-from gateway.clock import monotonic
+from gateway.clock import monotonic, time
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.journal.entry import GONE, Entry, order
@@ -261,10 +261,12 @@ class Database:
         connection.exec_driver_sql("PRAGMA incremental_vacuum")
 
     def has(self, ids: Sequence[str]) -> set[str]:
-        """Return those of the `ids` that are there."""
+        """Return those of the `ids` that are there, of the days that the journal may have."""
+        # Partitions are left out by it: many more days are kept here.
+        oldest = int((time() - self._config.journal_age) * 1000) - _DAY
+        some = DELIVERIES.c.id.in_(ids) & (DELIVERIES.c.ms >= oldest)
         with self.reading() as connection:
-            found = connection.execute(sa.select(DELIVERIES.c.id).where(DELIVERIES.c.id.in_(ids)))
-            return set(found.scalars())
+            return set(connection.execute(sa.select(DELIVERIES.c.id).where(some)).scalars())
 
     def size(self) -> tuple[int, int]:
         """Return how many deliveries there are, and the bytes that they take with their indexes."""

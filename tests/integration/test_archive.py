@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import secrets
+import time
 import tracemalloc
 from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import UTC, datetime
@@ -212,6 +213,16 @@ def test_what_was_there_before_the_archive_is_copied(config):
     assert archive(config) == 2
     assert archive(config) == 0
     assert set(stored(config)) == {"a", "b"}
+
+
+def test_what_the_journal_cannot_have_any_more_is_not_looked_for(config, monkeypatch):
+    written(config, begun("one"))
+    archive(config)
+    database = Database(config)
+    assert database.has(["one", "none"]) == {"one"}
+    later = time.time() + config.journal_age + 2 * 86_400
+    monkeypatch.setattr("gateway.archive.database.time", lambda: later)
+    assert database.has(["one"]) == set()
 
 
 @pytest.mark.parametrize("text", ["Order 4711", "order 4711", '"b":"x', "müller", "MÜLLER", "订单",
