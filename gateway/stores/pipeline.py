@@ -344,20 +344,10 @@ def results_of(config: Config, metrics: Metrics) -> Pipeline:
 
 @asynccontextmanager
 async def asking(config: Config) -> AsyncIterator[Ask]:
-    """Yield a function that sends a command to the result store, and returns the reply.
-
-    It raises `GatewayError`, with the remedy.
-    """
+    """Yield what sends a command to the result store: see `result_store.remedied`."""
     store = Pipeline(lambda: result_store.connect(config), "", patience=ASKING)
-
-    async def ask(*command: Arg) -> Any:
-        try:
-            return await store.run(*command)
-        except StoreError as exc:
-            raise result_store.no_answer(config, config.results, exc) from exc
-
     await store.start()
     try:
-        yield ask
+        yield result_store.remedied(config, config.results, store.run)
     finally:
         await store.stop()

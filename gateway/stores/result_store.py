@@ -9,7 +9,7 @@ from kombu.utils.url import maybe_sanitize_url
 
 from gateway.celery_message import MAX_STORED, RESULT_KEY
 from gateway.config.settings import Config
-from gateway.errors import GatewayError, Unanswered
+from gateway.errors import GatewayError, StoreError, Unanswered
 from gateway.stores.server import Address
 
 if TYPE_CHECKING:
@@ -103,3 +103,15 @@ def no_answer(config: Config, url: str, exc: Exception) -> GatewayError:
     name = "state_url" if config.state_url and url == config.state else "result_backend"
     remedy = f"; start it, or correct {name} (GATEWAY_{name.upper()})" if away else ""
     return GatewayError(f"{without_password(url)}: {str(exc) or 'no answer in time'}{remedy}")
+
+
+def remedied(config: Config, url: str, run: Ask) -> Ask:
+    """Return `run` with errors for people, who read what to do: it raises `GatewayError`."""
+
+    async def ask(*command: str | bytes | int) -> Any:
+        try:
+            return await run(*command)
+        except StoreError as exc:
+            raise no_answer(config, url, exc) from exc
+
+    return ask

@@ -268,13 +268,6 @@ class StateStore:
 
 @asynccontextmanager
 async def asking(config: Config) -> AsyncIterator[Ask]:
-    """Yield a function as `gateway.stores.pipeline.asking` does, for the Redis of the claims."""
+    """Yield what sends a command to the Redis of the claims: see `result_store.remedied`."""
     async with StateStore.opened(config) as store:
-
-        async def ask(*command: Arg) -> Any:
-            try:
-                return await store.run(*command)
-            except StoreError as exc:
-                raise result_store.no_answer(config, config.state, exc) from exc
-
-        yield ask
+        yield result_store.remedied(config, config.state, store.run)

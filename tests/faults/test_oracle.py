@@ -73,6 +73,13 @@ def test_what_a_row_allows_is_no_problem():
     excused = judged([*SENT, sent("x", 105, status=502)], excused=["x"])
 
     assert again.holds and again.duplicated == 1
+    # A second try of the same delivery, whose claim was lost.
+    tried = [*SENT, sent("after", 114)]
+    second = replace(WINDOW, second=True)
+    for task in (execution("after", 2), execution("after", 2, "another task")):
+        assert judged(tried, [*DONE, task], second).holds
+        assert not judged(tried, [*DONE, task, task], second).holds
+        assert not judged(tried, [*DONE, task]).holds
     assert excused.holds and excused.sent == 3
 
 

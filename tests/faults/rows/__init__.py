@@ -35,7 +35,7 @@ class Row:
 
     Inside its time only `statuses` are excused, besides 2xx; `again`: tasks may run twice;
     `same`: the serving processes stay the same; `second`: a claim may be lost, and its delivery run
-    under a second task id; `deadline` of its requests (seconds).
+    once for each try; `deadline` of its requests (seconds).
     """
 
     number: int

@@ -113,11 +113,15 @@ def _leave_leader(trial: Trial, seconds: float, leave: Leave, back: Leave) -> No
 
 
 def _know(nodes: list[RabbitMQ], known: bool) -> None:
-    """Have the first node refuse the others, or know them again."""
-    for other in nodes[1:]:
-        cookie = "erlang:get_cookie()" if known else "refused"
-        change = f"erlang:set_cookie('{other.node}', {cookie})"
-        nodes[0].ctl("eval", f"{change}, erlang:disconnect_node('{other.node}').")
+    """Have the first node refuse the others, or know them again.
+
+    All at once: where it still knew one of them, Erlang would part that one from the third as well.
+    https://www.erlang.org/doc/apps/kernel/global.html
+    """
+    others = ", ".join(f"'{other.node}'" for other in nodes[1:])
+    cookie = "erlang:get_cookie()" if known else "refused"
+    change = f"[erlang:set_cookie(Node, {cookie}) || Node <- [{others}]]"
+    nodes[0].ctl("eval", f"{change}, [erlang:disconnect_node(Node) || Node <- [{others}]].")
 
 
 def _note_gap(lane: Lane, name: str, since: float, until: float) -> None:
