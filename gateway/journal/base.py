@@ -106,7 +106,7 @@ class JournalStore(ABC):
     - No method blocks. What is called first takes effect first, also if it is awaited later. `stop`
       waits for that as well.
     - Each fails with a `GatewayError` where the store does not answer in time or refuses; only
-      `check` raises the errors of the store's library, by which `gateway check` finds the remedy.
+      `check` raises what its `run` does, by which `gateway check` finds the remedy.
     - Of a store that was started, `write` and `refuse` are `Unanswered` where it does not answer.
       They may then be called again with the same.
     """

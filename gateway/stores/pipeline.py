@@ -268,7 +268,8 @@ class Pipeline(Connection):
             command.reply.set_result(reply)
         elif command.words[0] == "EVAL" and self._needs_script(str(reply), command):
             self._queue(command)
-        elif self._redirect(command, error := str(reply)):
+        # Without the line of a script that it was.
+        elif self._redirect(command, error := str(reply).partition(" script:")[0]):
             pass
         elif elsewhere(error):
             self._leave(error)
@@ -312,7 +313,6 @@ class Pipeline(Connection):
 
 def _explained(error: str, words: tuple[Arg, ...]) -> str:
     """Return an error with what to do, where a key has a value that is not of the gateway's."""
-    error = error.partition(" script:")[0]  # which line of a script it was
     if not error.startswith("WRONGTYPE ") and " -WRONGTYPE " not in error:
         return error
     keys = words[3 : 3 + int(words[2])] if words[0] == "EVAL" else words[1:2]
@@ -348,6 +348,8 @@ async def asking(config: Config) -> AsyncIterator[Ask]:
     store = Pipeline(lambda: result_store.connect(config), "", patience=ASKING)
     await store.start()
     try:
+        with suppress(StoreError):  # the command's own error tells it
+            await store.run("PING")
         yield result_store.remedied(config, config.results, store.run)
     finally:
         await store.stop()

@@ -1,13 +1,14 @@
 """Open connections to Redis, with redis-py: with addresses, TLS, Sentinel and passwords.
 
-Only `gateway.stores.result_store.connect` imports it, as it needs 11 MB that a process without
-Redis has no use for.
+It is imported when a connection is made, or by what uses Celery's own client of Redis: it needs
+11 MB, which a process without Redis saves.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
@@ -58,6 +59,11 @@ class Client(redis.asyncio.Redis):
         Where a partition has cut it off, it still answers, and only they know.
         """
         return False
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        # A peer that is away does not answer the end of TLS, which redis-py waits for.
+        with suppress(*_LOST):
+            await super().aclose(close_connection_pool)
 
     async def messages(
         self, channel: str, patience: float, silence: float
@@ -169,7 +175,8 @@ class _Master(Client):
         await super().aclose(close_connection_pool)
         pool = cast(SentinelConnectionPool, self.connection_pool)
         sentinels = pool.sentinel_manager.sentinels
-        await asyncio.gather(*(sentinel.aclose() for sentinel in sentinels))
+        closing = (sentinel.aclose() for sentinel in sentinels)
+        await asyncio.gather(*closing, return_exceptions=True)
 
 
 def _master(config: Config, url: str, options: dict[str, Any]) -> _Master:

@@ -165,12 +165,33 @@ def test_a_store_is_missed_and_found_again(run, losing, redis_server, metrics, m
     run(work)
 
 
+def test_an_end_of_tls_without_an_answer_ends_nothing_else(run, redis_server, monkeypatch):
+    config = Config(result_backend=redis_server.url)
+
+    async def close(client: redis.asyncio.Redis, *_: object) -> None:
+        raise redis.exceptions.TimeoutError("Timed out closing connection after 1")
+
+    async def work() -> None:
+        some = Pipeline(lambda: result_store.connect(config), "test")
+        await some.start()
+        me = await some.run("CLIENT", "ID")
+        monkeypatch.setattr(redis.asyncio.Redis, "aclose", close)
+        ended = some.run("CLIENT", "KILL", "ID", me, "SKIPME", "no")
+        with pytest.raises(Unanswered):
+            await some.run("PING")
+        assert await ended == 1
+        assert await some.run("PING") == b"PONG"
+        await some.stop()
+
+    run(work)
+
+
 def test_who_asks_once_is_told(run, losing, redis_server):
     config = Config(result_backend=redis_server.url)
 
     async def work() -> None:
+        losing.more = 2
         async with pipeline.asking(config) as ask:
-            losing.more = 1
             with pytest.raises(GatewayError, match="start it, or correct result_backend"):
                 await ask("PING")
 

@@ -19,7 +19,7 @@ from gateway.claims.claim import MINE, PUBLISHING
 from gateway.claims.idempotency import Idempotency
 from gateway.claims.store import Claims
 from gateway.config.settings import Config
-from gateway.errors import StateUnavailable
+from gateway.errors import StateUnavailable, Unanswered
 from gateway.metrics import Metrics
 from gateway.stores.pipeline import Pipeline, results_of
 from gateway.stores.results import Results
@@ -68,7 +68,7 @@ def run_id(server: Server) -> bytes:
 async def info(claims: Claims) -> bytes:
     try:
         return await claims.redis.run("INFO", "server")
-    except OSError:
+    except Unanswered:
         return b""
 
 

@@ -283,7 +283,7 @@ MUTANTS = [
     ),
     _m(
         "a Redis that became a replica kept",
-        "stores/result_store",
+        "stores/server",
         "return _elsewhere(error) is not None",
         "return False",
     ),

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from redis.exceptions import RedisError
-
 from gateway.amqp.publishers import publisher_for
 from gateway.celery_message import Message, decode_result
 from gateway.config.settings import Config
 from gateway.config.strategies import StrategyInfo
-from gateway.errors import ResultsUnavailable
+from gateway.errors import ResultsUnavailable, StoreError
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
 from gateway.stores.pipeline import results_of
@@ -53,6 +51,6 @@ class Queries(Strategy):
             try:
                 async for _, payload in stored(self._results.run, self._prefix, task_ids):
                     pending.settle(decode_result(payload))
-            except (RedisError, OSError):
+            except StoreError:
                 pause = LONG_PAUSE
             await asyncio.sleep(pause)

@@ -51,7 +51,7 @@ async def _one(name: str, check: Check, config: Config) -> list[Finding]:
         return [
             fail(name, f"the check did not end within {LIMIT:g} s", "check that the host answers")
         ]
-    except GatewayError as exc:  # from `state_store.asking`: the text has problem and remedy
+    except GatewayError as exc:  # the text has problem and remedy
         return [fail(name, str(exc), "")]
 
 

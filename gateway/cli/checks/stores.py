@@ -20,7 +20,7 @@ from gateway.config.settings import Config
 from gateway.errors import StoreError
 from gateway.history.gateways import KEY, SCRIPT, about, differences, read
 from gateway.journal.redis_store import RedisStore
-from gateway.stores import result_store
+from gateway.stores import result_store, server
 from gateway.stores.state_store import StateStore
 
 OLDEST = (6, 2)  # Redis
@@ -244,7 +244,8 @@ async def asking(
         found.append(fail(name, problem, f"start it, or correct {setting}"))
     except (RedisError, StoreError, OSError) as exc:
         # Sentinel's error continues with a list of all settings.
-        said = f"{type(exc).__name__}: {str(exc).partition(' : <')[0]}"
-        remedy = next(remedy for words, remedy in _REMEDIES.items() if re.search(words, said))
+        kind, said = type(exc).__name__, server.described(exc).partition(" : <")[0]
+        known = f"{kind}: {said}"
+        remedy = next(remedy for words, remedy in _REMEDIES.items() if re.search(words, known))
         said += await another(url)
         found.append(fail(name, said, remedy.format(setting)))

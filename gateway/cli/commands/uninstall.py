@@ -122,7 +122,10 @@ async def _keys(config: Config, store: StateStore) -> dict[str, list[bytes]]:
 async def _forget(store: StateStore, keys: list[bytes]) -> str:
     for first in range(0, len(keys), _AT_ONCE):
         some = keys[first : first + _AT_ONCE]
-        await asyncio.gather(*(store.run("UNLINK", key) for key in some))
+        try:
+            await asyncio.gather(*(store.run("UNLINK", key) for key in some))
+        except StoreError as exc:
+            return str(exc)
     return ""
 
 
