@@ -16,6 +16,7 @@ from gateway.claims.claim import CONFIRMED, LAPSED, Claim
 from gateway.claims.late_results import LateResults
 from gateway.claims.store import Claims
 from gateway.config.settings import Config
+from gateway.errors import Unanswered
 from gateway.outcome import Outcome
 from gateway.stores.results import Results
 from tests.support.stack import Server
@@ -132,7 +133,7 @@ def test_a_result_that_nobody_has_heard_is_found_later(process, client):
 
 def test_a_query_that_fails_is_soon_made_again(process, client):
     async def work(one: Process) -> None:
-        stored, failures = one.results.stored, [ConnectionError("lost")] * 2
+        stored, failures = one.results.stored, [Unanswered("lost")] * 2
 
         async def failing(task_ids: list[str]) -> AsyncIterator[tuple[str, bytes]]:
             if failures:
