@@ -44,7 +44,8 @@ def run(nodes: Nodes, work: Callable[[Claims], Coroutine[Any, Any, Any]], **more
         await claims.start()
         try:
             async with asyncio.timeout(60):
-                await eventually(lambda: len(claims.redis.nodes) == 3)
+                of = claims.redis
+                await eventually(lambda: len(of.nodes) == 3 and of.available == 1.0)
                 return await work(claims)
         finally:
             await claims.stop()
