@@ -51,7 +51,7 @@ class Container:
 
     def __init__(self, directory: Path, config: str):
         self._root = directory / "root"
-        for name in ("tmp", "proc", "dev", "etc/gateway", "opt/gateway"):
+        for name in ("tmp", "proc", "dev", "etc/gateway", "opt/gateway", "var/lib/gateway"):
             (self._root / name).mkdir(parents=True)
         user = "gateway:x:10001:10001::/nonexistent:/usr/sbin/nologin\n"
         (self._root / "etc/passwd").write_text(user)
@@ -66,15 +66,17 @@ class Container:
             elif path.exists():
                 mounts[path] = str(path)
         self._script = [f"root={shlex.quote(str(self._root))}", "mount --bind $root $root"]
+        # First, as the packages may be below /tmp.
+        for name, size in (("tmp", "16m"), ("var/lib/gateway", "32m")):
+            self._script.append(f"mount -t tmpfs -o size={size},mode=1777 tmpfs $root/{name}")
         for source, target in mounts.items():
-            (self._root / target[1:]).mkdir(parents=True, exist_ok=True)
             self._script += [
+                f"mkdir -p $root{target}",
                 f"mount --bind {shlex.quote(str(source))} $root{target}",
                 f"mount -o remount,bind,ro $root{target}",
             ]
         self._script += [
             "mount --rbind /proc $root/proc; mount --rbind /dev $root/dev",
-            "mount -t tmpfs -o size=16m,mode=1777 tmpfs $root/tmp",
             "mount -o remount,bind,ro $root",
         ]
 
@@ -117,10 +119,10 @@ def pod_of(name: str) -> dict:
 
 
 def test_a_container_has_the_rights_of_the_chart_and_no_more(container):
-    asked = "id -u; touch /etc/a /opt/gateway/a /opt/gateway/gateway/a /usr/a; touch /tmp/a && ls"
-    argv = container.command(["sh", "-c", f"{asked} /tmp; echo home: $HOME"], {})
+    asked = "id -u; touch /etc/a /opt/gateway/a /opt/gateway/gateway/a /usr/a; touch /tmp/a && ls /tmp/a"
+    argv = container.command(["sh", "-c", f"{asked}; echo home: $HOME"], {})
     done = subprocess.run(argv, capture_output=True, text=True)
-    assert done.stdout.split() == ["10001", "a", "home:"]
+    assert done.stdout.split() == ["10001", "/tmp/a", "home:"]
     assert done.stderr.count("Read-only file system") == 4
 
 
