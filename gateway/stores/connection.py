@@ -17,14 +17,10 @@ import hiredis
 
 from gateway import background
 from gateway.clock import monotonic
-from gateway.errors import StoreError, Unanswered
+from gateway.errors import Unanswered
 
 if TYPE_CHECKING:
     from gateway.stores.redis_client import Client
-
-#: Errors of a lost connection. For a write to a closed transport uvloop raises RuntimeError, and
-#: asyncio of Python 3.12 and 3.13 TypeError (https://github.com/python/cpython/issues/136234).
-LOST = (StoreError, OSError, RuntimeError, TypeError)
 
 
 class InvalidReply(Unanswered):
@@ -69,7 +65,7 @@ class Connection(asyncio.Protocol):
     async def _connected(self, patience: float) -> AsyncIterator[Client]:
         """Open a connection within `patience` seconds, and close it at the end.
 
-        Raises one of `LOST`.
+        Raises one of `gateway.stores.server.LOST`.
         """
         client = self._connect()
         self._since, self._lost = inf, self._loop.create_future()

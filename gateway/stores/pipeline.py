@@ -20,9 +20,9 @@ from gateway.config.settings import Config
 from gateway.errors import StoreError, Unanswered
 from gateway.metrics import Metrics
 from gateway.stores import result_store
-from gateway.stores.connection import LOST, Connection, InvalidReply
+from gateway.stores.connection import Connection, InvalidReply
 from gateway.stores.result_store import Ask
-from gateway.stores.server import CONNECT_TIMEOUT, HELLO, described, elsewhere, unusable
+from gateway.stores.server import CONNECT_TIMEOUT, HELLO, LOST, described, elsewhere, unusable
 
 if TYPE_CHECKING:
     from gateway.stores.redis_client import Client

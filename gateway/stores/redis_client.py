@@ -22,12 +22,12 @@ from redis.exceptions import ConnectionError, RedisError, ResponseError
 from gateway.config.settings import Config
 from gateway.config.urls import at, database, master_name, redis_tls, secure, without_options
 from gateway.errors import Unanswered
-from gateway.stores.server import CONNECT_TIMEOUT, HELLO, Address, about, described, unusable
+from gateway.stores.server import CONNECT_TIMEOUT, HELLO, LOST, Address, about, described, unusable
 
 #: Seconds for the Sentinels' answers: whoever connects waits for at least a second.
 SENTINELS = 0.6
 
-_LOST = (RedisError, OSError, RuntimeError, TypeError)  # see `gateway.stores.connection`
+_LOST = (RedisError, *LOST)
 
 
 class Client(redis.asyncio.Redis):
@@ -41,7 +41,7 @@ class Client(redis.asyncio.Redis):
 
         Returns its writer, whether the server is a node of a cluster, and its host. The connection
         lives as long as the writer is referred to. Raises `Unanswered`, or another one of
-        `gateway.stores.connection.LOST`.
+        `gateway.stores.server.LOST`.
         """
         try:
             connection: Any = await self.connection_pool.get_connection()

@@ -16,6 +16,10 @@ from gateway.errors import StoreError
 #: Host and port.
 Address = tuple[str, int]
 
+#: Errors of a lost connection. For a write to a closed transport uvloop raises RuntimeError, and
+#: asyncio of Python 3.12 and 3.13 TypeError (https://github.com/python/cpython/issues/136234).
+LOST = (StoreError, OSError, RuntimeError, TypeError)
+
 CONNECT_TIMEOUT = 3.0  # seconds
 
 #: The command whose reply says what a server is; Redis has it since version 6.

@@ -18,8 +18,8 @@ import hiredis
 from gateway.clock import monotonic
 from gateway.errors import StoreError
 from gateway.read_throttling import ReadThrottling
-from gateway.stores.connection import LOST, Connection
-from gateway.stores.server import described
+from gateway.stores.connection import Connection
+from gateway.stores.server import LOST, described
 
 if TYPE_CHECKING:
     from gateway.stores.redis_client import Client
@@ -48,7 +48,7 @@ class Subscription(Connection):
 
     With a `prefix` it also calls `on_match(channel, message)` for all channels that begin so.
     `opened` is awaited on each new connection, before that counts as usable; it may raise one of
-    `gateway.stores.connection.LOST`.
+    `gateway.stores.server.LOST`.
     """
 
     def __init__(
