@@ -14,6 +14,8 @@ from tornado.ioloop import IOLoop
 
 from gateway.metrics import Metrics
 from gateway.stack import loopback
+from gateway.stores import pipeline
+from gateway.stores.state_store import StateStore
 from tests.support.certificates import Certificates
 from tests.support.in_memory import Start, running, serving
 from tests.support.stack import ProgramMissing, RabbitMQ, Server, Stack, free_port
@@ -104,6 +106,14 @@ def metrics() -> Iterator[Metrics]:
     metrics = Metrics()
     yield metrics
     metrics.close()
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands wait for Redis for as long as a machine may stand still."""
+    monkeypatch.setattr(pipeline, "PATIENCE", 60.0)  # to connect
+    for owner in (pipeline.Pipeline, StateStore):
+        monkeypatch.setitem(owner.__init__.__kwdefaults__, "patience", 60.0)
 
 
 @pytest.fixture(scope="session")

@@ -49,6 +49,8 @@ from gateway.stores import state_store
 from tests.support.redis_kinds import Nodes
 from tests.support.stack import Server, Stack, free_port
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 #: For each store its server, and the setting that has a server's URL.
 SERVERS: dict[str, tuple[Callable[[Stack], Callable[[], Server]], str]] = {
     "redis": (lambda stack: stack.redis, "state_url"),

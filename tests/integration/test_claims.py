@@ -33,9 +33,7 @@ from gateway.claims.taken_tasks import TakenTasks
 from gateway.config.settings import Config
 from gateway.errors import KeyConflict, StateUnavailable, Unanswered
 from gateway.outcome import FAILURE, Outcome
-from gateway.stores import pipeline
 from gateway.stores.pipeline import Arg
-from gateway.stores.state_store import StateStore
 from tests.support.certificates import Certificates
 from tests.support.redis_kinds import KINDS, redis_of
 from tests.support.stack import Server, Stack
@@ -51,13 +49,6 @@ def redis_server(
 ) -> Iterator[Server]:
     with redis_of(request.param, stack, certificates) as server:
         yield server
-
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let claims wait for Redis for as long as a machine may stand still."""
-    monkeypatch.setattr(pipeline, "PATIENCE", 60.0)  # to connect
-    monkeypatch.setitem(StateStore.__init__.__kwdefaults__, "patience", 60.0)
 
 
 @pytest.fixture

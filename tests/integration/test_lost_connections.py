@@ -29,6 +29,8 @@ from tests.support.in_memory import LOOPS
 from tests.support.stack import RabbitMQ
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 TIMEOUT = 60  # seconds
 
 

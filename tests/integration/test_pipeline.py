@@ -15,10 +15,12 @@ from appserver.result_script import ResultScript
 from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import StoreError, Unanswered
-from gateway.stores import result_store
+from gateway.stores import pipeline, result_store
 from gateway.stores.pipeline import Pipeline
 from tests.support.in_memory import LOOPS
 from tests.support.stack import Server, Stack
+
+pytestmark = pytest.mark.usefixtures("patient")
 
 Work = Callable[[Pipeline], Awaitable[None]]
 MANY = 2_000
@@ -128,8 +130,9 @@ def test_what_nobody_waits_for_any_more_is_not_sent(piped, asked):
 
 def test_a_redis_that_hangs_is_given_up_and_asked_again(piped, store, monkeypatch):
     async def work(some: Pipeline) -> None:
-        monkeypatch.setattr(some, "_patience", 0.3)
         await some.run("PING")
+        monkeypatch.setattr(some, "_patience", 0.3)
+        monkeypatch.setattr(pipeline, "PATIENCE", 0.3)
         store.freeze()
         try:
             sent = [some.run("GET", "a"), some.run("GET", "b")]
@@ -140,7 +143,8 @@ def test_a_redis_that_hangs_is_given_up_and_asked_again(piped, store, monkeypatc
                 await some.run("GET", "c")
         finally:
             store.thaw()
-        monkeypatch.setattr(some, "_patience", 30)
+        monkeypatch.setattr(some, "_patience", 60)
+        monkeypatch.setattr(pipeline, "PATIENCE", 60)
         assert await some.run("PING") == b"PONG"
 
     piped(work)
